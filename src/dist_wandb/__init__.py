@@ -1,0 +1,85 @@
+"""Weights & Biases logging for distributed PyTorch training.
+
+``DistWandbLogger`` for Lightning, ``DistWandbTracker`` for Accelerate, ``init`` for plain PyTorch. Importing this
+package imports neither torch nor wandb nor a framework: public names are loaded at their first use.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from dist_wandb._version import __version__
+
+if TYPE_CHECKING:
+    from dist_wandb.accelerate import DistWandbTracker
+    from dist_wandb.errors import (
+        ConfigurationError,
+        DistWandbError,
+        MissingExtraError,
+        ReadError,
+        RendezvousError,
+        TopologyError,
+        UnsupportedVersionError,
+    )
+    from dist_wandb.lightning import DistWandbLogger
+    from dist_wandb.policy import RunPlan, plan_run
+    from dist_wandb.run import NullRun
+    from dist_wandb.session import Session, get_run, init
+    from dist_wandb.topology import Topology
+
+__all__ = [
+    "ConfigurationError",
+    "DistWandbError",
+    "DistWandbLogger",
+    "DistWandbTracker",
+    "MissingExtraError",
+    "NullRun",
+    "ReadError",
+    "RendezvousError",
+    "RunPlan",
+    "Session",
+    "Topology",
+    "TopologyError",
+    "UnsupportedVersionError",
+    "__version__",
+    "get_run",
+    "init",
+    "plan_run",
+]
+
+_ROOMS = {
+    "DistWandbLogger": "lightning",
+    "DistWandbTracker": "accelerate",
+    "NullRun": "run",
+    "RunPlan": "policy",
+    "Session": "session",
+    "Topology": "topology",
+    "get_run": "session",
+    "init": "session",
+    "plan_run": "policy",
+    **dict.fromkeys(
+        (
+            "ConfigurationError",
+            "DistWandbError",
+            "MissingExtraError",
+            "ReadError",
+            "RendezvousError",
+            "TopologyError",
+            "UnsupportedVersionError",
+        ),
+        "errors",
+    ),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ROOMS:
+        raise AttributeError(f"module 'dist_wandb' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"dist_wandb.{_ROOMS[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,370 @@
+"""The door for Hugging Face Accelerate: `DistWandbTracker`, in place of ``log_with="wandb"``.
+
+Accelerate calls its trackers on the main process only. So that the other ranks take part, the tracker wraps four
+methods of `Accelerator`, once, at class level; for accelerators without a `DistWandbTracker` in `log_with` they do what
+they did. `DistWandbTracker.attach` does without the wrapping.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from dist_wandb.errors import ConfigurationError, MissingExtraError, UnsupportedVersionError
+
+try:
+    import accelerate
+    from accelerate import Accelerator, PartialState, tracking
+    from accelerate.tracking import GeneralTracker
+except ModuleNotFoundError as error:
+    raise MissingExtraError(
+        f"DistWandbTracker needs Accelerate, but {error.name!r} is missing. Run: pip install 'dist-wandb[accelerate]'"
+    ) from error
+
+from dist_wandb import run as runs
+from dist_wandb.policy import RankScope, RunMode
+from dist_wandb.reduction import Reduce, Spread
+from dist_wandb.run import NullRun
+from dist_wandb.session import Options, Session, open_session, told_job
+from dist_wandb.topology import Topology
+
+if TYPE_CHECKING:
+    from dist_wandb.run import AnyRun
+
+_NAME = "dist_wandb"
+_DOOR = "DistWandbTracker"
+
+
+class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ships no types
+    """Weights & Biases tracker for Accelerate that reaches all ranks.
+
+    Give an instance to `log_with`, or the name ``"dist_wandb"`` once `dist_wandb.accelerate` is imported. Then use
+    `Accelerator.init_trackers`, `log`, `get_tracker` and `end_training` as ever, on all ranks, guarded or not.
+
+    Args:
+        project: Name of the W&B project. Wins over the one given to `init_trackers`.
+        run_mode: Which ranks open a run: `"auto"`, `"shared"` or `"new"`; as in `dist_wandb.init`.
+        rank_scope: `"global"` or `"worker"`; as in `dist_wandb.init`.
+        reduce: How one number comes from the ranks' numbers; as in `dist_wandb.init`.
+        spread: Of which names the spread over ranks is written too; as in `dist_wandb.init`.
+        join_timeout: How long to wait for other ranks while opening, in seconds.
+        wrap: Whether to wrap the methods of `Accelerator` that otherwise act on the main process only. Without it,
+            call `DistWandbTracker.attach(accelerator)` on every rank.
+        **init_kwargs: Further arguments of `wandb.init`. They win over those given to `init_trackers`.
+
+    Raises:
+        ConfigurationError: An argument that cannot be honoured; the nearest argument of `wandb.init` is named.
+        UnsupportedVersionError: `Accelerator` is not as any version that is known; `attach` works all the same.
+
+    Example:
+        Two processes under ``accelerate launch`` or torchrun::
+
+            accelerator = Accelerator(log_with=DistWandbTracker(run_mode="shared"))
+            accelerator.init_trackers("digits", config={"lr": 0.1})
+            accelerator.log({"loss": loss}, step=1)  # rank 0: loss and rank-0/loss; rank 1: rank-1/loss
+            accelerator.end_training()
+    """
+
+    name = _NAME
+    requires_logging_directory = False
+    main_process_only = False
+
+    def __init__(
+        self,
+        project: str | None = None,
+        *,
+        run_mode: RunMode = "auto",
+        rank_scope: RankScope = "global",
+        reduce: Reduce = "mean",
+        spread: Spread = False,
+        join_timeout: float = 60.0,
+        wrap: bool = True,
+        **init_kwargs: Any,
+    ) -> None:
+        super().__init__()
+        self._options = Options(run_mode, rank_scope, reduce, spread, join_timeout)
+        self._init_arguments = init_kwargs if project is None else {"project": project, **init_kwargs}
+        runs.check_init_arguments(self._init_arguments, "DistWandbTracker")
+        self._session: Session | None = None
+        self._early_rows: list[tuple[Mapping[str, Any], int | None, dict[str, Any]]] = []
+        self.wraps = wrap
+        if wrap:
+            wrap_accelerator()
+
+    @classmethod
+    def attach(
+        cls,
+        accelerator: Accelerator,
+        project: str | None = None,
+        config: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> DistWandbTracker:
+        """Start the tracker of an accelerator on this rank, without wrapping any method of `Accelerator`.
+
+        Call it on every rank, after `init_trackers` if that is called at all, and log with the tracker it returns:
+        `Accelerator.log` still reaches the main process only.
+
+        Args:
+            accelerator: The accelerator. Its `log_with` may hold a `DistWandbTracker`; else one is made.
+            project: Name of the W&B project, if a tracker is made.
+            config: Written into the config of the run.
+            **kwargs: Further arguments of `DistWandbTracker`, if a tracker is made.
+
+        Returns:
+            The started tracker of this rank.
+
+        Raises:
+            ConfigurationError: `accelerator` is no `Accelerator`, or arguments are given though `log_with` has a
+                tracker that has its own.
+
+        Example:
+            Two ranks::
+
+                accelerator = Accelerator()
+                tracker = DistWandbTracker.attach(accelerator, "digits", run_mode="new")
+                tracker.log({"loss": loss}, step=1)  # rank 0 into ID-rank-0, rank 1 into ID-rank-1
+                accelerator.end_training()
+        """
+        if not isinstance(accelerator, Accelerator):
+            raise ConfigurationError(
+                f"attach was given {type(accelerator).__name__}, which is no accelerate.Accelerator. Pass the "
+                "accelerator itself, as in DistWandbTracker.attach(accelerator)."
+            )
+        tracker = _instance_in(accelerator)
+        if tracker is None:
+            tracker = cls(project, wrap=False, **kwargs)
+        elif kwargs or project is not None:
+            raise ConfigurationError(
+                f"attach was given {', '.join(['project'] * (project is not None) + list(kwargs))}, but the "
+                "accelerator's log_with already has a DistWandbTracker. Give them to its constructor."
+            )
+        if tracker not in accelerator.trackers:
+            accelerator.trackers.append(tracker)
+        tracker.start()
+        if config is not None:
+            tracker.store_init_configuration(config)
+        return tracker
+
+    def start(self) -> None:
+        """Open this rank's run, if it has one to open. Called by `init_trackers`; a second call does nothing."""
+        if self._session is None:
+            self._session = open_session(self._options, self._init_arguments, door=_DOOR, topology=_topology())
+
+    @property
+    def tracker(self) -> AnyRun:
+        """The W&B run of this rank. On a rank without one, something that accepts every use and does nothing."""
+        return NullRun() if self._session is None and self._may_join_late() else self.session.run
+
+    @property
+    def session(self) -> Session:
+        """The session of this rank, with `log`, `flush`, `plan`, `id`, `url` and more.
+
+        Raises:
+            ConfigurationError: The tracker of this rank is not started, or finished already.
+        """
+        if self._session is None:
+            raise ConfigurationError(
+                f"The DistWandbTracker of rank {PartialState().process_index} is not started, or finished already. "
+                "Call accelerator.init_trackers or DistWandbTracker.attach(accelerator) first, and end_training last."
+            )
+        return self._session
+
+    def store_init_configuration(self, values: Mapping[str, Any]) -> None:
+        """Write `values` into the config of this rank's run."""
+        self.tracker.config.update(dict(values), allow_val_change=True)
+
+    def log(self, values: Mapping[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Log one row of this rank.
+
+        Args:
+            values: Values by name.
+            step: Place of the row on the x axis (`global_step`); counted per call if `None`.
+            **kwargs: `commit`, as in `wandb.Run.log`.
+        """
+        if self._session is None and self._may_join_late() and not self._join_late():
+            self._early_rows.append((values, step, kwargs))
+        else:
+            self.session.log(values, step, **kwargs)
+
+    def log_images(self, values: Mapping[str, list[Any]], step: int | None = None, **kwargs: Any) -> None:
+        """Log lists of images (arrays or PIL images) by name."""
+        images = {name: runs.images(list_of_images) for name, list_of_images in values.items()}
+        self.log(images, step, **kwargs)
+
+    def log_table(
+        self,
+        table_name: str,
+        columns: list[str | int] | None = None,
+        data: list[list[Any]] | None = None,
+        dataframe: Any = None,
+        step: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Log a table, from `columns` and `data` or from `dataframe`."""
+        self.log({table_name: runs.table(columns=columns, data=data, dataframe=dataframe)}, step, **kwargs)
+
+    def finish(self) -> None:
+        """End this rank's part. Called by `end_training`; a second call does nothing."""
+        if self._early_rows and not self._join_late():
+            warnings.warn(
+                f"Rank {PartialState().process_index} logged {len(self._early_rows)} rows, but the main process has "
+                "not called accelerator.init_trackers: they are dropped. Call it before the first log.",
+                stacklevel=2,
+            )
+            self._early_rows.clear()
+        if self._session is not None:
+            self._session.finish()
+            self._session = None
+
+    def configure(self, project: str, init_kwargs: Mapping[str, Any]) -> None:
+        """Take what was given to `init_trackers`, where the constructor was not given the same.
+
+        Args:
+            project: Name of the W&B project.
+            init_kwargs: Arguments of `wandb.init`.
+
+        Raises:
+            ConfigurationError: An argument that `wandb.init` does not know.
+        """
+        runs.check_init_arguments(init_kwargs, "init_trackers")
+        self._init_arguments = {"project": project, **init_kwargs, **self._init_arguments}
+
+    def _may_join_late(self) -> bool:
+        """Whether this rank may log before it is started: published scripts call `init_trackers` on main alone."""
+        return not PartialState().is_main_process
+
+    def _join_late(self) -> bool:
+        """Start as the main process did, if it has, and log what had to wait for that. Never waits itself."""
+        job = told_job(_DOOR, _topology(), self._options.join_timeout)
+        if job is None:
+            return False
+        self._options = replace(self._options, **job["options"])
+        self.start()
+        rows, self._early_rows = self._early_rows, []
+        for values, step, kwargs in rows:
+            self.session.log(values, step, **kwargs)
+        return True
+
+
+def _topology() -> Topology:
+    state = PartialState()
+    return Topology.from_framework(state.process_index, state.num_processes, "accelerate.PartialState")
+
+
+def _instance_in(accelerator: Accelerator) -> DistWandbTracker | None:
+    return next((tracker for tracker in accelerator.log_with if isinstance(tracker, DistWandbTracker)), None)
+
+
+_trackers: WeakKeyDictionary[Accelerator, DistWandbTracker] = WeakKeyDictionary()
+
+
+def _tracker_off_main(
+    accelerator: Accelerator, project: str | None = None, init_kwargs: Mapping[str, Any] | None = None
+) -> DistWandbTracker | None:
+    """The tracker of a rank that Accelerate does not call; made here, if `log_with` has only its name."""
+    if accelerator.is_main_process:
+        return None
+    tracker = _instance_in(accelerator) or _trackers.get(accelerator)
+    if tracker is None and _NAME in accelerator.log_with:
+        tracker = _trackers[accelerator] = DistWandbTracker(project, **(init_kwargs or {}))
+    elif tracker is not None and project is not None:
+        tracker.configure(project, init_kwargs or {})
+    return tracker if tracker is None or tracker.wraps else None
+
+
+def _init_trackers(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def init_trackers(
+        self: Accelerator, project_name: str, config: dict[str, Any] | None = None, init_kwargs: Any = None
+    ) -> None:
+        ours = (init_kwargs or {}).get(_NAME, {})
+        tracker = _tracker_off_main(self, project_name, ours)
+        if tracker is not None:
+            tracker.start()
+            tracker.store_init_configuration(config or {})
+        elif self.is_main_process and (instance := _instance_in(self)) is not None:
+            instance.configure(project_name, ours)
+        original(self, project_name, config, init_kwargs)
+
+    return init_trackers
+
+
+def _log(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def log(self: Accelerator, values: dict[str, Any], step: int | None = None, log_kwargs: Any = None) -> None:
+        tracker = _tracker_off_main(self)
+        if tracker is not None:
+            tracker.log(values, step, **(log_kwargs or {}).get(_NAME, {}))
+        original(self, values, step, log_kwargs)
+
+    return log
+
+
+def _get_tracker(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def get_tracker(self: Accelerator, name: str, unwrap: bool = False) -> Any:
+        tracker = _tracker_off_main(self) if name == _NAME else None
+        if tracker is None:
+            return original(self, name, unwrap)
+        return tracker.tracker if unwrap else tracker
+
+    return get_tracker
+
+
+def _end_training(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def end_training(self: Accelerator) -> None:
+        tracker = _tracker_off_main(self)
+        if tracker is not None:
+            tracker.finish()
+        original(self)
+
+    return end_training
+
+
+# What is wrapped: the method, the parameters it is known to have, its wrapper.
+_WRAPPED: tuple[tuple[str, tuple[str, ...], Callable[[Callable[..., Any]], Callable[..., Any]]], ...] = (
+    ("init_trackers", ("self", "project_name", "config", "init_kwargs"), _init_trackers),
+    ("log", ("self", "values", "step", "log_kwargs"), _log),
+    ("get_tracker", ("self", "name", "unwrap"), _get_tracker),
+    ("end_training", ("self",), _end_training),
+)
+_MARK = "__wrapped_by_dist_wandb__"
+
+
+def wrap_accelerator() -> None:
+    """Wrap the methods of `Accelerator` that act on the main process only, once in a process.
+
+    Raises:
+        UnsupportedVersionError: A method is missing, or its parameters are not those of any version that is known.
+    """
+    if getattr(Accelerator, _MARK, False):
+        return
+    for name, known, _ in _WRAPPED:
+        found = tuple(inspect.signature(getattr(Accelerator, name, lambda: None)).parameters)
+        if found != known:
+            raise UnsupportedVersionError(
+                f"Accelerator.{name} of accelerate {accelerate.__version__} has the parameters {found}, but "
+                f"DistWandbTracker knows it with {known}, and wraps it to reach all ranks. Pass wrap=False and call "
+                "DistWandbTracker.attach(accelerator) on every rank instead."
+            )
+    for name, _, wrapper in _WRAPPED:
+        setattr(Accelerator, name, wrapper(getattr(Accelerator, name)))
+    setattr(Accelerator, _MARK, True)
+
+
+def _register() -> None:
+    """Make ``log_with="dist_wandb"`` work. There is no instance then whose constructor could wrap, so wrap here."""
+    if hasattr(tracking, "register_tracker_class"):
+        tracking.register_tracker_class(DistWandbTracker)
+    with contextlib.suppress(UnsupportedVersionError):  # a constructor that needs it raises it
+        wrap_accelerator()
+
+
+_register()

@@ -1,0 +1,512 @@
+"""The command line: ``dist-wandb plan`` before a job starts, ``dist-wandb show`` after it has run.
+
+Each command is one function that adds its arguments and one that runs it; `_COMMANDS` lists them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import math
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.cells import cell_len
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from dist_wandb._version import __version__
+from dist_wandb.errors import ConfigurationError, DistWandbError, ReadError
+from dist_wandb.offline import MetricHistory, Sidecar, StoredRun, find_runs, read_runs
+from dist_wandb.policy import RANK_SCOPES, RUN_MODES, RunPlan, plan_run
+from dist_wandb.run import check_id
+from dist_wandb.topology import Topology
+
+SPARKLINE_WIDTH = 32
+"""Longest sparkline, in characters; a narrow terminal gets shorter ones."""
+
+_SHORTEST_SPARKLINE = 8
+_COLUMN_GAP = 2
+_INDENT = 2
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_GAP = "·"
+_STATE_STYLES = {"finished": "green", "failed": "red", "unfinished": "yellow"}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the ``dist-wandb`` command.
+
+    Args:
+        argv: The arguments after the command's name; those of the process when `None`.
+
+    Returns:
+        The exit code: 0 on success, 1 where nothing could be read, 2 for arguments that cannot be honoured.
+
+    Raises:
+        SystemExit: After ``--help`` and ``--version`` (code 0), and for arguments argparse refuses (code 2).
+    """
+    arguments = _parser().parse_args(argv)
+    try:
+        code: int = arguments.run(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader of a pipe has seen enough, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except DistWandbError as error:
+        print(f"dist-wandb: {error}", file=sys.stderr)
+        return 2 if isinstance(error, ConfigurationError) else 1
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="dist-wandb",
+        description="Weights & Biases runs of distributed training: what will be opened, and what has been written.",
+    )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for command in _COMMANDS:
+        subparser = subparsers.add_parser(
+            command.name,
+            help=command.summary,
+            description=command.description,
+            epilog=f"Example: dist-wandb {command.name} {command.example}",
+        )
+        command.add_arguments(subparser)
+        subparser.set_defaults(run=command.run)
+    return parser
+
+
+# --- plan -------------------------------------------------------------------------------------------------------------
+
+
+def _add_plan_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--nodes", type=_positive, metavar="N", help="number of nodes (default: 1)")
+    parser.add_argument("--procs-per-node", type=_positive, metavar="M", help="processes on every node (default: 1)")
+    parser.add_argument(
+        "--layout",
+        type=_layout,
+        metavar="M0,M1,...",
+        help="processes on each node, for nodes that are not alike; instead of --nodes and --procs-per-node",
+    )
+    parser.add_argument(
+        "--run-mode", default="auto", metavar="MODE", help=f"{', '.join(RUN_MODES)} (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--rank-scope", default="global", metavar="SCOPE", help=f"{', '.join(RANK_SCOPES)} (default: %(default)s)"
+    )
+    parser.add_argument("--id", default="exp", help="base id that run ids are made from (default: %(default)s)")
+    parser.add_argument("--group", help="group of the runs, as given to wandb.init")
+    parser.add_argument("--name", help="display name of the run, as given to wandb.init")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    layout = _layout_of(arguments)
+    base_id = check_id(arguments.id, f"--id {arguments.id!r}")
+    ranks = [
+        _PlannedRank(
+            topology, plan_run(topology, arguments.run_mode, arguments.rank_scope, base_id, group=arguments.group)
+        )
+        for topology in _topologies(layout)
+    ]
+    if arguments.json:
+        _print_json(_plan_as_json(ranks, layout, arguments.name))
+    else:
+        console = _console()
+        console.print(_plan_table(ranks, arguments.name))
+        console.print(_plan_summary(ranks, layout), soft_wrap=True)
+    return 0
+
+
+def _layout_of(arguments: argparse.Namespace) -> list[int]:
+    """Number of processes on each node."""
+    if arguments.layout is None:
+        return [arguments.procs_per_node or 1] * (arguments.nodes or 1)
+    if arguments.nodes is not None or arguments.procs_per_node is not None:
+        raise ConfigurationError(
+            "--layout tells the processes of every node, so --nodes and --procs-per-node have nothing left to tell. "
+            "Give either --layout or those two."
+        )
+    layout: list[int] = arguments.layout
+    return layout
+
+
+def _topologies(layout: Sequence[int]) -> list[Topology]:
+    """Every rank of a job, numbered node after node as torchrun does."""
+    places = [(node, local_rank) for node, processes in enumerate(layout) for local_rank in range(processes)]
+    return [
+        Topology(rank, local_rank, node, len(places), layout[node], len(layout))
+        for rank, (node, local_rank) in enumerate(places)
+    ]
+
+
+@dataclass(frozen=True)
+class _PlannedRank:
+    topology: Topology
+    plan: RunPlan
+
+    @property
+    def ends_node(self) -> bool:
+        return self.topology.local_rank == (self.topology.local_world_size or 1) - 1
+
+    def display_name(self, name: str | None) -> str | None:
+        if not (name and self.plan.opens_run):
+            return None
+        return f"{name}-{self.plan.name_suffix}" if self.plan.name_suffix else name
+
+    def as_json(self, name: str | None) -> dict[str, Any]:
+        return {
+            "global_rank": self.topology.global_rank,
+            "local_rank": self.topology.local_rank,
+            "node_rank": self.topology.node_rank,
+            "opens_run": self.plan.opens_run,
+            "run_id": self.plan.run_id,
+            "name": self.display_name(name),
+            "group": self.plan.group,
+            "shared": self.plan.shared,
+            "label": self.plan.label,
+            "primary": self.plan.primary,
+        }
+
+    def what_it_writes(self) -> str:
+        if not self.plan.opens_run:
+            return "nothing"
+        if not self.plan.shared:
+            return "own run"
+        return "shared run, primary" if self.plan.primary else "shared run"
+
+
+def _plan_as_json(ranks: Sequence[_PlannedRank], layout: Sequence[int], name: str | None) -> dict[str, Any]:
+    return {
+        "run_mode": ranks[0].plan.run_mode,
+        "rank_scope": ranks[0].plan.rank_scope,
+        "layout": list(layout),
+        **_counts(ranks),
+        "ranks": [rank.as_json(name) for rank in ranks],
+    }
+
+
+def _counts(ranks: Iterable[_PlannedRank]) -> dict[str, int]:
+    """Number of runs, of groups of runs, and of ranks that write."""
+    plans = [rank.plan for rank in ranks if rank.plan.opens_run]
+    return {
+        "runs": len({plan.run_id for plan in plans}),
+        "groups": len({plan.group for plan in plans} - {None}),
+        "writers": len(plans),
+    }
+
+
+def _plan_table(ranks: Sequence[_PlannedRank], name: str | None) -> Table:
+    """One line per rank; name, group and label have a column only where a rank has one."""
+    columns: dict[str, list[str | None]] = {
+        "run id": [rank.plan.run_id for rank in ranks],
+        "name": [rank.display_name(name) for rank in ranks],
+        "group": [rank.plan.group for rank in ranks],
+        "label": [rank.plan.label for rank in ranks],
+    }
+    columns = {heading: cells for heading, cells in columns.items() if any(cells)}
+    table = _table()
+    for heading in ("rank", "node", "local rank"):
+        table.add_column(heading, justify="right")
+    for heading in (*columns, "writes"):
+        table.add_column(heading, overflow="fold")
+    for rank, *cells in zip(ranks, *columns.values(), strict=True):
+        place = (rank.topology.global_rank, rank.topology.node_rank, rank.topology.local_rank)
+        table.add_row(
+            *(Text(str(index)) for index in place),
+            *(Text(_visible(cell or "-")) for cell in cells),
+            Text(rank.what_it_writes()),
+            style="" if rank.plan.opens_run else "dim",
+            end_section=rank.ends_node,
+        )
+    return table
+
+
+def _plan_summary(ranks: Sequence[_PlannedRank], layout: Sequence[int]) -> Text:
+    counts = (_number_of(count, what.removesuffix("s")) for what, count in _counts(ranks).items())
+    where = f"{_number_of(len(ranks), 'rank')} on {_number_of(len(layout), 'node')}"
+    return Text(f"\n{where}: {', '.join(counts)}")
+
+
+def _positive(text: str) -> int:
+    if not text.strip().isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def _layout(text: str) -> list[int]:
+    try:
+        return [_positive(part) for part in text.split(",")]
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(
+            f"{error}, in {text!r}. Give the processes of each node, separated by commas: 3,5"
+        ) from None
+
+
+# --- show -------------------------------------------------------------------------------------------------------------
+
+
+def _add_show_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("directory", metavar="DIR", type=Path, help="where to look, at any depth; or one .wandb file")
+    parser.add_argument(
+        "--metric",
+        action="append",
+        metavar="GLOB",
+        help="show only metrics whose name matches, such as 'val/*'; may be given several times",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON; NaN and infinities are strings in it")
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    paths = find_runs(arguments.directory)
+    if not paths:
+        raise ReadError(
+            f"No W&B run lies below {str(arguments.directory)!r}: there is no run-*.wandb file in a run-* or "
+            "offline-run-* directory. Give the directory that W&B wrote to (`dir=`, by default ./wandb)."
+        )
+    runs, errors = read_runs(paths)
+    patterns = arguments.metric or ["*"]
+    if arguments.json:
+        _print_json(_shown_as_json(arguments.directory, runs, errors, patterns))
+    else:
+        _print_runs(_console(), arguments.directory, runs, errors, patterns)
+    if not runs:
+        raise ReadError(f"None of the runs below {str(arguments.directory)!r} could be read: the reasons are above.")
+    return 0
+
+
+def _print_runs(
+    console: Console, directory: Path, runs: Sequence[StoredRun], errors: Mapping[Path, ReadError], patterns: list[str]
+) -> None:
+    for run in runs:
+        console.print(_heading(run), soft_wrap=True)
+        metrics = _metrics_table(run, patterns, console.width - _INDENT)
+        console.print(Padding(metrics, (0, 0, 0, _INDENT), expand=False))
+        console.print()
+    for error in errors.values():
+        console.print(Text.assemble(("✗ not readable  ", "red"), _visible(str(error)), "\n"), soft_wrap=True)
+    console.print(_show_summary(directory, runs, errors), soft_wrap=True)
+
+
+def _heading(run: StoredRun) -> Text:
+    style = _STATE_STYLES[run.state]
+    facts = [_state_in_words(run), _number_of(run.rows, "row")]
+    facts += [f"{what} {_visible(value)}" for what, value in (("project", run.project), ("group", run.group)) if value]
+    facts += _origin(run.sidecar) if run.sidecar else []
+    heading = Text.assemble(("● ", style), (_visible(run.run_id), "bold"), "  ", _visible(run.name or ""))
+    heading.rstrip()
+    heading.append("\n  ").append(facts[0], style).append("".join(f" · {fact}" for fact in facts[1:]))
+    heading.append("\n  ").append(_visible(str(run.path.parent)), "dim")
+    for problem in run.problems:
+        heading.append("\n  ").append(f"! {_visible(problem)}", "yellow")
+    return heading
+
+
+def _state_in_words(run: StoredRun) -> str:
+    if run.state == "failed":
+        return f"failed (exit code {run.exit_code})"
+    return "finished" if run.state == "finished" else "no end recorded (running, or killed)"
+
+
+def _origin(sidecar: Sidecar) -> list[str]:
+    """Which rank of which kind of job wrote the file."""
+    origin = [f"{sidecar.run_mode}/{sidecar.rank_scope}", f"rank {sidecar.global_rank} of {sidecar.world_size}"]
+    if sidecar.label is not None:
+        origin.append(f"label {_visible(sidecar.label)}{' (primary)' if sidecar.primary else ''}")
+    return origin
+
+
+def _metrics_table(run: StoredRun, patterns: Iterable[str], width: int) -> Table | Text:
+    """One line per metric; the sparkline takes what room is left of `width` characters."""
+    metrics = _matching(run, patterns)
+    if not metrics:
+        return Text("no metric matches" if run.metrics else "no metric was logged", "dim")
+    columns = {
+        "metric": [_visible(name) for name in metrics],
+        "last": [_number(metric.last) for metric in metrics.values()],
+        "min": [_number(metric.smallest) for metric in metrics.values()],
+        "max": [_number(metric.largest) for metric in metrics.values()],
+        "values": [str(metric.count) for metric in metrics.values()],
+        "NaN/inf": [str(metric.not_finite or "") for metric in metrics.values()],
+    }
+    columns = {heading: cells for heading, cells in columns.items() if any(cells)}
+    table = _table()
+    for heading in columns:
+        table.add_column(heading, justify="left" if heading == "metric" else "right", overflow="fold")
+    table.add_column("trend", style="cyan", no_wrap=True)
+    taken = sum(max(map(cell_len, (heading, *cells))) + _COLUMN_GAP for heading, cells in columns.items())
+    room = min(SPARKLINE_WIDTH, max(_SHORTEST_SPARKLINE, width - taken))
+    for metric, *cells in zip(metrics.values(), *columns.values(), strict=True):
+        table.add_row(*map(Text, cells), Text(sparkline(metric.trend, room)))
+    return table
+
+
+def _matching(run: StoredRun, patterns: Iterable[str]) -> dict[str, MetricHistory]:
+    patterns = list(patterns)
+    return {
+        name: metric for name, metric in run.metrics.items() if any(fnmatchcase(name, pattern) for pattern in patterns)
+    }
+
+
+def _show_summary(directory: Path, runs: Sequence[StoredRun], errors: Mapping[Path, ReadError]) -> Text:
+    counts = {"finished": "finished", "failed": "failed", "unfinished": "without a recorded end"}
+    states = [run.state for run in runs]
+    parts = [f"{states.count(state)} {words}" for state, words in counts.items() if state in states]
+    parts += [f"{_number_of(len(errors), 'file')} not readable"] if errors else []
+    return Text(f"{_number_of(len(runs), 'run')} below {_visible(str(directory))}: {', '.join(parts)}")
+
+
+def _shown_as_json(
+    directory: Path, runs: Iterable[StoredRun], errors: Mapping[Path, ReadError], patterns: list[str]
+) -> dict[str, Any]:
+    return {
+        "directory": str(directory),
+        "runs": [_run_as_json(run, patterns) for run in runs],
+        "unreadable": [{"path": str(path), "reason": str(error)} for path, error in errors.items()],
+    }
+
+
+def _run_as_json(run: StoredRun, patterns: Iterable[str]) -> dict[str, Any]:
+    metrics = {
+        name: {**asdict(metric), "trend": shortened(metric.trend, SPARKLINE_WIDTH)}
+        for name, metric in _matching(run, patterns).items()
+    }
+    return {**asdict(run), "path": str(run.path), "state": run.state, "label": run.label, "metrics": metrics}
+
+
+# --- words, numbers and pictures --------------------------------------------------------------------------------------
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """Draw a series as a line of block characters, scaled between its smallest and its largest value.
+
+    Args:
+        values: The series, oldest first. NaN is drawn as a gap, ``·``.
+        width: The number of characters, at most; a longer series is shortened by the mean of equal stretches.
+
+    Returns:
+        For example ``"▁▃▅▇█"``; a constant series is a line at half height.
+    """
+    series = shortened(values, width)
+    finite = [value for value in series if math.isfinite(value)]
+    if not finite:
+        return _GAP * len(series)
+    low, high = min(finite), max(finite)
+    return "".join(_block(value, low, high) for value in series)
+
+
+def shortened(values: Sequence[float], length: int) -> list[float]:
+    """Shorten a series to at most `length` means over equal stretches; NaN where a stretch has no finite value."""
+    if len(values) <= length:
+        return list(values)
+    bounds = [round(index * len(values) / length) for index in range(length + 1)]
+    return [_mean(values[start:end]) for start, end in pairwise(bounds)]
+
+
+def _mean(values: Sequence[float]) -> float:
+    finite = [value for value in values if math.isfinite(value)]
+    return sum(value / len(finite) for value in finite) if finite else math.nan
+
+
+def _block(value: float, low: float, high: float) -> str:
+    if not math.isfinite(value):
+        return _GAP
+    if low == high:
+        return _BLOCKS[len(_BLOCKS) // 2 - 1]
+    height = (value / 2 - low / 2) / (high / 2 - low / 2)  # halved: the difference of two floats may overflow
+    return _BLOCKS[min(int(height * len(_BLOCKS)), len(_BLOCKS) - 1)]
+
+
+def _number(value: float) -> str:
+    if math.isnan(value):
+        return "NaN"
+    if math.isfinite(value) and value == int(value) and abs(value) < 1e15:  # noqa: PLR2004  # digits a float holds
+        return str(int(value))
+    return f"{value:.5g}"
+
+
+def _number_of(count: int, noun: str) -> str:
+    return f"{count or 'no'} {noun}{'' if count == 1 else 's'}"
+
+
+def _visible(text: str) -> str:
+    """`text` with line breaks, escape sequences and the like spelled out: names come from files."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
+
+
+def _console() -> Console:
+    """The terminal at its width; anything else so wide that nothing is cut or folded."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # not every stream can show the blocks of a sparkline
+    console = Console(markup=False, highlight=False, emoji=False)
+    if not console.is_terminal:
+        console.width = 10_000
+    return console
+
+
+def _table() -> Table:
+    return Table(
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+        header_style="dim",
+        border_style="dim",
+    )
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(_json_value(value), indent=2, allow_nan=False))
+
+
+def _json_value(value: Any) -> Any:
+    """`value` with NaN and infinities as strings, for which JSON has no numbers."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, dict):
+        return {name: _json_value(item) for name, item in value.items()}
+    return [_json_value(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+@dataclass(frozen=True)
+class _Command:
+    """One command of the command line; `run` returns the exit code."""
+
+    name: str
+    summary: str
+    description: str
+    example: str
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
+
+
+_COMMANDS = (
+    _Command(
+        name="plan",
+        summary="print which W&B run every rank would open",
+        description="Print, for every rank of a job, which W&B run it would open. Nothing is started or written.",
+        example="--nodes 2 --procs-per-node 4 --run-mode shared --rank-scope worker",
+        add_arguments=_add_plan_arguments,
+        run=_plan,
+    ),
+    _Command(
+        name="show",
+        summary="print the W&B runs that lie below a directory",
+        description="Print the W&B runs that lie below a directory: who wrote them, how they ended, and the last, "
+        "smallest and largest value of each metric. Nothing is uploaded or changed.",
+        example="wandb --metric 'val/*'",
+        add_arguments=_add_show_arguments,
+        run=_show,
+    ),
+)

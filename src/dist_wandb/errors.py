@@ -1,0 +1,53 @@
+"""The errors of dist_wandb: every one is a `DistWandbError`, and most are a built-in error too.
+
+A message has three parts: what is wrong (the value, the rank), where it came from, and what to do.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class DistWandbError(Exception):
+    """Base of all errors that dist_wandb raises on purpose."""
+
+
+class ConfigurationError(DistWandbError, ValueError):
+    """An argument, or a combination of arguments, that cannot be honoured."""
+
+
+class TopologyError(DistWandbError):
+    """What is known of this process's place among the ranks is inconsistent, impossible or not enough."""
+
+
+class RendezvousError(DistWandbError):
+    """The ranks could not agree on something all of them need, within the time limit."""
+
+
+class MissingExtraError(DistWandbError, ImportError):
+    """A door was asked for whose framework is not installed."""
+
+
+class UnsupportedVersionError(DistWandbError):
+    """An installed framework does not look like any version dist_wandb knows how to work with."""
+
+
+class ReadError(DistWandbError):
+    """A run's files on disk cannot be read."""
+
+
+def suggest(value: object, allowed: Iterable[str]) -> str:
+    """The allowed values as text, with the nearest match of `value` named where there is one.
+
+    Args:
+        value: What was given instead of an allowed value.
+        allowed: The allowed values, in the order in which they are listed.
+
+    Returns:
+        For example `"Allowed: 'auto', 'shared', 'new'. Did you mean 'shared'?"`.
+    """
+    names = list(allowed)
+    listing = "Allowed: " + ", ".join(repr(name) for name in names) + "."
+    nearest = difflib.get_close_matches(str(value).lower(), names, n=1)
+    return f"{listing} Did you mean {nearest[0]!r}?" if nearest else listing

@@ -1,0 +1,340 @@
+"""The door for PyTorch Lightning: `DistWandbLogger`, in place of Lightning's own `WandbLogger`."""
+
+from __future__ import annotations
+
+import os
+from argparse import Namespace
+from collections.abc import Mapping
+from multiprocessing.context import get_spawning_popen  # undocumented, but what torch.multiprocessing relies on too
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from dist_wandb.errors import ConfigurationError, MissingExtraError
+
+try:
+    from lightning.pytorch.loggers import WandbLogger
+    from lightning.pytorch.loggers.logger import DummyExperiment
+    from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
+except ModuleNotFoundError as error:
+    raise MissingExtraError(
+        f"DistWandbLogger needs Lightning, but {error.name!r} is missing. Run: pip install 'dist-wandb[lightning]'"
+    ) from error
+
+from dist_wandb import run as runs
+from dist_wandb.policy import RankScope, RunMode, RunPlan
+from dist_wandb.reduction import Reduce, Spread
+from dist_wandb.rendezvous import make_id
+from dist_wandb.run import NullRun
+from dist_wandb.session import Options, Session, holds, open_session
+from dist_wandb.topology import Launch, ScriptIds, Topology
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import nn
+
+    from dist_wandb.run import AnyRun, Run
+
+_STEP_METRIC = "trainer/global_step"
+_script_ids = ScriptIds()
+
+
+class _NullExperiment(NullRun, DummyExperiment):  # type: ignore[misc]  # its items are of another kind
+    """What `experiment` is on a rank without a run: Lightning asks for a `DummyExperiment` there."""
+
+
+class DistWandbLogger(WandbLogger):
+    """Weights & Biases logger for Lightning that knows about all ranks.
+
+    Use it in place of `lightning.pytorch.loggers.WandbLogger`: it takes the same arguments in the same order, and at
+    world size 1 it makes the same calls. Works in a `Trainer` and in Fabric (``Fabric(loggers=[DistWandbLogger()])``).
+
+    Args:
+        name: Display name of the run.
+        save_dir: Directory below which W&B's directory lies.
+        version: Run id; the same as `id`.
+        offline: Whether to write the run to disk only.
+        dir: As `save_dir`.
+        id: Run id, from which the ids of all runs of the job are made.
+        anonymous: As in the stock logger.
+        project: Name of the W&B project.
+        log_model: Whether to upload checkpoints as artifacts: `False`, `True` (at the end) or `"all"` (as they come).
+        experiment: A W&B run to log into, instead of opening one. Only with ``run_mode="auto"``.
+        prefix: Text put before every metric's name.
+        checkpoint_name: Name of the checkpoint artifact.
+        add_file_policy: `"mutable"` to copy checkpoints before the upload, else `"immutable"`.
+        run_mode: Which ranks open a run: `"auto"`, `"shared"` or `"new"`; as in `dist_wandb.init`.
+        rank_scope: `"global"` or `"worker"`; as in `dist_wandb.init`.
+        reduce: How one number comes from the ranks' numbers; as in `dist_wandb.init`.
+        spread: Of which names the spread over ranks is written too; as in `dist_wandb.init`.
+        join_timeout: How long to wait for other ranks while opening, in seconds.
+        **kwargs: Further arguments of `wandb.init`.
+
+    Raises:
+        ConfigurationError: An argument that cannot be honoured.
+        MisconfigurationException: `log_model` together with `offline`, as in the stock logger.
+
+    Note:
+        Until the Trainer has started its processes, nobody knows the ranks. With ``run_mode="auto"``, `experiment` may
+        be used before, as with the stock logger. In the other modes pass `config=`, call `log_hyperparams` or `watch`
+        (they are kept until the run is open), or use `experiment` from `setup` on.
+
+        Lightning's ddp strategy starts the script again for each further rank. For these processes the logger sets the
+        variable `DIST_WANDB_BASE_IDS` in this process's environment, so that all of them know one run id.
+
+    Example:
+        Two ranks::
+
+            trainer = Trainer(strategy="ddp", devices=2, logger=DistWandbLogger(project="digits", run_mode="new"))
+            trainer.fit(model)  # rank 0: run ID-rank-0, rank 1: run ID-rank-1, both in the group ID
+    """
+
+    def __init__(
+        self,
+        name: str | None = None,
+        save_dir: str | Path = ".",
+        version: str | None = None,
+        offline: bool = False,
+        dir: str | Path | None = None,  # noqa: A002  # the stock logger's name
+        id: str | None = None,  # noqa: A002  # the stock logger's name
+        anonymous: bool | None = None,
+        project: str | None = None,
+        log_model: Literal["all"] | bool = False,
+        experiment: Run | None = None,
+        prefix: str = "",
+        checkpoint_name: str | None = None,
+        add_file_policy: Literal["mutable", "immutable"] = "mutable",
+        *,
+        run_mode: RunMode = "auto",
+        rank_scope: RankScope = "global",
+        reduce: Reduce = "mean",
+        spread: Spread = False,
+        join_timeout: float = 60.0,
+        **kwargs: Any,
+    ) -> None:
+        self._options = Options(run_mode, rank_scope, reduce, spread, join_timeout)
+        super().__init__(
+            name=name,
+            save_dir=save_dir,
+            version=version,
+            offline=offline,
+            dir=dir,
+            id=id,
+            anonymous=anonymous,
+            project=project,
+            log_model=log_model,
+            experiment=experiment,
+            prefix=prefix,
+            checkpoint_name=checkpoint_name,
+            add_file_policy=add_file_policy,
+            **kwargs,
+        )
+        runs.check_init_arguments(self._wandb_init, "DistWandbLogger")
+        if experiment is not None and run_mode != "auto":
+            raise ConfigurationError(
+                f"experiment= hands DistWandbLogger one run, but run_mode={run_mode!r} needs a run of its own on every "
+                "rank. Leave experiment out, or use run_mode='auto'."
+            )
+        self._session: Session | None = None
+        self._kept_calls: list[tuple[str, tuple[Any, ...]]] = []  # names, not functions: they are pickled for spawn
+        self._parents_run: bytes | None = None
+        self._runs_are_in_children = False
+        self._home = os.getpid()
+        self._number, self._base_id = _script_ids.take(self._id or make_id())
+
+    @property
+    def experiment(self) -> AnyRun:
+        """The W&B run of this rank. On a rank without one, something that accepts every use and does nothing.
+
+        Raises:
+            ConfigurationError: It was used before the Trainer started its processes, and the run that was opened then
+                is not the one that the run mode needs.
+        """
+        session = self._open(wants_layout=True)
+        if session is None or not session.run:
+            return _NullExperiment(id=self.version)
+        return session.run
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Log one row of this rank; called by Lightning on every rank.
+
+        Args:
+            metrics: Values by name.
+            step: Value of ``trainer/global_step`` in this row.
+        """
+        session = self._open()
+        if session is None:
+            return
+        if self._prefix:
+            metrics = {f"{self._prefix}{self.LOGGER_JOIN_CHAR}{name}": value for name, value in metrics.items()}
+        session.log(metrics, step)
+
+    def log_hyperparams(self, params: dict[str, Any] | Namespace) -> None:
+        """Write hyperparameters into the config of this rank's run; kept until the run is open.
+
+        Args:
+            params: Names and values, or the namespace of an argument parser.
+        """
+        self._once_open("_log_hyperparams", params)
+
+    def watch(
+        self, model: nn.Module, log: str | None = "gradients", log_freq: int = 100, log_graph: bool = True
+    ) -> None:
+        """Log gradients and parameters of `model` from this rank; kept until the run is open.
+
+        Args:
+            model: The module to watch.
+            log: `"gradients"`, `"parameters"`, `"all"` or `None`.
+            log_freq: Number of backward passes between two histograms.
+            log_graph: Whether to log the model's graph.
+        """
+        self._once_open("_watch", model, log, log_freq, log_graph)
+
+    # The stock logger lets rank 0 alone do these. Its wrapper is taken off: the session decides where they go.
+    _log_hyperparams = WandbLogger.log_hyperparams.__wrapped__  # type: ignore[attr-defined]
+    _watch = WandbLogger.watch
+    log_table = WandbLogger.log_table.__wrapped__  # type: ignore[attr-defined]
+    log_text = WandbLogger.log_text.__wrapped__  # type: ignore[attr-defined]
+    log_image = WandbLogger.log_image.__wrapped__  # type: ignore[attr-defined]
+    log_audio = WandbLogger.log_audio.__wrapped__  # type: ignore[attr-defined]
+    log_video = WandbLogger.log_video.__wrapped__  # type: ignore[attr-defined]
+
+    @property
+    def version(self) -> str | None:
+        """Id of the run that this rank's numbers go to, as far as it is known; else the id given to the constructor."""
+        if self._experiment is not None:
+            return self._experiment.id
+        if self._session is not None:
+            return self._session.id
+        knows_base_id = self._runs_are_in_children or Launch.detect().is_lightning_child
+        return self._base_id if knows_base_id else self._id
+
+    def finalize(self, status: str) -> None:
+        """Log the checkpoints that are due, as the stock logger does; finish the run if this process ends with it.
+
+        Args:
+            status: `"success"`, or anything else for a failure.
+        """
+        super().finalize(status)
+        if self._session is not None and os.getpid() != self._home:  # a process that a spawn or fork strategy made
+            self._session.finish(exit_code=None if status == "success" else 1)
+            self._session = self._experiment = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Prepare for the processes of ddp_spawn: nothing of theirs comes back, so the ids are fixed here."""
+        if self._may_hold_run_for_children():
+            _ = self.experiment  # as the stock logger: one run for all that the Trainer does, held by this process
+        elif get_spawning_popen() is not None and self._session is None:
+            self._runs_are_in_children = True
+        state = self.__dict__.copy()
+        state["_parents_run"] = runs.pickled(self._opened_run) or self._parents_run
+        state["_experiment"] = state["_session"] = None
+        state["_runs_are_in_children"] = False
+        return state
+
+    @property
+    def _opened_run(self) -> Run | None:
+        return cast("Run | None", self._experiment)  # the stock logger's type names a class of older versions of wandb
+
+    def _may_hold_run_for_children(self) -> bool:
+        """Whether the run of this node's processes is certain before they exist."""
+        node_rank = Launch.detect().node_rank
+        return self._options.run_mode == "auto" and (
+            node_rank is None or (node_rank == 0 and self._options.rank_scope == "global")
+        )
+
+    def _once_open(self, method: str, *args: Any) -> None:
+        """Make a call on the run now; or, if it could open the wrong run before the ranks are known, later."""
+        if self._options.run_mode != "auto" and self._session is None and self._known_topology() is None:
+            self._kept_calls.append((method, args))
+        else:
+            getattr(self, method)(*args)
+
+    def _open(self, *, wants_layout: bool = False) -> Session | None:
+        """The session, as soon as the ranks are known; before that, in the first process alone, that of a world of one.
+
+        A session of a world of one is provisional: the Trainer may start further processes after it was opened.
+        """
+        session = self._session
+        if session is not None and session.topology.world_size > 1:
+            return session
+        topology = Topology.from_torch_distributed() or (self._known_topology() if session is None else None)
+        if session is not None and (topology is None or topology.world_size == 1):
+            return session
+        if topology is None and not self._is_first_process():
+            return None
+        return self._open_session(topology or Topology.single(), wants_layout=wants_layout)
+
+    def _known_topology(self) -> Topology | None:
+        """Who this rank is; `None` as long as the Trainer may yet start processes, or has not numbered them."""
+        topology = Topology.from_torch_distributed()
+        return topology if topology or Launch.detect().is_lightning_child else Topology.from_environ()
+
+    def _is_first_process(self) -> bool:
+        """Whether this is the process a world of one would be, as far as can be known before the Trainer starts."""
+        rank: int = rank_zero_only.rank  # type: ignore[attr-defined]  # public, but set on a function
+        return rank == 0 and not Launch.detect().node_rank and not self._runs_are_in_children
+
+    def _open_session(self, topology: Topology, *, wants_layout: bool) -> Session:
+        provisional = self._session
+        with runs.offline_by_environment(on=self._offline and topology.world_size == 1):
+            self._session = open_session(
+                self._options,
+                self._init_arguments(topology),
+                door="DistWandbLogger",
+                topology=topology,
+                step_metric=None if self._wandb_init.get("sync_tensorboard") else _STEP_METRIC,
+                number=self._number,
+                proposed_id=self._base_id,
+                adopt=self._run_to_adopt,
+                create_new=topology.world_size > 1,
+                wants_layout=wants_layout,
+            )
+        if provisional is not None:
+            provisional.release()
+        self._take_over(self._session)
+        return self._session
+
+    def _init_arguments(self, topology: Topology) -> dict[str, Any]:
+        """In a world of one exactly the stock logger's; otherwise without what it says by other means."""
+        if topology.world_size == 1:
+            return self._wandb_init
+        arguments = {name: value for name, value in self._wandb_init.items() if name != "anonymous" or value}
+        return {"mode": "offline", **arguments} if self._offline else arguments
+
+    def _run_to_adopt(self, plan: RunPlan) -> Run | None:
+        """A run that is open already and is the one this rank is to write: the early one, the user's, the parent's."""
+        if self._session is not None:
+            return self._early_run(self._session, plan)
+        if self._opened_run is not None or plan.run_mode != "auto":
+            return self._opened_run
+        running = runs.running_run()
+        if running is not None and (self._is_first_process() or not holds(running)):
+            rank_zero_warn(
+                "There is a wandb run already in progress, and DistWandbLogger will use it. If this is not desired, "
+                "call `wandb.finish()` before the logger is made."
+            )
+            return running
+        return runs.unpickled(self._parents_run) if self._parents_run else None
+
+    def _early_run(self, provisional: Session, plan: RunPlan) -> Run | None:
+        run = provisional.run
+        if run and (plan.shared or plan.run_id != run.id):
+            raise ConfigurationError(
+                f"The run {run.id!r} was opened by logger.experiment before the Trainer started its processes, but "
+                f"run_mode={plan.run_mode!r} with rank_scope={plan.rank_scope!r} needs the run {plan.run_id!r} here. "
+                "Use logger.experiment from setup() on; pass config with log_hyperparams(), which waits for the run."
+            )
+        return run or None
+
+    def _take_over(self, session: Session) -> None:
+        """Bring what the stock logger's methods look at up to date, and make the calls that waited for the run."""
+        if session.run and self._experiment is not session.run:
+            if self._wandb_init.get("sync_tensorboard"):
+                session.run.define_metric("*", step_metric="global_step")
+            self._experiment = session.run
+        self._base_id = session.plan.base_id or (session.run.id if session.run else self._base_id)
+        if session.topology.world_size == 1:
+            _script_ids.offer(self._number, self._base_id)
+        kept, self._kept_calls = self._kept_calls, []
+        for method, args in kept:
+            getattr(self, method)(*args)

@@ -1,0 +1,203 @@
+"""Facts handed between ranks through the job's store: the base id, the layout over nodes, where the run is.
+
+Only the store is used, never a collective: it does not matter when, or whether, other ranks get here, and nothing can
+pair with a collective of the training.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+import string
+import time
+import warnings
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from dist_wandb.errors import RendezvousError
+from dist_wandb.topology import Launch, Topology, node_identity
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+_ID_ALPHABET = string.ascii_lowercase + string.digits
+_ID_LENGTH = 8  # as W&B's own ids
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.002, 0.1  # seconds between two looks at the store
+
+
+def make_id() -> str:
+    """A random run id in the form of W&B's own: eight lower-case letters and digits."""
+    return "".join(secrets.choice(_ID_ALPHABET) for _ in range(_ID_LENGTH))
+
+
+class Rendezvous:
+    """The job's store as one rank sees it, for one session.
+
+    Args:
+        store: A store that all ranks of the job reach.
+        namespace: Prefix of the session's keys, equal on all ranks.
+        topology: Who this rank is.
+        timeout: How long to wait for other ranks, in seconds.
+    """
+
+    def __init__(self, store: Store, namespace: str, topology: Topology, timeout: float) -> None:
+        import torch.distributed as dist
+
+        self._store = dist.PrefixStore(namespace, store)
+        self._topology = topology
+        self._timeout = timeout
+
+    @classmethod
+    def find(cls, namespace: str, topology: Topology, timeout: float) -> Rendezvous | None:
+        """Reach the job's store: that of an initialised ``torch.distributed``, else that of torchrun's agent.
+
+        Returns:
+            The rendezvous, or `None` where the job has no store yet.
+
+        Raises:
+            RendezvousError: torchrun's store does not answer.
+        """
+        launch = Launch.detect()
+        store = _store_of_process_group() or _store_of_agent(launch, topology, timeout)
+        if store is None:
+            return None
+        return cls(store, f"dist_wandb/{launch.attempt}/{namespace}", topology, timeout)
+
+    def publish(self, key: str, value: Any) -> None:
+        """Set `key` to a JSON value for all ranks to read."""
+        self._reaching(lambda: self._store.set(key, json.dumps(value)))
+
+    def peek(self, key: str) -> Any | None:
+        """The value of `key` if it is there already; `None` otherwise. Never waits."""
+        return self._reaching(lambda: json.loads(self._store.get(key)) if self._store.check([key]) else None)
+
+    def fetch(self, key: str, publisher: str) -> Any:
+        """The value of `key`, waiting for it up to the time limit.
+
+        Raises:
+            RendezvousError: It did not come. `publisher` is named in the message.
+        """
+        if not self._wait_for([key]):
+            raise RendezvousError(
+                f"Rank {self._topology.global_rank} waited {self._timeout:g} s for {publisher} to tell it {key!r}. "
+                "Open the run on all ranks, without a rank guard around it, or raise join_timeout."
+            )
+        return json.loads(self._reaching(lambda: self._store.get(key)))
+
+    def gather(self, key: str, value: Any) -> list[Any]:
+        """Tell all ranks `value` and learn what each of them told, in the order of global ranks.
+
+        Raises:
+            RendezvousError: Some ranks did not come within the time limit; they are named.
+        """
+        keys = [f"{key}/{rank}" for rank in range(self._topology.world_size)]
+        self.publish(keys[self._topology.global_rank], value)
+        if not self._wait_for(keys):
+            missing = [rank for rank, k in enumerate(keys) if self.peek(k) is None]
+            raise RendezvousError(
+                f"Rank {self._topology.global_rank} waited {self._timeout:g} s for the {key!r} of rank "
+                f"{', '.join(map(str, missing))} of {self._topology.world_size}, without which "
+                "the layout of ranks over nodes is unknown. Open the run on all ranks, without a rank guard around it, "
+                "or raise join_timeout."
+            )
+        return [json.loads(item) for item in self._reaching(lambda: self._store.multi_get(keys))]
+
+    def _wait_for(self, keys: list[str]) -> bool:
+        """Poll with `check`: a blocking `wait` would hold the store that the training uses too."""
+        deadline, pause = time.monotonic() + self._timeout, _FIRST_PAUSE
+        while not self._reaching(lambda: self._store.check(keys)):
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+        return True
+
+    def _reaching(self, use_store: Callable[[], Any]) -> Any:
+        try:
+            return use_store()
+        except RuntimeError as error:  # torch's DistError family, and what older versions raise
+            raise RendezvousError(
+                f"Rank {self._topology.global_rank} cannot reach the store of the job: {error}. Its host, rank 0 or "
+                "torchrun's agent, may have ended."
+            ) from error
+
+
+def _store_of_process_group() -> Store | None:
+    import torch.distributed as dist
+
+    if not (dist.is_available() and dist.is_initialized()) or dist.group.WORLD is None:
+        return None
+    return dist.group.WORLD.get_group_store()
+
+
+def _store_of_agent(launch: Launch, topology: Topology, timeout: float) -> Store | None:
+    if launch.agent_store is None:
+        return None
+    import torch.distributed as dist
+
+    host, port = launch.agent_store
+    limit = timedelta(seconds=timeout)
+    try:
+        return dist.TCPStore(host, port, topology.world_size, is_master=False, timeout=limit, wait_for_workers=False)
+    except RuntimeError as error:
+        raise RendezvousError(
+            f"Rank {topology.global_rank} cannot reach torchrun's store at {host}:{port} (MASTER_ADDR, MASTER_PORT): "
+            f"{error}. Unset TORCHELASTIC_USE_AGENT_STORE if torchrun did not start this process."
+        ) from error
+
+
+def learn_layout(rendezvous: Rendezvous, topology: Topology) -> Topology:
+    """Complete the layout of `topology` from what every rank says about its node.
+
+    Raises:
+        RendezvousError: Some ranks did not come within the time limit.
+    """
+    return topology.with_layout(rendezvous.gather("node", node_identity()))
+
+
+def agree_on_base_id(
+    rendezvous: Rendezvous | None, topology: Topology, wanted: str | None, proposed: str | None, session_name: str
+) -> str:
+    """The base id of rank 0, on all ranks.
+
+    Args:
+        rendezvous: The job's store, if there is one yet.
+        topology: Who this rank is.
+        wanted: The id that the user asked for on this rank. Rank 0's counts: scripts often make one up per process.
+        proposed: The id to use where the user asked for none, if this is rank 0; made up if `None`.
+        session_name: Name of the session, equal on all ranks, for launchers that name the job but keep no store.
+
+    Raises:
+        RendezvousError: There is no way to agree, or rank 0 did not come within the time limit.
+    """
+    if rendezvous is None:
+        return wanted or _id_of_job(session_name) or proposed or _no_way_to_agree(topology)
+    if topology.global_rank == 0:
+        base_id = wanted or proposed or make_id()
+        rendezvous.publish("base_id", base_id)
+        return base_id
+    agreed = str(rendezvous.fetch("base_id", "rank 0"))
+    if wanted not in (None, agreed):
+        message = f"Rank {topology.global_rank} was given the run id {wanted!r}, rank 0 {agreed!r}: rank 0's is used."
+        warnings.warn(f"{message} Make the id once, or leave it to dist_wandb.", stacklevel=2)
+    return agreed
+
+
+def _id_of_job(session_name: str) -> str | None:
+    """An id made from the launcher's name for this start of the job, where it has one."""
+    job_id = Launch.detect().job_id
+    if job_id is None:
+        return None
+    digest = hashlib.sha256(f"{job_id}/{session_name}".encode()).digest()
+    return "".join(_ID_ALPHABET[byte % len(_ID_ALPHABET)] for byte in digest[:_ID_LENGTH])
+
+
+def _no_way_to_agree(topology: Topology) -> NoReturn:
+    raise RendezvousError(
+        f"Rank {topology.global_rank} of {topology.world_size} ({topology.origin('global_rank')}) has no way to agree "
+        "on a run id with the other ranks: torch.distributed is not initialised, and the launcher gives the job "
+        "neither a store nor a name. Call init_process_group first, or pass id= (the same on all ranks), or set "
+        "WANDB_RUN_ID."
+    )

@@ -1,0 +1,481 @@
+"""W&B runs: opening, writing and finishing what a `RunPlan` says. The only module that imports wandb."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import json
+import os
+import pickle
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from urllib.parse import quote
+
+from dist_wandb.errors import ConfigurationError, suggest
+
+if TYPE_CHECKING:
+    import wandb
+    from typing_extensions import Self
+
+    from dist_wandb.policy import RunPlan
+    from dist_wandb.topology import Topology
+
+    Run: TypeAlias = wandb.Run
+    AnyRun: TypeAlias = "wandb.Run | NullRun"
+
+Mode = Literal["online", "offline", "disabled"]
+
+SIDECAR_NAME = "dist-wandb.json"
+_SIDECAR_FORMAT = 1
+# W&B's client refuses the first seven; its documentation adds the backslash and the percent sign.
+_FORBIDDEN_IN_IDS = ":;,#?/'\\%"
+_WANDB_MODES: dict[str, Mode] = {
+    "online": "online",
+    "run": "online",
+    "shared": "online",
+    "offline": "offline",
+    "dryrun": "offline",
+    "disabled": "disabled",
+}
+_DESCRIBING = ("entity", "project", "name", "notes", "tags", "group", "job_type", "dir", "mode")
+# Arguments of wandb.init in every supported version: only others are worth importing wandb for, to look.
+_COMMON_INIT_ARGUMENTS = frozenset(
+    {
+        *("entity", "project", "dir", "id", "name", "notes", "tags", "group", "job_type"),
+        *("config", "config_exclude_keys", "config_include_keys", "allow_val_change"),
+        *("mode", "force", "reinit", "resume", "resume_from", "fork_from", "anonymous", "settings"),
+        *("save_code", "tensorboard", "sync_tensorboard", "monitor_gym"),
+    }
+)
+
+
+class NullRun:
+    """Stands in for a W&B run on a rank that opens none.
+
+    Every call on it is accepted and does nothing, at any depth of attributes and items, so that the same script runs
+    on all ranks: ``run.config.update({...})``, ``run.summary["best"] = 0.9``. It is falsy, so ``if run:`` tells.
+
+    Args:
+        id: Id of the run that this rank's numbers go to, as far as it is known.
+        name: Display name of that run.
+        url: Address of that run.
+
+    Example:
+        With ``run_mode="auto"`` on two ranks::
+
+            run = dist_wandb.init(run_mode="auto").run
+            bool(run)  # rank 0: True; rank 1: False
+            run.alert("done")  # rank 0: sends an alert; rank 1: does nothing
+    """
+
+    def __init__(self, id: str | None = None, name: str | None = None, url: str | None = None) -> None:  # noqa: A002
+        self.__dict__.update(id=id, name=name, url=url)
+
+    def __bool__(self) -> Literal[False]:
+        return False
+
+    def __call__(self, *_args: Any, **_kwargs: Any) -> NullRun:
+        """Accept a call of anything."""
+        return NullRun()
+
+    def __getattr__(self, name: str) -> NullRun:
+        if name.startswith("__"):  # protocols like copy and pickle must see that they are not implemented
+            raise AttributeError(name)
+        return NullRun()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Accept and forget."""
+
+    def __getitem__(self, key: Any) -> NullRun:
+        return NullRun()
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        """Accept and forget."""
+
+    def __delitem__(self, key: Any) -> None:
+        """Accept and forget."""
+
+    def __contains__(self, key: object) -> bool:
+        return False
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        """Let exceptions through."""
+
+    def __repr__(self) -> str:
+        return "NullRun()"
+
+
+def check_init_arguments(given: Mapping[str, Any], door: str) -> None:
+    """Refuse arguments that `wandb.init` would not take, before anything is started.
+
+    Args:
+        given: Keyword arguments meant for `wandb.init`.
+        door: Who was given them, for the message.
+
+    Raises:
+        ConfigurationError: An unknown argument (the nearest known one is named), ``mode="shared"``, or an id that W&B
+            refuses.
+    """
+    unknown = [name for name in given if name not in _COMMON_INIT_ARGUMENTS]
+    if unknown:
+        _check_against_signature(unknown, door)
+    if given.get("mode") == "shared":
+        raise ConfigurationError(
+            f"{door} was given mode='shared', which is W&B's switch for one writer. Pass run_mode='shared': it sets "
+            "W&B's mode, labels and primary on every rank."
+        )
+    if given.get("id") is not None:
+        check_id(given["id"], f"id={given['id']!r} given to {door}")
+
+
+def _check_against_signature(unknown: list[str], door: str) -> None:
+    import wandb
+
+    parameters = inspect.signature(wandb.init).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return
+    for name in unknown:
+        if name not in parameters:
+            nearest = difflib.get_close_matches(name, [*parameters, *_OUR_ARGUMENTS], n=1)
+            hint = f"Did you mean {nearest[0]!r}?" if nearest else "See the documentation of wandb.init."
+            raise ConfigurationError(f"{door} got the argument {name!r}, which wandb.init does not know. {hint}")
+
+
+_OUR_ARGUMENTS = ("run_mode", "rank_scope", "reduce", "spread")
+
+
+def check_id(run_id: object, origin: str) -> str:
+    """Return `run_id` if W&B takes it.
+
+    Args:
+        run_id: The id to check.
+        origin: Where it came from, with its value, for the message.
+
+    Raises:
+        ConfigurationError: It is no text, is empty, begins or ends with white space, or has a character that W&B
+            refuses in run ids.
+    """
+    if not isinstance(run_id, str):
+        raise ConfigurationError(f"{origin} is {type(run_id).__name__}, but a run id is text. Pass a str.")
+    if not run_id or run_id != run_id.strip():
+        raise ConfigurationError(f"{origin} is empty, or has white space around it, which W&B refuses in run ids.")
+    bad = [character for character in _FORBIDDEN_IN_IDS if character in run_id]
+    if bad:
+        proposal = re.sub(f"[{re.escape(_FORBIDDEN_IN_IDS)}]", "-", run_id)
+        raise ConfigurationError(
+            f"{origin} has {' and '.join(map(repr, bad))}, which W&B refuses in run ids. Use for example {proposal!r}."
+        )
+    return run_id
+
+
+def told_to_others(init_arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments that describe the job, for ranks that were not given them; only what is plain text."""
+    return {name: init_arguments[name] for name in _DESCRIBING if _is_plain(init_arguments.get(name))}
+
+
+def _is_plain(value: object) -> bool:
+    items = value if isinstance(value, (list, tuple)) else [value]
+    return bool(items) and all(isinstance(item, str) for item in items)
+
+
+def wanted_id(init_arguments: Mapping[str, Any]) -> str | None:
+    """The run id the user asked for: the argument, else the settings, else `WANDB_RUN_ID`; `None` for none."""
+    given = init_arguments.get("id") or _user_setting(init_arguments, "run_id")
+    if given is not None:
+        return check_id(given, f"id={given!r}")
+    in_environment = os.environ.get("WANDB_RUN_ID")
+    return check_id(in_environment, f"WANDB_RUN_ID={in_environment!r}") if in_environment else None
+
+
+def wanted_group(init_arguments: Mapping[str, Any]) -> str | None:
+    """The group the user asked for: the argument, else the settings, else `WANDB_RUN_GROUP`; `None` for none."""
+    return _wanted(init_arguments, "group", "run_group", "WANDB_RUN_GROUP")
+
+
+def wanted_name(init_arguments: Mapping[str, Any]) -> str | None:
+    """The display name the user asked for: the argument, else the settings, else `WANDB_NAME`; `None` for none."""
+    return _wanted(init_arguments, "name", "run_name", "WANDB_NAME")
+
+
+def wanted_mode(init_arguments: Mapping[str, Any]) -> Mode:
+    """Which W&B mode the user wants: the argument, else the settings, `WANDB_MODE`, or what ``wandb offline`` wrote.
+
+    Raises:
+        ConfigurationError: A mode W&B does not know, or an empty `WANDB_MODE`.
+    """
+    mode = init_arguments.get("mode") or _user_setting(init_arguments, "mode") or _mode_outside()
+    if mode not in _WANDB_MODES:
+        raise ConfigurationError(f"The W&B mode {mode!r} is unknown. {suggest(mode, _WANDB_MODES)}")
+    return _WANDB_MODES[mode]
+
+
+def _mode_outside() -> str:
+    import wandb
+
+    if os.environ.get("WANDB_MODE") == "":
+        raise ConfigurationError("WANDB_MODE is set but empty, which W&B refuses. Unset it, or set it to 'offline'.")
+    return os.environ.get("WANDB_MODE") or str(wandb.setup().settings.mode)
+
+
+def _wanted(init_arguments: Mapping[str, Any], argument: str, setting: str, variable: str) -> str | None:
+    value = init_arguments.get(argument) or _user_setting(init_arguments, setting) or os.environ.get(variable)
+    return str(value) if value else None
+
+
+def _user_setting(init_arguments: Mapping[str, Any], name: str) -> Any:
+    """A value the user put into `settings`; not one that wandb fills in by itself."""
+    settings = init_arguments.get("settings")
+    if settings is None:
+        return None
+    if isinstance(settings, Mapping):
+        return settings.get(name)
+    return getattr(settings, name, None) if name in settings.model_fields_set else None
+
+
+def open_run(
+    plan: RunPlan, topology: Topology, init_arguments: Mapping[str, Any], *, create_new: bool = False
+) -> AnyRun:
+    """Open what the plan says.
+
+    Args:
+        plan: What this rank does with W&B.
+        topology: Who this rank is. In a world of one, `wandb.init` gets exactly `init_arguments`.
+        init_arguments: Keyword arguments of `wandb.init`, as the user gave them. Nothing in them is changed.
+        create_new: Whether the run is made beside one that this process already has. Otherwise wandb's own rule
+            holds: it hands out the run that is there.
+
+    Returns:
+        The W&B run, or a `NullRun` where the plan opens none.
+
+    Raises:
+        wandb.Error: wandb could not open the run.
+    """
+    if not plan.opens_run:
+        return NullRun()
+    import wandb
+
+    arguments = dict(init_arguments)
+    if plan.shared:  # before the first use of wandb in this process, as the mode is read with wandb's help
+        _forget_inherited_service()
+    if topology.world_size > 1:
+        arguments.update(_planned_arguments(plan, topology, init_arguments))
+    if create_new:
+        arguments.setdefault("reinit", "create_new")
+    run = wandb.init(**arguments)
+    if topology.world_size > 1 and run.offline:
+        _write_sidecar(run, plan, topology)
+    return run
+
+
+def _planned_arguments(plan: RunPlan, topology: Topology, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What the plan changes in the arguments of `wandb.init`."""
+    arguments: dict[str, Any] = {"id": plan.run_id}
+    name = wanted_name(given)
+    if name and plan.name_suffix:
+        arguments["name"] = f"{name}-{plan.name_suffix}"
+    if plan.group is not None:
+        arguments["group"] = plan.group
+    mode = wanted_mode(given) if plan.own_directory else None
+    if plan.own_directory and mode != "disabled":
+        arguments["dir"] = _own_directory(given, topology)
+    if plan.shared and mode == "online":
+        arguments["mode"] = None
+        arguments["settings"] = _shared_settings(given.get("settings"), plan)
+    return arguments
+
+
+def _shared_settings(given: wandb.Settings | Mapping[str, Any] | None, plan: RunPlan) -> wandb.Settings:
+    """A copy of the user's settings with W&B's shared mode switched on for this rank."""
+    import wandb
+
+    settings = wandb.Settings(**given) if isinstance(given, Mapping) else (given or wandb.Settings()).model_copy()
+    settings.mode = "shared"
+    settings.x_label = plan.label
+    settings.x_primary = plan.primary
+    settings.x_update_finish_state = plan.primary
+    return settings
+
+
+def _own_directory(given: Mapping[str, Any], topology: Topology) -> str:
+    """A directory below the W&B directory that no other rank writes to: equal ids at equal times would collide."""
+    root = given.get("dir") or _user_setting(given, "root_dir") or os.environ.get("WANDB_DIR") or "."
+    directory = Path(root) / "wandb" / f"rank-{topology.global_rank}"
+    directory.mkdir(parents=True, exist_ok=True)
+    return str(directory)
+
+
+def _forget_inherited_service() -> None:
+    """Drop `WANDB_SERVICE` where another process put it, so that this rank talks to a wandb process of its own.
+
+    Ranks that are children of one process which used wandb would share that process's service, and it refuses a run
+    id that a sibling has open: "run ID X is in use". The service writes its owner's process id into the variable.
+    """
+    owner = re.match(r"\d+-(\d+)-", os.environ.get("WANDB_SERVICE", ""))
+    if owner is not None and int(owner[1]) != os.getpid():
+        del os.environ["WANDB_SERVICE"]
+
+
+def _write_sidecar(run: Run, plan: RunPlan, topology: Topology) -> None:
+    """Record beside an offline run what its file does not hold, so that it can be uploaded truthfully later."""
+    directory = Path(run.dir).parent
+    record = {
+        "format": _SIDECAR_FORMAT,
+        "run_id": plan.run_id,
+        "base_id": plan.base_id,
+        "group": plan.group,
+        "shared": plan.shared,
+        "label": plan.label,
+        "primary": plan.primary,
+        "update_finish_state": plan.primary,
+        "run_mode": plan.run_mode,
+        "rank_scope": plan.rank_scope,
+        "global_rank": topology.global_rank,
+        "local_rank": topology.local_rank,
+        "node_rank": topology.node_rank,
+        "world_size": topology.world_size,
+        "num_nodes": topology.num_nodes,
+    }
+    unfinished = directory / f".{SIDECAR_NAME}.tmp"
+    unfinished.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    unfinished.replace(directory / SIDECAR_NAME)
+
+
+def define_step_metric(run: AnyRun, step_metric: str) -> None:
+    """Make `step_metric` the x axis of every metric, as Lightning's own logger does for ``trainer/global_step``."""
+    run.define_metric(step_metric)
+    run.define_metric("*", step_metric=step_metric, step_sync=True)
+
+
+def is_silent() -> bool:
+    """Whether the user asked wandb, by `WANDB_SILENT`, to print nothing."""
+    return os.environ.get("WANDB_SILENT", "").lower() in ("true", "1", "yes")
+
+
+def running_run() -> Run | None:
+    """The run that `wandb.run` names in this process, if any."""
+    module = sys.modules.get("wandb")  # nobody has opened a run without importing it
+    return module.run if module is not None else None
+
+
+@contextmanager
+def offline_by_environment(*, on: bool) -> Iterator[None]:
+    """Say "offline" as Lightning's own logger does, by `WANDB_MODE`, but take it back afterwards."""
+    before = os.environ.get("WANDB_MODE")
+    if on:
+        os.environ["WANDB_MODE"] = "dryrun"
+    try:
+        yield
+    finally:
+        if on and before is None:
+            del os.environ["WANDB_MODE"]
+        elif on and before is not None:
+            os.environ["WANDB_MODE"] = before
+
+
+def pickled(run: AnyRun | None) -> bytes | None:
+    """What a child process needs to go on writing into `run`, or `None` where the run cannot be handed on."""
+    try:
+        return pickle.dumps(run) if run else None
+    except (pickle.PicklingError, AttributeError, TypeError):  # a stand-in for a run, in somebody's tests
+        return None
+
+
+def unpickled(data: bytes) -> Run:
+    """The run of the parent process, in the child: wandb attaches it to the parent's service at its first use."""
+    run: Run = pickle.loads(data)  # noqa: S301  # written by `pickled` in the parent of this very process
+    return run
+
+
+def where(run: AnyRun) -> str:
+    """Where a run is to be found, as text: its address, or the directory it is written to."""
+    if not run:
+        return "nowhere"
+    if run.disabled:
+        return "nowhere, as W&B is disabled"
+    return f"offline, in {Path(run.dir).parent}" if run.offline else str(run.url)
+
+
+def group_url(run: AnyRun, group: str | None) -> str | None:
+    """Address of the page of a group of runs in W&B; `None` offline, or where there is no group."""
+    if not (run and run.url and group):
+        return None
+    project, _, _ = str(run.url).partition("/runs/")
+    return f"{project}/groups/{quote(group, safe='')}"
+
+
+def images(values: Iterable[Any]) -> list[Any]:
+    """Arrays or PIL images as W&B's."""
+    import wandb
+
+    return [wandb.Image(value) for value in values]
+
+
+def table(columns: list[str | int] | None, data: list[list[Any]] | None, dataframe: Any) -> Any:
+    """A W&B table, from `columns` and `data` or from `dataframe`."""
+    import wandb
+
+    return wandb.Table(columns=columns, data=data, dataframe=dataframe)
+
+
+class RunWriter:
+    """Writes the rows of one rank into its run.
+
+    Args:
+        run: The run, or a `NullRun`.
+        plan: Tells whether the plain names are this rank's to write, and its label in a shared run.
+        step_metric: Name of the x axis in every row; `None` for none.
+
+    Example:
+        Row ``{"loss": 0.5}`` of step 7 in a shared run: rank 0, the primary, writes ``loss`` and ``rank-0/loss``;
+        rank 1 writes ``rank-1/loss``.
+    """
+
+    def __init__(self, run: AnyRun, plan: RunPlan, step_metric: str | None) -> None:
+        self._run = run
+        self._label = plan.label
+        self._primary = plan.primary
+        self._step_metric = step_metric
+
+    def write(self, metrics: Mapping[str, Any], step: int | None, *, commit: bool | None = None) -> None:
+        """Write one row.
+
+        Args:
+            metrics: What this rank logged.
+            step: Its place on the x axis; `None` leaves the x axis out of the row.
+            commit: As in `wandb.Run.log`; `None` leaves it to wandb.
+        """
+        if not self._run:
+            return
+        row = dict(metrics) if self._label is None else self._labelled(metrics)
+        if self._step_metric is not None and step is not None:
+            row[self._step_metric] = step
+        self._run.log(row) if commit is None else self._run.log(row, commit=commit)
+
+    def _labelled(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
+        """Every rank's numbers under its label; on the primary beside the plain names, media under those alone."""
+        own = {
+            f"{self._label}/{name}": value
+            for name, value in metrics.items()
+            if name != self._step_metric and (not self._primary or _is_number(value))
+        }
+        return {**metrics, **own} if self._primary else own
+
+
+def _is_number(value: Any) -> bool:
+    """Plain numbers, numpy scalars and tensors of one element, without importing numpy or torch."""
+    if isinstance(value, (int, float)):
+        return True
+    return hasattr(value, "item") and getattr(value, "shape", None) in ((), (1,))

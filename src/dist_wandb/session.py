@@ -1,0 +1,449 @@
+"""What every door holds: one job's topology, plan, run and exchange, from `init` to `finish`."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dist_wandb import run as runs
+from dist_wandb.announcement import announcement
+from dist_wandb.errors import ConfigurationError, RendezvousError
+from dist_wandb.policy import (
+    RankScope,
+    RunMode,
+    RunPlan,
+    check_rank_scope,
+    check_run_mode,
+    needs_base_id,
+    needs_layout,
+    plan_run,
+    unit_run_id,
+)
+from dist_wandb.reduction import Reduce, Spread, check_reduce, check_spread
+from dist_wandb.rendezvous import Rendezvous, agree_on_base_id, learn_layout, make_id
+from dist_wandb.run import NullRun, RunWriter
+from dist_wandb.sync import Contribution, Exchange, StraightThrough
+from dist_wandb.topology import Topology
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+    from dist_wandb.run import AnyRun, Run
+
+STEP_METRIC = "global_step"
+_JOB = "job"
+_EXIT_CODE_OF_CTRL_C = 130  # 128 + SIGINT, as shells report it
+
+
+@dataclass(frozen=True)
+class Options:
+    """The arguments that all doors share, checked.
+
+    Args:
+        run_mode: Which ranks open a W&B run: `"auto"`, `"shared"` or `"new"`.
+        rank_scope: Whether the whole job or each node is one unit: `"global"` or `"worker"`.
+        reduce: How one number comes from the ranks' numbers.
+        spread: Of which names the spread over ranks is written as well.
+        join_timeout: How long to wait for other ranks when the run is opened, in seconds.
+
+    Raises:
+        ConfigurationError: A value that cannot be honoured.
+    """
+
+    run_mode: RunMode = "auto"
+    rank_scope: RankScope = "global"
+    reduce: Reduce = "mean"
+    spread: Spread = False
+    join_timeout: float = 60.0
+
+    def __post_init__(self) -> None:
+        check_run_mode(self.run_mode)
+        check_rank_scope(self.rank_scope)
+        check_reduce(self.reduce)
+        check_spread(self.spread)
+        if isinstance(self.join_timeout, bool) or not isinstance(self.join_timeout, (int, float)):
+            raise ConfigurationError(f"join_timeout={self.join_timeout!r} is no number of seconds. Pass e.g. 60.")
+        if not self.join_timeout > 0:
+            raise ConfigurationError(f"join_timeout={self.join_timeout!r} must be greater than 0. It is in seconds.")
+
+
+class Session:
+    """One rank's part in the W&B logging of a job. Made by `dist_wandb.init`, and by the doors for the frameworks.
+
+    What is not found on the session is looked up on its W&B run, so ``session.summary``, ``session.watch`` and the like
+    work as on a `wandb.Run`; on a rank without a run they do nothing.
+
+    Args:
+        options: The checked arguments of the door.
+        topology: Who this rank is.
+        plan: What this rank does with W&B.
+        run: The run that the plan opened, or a `NullRun`.
+        owns_run: Whether `finish` may end the run: not if it was there before.
+        step_metric: Name of the x axis; `None` for none.
+        rendezvous: The job's store, where there is one.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        topology: Topology,
+        plan: RunPlan,
+        run: AnyRun,
+        *,
+        owns_run: bool = True,
+        step_metric: str | None = STEP_METRIC,
+        rendezvous: Rendezvous | None = None,
+    ) -> None:
+        self.options = options
+        self.topology = topology
+        self.plan = plan
+        self.run = run
+        self._owns_run = owns_run
+        self._step_metric = step_metric
+        self._rendezvous = rendezvous
+        self._exchange: Exchange = StraightThrough(RunWriter(run, plan, step_metric))
+        self._rows = 0
+        _sessions.append(self)
+
+    @property
+    def id(self) -> str | None:
+        """Id of the W&B run that this rank's numbers go to.
+
+        On a rank that opens no run it is the id that its primary told. If the primary has not opened its run yet, this
+        waits for it up to `join_timeout`; `None` if it never does.
+        """
+        if self.run:
+            return str(self.run.id)
+        try:
+            return unit_run_id(self._plan_with_base_id())
+        except RendezvousError:
+            return None
+
+    @property
+    def url(self) -> str | None:
+        """Address of that run in W&B; `None` offline, and as long as the primary has not told it."""
+        if self.run:
+            return self.run.url
+        told = self._rendezvous and self._rendezvous.peek(_run_key(self.plan))
+        return told["url"] if told else None
+
+    @property
+    def group_url(self) -> str | None:
+        """Address of the page of this run's group in W&B; `None` offline, and for a run without a group."""
+        return runs.group_url(self.run, self.plan.group)
+
+    @property
+    def config(self) -> Any:
+        """The run's config; on a rank without a run, something that accepts every use and does nothing."""
+        return self.run.config
+
+    def log(self, metrics: Mapping[str, Any], step: int | None = None, *, commit: bool | None = None) -> None:
+        """Log one row.
+
+        Args:
+            metrics: Values by name: numbers, and whatever `wandb.Run.log` takes.
+            step: Place of the row on the x axis (`global_step`); counted per call if `None`.
+            commit: As in `wandb.Run.log`.
+
+        Raises:
+            ConfigurationError: `metrics` is no mapping, or a name is no text.
+
+        Example:
+            Two ranks, ``run_mode="shared"``::
+
+                run.log({"loss": 0.4}, step=1)  # rank 0: writes loss=0.4 and rank-0/loss=0.4
+                run.log({"loss": 0.6}, step=1)  # rank 1: writes rank-1/loss=0.6
+        """
+        _check_metrics(metrics, self.topology)
+        if step is None and self._step_metric == STEP_METRIC and STEP_METRIC not in metrics:
+            step = self._rows
+        if commit is not False:  # a row that is not committed goes on in the next call
+            self._rows += 1
+        self._exchange.put(Contribution(metrics, step, commit))
+
+    def flush(self, timeout: float | None = None) -> bool:
+        """Wait until all that was logged is handed to W&B.
+
+        Args:
+            timeout: How long to wait, in seconds; `None` for as long as it takes.
+
+        Returns:
+            Whether it is.
+        """
+        return self._exchange.flush(timeout)
+
+    def finish(self, exit_code: int | None = None) -> None:
+        """End this rank's part; on a rank with a run, end the run. May be called again, to no effect.
+
+        Args:
+            exit_code: Exit code of the job as W&B is to show it; `None` or 0 for success.
+        """
+        if self in _sessions:
+            self.release()
+            if self._owns_run:
+                self.run.finish(exit_code=exit_code)
+
+    def release(self) -> None:
+        """Hand over what was logged and be no longer the current session, but leave the run open for others."""
+        self._exchange.close()
+        _sessions.remove(self)
+
+    def announce(self) -> None:
+        """Say in one line what was decided and where the runs are, and tell it to ranks without a run."""
+        if self._rendezvous is not None:
+            self._rendezvous.publish(_run_key(self.plan), {"url": self.url})
+        if not runs.is_silent():
+            line = announcement(self.topology, self.plan, runs.where(self.run), self.group_url)
+            print(line, file=sys.stderr, flush=True)  # noqa: T201  # as wandb's own messages: seen without set-up
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Finish; with the exit code that the exception means, if there is one."""
+        self.finish(_exit_code(error))
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or "run" not in self.__dict__:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.run, name)
+
+    def __repr__(self) -> str:
+        rank, world = self.topology.global_rank, self.topology.world_size
+        return f"<dist_wandb.Session run_mode={self.plan.run_mode!r} rank {rank} of {world} run={self.plan.run_id!r}>"
+
+    def _plan_with_base_id(self) -> RunPlan:
+        if self.plan.base_id is None and self._rendezvous is not None:
+            base_id = self._rendezvous.fetch("base_id", "rank 0")
+            self.plan = _plan(self.topology, self.options, base_id, self.plan.group)
+        return self.plan
+
+
+def open_session(
+    options: Options,
+    init_arguments: Mapping[str, Any],
+    *,
+    door: str,
+    topology: Topology | None = None,
+    step_metric: str | None = STEP_METRIC,
+    number: int | None = None,
+    proposed_id: str | None = None,
+    adopt: Callable[[RunPlan], Run | None] | None = None,
+    create_new: bool = True,
+    wants_layout: bool = False,
+) -> Session:
+    """Find out who this rank is, decide, agree with the other ranks, and open the run.
+
+    Args:
+        options: The checked arguments of the door.
+        init_arguments: Keyword arguments of `wandb.init`.
+        door: Name of the door, for messages and to keep the doors' sessions apart.
+        topology: Who this rank is, where a framework knows; found out otherwise.
+        step_metric: Name of the x axis; `None` for none.
+        number: Which of the door's sessions of this job it is, where the door can tell; counted otherwise.
+        proposed_id: Base id to use unless the user asked for one, if this is rank 0.
+        adopt: Asked, where the plan opens a run, for one that is open already and is to be used instead.
+        create_new: Whether to make a run beside that of another session of this process.
+        wants_layout: Whether all ranks are known to come here, so that they can tell each other their nodes even if
+            the plan could do without.
+
+    Returns:
+        The session.
+
+    Raises:
+        ConfigurationError: Arguments that cannot be honoured.
+        TopologyError: Not enough is known of this rank's place.
+        RendezvousError: The ranks could not agree within `join_timeout`.
+    """
+    runs.check_init_arguments(init_arguments, door)
+    topology = topology or Topology.detect()
+    name, rendezvous = _meet(options, topology, door, number)
+    if rendezvous and not topology.knows_layout and (wants_layout or _needs_layout(options, topology)):
+        topology = learn_layout(rendezvous, topology)
+    wanted = runs.wanted_id(init_arguments)
+    base_id = _base_id(options, topology, rendezvous, wanted=wanted, proposed=proposed_id, session_name=name)
+    init_arguments = _share_job(options, topology, rendezvous, init_arguments)
+    plan = _plan(topology, options, base_id, runs.wanted_group(init_arguments))
+    adopted = adopt(plan) if adopt and plan.opens_run else None
+    run = adopted or runs.open_run(plan, topology, init_arguments, create_new=create_new and bool(_sessions))
+    if adopted is None and step_metric is not None:
+        runs.define_step_metric(run, step_metric)
+    session = Session(
+        options, topology, plan, run, owns_run=adopted is None, step_metric=step_metric, rendezvous=rendezvous
+    )
+    if plan.announces:
+        session.announce()
+    return session
+
+
+def init(
+    project: str | None = None,
+    *,
+    run_mode: RunMode = "auto",
+    rank_scope: RankScope = "global",
+    reduce: Reduce = "mean",
+    spread: Spread = False,
+    join_timeout: float = 60.0,
+    **wandb_init: Any,
+) -> Session:
+    """Open the W&B runs of a distributed job. Call it on every rank; it is a context manager too.
+
+    Args:
+        project: Name of the W&B project.
+        run_mode: `"auto"`: one run for the unit, opened by its first rank. `"shared"`: one run that all ranks of the
+            unit write into. `"new"`: one run per rank, grouped.
+        rank_scope: `"global"`: all ranks are one unit. `"worker"`: the ranks of each node are.
+        reduce: How one number comes from the ranks' numbers: `"mean"`, `"sum"`, `"min"`, `"max"`, `"first"`, a mapping
+            of name patterns to those, or `None` for no reduction. Checked and kept; ranks' numbers are not brought
+            together yet: the primary writes its own.
+        spread: Also write the spread over ranks, of all names or of those that match the patterns. As `reduce`.
+        join_timeout: How long to wait for other ranks while opening, in seconds.
+        **wandb_init: Further arguments of `wandb.init`. An `id` or `group` replaces the generated one in the ids and
+            groups of all runs of the job.
+
+    Returns:
+        The session of this rank, with `log`, `flush`, `finish`, `run`, `plan`, `topology`, `id`, `url` and `config`.
+
+    Raises:
+        ConfigurationError: An argument that cannot be honoured.
+        TopologyError: This process's rank is unknown, or the launcher's variables contradict each other.
+        RendezvousError: The ranks could not agree on a run id within `join_timeout`.
+
+    Note:
+        With ``run_mode="shared"``, a `WANDB_SERVICE` that this process inherited from another is removed from its
+        environment: one wandb process refuses two writers of one run. Nothing else outside wandb is changed.
+
+    Example:
+        Two processes under torchrun::
+
+            with dist_wandb.init(project="digits", run_mode="auto") as run:
+                run.log({"loss": 0.4}, step=1)  # rank 0: one row, loss=0.4; rank 1: no run, nothing is written
+    """
+    options = Options(run_mode, rank_scope, reduce, spread, join_timeout)
+    arguments = dict(wandb_init)
+    if project is not None:
+        arguments["project"] = project
+    return open_session(options, arguments, door="dist_wandb.init")
+
+
+def get_run() -> Session | NullRun:
+    """The session that was opened last in this process and is not finished; a `NullRun` if there is none.
+
+    Returns:
+        What `init` returned, so that ``get_run().log(...)`` counts on every rank. It is truthy on all ranks of a job,
+        also on those that open no run; the `NullRun` is falsy.
+    """
+    return _sessions[-1] if _sessions else NullRun()
+
+
+_sessions: list[Session] = []
+_opened: Counter[str] = Counter()
+
+
+def holds(run: object) -> bool:
+    """Whether `run` is the run of a session of this process that is not finished."""
+    return any(session.run is run for session in _sessions)
+
+
+def _plan(topology: Topology, options: Options, base_id: str | None, group: str | None) -> RunPlan:
+    return plan_run(topology, options.run_mode, options.rank_scope, base_id, group=group)
+
+
+def _needs_layout(options: Options, topology: Topology) -> bool:
+    return needs_layout(topology, options.run_mode, options.rank_scope)
+
+
+def _meet(options: Options, topology: Topology, door: str, number: int | None) -> tuple[str, Rendezvous | None]:
+    """The session's name, equal on all ranks, and its rendezvous. A world of one meets nobody and is not counted."""
+    if topology.world_size == 1:
+        return door, None
+    if number is None:
+        _opened[door] += 1
+        number = _opened[door]
+    name = f"{door}/{number}"
+    return name, Rendezvous.find(name, topology, options.join_timeout)
+
+
+def _base_id(
+    options: Options,
+    topology: Topology,
+    rendezvous: Rendezvous | None,
+    *,
+    wanted: str | None,
+    proposed: str | None,
+    session_name: str,
+) -> str | None:
+    """The base id as far as this rank's plan needs it; rank 0 also says it for ranks that do."""
+    if topology.world_size == 1 or not needs_base_id(topology, options.run_mode, options.rank_scope):
+        return wanted
+    if options.run_mode == "auto" and options.rank_scope == "global" and rendezvous is None:
+        return wanted or proposed or make_id()  # no other rank's plan names it
+    return agree_on_base_id(rendezvous, topology, wanted, proposed, session_name)
+
+
+def _share_job(
+    options: Options,
+    topology: Topology,
+    rendezvous: Rendezvous | None,
+    init_arguments: Mapping[str, Any],
+) -> Mapping[str, Any]:
+    """Rank 0 tells what describes the job; the others complete their arguments with it, as far as it is told yet."""
+    if rendezvous is None:
+        return init_arguments
+    if topology.global_rank == 0:
+        told = {"run_mode": options.run_mode, "rank_scope": options.rank_scope}
+        rendezvous.publish(_JOB, {"options": told, "arguments": runs.told_to_others(init_arguments)})
+        return init_arguments
+    if not needs_base_id(topology, options.run_mode, options.rank_scope):
+        return init_arguments
+    job = rendezvous.fetch(_JOB, "rank 0")
+    return {**job["arguments"], **{name: value for name, value in init_arguments.items() if value is not None}}
+
+
+def told_job(door: str, topology: Topology, timeout: float) -> dict[str, Any] | None:
+    """What rank 0 told of the next session of `door` that this rank has not opened yet. Never waits for it.
+
+    Args:
+        door: Name of the door.
+        topology: Who this rank is.
+        timeout: How long the job's store may take to answer, in seconds.
+
+    Returns:
+        The options under ``"options"``; `None` if rank 0 has not opened the session, or there is no store.
+    """
+    rendezvous = Rendezvous.find(f"{door}/{_opened[door] + 1}", topology, timeout)
+    return rendezvous.peek(_JOB) if rendezvous else None
+
+
+def _run_key(plan: RunPlan) -> str:
+    return f"run/{plan.name_suffix}"
+
+
+def _check_metrics(metrics: object, topology: Topology) -> None:
+    if not isinstance(metrics, Mapping):
+        raise ConfigurationError(
+            f"log was given {type(metrics).__name__} on rank {topology.global_rank}, but it takes a mapping of names "
+            'to values, as in log({"loss": 0.5}).'
+        )
+    for name in metrics:
+        if not isinstance(name, str):
+            raise ConfigurationError(
+                f"log was given the name {name!r} ({type(name).__name__}) on rank {topology.global_rank}, but names "
+                "are text. Nothing of this row was written."
+            )
+
+
+def _exit_code(error: BaseException | None) -> int | None:
+    """The exit code that a process ends with because of `error`, as Python and the shell have it."""
+    if error is None:
+        return None
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
+    return _EXIT_CODE_OF_CTRL_C if isinstance(error, KeyboardInterrupt) else 1

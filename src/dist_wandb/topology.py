@@ -1,0 +1,564 @@
+"""Who this process is among all ranks. The only reader of launchers' environment variables.
+
+Sources, in the order in which they are trusted: a framework's own object, an initialised ``torch.distributed``, one
+consistent family of launcher variables, else a single process. A field that no source tells stays `None`: it is never
+guessed, because a wrong node rank would write into another node's run.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import sys
+from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+
+from dist_wandb.errors import TopologyError
+
+_SLURM_BATCH_STEP = 4294967290  # steps at or above are SLURM's own (batch script, extern, interactive), not an srun
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Where one process stands among all processes of a job, in torchrun's words.
+
+    Args:
+        global_rank: Index of this process among all, 0 to `world_size` - 1.
+        local_rank: Index of this process on its node, or `None` if unknown.
+        node_rank: Index of this process's node, or `None` if unknown.
+        world_size: Number of processes of the job.
+        local_world_size: Number of processes on this node, or `None` if unknown.
+        num_nodes: Number of nodes, or `None` if unknown. Not `world_size // local_world_size`: nodes may be uneven.
+        sources: For each known field, where it came from (`"RANK (torchrun)"`); used in messages only.
+
+    Raises:
+        TopologyError: A value is impossible, or two values contradict each other.
+
+    Example:
+        Rank 5 of two nodes with four processes each::
+
+            Topology(global_rank=5, local_rank=1, node_rank=1, world_size=8, local_world_size=4, num_nodes=2)
+    """
+
+    global_rank: int
+    local_rank: int | None
+    node_rank: int | None
+    world_size: int
+    local_world_size: int | None
+    num_nodes: int | None
+    sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._fill_in_what_follows()
+        self._require_at_least(1, "world_size", "local_world_size", "num_nodes")
+        self._require_at_least(0, "global_rank", "local_rank", "node_rank")
+        self._require_below("global_rank", "world_size")
+        self._require_below("local_rank", "local_world_size")
+        self._require_below("node_rank", "num_nodes")
+        self._require_at_most("local_world_size", "world_size")
+        self._require_at_most("num_nodes", "world_size")
+        self._require_room_on_every_node()
+
+    @classmethod
+    def single(cls) -> Topology:
+        """The topology of a job of one process."""
+        return cls(0, 0, 0, 1, 1, 1, dict.fromkeys(_FIELDS, "no launcher was found"))
+
+    @classmethod
+    def detect(cls, environ: Mapping[str, str] | None = None) -> Topology:
+        """Find out who this process is, without a framework's help.
+
+        Args:
+            environ: The environment variables to read; the process's own when `None`.
+
+        Returns:
+            What an initialised ``torch.distributed`` says, else what one family of launcher variables says, else the
+            topology of a single process.
+
+        Raises:
+            TopologyError: The launcher's variables are impossible, contradict each other, or are only half there.
+        """
+        return cls.from_torch_distributed(environ) or cls.from_environ(environ) or cls.single()
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str] | None = None) -> Topology | None:
+        """Read the first family of launcher variables that is present.
+
+        Args:
+            environ: The environment variables to read; the process's own when `None`.
+
+        Returns:
+            The topology, or `None` where no launcher left any variables.
+
+        Raises:
+            TopologyError: As for `detect`.
+        """
+        environ = os.environ if environ is None else environ
+        for family in _FAMILIES:
+            if family.is_present(environ):
+                readings = family.read(environ)
+                return _agreeing(readings, environ) if readings.is_complete else _incomplete(readings, environ)
+        return None
+
+    @classmethod
+    def from_torch_distributed(cls, environ: Mapping[str, str] | None = None) -> Topology | None:
+        """Read an initialised ``torch.distributed``; its layout over nodes from launcher variables that agree with it.
+
+        Args:
+            environ: The environment variables to read; the process's own when `None`.
+
+        Returns:
+            The topology, or `None` where no default process group is initialised.
+        """
+        if "torch.distributed" not in sys.modules:  # nobody can have initialised it: do not pay for the import
+            return None
+        import torch.distributed as dist
+
+        if not (dist.is_available() and dist.is_initialized()):
+            return None
+        return cls.from_framework(dist.get_rank(), dist.get_world_size(), "torch.distributed", environ=environ)
+
+    @classmethod
+    def from_framework(
+        cls,
+        global_rank: int,
+        world_size: int,
+        source: str,
+        *,
+        local_rank: int | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> Topology:
+        """Take the ranks a framework tells; the rest from launcher variables that agree with them.
+
+        Args:
+            global_rank: Index of this process among all.
+            world_size: Number of processes of the job.
+            source: Where the ranks come from, for messages.
+            local_rank: Index of this process on its node, where the framework knows it.
+            environ: The environment variables to read; the process's own when `None`.
+
+        Returns:
+            The topology. Launcher variables that contradict the framework are left aside: they are stale.
+        """
+        readings = _Readings({"global_rank": global_rank, "world_size": world_size}, source)
+        if local_rank is not None:
+            readings.add("local_rank", local_rank, source)
+        return _agreeing(readings, os.environ if environ is None else environ)
+
+    @property
+    def knows_layout(self) -> bool:
+        """Whether the place of this process among the nodes is known completely."""
+        return None not in (self.local_rank, self.node_rank, self.local_world_size, self.num_nodes)
+
+    def with_layout(self, nodes: Sequence[str]) -> Topology:
+        """Complete the layout from what every rank says about its node.
+
+        Args:
+            nodes: For each global rank, a name of its node that is equal on one node and differs between nodes
+                (`node_identity`). Nodes are counted in the order of their lowest global rank.
+
+        Returns:
+            The same rank, with every field known.
+
+        Raises:
+            TopologyError: `nodes` does not have one entry per rank.
+        """
+        if len(nodes) != self.world_size:
+            raise TopologyError(
+                f"{len(nodes)} ranks told their node, but the world size is {self.world_size} "
+                f"({self.origin('world_size')}). Start every rank with the same world size."
+            )
+        mine = nodes[self.global_rank]
+        order = list(dict.fromkeys(nodes))
+        peers = [rank for rank, node in enumerate(nodes) if node == mine]
+        return replace(
+            self,
+            local_rank=peers.index(self.global_rank),
+            node_rank=order.index(mine),
+            local_world_size=len(peers),
+            num_nodes=len(order),
+            sources={**self.sources, **dict.fromkeys(_LAYOUT_FIELDS, "what the ranks told each other")},
+        )
+
+    def origin(self, name: str) -> str:
+        """Where the field `name` came from, as text for a message."""
+        return self.sources.get(name, "given")
+
+    def _fill_in_what_follows(self) -> None:
+        """Fields that follow from others for certain: one process, or all processes on one node."""
+        if self.world_size == 1:
+            follows = {"local_rank": 0, "node_rank": 0, "local_world_size": 1, "num_nodes": 1}
+        elif self.num_nodes == 1:
+            follows = {"local_rank": self.global_rank, "node_rank": 0, "local_world_size": self.world_size}
+        elif self.local_world_size == self.world_size:
+            follows = {"local_rank": self.global_rank, "node_rank": 0, "num_nodes": 1}
+        elif self.num_nodes == self.world_size:
+            follows = {"local_rank": 0, "node_rank": self.global_rank, "local_world_size": 1}
+        else:
+            return
+        for name, value in follows.items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, value)
+
+    def _require_at_least(self, bound: int, *names: str) -> None:
+        for name in names:
+            value = getattr(self, name)
+            if value is not None and value < bound:
+                raise TopologyError(f"{self._named(name)}, but it must be at least {bound}. {_HINT}")
+
+    def _require_below(self, name: str, limit: str) -> None:
+        value, bound = getattr(self, name), getattr(self, limit)
+        if value is not None and bound is not None and value >= bound:
+            raise TopologyError(f"{self._named(name)} must be less than {self._named(limit)}. {_HINT}")
+
+    def _require_at_most(self, name: str, limit: str) -> None:
+        value, bound = getattr(self, name), getattr(self, limit)
+        if value is not None and bound is not None and value > bound:
+            raise TopologyError(f"{self._named(name)} must not be greater than {self._named(limit)}. {_HINT}")
+
+    def _require_room_on_every_node(self) -> None:
+        """Every other node has at least one rank, and where there is no other node, all ranks are on this one."""
+        if self.local_world_size is None or self.num_nodes is None:
+            return
+        elsewhere = self.world_size - self.local_world_size
+        if elsewhere < self.num_nodes - 1 or (self.num_nodes == 1 and elsewhere > 0):
+            raise TopologyError(
+                f"{self._named('num_nodes')}, {self._named('local_world_size')} and {self._named('world_size')} "
+                f"contradict each other. {_HINT}"
+            )
+
+    def _named(self, name: str) -> str:
+        return f"{name}={getattr(self, name)} ({self.origin(name)})"
+
+
+_HINT = "Check how the job was launched, and unset variables that another launcher left behind."
+_FIELDS = tuple(f.name for f in fields(Topology) if f.name != "sources")
+_LAYOUT_FIELDS = ("local_rank", "node_rank", "local_world_size", "num_nodes")
+
+
+class _Readings:
+    """Values of topology fields, each with the place it was read from."""
+
+    def __init__(self, values: Mapping[str, int], source: str) -> None:
+        self.values: dict[str, int] = dict(values)
+        self.sources: dict[str, str] = dict.fromkeys(values, source)
+
+    def add(self, name: str, value: int, source: str) -> None:
+        self.values[name] = value
+        self.sources[name] = source
+
+    @property
+    def is_complete(self) -> bool:
+        return {"global_rank", "world_size"} <= self.values.keys()
+
+    def agrees_with(self, other: _Readings) -> bool:
+        """Whether both tell the same ranks: launcher variables that do not are another launcher's, or stale."""
+        shared = self.values.keys() & other.values.keys()
+        return "world_size" in shared and all(self.values[name] == other.values[name] for name in shared)
+
+    def complete_from(self, other: _Readings) -> None:
+        for name, value in other.values.items():
+            if name not in self.values:
+                self.add(name, value, other.sources[name])
+
+    def topology(self) -> Topology:
+        values: dict[str, int | None] = dict.fromkeys(_LAYOUT_FIELDS)
+        values.update(self.values)
+        return Topology(**values, sources=dict(self.sources))  # type: ignore[arg-type]  # complete: see callers
+
+
+@dataclass(frozen=True)
+class _Family:
+    """The variables of one launcher. `present` are those of which any shows that this launcher started the process."""
+
+    launcher: str
+    present: tuple[str, ...]
+    variables: Mapping[str, str]
+
+    def is_present(self, environ: Mapping[str, str]) -> bool:
+        return any(name in environ for name in self.present)
+
+    def read(self, environ: Mapping[str, str]) -> _Readings:
+        readings = _Readings({}, self.launcher)
+        for name, variable in self.variables.items():
+            if variable in environ:
+                readings.add(name, _integer(variable, environ[variable]), f"{variable} ({self.launcher})")
+        return readings
+
+
+class _Torchrun(_Family):
+    """torchrun's variables. `--virtual-local-rank` sets LOCAL_RANK=0 in every process, which must not be believed."""
+
+    def read(self, environ: Mapping[str, str]) -> _Readings:
+        readings = super().read(environ)
+        if readings.values.get("local_rank") == 0 and readings.values.get("local_world_size", 1) > 1:
+            local_rank = _local_rank_by_position(readings.values, environ)
+            del readings.values["local_rank"], readings.sources["local_rank"]
+            if local_rank is not None:
+                readings.add("local_rank", local_rank, "RANK and LOCAL_WORLD_SIZE (torchrun)")
+        return readings
+
+
+class _Slurm(_Family):
+    """SLURM's variables. An sbatch shell has them as well, though only one process runs there: no step, no srun."""
+
+    def is_present(self, environ: Mapping[str, str]) -> bool:
+        step = environ.get("SLURM_STEP_ID", environ.get("SLURM_STEPID"))
+        if step is None:
+            return environ.get("SLURM_PROCID", "0") != "0"
+        return "SLURM_PROCID" in environ and not (step.isdigit() and int(step) >= _SLURM_BATCH_STEP)
+
+    def read(self, environ: Mapping[str, str]) -> _Readings:
+        readings = super().read(environ)
+        for variable in ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"):
+            if variable in environ:
+                tasks = _tasks_per_node(variable, environ[variable])
+                readings.add("num_nodes", len(tasks), f"{variable} (SLURM)")
+                node = readings.values.get("node_rank")
+                if node is not None and node < len(tasks):
+                    readings.add("local_world_size", tasks[node], f"{variable} (SLURM)")
+                break
+        return readings
+
+
+def _env_variables(**others: str) -> dict[str, str]:
+    return {"global_rank": "RANK", "world_size": "WORLD_SIZE", "local_rank": "LOCAL_RANK", **others}
+
+
+# The innermost launcher comes first: torchrun under srun leaves both families, and its own is the true one.
+_FAMILIES: tuple[_Family, ...] = (
+    _Torchrun(
+        "torchrun",
+        ("TORCHELASTIC_RUN_ID",),
+        _env_variables(node_rank="GROUP_RANK", local_world_size="LOCAL_WORLD_SIZE", num_nodes="GROUP_WORLD_SIZE"),
+    ),
+    _Family(
+        "DeepSpeed",
+        ("CROSS_RANK", "LOCAL_SIZE"),
+        _env_variables(node_rank="CROSS_RANK", local_world_size="LOCAL_SIZE", num_nodes="CROSS_SIZE"),
+    ),
+    _Family(
+        "RANK and WORLD_SIZE",
+        ("RANK",),
+        _env_variables(node_rank="NODE_RANK", local_world_size="LOCAL_WORLD_SIZE"),
+    ),
+    _Family(
+        "Lightning",
+        ("LOCAL_RANK", "WORLD_SIZE"),
+        {"world_size": "WORLD_SIZE", "local_rank": "LOCAL_RANK", "node_rank": "NODE_RANK"},
+    ),
+    _Family(  # OMPI_COMM_WORLD_NODE_RANK is a rank on the node, not of the node: left out
+        "Open MPI",
+        ("OMPI_COMM_WORLD_RANK",),
+        {
+            "global_rank": "OMPI_COMM_WORLD_RANK",
+            "world_size": "OMPI_COMM_WORLD_SIZE",
+            "local_rank": "OMPI_COMM_WORLD_LOCAL_RANK",
+            "local_world_size": "OMPI_COMM_WORLD_LOCAL_SIZE",
+        },
+    ),
+    _Family(
+        "MPICH",
+        ("PMI_RANK",),
+        {
+            "global_rank": "PMI_RANK",
+            "world_size": "PMI_SIZE",
+            "local_rank": "MPI_LOCALRANKID",
+            "local_world_size": "MPI_LOCALNRANKS",
+        },
+    ),
+    _Slurm(
+        "SLURM",
+        ("SLURM_PROCID",),
+        {
+            "global_rank": "SLURM_PROCID",
+            "world_size": "SLURM_NTASKS",
+            "local_rank": "SLURM_LOCALID",
+            "node_rank": "SLURM_NODEID",
+        },
+    ),
+)
+
+
+def _agreeing(readings: _Readings, environ: Mapping[str, str]) -> Topology:
+    """Complete readings from every family that tells the same ranks."""
+    for family in _FAMILIES:
+        if family.is_present(environ):
+            try:
+                other = family.read(environ)
+            except TopologyError:  # another launcher's leftovers: nothing depends on them
+                continue
+            if readings.agrees_with(other):
+                readings.complete_from(other)
+    return readings.topology()
+
+
+def _incomplete(readings: _Readings, environ: Mapping[str, str]) -> Topology | None:
+    """Half a family: Lightning's own children on the first node are clear enough, anything else is not."""
+    values = readings.values
+    if values == {"world_size": 1}:
+        return None
+    if "global_rank" not in values and {"world_size", "local_rank"} <= values.keys() and values.get("node_rank") == 0:
+        readings.add("global_rank", values["local_rank"], readings.sources["local_rank"])  # ranks start on node 0
+        return _agreeing(readings, environ)
+    there = ", ".join(f"{source}={values[name]}" for name, source in readings.sources.items())
+    missing = " and ".join(sorted({"global_rank", "world_size"} - values.keys()))
+    raise TopologyError(
+        f"The environment tells {there}, but not the {missing} of this process. These variables are half a launcher's, "
+        "or stale. Initialise torch.distributed first, start the script with torchrun, or unset them."
+    )
+
+
+def _local_rank_by_position(values: Mapping[str, int], environ: Mapping[str, str]) -> int | None:
+    """The local rank of a torchrun process whose LOCAL_RANK is 0, from its place in the order of global ranks.
+
+    torchrun numbers processes node after node, so the first and the last node's ranks are certain. In between, one
+    visible device is what ``--virtual-local-rank`` leaves; only there the answer stays open.
+    """
+    rank, world, local_world = values.get("global_rank"), values.get("world_size"), values["local_world_size"]
+    node, nodes = values.get("node_rank"), values.get("num_nodes")
+    if rank is None or world is None or node is None:
+        return 0
+    if node == 0:
+        return rank
+    if nodes is not None and node == nodes - 1:
+        return rank - (world - local_world)
+    return None if re.fullmatch(r"[^,]+", environ.get("CUDA_VISIBLE_DEVICES", "")) else 0
+
+
+def _tasks_per_node(variable: str, text: str) -> list[int]:
+    """Expand SLURM's ``4(x2),3`` to ``[4, 4, 3]``."""
+    tasks: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
+        if match is None:
+            raise TopologyError(f"{variable}={text!r} is not of SLURM's form '4(x2),3'. {_HINT}")
+        tasks += [int(match[1])] * int(match[2] or 1)
+    return tasks
+
+
+def _integer(variable: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise TopologyError(
+            f"{variable}={text!r} in the environment is not a whole number, so this process's rank is unknown. {_HINT}"
+        ) from None
+
+
+def node_identity(environ: Mapping[str, str] | None = None) -> str:
+    """A name of this machine that is equal for all processes on a node and differs between nodes.
+
+    The host name alone is not enough: containers share names, and two nodes of a test may share a host. So the
+    kernel's boot id and the launcher's node rank, where it tells one, are part of it.
+
+    Args:
+        environ: The environment variables to read; the process's own when `None`.
+    """
+    environ = os.environ if environ is None else environ
+    node_rank = environ.get("NODE_RANK", environ.get("GROUP_RANK", "0"))  # as Lightning's environment reads it
+    return f"{socket.gethostname()}/{_boot_id()}/{node_rank}"
+
+
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:  # not Linux
+        return ""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What the launcher tells about the job as a whole, beyond who is who.
+
+    Args:
+        agent_store: Address of the store that torchrun's agent keeps for the whole job, as `(host, port)`.
+        attempt: How often the launcher has restarted the job's processes.
+        job_id: A name of this start of the job that is equal on all ranks and differs between jobs, if there is one.
+        parent_pid: Process id of the parent, which started this process if it is one of Lightning's scripts.
+        node_rank: The node rank that `NODE_RANK` or `GROUP_RANK` tells, also before there are any ranks.
+        is_lightning_child: Whether Lightning started this script again for a further rank of the first node.
+    """
+
+    agent_store: tuple[str, int] | None
+    attempt: int
+    job_id: str | None
+    parent_pid: int
+    node_rank: int | None
+    is_lightning_child: bool
+
+    @classmethod
+    def detect(cls, environ: Mapping[str, str] | None = None) -> Launch:
+        """Read what the launcher left in the environment (the process's own when `environ` is `None`)."""
+        environ = os.environ if environ is None else environ
+        node_rank = environ.get("NODE_RANK", environ.get("GROUP_RANK"))
+        return cls(
+            agent_store=_agent_store(environ),
+            attempt=_integer("TORCHELASTIC_RESTART_COUNT", environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
+            job_id=_job_id(environ),
+            parent_pid=os.getppid(),
+            node_rank=None if node_rank is None else _integer("NODE_RANK", node_rank),
+            is_lightning_child="RANK" not in environ
+            and environ.get("NODE_RANK") == "0"
+            and environ.get("LOCAL_RANK", "0") != "0",
+        )
+
+
+def _agent_store(environ: Mapping[str, str]) -> tuple[str, int] | None:
+    if environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" or "MASTER_ADDR" not in environ:
+        return None
+    return environ["MASTER_ADDR"], _integer("MASTER_PORT", environ.get("MASTER_PORT", ""))
+
+
+def _job_id(environ: Mapping[str, str]) -> str | None:
+    """TORCHELASTIC_RUN_ID is no such name: it is "none", or the user's own, the same for every start."""
+    if "PMIX_NAMESPACE" in environ:
+        return f"pmix-{environ['PMIX_NAMESPACE']}"
+    if "SLURM_JOB_ID" in environ and "SLURM_STEP_ID" in environ:
+        parts = (environ["SLURM_JOB_ID"], environ["SLURM_STEP_ID"], environ.get("SLURM_RESTART_COUNT", "0"))
+        return "slurm-" + "-".join(parts)
+    return None
+
+
+_BASE_IDS_VARIABLE = "DIST_WANDB_BASE_IDS"
+
+
+class ScriptIds:
+    """Base ids that Lightning's main process hands to the further starts of the same script, one per logger.
+
+    Those processes ask for the id before any process group exists. They inherit the environment, so the main process
+    writes its ids into the variable `DIST_WANDB_BASE_IDS`, with its own process id in front: nobody else's child reads
+    them.
+
+    Args:
+        environ: The environment variables; the process's own when `None`.
+    """
+
+    def __init__(self, environ: MutableMapping[str, str] | None = None) -> None:
+        self._environ = os.environ if environ is None else environ
+        self._next = 0
+
+    def take(self, proposal: str) -> tuple[int, str]:
+        """The number of this process's next logger, and its base id: the parent's, else `proposal`, offered on."""
+        number, self._next = self._next, self._next + 1
+        launch = Launch.detect(self._environ)
+        owner, ids = self._read()
+        if launch.is_lightning_child and owner == launch.parent_pid and number < len(ids):
+            return number, ids[number]
+        if not launch.is_lightning_child:
+            self.offer(number, proposal)
+        return number, proposal
+
+    def offer(self, number: int, base_id: str) -> None:
+        """Tell scripts started from now on the base id of logger `number`."""
+        owner, ids = self._read()
+        ids = ids if owner == os.getpid() else []
+        ids += [""] * (number + 1 - len(ids))
+        ids[number] = base_id
+        self._environ[_BASE_IDS_VARIABLE] = f"{os.getpid()}:{','.join(ids)}"
+
+    def _read(self) -> tuple[int, list[str]]:
+        owner, _, ids = self._environ.get(_BASE_IDS_VARIABLE, "").partition(":")
+        return (int(owner), ids.split(",")) if owner.isdigit() else (0, [])
