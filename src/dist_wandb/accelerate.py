@@ -347,7 +347,7 @@ def wrap_accelerator() -> None:
     if getattr(Accelerator, _MARK, False):
         return
     for name, known, _ in _WRAPPED:
-        found = tuple(inspect.signature(getattr(Accelerator, name, lambda: None)).parameters)
+        found = _parameters(getattr(Accelerator, name, None))
         if found != known:
             raise UnsupportedVersionError(
                 f"Accelerator.{name} of accelerate {accelerate.__version__} has the parameters {found}, but "
@@ -357,6 +357,14 @@ def wrap_accelerator() -> None:
     for name, _, wrapper in _WRAPPED:
         setattr(Accelerator, name, wrapper(getattr(Accelerator, name)))
     setattr(Accelerator, _MARK, True)
+
+
+def _parameters(method: Callable[..., Any] | None) -> tuple[str, ...]:
+    """Names of a method's parameters; of the decorated function, where Accelerate's decorator does not show them."""
+    if method is None:
+        return ()
+    decorated = inspect.getclosurevars(method).nonlocals.get("function", method)
+    return tuple(inspect.signature(decorated).parameters)
 
 
 def _register() -> None:

@@ -29,7 +29,7 @@ WriteRun = Callable[..., Path]
 def write_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WriteRun:
     """Write a run file that the stand-in reads: a run of given history rows, or given lines."""
     reader = tmp_path / "reader"
-    reader.write_text('#!/bin/sh\ncat "$6"\nif grep -q old "$6"; then exit 2; fi\n')  # -m wandb leet … FILE
+    reader.write_text('#!/bin/sh\ncat "$6"\nif grep -q too-old "$6"; then exit 2; fi\n')  # -m wandb leet … FILE
     reader.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(reader))
 
@@ -303,8 +303,8 @@ def test_a_directory_that_does_not_exist_is_told(tmp_path: Path, capsys: Capture
 
 
 def test_an_old_wandb_is_told_once_for_all_files(write_run: WriteRun, tmp_path: Path, capsys: Capture) -> None:
-    write_run("a", project="old")
-    write_run("b", project="old")
+    write_run("a", project="too-old")
+    write_run("b", project="too-old")
     assert main(["show", str(tmp_path / "logs")]) == 1
     captured = capsys.readouterr()
     assert captured.out == ""

@@ -1,0 +1,187 @@
+"""Real offline runs of wandb, read back and shown: finished, failed, still running, killed, cut short and garbled."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from dist_wandb.cli import main
+from dist_wandb.errors import ReadError
+from dist_wandb.offline import StoredRun, find_runs, read_history, read_run, read_runs
+
+PRELUDE = """
+import sys, wandb
+def start(run_id, **more):
+    settings = wandb.Settings(silent=True, x_disable_stats=True, x_transaction_log_flush_interval=0.1)
+    return wandb.init(project="digits", id=run_id, mode="offline", dir=sys.argv[1], settings=settings, **more)
+"""
+ENDING = """
+run = start("good", name="baseline", group="sweep", job_type="train", tags=["t"], config={"lr": 0.1, "net": {"h": 3}})
+for step in range(300):
+    row = {"loss": 1 / (step + 1), "val": {"acc": step / 300}, "text": "a", "flag": True, "big": 10**18}
+    run.log(row | {"odd": float("nan") if step % 2 else float("inf"), "hist": wandb.Histogram([1, 2, 3])})
+run.config.update({"late": [1, 2]})
+run.name = "renamed"
+run.finish()
+run = start("failed")
+run.log({"loss": 1.0})
+run.finish(exit_code=3)
+"""
+ENDLESS = """
+import time
+run = start("killed")
+for step in range(50):
+    run.log({"loss": float(step)})
+time.sleep(600)
+"""
+
+
+def script(code: str, directory: Path) -> subprocess.Popen[bytes]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
+    return subprocess.Popen([sys.executable, "-c", PRELUDE + code, str(directory)], env=environment)
+
+
+def poll(directory: Path, run_id: str, until: Callable[[StoredRun], bool], seconds: float = 60) -> StoredRun:
+    """Read a run until it holds what it must: wandb writes behind the script's back."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        runs, _ = read_runs(find_runs(directory))
+        for run in runs:
+            if run.run_id == run_id and until(run):
+                return run
+        time.sleep(0.1)
+    pytest.fail(f"run {run_id} did not come to hold what it must within {seconds} s")
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs that ended, one with exit code 0 and one with 3."""
+    directory = tmp_path_factory.mktemp("ended")
+    assert script(ENDING, directory).wait(timeout=120) == 0
+    for run_id in ("good", "failed"):
+        poll(directory, run_id, lambda run: run.exit_code is not None)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def good(directory: Path) -> Path:
+    return next(path for path in find_runs(directory) if path.stem == "run-good")
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+    process = script(ENDLESS, tmp_path)
+    yield process, tmp_path
+    process.kill()
+    process.wait()
+
+
+def damaged(directory: Path, content: bytes) -> Path:
+    path = directory / "wandb" / "offline-run-20260101_000000-hurt" / "run-hurt.wandb"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(content)
+    return path
+
+
+def test_a_finished_run_is_read_whole(good: Path) -> None:
+    run = read_run(good)
+    assert (run.run_id, run.name, run.project, run.group, run.job_type, run.tags) == (
+        "good",
+        "renamed",
+        "digits",
+        "sweep",
+        "train",
+        ("t",),
+    )
+    assert (run.state, run.rows, run.problems, run.sidecar) == ("finished", 300, (), None)
+    assert run.config == {"lr": 0.1, "net": {"h": 3}, "late": [1, 2]}
+    assert list(run.metrics) == ["big", "loss", "odd", "val.acc"]
+    loss, odd = run.metrics["loss"], run.metrics["odd"]
+    assert (loss.count, loss.last, loss.smallest, loss.largest) == (300, 1 / 300, 1 / 300, 1)
+    assert run.metrics["big"].last == 10**18
+    assert (odd.count, odd.not_finite, odd.smallest) == (300, 300, math.inf)
+    assert math.isnan(odd.last)
+
+
+def test_the_history_is_read_row_by_row(good: Path) -> None:
+    rows = read_history(good)
+    assert [row["_step"] for row in rows] == list(range(300))
+    assert [row["loss"] for row in rows] == [1 / (step + 1) for step in range(300)]
+    assert (rows[0]["val.acc"], rows[0]["text"], rows[0]["flag"], rows[0]["odd"]) == (0, "a", True, math.inf)
+    assert math.isnan(rows[1]["odd"])
+
+
+def test_a_run_that_is_killed_reads_as_unfinished_before_and_after(
+    running: tuple[subprocess.Popen[bytes], Path],
+) -> None:
+    process, directory = running
+    before = poll(directory, "killed", lambda run: run.rows == 50)
+    process.kill()
+    process.wait()
+    after = read_run(before.path)
+    assert (before.state, after.state) == ("unfinished", "unfinished")
+    assert (after.rows, after.exit_code, after.metrics["loss"].last) == (50, None, 49)
+
+
+@pytest.mark.parametrize("share", [0.25, 0.9])
+def test_a_file_cut_short_is_read_up_to_the_cut(good: Path, tmp_path: Path, share: float) -> None:
+    content = good.read_bytes()
+    run = read_run(damaged(tmp_path, content[: int(share * len(content))]))
+    assert 0 < run.rows < 300
+    assert (run.name, run.state) == ("baseline", "unfinished")
+    assert run.metrics["loss"].smallest == pytest.approx(1 / run.rows)
+
+
+def test_damage_in_the_middle_is_skipped_and_told(good: Path, tmp_path: Path) -> None:
+    content = good.read_bytes()
+    middle = len(content) // 2
+    path = damaged(tmp_path, content[:middle] + b"\xff" * 40 + content[middle + 40 :])
+    run = read_run(path)
+    assert 0 < run.rows < 300
+    assert any("corrupt" in problem for problem in run.problems)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "is empty"),
+        (b":W&B\xe1\xbe\x00", "holds no run yet"),
+        (b"\x00garbage" * 90, "cannot read it"),
+    ],
+    ids=["empty", "header", "garbage"],
+)
+def test_a_file_that_is_no_run_is_named(tmp_path: Path, content: bytes, reason: str) -> None:
+    path = damaged(tmp_path, content)
+    with pytest.raises(ReadError, match=f"^{re.escape(str(path))}: .*{reason}"):
+        read_run(path)
+
+
+def test_show_tells_all_of_it(directory: Path, good: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    linked = tmp_path / "logs"
+    linked.mkdir()
+    for path in find_runs(directory):
+        (linked / path.parent.name).mkdir()
+        (linked / path.parent.name / path.name).hardlink_to(path)
+    hurt = damaged(linked, good.read_bytes()[:7])
+    assert main(["show", str(linked)]) == 0
+    out = capsys.readouterr().out
+    assert "● good  renamed\n  finished · 300 rows · project digits · group sweep\n" in out
+    assert "● failed\n  failed (exit code 3) · 1 row · project digits\n" in out
+    assert re.search(r"\n  val\.acc +0\.99667 +0 +0\.99667 +300 +▁[▁▂▃▄▅▆▇█]{30}█\n", out)
+    assert f"✗ not readable  {hurt}: holds no run yet (7 bytes)" in out
+    assert ": 1 finished, 1 failed, 1 file not readable\n" in out
+    assert main(["show", str(linked), "--json", "--metric", "loss"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert [(run["run_id"], list(run["metrics"])) for run in shown["runs"]] == [
+        ("good", ["loss"]),
+        ("failed", ["loss"]),
+    ]
