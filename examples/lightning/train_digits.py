@@ -1,12 +1,12 @@
-"""Handwritten digits with PyTorch Lightning and `DistWandbLogger`.
+"""Classify handwritten digits with PyTorch Lightning, logging through `DistWandbLogger`.
 
     python train_digits.py                                                   # one process
-    python train_digits.py --devices 2 --strategy ddp                        # two processes, one W&B run
-    python train_digits.py --devices 2 --strategy ddp --run-mode shared      # two processes write into one run
-    python train_digits.py --devices 2 --strategy ddp_spawn --run-mode new   # a run for each process, grouped
+    python train_digits.py --strategy ddp --devices 2                        # two processes, one run
+    python train_digits.py --strategy ddp --devices 2 --run-mode shared      # two processes that write into one run
+    python train_digits.py --strategy ddp_spawn --devices 2 --run-mode new   # two processes, a run for each, grouped
 
-On several nodes, start it on each of them with ``--num-nodes`` and the usual variables of Lightning (``MASTER_ADDR``,
-``MASTER_PORT``, ``NODE_RANK``), or under torchrun or SLURM. On GPUs, add ``--accelerator gpu``.
+On GPUs, add ``--accelerator gpu``. On several nodes, start it on each of them with ``--num-nodes``, under torchrun,
+under SLURM, or with ``MASTER_ADDR``, ``MASTER_PORT`` and ``NODE_RANK`` set.
 """
 
 from __future__ import annotations
@@ -15,41 +15,28 @@ import argparse
 import os
 from pathlib import Path
 
-import lightning as L
 import torch
+from lightning import LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import LearningRateMonitor
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset, random_split
+from torch.optim.lr_scheduler import CosineAnnealingLR
+from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import MeanMetric
 from torchmetrics.classification import MulticlassAccuracy
 
 from dist_wandb import DistWandbLogger
 
 
-class Digits(L.LightningDataModule):
-    """The 1797 images of 8x8 pixels that come with scikit-learn."""
-
-    def __init__(self, batch_size: int = 32) -> None:
-        super().__init__()
-        self.batch_size = batch_size
-        digits = load_digits()
-        images = torch.tensor(digits.images / 16, dtype=torch.float32).unsqueeze(1)
-        data = TensorDataset(images, torch.tensor(digits.target))
-        self.train, self.val = random_split(data, [1437, 360], torch.Generator().manual_seed(0))
-
-    def train_dataloader(self) -> DataLoader:
-        return DataLoader(self.train, self.batch_size, shuffle=True)
-
-    def val_dataloader(self) -> DataLoader:
-        return DataLoader(self.val, self.batch_size)
-
-
-class Classifier(L.LightningModule):
-    def __init__(self, lr: float = 5e-3) -> None:
+class DigitClassifier(LightningModule):
+    def __init__(self, epochs: int, lr: float) -> None:
         super().__init__()
         self.save_hyperparameters()
+        self.epochs = epochs
+        self.lr = lr
         self.model = nn.Sequential(
+            nn.Unflatten(1, (1, 8)),
             nn.Conv2d(1, 16, 3, padding=1),
             nn.ReLU(),
             nn.Conv2d(16, 32, 3, stride=2, padding=1),
@@ -71,19 +58,18 @@ class Classifier(L.LightningModule):
         logits = self.model(images)
         self.val_loss.update(nn.functional.cross_entropy(logits, labels), weight=len(labels))
         self.val_accuracy.update(logits, labels)
-        # torchmetrics objects bring the ranks together at the end of the epoch: these are the values over all ranks.
+        # Lightning computes torchmetrics objects at the end of the epoch, over the samples of all ranks.
         self.log_dict({"val/loss": self.val_loss, "val/accuracy": self.val_accuracy})
 
-    def configure_optimizers(self):
-        optimizer = torch.optim.Adam(self.parameters(), self.hparams.lr)
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.trainer.estimated_stepping_batches)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        optimizer = torch.optim.AdamW(self.parameters(), self.lr)
+        return [optimizer], [CosineAnnealingLR(optimizer, T_max=self.epochs)]
 
 
 def main() -> None:
     args = parse_args()
-    L.seed_everything(0)
-    mode = wandb_mode()
+    mode = mode_without_login()
+    seed_everything(0)
     logger = DistWandbLogger(
         project=args.project,
         name=args.name,
@@ -92,41 +78,73 @@ def main() -> None:
         run_mode=args.run_mode,
         rank_scope=args.rank_scope,
     )
-    trainer = L.Trainer(
+    trainer = Trainer(
         accelerator=args.accelerator,
         strategy=args.strategy,
         devices=args.devices,
         num_nodes=args.num_nodes,
         max_epochs=args.epochs,
+        log_every_n_steps=5,
         logger=logger,
         callbacks=[LearningRateMonitor()],
-        log_every_n_steps=5,
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    trainer.fit(Classifier(), Digits())
+    if mode == "offline" and trainer.is_global_zero:
+        print("W&B has no API key, so it writes to disk only. To upload as you train, run `wandb login`.", flush=True)
+
+    train, val = load_data()
+    model = DigitClassifier(args.epochs, args.lr)
+    trainer.fit(model, DataLoader(train, batch_size=32, shuffle=True), DataLoader(val, batch_size=32))
     logger.experiment.finish()
 
+    if trainer.is_global_zero:
+        print(f"\nValidation accuracy: {trainer.callback_metrics['val/accuracy']:.3f}")
+        print_where(args.log_dir, args.run_mode, trainer.world_size)
 
-def wandb_mode() -> str | None:
-    """`WANDB_MODE`, if it is set; else offline, unless W&B knows an API key (`wandb login` keeps it in netrc)."""
-    netrc = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
+
+def load_data() -> tuple[TensorDataset, TensorDataset]:
+    """The 1797 images of 8x8 pixels that come with scikit-learn, for training and validation."""
+    digits = load_digits()
+    images, labels = torch.tensor(digits.images, dtype=torch.float32) / 16, torch.tensor(digits.target)
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
+    train, val = order[360:], order[:360]
+    return TensorDataset(images[train], labels[train]), TensorDataset(images[val], labels[val])
+
+
+def mode_without_login() -> str | None:
+    """`"offline"` if W&B was given neither a mode nor an API key; else `None`, which leaves the choice to W&B."""
+    netrc = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()  # where `wandb login` keeps the key
     has_key = os.environ.get("WANDB_API_KEY") or (netrc.exists() and "wandb" in netrc.read_text())
-    return os.environ.get("WANDB_MODE") or (None if has_key else "offline")
+    return None if has_key or os.environ.get("WANDB_MODE") else "offline"
+
+
+def print_where(log_dir: Path, run_mode: str, world_size: int) -> None:
+    """Say where the runs are, how to look at them, and how to upload those that were written offline."""
+    one_folder = run_mode == "auto" or world_size == 1
+    print(f"\nThe runs are in {log_dir}. Look at them with")
+    print(f"    dist-wandb show {log_dir}")
+    print(f"    wandb leet {log_dir / ('wandb' if one_folder else 'wandb/rank-0/wandb')}")
+    print("Upload those that were written offline with")
+    print(f"    wandb sync {log_dir / ('wandb' if one_folder else 'wandb/rank-*/wandb')}")
+    if run_mode == "shared" and world_size > 1:
+        print("For a shared run, though, this makes the ranks overwrite each other's console and system metrics.")
+        print("A command that uploads it as if it had been online comes with a later release of dist_wandb.")
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--accelerator", default="cpu")
-    parser.add_argument("--strategy", default="auto", help="ddp, ddp_spawn, ... (default: auto)")
-    parser.add_argument("--devices", type=int, default=1, help="processes on each node (default: 1)")
-    parser.add_argument("--num-nodes", type=int, default=1)
-    parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--run-mode", default="auto", help="which ranks open a W&B run: auto, shared or new")
-    parser.add_argument("--rank-scope", default="global", help="one unit is the whole job (global) or a node (worker)")
-    parser.add_argument("--project", default="digits")
+    parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--accelerator", default="cpu", help="as in Trainer")
+    parser.add_argument("--strategy", default="auto", help="as in Trainer: ddp, ddp_spawn, ...")
+    parser.add_argument("--devices", type=int, default=1, help="processes on each node")
+    parser.add_argument("--num-nodes", type=int, default=1, help="nodes")
+    parser.add_argument("--run-mode", default="auto", choices=["auto", "shared", "new"], help="which ranks open a run")
+    parser.add_argument("--rank-scope", default="global", choices=["global", "worker"], help="unit: the job, or a node")
+    parser.add_argument("--epochs", type=int, default=10, help="passes over the training data")
+    parser.add_argument("--lr", type=float, default=1e-2, help="largest learning rate")
+    parser.add_argument("--project", default="digits", help="W&B project")
     parser.add_argument("--name", default="lightning", help="display name of the run")
-    parser.add_argument("--log-dir", type=Path, default=Path("runs"), help="where W&B's files go (default: ./runs)")
+    parser.add_argument("--log-dir", type=Path, default="runs", help="where the runs are written")
     return parser.parse_args()
 
 

@@ -159,7 +159,7 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
     @property
     def tracker(self) -> AnyRun:
         """The W&B run of this rank. On a rank without one, something that accepts every use and does nothing."""
-        return NullRun() if self._session is None and self._may_join_late() else self.session.run
+        return self.session.run if self._is_started() or not self._may_join_late() else NullRun()
 
     @property
     def session(self) -> Session:
@@ -168,7 +168,7 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
         Raises:
             ConfigurationError: The tracker of this rank is not started, or finished already.
         """
-        if self._session is None:
+        if not self._is_started() or self._session is None:
             raise ConfigurationError(
                 f"The DistWandbTracker of rank {PartialState().process_index} is not started, or finished already. "
                 "Call accelerator.init_trackers or DistWandbTracker.attach(accelerator) first, and end_training last."
@@ -187,10 +187,10 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
             step: Place of the row on the x axis (`global_step`); counted per call if `None`.
             **kwargs: `commit`, as in `wandb.Run.log`.
         """
-        if self._session is None and self._may_join_late() and not self._join_late():
-            self._early_rows.append((values, step, kwargs))
-        else:
+        if self._is_started() or not self._may_join_late():
             self.session.log(values, step, **kwargs)
+        else:
+            self._early_rows.append((values, step, kwargs))
 
     def log_images(self, values: Mapping[str, list[Any]], step: int | None = None, **kwargs: Any) -> None:
         """Log lists of images (arrays or PIL images) by name."""
@@ -211,7 +211,7 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
 
     def finish(self) -> None:
         """End this rank's part. Called by `end_training`; a second call does nothing."""
-        if self._early_rows and not self._join_late():
+        if self._early_rows and not self._is_started():
             warnings.warn(
                 f"Rank {PartialState().process_index} logged {len(self._early_rows)} rows, but the main process has "
                 "not called accelerator.init_trackers: they are dropped. Call it before the first log.",
@@ -239,17 +239,21 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
         """Whether this rank may log before it is started: published scripts call `init_trackers` on main alone."""
         return not PartialState().is_main_process
 
-    def _join_late(self) -> bool:
-        """Start as the main process did, if it has, and log what had to wait for that. Never waits itself."""
-        job = told_job(_DOOR, _topology(), self._options.join_timeout)
-        if job is None:
-            return False
-        self._options = replace(self._options, **job["options"])
+    def _is_started(self) -> bool:
+        """Whether this rank is started; if it may join late, and the main process has begun, it is from now on."""
+        if self._session is None and self._may_join_late():
+            job = told_job(_DOOR, _topology(), self._options.join_timeout)
+            if job is not None:
+                self._join_late(replace(self._options, **job["options"]))
+        return self._session is not None
+
+    def _join_late(self, options: Options) -> None:
+        """Start as the main process did, and log what had to wait for that."""
+        self._options = options
         self.start()
         rows, self._early_rows = self._early_rows, []
         for values, step, kwargs in rows:
-            self.session.log(values, step, **kwargs)
-        return True
+            self.log(values, step, **kwargs)
 
 
 def _topology() -> Topology:

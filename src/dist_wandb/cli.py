@@ -364,7 +364,14 @@ def _show_summary(directory: Path, runs: Sequence[StoredRun], errors: Mapping[Pa
     states = [run.state for run in runs]
     parts = [f"{states.count(state)} {words}" for state, words in counts.items() if state in states]
     parts += [f"{_number_of(len(errors), 'file')} not readable"] if errors else []
-    return Text(f"{_number_of(len(runs), 'run')} below {_visible(str(directory))}: {', '.join(parts)}")
+    return Text(f"{_how_many(runs)} below {_visible(str(directory))}: {', '.join(parts)}")
+
+
+def _how_many(runs: Sequence[StoredRun]) -> str:
+    """The number of runs: files of one id, from the writers of a shared run or from a resumed one, are one run."""
+    distinct = {(run.project, run.run_id) for run in runs}
+    files = "" if len(distinct) == len(runs) else f" in {len(runs)} files"
+    return f"{_number_of(len(distinct), 'run')}{files}"
 
 
 def _shown_as_json(
@@ -422,9 +429,10 @@ def _mean(values: Sequence[float]) -> float:
 def _block(value: float, low: float, high: float) -> str:
     if not math.isfinite(value):
         return _GAP
-    if low == high:
+    half_range = high / 2 - low / 2  # halved, because the difference of two floats may overflow
+    if half_range == 0:
         return _BLOCKS[len(_BLOCKS) // 2 - 1]
-    height = (value / 2 - low / 2) / (high / 2 - low / 2)  # halved: the difference of two floats may overflow
+    height = (value / 2 - low / 2) / half_range
     return _BLOCKS[min(int(height * len(_BLOCKS)), len(_BLOCKS) - 1)]
 
 
@@ -449,7 +457,7 @@ def _console() -> Console:
     """The terminal at its width; anything else so wide that nothing is cut or folded."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # not every stream can show the blocks of a sparkline
-    console = Console(markup=False, highlight=False, emoji=False)
+    console = Console()
     if not console.is_terminal:
         console.width = 10_000
     return console

@@ -409,14 +409,18 @@ class _Trend:
 
     def __init__(self) -> None:
         self._stretches: list[_Stretch] = []
-        self._length = 1
+        self._length = 1  # of every stretch, but for the last, of which there is only this much:
+        self._length_of_last = 0
 
     def take(self, value: float) -> None:
-        if not self._stretches or self._stretches[-1].values == self._length:
+        if not self._stretches or self._length_of_last == self._length:
             if len(self._stretches) == TREND_LENGTH:
                 self._merge_neighbours()
             self._stretches.append(_Stretch())
-        self._stretches[-1].take(value)
+            self._length_of_last = 0
+        self._length_of_last += 1
+        if math.isfinite(value):
+            self._stretches[-1].add(1, float(value))
 
     def means(self) -> tuple[float, ...]:
         return tuple(stretch.mean for stretch in self._stretches)
@@ -429,22 +433,18 @@ class _Trend:
 
 @dataclass
 class _Stretch:
-    values: int = 0
+    """The mean of the finite values of a stretch, and their number."""
+
     finite: int = 0
     mean: float = math.nan
 
-    def take(self, value: float) -> None:
-        self.values += 1
-        if math.isfinite(value):
-            self._add(1, float(value))
-
     def merged_with(self, other: _Stretch) -> _Stretch:
-        merged = _Stretch(self.values + other.values, self.finite, self.mean)
+        merged = _Stretch(self.finite, self.mean)
         if other.finite:
-            merged._add(other.finite, other.mean)
+            merged.add(other.finite, other.mean)
         return merged
 
-    def _add(self, finite: int, mean: float) -> None:
+    def add(self, finite: int, mean: float) -> None:
         share = finite / (self.finite + finite)
         self.mean = self.mean * (1 - share) + mean * share if self.finite else mean  # a sum of values could overflow
         self.finite += finite

@@ -408,11 +408,17 @@ def where(run: AnyRun) -> str:
     return f"offline, in {Path(run.dir).parent}" if run.offline else str(run.url)
 
 
+def url(run: AnyRun) -> str | None:
+    """Address of a run in W&B; `None` for one that has none. wandb warns when an offline run is asked."""
+    return None if not run or run.offline or run.disabled else run.url
+
+
 def group_url(run: AnyRun, group: str | None) -> str | None:
     """Address of the page of a group of runs in W&B; `None` offline, or where there is no group."""
-    if not (run and run.url and group):
+    address = url(run)
+    if address is None or group is None:
         return None
-    project, _, _ = str(run.url).partition("/runs/")
+    project, _, _ = address.partition("/runs/")
     return f"{project}/groups/{quote(group, safe='')}"
 
 

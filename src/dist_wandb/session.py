@@ -128,7 +128,7 @@ class Session:
     def url(self) -> str | None:
         """Address of that run in W&B; `None` offline, and as long as the primary has not told it."""
         if self.run:
-            return self.run.url
+            return runs.url(self.run)
         told = self._rendezvous and self._rendezvous.peek(_run_key(self.plan))
         return told["url"] if told else None
 

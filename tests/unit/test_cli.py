@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from dist_wandb._version import __version__
 from dist_wandb.cli import main, shortened, sparkline
 
 MODES = json.loads((Path(__file__).parent / "modes.json").read_text())
+PYTHON = sys.executable  # kept: a fixture puts the stand-in in its place
 COMMAND = "import sys; from dist_wandb.cli import main; sys.exit(main())"
 
 Capture = pytest.CaptureFixture[str]
@@ -258,6 +260,16 @@ def test_the_writer_of_a_shared_run_is_named(write_run: WriteRun, tmp_path: Path
     assert "  finished · no rows · shared/worker · rank 3 of 4 · label worker-1-rank-1" in lines
 
 
+def test_a_shared_run_in_several_files_counts_as_one(write_run: WriteRun, tmp_path: Path, capsys: Capture) -> None:
+    write_run("own")
+    for number in range(3):
+        path = write_run(f"writer-{number}")
+        path.write_text(path.read_text().replace(f"writer-{number}", "exp"))
+        label(path, name=f"rank-{number}", primary=number == 0)
+    assert main(["show", str(tmp_path / "logs")]) == 0
+    assert f"2 runs in 4 files below {tmp_path / 'logs'}: 4 finished\n" in capsys.readouterr().out
+
+
 def test_what_is_not_finite_is_counted_beside_the_metric(write_run: WriteRun, tmp_path: Path, capsys: Capture) -> None:
     write_run("a", {"loss": 1.0, "lr": 0.1}, {"loss": "NaN", "lr": 0.1}, {"loss": "Infinity", "lr": 0.1})
     assert main(["show", str(tmp_path / "logs")]) == 0
@@ -309,6 +321,21 @@ def test_an_old_wandb_is_told_once_for_all_files(write_run: WriteRun, tmp_path: 
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.count("pip install 'wandb>=0.31'") == 1
+
+
+def test_a_stream_that_cannot_show_a_sparkline_is_no_reason_to_fail(write_run: WriteRun, tmp_path: Path) -> None:
+    write_run("a", {"loss": 1})
+    code = f"import sys; sys.executable = {sys.executable!r}; from dist_wandb.cli import main; sys.exit(main())"
+    done = subprocess.run(
+        [PYTHON, "-c", code, "show", str(tmp_path / "logs")],
+        env={**os.environ, "PYTHONIOENCODING": "latin-1"},
+        capture_output=True,
+        text=True,
+        encoding="latin-1",
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "? a\n  finished · 1 row\n" in done.stdout
 
 
 def test_metrics_are_chosen_by_pattern(write_run: WriteRun, tmp_path: Path, capsys: Capture) -> None:
@@ -377,6 +404,8 @@ def test_a_sparkline_scales_between_the_extremes() -> None:
     assert sparkline([math.nan, 1, math.inf, 2], 8) == "·▁·█"
     assert sparkline([math.nan] * 3, 8) == "···"
     assert sparkline([], 8) == ""
+    assert sparkline([-1.7e308, 0, 1.7e308], 8) == "▁▅█"
+    assert sparkline([0, 5e-324], 8) == "▄▄"
 
 
 def test_a_long_series_is_shortened_by_the_means_of_equal_stretches() -> None:

@@ -1,0 +1,47 @@
+# Two targets do everything on a fresh machine: `make demo` and `make test`.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
+DEMO_DIR := runs/demo
+
+.PHONY: help demo test lint format bench clean
+
+help:  ## List the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+
+demo: $(VENV)/.examples  ## Train on real data in two processes, offline, and show what was logged
+	@rm -rf $(DEMO_DIR)
+	$(BIN)/python examples/lightning/train_digits.py --strategy ddp --devices 2 --log-dir $(DEMO_DIR)
+	$(BIN)/dist-wandb show $(DEMO_DIR)
+
+test: $(VENV)/.development  ## Run all tests
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.development  ## Check style and types
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+format: $(VENV)/.development  ## Format the code and fix what can be fixed
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+bench: $(VENV)/.development  ## Run the benchmarks; tables on the screen, JSON in benchmarks/results
+	$(BIN)/python benchmarks/startup.py
+
+clean:  ## Remove the environment and everything that was made
+	rm -rf $(VENV) runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis benchmarks/results
+
+# pip learnt dependency groups in 25.1.
+$(VENV)/.examples: pyproject.toml constraints.txt
+	@echo "Setting up $(VENV) (a minute or two) ..."
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	@$(INSTALL) --editable '.[all]' --group examples
+	@touch $@
+
+$(VENV)/.development: $(VENV)/.examples
+	@$(INSTALL) --group test --group lint
+	@touch $@

@@ -1,0 +1,107 @@
+"""What several test files need: an environment without launchers, a stand-in for wandb, ranks as threads."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import wandb
+
+from dist_wandb import session
+
+OnRanks = Callable[[int, Callable[[int], Any]], list[Any]]
+
+_LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_", "NODE_RANK", "GROUP_", "CROSS_", "ROLE_", "MASTER_")
+_FAMILIES = ("TORCHELASTIC_", "SLURM_", "OMPI_", "PMI", "MPI_", "WANDB_", "DIST_WANDB_")
+
+
+@pytest.fixture
+def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No variable of a launcher, of wandb or of ours, whatever started the tests."""
+    for name in list(os.environ):
+        if name.startswith(_LAUNCHERS + _FAMILIES):
+            monkeypatch.delenv(name)
+
+
+class FakeConfig(dict[str, Any]):
+    """A run's config: `update` takes wandb's switch."""
+
+    def update(self, *values: Any, allow_val_change: bool = False, **more: Any) -> None:  # noqa: ARG002  # as wandb's
+        super().update(*values, **more)
+
+
+class FakeRun:
+    """Remembers what is done with it. Like a `wandb.Run`, it has no attributes but its own."""
+
+    def __init__(self, arguments: dict[str, Any], number: int, directory: Path) -> None:
+        settings = arguments.get("settings")
+        mode = arguments.get("mode") or getattr(settings, "mode", None) or os.environ.get("WANDB_MODE") or "online"
+        self.offline = mode in ("offline", "dryrun")
+        self.disabled = mode == "disabled"
+        self.id = arguments.get("id") or f"made-by-wandb-{number}"
+        self.name = arguments.get("name")
+        self.url = f"https://wandb.example/team/digits/runs/{self.id}" if mode in ("online", "shared") else None
+        self.dir = str(directory / f"run-{number}" / "files")
+        Path(self.dir).mkdir(parents=True)
+        self.config = FakeConfig()
+        self.logged: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        self.defined: list[tuple[str, dict[str, Any]]] = []
+        self.exit_codes: list[int | None] = []
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        return [row for row, _ in self.logged]
+
+    def log(self, row: dict[str, Any], **kwargs: Any) -> None:
+        self.logged.append((row, kwargs))
+
+    def define_metric(self, name: str, **kwargs: Any) -> None:
+        self.defined.append((name, kwargs))
+
+    def finish(self, exit_code: int | None = None) -> None:
+        self.exit_codes.append(exit_code)
+
+
+class FakeWandb:
+    """What `wandb.init` was given, and the runs it gave."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.arguments: list[dict[str, Any]] = []
+        self.environments: list[dict[str, str]] = []
+        self.runs: list[FakeRun] = []
+
+    def init(self, **arguments: Any) -> FakeRun:
+        self.arguments.append(arguments)
+        self.environments.append(dict(os.environ))
+        self.runs.append(FakeRun(arguments, len(self.runs), self.directory))
+        return self.runs[-1]
+
+
+@pytest.fixture
+def fake_wandb(bare_environment: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeWandb:  # noqa: ARG001  # used for its effect
+    """Replace `wandb.init`, which keeps its signature; nothing of wandb is started."""
+    fake = FakeWandb(tmp_path / "fake-wandb")
+    online = type("Settings", (), {"mode": "online"})
+    monkeypatch.setattr(wandb, "init", functools.wraps(wandb.init)(lambda **arguments: fake.init(**arguments)))
+    monkeypatch.setattr(wandb, "setup", lambda: type("Setup", (), {"settings": online}))
+    monkeypatch.setattr(session, "_sessions", [])
+    monkeypatch.setattr(session, "_opened", type(session._opened)())
+    monkeypatch.chdir(tmp_path)
+    return fake
+
+
+@pytest.fixture
+def on_ranks() -> OnRanks:
+    """Call a function with every rank at once, each in a thread of its own; its results in the order of ranks."""
+
+    def call(world_size: int, function: Callable[[int], Any]) -> list[Any]:
+        with ThreadPoolExecutor(world_size) as pool:
+            return list(pool.map(function, range(world_size)))
+
+    return call

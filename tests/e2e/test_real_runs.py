@@ -1,0 +1,139 @@
+"""Real processes, real strategies, real wandb, offline: what is on disk afterwards is what the policy's vectors say."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from processes import Finished, clean_environment, run_job, torchrun
+from stored import COMBINATIONS, ROWS, check_runs, display_name, ended_runs, vector
+
+SCRIPTS = Path(__file__).parent / "scripts"
+SUPPORT = Path(__file__).parents[1] / "support"
+
+
+def environment() -> dict[str, str]:
+    return clean_environment(PYTHONPATH=str(SUPPORT))
+
+
+def run(*commands: list[str | Path], cwd: Path, timeout: float = 150) -> Finished:
+    return run_job(*commands, cwd=cwd, environment=environment(), timeout=timeout).check()
+
+
+PLAIN_STEPS = {"global_step": ROWS - 1}
+LIGHTNING_STEPS = {"trainer/global_step": ROWS}  # that of the row which trainer.test adds
+
+
+def check_all_combinations(directory: Path, layout: str, last_step: Mapping[str, int] = PLAIN_STEPS) -> None:
+    for run_mode, rank_scope in COMBINATIONS:
+        ranks = vector(layout, run_mode, rank_scope)
+        check_runs(directory / f"{run_mode}-{rank_scope}", ranks, last_step=last_step)
+
+
+def check_generated_ids(finished: Finished, directory: Path, world_size: int) -> None:
+    seen = [json.loads(line.removeprefix("SAW ")) for line in finished.lines("SAW ")]
+    assert sorted(fact["rank"] for fact in seen) == list(range(world_size))
+    (base_id,) = {fact["base_id"] for fact in seen}
+    ids = {stored.run_id for stored in ended_runs(directory / "generated", world_size)}
+    assert ids == {f"{base_id}-rank-{rank}" for rank in range(world_size)}
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_plain_pytorch_under_torchrun(tmp_path: Path, when: str) -> None:
+    finished = run(*torchrun(SCRIPTS / "plain_loop.py", tmp_path, when), cwd=tmp_path)
+    check_all_combinations(tmp_path, "1x2")
+    check_generated_ids(finished, tmp_path, 2)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_plain_pytorch_on_two_nodes(tmp_path: Path, when: str) -> None:
+    finished = run(*torchrun(SCRIPTS / "plain_loop.py", tmp_path, when, nodes=2), cwd=tmp_path)
+    check_all_combinations(tmp_path, "2x2")
+    check_generated_ids(finished, tmp_path, 4)
+    check_announcements(finished)
+
+
+def test_plain_pytorch_under_spawn(tmp_path: Path) -> None:
+    finished = run([sys.executable, SCRIPTS / "spawned_loop.py", str(tmp_path), str(tmp_path / "store")], cwd=tmp_path)
+    check_all_combinations(tmp_path, "1x2")
+    check_generated_ids(finished, tmp_path, 2)
+
+
+def check_announcements(finished: Finished) -> None:
+    """One line from each unit: of the job in global scope, of each of the two nodes in worker scope."""
+    lines = finished.lines("dist_wandb: ")
+    job_lines = len([scope for _, scope in COMBINATIONS if scope == "global"]) + 1  # and the run with a generated id
+    node_lines = len([scope for _, scope in COMBINATIONS if scope == "worker"]) * 2
+    assert len(lines) == job_lines + node_lines
+    assert all("4 ranks on 2 nodes" in line and "offline, in " in line for line in lines)
+
+
+@pytest.mark.parametrize("run_mode", ["auto", "shared", "new"])
+def test_lightning_ddp_fit_then_test_is_one_run(tmp_path: Path, run_mode: str) -> None:
+    finished = run(
+        [sys.executable, SCRIPTS / "fit_and_test.py", str(tmp_path), "ddp", run_mode, "global"], cwd=tmp_path
+    )
+    ranks = vector("1x2", run_mode, "global")
+    check_lightning(finished, tmp_path, run_mode)
+    assert len(ended_runs(tmp_path, sum(rank["opens_run"] for rank in ranks))) > 0
+
+
+@pytest.mark.parametrize("run_mode", ["auto", "shared", "new"])
+def test_lightning_ddp_spawn_fit_then_test(tmp_path: Path, run_mode: str) -> None:
+    """With `auto` the parent holds one run for both; else each stage's new processes open the same ids again."""
+    finished = run(
+        [sys.executable, SCRIPTS / "fit_and_test.py", str(tmp_path), "ddp_spawn", run_mode, "worker"], cwd=tmp_path
+    )
+    check_lightning(finished, tmp_path, run_mode, openings=1 if run_mode == "auto" else 2)
+
+
+def check_lightning(finished: Finished, directory: Path, run_mode: str, openings: int = 1) -> None:
+    """Check ids seen by the ranks, and that rows of fit and of test are there, each once."""
+    ranks = [rank for rank in vector("1x2", run_mode, "global") if rank["opens_run"]]
+    stored = ended_runs(directory, openings * len(ranks))
+    assert {found.run_id for found in stored} == {rank["run_id"] for rank in ranks}
+    for rank in ranks:
+        prefix = f"{rank['label']}/" if rank["shared"] else ""
+        mine = [
+            found
+            for found in stored
+            if found.run_id == rank["run_id"] and (not prefix or f"rank-{rank['global_rank']}" in str(found.path))
+        ]
+        assert sum(found.metrics[f"{prefix}loss"].count for found in mine if f"{prefix}loss" in found.metrics) == ROWS
+        assert sum(found.metrics[f"{prefix}tested"].count for found in mine if f"{prefix}tested" in found.metrics) == 1
+        assert {found.name for found in mine} == {display_name(rank, "nm")}
+        assert all(found.config["lr"] == 0.1 for found in mine)
+    for stage in ("fit", "test"):
+        for rank in vector("1x2", run_mode, "global"):
+            run_id = rank["run_id"] or "exp"
+            assert f"{stage} rank {rank['global_rank']} run {rank['opens_run']} id {run_id}" in finished.output
+
+
+def test_lightning_on_two_nodes(tmp_path: Path) -> None:
+    run(*torchrun(SCRIPTS / "lightning_loop.py", tmp_path, 2, nodes=2), cwd=tmp_path, timeout=240)
+    check_all_combinations(tmp_path, "2x2", LIGHTNING_STEPS)
+
+
+def test_lightning_under_torchrun(tmp_path: Path) -> None:
+    run(*torchrun(SCRIPTS / "lightning_loop.py", tmp_path, 1), cwd=tmp_path)
+    check_all_combinations(tmp_path, "1x2", LIGHTNING_STEPS)
+
+
+@pytest.mark.parametrize("how", ["instance", "name", "attach"])
+def test_accelerate_under_torchrun(tmp_path: Path, how: str) -> None:
+    run(*torchrun(SCRIPTS / "accelerate_loop.py", tmp_path, how, "everywhere"), cwd=tmp_path)
+    check_all_combinations(tmp_path, "1x2")
+
+
+@pytest.mark.parametrize("how", ["instance", "name"])
+def test_accelerate_where_only_the_main_process_inits_trackers(tmp_path: Path, how: str) -> None:
+    run(*torchrun(SCRIPTS / "accelerate_loop.py", tmp_path, how, "main"), cwd=tmp_path)
+    check_all_combinations(tmp_path, "1x2")
+
+
+def test_accelerate_on_two_nodes(tmp_path: Path) -> None:
+    run(*torchrun(SCRIPTS / "accelerate_loop.py", tmp_path, "instance", "everywhere", nodes=2), cwd=tmp_path)
+    check_all_combinations(tmp_path, "2x2")

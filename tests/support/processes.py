@@ -1,0 +1,139 @@
+"""Jobs of several processes for tests: started with a clean environment, ended with the test, whatever happens."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_MARK = "DIST_WANDB_TEST_JOB"
+_FOREIGN = ("WANDB_", "TORCHELASTIC_", "SLURM_", "OMPI_", "PMI_", "PMIX_", "MPI_", "ACCELERATE_", "DIST_WANDB_", "PET_")
+_RANKS = (
+    *("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "CROSS_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
+    *("GROUP_WORLD_SIZE", "LOCAL_SIZE", "CROSS_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+)
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What became of a job: the exit code and the output of each command that was started."""
+
+    exit_codes: tuple[int, ...]
+    output: str
+
+    def check(self) -> Finished:
+        """Fail the test, with all output, unless every command ended well."""
+        assert set(self.exit_codes) == {0}, f"exit codes {self.exit_codes}\n{self.output}"
+        return self
+
+    def lines(self, start: str) -> list[str]:
+        """The lines of output that begin with `start`, sorted."""
+        return sorted(line for line in self.output.splitlines() if line.startswith(start))
+
+
+def clean_environment(**extra: str) -> dict[str, str]:
+    """This process's environment without anything that tells ranks or configures wandb; offline, and quiet."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN) and name not in _RANKS}
+    return {
+        **kept,
+        "WANDB_MODE": "offline",
+        "WANDB_ERROR_REPORTING": "false",
+        "WANDB_CONSOLE": "off",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONFAULTHANDLER": "1",
+        **extra,
+    }
+
+
+def run_job(
+    *commands: Sequence[str | Path], cwd: Path, environment: Mapping[str, str] | None = None, timeout: float = 120
+) -> Finished:
+    """Run commands side by side until all have ended, or kill them all after `timeout` seconds and fail."""
+    with started(*commands, cwd=cwd, environment=environment) as job:
+        deadline = time.monotonic() + timeout
+        try:
+            outputs = [
+                process.communicate(timeout=max(0.1, deadline - time.monotonic()))[0] for process in job.processes
+            ]
+        except subprocess.TimeoutExpired:
+            job.kill()
+            text = "\n".join(process.communicate()[0] for process in job.processes)
+            raise AssertionError(f"not finished after {timeout:g} s: {commands}\n{text}") from None
+    return Finished(tuple(process.returncode for process in job.processes), "\n".join(outputs))
+
+
+@dataclass
+class Job:
+    """Commands that run side by side, and all that they start."""
+
+    mark: str
+    processes: list[subprocess.Popen[str]]
+
+    def kill(self) -> None:
+        """End every process of the job, children that left its process group included."""
+        for pid in self.living():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def living(self) -> list[int]:
+        """Ids of the job's processes that are alive."""
+        return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit() and self._is_mine(path)]
+
+    def _is_mine(self, process: Path) -> bool:
+        try:
+            return f"{_MARK}={self.mark}".encode() in (process / "environ").read_bytes()
+        except OSError:  # it has ended, or is not ours to look at
+            return False
+
+
+@contextlib.contextmanager
+def started(*commands: Sequence[str | Path], cwd: Path, environment: Mapping[str, str] | None = None) -> Iterator[Job]:
+    """Start commands side by side; when the block is left, nothing that they started is alive."""
+    job = Job(uuid.uuid4().hex, [])
+    variables = {**(environment if environment is not None else clean_environment()), _MARK: job.mark}
+    try:
+        for command in commands:
+            process = subprocess.Popen(
+                [str(word) for word in command],
+                cwd=cwd,
+                env=variables,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                start_new_session=True,
+            )
+            job.processes.append(process)
+        yield job
+    finally:
+        job.kill()
+        for process in job.processes:
+            process.wait()
+
+
+def torchrun(script: Path, *arguments: object, processes: int = 2, nodes: int = 1) -> tuple[list[str | Path], ...]:
+    """The command, or for several simulated nodes the commands, that start `script` under torchrun on loopback."""
+    launcher: list[str | Path] = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
+    words = [str(argument) for argument in arguments]
+    if nodes == 1:
+        return ([*launcher, "--standalone", script, *words],)
+    port = str(free_port())
+    rendezvous = ["--nnodes", str(nodes), "--master-addr", "127.0.0.1", "--master-port", port]
+    return tuple([*launcher, *rendezvous, "--node-rank", str(node), script, *words] for node in range(nodes))
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 that nobody uses at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,91 @@
+"""What jobs of tests wrote to disk, compared with the policy's test vectors."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypedDict
+
+from dist_wandb.offline import StoredRun, find_runs, read_runs
+from dist_wandb.policy import RANK_SCOPES, RUN_MODES, RankScope, RunMode
+
+VECTORS = Path(__file__).parents[1] / "unit" / "modes.json"
+COMBINATIONS: list[tuple[RunMode, RankScope]] = [(mode, scope) for mode in RUN_MODES for scope in RANK_SCOPES]
+ROWS = 3
+
+
+class Rank(TypedDict):
+    """One rank of a test vector."""
+
+    global_rank: int
+    local_rank: int
+    node_rank: int
+    opens_run: bool
+    run_id: str | None
+    group: str | None
+    shared: bool
+    label: str | None
+    primary: bool
+
+
+def vector(layout: str, run_mode: str, rank_scope: str) -> list[Rank]:
+    """The ranks of one test vector, base id `exp`."""
+    cases: list[dict[str, Any]] = json.loads(VECTORS.read_text())
+    wanted = {"layout": layout, "run_mode": run_mode, "rank_scope": rank_scope}
+    ranks: list[Rank] = next(case["ranks"] for case in cases if wanted.items() <= case.items())
+    return ranks
+
+
+def ended_runs(directory: Path, number: int, *, within: float = 30) -> list[StoredRun]:
+    """The runs below `directory`, once there are `number` and all have ended: wandb writes on after `finish`."""
+    deadline = time.monotonic() + within
+    while True:
+        runs, errors = read_runs(find_runs(directory))
+        if len(runs) == number and not errors and all(run.exit_code is not None for run in runs):
+            return runs
+        found = [(str(run.path), run.exit_code) for run in runs]
+        assert time.monotonic() < deadline, f"expected {number} ended runs, found {found} and {errors}"
+        time.sleep(0.2)
+
+
+def check_runs(directory: Path, ranks: list[Rank], *, last_step: Mapping[str, int], name: str = "nm") -> None:
+    """Check that the runs on disk are those of a test vector, written by jobs that log ``loss = 10 * rank + row``."""
+    opening = [rank for rank in ranks if rank["opens_run"]]
+    runs = {_sidecar(run).global_rank: run for run in ended_runs(directory, len(opening))}
+    assert sorted(runs) == [rank["global_rank"] for rank in opening]
+    for rank in opening:
+        run = runs[rank["global_rank"]]
+        sidecar = _sidecar(run)
+        assert run.run_id == rank["run_id"]
+        assert run.group == rank["group"]
+        assert (sidecar.shared, sidecar.label, sidecar.primary) == (rank["shared"], rank["label"], rank["primary"])
+        assert sidecar.update_finish_state is rank["primary"]
+        assert run.exit_code == 0
+        assert run.name == display_name(rank, name)
+        check_rows(run, rank)
+        assert {metric: run.metrics[metric].last for metric in last_step} == last_step
+
+
+def display_name(rank: Rank, name: str) -> str:
+    """Base id and display name have the same suffixes."""
+    assert rank["run_id"] is not None
+    return name + rank["run_id"].removeprefix("exp")
+
+
+def check_rows(run: StoredRun, rank: Rank) -> None:
+    """Check the rows of one rank: plain names from the primary alone, its label's from every rank of a shared run."""
+    names = {"loss"} if rank["primary"] else set()
+    if rank["shared"]:
+        names.add(f"{rank['label']}/loss")
+    assert {name for name in run.metrics if name.endswith("loss")} == names
+    for name in names:
+        history = run.metrics[name]
+        first = 10.0 * rank["global_rank"]
+        assert (history.count, history.smallest, history.last) == (ROWS, first, first + ROWS - 1)
+
+
+def _sidecar(run: StoredRun) -> Any:
+    assert run.sidecar is not None, f"{run.path} has no sidecar"
+    return run.sidecar
