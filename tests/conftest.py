@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -72,6 +73,7 @@ class FakeWandb:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
+        self.stored_mode = "online"  # what `wandb offline` and its like wrote
         self.arguments: list[dict[str, Any]] = []
         self.environments: list[dict[str, str]] = []
         self.runs: list[FakeRun] = []
@@ -87,9 +89,13 @@ class FakeWandb:
 def fake_wandb(bare_environment: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeWandb:  # noqa: ARG001  # used for its effect
     """Replace `wandb.init`, which keeps its signature; nothing of wandb is started."""
     fake = FakeWandb(tmp_path / "fake-wandb")
-    online = type("Settings", (), {"mode": "online"})
-    monkeypatch.setattr(wandb, "init", functools.wraps(wandb.init)(lambda **arguments: fake.init(**arguments)))
-    monkeypatch.setattr(wandb, "setup", lambda: type("Setup", (), {"settings": online}))
+
+    @functools.wraps(wandb.init)
+    def init(**arguments: Any) -> FakeRun:
+        return fake.init(**arguments)
+
+    monkeypatch.setattr(wandb, "init", init)
+    monkeypatch.setattr(wandb, "setup", lambda: SimpleNamespace(settings=SimpleNamespace(mode=fake.stored_mode)))
     monkeypatch.setattr(session, "_sessions", [])
     monkeypatch.setattr(session, "_opened", type(session._opened)())
     monkeypatch.chdir(tmp_path)

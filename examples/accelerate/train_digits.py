@@ -1,10 +1,12 @@
 """Classify handwritten digits with Hugging Face Accelerate, logging through `DistWandbTracker`.
 
-python train_digits.py                                                    # one process
-accelerate launch --multi_gpu --num_processes 2 train_digits.py           # two GPUs, one run
-torchrun --nproc_per_node 2 train_digits.py --cpu                         # two processes without a GPU, one run
-torchrun --nproc_per_node 2 train_digits.py --cpu --run-mode shared       # two processes that write into one run
-torchrun --nproc_per_node 2 train_digits.py --cpu --run-mode new          # two processes, a run for each, grouped
+    python train_digits.py                                            # one process
+    accelerate launch --multi_gpu --num_processes 2 train_digits.py   # two processes, one run
+    torchrun --nproc_per_node 2 train_digits.py                       # the same
+    torchrun --nproc_per_node 2 train_digits.py --run-mode shared     # two processes that write into one run
+    torchrun --nproc_per_node 2 train_digits.py --run-mode new        # two processes, a run for each, grouped
+
+GPUs are used if there are any, one for each process.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ def main() -> None:
         run_mode=args.run_mode,
         rank_scope=args.rank_scope,
     )
-    accelerator = Accelerator(cpu=args.cpu, log_with=tracker)
+    # On a machine without a GPU, Accelerate joins the processes of a job only if it is told to use the CPU.
+    accelerator = Accelerator(cpu=not torch.accelerator.is_available(), log_with=tracker)
     if mode == "offline":
         accelerator.print(
             "W&B has no API key, so it writes to disk only. To upload as you train, run `wandb login`.", flush=True
@@ -139,7 +142,6 @@ def print_where(log_dir: Path, run_mode: str, world_size: int) -> None:
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--cpu", action="store_true", help="leave GPUs alone")
     parser.add_argument("--run-mode", default="auto", choices=["auto", "shared", "new"], help="which ranks open a run")
     parser.add_argument("--rank-scope", default="global", choices=["global", "worker"], help="unit: the job, or a node")
     parser.add_argument("--epochs", type=int, default=10, help="passes over the training data")

@@ -173,7 +173,7 @@ def agree_on_base_id(
         RendezvousError: There is no way to agree, or rank 0 did not come within the time limit.
     """
     if rendezvous is None:
-        return wanted or _id_of_job(session_name) or proposed or _no_way_to_agree(topology)
+        return wanted or id_of_job(session_name) or proposed or _no_way_to_agree(topology)
     if topology.global_rank == 0:
         base_id = wanted or proposed or make_id()
         rendezvous.publish("base_id", base_id)
@@ -185,8 +185,12 @@ def agree_on_base_id(
     return agreed
 
 
-def _id_of_job(session_name: str) -> str | None:
-    """An id made from the launcher's name for this start of the job, where it has one."""
+def id_of_job(session_name: str) -> str | None:
+    """A base id made from the launcher's name for this start of the job; `None` where it has no such name.
+
+    Args:
+        session_name: Name of the session, equal on all ranks.
+    """
     job_id = Launch.detect().job_id
     if job_id is None:
         return None

@@ -23,7 +23,7 @@ from dist_wandb.policy import (
     unit_run_id,
 )
 from dist_wandb.reduction import Reduce, Spread, check_reduce, check_spread
-from dist_wandb.rendezvous import Rendezvous, agree_on_base_id, learn_layout, make_id
+from dist_wandb.rendezvous import Rendezvous, agree_on_base_id, id_of_job, learn_layout, make_id
 from dist_wandb.run import NullRun, RunWriter
 from dist_wandb.sync import Contribution, Exchange, StraightThrough
 from dist_wandb.topology import Topology
@@ -250,7 +250,7 @@ def open_session(
         number: Which of the door's sessions of this job it is, where the door can tell; counted otherwise.
         proposed_id: Base id to use unless the user asked for one, if this is rank 0.
         adopt: Asked, where the plan opens a run, for one that is open already and is to be used instead.
-        create_new: Whether to make a run beside that of another session of this process.
+        create_new: Whether to make a run beside one that this process has; wandb.init would hand out that one.
         wants_layout: Whether all ranks are known to come here, so that they can tell each other their nodes even if
             the plan could do without.
 
@@ -272,7 +272,8 @@ def open_session(
     init_arguments = _share_job(options, topology, rendezvous, init_arguments)
     plan = _plan(topology, options, base_id, runs.wanted_group(init_arguments))
     adopted = adopt(plan) if adopt and plan.opens_run else None
-    run = adopted or runs.open_run(plan, topology, init_arguments, create_new=create_new and bool(_sessions))
+    has_run = bool(_sessions) or (topology.world_size > 1 and runs.running_run() is not None)
+    run = adopted or runs.open_run(plan, topology, init_arguments, create_new=create_new and has_run)
     if adopted is None and step_metric is not None:
         runs.define_step_metric(run, step_metric)
     session = Session(
@@ -381,10 +382,12 @@ def _base_id(
     session_name: str,
 ) -> str | None:
     """The base id as far as this rank's plan needs it; rank 0 also says it for ranks that do."""
-    if topology.world_size == 1 or not needs_base_id(topology, options.run_mode, options.rank_scope):
+    if topology.world_size == 1:
         return wanted
-    if options.run_mode == "auto" and options.rank_scope == "global" and rendezvous is None:
-        return wanted or proposed or make_id()  # no other rank's plan names it
+    if not needs_base_id(topology, options.run_mode, options.rank_scope):
+        return wanted or (None if rendezvous else id_of_job(session_name))
+    if options.run_mode == "auto" and options.rank_scope == "global":
+        proposed = proposed or make_id()  # no other rank's plan names it: rank 0 may do without them
     return agree_on_base_id(rendezvous, topology, wanted, proposed, session_name)
 
 

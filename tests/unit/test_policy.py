@@ -39,7 +39,7 @@ def ranks(layout: list[int]) -> Iterator[Topology]:
             yield Topology(sum(layout[:node]) + local_rank, local_rank, node, sum(layout), size, len(layout))
 
 
-def plan_all(layout: list[int], mode: str, scope: str, base_id: str | None = "exp", group: str | None = None) -> Planned:
+def plan_all(layout: list[int], mode: str, scope: str, base_id: str = "exp", group: str | None = None) -> Planned:
     return [(rank, plan_run(rank, mode, scope, base_id, group=group)) for rank in ranks(layout)]
 
 

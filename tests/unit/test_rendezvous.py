@@ -176,7 +176,7 @@ def test_a_store_that_is_gone_is_a_rendezvous_error(use: Callable[[Rendezvous], 
     assert host is not None
     client = dist.TCPStore("127.0.0.1", host.port, is_master=False, wait_for_workers=False)
     meeting = Rendezvous(client, "name", rank(1), SHORT)
-    host = None  # the last reference: its server ends  # noqa: F841
+    host = None  # the last reference: its server ends
     with pytest.raises(RendezvousError, match="Rank 1 cannot reach the store of the job: ") as gone:
         use(meeting)
     assert isinstance(gone.value.__cause__, RuntimeError)
@@ -219,7 +219,7 @@ def test_ranks_that_agree_or_have_no_wish_are_not_warned(at: At, wanted: str | N
 
 
 def test_an_id_that_rank_0_never_tells_is_missed_by_name(at: At) -> None:
-    with pytest.raises(RendezvousError, match="Rank 1 waited 0.05 s for rank 0 to tell it 'base_id'"):
+    with pytest.raises(RendezvousError, match=r"Rank 1 waited 0\.05 s for rank 0 to tell it 'base_id'"):
         agree_on_base_id(at(1, timeout=SHORT), rank(1), None, None, "name")
 
 

@@ -226,7 +226,7 @@ def test_a_stale_rank_alone_is_refused() -> None:
         ({"SLURM_STEP_ID": "0", "SLURM_PROCID": "2"}, "SLURM_PROCID (SLURM)=2", "world_size"),
     ],
 )
-def test_half_a_family_is_refused_with_what_is_there_and_what_is_not(environ: Environ, there: str, missing: str) -> None:
+def test_half_a_family_is_refused_with_what_is_there_and_what_is_missing(environ: Environ, there: str, missing: str) -> None:
     with pytest.raises(TopologyError, match=f"{re.escape(there)}.*, but not the {missing} of this process"):
         Topology.from_environ(environ)
 

@@ -1,0 +1,741 @@
+"""What is handed to wandb for a plan, and what is written of a row. Nothing of wandb is started but where said."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import json
+import os
+import pickle
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+import wandb
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dist_wandb import run as runs
+from dist_wandb.errors import ConfigurationError
+from dist_wandb.policy import RunPlan, plan_run
+from dist_wandb.run import NullRun, RunWriter, check_id, check_init_arguments, open_run, wanted_mode
+from dist_wandb.topology import Topology
+
+if TYPE_CHECKING:
+    from tests.conftest import FakeWandb
+
+FORBIDDEN = ":;,#?/'\\%"
+FIRST, SECOND = Topology(0, 0, 0, 2, 2, 1), Topology(1, 1, 0, 2, 2, 1)
+SINGLE = Topology.single()
+ALL_PLANS = [(mode, scope) for mode in ("auto", "shared", "new") for scope in ("global", "worker")]
+
+pytestmark = pytest.mark.usefixtures("bare_environment")
+
+
+def opened(topology: Topology, mode: str, arguments: dict[str, Any], *, group: str | None = None) -> Any:
+    return open_run(plan_run(topology, mode, "global", "exp", group=group), topology, arguments)
+
+
+# --- arguments of wandb.init ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("projct", "Did you mean 'project'?"),
+        ("tag", "Did you mean 'tags'?"),
+        ("runmode", "Did you mean 'run_mode'?"),
+        ("rankscope", "Did you mean 'rank_scope'?"),
+        ("zzzzzz", "See the documentation of wandb.init."),
+    ],
+)
+def test_an_argument_that_wandb_does_not_know_is_refused_with_the_nearest(name: str, hint: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        check_init_arguments({"project": "digits", name: 1}, "the door")
+    assert str(refused.value) == f"the door got the argument {name!r}, which wandb.init does not know. {hint}"
+
+
+@pytest.mark.parametrize("name", ["run_mode", "rank_scope", "reduce", "spread"])
+def test_our_own_arguments_in_the_wrong_place_are_not_proposed_for_themselves(name: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"the argument '{name}'") as refused:
+        check_init_arguments({name: "new"}, "init_trackers")
+    assert f"Did you mean {name!r}" not in str(refused.value)
+
+
+def test_every_argument_of_the_installed_wandb_is_taken() -> None:
+    check_init_arguments(dict.fromkeys(inspect.signature(wandb.init).parameters), "the door")
+
+
+def test_every_argument_said_to_be_known_is_known_to_the_installed_wandb() -> None:
+    assert set(inspect.signature(wandb.init).parameters) >= runs._COMMON_INIT_ARGUMENTS
+
+
+def test_a_wandb_that_takes_any_argument_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wandb, "init", lambda **_: None)
+    check_init_arguments({"projct": 1}, "the door")
+
+
+def test_wandbs_own_shared_mode_is_refused_with_ours() -> None:
+    with pytest.raises(ConfigurationError, match=re.escape("the door was given mode='shared'")) as refused:
+        check_init_arguments({"mode": "shared"}, "the door")
+    assert "Pass run_mode='shared'" in str(refused.value)
+
+
+# --- ids --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("character", FORBIDDEN)
+def test_a_forbidden_character_is_named_and_an_id_without_it_proposed(character: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        check_id(f"a{character}b", "id=…")
+    expected = f"id=… has {character!r}, which W&B refuses in run ids. Use for example 'a-b'."
+    assert str(refused.value) == expected
+
+
+def test_all_forbidden_characters_are_named_at_once() -> None:
+    with pytest.raises(ConfigurationError, match=re.escape("has ':' and '/', which W&B refuses")):
+        check_id("a:b/c", "id=…")
+
+
+@pytest.mark.parametrize("run_id", ["", " ", " a", "a ", "a\n", "\ta"])
+def test_an_empty_id_and_white_space_around_one_are_refused(run_id: str) -> None:
+    with pytest.raises(ConfigurationError, match="is empty, or has white space around it"):
+        check_id(run_id, "id=…")
+
+
+@pytest.mark.parametrize("run_id", [7, True, b"a", Path("a")])
+def test_an_id_that_is_no_text_is_refused(run_id: object) -> None:
+    with pytest.raises(ConfigurationError, match=f"id=… is {type(run_id).__name__}, but a run id is text"):
+        check_id(run_id, "id=…")
+
+
+@given(st.text(st.characters(exclude_characters=FORBIDDEN, exclude_categories=["Z", "C"]), min_size=1))
+def test_every_other_id_is_taken_as_it_is(run_id: str) -> None:
+    assert check_id(run_id, "id=…") == run_id
+
+
+@pytest.mark.parametrize("run_id", ["", " a", *(f"a{character}b" for character in ":;,#?/'")])
+def test_what_wandb_refuses_is_refused_before_wandb_does(run_id: str) -> None:
+    with pytest.raises(wandb.UsageError, match="Run ID cannot"):
+        wandb.Settings(run_id=run_id)
+    with pytest.raises(ConfigurationError):
+        check_id(run_id, "id=…")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variable", "origin"),
+    [
+        ({"id": "a:b"}, None, "id='a:b'"),
+        ({"settings": {"run_id": "a:b"}}, None, "id='a:b'"),
+        ({"settings": {"run_id": ""}}, None, "id=''"),
+        ({}, "a:b", "WANDB_RUN_ID='a:b'"),
+        ({}, " a", "WANDB_RUN_ID=' a'"),
+    ],
+    ids=["argument", "settings", "empty in settings", "WANDB_RUN_ID", "white space in WANDB_RUN_ID"],
+)
+def test_a_refused_id_is_named_with_its_origin(
+    arguments: dict[str, Any], variable: str | None, origin: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if variable is not None:
+        monkeypatch.setenv("WANDB_RUN_ID", variable)
+    with pytest.raises(ConfigurationError, match=re.escape(origin)):
+        runs.wanted_id(arguments)
+
+
+@pytest.mark.parametrize("given_id", ["", "a:b", 7])
+def test_an_id_given_to_a_door_is_refused_there(given_id: object) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(f"id={given_id!r} given to the door ")):
+        check_init_arguments({"id": given_id}, "the door")
+
+
+WANTED: list[tuple[Callable[[dict[str, Any]], str | None], str, str, str]] = [
+    (runs.wanted_id, "id", "run_id", "WANDB_RUN_ID"),
+    (runs.wanted_group, "group", "run_group", "WANDB_RUN_GROUP"),
+    (runs.wanted_name, "name", "run_name", "WANDB_NAME"),
+]
+
+
+@pytest.mark.parametrize(("wanted", "argument", "setting", "variable"), WANTED)
+def test_the_argument_wins_over_the_settings_and_those_over_the_environment(
+    wanted: Callable[[dict[str, Any]], str | None],
+    argument: str,
+    setting: str,
+    variable: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert wanted({}) is None
+    monkeypatch.setenv(variable, "")
+    assert wanted({}) is None
+    monkeypatch.setenv(variable, "environment")
+    assert wanted({}) == "environment"
+    assert wanted({"settings": wandb.Settings()}) == "environment"
+    assert wanted({"settings": wandb.Settings(**{setting: "settings"})}) == "settings"
+    assert wanted({"settings": {setting: "settings"}}) == "settings"
+    assert wanted({"settings": {setting: "settings"}, argument: "argument"}) == "argument"
+
+
+# --- the wanted W&B mode ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        ("online", "online"),
+        ("run", "online"),
+        ("offline", "offline"),
+        ("dryrun", "offline"),
+        ("disabled", "disabled"),
+    ],
+)
+def test_wandbs_modes_are_understood_in_all_their_names(
+    mode: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert wanted_mode({"mode": mode}) == expected
+    monkeypatch.setenv("WANDB_MODE", mode)
+    assert wanted_mode({}) == expected
+
+
+@pytest.mark.parametrize("settings", [{"mode": "offline"}, wandb.Settings(mode="offline")], ids=["dict", "Settings"])
+def test_the_mode_of_the_settings_wins_over_the_environment_and_loses_to_the_argument(
+    settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    assert wanted_mode({"settings": settings}) == "offline"
+    assert wanted_mode({"settings": settings, "mode": "online"}) == "online"
+
+
+@pytest.mark.parametrize("settings", [{"entity": "team"}, wandb.Settings(entity="team")], ids=["dict", "Settings"])
+def test_settings_that_say_nothing_of_the_mode_leave_it_to_the_environment(
+    settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    assert wanted_mode({"settings": settings}) == "offline"
+
+
+def test_an_empty_wandb_mode_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "")
+    with pytest.raises(ConfigurationError, match="WANDB_MODE is set but empty, which W&B refuses"):
+        wanted_mode({})
+
+
+def test_an_unknown_mode_is_refused_with_the_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "ofline")
+    with pytest.raises(ConfigurationError, match=r"The W&B mode 'ofline' is unknown\. .* Did you mean 'offline'\?"):
+        wanted_mode({})
+
+
+@pytest.fixture
+def fresh_wandb(bare_environment: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:  # noqa: ARG001  # goes first
+    """A real wandb that has not read its settings files yet; the directory of its files is given."""
+    monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path))
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.chdir(tmp_path)
+    wandb.teardown()
+    yield tmp_path
+    wandb.teardown()
+
+
+@pytest.mark.parametrize("file", ["settings", "wandb/settings"], ids=["user", "workspace"])
+def test_the_mode_that_wandb_offline_wrote_is_respected(fresh_wandb: Path, file: str) -> None:
+    settings = fresh_wandb / file
+    settings.parent.mkdir(exist_ok=True)
+    settings.write_text("[default]\nmode = offline\n")
+    assert wanted_mode({}) == "offline"
+
+
+@pytest.mark.usefixtures("fresh_wandb")
+def test_without_any_wish_wandb_is_online() -> None:
+    assert wanted_mode({}) == "online"
+
+
+# --- opening a run ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("mode", "scope"), ALL_PLANS)
+def test_in_a_world_of_one_wandb_gets_exactly_what_the_user_gave(
+    fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, mode: str, scope: str
+) -> None:
+    monkeypatch.setenv("WANDB_RUN_GROUP", "night")
+    given_arguments = {"project": "digits", "name": "base", "dir": "logs", "mode": "online", "tags": ("a",)}
+    plan = plan_run(SINGLE, mode, scope, None, group="night")
+    assert open_run(plan, SINGLE, given_arguments) is fake_wandb.runs[0]
+    assert fake_wandb.arguments == [given_arguments]
+    assert not list(fake_wandb.directory.rglob(runs.SIDECAR_NAME))
+
+
+def test_a_rank_that_opens_no_run_does_not_call_wandb(fake_wandb: FakeWandb) -> None:
+    assert isinstance(opened(SECOND, "auto", {"project": "digits"}), NullRun)
+    assert fake_wandb.arguments == []
+
+
+def test_auto_gives_the_run_the_planned_id_and_nothing_else(fake_wandb: FakeWandb) -> None:
+    opened(FIRST, "auto", {"project": "digits", "name": "base", "dir": "logs"})
+    assert fake_wandb.arguments == [{"project": "digits", "name": "base", "dir": "logs", "id": "exp"}]
+
+
+@pytest.mark.parametrize(("topology", "number"), [(FIRST, 0), (SECOND, 1)])
+def test_new_gives_every_rank_an_id_a_group_a_name_and_a_directory_of_its_own(
+    fake_wandb: FakeWandb, tmp_path: Path, topology: Topology, number: int
+) -> None:
+    opened(topology, "new", {"project": "digits", "name": "base", "dir": str(tmp_path / "logs")})
+    directory = tmp_path / "logs" / "wandb" / f"rank-{number}"
+    assert fake_wandb.arguments == [
+        {
+            "project": "digits",
+            "id": f"exp-rank-{number}",
+            "group": "exp",
+            "name": f"base-rank-{number}",
+            "dir": str(directory),
+        }
+    ]
+    assert directory.is_dir()
+
+
+@pytest.mark.parametrize(("topology", "number"), [(FIRST, 0), (SECOND, 1)])
+def test_shared_switches_wandbs_shared_mode_on_for_every_rank(
+    fake_wandb: FakeWandb, topology: Topology, number: int
+) -> None:
+    opened(topology, "shared", {"project": "digits", "name": "base", "mode": "online"})
+    (arguments,) = fake_wandb.arguments
+    settings = arguments.pop("settings")
+    assert arguments == {
+        "project": "digits",
+        "id": "exp",
+        "name": "base",
+        "mode": None,
+        "dir": str(Path("wandb") / f"rank-{number}"),
+    }
+    assert (settings.mode, settings.x_label) == ("shared", f"rank-{number}")
+    assert (settings.x_primary, settings.x_update_finish_state) == (number == 0, number == 0)
+
+
+@pytest.mark.parametrize("mode", ["new", "shared"])
+def test_a_name_from_the_environment_gets_its_suffix_too(
+    fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    monkeypatch.setenv("WANDB_NAME", "base")
+    node = Topology(2, 0, 1, 4, 2, 2)
+    open_run(plan_run(node, mode, "worker", "exp"), node, {})
+    assert fake_wandb.arguments[0]["name"] == ("base-worker-1" if mode == "shared" else "base-worker-1-rank-0")
+
+
+@pytest.mark.parametrize("mode", ["auto", "shared", "new"])
+def test_without_a_name_wandb_may_make_one(fake_wandb: FakeWandb, mode: str) -> None:
+    opened(FIRST, mode, {})
+    assert "name" not in fake_wandb.arguments[0]
+
+
+@pytest.mark.parametrize("mode", ["auto", "shared", "new"])
+def test_the_users_group_is_given_to_every_run(fake_wandb: FakeWandb, mode: str) -> None:
+    opened(FIRST, mode, {}, group="night")
+    assert fake_wandb.arguments[0]["group"] == "night"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variable", "root"),
+    [
+        ({}, None, "."),
+        ({}, "from-env", "from-env"),
+        ({"settings": {"root_dir": "from-settings"}}, "from-env", "from-settings"),
+        ({"settings": {"root_dir": "from-settings"}, "dir": "argument"}, "from-env", "argument"),
+        ({"dir": Path("argument")}, None, "argument"),
+    ],
+)
+def test_the_directory_of_a_rank_lies_below_the_users(
+    fake_wandb: FakeWandb,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: dict[str, Any],
+    variable: str | None,
+    root: str,
+) -> None:
+    if variable is not None:
+        monkeypatch.setenv("WANDB_DIR", variable)
+    opened(SECOND, "new", arguments)
+    assert fake_wandb.arguments[0]["dir"] == str(Path(root) / "wandb" / "rank-1")
+
+
+@pytest.mark.parametrize("rank_mode", ["auto", "shared", "new"])
+@pytest.mark.parametrize("wandb_mode", ["offline", "disabled", "dryrun"])
+@pytest.mark.parametrize("where", ["argument", "settings", "environment", "wandb offline"])
+def test_offline_and_disabled_stay_so_in_every_run_mode(
+    fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, rank_mode: str, wandb_mode: str, where: str
+) -> None:
+    arguments: dict[str, Any] = {}
+    if where == "argument":
+        arguments["mode"] = wandb_mode
+    elif where == "settings":
+        arguments["settings"] = wandb.Settings(mode=wandb_mode)  # type: ignore[arg-type]  # parametrised
+    elif where == "environment":
+        monkeypatch.setenv("WANDB_MODE", wandb_mode)
+    else:
+        fake_wandb.stored_mode = wandb_mode
+    before = copy.copy(arguments)
+    opened(FIRST, rank_mode, arguments)
+    (told,) = fake_wandb.arguments
+    assert {name: told.get(name) for name in ("mode", "settings")} == {
+        name: before.get(name) for name in ("mode", "settings")
+    }
+
+
+@pytest.mark.parametrize("rank_mode", ["shared", "new"])
+def test_a_disabled_run_makes_no_directory(fake_wandb: FakeWandb, tmp_path: Path, rank_mode: str) -> None:
+    opened(FIRST, rank_mode, {"mode": "disabled"})
+    assert "dir" not in fake_wandb.arguments[0]
+    assert not (tmp_path / "wandb").exists()
+
+
+def test_the_users_settings_object_is_copied_and_keeps_what_it_was(fake_wandb: FakeWandb) -> None:
+    settings = wandb.Settings(entity="team", x_label="mine")
+    before, fields_before = settings.model_dump(), set(settings.model_fields_set)
+    opened(SECOND, "shared", {"settings": settings})
+    told = fake_wandb.arguments[0]["settings"]
+    assert told is not settings
+    assert (told.entity, told.mode, told.x_label) == ("team", "shared", "rank-1")
+    assert settings.model_dump() == before
+    assert settings.model_fields_set == fields_before
+
+
+def test_settings_given_as_a_mapping_are_kept_and_not_changed(fake_wandb: FakeWandb) -> None:
+    settings = {"entity": "team"}
+    opened(SECOND, "shared", {"settings": settings})
+    told = fake_wandb.arguments[0]["settings"]
+    assert (told.entity, told.mode) == ("team", "shared")
+    assert settings == {"entity": "team"}
+
+
+@pytest.mark.parametrize("mode", ["auto", "shared", "new"])
+def test_the_users_arguments_are_not_changed(fake_wandb: FakeWandb, mode: str) -> None:
+    arguments: dict[str, Any] = {"project": "digits", "config": {"lr": 0.1}, "mode": "online"}
+    opened(FIRST, mode, arguments)
+    assert arguments == {"project": "digits", "config": {"lr": 0.1}, "mode": "online"}
+    assert fake_wandb.arguments[0]["config"] is arguments["config"]
+
+
+@pytest.mark.parametrize(("create_new", "told"), [(True, "create_new"), (False, None)])
+def test_a_second_run_of_a_process_is_asked_for(fake_wandb: FakeWandb, create_new: bool, told: str | None) -> None:
+    open_run(plan_run(SINGLE, "auto", "global", None), SINGLE, {}, create_new=create_new)
+    assert fake_wandb.arguments[0].get("reinit") == told
+
+
+def test_the_users_own_reinit_wins(fake_wandb: FakeWandb) -> None:
+    open_run(plan_run(SINGLE, "auto", "global", None), SINGLE, {"reinit": "return_previous"}, create_new=True)
+    assert fake_wandb.arguments == [{"reinit": "return_previous"}]
+
+
+# --- an inherited service ---------------------------------------------------------------------------------------------
+
+OTHERS_SERVICE = f"3-{os.getppid()}-unix-/tmp/socket"
+OWN_SERVICE = f"3-{os.getpid()}-unix-/tmp/socket"
+
+
+@pytest.mark.parametrize(
+    ("mode", "service", "kept"),
+    [
+        ("shared", OTHERS_SERVICE, False),
+        ("shared", OWN_SERVICE, True),
+        ("auto", OTHERS_SERVICE, True),
+        ("new", OTHERS_SERVICE, True),
+        ("shared", "of another form", True),
+    ],
+)
+def test_only_a_shared_run_leaves_the_service_of_another_process(
+    fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, mode: str, service: str, kept: bool
+) -> None:
+    monkeypatch.setenv("WANDB_SERVICE", service)
+    opened(FIRST, mode, {})
+    assert fake_wandb.environments[0].get("WANDB_SERVICE") == (service if kept else None)
+
+
+def test_a_world_of_one_keeps_the_service_it_inherited(
+    fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_SERVICE", OTHERS_SERVICE)
+    opened(SINGLE, "shared", {})
+    assert fake_wandb.environments[0]["WANDB_SERVICE"] == OTHERS_SERVICE
+
+
+@pytest.mark.usefixtures("fresh_wandb")
+def test_the_service_writes_its_owners_process_id_where_it_is_looked_for() -> None:
+    wandb.setup()
+    assert re.match(rf"\d+-{os.getpid()}-", os.environ["WANDB_SERVICE"])
+
+
+# --- the file beside an offline run -----------------------------------------------------------------------------------
+
+
+def test_what_the_run_file_does_not_hold_is_recorded_beside_it(fake_wandb: FakeWandb) -> None:
+    run = opened(SECOND, "shared", {"mode": "offline"}, group="night")
+    sidecar = Path(run.dir).parent / "dist-wandb.json"
+    assert json.loads(sidecar.read_text()) == {
+        "format": 1,
+        "run_id": "exp",
+        "base_id": "exp",
+        "group": "night",
+        "shared": True,
+        "label": "rank-1",
+        "primary": False,
+        "update_finish_state": False,
+        "run_mode": "shared",
+        "rank_scope": "global",
+        "global_rank": 1,
+        "local_rank": 1,
+        "node_rank": 0,
+        "world_size": 2,
+        "num_nodes": 1,
+    }
+    assert list(sidecar.parent.glob("*.tmp")) == list(sidecar.parent.glob(".*.tmp")) == []
+    assert fake_wandb.runs == [run]
+
+
+@pytest.mark.parametrize("mode", ["auto", "new"])
+def test_offline_runs_of_one_writer_have_the_file_too(fake_wandb: FakeWandb, mode: str) -> None:
+    opened(FIRST, mode, {"mode": "offline"})
+    record = json.loads((Path(fake_wandb.runs[0].dir).parent / runs.SIDECAR_NAME).read_text())
+    assert (record["run_mode"], record["shared"], record["primary"]) == (mode, False, True)
+
+
+@pytest.mark.parametrize("wandb_mode", ["online", "disabled"])
+def test_other_runs_have_no_such_file(fake_wandb: FakeWandb, wandb_mode: str) -> None:
+    opened(FIRST, "shared", {"mode": wandb_mode})
+    assert not list(fake_wandb.directory.rglob("*dist-wandb.json*"))
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------
+
+
+class Recorder:
+    """A run that only remembers what was logged."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[dict[str, Any], dict[str, Any]]] = []
+
+    def log(self, row: dict[str, Any], **kwargs: Any) -> None:
+        self.calls.append((row, kwargs))
+
+
+def plan_of(topology: Topology, mode: str) -> RunPlan:
+    return plan_run(topology, mode, "global", "exp")
+
+
+def written(
+    plan: RunPlan,
+    metrics: dict[str, Any],
+    step: int | None = 7,
+    *,
+    step_metric: str | None = "global_step",
+    commit: bool | None = None,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    run: Any = Recorder()
+    RunWriter(run, plan, step_metric).write(metrics, step, commit=commit)
+    (call,) = run.calls
+    return call  # type: ignore[no-any-return]  # a Recorder
+
+
+PLAIN = plan_of(FIRST, "new")
+PRIMARY, SECONDARY = plan_of(FIRST, "shared"), plan_of(SECOND, "shared")
+
+
+@pytest.mark.parametrize(
+    ("plan", "row"),
+    [
+        (PLAIN, {"loss": 0.5, "global_step": 7}),
+        (PRIMARY, {"loss": 0.5, "rank-0/loss": 0.5, "global_step": 7}),
+        (SECONDARY, {"rank-1/loss": 0.5, "global_step": 7}),
+    ],
+    ids=["run of its own", "primary", "secondary"],
+)
+def test_each_rank_writes_under_the_names_that_are_its(plan: RunPlan, row: dict[str, Any]) -> None:
+    assert written(plan, {"loss": 0.5}) == (row, {})
+
+
+@pytest.mark.parametrize("plan", [PLAIN, PRIMARY, SECONDARY], ids=["run of its own", "primary", "secondary"])
+def test_without_a_step_or_a_step_metric_the_row_has_no_x_axis(plan: RunPlan) -> None:
+    assert "global_step" not in written(plan, {"loss": 0.5}, None)[0]
+    assert not {"global_step", None} & set(written(plan, {"loss": 0.5}, 7, step_metric=None)[0])
+
+
+@pytest.mark.parametrize("plan", [PLAIN, PRIMARY, SECONDARY], ids=["run of its own", "primary", "secondary"])
+def test_an_x_axis_among_the_metrics_stays_in_the_row_under_its_own_name(plan: RunPlan) -> None:
+    row, _ = written(plan, {"loss": 0.5, "global_step": 3}, None)
+    assert row["global_step"] == 3
+    assert not any(name.endswith("/global_step") for name in row)
+
+
+@pytest.mark.parametrize("commit", [True, False, None])
+def test_commit_is_handed_on_only_where_it_was_given(commit: bool | None) -> None:
+    assert written(PLAIN, {"loss": 0.5}, commit=commit)[1] == ({} if commit is None else {"commit": commit})
+
+
+NUMBERS: list[Any] = [1, 0.5, True, np.float32(0.5), np.array(2), np.array([2.0]), torch.tensor(0.5), torch.ones(1)]
+MEDIA: list[Any] = ["text", None, [1, 2], np.zeros(3), torch.zeros(2, 2), {"nested": 1}, object()]
+
+
+@pytest.mark.parametrize("value", NUMBERS, ids=repr)
+def test_the_primary_writes_numbers_under_its_label_too(value: Any) -> None:
+    row, _ = written(PRIMARY, {"x": value})
+    assert row["x"] is row["rank-0/x"] is value
+
+
+@pytest.mark.parametrize("value", MEDIA, ids=lambda value: type(value).__name__)
+def test_the_primary_writes_media_under_their_plain_names_alone(value: Any) -> None:
+    row, _ = written(PRIMARY, {"x": value})
+    assert row == {"x": value, "global_step": 7}
+
+
+@pytest.mark.parametrize("value", [0.5, "text", [1, 2]], ids=lambda value: type(value).__name__)
+def test_a_secondary_writes_everything_under_its_label(value: Any) -> None:
+    assert written(SECONDARY, {"x": value})[0] == {"rank-1/x": value, "global_step": 7}
+
+
+@pytest.mark.parametrize("plan", [PLAIN, PRIMARY, SECONDARY], ids=["run of its own", "primary", "secondary"])
+def test_what_was_logged_is_not_changed(plan: RunPlan) -> None:
+    metrics = {"loss": 0.5}
+    written(plan, metrics)
+    assert metrics == {"loss": 0.5}
+
+
+def test_a_rank_without_a_run_writes_nothing() -> None:
+    RunWriter(NullRun(), plan_of(SECOND, "auto"), "global_step").write({"loss": 0.5}, 7)
+
+
+def test_every_writer_defines_the_x_axis_alike(fake_wandb: FakeWandb) -> None:
+    for topology in (FIRST, SECOND):
+        runs.define_step_metric(opened(topology, "shared", {}), "global_step")
+    assert [run.defined for run in fake_wandb.runs] == [
+        [("global_step", {}), ("*", {"step_metric": "global_step", "step_sync": True})]
+    ] * 2
+
+
+# --- the run of ranks without one -------------------------------------------------------------------------------------
+
+
+def test_a_null_run_accepts_every_use_at_any_depth() -> None:
+    run = NullRun()
+    run.log({"loss": 1})
+    run.config.update({"lr": 0.1}, allow_val_change=True)
+    run.summary["best"] = 0.9
+    run.summary["best"].deeper.still["yes"](1, two=2)
+    run.name = "renamed"
+    del run.config["lr"]
+    run.alert("title", text="text").anything()
+    with run as inside, run.a.b("c") as deeper:
+        assert inside is run
+        assert not deeper
+
+
+def test_a_null_run_is_falsy_and_empty() -> None:
+    run = NullRun()
+    assert not run
+    assert not run.config
+    assert not run.summary["best"]
+    assert len(run.config) == 0
+    assert list(run.config) == []
+    assert "lr" not in run.config
+    assert dict(run.config.items()) == {}
+
+
+def test_a_null_run_tells_what_is_known_of_the_run_and_forgets_what_is_set() -> None:
+    run = NullRun("exp", "base", "https://w")
+    run.id = "other"
+    assert (run.id, run.name, run.url) == ("exp", "base", "https://w")
+    assert (NullRun().id, NullRun().name, NullRun().url) == (None, None, None)
+
+
+@pytest.mark.parametrize("name", ["__deepcopy__", "__getstate_extra__", "__array__", "__len_hint__", "__fspath__"])
+def test_a_null_run_does_not_pretend_to_speak_protocols(name: str) -> None:
+    assert not hasattr(NullRun(), name)
+
+
+@pytest.mark.parametrize(
+    "twin",
+    [copy.copy, copy.deepcopy, lambda run: pickle.loads(pickle.dumps(run))],  # noqa: S301  # its own pickle
+    ids=["copy", "deepcopy", "pickle"],
+)
+def test_a_null_run_survives_copies_and_pickles(twin: Callable[[NullRun], NullRun]) -> None:
+    run = twin(NullRun("exp", "base", "https://w"))
+    assert isinstance(run, NullRun)
+    assert (run.id, run.name, run.url) == ("exp", "base", "https://w")
+
+
+def test_a_null_run_lets_exceptions_through() -> None:
+    with pytest.raises(KeyError), NullRun():
+        raise KeyError
+
+
+@pytest.mark.parametrize("name", [name for name in dir(wandb.Run) if not name.startswith("_")])
+def test_whatever_a_run_has_a_null_run_takes(name: str) -> None:
+    assert not getattr(NullRun(), name)
+
+
+# --- small things -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("value", "silent"), [("true", True), ("1", True), ("YES", True), ("false", False), ("", False)])
+def test_silence_is_what_wandb_calls_silence(monkeypatch: pytest.MonkeyPatch, value: str, silent: bool) -> None:
+    assert not runs.is_silent()
+    monkeypatch.setenv("WANDB_SILENT", value)
+    assert runs.is_silent() is silent
+
+
+@pytest.mark.parametrize("before", [None, "online"])
+@pytest.mark.parametrize("on", [True, False])
+def test_the_environment_says_offline_only_for_a_while(
+    monkeypatch: pytest.MonkeyPatch, before: str | None, on: bool
+) -> None:
+    if before is not None:
+        monkeypatch.setenv("WANDB_MODE", before)
+    with pytest.raises(KeyError), runs.offline_by_environment(on=on):
+        assert os.environ.get("WANDB_MODE") == ("dryrun" if on else before)
+        raise KeyError
+    assert os.environ.get("WANDB_MODE") == before
+
+
+@pytest.mark.parametrize(
+    ("wandb_mode", "expected"),
+    [
+        ("online", "https://wandb.example/team/digits/runs/exp"),
+        ("offline", "offline, in {directory}"),
+        ("disabled", "nowhere, as W&B is disabled"),
+    ],
+)
+def test_where_a_run_is_to_be_found(fake_wandb: FakeWandb, wandb_mode: str, expected: str) -> None:
+    run = opened(FIRST, "auto", {"mode": wandb_mode})
+    assert runs.where(run) == expected.format(directory=Path(fake_wandb.runs[0].dir).parent)
+
+
+def test_without_a_run_there_is_nothing_to_be_found() -> None:
+    assert runs.where(NullRun()) == "nowhere"
+
+
+def test_the_page_of_a_group_is_that_of_its_project(fake_wandb: FakeWandb) -> None:
+    opened(FIRST, "new", {})
+    run: Any = fake_wandb.runs[0]
+    assert runs.group_url(run, "night #1/a") == "https://wandb.example/team/digits/groups/night%20%231%2Fa"
+
+
+def test_without_group_run_or_address_a_group_has_no_page(fake_wandb: FakeWandb) -> None:
+    assert runs.group_url(opened(FIRST, "auto", {}), None) is None
+    assert runs.group_url(opened(FIRST, "auto", {"mode": "offline"}), "night") is None
+    assert runs.group_url(NullRun(), "night") is None
+    assert len(fake_wandb.runs) == 2
+
+
+def test_only_plain_text_is_told_to_ranks_that_were_not_given_it() -> None:
+    told = runs.told_to_others(
+        {
+            "project": "digits",
+            "tags": ["a", "b"],
+            "notes": None,
+            "mode": "offline",
+            "dir": Path("logs"),
+            "config": {"lr": 0.1},
+            "settings": wandb.Settings(),
+            "id": "exp",
+        }
+    )
+    assert told == {"project": "digits", "tags": ["a", "b"], "mode": "offline"}

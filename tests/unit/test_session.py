@@ -1,0 +1,491 @@
+"""Sessions from `init` to `finish`, over a stand-in for wandb. Ranks of a larger world are threads."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch.distributed as dist
+
+import dist_wandb
+from dist_wandb import rendezvous
+from dist_wandb.errors import ConfigurationError, RendezvousError, TopologyError
+from dist_wandb.rendezvous import Rendezvous
+from dist_wandb.run import NullRun
+from dist_wandb.session import Options, Session, get_run, holds, open_session, told_job
+from dist_wandb.topology import Topology
+
+if TYPE_CHECKING:
+    from tests.conftest import FakeWandb, OnRanks
+
+ALL_MODES = [(mode, scope) for mode in ("auto", "shared", "new") for scope in ("global", "worker")]
+
+
+# --- a world of one ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("mode", "scope"), ALL_MODES)
+def test_in_a_world_of_one_wandb_gets_exactly_the_users_arguments(
+    fake_wandb: FakeWandb, mode: Any, scope: Any
+) -> None:
+    config = {"lr": 0.1}
+    session = dist_wandb.init("digits", run_mode=mode, rank_scope=scope, name="base", config=config, tags=("a",))
+    assert fake_wandb.arguments == [{"project": "digits", "name": "base", "config": config, "tags": ("a",)}]
+    assert session.run is fake_wandb.runs[0]
+
+
+def test_without_arguments_wandb_gets_none(fake_wandb: FakeWandb) -> None:
+    dist_wandb.init()
+    assert fake_wandb.arguments == [{}]
+
+
+def test_a_world_of_one_defines_the_x_axis(fake_wandb: FakeWandb) -> None:
+    dist_wandb.init()
+    assert fake_wandb.runs[0].defined == [
+        ("global_step", {}),
+        ("*", {"step_metric": "global_step", "step_sync": True}),
+    ]
+
+
+def test_the_session_tells_what_was_decided(fake_wandb: FakeWandb) -> None:
+    session = dist_wandb.init("digits", id="exp", group="night")
+    assert session.plan.opens_run
+    assert session.topology.world_size == 1
+    assert (session.id, session.url) == ("exp", "https://wandb.example/team/digits/runs/exp")
+    assert session.group_url == "https://wandb.example/team/digits/groups/night"
+    assert session.config is fake_wandb.runs[0].config
+    assert repr(session) == "<dist_wandb.Session run_mode='auto' rank 0 of 1 run='exp'>"
+
+
+def test_an_id_that_wandb_made_is_the_sessions(fake_wandb: FakeWandb) -> None:
+    assert dist_wandb.init().id == fake_wandb.runs[0].id == "made-by-wandb-0"
+
+
+@pytest.mark.usefixtures("fake_wandb")
+def test_the_start_is_announced_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    dist_wandb.init("digits", id="exp")
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == (
+        "dist_wandb: run_mode=auto, rank_scope=global, 1 rank on 1 node: one run: exp "
+        "(https://wandb.example/team/digits/runs/exp)\n"
+    )
+
+
+@pytest.mark.usefixtures("fake_wandb")
+def test_wandb_silent_silences_the_announcement_too(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    dist_wandb.init("digits")
+    assert capsys.readouterr() == ("", "")
+
+
+# --- the current session ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("fake_wandb")
+def test_get_run_gives_the_session_opened_last_and_not_finished() -> None:
+    assert isinstance(get_run(), NullRun)
+    outer = dist_wandb.init()
+    inner = dist_wandb.init()
+    assert get_run() is inner
+    inner.finish()
+    assert get_run() is outer
+    outer.finish()
+    assert not get_run()
+
+
+@pytest.mark.usefixtures("fake_wandb")
+def test_sessions_may_end_in_any_order() -> None:
+    outer, inner = dist_wandb.init(), dist_wandb.init()
+    outer.finish()
+    assert get_run() is inner
+
+
+def test_a_second_session_of_a_process_gets_a_run_of_its_own(fake_wandb: FakeWandb) -> None:
+    first = dist_wandb.init()
+    second = dist_wandb.init()
+    assert [arguments.get("reinit") for arguments in fake_wandb.arguments] == [None, "create_new"]
+    assert first.run is not second.run
+
+
+def test_after_the_first_is_finished_nothing_is_asked_of_wandb(fake_wandb: FakeWandb) -> None:
+    dist_wandb.init().finish()
+    dist_wandb.init()
+    assert fake_wandb.arguments == [{}, {}]
+
+
+def test_a_session_holds_its_run_until_it_is_finished(fake_wandb: FakeWandb) -> None:
+    session = dist_wandb.init()
+    assert holds(fake_wandb.runs[0])
+    session.finish()
+    assert not holds(fake_wandb.runs[0])
+
+
+# --- the end ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("exit_code", [None, 0, 3])
+def test_finish_hands_the_exit_code_on(fake_wandb: FakeWandb, exit_code: int | None) -> None:
+    dist_wandb.init().finish(exit_code)
+    assert fake_wandb.runs[0].exit_codes == [exit_code]
+
+
+def test_finishing_twice_finishes_once(fake_wandb: FakeWandb) -> None:
+    session = dist_wandb.init()
+    session.finish()
+    session.finish(1)
+    assert fake_wandb.runs[0].exit_codes == [None]
+
+
+@pytest.mark.parametrize(
+    ("error", "exit_code"),
+    [
+        (RuntimeError("x"), 1),
+        (SystemExit(3), 3),
+        (SystemExit(0), 0),
+        (SystemExit("x"), 1),
+        (SystemExit(None), 0),
+        (KeyboardInterrupt(), 130),
+    ],
+    ids=repr,
+)
+def test_what_ends_the_with_statement_is_the_runs_exit_code(
+    fake_wandb: FakeWandb, error: BaseException, exit_code: int
+) -> None:
+    with pytest.raises(type(error)), dist_wandb.init():
+        raise error
+    assert fake_wandb.runs[0].exit_codes == [exit_code]
+
+
+def test_a_with_statement_that_ends_well_finishes_the_run_well(fake_wandb: FakeWandb) -> None:
+    with dist_wandb.init() as session:
+        assert get_run() is session
+    assert fake_wandb.runs[0].exit_codes == [None]
+    assert not get_run()
+
+
+def test_a_released_session_leaves_its_run_open(fake_wandb: FakeWandb) -> None:
+    session = dist_wandb.init()
+    session.release()
+    session.finish()
+    assert fake_wandb.runs[0].exit_codes == []
+    assert not get_run()
+
+
+# --- logging ----------------------------------------------------------------------------------------------------------
+
+
+def test_rows_without_a_step_are_counted(fake_wandb: FakeWandb) -> None:
+    session = dist_wandb.init()
+    for loss in (0.5, 0.4, 0.3):
+        session.log({"loss": loss})
+    assert fake_wandb.runs[0].rows == [
+        {"loss": 0.5, "global_step": 0},
+        {"loss": 0.4, "global_step": 1},
+        {"loss": 0.3, "global_step": 2},
+    ]
+
+
+def test_a_step_that_is_given_is_taken(fake_wandb: FakeWandb) -> None:
+    dist_wandb.init().log({"loss": 0.5}, step=7)
+    assert fake_wandb.runs[0].logged == [({"loss": 0.5, "global_step": 7}, {})]
+
+
+def test_an_own_global_step_among_the_metrics_is_respected(fake_wandb: FakeWandb) -> None:
+    dist_wandb.init().log({"loss": 0.5, "global_step": 40})
+    assert fake_wandb.runs[0].rows == [{"loss": 0.5, "global_step": 40}]
+
+
+def test_calls_that_make_up_one_row_count_as_one(fake_wandb: FakeWandb) -> None:
+    session = dist_wandb.init()
+    session.log({"loss": 0.5}, commit=False)
+    session.log({"accuracy": 0.9})
+    session.log({"loss": 0.4}, commit=True)
+    assert fake_wandb.runs[0].logged == [
+        ({"loss": 0.5, "global_step": 0}, {"commit": False}),
+        ({"accuracy": 0.9, "global_step": 0}, {}),
+        ({"loss": 0.4, "global_step": 1}, {"commit": True}),
+    ]
+
+
+def test_what_is_logged_is_not_changed(fake_wandb: FakeWandb) -> None:
+    metrics = {"loss": 0.5}
+    dist_wandb.init().log(metrics, step=7)
+    assert metrics == {"loss": 0.5}
+    assert len(fake_wandb.runs[0].rows) == 1
+
+
+@pytest.mark.parametrize(
+    ("metrics", "message"),
+    [
+        ([("loss", 0.5)], "log was given list on rank 0, but it takes a mapping"),
+        (0.5, "log was given float on rank 0"),
+        (None, "log was given NoneType on rank 0"),
+        ({"loss": 0.5, 7: 1}, "log was given the name 7 (int) on rank 0, but names are text."),
+        ({None: 1}, "log was given the name None (NoneType) on rank 0"),
+    ],
+)
+def test_metrics_that_are_none_are_refused_and_nothing_is_written(
+    fake_wandb: FakeWandb, metrics: Any, message: str
+) -> None:
+    session = dist_wandb.init()
+    with pytest.raises(ConfigurationError, match=re.escape(message)):
+        session.log(metrics)
+    session.log({"loss": 0.4})
+    assert fake_wandb.runs[0].rows == [{"loss": 0.4, "global_step": 0}]
+
+
+@pytest.mark.usefixtures("fake_wandb")
+@pytest.mark.parametrize("timeout", [None, 0.1])
+def test_flush_says_that_all_is_handed_over(timeout: float | None) -> None:
+    session = dist_wandb.init()
+    session.log({"loss": 0.5})
+    assert session.flush(timeout) is True
+
+
+# --- the run behind the session ---------------------------------------------------------------------------------------
+
+
+def test_what_the_session_lacks_is_looked_up_on_its_run(fake_wandb: FakeWandb) -> None:
+    session = dist_wandb.init(name="base")
+    session.define_metric("epoch")
+    assert session.name == "base"
+    assert fake_wandb.runs[0].defined[-1] == ("epoch", {})
+
+
+@pytest.mark.usefixtures("fake_wandb")
+@pytest.mark.parametrize("name", ["lgo", "finnish", "_private", "__deepcopy__"])
+def test_a_misspelt_method_of_a_real_run_raises(name: str) -> None:
+    with pytest.raises(AttributeError, match=name):
+        getattr(dist_wandb.init(), name)
+
+
+def test_a_session_that_is_not_made_yet_raises_instead_of_recurring() -> None:
+    with pytest.raises(AttributeError, match="'Session' object has no attribute 'summary'"):
+        _ = Session.__new__(Session).summary
+
+
+# --- arguments --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"run_mode": "share"}, "run_mode='share' is unknown. Allowed: 'auto', 'shared', 'new'. Did you mean 'shared'"),
+        ({"rank_scope": "node"}, "rank_scope='node' is unknown. Allowed: 'global', 'worker'."),
+        ({"reduce": "avg"}, "reduce='avg' is no reduction."),
+        ({"reduce": {"loss": "avg"}}, "reduce['loss']='avg' is no reduction."),
+        ({"spread": 7}, "spread=7 is neither a bool nor name patterns."),
+        ({"join_timeout": "60"}, "join_timeout='60' is no number of seconds."),
+        ({"join_timeout": True}, "join_timeout=True is no number of seconds."),
+        ({"join_timeout": None}, "join_timeout=None is no number of seconds."),
+        ({"join_timeout": 0}, "join_timeout=0 must be greater than 0."),
+        ({"join_timeout": -1.5}, "join_timeout=-1.5 must be greater than 0."),
+        ({"join_timeout": float("nan")}, "join_timeout=nan must be greater than 0."),
+    ],
+)
+def test_options_that_cannot_be_honoured_are_refused(
+    fake_wandb: FakeWandb, arguments: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(message)):
+        dist_wandb.init(**arguments)
+    assert fake_wandb.arguments == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"reduce": None}, {"reduce": {"tokens": "sum", "*": "mean"}}, {"spread": True}, {"spread": ["loss"]}],
+)
+def test_options_for_the_exchange_between_ranks_are_accepted(arguments: dict[str, Any]) -> None:
+    assert Options(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"projct": "x"}, "dist_wandb.init got the argument 'projct', which wandb.init does not know."),
+        ({"runmode": "new"}, "Did you mean 'run_mode'?"),
+        ({"id": "a/b"}, "id='a/b' given to dist_wandb.init has '/', which W&B refuses"),
+        ({"mode": "shared"}, "Pass run_mode='shared'"),
+    ],
+)
+def test_arguments_that_wandb_would_refuse_are_refused_before_anything_starts(
+    fake_wandb: FakeWandb, arguments: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(message)):
+        dist_wandb.init(**arguments)
+    assert fake_wandb.arguments == []
+    assert not get_run()
+
+
+def test_a_forbidden_id_in_the_environment_is_refused(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_RUN_ID", "a/b")
+    with pytest.raises(ConfigurationError, match="WANDB_RUN_ID='a/b' has '/'"):
+        dist_wandb.init()
+    assert fake_wandb.arguments == []
+
+
+def test_an_inconsistent_environment_is_refused(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "2")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(TopologyError, match=r"global_rank=2 \(RANK .* must be less than world_size=2 \(RANK|WORLD"):
+        dist_wandb.init()
+    assert fake_wandb.arguments == []
+
+
+# --- several ranks ----------------------------------------------------------------------------------------------------
+
+TWO = [Topology(rank, rank, 0, 2, 2, 1) for rank in range(2)]
+Job = Callable[..., list[Session]]
+
+
+@pytest.fixture
+def store(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> dist.Store:  # noqa: ARG001  # goes first
+    """A store by which ranks that are threads of this process meet."""
+    store = dist.HashStore()
+
+    def find(namespace: str, topology: Topology, timeout: float) -> Rendezvous:
+        return Rendezvous(store, namespace, topology, timeout)
+
+    monkeypatch.setattr(Rendezvous, "find", find)
+    monkeypatch.setattr(rendezvous, "node_identity", lambda: "host")
+    return store
+
+
+@pytest.fixture
+def job(store: dist.Store, on_ranks: OnRanks) -> Job:  # noqa: ARG001  # they meet there
+    """Open the same session on every rank at once."""
+
+    def open_all(
+        topologies: list[Topology], arguments: Callable[[int], dict[str, Any]] = lambda _: {}, **options: Any
+    ) -> list[Session]:
+        def open_one(rank: int) -> Session:
+            return open_session(
+                Options(**{"join_timeout": 20.0, **options}),
+                arguments(rank),
+                door="test",
+                topology=topologies[rank],
+                number=1,
+                create_new=False,
+            )
+
+        return on_ranks(len(topologies), open_one)
+
+    return open_all
+
+
+def test_ranks_without_a_run_share_the_interface_and_write_nothing(job: Job, fake_wandb: FakeWandb) -> None:
+    first, second = job(TWO, lambda _: {"id": "exp"})
+    for session in (first, second):
+        session.log({"loss": 0.5}, step=1)
+        session.config.update({"lr": 0.1})
+        session.define_metric("epoch")
+        assert session
+    assert isinstance(second.run, NullRun)
+    (run,) = fake_wandb.runs
+    assert run.rows == [{"loss": 0.5, "global_step": 1}]
+    assert run.config == {"lr": 0.1}
+    second.finish(1)
+    assert run.exit_codes == []
+    first.finish()
+    assert run.exit_codes == [None]
+
+
+def test_ranks_without_a_run_know_its_id_and_address(job: Job) -> None:
+    first, second = job(TWO)
+    assert first.id == second.id
+    assert first.url == second.url == f"https://wandb.example/team/digits/runs/{first.id}"
+
+
+def test_new_runs_have_ids_made_from_one_base_id_and_one_group(job: Job) -> None:
+    first, second = job(TWO, run_mode="new")
+    base_id = first.plan.base_id
+    assert [session.id for session in (first, second)] == [f"{base_id}-rank-0", f"{base_id}-rank-1"]
+    assert first.plan.group == second.plan.group == base_id
+
+
+def test_ranks_of_a_shared_run_write_side_by_side(job: Job, fake_wandb: FakeWandb) -> None:
+    for number, session in enumerate(job(TWO, run_mode="shared")):
+        session.log({"loss": number}, step=1)
+    rows = {run.id: [] for run in fake_wandb.runs}  # type: dict[str, list[dict[str, Any]]]
+    for run in fake_wandb.runs:
+        rows[run.id] += run.rows
+    (written,) = rows.values()
+    assert {"loss": 0, "rank-0/loss": 0, "global_step": 1} in written
+    assert {"rank-1/loss": 1, "global_step": 1} in written
+
+
+def test_what_rank_0_was_given_describes_the_job_for_ranks_that_were_not(job: Job, fake_wandb: FakeWandb) -> None:
+    job(TWO, lambda rank: {"project": "digits", "group": "night", "name": "base"} if rank == 0 else {}, run_mode="new")
+    told = [{name: arguments[name] for name in ("project", "group")} for arguments in fake_wandb.arguments]
+    assert told == [{"project": "digits", "group": "night"}] * 2
+    assert {arguments["name"] for arguments in fake_wandb.arguments} == {"base-rank-0", "base-rank-1"}
+
+
+def test_a_ranks_own_arguments_win_over_those_of_rank_0(job: Job, fake_wandb: FakeWandb) -> None:
+    job(TWO, lambda rank: {"notes": f"of rank {rank}"}, run_mode="new")
+    assert {arguments["notes"] for arguments in fake_wandb.arguments} == {"of rank 0", "of rank 1"}
+
+
+def test_an_id_made_up_by_each_rank_gives_one_job_with_a_warning(job: Job) -> None:
+    with pytest.warns(UserWarning, match="Rank 1 was given the run id 'made-up-1', rank 0 'made-up-0'"):
+        first, second = job(TWO, lambda rank: {"id": f"made-up-{rank}"}, run_mode="new")
+    assert (first.id, second.id) == ("made-up-0-rank-0", "made-up-0-rank-1")
+
+
+def test_an_id_that_all_ranks_know_is_no_reason_for_a_warning(job: Job) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        job(TWO, lambda _: {"id": "exp"}, run_mode="shared")
+
+
+@pytest.mark.parametrize(("mode", "lines"), [("auto", 1), ("shared", 1), ("new", 1)])
+def test_one_rank_announces_for_all(job: Job, capsys: pytest.CaptureFixture[str], mode: str, lines: int) -> None:
+    job(TWO, run_mode=mode)
+    assert capsys.readouterr().err.count("dist_wandb: ") == lines
+
+
+@pytest.mark.parametrize("mode", ["auto", "shared", "new"])
+def test_ranks_that_do_not_know_their_nodes_learn_them(job: Job, mode: str) -> None:
+    unknown = [Topology(rank, None, None, 3, None, None) for rank in range(3)]
+    sessions = job(unknown, run_mode=mode, rank_scope="worker")
+    assert [session.topology for session in sessions] == [topology.with_layout(["host"] * 3) for topology in unknown]
+
+
+def test_ranks_that_know_their_nodes_help_those_that_do_not(job: Job) -> None:
+    """torchrun --virtual-local-rank leaves the ranks of nodes in between without a local rank."""
+    mixed = [Topology(0, 0, 0, 3, 1, 2), Topology(1, None, 1, 3, 2, 2), Topology(2, 1, 1, 3, 2, 2)]
+    sessions = job(mixed, run_mode="shared", join_timeout=2.0)
+    assert sessions[1].plan.label is not None
+
+
+def test_a_rank_0_that_never_comes_is_missed_by_name(store: dist.Store) -> None:
+    assert store is not None
+    with pytest.raises(RendezvousError, match="Rank 1 waited 0.05 s for rank 0"):
+        open_session(Options("new", join_timeout=0.05), {}, door="test", topology=TWO[1], number=1)
+
+
+def test_a_session_is_told_of_before_a_rank_opens_it(job: Job) -> None:
+    assert told_job("test", TWO[1], 1.0) is None
+    job(TWO, run_mode="shared", rank_scope="worker")
+    told = told_job("test", TWO[1], 1.0)
+    assert told is not None
+    assert told["options"] == {"run_mode": "shared", "rank_scope": "worker"}
+
+
+def test_without_a_store_auto_needs_nobody(fake_wandb: FakeWandb) -> None:
+    sessions = [open_session(Options(), {}, door="test", topology=topology) for topology in TWO]
+    assert [bool(session.run) for session in sessions] == [True, False]
+    assert sessions[1].id is None
+    assert len(fake_wandb.runs) == 1
+
+
+@pytest.mark.usefixtures("fake_wandb")
+def test_without_a_store_modes_that_need_all_ranks_say_what_to_do() -> None:
+    with pytest.raises(RendezvousError, match="Call init_process_group first"):
+        open_session(Options("new"), {}, door="test", topology=TWO[1])
