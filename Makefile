@@ -13,7 +13,7 @@ help:  ## List the targets
 
 demo: $(VENV)/.examples  ## Train on real data in two processes, offline, and show what was logged
 	@rm -rf $(DEMO_DIR)
-	$(BIN)/python examples/lightning/train_digits.py --strategy ddp --devices 2 --log-dir $(DEMO_DIR)
+	WANDB_MODE=offline $(BIN)/python examples/lightning/train_digits.py --strategy ddp --devices 2 --log-dir $(DEMO_DIR)
 	$(BIN)/dist-wandb show $(DEMO_DIR)
 
 test: $(VENV)/.development  ## Run all tests

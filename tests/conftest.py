@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -77,12 +78,15 @@ class FakeWandb:
         self.arguments: list[dict[str, Any]] = []
         self.environments: list[dict[str, str]] = []
         self.runs: list[FakeRun] = []
+        self._one_at_a_time = threading.Lock()  # ranks may be threads
 
     def init(self, **arguments: Any) -> FakeRun:
-        self.arguments.append(arguments)
-        self.environments.append(dict(os.environ))
-        self.runs.append(FakeRun(arguments, len(self.runs), self.directory))
-        return self.runs[-1]
+        with self._one_at_a_time:
+            run = FakeRun(arguments, len(self.runs), self.directory)
+            self.arguments.append(arguments)
+            self.environments.append(dict(os.environ))
+            self.runs.append(run)
+            return run
 
 
 @pytest.fixture
@@ -111,3 +115,11 @@ def on_ranks() -> OnRanks:
             return list(pool.map(function, range(world_size)))
 
     return call
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail a run in which a test was skipped: a missing package must not look like a passing test."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is not None and reporter.stats.get("skipped"):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED

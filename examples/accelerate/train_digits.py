@@ -30,7 +30,6 @@ def main() -> None:
     args = parse_args()
     mode = mode_without_login()
     tracker = DistWandbTracker(
-        args.project,
         name=args.name,
         dir=args.log_dir,
         mode=mode,
@@ -40,9 +39,7 @@ def main() -> None:
     # On a machine without a GPU, Accelerate joins the processes of a job only if it is told to use the CPU.
     accelerator = Accelerator(cpu=not torch.accelerator.is_available(), log_with=tracker)
     if mode == "offline":
-        accelerator.print(
-            "W&B has no API key, so it writes to disk only. To upload as you train, run `wandb login`.", flush=True
-        )
+        accelerator.print("W&B has no API key, so it writes to disk only. To upload as you train, run `wandb login`.")
     accelerator.init_trackers(args.project, config={"epochs": args.epochs, "lr": args.lr})
     train(accelerator, args.epochs, args.lr)
     accelerator.end_training()

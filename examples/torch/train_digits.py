@@ -52,10 +52,11 @@ def main() -> None:
     ) as run:
         train(run, args.epochs, args.lr, device, rank, world_size)
 
+    if dist.is_initialized():
+        dist.barrier()
+        dist.destroy_process_group()
     if rank == 0:
         print_where(args.log_dir, args.run_mode, world_size)
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 def train(run: dist_wandb.Session, epochs: int, lr: float, device: torch.device, rank: int, world_size: int) -> None:
@@ -72,6 +73,7 @@ def train(run: dist_wandb.Session, epochs: int, lr: float, device: torch.device,
     step = 0
     for epoch in range(epochs):
         sampler.set_epoch(epoch)
+        model.train()
         for batch in train_loader:
             images, labels = (tensor.to(device) for tensor in batch)
             loss = nn.functional.cross_entropy(parallel_model(images), labels)
@@ -93,6 +95,7 @@ def evaluate(
     model: nn.Module, loader: DataLoader[tuple[torch.Tensor, ...]], device: torch.device
 ) -> tuple[float, float]:
     """Mean loss and accuracy over the samples of all ranks: torchmetrics brings them together in `compute`."""
+    model.eval()
     loss, accuracy = MeanMetric().to(device), MulticlassAccuracy(10, average="micro").to(device)
     for batch in loader:
         images, labels = (tensor.to(device) for tensor in batch)

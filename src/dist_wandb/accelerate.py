@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from dist_wandb.errors import ConfigurationError, MissingExtraError, UnsupportedVersionError
+from dist_wandb.errors import ConfigurationError, MissingExtraError, TopologyError, UnsupportedVersionError
 
 try:
     import accelerate
@@ -142,7 +142,7 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
         elif kwargs or project is not None:
             raise ConfigurationError(
                 f"attach was given {', '.join(['project'] * (project is not None) + list(kwargs))}, but the "
-                "accelerator's log_with already has a DistWandbTracker. Give them to its constructor."
+                "accelerator already has a DistWandbTracker. Give them to its constructor."
             )
         if tracker not in accelerator.trackers:
             accelerator.trackers.append(tracker)
@@ -258,11 +258,27 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
 
 def _topology() -> Topology:
     state = PartialState()
+    if state.num_processes == 1:
+        _warn_of_separate_worlds()
     return Topology.from_framework(state.process_index, state.num_processes, "accelerate.PartialState")
 
 
+def _warn_of_separate_worlds() -> None:
+    """Accelerate makes every process a world of its own if it finds no accelerator and is not told to do without."""
+    with contextlib.suppress(TopologyError):  # stale variables, which Accelerate does not look at either
+        launched = Topology.from_environ()
+        if launched is not None and launched.world_size > 1:
+            warnings.warn(
+                f"The launcher started {launched.world_size} processes ({launched.origin('world_size')}), but "
+                "Accelerate runs each of them on its own: they train separately, and each opens a run. Without a GPU, "
+                "pass Accelerator(cpu=True).",
+                stacklevel=3,
+            )
+
+
 def _instance_in(accelerator: Accelerator) -> DistWandbTracker | None:
-    return next((tracker for tracker in accelerator.log_with if isinstance(tracker, DistWandbTracker)), None)
+    held = (*accelerator.log_with, *accelerator.trackers)
+    return next((tracker for tracker in held if isinstance(tracker, DistWandbTracker)), None)
 
 
 _trackers: WeakKeyDictionary[Accelerator, DistWandbTracker] = WeakKeyDictionary()

@@ -6,6 +6,7 @@ import os
 from argparse import Namespace
 from collections.abc import Mapping
 from multiprocessing.context import get_spawning_popen  # undocumented, but what torch.multiprocessing relies on too
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from dist_wandb.errors import ConfigurationError, MissingExtraError
@@ -28,8 +29,6 @@ from dist_wandb.session import Options, Session, holds, open_session
 from dist_wandb.topology import Launch, ScriptIds, Topology
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from torch import nn
 
     from dist_wandb.run import AnyRun, Run
@@ -275,7 +274,7 @@ class DistWandbLogger(WandbLogger):
         return rank == 0 and not Launch.detect().node_rank and not self._runs_are_in_children
 
     def _open_session(self, topology: Topology, *, wants_layout: bool) -> Session:
-        provisional = self._session
+        provisional, in_hand = self._session, self._run_in_hand(topology)
         with runs.offline_by_environment(on=self._offline and topology.world_size == 1):
             self._session = open_session(
                 self._options,
@@ -284,13 +283,15 @@ class DistWandbLogger(WandbLogger):
                 topology=topology,
                 step_metric=None if self._wandb_init.get("sync_tensorboard") else _STEP_METRIC,
                 number=self._number,
-                proposed_id=self._base_id,
-                adopt=self._run_to_adopt,
+                proposed_id=in_hand.id if in_hand else self._base_id,
+                adopt=lambda plan: self._adopt(in_hand, plan),
                 create_new=topology.world_size > 1,
                 wants_layout=wants_layout,
             )
         if provisional is not None:
             provisional.release()
+        if self._session.owns_run and self._wandb_init.get("sync_tensorboard"):
+            self._session.run.define_metric("*", step_metric="global_step")
         self._take_over(self._session)
         return self._session
 
@@ -301,40 +302,37 @@ class DistWandbLogger(WandbLogger):
         arguments = {name: value for name, value in self._wandb_init.items() if name != "anonymous" or value}
         return {"mode": "offline", **arguments} if self._offline else arguments
 
-    def _run_to_adopt(self, plan: RunPlan) -> Run | None:
-        """A run that is open already and is the one this rank is to write: the early one, the user's, the parent's."""
-        if self._session is not None:
-            return self._early_run(self._session, plan)
-        if self._opened_run is not None or plan.run_mode != "auto":
+    def _run_in_hand(self, topology: Topology) -> Run | None:
+        """A run of this process that is to be used: the early one, the user's, or in `auto` mode the running one."""
+        if self._session is not None or self._opened_run is not None:
             return self._opened_run
-        running = runs.running_run()
-        if running is not None and (self._is_first_process() or not holds(running)):
-            rank_zero_warn(
-                "There is a wandb run already in progress, and DistWandbLogger will use it. If this is not desired, "
-                "call `wandb.finish()` before the logger is made."
-            )
-            return running
-        return runs.unpickled(self._parents_run) if self._parents_run else None
+        running = runs.running_run() if self._options.run_mode == "auto" else None
+        if running is None or (topology.world_size > 1 and holds(running)):
+            return None
+        rank_zero_warn(
+            "There is a wandb run already in progress, and DistWandbLogger will use it. If this is not desired, call "
+            "`wandb.finish()` before the logger is used."
+        )
+        return running
 
-    def _early_run(self, provisional: Session, plan: RunPlan) -> Run | None:
-        run = provisional.run
-        if run and (plan.shared or plan.run_id != run.id):
+    def _adopt(self, in_hand: Run | None, plan: RunPlan) -> Run | None:
+        """The run to use instead of opening one: that in hand, or the parent's, in a process that ddp_spawn made."""
+        if in_hand is None:
+            return runs.unpickled(self._parents_run) if self._parents_run and plan.run_mode == "auto" else None
+        if self._session is not None and (plan.shared or plan.run_id != in_hand.id):
             raise ConfigurationError(
-                f"The run {run.id!r} was opened by logger.experiment before the Trainer started its processes, but "
+                f"The run {in_hand.id!r} was opened by logger.experiment before the Trainer started its processes, but "
                 f"run_mode={plan.run_mode!r} with rank_scope={plan.rank_scope!r} needs the run {plan.run_id!r} here. "
                 "Use logger.experiment from setup() on; pass config with log_hyperparams(), which waits for the run."
             )
-        return run or None
+        return in_hand
 
     def _take_over(self, session: Session) -> None:
         """Bring what the stock logger's methods look at up to date, and make the calls that waited for the run."""
-        if session.run and self._experiment is not session.run:
-            if self._wandb_init.get("sync_tensorboard"):
-                session.run.define_metric("*", step_metric="global_step")
-            self._experiment = session.run
+        self._experiment = session.run or None
         self._base_id = session.plan.base_id or (session.run.id if session.run else self._base_id)
         if session.topology.world_size == 1:
-            _script_ids.offer(self._number, self._base_id)
+            _script_ids.offer(self._number, str(self._base_id))
         kept, self._kept_calls = self._kept_calls, []
         for method, args in kept:
             getattr(self, method)(*args)

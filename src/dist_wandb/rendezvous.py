@@ -86,14 +86,17 @@ class Rendezvous:
             )
         return json.loads(self._reaching(lambda: self._store.get(key)))
 
-    def gather(self, key: str, value: Any) -> list[Any]:
-        """Tell all ranks `value` and learn what each of them told, in the order of global ranks.
+    def tell(self, key: str, value: Any) -> None:
+        """Say `value` for this rank, for those that `gather` it."""
+        self.publish(f"{key}/{self._topology.global_rank}", value)
+
+    def gather(self, key: str) -> list[Any]:
+        """Learn what each rank said by `tell`, in the order of global ranks.
 
         Raises:
             RendezvousError: Some ranks did not come within the time limit; they are named.
         """
         keys = [f"{key}/{rank}" for rank in range(self._topology.world_size)]
-        self.publish(keys[self._topology.global_rank], value)
         if not self._wait_for(keys):
             missing = [rank for rank, k in enumerate(keys) if self.peek(k) is None]
             raise RendezvousError(
@@ -151,10 +154,13 @@ def _store_of_agent(launch: Launch, topology: Topology, timeout: float) -> Store
 def learn_layout(rendezvous: Rendezvous, topology: Topology) -> Topology:
     """Complete the layout of `topology` from what every rank says about its node.
 
+    Every rank calls this, also those that know their place: others may depend on what they say. These do not wait.
+
     Raises:
         RendezvousError: Some ranks did not come within the time limit.
     """
-    return topology.with_layout(rendezvous.gather("node", node_identity()))
+    rendezvous.tell("node", node_identity())
+    return topology if topology.knows_layout else topology.with_layout(rendezvous.gather("node"))
 
 
 def agree_on_base_id(
@@ -173,7 +179,7 @@ def agree_on_base_id(
         RendezvousError: There is no way to agree, or rank 0 did not come within the time limit.
     """
     if rendezvous is None:
-        return wanted or id_of_job(session_name) or proposed or _no_way_to_agree(topology)
+        return wanted or id_of_job(session_name) or _no_way_to_agree(topology)
     if topology.global_rank == 0:
         base_id = wanted or proposed or make_id()
         rendezvous.publish("base_id", base_id)

@@ -10,7 +10,7 @@ import pickle
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from urllib.parse import quote
@@ -148,13 +148,18 @@ def _check_against_signature(unknown: list[str], door: str) -> None:
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return
     for name in unknown:
+        if name in _OUR_ARGUMENTS:
+            raise ConfigurationError(
+                f"{door} got the argument {name!r}, which is dist_wandb's own, not one of wandb.init. Give it to the "
+                "constructor of the logger or tracker, or to dist_wandb.init."
+            )
         if name not in parameters:
             nearest = difflib.get_close_matches(name, [*parameters, *_OUR_ARGUMENTS], n=1)
             hint = f"Did you mean {nearest[0]!r}?" if nearest else "See the documentation of wandb.init."
             raise ConfigurationError(f"{door} got the argument {name!r}, which wandb.init does not know. {hint}")
 
 
-_OUR_ARGUMENTS = ("run_mode", "rank_scope", "reduce", "spread")
+_OUR_ARGUMENTS = ("run_mode", "rank_scope", "reduce", "spread", "join_timeout")
 
 
 def check_id(run_id: object, origin: str) -> str:
@@ -274,6 +279,7 @@ def open_run(
         arguments.update(_planned_arguments(plan, topology, init_arguments))
     if create_new:
         arguments.setdefault("reinit", "create_new")
+    _make_directory(arguments)
     run = wandb.init(**arguments)
     if topology.world_size > 1 and run.offline:
         _write_sidecar(run, plan, topology)
@@ -312,9 +318,14 @@ def _shared_settings(given: wandb.Settings | Mapping[str, Any] | None, plan: Run
 def _own_directory(given: Mapping[str, Any], topology: Topology) -> str:
     """A directory below the W&B directory that no other rank writes to: equal ids at equal times would collide."""
     root = given.get("dir") or _user_setting(given, "root_dir") or os.environ.get("WANDB_DIR") or "."
-    directory = Path(root) / "wandb" / f"rank-{topology.global_rank}"
-    directory.mkdir(parents=True, exist_ok=True)
-    return str(directory)
+    return str(Path(root) / "wandb" / f"rank-{topology.global_rank}")
+
+
+def _make_directory(arguments: Mapping[str, Any]) -> None:
+    """Make the directory that the user named: wandb would too, but warns first that it is no git repository's."""
+    if arguments.get("dir") and "disabled" not in (arguments.get("mode"), os.environ.get("WANDB_MODE")):
+        with suppress(OSError):  # wandb says what it does about a directory it cannot write to
+            Path(arguments["dir"]).mkdir(parents=True, exist_ok=True)
 
 
 def _forget_inherited_service() -> None:
@@ -477,7 +488,8 @@ class RunWriter:
             for name, value in metrics.items()
             if name != self._step_metric and (not self._primary or _is_number(value))
         }
-        return {**metrics, **own} if self._primary else own
+        plain = metrics if self._primary else {name: metrics[name] for name in metrics if name == self._step_metric}
+        return {**plain, **own}
 
 
 def _is_number(value: Any) -> bool:

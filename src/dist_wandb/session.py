@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb import run as runs
@@ -103,7 +103,7 @@ class Session:
         self.topology = topology
         self.plan = plan
         self.run = run
-        self._owns_run = owns_run
+        self.owns_run = owns_run
         self._step_metric = step_metric
         self._rendezvous = rendezvous
         self._exchange: Exchange = StraightThrough(RunWriter(run, plan, step_metric))
@@ -185,7 +185,7 @@ class Session:
         """
         if self in _sessions:
             self.release()
-            if self._owns_run:
+            if self.owns_run:
                 self.run.finish(exit_code=exit_code)
 
     def release(self) -> None:
@@ -198,7 +198,8 @@ class Session:
         if self._rendezvous is not None:
             self._rendezvous.publish(_run_key(self.plan), {"url": self.url})
         if not runs.is_silent():
-            line = announcement(self.topology, self.plan, runs.where(self.run), self.group_url)
+            plan = replace(self.plan, run_id=self.id)  # in a world of one W&B has made the id
+            line = announcement(self.topology, plan, runs.where(self.run), self.group_url)
             print(line, file=sys.stderr, flush=True)  # noqa: T201  # as wandb's own messages: seen without set-up
 
     def __enter__(self) -> Self:
@@ -265,7 +266,7 @@ def open_session(
     runs.check_init_arguments(init_arguments, door)
     topology = topology or Topology.detect()
     name, rendezvous = _meet(options, topology, door, number)
-    if rendezvous and not topology.knows_layout and (wants_layout or _needs_layout(options, topology)):
+    if rendezvous and (wants_layout or _needs_layout(options, topology)):
         topology = learn_layout(rendezvous, topology)
     wanted = runs.wanted_id(init_arguments)
     base_id = _base_id(options, topology, rendezvous, wanted=wanted, proposed=proposed_id, session_name=name)
@@ -386,8 +387,8 @@ def _base_id(
         return wanted
     if not needs_base_id(topology, options.run_mode, options.rank_scope):
         return wanted or (None if rendezvous else id_of_job(session_name))
-    if options.run_mode == "auto" and options.rank_scope == "global":
-        proposed = proposed or make_id()  # no other rank's plan names it: rank 0 may do without them
+    if rendezvous is None and options.run_mode == "auto" and options.rank_scope == "global":
+        return wanted or id_of_job(session_name) or proposed or make_id()  # no other rank's plan names it
     return agree_on_base_id(rendezvous, topology, wanted, proposed, session_name)
 
 

@@ -383,15 +383,18 @@ _FAMILIES: tuple[_Family, ...] = (
 
 
 def _agreeing(readings: _Readings, environ: Mapping[str, str]) -> Topology:
-    """Complete readings from every family that tells the same ranks."""
+    """Complete readings from every family that tells the same ranks. A variable belongs to the first that has it."""
+    taken: set[str] = set()
     for family in _FAMILIES:
-        if family.is_present(environ):
-            try:
-                other = family.read(environ)
-            except TopologyError:  # another launcher's leftovers: nothing depends on them
-                continue
-            if readings.agrees_with(other):
-                readings.complete_from(other)
+        if not family.is_present(environ) or not taken.isdisjoint(family.variables.values()):
+            continue
+        taken.update(family.variables.values())
+        try:
+            other = family.read(environ)
+        except TopologyError:  # another launcher's leftovers: nothing depends on them
+            continue
+        if readings.agrees_with(other):
+            readings.complete_from(other)
     return readings.topology()
 
 
@@ -493,13 +496,13 @@ class Launch:
     def detect(cls, environ: Mapping[str, str] | None = None) -> Launch:
         """Read what the launcher left in the environment (the process's own when `environ` is `None`)."""
         environ = os.environ if environ is None else environ
-        node_rank = environ.get("NODE_RANK", environ.get("GROUP_RANK"))
+        node_rank = next((name for name in ("NODE_RANK", "GROUP_RANK") if name in environ), None)
         return cls(
             agent_store=_agent_store(environ),
             attempt=_integer("TORCHELASTIC_RESTART_COUNT", environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
             job_id=_job_id(environ),
             parent_pid=os.getppid(),
-            node_rank=None if node_rank is None else _integer("NODE_RANK", node_rank),
+            node_rank=None if node_rank is None else _integer(node_rank, environ[node_rank]),
             is_lightning_child="RANK" not in environ
             and environ.get("NODE_RANK") == "0"
             and environ.get("LOCAL_RANK", "0") != "0",

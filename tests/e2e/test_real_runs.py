@@ -112,6 +112,23 @@ def check_lightning(finished: Finished, directory: Path, run_mode: str, openings
             assert f"{stage} rank {rank['global_rank']} run {rank['opens_run']} id {run_id}" in finished.output
 
 
+def test_lightning_experiment_used_early_is_the_run_of_the_job(tmp_path: Path) -> None:
+    finished = run([sys.executable, SCRIPTS / "early_experiment.py", str(tmp_path), "auto"], cwd=tmp_path)
+    (stored,) = ended_runs(tmp_path, 1)
+    assert stored.config["lr"] == 0.1
+    assert stored.metrics["loss"].count == ROWS
+    for rank in (0, 1):
+        assert f"fit rank {rank} run {rank == 0} id {stored.run_id}\n" in finished.output
+
+
+def test_lightning_experiment_used_too_early_for_the_mode_is_an_error_that_ends_all_ranks(tmp_path: Path) -> None:
+    command: list[str | Path] = [sys.executable, SCRIPTS / "early_experiment.py", str(tmp_path), "new"]
+    finished = run_job(command, cwd=tmp_path, environment=environment(), timeout=60)
+    assert finished.exit_codes == (1,)
+    assert "was opened by logger.experiment before the Trainer started its processes" in finished.output
+    assert "Use logger.experiment from setup() on" in finished.output
+
+
 def test_lightning_on_two_nodes(tmp_path: Path) -> None:
     run(*torchrun(SCRIPTS / "lightning_loop.py", tmp_path, 2, nodes=2), cwd=tmp_path, timeout=240)
     check_all_combinations(tmp_path, "2x2", LIGHTNING_STEPS)

@@ -31,8 +31,10 @@ EXPECTED = [
     ),
     (
         *(SECOND_NODE, "new", "worker"),
-        "4 ranks on 2 nodes: a run for each rank of node 1 in the group exp-worker-1; that of rank 2 is exp-worker-1-rank-0"
-        " (x)",
+        (
+            "4 ranks on 2 nodes: a run for each rank of node 1 in the group exp-worker-1; "
+            "that of rank 2 is exp-worker-1-rank-0 (x)"
+        ),
     ),
     (
         *(NODES_UNKNOWN, "new", "global"),

@@ -43,9 +43,7 @@ def test_errors_with_a_builtin_kin_are_caught_by_it(kind: type[Exception], built
 
 
 def test_the_allowed_values_are_listed_in_order_with_the_nearest() -> None:
-    assert suggest("share", ("auto", "shared", "new")) == (
-        "Allowed: 'auto', 'shared', 'new'. Did you mean 'shared'?"
-    )
+    assert suggest("share", ("auto", "shared", "new")) == ("Allowed: 'auto', 'shared', 'new'. Did you mean 'shared'?")
 
 
 def test_case_does_not_hide_the_nearest_match() -> None:

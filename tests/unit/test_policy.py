@@ -15,7 +15,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dist_wandb.errors import ConfigurationError, TopologyError
-from dist_wandb.policy import RANK_SCOPES, RUN_MODES, RankScope, RunMode, RunPlan, needs_base_id, needs_layout, plan_run, unit_run_id
+from dist_wandb.policy import (
+    RANK_SCOPES,
+    RUN_MODES,
+    RankScope,
+    RunMode,
+    RunPlan,
+    needs_base_id,
+    needs_layout,
+    plan_run,
+    unit_run_id,
+)
 from dist_wandb.topology import Topology
 
 Planned = list[tuple[Topology, RunPlan]]

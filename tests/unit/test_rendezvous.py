@@ -51,7 +51,7 @@ def at(store: dist.Store) -> Callable[..., Rendezvous]:
 At = Callable[..., Rendezvous]
 
 
-# --- publish, peek, fetch, gather -------------------------------------------------------------------------------------
+# --- publish, peek, fetch, tell, gather -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("value", ["text", 7, 0.5, True, None, ["a", 1], {"url": None, "é": ["ü"]}])
@@ -94,14 +94,19 @@ def test_a_key_that_does_not_come_is_named_with_who_should_have_told_it(at: At) 
 
 
 def test_gather_tells_every_rank_what_each_said_in_the_order_of_ranks(at: At, on_ranks: OnRanks) -> None:
-    gathered = on_ranks(5, lambda number: at(number, 5).gather("node", f"host-{number}"))
+    def act(number: int) -> list[str]:
+        at(number, 5).tell("node", f"host-{number}")
+        return at(number, 5).gather("node")
+
+    gathered = on_ranks(5, act)
     assert gathered == [[f"host-{number}" for number in range(5)]] * 5
 
 
 def test_ranks_that_do_not_come_to_gather_are_named(at: At) -> None:
-    at(1, 4).publish("node/1", "there")
+    at(1, 4).tell("node", "there")
+    at(3, 4).tell("node", "there")
     with pytest.raises(RendezvousError, match=re.escape("Rank 3 waited 0.05 s for the 'node' of rank 0, 2 of 4")):
-        at(3, 4, timeout=SHORT).gather("node", "there")
+        at(3, 4, timeout=SHORT).gather("node")
 
 
 # --- the store --------------------------------------------------------------------------------------------------------
@@ -166,7 +171,7 @@ def test_the_store_of_an_initialised_process_group_comes_first(agent: dist.TCPSt
 USES: list[Callable[[Rendezvous], Any]] = [
     lambda meeting: meeting.peek("key"),
     lambda meeting: meeting.fetch("key", "rank 0"),
-    lambda meeting: meeting.gather("key", "value"),
+    lambda meeting: meeting.gather("key"),
 ]
 
 
@@ -267,11 +272,6 @@ def test_without_store_or_name_of_the_job_ranks_are_told_what_to_do() -> None:
     assert "Call init_process_group first, or pass id= (the same on all ranks), or set WANDB_RUN_ID" in str(lost.value)
 
 
-def test_without_store_or_name_a_proposal_of_one_rank_is_not_taken_for_an_agreement() -> None:
-    with pytest.raises(RendezvousError, match="has no way to agree"):
-        alone(1, proposed="made-up-by-rank-1")
-
-
 def test_ids_look_like_wandbs_own_and_differ() -> None:
     made = {make_id() for _ in range(100)}
     assert len(made) == 100
@@ -291,9 +291,7 @@ def my_node(monkeypatch: pytest.MonkeyPatch) -> threading.local:
     return here
 
 
-@pytest.mark.parametrize(
-    "nodes", [["a", "a", "b"], ["a", "b", "a"], ["a", "a", "a"], ["a", "b", "c"]], ids="".join
-)
+@pytest.mark.parametrize("nodes", [["a", "a", "b"], ["a", "b", "a"], ["a", "a", "a"], ["a", "b", "c"]], ids="".join)
 def test_ranks_learn_the_layout_over_nodes(
     at: At, on_ranks: OnRanks, my_node: threading.local, nodes: list[str]
 ) -> None:
@@ -302,6 +300,13 @@ def test_ranks_learn_the_layout_over_nodes(
         return learn_layout(at(number, 3), rank(number, 3))
 
     assert on_ranks(3, learn) == [rank(number, 3).with_layout(nodes) for number in range(3)]
+
+
+def test_ranks_that_know_their_node_tell_it_without_waiting(at: At, my_node: threading.local) -> None:
+    my_node.node = "a"
+    known = Topology(0, 0, 0, 2, 2, 1)
+    assert learn_layout(at(0, timeout=SHORT), known) is known
+    assert learn_layout(at(1), rank(1)) == Topology(1, 1, 0, 2, 2, 1)
 
 
 def test_a_layout_that_a_rank_does_not_tell_is_missed_by_name(at: At, my_node: threading.local) -> None:

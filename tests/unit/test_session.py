@@ -28,13 +28,12 @@ ALL_MODES = [(mode, scope) for mode in ("auto", "shared", "new") for scope in ("
 
 
 @pytest.mark.parametrize(("mode", "scope"), ALL_MODES)
-def test_in_a_world_of_one_wandb_gets_exactly_the_users_arguments(
-    fake_wandb: FakeWandb, mode: Any, scope: Any
-) -> None:
+def test_in_a_world_of_one_wandb_gets_exactly_the_users_arguments(fake_wandb: FakeWandb, mode: Any, scope: Any) -> None:
     config = {"lr": 0.1}
     session = dist_wandb.init("digits", run_mode=mode, rank_scope=scope, name="base", config=config, tags=("a",))
     assert fake_wandb.arguments == [{"project": "digits", "name": "base", "config": config, "tags": ("a",)}]
-    assert session.run is fake_wandb.runs[0]
+    assert holds(fake_wandb.runs[0])
+    assert session.id == fake_wandb.runs[0].id
 
 
 def test_without_arguments_wandb_gets_none(fake_wandb: FakeWandb) -> None:
@@ -73,6 +72,12 @@ def test_the_start_is_announced_in_one_line(capsys: pytest.CaptureFixture[str]) 
         "dist_wandb: run_mode=auto, rank_scope=global, 1 rank on 1 node: one run: exp "
         "(https://wandb.example/team/digits/runs/exp)\n"
     )
+
+
+@pytest.mark.usefixtures("fake_wandb")
+def test_an_id_that_wandb_made_is_announced_too(capsys: pytest.CaptureFixture[str]) -> None:
+    dist_wandb.init("digits")
+    assert "one run: made-by-wandb-0 (https://" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("fake_wandb")
@@ -412,12 +417,11 @@ def test_new_runs_have_ids_made_from_one_base_id_and_one_group(job: Job) -> None
 def test_ranks_of_a_shared_run_write_side_by_side(job: Job, fake_wandb: FakeWandb) -> None:
     for number, session in enumerate(job(TWO, run_mode="shared")):
         session.log({"loss": number}, step=1)
-    rows = {run.id: [] for run in fake_wandb.runs}  # type: dict[str, list[dict[str, Any]]]
-    for run in fake_wandb.runs:
-        rows[run.id] += run.rows
-    (written,) = rows.values()
-    assert {"loss": 0, "rank-0/loss": 0, "global_step": 1} in written
-    assert {"rank-1/loss": 1, "global_step": 1} in written
+    assert len({run.id for run in fake_wandb.runs}) == 1
+    rows = [row for run in fake_wandb.runs for row in run.rows]
+    assert len(rows) == 2
+    assert {"loss": 0, "rank-0/loss": 0, "global_step": 1} in rows
+    assert {"rank-1/loss": 1, "global_step": 1} in rows
 
 
 def test_what_rank_0_was_given_describes_the_job_for_ranks_that_were_not(job: Job, fake_wandb: FakeWandb) -> None:
@@ -444,10 +448,10 @@ def test_an_id_that_all_ranks_know_is_no_reason_for_a_warning(job: Job) -> None:
         job(TWO, lambda _: {"id": "exp"}, run_mode="shared")
 
 
-@pytest.mark.parametrize(("mode", "lines"), [("auto", 1), ("shared", 1), ("new", 1)])
-def test_one_rank_announces_for_all(job: Job, capsys: pytest.CaptureFixture[str], mode: str, lines: int) -> None:
+@pytest.mark.parametrize("mode", ["auto", "shared", "new"])
+def test_one_rank_announces_for_all(job: Job, capsys: pytest.CaptureFixture[str], mode: str) -> None:
     job(TWO, run_mode=mode)
-    assert capsys.readouterr().err.count("dist_wandb: ") == lines
+    assert capsys.readouterr().err.count("dist_wandb: ") == 1
 
 
 @pytest.mark.parametrize("mode", ["auto", "shared", "new"])
@@ -466,7 +470,7 @@ def test_ranks_that_know_their_nodes_help_those_that_do_not(job: Job) -> None:
 
 def test_a_rank_0_that_never_comes_is_missed_by_name(store: dist.Store) -> None:
     assert store is not None
-    with pytest.raises(RendezvousError, match="Rank 1 waited 0.05 s for rank 0"):
+    with pytest.raises(RendezvousError, match=r"Rank 1 waited 0\.05 s for rank 0"):
         open_session(Options("new", join_timeout=0.05), {}, door="test", topology=TWO[1], number=1)
 
 
@@ -489,3 +493,10 @@ def test_without_a_store_auto_needs_nobody(fake_wandb: FakeWandb) -> None:
 def test_without_a_store_modes_that_need_all_ranks_say_what_to_do() -> None:
     with pytest.raises(RendezvousError, match="Call init_process_group first"):
         open_session(Options("new"), {}, door="test", topology=TWO[1])
+
+
+@pytest.mark.usefixtures("fake_wandb")
+@pytest.mark.parametrize("mode", ["shared", "new"])
+def test_without_a_store_what_one_rank_proposes_is_not_taken_for_an_agreement(mode: Any) -> None:
+    with pytest.raises(RendezvousError, match="has no way to agree on a run id"):
+        open_session(Options(mode), {}, door="test", topology=TWO[1], proposed_id="made-up-by-rank-1")

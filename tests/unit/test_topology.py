@@ -226,7 +226,9 @@ def test_a_stale_rank_alone_is_refused() -> None:
         ({"SLURM_STEP_ID": "0", "SLURM_PROCID": "2"}, "SLURM_PROCID (SLURM)=2", "world_size"),
     ],
 )
-def test_half_a_family_is_refused_with_what_is_there_and_what_is_missing(environ: Environ, there: str, missing: str) -> None:
+def test_half_a_family_is_refused_with_what_is_there_and_what_is_missing(
+    environ: Environ, there: str, missing: str
+) -> None:
     with pytest.raises(TopologyError, match=f"{re.escape(there)}.*, but not the {missing} of this process"):
         Topology.from_environ(environ)
 
@@ -401,9 +403,7 @@ def test_a_learnt_layout_gives_every_rank_a_place_of_its_own(nodes: list[int]) -
     names = [f"host-{node}" for node in nodes]
     ranks = [Topology(rank, None, None, len(nodes), None, None).with_layout(names) for rank in range(len(nodes))]
     assert {(rank.node_rank, rank.local_rank) for rank in ranks} == {
-        (node, local_rank)
-        for node, name in enumerate(dict.fromkeys(names))
-        for local_rank in range(names.count(name))
+        (node, local_rank) for node, name in enumerate(dict.fromkeys(names)) for local_rank in range(names.count(name))
     }
     assert {rank.num_nodes for rank in ranks} == {len(set(names))}
 

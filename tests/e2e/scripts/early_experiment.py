@@ -1,0 +1,31 @@
+"""Lightning ddp: `logger.experiment` is used before the Trainer has started its processes."""
+
+import sys
+
+import fit_and_test
+import torch
+from lightning.pytorch import Trainer
+from torch.utils.data import DataLoader, TensorDataset
+
+from dist_wandb import DistWandbLogger
+from dist_wandb.policy import RunMode
+
+
+def main(directory: str, run_mode: RunMode) -> None:
+    logger = DistWandbLogger(name="nm", save_dir=directory, project="tests", offline=True, run_mode=run_mode)
+    logger.experiment.config.update({"lr": 0.1})
+    trainer = Trainer(
+        accelerator="cpu",
+        strategy="ddp",
+        devices=2,
+        max_epochs=1,
+        logger=logger,
+        log_every_n_steps=1,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+    )
+    trainer.fit(fit_and_test.Model(), DataLoader(TensorDataset(torch.ones(6, 2))))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])  # type: ignore[arg-type]  # the test passes a mode

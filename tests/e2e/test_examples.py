@@ -1,0 +1,87 @@
+"""The examples as a new user runs them: from any directory, without a W&B login, on real data."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+from processes import clean_environment, run_job, torchrun
+from stored import ended_runs
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+LIGHTNING, ACCELERATE, TORCH = (EXAMPLES / name / "train_digits.py" for name in ("lightning", "accelerate", "torch"))
+NO_LOGIN = "W&B has no API key, so it writes to disk only."
+
+Commands = tuple[list[str | Path], ...]
+
+
+def python(script: Path, *arguments: str) -> Commands:
+    return ([sys.executable, script, *arguments],)
+
+
+def without_login(home: Path) -> dict[str, str]:
+    environment = clean_environment(HOME=str(home))
+    return {name: value for name, value in environment.items() if name not in ("WANDB_MODE", "NETRC")}
+
+
+@pytest.mark.parametrize(
+    ("commands", "file_count", "run_count"),
+    [
+        (python(LIGHTNING), 1, 1),
+        (python(LIGHTNING, "--strategy", "ddp", "--devices", "2"), 1, 1),
+        (python(LIGHTNING, "--strategy", "ddp_spawn", "--devices", "2", "--run-mode", "new"), 2, 2),
+        (torchrun(ACCELERATE, "--run-mode", "new", "--rank-scope", "worker"), 2, 2),
+        (python(TORCH, "--run-mode", "shared"), 1, 1),
+        (torchrun(TORCH, "--run-mode", "shared"), 2, 1),
+    ],
+    ids=["lightning", "lightning-ddp", "lightning-spawn-new", "accelerate-new", "torch", "torch-shared"],
+)
+def test_example_trains_offline_and_says_where_its_runs_are(
+    tmp_path: Path, commands: Commands, file_count: int, run_count: int
+) -> None:
+    (command,) = commands
+    log_dir = tmp_path / "logs"
+    finished = run_job(
+        [*command, "--epochs", "4", "--log-dir", log_dir], cwd=tmp_path, environment=without_login(tmp_path)
+    ).check()
+    runs = ended_runs(log_dir, file_count)
+    assert len({run.run_id for run in runs}) == run_count
+    accuracies = [run.metrics["val/accuracy"].last for run in runs if "val/accuracy" in run.metrics]
+    assert len(accuracies) == run_count
+    assert min(accuracies) > 0.9
+    assert {"train/loss", "val/loss", "epoch"} <= set(runs[0].metrics)
+    assert any(name.startswith("lr") for name in runs[0].metrics)
+
+    assert len(finished.lines(NO_LOGIN)) == 1
+    assert len(finished.lines("dist_wandb: ")) == 1
+    assert finished.lines("    dist-wandb show ") == [f"    dist-wandb show {log_dir}"]
+    assert uploaded(finished.output) == {run.path.resolve() for run in runs}
+    assert ("overwrite each other's" in finished.output) == (file_count > run_count)
+
+
+def uploaded(output: str) -> set[Path]:
+    """The runs that the last ``wandb sync`` of the output finds: it looks one level below the folders it is given."""
+    pattern = re.findall(r"^    wandb sync (.+)$", output, re.MULTILINE)[-1]
+    return {path.resolve() for folder in Path("/").glob(pattern.lstrip("/")) for path in folder.glob("*/*.wandb")}
+
+
+@pytest.mark.parametrize("script", [LIGHTNING, ACCELERATE, TORCH], ids=lambda script: script.parent.name)
+@pytest.mark.usefixtures("bare_environment")
+def test_example_goes_offline_by_itself_only_if_nothing_is_configured(
+    script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mode_without_login = runpy.run_path(str(script))["mode_without_login"]
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("NETRC", raising=False)
+    assert mode_without_login() == "offline"
+    with monkeypatch.context() as patch:
+        patch.setenv("WANDB_API_KEY", "k" * 40)
+        assert mode_without_login() is None
+    with monkeypatch.context() as patch:
+        patch.setenv("WANDB_MODE", "online")
+        assert mode_without_login() is None
+    (tmp_path / ".netrc").write_text("machine api.wandb.ai\n  login user\n  password key\n")
+    assert mode_without_login() is None

@@ -1,0 +1,93 @@
+"""What an import costs and brings along, each in an interpreter of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+import dist_wandb
+
+HEAVY = ("torch", "wandb", "lightning", "pytorch_lightning", "accelerate", "torchmetrics", "rich", "numpy")
+DOORS = [("DistWandbLogger", "lightning", "Lightning"), ("DistWandbTracker", "accelerate", "Accelerate")]
+BLOCK = """
+import sys
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {blocked!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Blocker())
+"""
+
+
+def run_python(code: str) -> str:
+    """Run `code` in a new interpreter; return what it printed."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def seconds(code: str) -> float:
+    started = time.perf_counter()
+    run_python(code)
+    return time.perf_counter() - started
+
+
+def test_the_import_brings_neither_torch_nor_wandb_nor_a_framework() -> None:
+    loaded = run_python(f"import sys, dist_wandb; print([name for name in {HEAVY!r} if name in sys.modules])")
+    assert loaded == "[]"
+
+
+@pytest.mark.parametrize("name", ["init", "plan_run", "Topology", "NullRun", "TopologyError"])
+def test_names_that_need_no_framework_bring_none(name: str) -> None:
+    code = f"import sys; from dist_wandb import {name}; print([name for name in {HEAVY!r} if name in sys.modules])"
+    assert run_python(code) == "[]"
+
+
+def test_the_import_takes_less_than_60_milliseconds() -> None:
+    """Minima: what the machine does beside this only ever adds."""
+    pairs = [(seconds("pass"), seconds("import dist_wandb")) for _ in range(7)]
+    assert min(imported for _, imported in pairs) - min(plain for plain, _ in pairs) < 0.060
+
+
+@pytest.mark.parametrize(("door", "extra", "framework"), DOORS)
+def test_a_door_whose_framework_is_missing_gives_the_pip_line(door: str, extra: str, framework: str) -> None:
+    code = f"""
+try:
+    from dist_wandb import {door}
+except ImportError as error:
+    print(type(error).__name__, error)
+"""
+    assert run_python(BLOCK.format(blocked=[extra]) + code) == (
+        f"MissingExtraError {door} needs {framework}, but {extra!r} is missing. Run: pip install 'dist-wandb[{extra}]'"
+    )
+
+
+def test_without_any_framework_a_run_can_be_logged() -> None:
+    code = """
+import dist_wandb
+with dist_wandb.init("digits", mode="disabled") as run:
+    run.log({"loss": 0.5})
+    print(run.plan.opens_run)
+"""
+    assert run_python(BLOCK.format(blocked=["lightning", "accelerate"]) + code) == "True"
+
+
+@pytest.mark.parametrize("name", dist_wandb.__all__)
+def test_every_public_name_resolves_and_is_listed(name: str) -> None:
+    assert getattr(dist_wandb, name) is not None
+    assert name in dir(dist_wandb)
+
+
+def test_public_names_are_listed_before_their_first_use() -> None:
+    listed = run_python("import dist_wandb; print(set(dist_wandb.__all__) - set(dir(dist_wandb)))")
+    assert listed == "set()"
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="module 'dist_wandb' has no attribute 'DistWandbLoger'"):
+        _ = dist_wandb.DistWandbLoger

@@ -1,0 +1,369 @@
+"""In a world of one process, `DistWandbLogger` makes the very calls that the stock logger makes."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import pickle
+import re
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import wandb
+from lightning.pytorch.loggers import WandbLogger
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from torch import nn
+
+from dist_wandb import DistWandbLogger, session
+from dist_wandb.errors import ConfigurationError
+
+Drive = Callable[[WandbLogger], object]
+
+ALL_MODES = [
+    {"run_mode": mode, "rank_scope": scope} for mode in ("auto", "shared", "new") for scope in ("global", "worker")
+]
+MODEL = nn.Linear(2, 1)
+
+
+class Wandb:
+    """A stand-in for `wandb.init` that remembers its arguments, `WANDB_MODE` at the time, and what the run was told."""
+
+    def __init__(self, directory: Path) -> None:
+        self.arguments: list[dict[str, Any]] = []
+        self.modes: list[str | None] = []
+        self.run = mock.Mock(spec=wandb.Run, config=mock.Mock())
+        self.run.configure_mock(
+            id="made-by-wandb", url="https://wandb.example/runs/x", dir=str(directory), offline=False, disabled=False
+        )
+        self.run.name = "misty-lake-1"
+
+    def init(self, **arguments: Any) -> mock.Mock:
+        self.arguments.append(arguments)
+        self.modes.append(os.environ.get("WANDB_MODE"))
+        return self.run
+
+    @property
+    def calls(self) -> list[Any]:
+        """What the run was told, in order, in a form that compares by content."""
+        return [(name, comparable(args), comparable(kwargs)) for name, args, kwargs in self.run.mock_calls]
+
+
+def comparable(value: Any) -> Any:
+    if isinstance(value, wandb.Table):
+        return ("table", value.columns, value.data)
+    if isinstance(value, dict):
+        return {name: comparable(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [comparable(item) for item in value]
+    return value
+
+
+@pytest.fixture(autouse=True)
+def _one_process(bare_environment: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:  # noqa: ARG001  # goes first
+    monkeypatch.setattr(session, "_sessions", [])
+    monkeypatch.setattr(wandb, "run", None)
+    monkeypatch.chdir(tmp_path)
+    for media in ("Image", "Audio", "Video"):  # they need further packages
+        monkeypatch.setattr(wandb, media, functools.partial(stand_in_for_media, media))
+    with mock.patch.dict(os.environ):  # the stock logger changes it for good
+        yield
+
+
+def stand_in_for_media(kind: str, data: object, **details: object) -> tuple[str, object, dict[str, object]]:
+    return kind, data, details
+
+
+def drive_with(logger_class: type[WandbLogger], arguments: dict[str, Any], drive: Drive, directory: Path) -> Wandb:
+    """Make a logger over a stand-in for wandb and use it."""
+    stand_in = Wandb(directory)
+
+    @functools.wraps(wandb.init)
+    def init(**given: Any) -> mock.Mock:
+        return stand_in.init(**given)
+
+    with mock.patch.dict(os.environ), mock.patch.object(wandb, "init", init):
+        injected = {"experiment": stand_in.run} if arguments.get("experiment") else {}
+        drive(logger_class(**{**arguments, **injected}))
+    return stand_in
+
+
+def use_everything(logger: WandbLogger) -> None:
+    _ = logger.experiment
+    logger.log_metrics({"loss": 0.5})
+    logger.log_metrics(metrics={"loss": 0.4, "epoch": 1}, step=3)
+    logger.log_hyperparams({"lr": 0.1, "net": {"width": 3}, "activation": nn.functional.relu})
+    logger.log_hyperparams(Namespace(seed=1))
+    logger.log_table("table", columns=["a", "b"], data=[[1, 2]], step=4)
+    logger.log_text("text", columns=["word"], data=[["x"]])
+    logger.log_image("images", ["a.png", "b.png"], step=5, caption=["a", "b"])
+    logger.log_audio("audio", ["a.wav"], sample_rate=[8000])
+    logger.log_video("video", ["a.mp4"], step=6, fps=[4])
+    logger.watch(MODEL, log="all", log_freq=7, log_graph=False)
+    logger.log_metrics({}, step=0)
+    logger.save()
+    logger.finalize("success")
+
+
+CONSTRUCTORS: dict[str, dict[str, Any]] = {
+    "defaults": {},
+    "name, project, save_dir": {"name": "base", "project": "digits", "save_dir": "logs"},
+    "save_dir as a path": {"save_dir": Path("logs")},
+    "dir": {"dir": Path("logs"), "save_dir": None},
+    "save_dir and dir": {"save_dir": "logs", "dir": "other"},
+    "id": {"id": "exp"},
+    "version": {"version": "exp"},
+    "version and id": {"version": "exp", "id": "other"},
+    "anonymous": {"anonymous": True},
+    "offline": {"offline": True},
+    "mode": {"mode": "offline"},
+    "further arguments": {"tags": ["a"], "group": "night", "notes": "n", "job_type": "train", "config": {"lr": 1}},
+    "resume": {"resume": "must", "id": "exp"},
+    "prefix": {"prefix": "fold-1"},
+    "sync_tensorboard": {"sync_tensorboard": True},
+    "log_model": {"log_model": True, "checkpoint_name": "best", "add_file_policy": "immutable"},
+    "an injected experiment": {"experiment": True},
+}
+
+
+@pytest.mark.parametrize("constructor", CONSTRUCTORS)
+def test_the_calls_are_those_of_the_stock_logger(constructor: str, tmp_path: Path) -> None:
+    arguments = CONSTRUCTORS[constructor]
+    stock = drive_with(WandbLogger, arguments, use_everything, tmp_path)
+    ours = drive_with(DistWandbLogger, arguments, use_everything, tmp_path)
+    assert ours.arguments == stock.arguments
+    assert ours.modes == stock.modes
+    assert ours.calls == stock.calls
+    assert len(stock.calls) >= 8
+
+
+@pytest.mark.parametrize("options", ALL_MODES, ids=lambda options: "-".join(options.values()))
+def test_every_run_mode_makes_one_ordinary_run(options: dict[str, str], tmp_path: Path) -> None:
+    stock = drive_with(WandbLogger, {"name": "base", "id": "exp"}, use_everything, tmp_path)
+    ours = drive_with(DistWandbLogger, {"name": "base", "id": "exp", **options}, use_everything, tmp_path)
+    assert ours.arguments == stock.arguments
+    assert ours.calls == stock.calls
+
+
+FIRST_CALLS: dict[str, Drive] = {
+    "experiment": lambda logger: logger.experiment,
+    "log_metrics": lambda logger: logger.log_metrics({"loss": 0.5}, step=1),
+    "log_hyperparams": lambda logger: logger.log_hyperparams({"lr": 0.1}),
+    "watch": lambda logger: logger.watch(MODEL),
+    "log_table": lambda logger: logger.log_table("table", columns=["a"], data=[[1]]),
+    "use_artifact": lambda logger: logger.use_artifact("data:latest"),
+    "nothing but finalize": lambda logger: logger.finalize("success"),
+    "a failure": lambda logger: (logger.log_metrics({"loss": 0.5}), logger.finalize("failed")),
+    "name, version and save_dir": lambda logger: (logger.name, logger.version, logger.save_dir),
+}
+
+
+@pytest.mark.parametrize("first", FIRST_CALLS)
+def test_whichever_call_comes_first_opens_the_run_as_in_the_stock_logger(first: str, tmp_path: Path) -> None:
+    stock = drive_with(WandbLogger, {}, FIRST_CALLS[first], tmp_path)
+    ours = drive_with(DistWandbLogger, {}, FIRST_CALLS[first], tmp_path)
+    assert ours.arguments == stock.arguments
+    assert ours.calls == stock.calls
+
+
+@pytest.mark.parametrize("variable", ["WANDB_PROJECT", "WANDB_RUN_ID", "WANDB_NAME", "WANDB_RUN_GROUP", "WANDB_MODE"])
+def test_wandbs_variables_count_as_in_the_stock_logger(
+    variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, "offline")
+    stock = drive_with(WandbLogger, {}, use_everything, tmp_path)
+    ours = drive_with(DistWandbLogger, {}, use_everything, tmp_path)
+    assert ours.arguments == stock.arguments
+    assert ours.modes == stock.modes
+
+
+@pytest.mark.parametrize("logger_class", [WandbLogger, DistWandbLogger])
+def test_a_run_in_progress_is_used_with_a_warning(
+    logger_class: type[WandbLogger], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = mock.Mock(spec=wandb.Run, id="running", url=None, offline=False, disabled=False)
+    monkeypatch.setattr(wandb, "run", running)
+
+    def use(logger: WandbLogger) -> None:
+        with pytest.warns(UserWarning, match="There is a wandb run already in progress"):
+            assert logger.experiment is running
+
+    assert drive_with(logger_class, {}, use, tmp_path).arguments == []
+
+
+@pytest.mark.parametrize("constructor", [name for name in CONSTRUCTORS if name != "an injected experiment"])
+def test_name_version_and_save_dir_are_those_of_the_stock_logger(constructor: str, tmp_path: Path) -> None:
+    def told(logger_class: type[WandbLogger]) -> list[Any]:
+        seen: list[Any] = []
+
+        def look(logger: WandbLogger) -> None:
+            seen.append((logger.name, logger.version, logger.save_dir))
+            _ = logger.experiment
+            seen.append((logger.name, logger.version, logger.save_dir))
+
+        drive_with(logger_class, CONSTRUCTORS[constructor], look, tmp_path)
+        return seen
+
+    assert told(DistWandbLogger) == told(WandbLogger)
+
+
+# --- the constructor --------------------------------------------------------------------------------------------------
+
+
+def test_the_constructor_begins_with_the_stock_parameters_and_ours_are_keyword_only() -> None:
+    stock = list(inspect.signature(WandbLogger).parameters.values())
+    ours = list(inspect.signature(DistWandbLogger).parameters.values())
+    positional, further = stock[:-1], stock[-1]
+    assert further.kind is inspect.Parameter.VAR_KEYWORD
+    assert [(p.name, p.default, p.kind) for p in ours[: len(positional)]] == [
+        (p.name, p.default, p.kind) for p in positional
+    ]
+    assert [(p.name, p.kind) for p in ours[len(positional) : -1]] == [
+        (name, inspect.Parameter.KEYWORD_ONLY)
+        for name in ("run_mode", "rank_scope", "reduce", "spread", "join_timeout")
+    ]
+    assert (ours[-1].name, ours[-1].kind) == (further.name, further.kind)
+
+
+def test_it_is_a_wandb_logger_as_the_trainer_asks() -> None:
+    assert isinstance(DistWandbLogger(), WandbLogger)
+
+
+@pytest.mark.parametrize("options", ALL_MODES, ids=lambda options: "-".join(options.values()))
+def test_the_constructor_makes_no_run(options: dict[str, str], tmp_path: Path) -> None:
+    assert drive_with(DistWandbLogger, options, lambda _: None, tmp_path).arguments == []
+
+
+@pytest.mark.parametrize("before", [None, "online"])
+def test_offline_does_not_leave_the_environment_changed(
+    before: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if before is not None:
+        monkeypatch.setenv("WANDB_MODE", before)
+    after: list[str | None] = []
+
+    def use(logger: WandbLogger) -> None:
+        _ = logger.experiment
+        after.append(os.environ.get("WANDB_MODE"))
+
+    stand_in = drive_with(DistWandbLogger, {"offline": True}, use, tmp_path)
+    assert stand_in.modes == ["dryrun"]
+    assert after == [before]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"run_mode": "share"}, "run_mode='share' is unknown. Allowed: 'auto', 'shared', 'new'. Did you mean 'shared'"),
+        ({"rank_scope": "node"}, "rank_scope='node' is unknown. Allowed: 'global', 'worker'."),
+        ({"reduce": "avg"}, "reduce='avg' is no reduction. Allowed: 'mean', 'sum', 'min', 'max', 'first'."),
+        ({"spread": 7}, "spread=7 is neither a bool nor name patterns."),
+        ({"join_timeout": 0}, "join_timeout=0 must be greater than 0."),
+        (
+            {"tag": ["a"]},
+            "DistWandbLogger got the argument 'tag', which wandb.init does not know. Did you mean 'tags'?",
+        ),
+        ({"runmode": "new"}, "Did you mean 'run_mode'?"),
+        ({"mode": "shared"}, "Pass run_mode='shared'"),
+        ({"id": "a/b"}, "id='a/b' given to DistWandbLogger has '/'"),
+        ({"version": "a:b"}, "id='a:b' given to DistWandbLogger has ':'"),
+        ({"experiment": mock.Mock(), "run_mode": "new"}, "experiment= hands DistWandbLogger one run, but"),
+    ],
+)
+def test_arguments_that_cannot_be_honoured_are_refused_by_the_constructor(
+    arguments: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(message)):
+        DistWandbLogger(**arguments)
+
+
+def test_log_model_offline_is_refused_as_by_the_stock_logger() -> None:
+    with pytest.raises(MisconfigurationException, match="model checkpoints cannot be uploaded in offline mode"):
+        DistWandbLogger(offline=True, log_model=True)
+
+
+# --- before the run is open -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["shared", "new"])
+def test_hyperparameters_and_watch_wait_for_the_run_and_keep_their_order(mode: str, tmp_path: Path) -> None:
+    opened: list[int] = []
+
+    def use(logger: WandbLogger) -> None:
+        logger.log_hyperparams({"lr": 0.1})
+        logger.watch(MODEL, log="all")
+        logger.log_hyperparams({"lr": 0.2})
+        opened.append(len(session._sessions))
+        _ = logger.experiment
+
+    stand_in = drive_with(DistWandbLogger, {"run_mode": mode}, use, tmp_path)
+    assert opened == [0]
+    assert [call for call in stand_in.calls if call[0] != "define_metric"] == [
+        ("config.update", [{"lr": 0.1}], {"allow_val_change": True}),
+        ("watch", [MODEL], {"log": "all", "log_freq": 100, "log_graph": True}),
+        ("config.update", [{"lr": 0.2}], {"allow_val_change": True}),
+    ]
+
+
+def test_calls_that_waited_are_made_once(tmp_path: Path) -> None:
+    def use(logger: WandbLogger) -> None:
+        logger.log_hyperparams({"lr": 0.1})
+        _ = logger.experiment
+        logger.log_metrics({"loss": 0.5})
+        _ = logger.experiment
+
+    stand_in = drive_with(DistWandbLogger, {"run_mode": "new"}, use, tmp_path)
+    assert [name for name, _, _ in stand_in.calls].count("config.update") == 1
+
+
+# --- pickles ----------------------------------------------------------------------------------------------------------
+
+
+def through_a_pickle(logger: DistWandbLogger) -> DistWandbLogger:
+    twin = pickle.loads(pickle.dumps(logger))  # noqa: S301  # its own
+    assert isinstance(twin, DistWandbLogger)
+    return twin
+
+
+@pytest.mark.parametrize("mode", ["shared", "new"])
+def test_a_pickle_opens_no_run_and_keeps_ids_options_and_waiting_calls(mode: str, tmp_path: Path) -> None:
+    def use(logger: WandbLogger) -> None:
+        assert isinstance(logger, DistWandbLogger)
+        logger.log_hyperparams({"lr": 0.1})
+        twin = through_a_pickle(logger)
+        assert session._sessions == []
+        assert (twin._options, twin._base_id, twin._number) == (logger._options, logger._base_id, logger._number)
+        assert (twin.version, twin.name, twin.save_dir) == ("exp", "digits", "logs")
+        twin.log_metrics({"loss": 0.5}, step=2)
+
+    arguments = {"run_mode": mode, "id": "exp", "project": "digits", "save_dir": "logs", "prefix": "fold"}
+    stand_in = drive_with(DistWandbLogger, arguments, use, tmp_path)
+    assert [given["id"] for given in stand_in.arguments] == ["exp"]
+    assert stand_in.calls[-2:] == [
+        ("config.update", [{"lr": 0.1}], {"allow_val_change": True}),
+        ("log", [{"fold-loss": 0.5, "trainer/global_step": 2}], {}),
+    ]
+
+
+def test_in_auto_mode_a_pickle_opens_the_run_that_the_children_go_on_with(tmp_path: Path) -> None:
+    def use(logger: WandbLogger) -> None:
+        assert isinstance(logger, DistWandbLogger)
+        twin = through_a_pickle(logger)
+        assert len(session._sessions) == 1
+        assert twin._base_id == "made-by-wandb"
+
+    assert len(drive_with(DistWandbLogger, {}, use, tmp_path).arguments) == 1
+
+
+def test_an_open_logger_survives_a_pickle_and_stays_open(tmp_path: Path) -> None:
+    def use(logger: WandbLogger) -> None:
+        assert isinstance(logger, DistWandbLogger)
+        run = logger.experiment
+        through_a_pickle(logger)
+        assert logger.experiment is run
+
+    assert len(drive_with(DistWandbLogger, {}, use, tmp_path).arguments) == 1
