@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -37,12 +37,17 @@ class FakeConfig(dict[str, Any]):
         super().update(*values, **more)
 
 
+def _mode_of(settings: wandb.Settings | Mapping[str, Any] | None) -> str | None:
+    if settings is None or isinstance(settings, Mapping):
+        return (settings or {}).get("mode")
+    return settings.mode if "mode" in settings.model_fields_set else None
+
+
 class FakeRun:
     """Remembers what is done with it. Like a `wandb.Run`, it has no attributes but its own."""
 
     def __init__(self, arguments: dict[str, Any], number: int, directory: Path) -> None:
-        settings = arguments.get("settings")
-        mode = arguments.get("mode") or getattr(settings, "mode", None) or os.environ.get("WANDB_MODE") or "online"
+        mode = arguments.get("mode") or _mode_of(arguments.get("settings")) or os.environ.get("WANDB_MODE") or "online"
         self.offline = mode in ("offline", "dryrun")
         self.disabled = mode == "disabled"
         self.id = arguments.get("id") or f"made-by-wandb-{number}"

@@ -1,8 +1,11 @@
-"""How one number comes from the numbers of many ranks: the words for it, checked. Pure."""
+"""How one number comes from the numbers of many ranks: the words for it, checked, and the arithmetic. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Literal
 
 from dist_wandb.errors import ConfigurationError, suggest
@@ -12,6 +15,10 @@ Reduce = Reduction | Mapping[str, Reduction] | None
 Spread = bool | str | Sequence[str]
 
 REDUCTIONS: tuple[Reduction, ...] = ("mean", "sum", "min", "max", "first")
+
+SUM_LANES = 7  # sum of w*x, of w, of x, number of voices, of contributions, of integers, of NaNs
+MAX_LANES = 2  # x, -x
+LARGEST_EXACT_INTEGER = 2**53
 
 
 def check_reduce(reduce: object) -> dict[str, Reduction] | None:
@@ -73,3 +80,88 @@ def _check_reduction(value: object, argument: str) -> Reduction:
         if value == known:
             return known
     raise ConfigurationError(f"{argument}={value!r} is no reduction. {suggest(value, REDUCTIONS)} None: no reduction.")
+
+
+def matches_any(name: str, patterns: Iterable[str]) -> bool:
+    """Whether a name matches one of some patterns, as in `fnmatch`, upper and lower case told apart."""
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What is known of all contributions to one name at one step.
+
+    Args:
+        weighted: Sum of w*x.
+        weight: Sum of w.
+        plain: Sum of x.
+        voices: Number of ranks that spoke, also those that gave their number no weight.
+        count: Number of contributions.
+        integers: How many of them are integers.
+        nans: How many of them are NaN; they are left out of `largest` and `smallest`, which cannot hold them.
+        largest: Largest x.
+        smallest: Smallest x.
+    """
+
+    weighted: float = 0.0
+    weight: float = 0.0
+    plain: float = 0.0
+    voices: int = 0
+    count: int = 0
+    integers: int = 0
+    nans: int = 0
+    largest: float = -math.inf
+    smallest: float = math.inf
+
+    @classmethod
+    def of(cls, value: float, weight: float = 1.0) -> Totals:
+        """The totals of one contribution. A weight of 0 means none at all."""
+        if weight == 0:
+            return cls(voices=1)
+        x, is_nan = float(value), math.isnan(value)
+        is_integer = isinstance(value, int) and abs(value) <= LARGEST_EXACT_INTEGER
+        largest, smallest = (-math.inf, math.inf) if is_nan else (x, x)
+        return cls(weight * x, weight, x, 1, 1, int(is_integer), int(is_nan), largest, smallest)
+
+    def __add__(self, other: Totals) -> Totals:
+        return Totals(
+            self.weighted + other.weighted,
+            self.weight + other.weight,
+            self.plain + other.plain,
+            self.voices + other.voices,
+            self.count + other.count,
+            self.integers + other.integers,
+            self.nans + other.nans,
+            max(self.largest, other.largest),
+            min(self.smallest, other.smallest),
+        )
+
+    def lanes(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """As numbers to be summed over ranks, and numbers whose maximum over ranks is to be taken."""
+        counts = (float(self.voices), float(self.count), float(self.integers), float(self.nans))
+        return (self.weighted, self.weight, self.plain, *counts), (self.largest, -self.smallest)
+
+    @classmethod
+    def from_lanes(cls, sums: Sequence[float], maxima: Sequence[float]) -> Totals:
+        """The inverse of `lanes`."""
+        weighted, weight, plain, *counts = sums
+        voices, count, integers, nans = map(int, counts)
+        return cls(weighted, weight, plain, voices, count, integers, nans, maxima[0], -maxima[1])
+
+    def reduced(self, reduction: str) -> float:
+        """What `reduction` makes of the contributions.
+
+        The mean is sum(w*x) / sum(w) (https://en.wikipedia.org/wiki/Weighted_arithmetic_mean). Equal numbers have
+        themselves as their mean, and integers stay integers.
+        """
+        if self.nans:
+            return math.nan
+        if reduction == "sum":
+            return self._as_integer(self.plain)
+        if reduction == "min" or self.smallest == self.largest:
+            return self._as_integer(self.smallest)
+        return self._as_integer(self.largest) if reduction == "max" else self.weighted / self.weight
+
+    def _as_integer(self, value: float) -> float:
+        exact = self.integers == self.count and abs(value) <= LARGEST_EXACT_INTEGER
+        return int(value) if exact else value

@@ -1,0 +1,425 @@
+"""The exchange of a unit's numbers as a state machine. Pure: no threads, clocks, sockets, torch or wandb.
+
+Every rank of the unit has one `Rounds`. All of them go through the same sequence of rounds: each packs what it has to
+say into two lists of numbers (`pack`); elsewhere these are reduced over the ranks, one by sum and one by maximum; and
+each takes the same reduced lists (`take`). What the ranks know together (`names`, open cells, what is usual) changes by
+reduced numbers alone. So it is equal on all ranks after every round, and all draw the same conclusions unasked.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from dist_wandb.reduction import MAX_LANES, SUM_LANES, Totals, matches_any
+
+_NOTHING = -math.inf
+_CALLS = 2**32  # more than a rank ever logs; with ranks below 2**20, origins are exact in float64
+
+# The second list begins with a header. Pairs hold (x, -x): their maxima are the largest and, negated, the smallest x.
+_COUNTED, _STEP = slice(0, 2), slice(2, 4)
+_ORIGIN, _UNKNOWN, _BUSY, _GIVE_UP_NEW, _GIVE_UP_ALL = range(4, 9)
+_HEADER = 9
+# Then come the numbers of each name: the totals', its occurrence as a pair, and where its largest number is.
+_PER_NAME = MAX_LANES + 3
+_SUMS_PER_NAME = SUM_LANES + 1  # the totals', and the sum of squares for the spread
+_OCCURRENCES_PER_CELL = 16  # a cell must be forgotten long before a rank counts its occurrences anew
+_VOICES = 3  # where a name's numbers of the first list tell how many ranks spoke
+
+
+class Place(NamedTuple):
+    """Where a row belongs.
+
+    Args:
+        counted: 0 where the user gave a step; 1 where none was given: contributions are then counted by name.
+        step: The step; 0 where none was given.
+    """
+
+    counted: int
+    step: int
+
+
+class Key(NamedTuple):
+    """A cell: what all ranks say of one name at one place, each for the same time.
+
+    Args:
+        place: Where it belongs.
+        name: The name.
+        occurrence: How often a rank had logged the name there before.
+    """
+
+    place: Place
+    name: str
+    occurrence: int
+
+
+@dataclass(frozen=True)
+class _Said:
+    """What one rank says in one cell."""
+
+    occurrence: int
+    totals: Totals
+    origin: float
+
+
+@dataclass
+class Cell:
+    """What the unit knows of one name at one place while it is open.
+
+    Args:
+        born: The round in which it was opened.
+        totals: What was contributed.
+        origin: Who contributed first in the order of ranks, and its count of calls: -(rank * 2**32 + calls).
+        corrects: Whether it was finished before.
+    """
+
+    born: int
+    totals: Totals = field(default_factory=Totals)
+    origin: float = _NOTHING
+    corrects: bool = False
+
+
+@dataclass
+class Spread:
+    """How a name's numbers spread over the ranks; known one round after its cell is finished.
+
+    Args:
+        squares: Sum of (x - mean)**2.
+        largest_at: The lowest rank that has the largest number, or a NaN where there is one.
+    """
+
+    squares: float = 0.0
+    largest_at: int = -1
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A value to be written: all that was contributed to one cell.
+
+    Args:
+        key: The cell.
+        totals: What was contributed.
+        calls: Count of `log` calls of the lowest rank that contributed: the x axis of rows without a step.
+        corrects: Whether a value of this cell was finished before; this one takes its place.
+        missing: How many ranks less than usual contributed.
+        spread: The spread over ranks, for names of which it is wanted.
+    """
+
+    key: Key
+    totals: Totals
+    calls: int
+    corrects: bool
+    missing: int
+    spread: Spread | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a round led to; the same on all ranks.
+
+    Args:
+        finished: Values to be written, in this order. Those of one place belong into one row.
+        needs_names: Whether names must be exchanged before the next round: `unknown` on every rank, then `learn`.
+        closed: Whether all ranks are closing and nothing is left: no further round takes place.
+    """
+
+    finished: tuple[Finished, ...] = ()
+    needs_names: bool = False
+    closed: bool = False
+
+
+class Rounds:
+    """One rank's part in the rounds of its unit.
+
+    Args:
+        rank: Index of this rank in the unit; the primary is 0.
+        size: Number of ranks in the unit.
+        spread: Patterns of names whose spread over ranks is wanted.
+        remembered: How many finished cells are kept for contributions that come late.
+    """
+
+    def __init__(self, rank: int, size: int, *, spread: Sequence[str] = (), remembered: int = 4096) -> None:
+        self.size = size
+        self.round = 0
+        self.closing = False
+        self.names: list[str] = []
+        self.cells: OrderedDict[Key, Cell] = OrderedDict()
+        self._rank = rank
+        self._spread = tuple(spread)
+        self._remembered = remembered
+        self._positions: dict[str, int] = {}
+        self._usual: dict[str, int] = {}
+        self._done: OrderedDict[Key, Cell] = OrderedDict()
+        self._awaiting: list[Finished] = []  # finished, but written only after a round that brings their spread
+        self._outbox: OrderedDict[Place, dict[str, deque[_Said]]] = OrderedDict()
+        self._offered: dict[str, _Said] = {}
+        self._focus: tuple[int, ...] = ()
+        self._turns: dict[tuple[Place, str], int] = {}
+        self._occurrences: OrderedDict[tuple[str, int | None], int] = OrderedDict()
+        self._own: OrderedDict[Key, float] = OrderedDict()
+        self._spreading: set[str] = set()
+        self._shrunk = False
+        self._given_up = {_GIVE_UP_NEW: _NOTHING, _GIVE_UP_ALL: _NOTHING}
+
+    # What this rank wants to say
+
+    def post(self, values: Mapping[str, Totals], step: int | None, calls: int = 0) -> None:
+        """Put what this rank logged in one call into the outbox.
+
+        Args:
+            values: This rank's contribution by name.
+            step: The step that the user gave, or `None`.
+            calls: How often this rank had called `log` before.
+        """
+        place = Place(1, 0) if step is None else Place(0, step)
+        for name, totals in values.items():
+            occurrence = self._occurrences.pop((name, step), 0)
+            self._occurrences[name, step] = occurrence + 1
+            said = _Said(occurrence, totals, -float(self._rank * _CALLS + calls))
+            self._outbox.setdefault(place, {}).setdefault(name, deque()).append(said)
+        self._forget(self._occurrences, _OCCURRENCES_PER_CELL * self._remembered)
+
+    def give_up(self, born: int, *, new_only: bool) -> None:
+        """Say in the next round that this rank has waited long enough for others.
+
+        Args:
+            born: Cells opened in this round or before are to be finished with those who are there.
+            new_only: Whether only those of names that were never finished before are meant.
+        """
+        lane = _GIVE_UP_NEW if new_only else _GIVE_UP_ALL
+        self._given_up[lane] = max(self._given_up[lane], born)
+
+    @property
+    def pending(self) -> int:
+        """Number of places that this rank has yet to tell the others about."""
+        return len(self._outbox)
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is reason for another round: something to say, cells that are open, values that wait."""
+        return bool(self._outbox or self.cells or self._awaiting)
+
+    def pending_cells(self) -> list[tuple[str, int | None, int]]:
+        """What this rank has yet to tell the others, as (name, step, occurrence), in the order of its places."""
+        return [
+            (name, None if place.counted else place.step, said.occurrence)
+            for place, values in self._outbox.items()
+            for name, waiting in values.items()
+            for said in waiting
+        ]
+
+    def unknown(self) -> list[str]:
+        """Names in the outbox that the unit has not agreed on, in the order in which they were logged."""
+        named = dict.fromkeys(name for values in self._outbox.values() for name in values)
+        return [name for name in named if name not in self._positions]
+
+    # What all ranks do alike, between rounds
+
+    def learn(self, told: Iterable[Iterable[str]]) -> None:
+        """Agree on the names that the ranks told, given in the order of ranks."""
+        for name in (name for names in told for name in names):
+            if name not in self._positions:
+                self._positions[name] = len(self.names)
+                self.names.append(name)
+                if matches_any(name, self._spread):
+                    self._spreading.add(name)
+
+    def shrink(self, size: int) -> None:
+        """Go on with fewer ranks. Cells in which all that are left have spoken are finished in the next round."""
+        self.size = size
+        self._shrunk = True
+
+    # A round
+
+    def pack(self) -> tuple[list[float], list[float]]:
+        """What this rank says in the next round: numbers to be summed over ranks, and to take the largest of."""
+        sums = [0.0] * (_SUMS_PER_NAME * len(self.names))
+        maxima = [_NOTHING] * (_HEADER + _PER_NAME * len(self.names))
+        maxima[_BUSY] = float(not self.closing or bool(self._outbox or self._awaiting))
+        for lane, born in self._given_up.items():
+            maxima[lane] = born
+        place = self._next_place()
+        self._offered = {} if place is None else self._due(place)
+        if place is not None:
+            self._pack_offered(place, sums, maxima)
+        for waiting in self._next_awaited():
+            self._pack_spread(waiting, sums, maxima)
+        return sums, maxima
+
+    def take(self, sums: Sequence[float], maxima: Sequence[float]) -> Outcome:
+        """Draw the conclusions of a round.
+
+        Args:
+            sums: The first lists of all ranks, summed.
+            maxima: The largest of the second lists of all ranks, number by number.
+        """
+        self.round += 1
+        written = self._take_spreads(sums, maxima)
+        if maxima[_UNKNOWN] > 0:
+            return Outcome(written, needs_names=True)
+        self._given_up = {lane: born if born > maxima[lane] else _NOTHING for lane, born in self._given_up.items()}
+        place = self._agreed_place(maxima)
+        touched = set() if place is None else self._add(place, sums, maxima)
+        finished = self._finish(self._ready(touched, maxima))
+        if self._awaiting or any(value.spread for value in finished):
+            self._awaiting += finished
+            return Outcome(written)
+        return Outcome(written + finished, closed=maxima[_BUSY] == 0)
+
+    def _next_place(self) -> Place | None:
+        """The oldest place in the outbox; while ranks look for one to agree on, the oldest that it may be."""
+        return next((place for place in self._outbox if place[: len(self._focus)] == self._focus), None)
+
+    def _due(self, place: Place) -> dict[str, _Said]:
+        """By name the oldest that this rank has to say at a place, but for names where it is an earlier one's turn."""
+        front = {name: said[0] for name, said in self._outbox[place].items()}
+        turns = self._turns
+        return {
+            name: said for name, said in front.items() if turns.get((place, name), said.occurrence) == said.occurrence
+        }
+
+    def _pack_offered(self, place: Place, sums: list[float], maxima: list[float]) -> None:
+        for pair, number in zip((_COUNTED, _STEP), place, strict=True):
+            maxima[pair] = _pair(number)
+        maxima[_UNKNOWN] = float(not self._outbox[place].keys() <= self._positions.keys())
+        for name, said in self._offered.items():
+            maxima[_ORIGIN] = max(maxima[_ORIGIN], said.origin)
+            if name in self._positions:
+                start, header = self._starts(name)
+                sums[start : start + SUM_LANES], maxima[header : header + MAX_LANES] = said.totals.lanes()
+                maxima[header + MAX_LANES : header + MAX_LANES + 2] = _pair(said.occurrence)
+
+    def _pack_spread(self, waiting: Finished, sums: list[float], maxima: list[float]) -> None:
+        own = self._own.get(waiting.key)
+        if own is None or waiting.spread is None:
+            return
+        start, header = self._starts(waiting.key.name)
+        sums[start + SUM_LANES] = (own - waiting.totals.plain / waiting.totals.count) ** 2
+        if math.isnan(own) if waiting.totals.nans else own == waiting.totals.largest:
+            maxima[header + MAX_LANES + 2] = -float(self._rank)
+
+    def _next_awaited(self) -> tuple[Finished, ...]:
+        """The first finished values whose spreads fit into one round, which has room for one cell of each name."""
+        names: set[str] = set()
+        for number, value in enumerate(self._awaiting):
+            if value.key.name in names:
+                return tuple(self._awaiting[:number])
+            if value.spread is not None:
+                names.add(value.key.name)
+        return tuple(self._awaiting)
+
+    def _take_spreads(self, sums: Sequence[float], maxima: Sequence[float]) -> tuple[Finished, ...]:
+        written = self._next_awaited()
+        del self._awaiting[: len(written)]
+        for value in written:
+            if value.spread is not None:
+                start, header = self._starts(value.key.name)
+                value.spread.squares = sums[start + SUM_LANES]
+                largest_at = maxima[header + MAX_LANES + 2]
+                value.spread.largest_at = -1 if largest_at == _NOTHING else int(-largest_at)
+        return written
+
+    def _agreed_place(self, maxima: Sequence[float]) -> Place | None:
+        """The place that all who proposed one proposed; else the next proposals are narrowed to the smallest."""
+        self._focus = ()
+        if maxima[_COUNTED][0] == _NOTHING:
+            return None
+        agreed: list[int] = []
+        for pair in (_COUNTED, _STEP):
+            largest, smallest = maxima[pair][0], -maxima[pair][1]
+            agreed.append(int(smallest))
+            if largest != smallest:
+                self._focus = tuple(agreed)
+                return None
+        return Place(*agreed)
+
+    def _add(self, place: Place, sums: Sequence[float], maxima: Sequence[float]) -> set[Key]:
+        """Add a round's contributions to their cells; names that were said for different times take turns."""
+        touched = set()
+        for name in self.names:
+            start, header = self._starts(name)
+            if sums[start + _VOICES] == 0:
+                continue
+            last, first = maxima[header + MAX_LANES], -maxima[header + MAX_LANES + 1]
+            if first != last:
+                self._turns[place, name] = int(first)
+                continue
+            self._turns.pop((place, name), None)
+            key = Key(place, name, int(first))
+            cell = self._open(key)
+            cell.totals += Totals.from_lanes(sums[start : start + SUM_LANES], maxima[header : header + MAX_LANES])
+            cell.origin = max(cell.origin, maxima[_ORIGIN])
+            touched.add(key)
+            if name in self._offered:
+                self._drop(key, self._offered[name])
+        self._forget(self._own, self._remembered)
+        return touched
+
+    def _drop(self, key: Key, said: _Said) -> None:
+        """Take from the outbox what this rank has said; remember the number where its spread is wanted."""
+        values = self._outbox[key.place]
+        values[key.name].popleft()
+        if not values[key.name]:
+            del values[key.name]
+        if not values:
+            del self._outbox[key.place]
+        if key.name in self._spreading and said.totals.count:
+            self._own[key] = said.totals.plain
+
+    def _open(self, key: Key) -> Cell:
+        if key not in self.cells:
+            before = self._done.pop(key, None)
+            cell = Cell(self.round) if before is None else Cell(self.round, before.totals, before.origin, corrects=True)
+            self.cells[key] = cell
+        return self.cells[key]
+
+    def _ready(self, touched: set[Key], maxima: Sequence[float]) -> list[Key]:
+        """Cells to finish now: complete ones, those that all ranks have passed, those given up, all at the end."""
+        everything = maxima[_BUSY] == 0
+        suspects = self.cells.keys() if self._shrunk else touched
+        self._shrunk = False
+        complete = {key for key in suspects if self.cells[key].totals.voices >= self._expected(key.name)}
+        newest = {key.name: self.cells[key].born for key in complete if not self.cells[key].corrects}
+        return [
+            key
+            for key, cell in self.cells.items()
+            if everything
+            or key in complete
+            or cell.born < newest.get(key.name, 0)  # a rank logs a name in order: all ranks have passed this one
+            or cell.born <= maxima[_GIVE_UP_ALL]
+            or (cell.born <= maxima[_GIVE_UP_NEW] and key.name not in self._usual)
+        ]
+
+    def _expected(self, name: str) -> int:
+        """How many ranks are waited for: as many as spoke when the name was finished last."""
+        return min(self.size, self._usual.get(name, self.size))
+
+    def _finish(self, keys: Iterable[Key]) -> tuple[Finished, ...]:
+        finished = []
+        for key in keys:
+            cell = self.cells.pop(key)
+            spread = Spread() if cell.totals.count and key.name in self._spreading else None
+            missing = max(0, self._expected(key.name) - cell.totals.voices)
+            calls = int(-cell.origin) % _CALLS
+            finished.append(Finished(key, cell.totals, calls, cell.corrects, missing, spread))
+            self._usual[key.name] = cell.totals.voices
+            self._done[key] = cell
+        self._forget(self._done, self._remembered)
+        return tuple(finished)
+
+    def _starts(self, name: str) -> tuple[int, int]:
+        """Where the numbers of a name begin in the two lists."""
+        position = self._positions[name]
+        return _SUMS_PER_NAME * position, _HEADER + _PER_NAME * position
+
+    def _forget(self, memory: OrderedDict[Any, Any], limit: int) -> None:
+        """Keep memory bounded: the oldest entries go, but at least two rows of all names stay."""
+        while len(memory) > max(limit, 2 * len(self.names)):
+            memory.popitem(last=False)
+
+
+def _pair(number: int) -> list[float]:
+    return [float(number), -float(number)]

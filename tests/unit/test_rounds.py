@@ -1,0 +1,389 @@
+"""The exchange as a state machine: ranks in one process, reduced by hand, under schedules made by hypothesis."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dist_wandb.reduction import Totals
+from dist_wandb.rounds import Finished, Outcome, Rounds
+
+Cell = tuple[str, int | None, int]  # name, step, occurrence
+NAMES = ("loss", "tokens", "lr")
+MOST_ROUNDS = 2000
+
+
+@dataclass
+class Unit:
+    """Ranks of one unit, joined by an exchange in memory, and what they should arrive at."""
+
+    machines: list[Rounds]
+    contributed: dict[Cell, dict[int, tuple[float, float]]] = field(default_factory=lambda: defaultdict(dict))
+    written: dict[Cell, Finished] = field(default_factory=dict)
+    writes: Counter[Cell] = field(default_factory=Counter)
+    rounds: int = 0
+    closed: bool = False
+    dead: set[int] = field(default_factory=set)
+    _logged: Counter[tuple[int, str, int | None]] = field(default_factory=Counter)
+
+    @classmethod
+    def of(cls, size: int, spread: Sequence[str] = ()) -> Unit:
+        return cls([Rounds(rank, size, spread=spread) for rank in range(size)])
+
+    @property
+    def living(self) -> list[int]:
+        return [rank for rank in range(len(self.machines)) if rank not in self.dead]
+
+    def log(self, rank: int, values: dict[str, float], step: int | None, weight: float = 1.0) -> None:
+        if rank in self.dead:
+            return
+        for name, value in values.items():
+            occurrence = self._logged[rank, name, step]
+            self._logged[rank, name, step] += 1
+            self.contributed[name, step, occurrence][rank] = (value, weight)
+        contributions = {name: Totals.of(value, weight) for name, value in values.items()}
+        self.machines[rank].post(contributions, step)
+
+    def die(self, rank: int) -> None:
+        """What the rank has not told the others by now is lost; the others go on without it."""
+        pending = self.machines[rank].pending_cells()
+        for name, step, occurrence in pending:
+            del self.contributed[name, step, occurrence][rank]
+        self.dead.add(rank)
+        for survivor in self.living:
+            self.machines[survivor].shrink(len(self.living))
+
+    def exchange(self) -> Outcome:
+        machines = [self.machines[rank] for rank in self.living]
+        packed = [machine.pack() for machine in machines]
+        sums = [sum(column) for column in zip(*(lists[0] for lists in packed), strict=True)]
+        maxima = [max(column) for column in zip(*(lists[1] for lists in packed), strict=True)]
+        outcomes = [machine.take(sums, maxima) for machine in machines]
+        self.rounds += 1
+        if outcomes[0].needs_names:
+            told = [machine.unknown() for machine in machines]
+            for machine in machines:
+                machine.learn(told)
+        self.check_equal(machines, outcomes)
+        for value in outcomes[0].finished:
+            cell = (value.key.name, None if value.key.place.counted else value.key.place.step, value.key.occurrence)
+            self.written[cell] = value
+            self.writes[cell] += 1
+        self.closed = outcomes[0].closed
+        return outcomes[0]
+
+    def check_equal(self, machines: list[Rounds], outcomes: list[Outcome]) -> None:
+        """All ranks know the same, and have drawn the same conclusions."""
+        assert all(outcome == outcomes[0] for outcome in outcomes)
+        assert all(machine.cells == machines[0].cells and machine.names == machines[0].names for machine in machines)
+
+    def close(self) -> None:
+        """Let all ranks close, and go on until nothing is left."""
+        for rank in self.living:
+            self.machines[rank].closing = True
+        while not self.closed:
+            self.exchange()
+            assert self.rounds < MOST_ROUNDS, "the rounds do not end"
+
+    def check_written(self, spread: Iterable[str] = ()) -> None:
+        """The last value of every cell is exact, and there is none that nobody contributed to."""
+        contributed = {cell: said for cell, said in self.contributed.items() if said}
+        assert self.written.keys() == contributed.keys()
+        for cell, said in contributed.items():
+            totals = self.written[cell].totals
+            values, weights = [value for value, _ in said.values()], [weight for _, weight in said.values()]
+            assert totals.count == len(values)
+            mean = math.fsum(map(math.prod, said.values())) / math.fsum(weights)
+            assert totals.reduced("mean") == pytest.approx(mean, abs=1e-12)
+            assert totals.reduced("sum") == pytest.approx(math.fsum(values), abs=1e-12)
+            assert (totals.reduced("min"), totals.reduced("max")) == (min(values), max(values))
+            if cell[0] in spread:
+                self.check_spread(cell, {rank: value for rank, (value, _) in said.items()})
+
+    def check_spread(self, cell: Cell, values: dict[int, float]) -> None:
+        spread = self.written[cell].spread
+        assert spread is not None
+        mean = math.fsum(values.values()) / len(values)
+        assert spread.squares == pytest.approx(math.fsum((x - mean) ** 2 for x in values.values()), abs=1e-9)
+        assert spread.largest_at == min(rank for rank, x in values.items() if x == max(values.values()))
+
+
+# --- any schedule -----------------------------------------------------------------------------------------------------
+
+numbers = st.floats(-100, 100, allow_nan=False)
+weights = st.sampled_from([0.5, 1.0, 3.0])
+steps = st.one_of(st.none(), st.integers(0, 4))
+
+
+@st.composite
+def rows(draw: st.DrawFn) -> tuple[int | None, dict[str, float], float]:
+    """One call of `log`: any names in any order, steps that repeat and go backwards."""
+    names = draw(st.lists(st.sampled_from(NAMES), min_size=1, max_size=len(NAMES), unique=True))
+    return draw(steps), {name: draw(numbers) for name in names}, draw(weights)
+
+
+ACTIONS = ("log", "exchange", "exchange", "impatient", "impatient with new names", "die", "close")
+
+
+@given(st.data(), st.integers(1, 4), st.sampled_from([(), ("*",), ("l*",)]))
+@settings(max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+def test_any_schedule_ends_with_equal_tables_and_exact_values(
+    data: st.DataObject, size: int, spread: tuple[str, ...]
+) -> None:
+    """Ranks log what and when they like, join late, lose patience, close early or die: what the living say counts."""
+    unit = Unit.of(size, spread)
+    for action in data.draw(st.lists(st.sampled_from(ACTIONS), max_size=25)):
+        rank = data.draw(st.sampled_from(unit.living))
+        machine = unit.machines[rank]
+        if action == "log" and not machine.closing:
+            step, values, weight = data.draw(rows())
+            unit.log(rank, values, step, weight)
+        elif action == "exchange" and not unit.closed:
+            unit.exchange()
+        elif action.startswith("impatient"):
+            machine.give_up(data.draw(st.integers(0, machine.round)), new_only=action != "impatient")
+        elif action == "die" and len(unit.living) > 1 and not unit.closed:
+            unit.die(rank)
+        elif action == "close":
+            machine.closing = True
+    if not unit.closed:
+        unit.close()
+    if not unit.dead:
+        unit.check_written(spread=[name for name in NAMES if name.startswith("l") or "*" in spread] if spread else ())
+    else:
+        unit.check_written()
+
+
+@given(st.integers(1, 5), st.integers(0, 12), st.booleans())
+@settings(max_examples=100, deadline=None)
+def test_in_lockstep_a_row_takes_one_round(size: int, number: int, with_steps: bool) -> None:
+    """Two collectives, that is, whatever the number of names and ranks; learning the names takes one round more."""
+    unit = Unit.of(size)
+    for row in range(number):
+        for rank in range(size):
+            unit.log(rank, {name: float(rank + row) for name in NAMES}, row if with_steps else None)
+        unit.exchange()
+        if row == 0:
+            unit.exchange()
+        assert len(unit.written) == (row + 1) * len(NAMES)
+    unit.close()
+    assert unit.rounds == number + (number > 0) + 1
+    assert set(unit.writes.values()) <= {1}
+    unit.check_written()
+
+
+def test_in_lockstep_the_spread_comes_with_the_next_row() -> None:
+    unit = Unit.of(3, spread=["loss"])
+    for row in range(5):
+        for rank in range(3):
+            unit.log(rank, {"loss": float(rank * row), "lr": 0.1}, row)
+        unit.exchange()
+        if row == 0:
+            unit.exchange()
+        assert len(unit.written) == 2 * row
+    unit.close()
+    assert unit.rounds == 5 + 1 + 2
+    unit.check_written(spread=["loss"])
+
+
+# --- single rules -----------------------------------------------------------------------------------------------------
+
+
+def settle(unit: Unit) -> None:
+    """Rounds until nobody has anything to say."""
+    while any(unit.machines[rank].pending for rank in unit.living):
+        unit.exchange()
+        assert unit.rounds < MOST_ROUNDS, "the rounds do not end"
+
+
+def test_a_rank_that_does_not_log_a_name_is_no_zero() -> None:
+    unit = Unit.of(3)
+    unit.log(0, {"loss": 4.0}, 0)
+    unit.log(2, {"loss": 2.0}, 0)
+    unit.close()
+    assert unit.written["loss", 0, 0].totals.reduced("mean") == 3.0
+
+
+def test_an_incomplete_value_waits_until_patience_runs_out() -> None:
+    unit = Unit.of(2)
+    unit.log(0, {"loss": 4.0}, 0)
+    settle(unit)
+    unit.exchange()
+    assert not unit.written
+    unit.machines[1].give_up(unit.machines[1].round, new_only=True)
+    unit.exchange()
+    assert unit.written["loss", 0, 0].missing == 1
+
+
+def test_a_name_that_one_rank_logs_is_not_waited_for_after_the_first_time() -> None:
+    unit = Unit.of(2)
+    unit.log(0, {"throughput": 1.0}, 0)
+    settle(unit)
+    unit.machines[0].give_up(unit.machines[0].round, new_only=True)
+    unit.exchange()
+    for step in (1, 2, 3):
+        unit.log(0, {"throughput": float(step)}, step)
+        unit.exchange()
+        assert unit.written["throughput", step, 0].missing == 0
+
+
+def test_patience_with_known_names_is_another_matter() -> None:
+    unit = Unit.of(2)
+    for rank in (0, 1):
+        unit.log(rank, {"loss": 1.0}, 0)
+    settle(unit)
+    unit.log(0, {"loss": 2.0}, 1)
+    settle(unit)
+    machine = unit.machines[0]
+    machine.give_up(machine.round, new_only=True)
+    unit.exchange()
+    assert ("loss", 1, 0) not in unit.written
+    machine.give_up(machine.round, new_only=False)
+    unit.exchange()
+    assert unit.written["loss", 1, 0].missing == 1
+
+
+def test_a_late_contribution_corrects_the_row() -> None:
+    unit = Unit.of(2)
+    unit.log(0, {"loss": 4.0}, 0)
+    settle(unit)
+    unit.machines[0].give_up(unit.machines[0].round, new_only=True)
+    unit.exchange()
+    unit.log(1, {"loss": 2.0}, 0)
+    settle(unit)
+    value = unit.written["loss", 0, 0]
+    assert value.corrects
+    assert value.totals.reduced("mean") == 3.0
+    assert unit.writes["loss", 0, 0] == 2
+
+
+def test_a_value_that_all_ranks_have_passed_is_finished() -> None:
+    """Uneven validation loaders: rank 0 has a batch more, and both are at the next epoch's."""
+    unit = Unit.of(2)
+    for step in (0, 1):
+        for rank in (0, 1):
+            unit.log(rank, {"val": 1.0}, step)
+    unit.log(0, {"val": 5.0}, 2)
+    settle(unit)
+    assert ("val", 2, 0) not in unit.written
+    for rank in (0, 1):
+        unit.log(rank, {"val": 2.0}, 0)
+    settle(unit)
+    assert unit.written["val", 2, 0].totals.reduced("mean") == 5.0
+    assert unit.written["val", 0, 1].totals.reduced("mean") == 2.0
+
+
+def test_names_in_one_call_may_stand_at_different_occurrences() -> None:
+    """Lightning adds `epoch` to every row, so at a validation step it was logged at that step in training before."""
+    unit = Unit.of(2)
+    for rank in (0, 1):
+        unit.log(rank, {"loss": 1.0, "epoch": 0}, 0)
+        unit.log(rank, {"val": 2.0, "epoch": 0}, 0)
+    settle(unit)
+    assert {cell for cell in unit.written if cell[0] == "epoch"} == {("epoch", 0, 0), ("epoch", 0, 1)}
+    unit.close()
+    unit.check_written()
+
+
+def test_a_rank_ahead_with_a_name_lets_the_others_catch_up() -> None:
+    """Rank 0 said its first number of step 0 long ago, and has another one; rank 1 comes with its first."""
+    unit = Unit.of(2)
+    unit.log(0, {"loss": 1.0}, 0)
+    settle(unit)
+    unit.log(0, {"loss": 5.0}, 0)
+    unit.log(1, {"loss": 3.0}, 0)
+    settle(unit)
+    assert unit.written["loss", 0, 0].totals.reduced("mean") == 2.0
+    assert unit.machines[0].cells.keys() == {(unit.written["loss", 0, 0].key.place, "loss", 1)}
+
+
+def test_a_correction_says_nothing_about_other_rows() -> None:
+    unit = Unit.of(2)
+    for step in (0, 1):
+        unit.log(0, {"loss": 1.0}, step)
+        settle(unit)
+        if step == 0:
+            unit.machines[0].give_up(unit.machines[0].round, new_only=True)
+            unit.exchange()
+    unit.machines[0]._usual["loss"] = unit.machines[1]._usual["loss"] = 2
+    unit.log(0, {"loss": 1.0}, 2)
+    settle(unit)
+    unit.log(1, {"loss": 3.0}, 0)
+    settle(unit)
+    assert unit.written["loss", 0, 0].corrects
+    assert ("loss", 2, 0) not in unit.written
+
+
+def test_rows_are_written_in_the_order_in_which_they_were_finished() -> None:
+    """Two values of one name wait for their spread, which takes a round each; a row that needs none comes after."""
+    unit = Unit.of(2, spread=["loss"])
+    unit.log(0, {"loss": 1.0, "lr": 0.1}, 0)
+    settle(unit)
+    unit.log(0, {"loss": 2.0}, 1)
+    settle(unit)
+    unit.machines[0].give_up(unit.machines[0].round, new_only=True)
+    unit.exchange()
+    unit.log(0, {"lr": 0.1}, 2)
+    unit.log(1, {"lr": 0.1}, 2)
+    unit.close()
+    assert [cell for cell in unit.written if cell[0] == "loss"] == [("loss", 0, 0), ("loss", 1, 0)]
+    assert list(unit.written)[-1] == ("lr", 2, 0)
+
+
+def test_an_extra_row_without_a_step_does_not_shift_the_others() -> None:
+    unit = Unit.of(2)
+    for row in range(4):
+        if row == 1:
+            unit.log(0, {"only on rank 0": 7.0}, None)
+        for rank in (0, 1):
+            unit.log(rank, {"loss": float(10 * row + rank)}, None)
+    unit.close()
+    assert [unit.written["loss", None, row].totals.reduced("mean") for row in range(4)] == [0.5, 10.5, 20.5, 30.5]
+
+
+def test_the_place_of_a_row_without_a_step_is_that_of_the_lowest_rank() -> None:
+    unit = Unit.of(3)
+    for rank, calls in ((1, 40), (2, 9)):
+        unit.machines[rank].post({"loss": Totals.of(1.0)}, None, calls)
+        settle(unit)
+    unit.close()
+    assert unit.written["loss", None, 0].calls == 40
+
+
+def test_survivors_go_on_without_a_dead_rank() -> None:
+    unit = Unit.of(3)
+    for rank in range(3):
+        unit.log(rank, {"loss": 1.0}, 0)
+    settle(unit)
+    unit.log(0, {"loss": 2.0}, 1)
+    unit.log(1, {"loss": 4.0}, 1)
+    settle(unit)
+    unit.die(2)
+    unit.exchange()
+    assert unit.written["loss", 1, 0].totals.reduced("mean") == 3.0
+
+
+def test_memory_is_bounded() -> None:
+    machine = Rounds(0, 1, remembered=50)
+    machine.learn([["loss"]])
+    for step in range(5000):
+        machine.post({"loss": Totals.of(1.0)}, step)
+        machine.take(*machine.pack())
+    sizes = [len(value) for value in vars(machine).values() if isinstance(value, (dict, list))]
+    assert max(sizes) <= 16 * 50
+
+
+def test_a_pending_place_is_counted_until_it_is_told() -> None:
+    unit = Unit.of(2)
+    unit.log(0, {"loss": 1.0}, 0)
+    assert (unit.machines[0].pending, unit.machines[0].busy, unit.machines[1].busy) == (1, True, False)
+    settle(unit)
+    assert (unit.machines[0].pending, unit.machines[0].busy, unit.machines[1].busy) == (0, True, True)
+    unit.close()
+    assert not any(machine.busy for machine in unit.machines)
