@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from dist_wandb._version import __version__
 
 if TYPE_CHECKING:
-    from dist_wandb.accelerate import DistWandbTracker
+    from dist_wandb.accelerate import DistWandbTracker as DistWandbTracker
     from dist_wandb.errors import (
         ConfigurationError,
         DistWandbError,
@@ -22,17 +22,16 @@ if TYPE_CHECKING:
         TopologyError,
         UnsupportedVersionError,
     )
-    from dist_wandb.lightning import DistWandbLogger
+    from dist_wandb.lightning import DistWandbLogger as DistWandbLogger
     from dist_wandb.policy import RunPlan, plan_run
     from dist_wandb.run import NullRun
     from dist_wandb.session import Session, get_run, init
     from dist_wandb.topology import Topology
 
+# Without the doors to the frameworks: `import *` must work where none is installed.
 __all__ = [
     "ConfigurationError",
     "DistWandbError",
-    "DistWandbLogger",
-    "DistWandbTracker",
     "MissingExtraError",
     "NullRun",
     "ReadError",
@@ -82,4 +81,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_ROOMS})

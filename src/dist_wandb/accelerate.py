@@ -11,6 +11,7 @@ import contextlib
 import functools
 import inspect
 import warnings
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -38,7 +39,9 @@ if TYPE_CHECKING:
     from dist_wandb.run import AnyRun
 
 _NAME = "dist_wandb"
+_STOCK_NAME = "wandb"
 _DOOR = "DistWandbTracker"
+_MOST_EARLY_ROWS = 1000  # kept on a rank that waits for the main process to call init_trackers
 
 
 class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ships no types
@@ -89,10 +92,11 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
     ) -> None:
         super().__init__()
         self._options = Options(run_mode, rank_scope, reduce, spread, join_timeout)
-        self._init_arguments = init_kwargs if project is None else {"project": project, **init_kwargs}
-        runs.check_init_arguments(self._init_arguments, "DistWandbTracker")
+        self._own_arguments = init_kwargs if project is None else {"project": project, **init_kwargs}
+        self._given_arguments: dict[str, Any] = {}  # those given to init_trackers
+        runs.check_init_arguments(self._own_arguments, _DOOR)
         self._session: Session | None = None
-        self._early_rows: list[tuple[Mapping[str, Any], int | None, dict[str, Any]]] = []
+        self._early_rows: deque[tuple[Mapping[str, Any], int | None, dict[str, Any]]] = deque(maxlen=_MOST_EARLY_ROWS)
         self.wraps = wrap
         if wrap:
             wrap_accelerator()
@@ -154,7 +158,8 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
     def start(self) -> None:
         """Open this rank's run, if it has one to open. Called by `init_trackers`; a second call does nothing."""
         if self._session is None:
-            self._session = open_session(self._options, self._init_arguments, door=_DOOR, topology=_topology())
+            arguments = {**self._given_arguments, **self._own_arguments}
+            self._session = open_session(self._options, arguments, door=_DOOR, topology=_topology())
 
     @property
     def tracker(self) -> AnyRun:
@@ -190,6 +195,8 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
         if self._is_started() or not self._may_join_late():
             self.session.log(values, step, **kwargs)
         else:
+            if len(self._early_rows) == _MOST_EARLY_ROWS:
+                self._warn_of_dropped_rows()
             self._early_rows.append((values, step, kwargs))
 
     def log_images(self, values: Mapping[str, list[Any]], step: int | None = None, **kwargs: Any) -> None:
@@ -212,11 +219,7 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
     def finish(self) -> None:
         """End this rank's part. Called by `end_training`; a second call does nothing."""
         if self._early_rows and not self._is_started():
-            warnings.warn(
-                f"Rank {PartialState().process_index} logged {len(self._early_rows)} rows, but the main process has "
-                "not called accelerator.init_trackers: they are dropped. Call it before the first log.",
-                stacklevel=2,
-            )
+            self._warn_of_dropped_rows()
             self._early_rows.clear()
         if self._session is not None:
             self._session.finish()
@@ -233,7 +236,15 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
             ConfigurationError: An argument that `wandb.init` does not know.
         """
         runs.check_init_arguments(init_kwargs, "init_trackers")
-        self._init_arguments = {"project": project, **init_kwargs, **self._init_arguments}
+        self._given_arguments = {"project": project, **init_kwargs}
+
+    def _warn_of_dropped_rows(self) -> None:
+        number = f"{len(self._early_rows)} rows{' and more' if len(self._early_rows) == _MOST_EARLY_ROWS else ''}"
+        warnings.warn(
+            f"Rank {PartialState().process_index} logged {number}, but the main process has not called "
+            "accelerator.init_trackers: they are dropped. Call it before the first log.",
+            stacklevel=4,
+        )
 
     def _may_join_late(self) -> bool:
         """Whether this rank may log before it is started: published scripts call `init_trackers` on main alone."""
@@ -251,8 +262,8 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
         """Start as the main process did, and log what had to wait for that."""
         self._options = options
         self.start()
-        rows, self._early_rows = self._early_rows, []
-        for values, step, kwargs in rows:
+        while self._early_rows:
+            values, step, kwargs = self._early_rows.popleft()
             self.log(values, step, **kwargs)
 
 
@@ -298,19 +309,40 @@ def _tracker_off_main(
     return tracker if tracker is None or tracker.wraps else None
 
 
+def _stands_in_for_stock(accelerator: Accelerator) -> bool:
+    """Whether our tracker is there and Accelerate's own for wandb is not: scripts then still call it "wandb"."""
+    names = [tracker.name if isinstance(tracker, GeneralTracker) else str(tracker) for tracker in accelerator.log_with]
+    return _NAME in names and _STOCK_NAME not in names
+
+
+def _has_ours(accelerator: Accelerator) -> bool:
+    return _NAME in accelerator.log_with or _instance_in(accelerator) is not None
+
+
+def _meant_for_us(accelerator: Accelerator, kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Arguments given by tracker name: those for ours, and those for wandb's where ours stands in for it."""
+    stock = (kwargs or {}).get(_STOCK_NAME, {}) if _stands_in_for_stock(accelerator) else {}
+    return {**stock, **(kwargs or {}).get(_NAME, {})}
+
+
 def _init_trackers(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def init_trackers(
         self: Accelerator, project_name: str, config: dict[str, Any] | None = None, init_kwargs: Any = None
     ) -> None:
-        ours = (init_kwargs or {}).get(_NAME, {})
+        if not _has_ours(self):
+            return original(self, project_name, config, init_kwargs)
+        ours = _meant_for_us(self, init_kwargs)
+        if config is not None:
+            ours = {"config": config, **ours}  # told to ranks that come later; store_init_configuration sets it again
         tracker = _tracker_off_main(self, project_name, ours)
         if tracker is not None:
             tracker.start()
             tracker.store_init_configuration(config or {})
         elif self.is_main_process and (instance := _instance_in(self)) is not None:
             instance.configure(project_name, ours)
-        original(self, project_name, config, init_kwargs)
+            instance.start()  # Accelerate before 1.8 leaves that to the constructor
+        return original(self, project_name, config, {**(init_kwargs or {}), _NAME: ours})
 
     return init_trackers
 
@@ -318,10 +350,13 @@ def _init_trackers(original: Callable[..., None]) -> Callable[..., None]:
 def _log(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def log(self: Accelerator, values: dict[str, Any], step: int | None = None, log_kwargs: Any = None) -> None:
+        if not _has_ours(self):
+            return original(self, values, step, log_kwargs)
+        ours = _meant_for_us(self, log_kwargs)
         tracker = _tracker_off_main(self)
         if tracker is not None:
-            tracker.log(values, step, **(log_kwargs or {}).get(_NAME, {}))
-        original(self, values, step, log_kwargs)
+            tracker.log(values, step, **ours)
+        return original(self, values, step, {**(log_kwargs or {}), _NAME: ours})
 
     return log
 
@@ -329,6 +364,8 @@ def _log(original: Callable[..., None]) -> Callable[..., None]:
 def _get_tracker(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def get_tracker(self: Accelerator, name: str, unwrap: bool = False) -> Any:
+        if name == _STOCK_NAME and _stands_in_for_stock(self):
+            name = _NAME
         tracker = _tracker_off_main(self) if name == _NAME else None
         if tracker is None:
             return original(self, name, unwrap)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from argparse import Namespace
 from collections.abc import Mapping
+from contextlib import suppress
 from multiprocessing.context import get_spawning_popen  # undocumented, but what torch.multiprocessing relies on too
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from dist_wandb.errors import ConfigurationError, MissingExtraError
+from dist_wandb.errors import ConfigurationError, MissingExtraError, TopologyError
 
 try:
     from lightning.pytorch.loggers import WandbLogger
@@ -34,7 +36,28 @@ if TYPE_CHECKING:
     from dist_wandb.run import AnyRun, Run
 
 _STEP_METRIC = "trainer/global_step"
+_DOOR = "DistWandbLogger"
 _script_ids = ScriptIds()
+
+
+def _file_policy(policy: str) -> dict[str, Any]:
+    """The argument `add_file_policy`, where the stock logger has it: Lightning 2.6 and newer."""
+    if "add_file_policy" in inspect.signature(WandbLogger.__init__).parameters:
+        return {"add_file_policy": policy}
+    if policy != "mutable":
+        raise ConfigurationError(
+            f"add_file_policy={policy!r} was given to DistWandbLogger, but this version of Lightning does not know it. "
+            "Leave it out, or install lightning>=2.6."
+        )
+    return {}
+
+
+def _opened_too_early(run_id: str, run_mode: str, needs: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"The run {run_id!r} was opened by logger.experiment before the Trainer started its processes, but "
+        f"run_mode={run_mode!r} needs {needs}. Use logger.experiment from setup() on; pass config with "
+        "log_hyperparams(), which waits for the run."
+    )
 
 
 class _NullExperiment(NullRun, DummyExperiment):  # type: ignore[misc]  # its items are of another kind
@@ -124,10 +147,10 @@ class DistWandbLogger(WandbLogger):
             experiment=experiment,
             prefix=prefix,
             checkpoint_name=checkpoint_name,
-            add_file_policy=add_file_policy,
+            **_file_policy(add_file_policy),
             **kwargs,
         )
-        runs.check_init_arguments(self._wandb_init, "DistWandbLogger")
+        runs.check_init_arguments(self._wandb_init, _DOOR)
         if experiment is not None and run_mode != "auto":
             raise ConfigurationError(
                 f"experiment= hands DistWandbLogger one run, but run_mode={run_mode!r} needs a run of its own on every "
@@ -136,6 +159,8 @@ class DistWandbLogger(WandbLogger):
         self._session: Session | None = None
         self._kept_calls: list[tuple[str, tuple[Any, ...]]] = []  # names, not functions: they are pickled for spawn
         self._parents_run: bytes | None = None
+        self._place: str | None = None  # of the parent's run, which the child cannot tell
+        self._is_announced = False
         self._runs_are_in_children = False
         self._home = os.getpid()
         self._number, self._base_id = _script_ids.take(self._id or make_id())
@@ -148,7 +173,7 @@ class DistWandbLogger(WandbLogger):
             ConfigurationError: It was used before the Trainer started its processes, and the run that was opened then
                 is not the one that the run mode needs.
         """
-        session = self._open(wants_layout=True)
+        session = self._open()
         if session is None or not session.run:
             return _NullExperiment(id=self.version)
         return session.run
@@ -163,6 +188,7 @@ class DistWandbLogger(WandbLogger):
         session = self._open()
         if session is None:
             return
+        self._announce(session)
         if self._prefix:
             metrics = {f"{self._prefix}{self.LOGGER_JOIN_CHAR}{name}": value for name, value in metrics.items()}
         session.log(metrics, step)
@@ -224,7 +250,10 @@ class DistWandbLogger(WandbLogger):
             _ = self.experiment  # as the stock logger: one run for all that the Trainer does, held by this process
         elif get_spawning_popen() is not None and self._session is None:
             self._runs_are_in_children = True
+        elif get_spawning_popen() is not None and self._opened_run is not None:
+            raise _opened_too_early(self._opened_run.id, self._options.run_mode, "its own runs in those processes")
         state = self.__dict__.copy()
+        state["_place"] = runs.where(self._opened_run) if self._opened_run is not None else self._place
         state["_parents_run"] = runs.pickled(self._opened_run) or self._parents_run
         state["_experiment"] = state["_session"] = None
         state["_runs_are_in_children"] = False
@@ -248,52 +277,65 @@ class DistWandbLogger(WandbLogger):
         else:
             getattr(self, method)(*args)
 
-    def _open(self, *, wants_layout: bool = False) -> Session | None:
+    def _open(self) -> Session | None:
         """The session, as soon as the ranks are known; before that, in the first process alone, that of a world of one.
 
         A session of a world of one is provisional: the Trainer may start further processes after it was opened.
         """
         session = self._session
         if session is not None and session.topology.world_size > 1:
+            session.meet(self._options, self._init_arguments(session.topology), _DOOR, self._number)
             return session
         topology = Topology.from_torch_distributed() or (self._known_topology() if session is None else None)
         if session is not None and (topology is None or topology.world_size == 1):
             return session
         if topology is None and not self._is_first_process():
             return None
-        return self._open_session(topology or Topology.single(), wants_layout=wants_layout)
+        return self._open_session(topology or Topology.single())
 
     def _known_topology(self) -> Topology | None:
         """Who this rank is; `None` as long as the Trainer may yet start processes, or has not numbered them."""
         topology = Topology.from_torch_distributed()
-        return topology if topology or Launch.detect().is_lightning_child else Topology.from_environ()
+        if topology is not None or Launch.detect().is_lightning_child:
+            return topology
+        with suppress(TopologyError):  # half a launcher's variables: Lightning asks for these, and numbers ranks later
+            return Topology.from_environ()
+        return None
 
     def _is_first_process(self) -> bool:
         """Whether this is the process a world of one would be, as far as can be known before the Trainer starts."""
         rank: int = rank_zero_only.rank  # type: ignore[attr-defined]  # public, but set on a function
         return rank == 0 and not Launch.detect().node_rank and not self._runs_are_in_children
 
-    def _open_session(self, topology: Topology, *, wants_layout: bool) -> Session:
+    def _open_session(self, topology: Topology) -> Session:
         provisional, in_hand = self._session, self._run_in_hand(topology)
         with runs.offline_by_environment(on=self._offline and topology.world_size == 1):
             self._session = open_session(
                 self._options,
                 self._init_arguments(topology),
-                door="DistWandbLogger",
+                door=_DOOR,
                 topology=topology,
                 step_metric=None if self._wandb_init.get("sync_tensorboard") else _STEP_METRIC,
                 number=self._number,
                 proposed_id=in_hand.id if in_hand else self._base_id,
                 adopt=lambda plan: self._adopt(in_hand, plan),
                 create_new=topology.world_size > 1,
-                wants_layout=wants_layout,
+                announces=False,
             )
         if provisional is not None:
             provisional.release()
         if self._session.owns_run and self._wandb_init.get("sync_tensorboard"):
             self._session.run.define_metric("*", step_metric="global_step")
         self._take_over(self._session)
+        if topology.world_size > 1:
+            self._announce(self._session)
         return self._session
+
+    def _announce(self, session: Session) -> None:
+        """Say what was decided, once it is certain: a world of one may yet grow until the first row is logged."""
+        if not self._is_announced:
+            self._is_announced = True
+            session.announce(self._place)
 
     def _init_arguments(self, topology: Topology) -> dict[str, Any]:
         """In a world of one exactly the stock logger's; otherwise without what it says by other means."""
@@ -320,11 +362,7 @@ class DistWandbLogger(WandbLogger):
         if in_hand is None:
             return runs.unpickled(self._parents_run) if self._parents_run and plan.run_mode == "auto" else None
         if self._session is not None and (plan.shared or plan.run_id != in_hand.id):
-            raise ConfigurationError(
-                f"The run {in_hand.id!r} was opened by logger.experiment before the Trainer started its processes, but "
-                f"run_mode={plan.run_mode!r} with rank_scope={plan.rank_scope!r} needs the run {plan.run_id!r} here. "
-                "Use logger.experiment from setup() on; pass config with log_hyperparams(), which waits for the run."
-            )
+            raise _opened_too_early(in_hand.id, plan.run_mode, f"the run {plan.run_id!r} here")
         return in_hand
 
     def _take_over(self, session: Session) -> None:

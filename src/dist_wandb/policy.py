@@ -78,6 +78,11 @@ def needs_base_id(topology: Topology, run_mode: RunMode, rank_scope: RankScope) 
     return True
 
 
+def tells_job(topology: Topology) -> bool:
+    """Whether this rank is the one whose base id and arguments hold for all ranks of the job."""
+    return topology.global_rank == 0
+
+
 def plan_run(
     topology: Topology, run_mode: str, rank_scope: str, base_id: str | None, *, group: str | None = None
 ) -> RunPlan:

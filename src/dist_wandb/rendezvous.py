@@ -17,6 +17,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dist_wandb.errors import RendezvousError
+from dist_wandb.policy import tells_job
 from dist_wandb.topology import Launch, Topology, node_identity
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 _ID_ALPHABET = string.ascii_lowercase + string.digits
 _ID_LENGTH = 8  # as W&B's own ids
+_GLANCE = 1.0  # seconds
+BASE_ID = "base_id"  # the key of it
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.002, 0.1  # seconds between two looks at the store
 
 
@@ -90,13 +93,18 @@ class Rendezvous:
         """Say `value` for this rank, for those that `gather` it."""
         self.publish(f"{key}/{self._topology.global_rank}", value)
 
+    def glance(self, key: str, within: float) -> list[Any] | None:
+        """As `gather`, but gives up after `within` seconds: for what is good to know, not needed."""
+        keys = self._keys_of_ranks(key)
+        return self._values(keys) if self._wait_for(keys, within) else None
+
     def gather(self, key: str) -> list[Any]:
         """Learn what each rank said by `tell`, in the order of global ranks.
 
         Raises:
             RendezvousError: Some ranks did not come within the time limit; they are named.
         """
-        keys = [f"{key}/{rank}" for rank in range(self._topology.world_size)]
+        keys = self._keys_of_ranks(key)
         if not self._wait_for(keys):
             missing = [rank for rank, k in enumerate(keys) if self.peek(k) is None]
             raise RendezvousError(
@@ -105,11 +113,18 @@ class Rendezvous:
                 "the layout of ranks over nodes is unknown. Open the run on all ranks, without a rank guard around it, "
                 "or raise join_timeout."
             )
+        return self._values(keys)
+
+    def _keys_of_ranks(self, key: str) -> list[str]:
+        return [f"{key}/{rank}" for rank in range(self._topology.world_size)]
+
+    def _values(self, keys: list[str]) -> list[Any]:
         return [json.loads(item) for item in self._reaching(lambda: self._store.multi_get(keys))]
 
-    def _wait_for(self, keys: list[str]) -> bool:
+    def _wait_for(self, keys: list[str], within: float | None = None) -> bool:
         """Poll with `check`: a blocking `wait` would hold the store that the training uses too."""
-        deadline, pause = time.monotonic() + self._timeout, _FIRST_PAUSE
+        deadline = time.monotonic() + (self._timeout if within is None else within)
+        pause = _FIRST_PAUSE
         while not self._reaching(lambda: self._store.check(keys)):
             if time.monotonic() >= deadline:
                 return False
@@ -132,7 +147,10 @@ def _store_of_process_group() -> Store | None:
 
     if not (dist.is_available() and dist.is_initialized()) or dist.group.WORLD is None:
         return None
-    return dist.group.WORLD.get_group_store()
+    store = dist.group.WORLD.get_group_store()
+    while isinstance(store, dist.PrefixStore):  # down to torchrun's own, which ranks without a group use
+        store = store.underlying_store
+    return store
 
 
 def _store_of_agent(launch: Launch, topology: Topology, timeout: float) -> Store | None:
@@ -151,16 +169,24 @@ def _store_of_agent(launch: Launch, topology: Topology, timeout: float) -> Store
         ) from error
 
 
-def learn_layout(rendezvous: Rendezvous, topology: Topology) -> Topology:
+def learn_layout(rendezvous: Rendezvous, topology: Topology, *, needed: bool) -> Topology:
     """Complete the layout of `topology` from what every rank says about its node.
 
     Every rank calls this, also those that know their place: others may depend on what they say. These do not wait.
 
+    Args:
+        rendezvous: The job's store.
+        topology: Who this rank is.
+        needed: Whether a plan depends on it. Otherwise it is for a message, and hardly waited for.
+
     Raises:
-        RendezvousError: Some ranks did not come within the time limit.
+        RendezvousError: It is needed, but some ranks did not come within the time limit.
     """
     rendezvous.tell("node", node_identity())
-    return topology if topology.knows_layout else topology.with_layout(rendezvous.gather("node"))
+    if topology.knows_layout:
+        return topology
+    nodes = rendezvous.gather("node") if needed else rendezvous.glance("node", _GLANCE)
+    return topology if nodes is None else topology.with_layout(nodes)
 
 
 def agree_on_base_id(
@@ -180,11 +206,11 @@ def agree_on_base_id(
     """
     if rendezvous is None:
         return wanted or id_of_job(session_name) or _no_way_to_agree(topology)
-    if topology.global_rank == 0:
+    if tells_job(topology):
         base_id = wanted or proposed or make_id()
-        rendezvous.publish("base_id", base_id)
+        rendezvous.publish(BASE_ID, base_id)
         return base_id
-    agreed = str(rendezvous.fetch("base_id", "rank 0"))
+    agreed = str(rendezvous.fetch(BASE_ID, "rank 0"))
     if wanted not in (None, agreed):
         message = f"Rank {topology.global_rank} was given the run id {wanted!r}, rank 0 {agreed!r}: rank 0's is used."
         warnings.warn(f"{message} Make the id once, or leave it to dist_wandb.", stacklevel=2)

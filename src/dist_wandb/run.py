@@ -41,7 +41,7 @@ _WANDB_MODES: dict[str, Mode] = {
     "dryrun": "offline",
     "disabled": "disabled",
 }
-_DESCRIBING = ("entity", "project", "name", "notes", "tags", "group", "job_type", "dir", "mode")
+_DESCRIBING = ("entity", "project", "name", "notes", "tags", "group", "job_type", "dir", "mode", "resume", "config")
 # Arguments of wandb.init in every supported version: only others are worth importing wandb for, to look.
 _COMMON_INIT_ARGUMENTS = frozenset(
     {
@@ -187,22 +187,50 @@ def check_id(run_id: object, origin: str) -> str:
 
 
 def told_to_others(init_arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments that describe the job, for ranks that were not given them; only what is plain text."""
-    return {name: init_arguments[name] for name in _DESCRIBING if _is_plain(init_arguments.get(name))}
+    """The arguments that describe the job, for ranks that were given none or others; only what JSON can hold."""
+    described = {name: init_arguments[name] for name in _DESCRIBING if init_arguments.get(name) is not None}
+    if "dir" in described:
+        described["dir"] = os.fspath(described["dir"])
+    if isinstance(described.get("config"), Mapping):
+        described["config"] = {key: value for key, value in described["config"].items() if _is_json({key: value})}
+    return {name: value for name, value in described.items() if _is_json(value)}
 
 
-def _is_plain(value: object) -> bool:
-    items = value if isinstance(value, (list, tuple)) else [value]
-    return bool(items) and all(isinstance(item, str) for item in items)
+def _is_json(value: object) -> bool:
+    try:
+        return bool(json.loads(json.dumps(value)) == value or isinstance(value, (list, tuple)))
+    except (TypeError, ValueError):
+        return False
 
 
 def wanted_id(init_arguments: Mapping[str, Any]) -> str | None:
     """The run id the user asked for: the argument, else the settings, else `WANDB_RUN_ID`; `None` for none."""
     given = init_arguments.get("id") or _user_setting(init_arguments, "run_id")
+    given = _forked_id(init_arguments) if given is None else given
     if given is not None:
         return check_id(given, f"id={given!r}")
     in_environment = os.environ.get("WANDB_RUN_ID")
     return check_id(in_environment, f"WANDB_RUN_ID={in_environment!r}") if in_environment else None
+
+
+def _forked_id(init_arguments: Mapping[str, Any]) -> str | None:
+    """The run that `resume_from` names: W&B rewinds that run, so its id is this one's."""
+    resume_from = init_arguments.get("resume_from")
+    return str(resume_from).partition("?")[0] if resume_from else None
+
+
+def check_resume(init_arguments: Mapping[str, Any], topology: Topology) -> None:
+    """Refuse to resume by W&B's own note of the last run: it is one process's, and no other rank knows it.
+
+    Raises:
+        ConfigurationError: `resume` is `"auto"` or `True`, there are several ranks, and nobody asked for an id.
+    """
+    resume = init_arguments.get("resume")
+    if topology.world_size > 1 and resume in ("auto", True) and wanted_id(init_arguments) is None:
+        raise ConfigurationError(
+            f"resume={resume!r} takes the run id from a file of one process, but {topology.world_size} ranks need the "
+            "same one. Pass id= (the same at every start) with resume='allow', or set WANDB_RUN_ID."
+        )
 
 
 def wanted_group(init_arguments: Mapping[str, Any]) -> str | None:
@@ -396,6 +424,11 @@ def offline_by_environment(*, on: bool) -> Iterator[None]:
             os.environ["WANDB_MODE"] = before
 
 
+def is_finished(run: AnyRun) -> bool:
+    """Whether a run has been finished, by us or by the user. wandb tells it by a private name only."""
+    return bool(run) and bool(getattr(run, "_is_finished", False))
+
+
 def pickled(run: AnyRun | None) -> bytes | None:
     """What a child process needs to go on writing into `run`, or `None` where the run cannot be handed on."""
     try:
@@ -410,13 +443,18 @@ def unpickled(data: bytes) -> Run:
     return run
 
 
-def where(run: AnyRun) -> str:
+def where(run: AnyRun, plan: RunPlan | None = None) -> str:
     """Where a run is to be found, as text: its address, or the directory it is written to."""
     if not run:
         return "nowhere"
     if run.disabled:
         return "nowhere, as W&B is disabled"
-    return f"offline, in {Path(run.dir).parent}" if run.offline else str(run.url)
+    if not run.offline:
+        return str(run.url)
+    directory = Path(run.dir).parent
+    if plan is not None and plan.shared:  # see _own_directory
+        return f"offline, a file for each rank below {directory.parents[2]}"
+    return f"offline, in {directory}"
 
 
 def url(run: AnyRun) -> str | None:
@@ -493,7 +531,7 @@ class RunWriter:
 
 
 def _is_number(value: Any) -> bool:
-    """Plain numbers, numpy scalars and tensors of one element, without importing numpy or torch."""
-    if isinstance(value, (int, float)):
+    """Plain numbers, mappings, numpy scalars and tensors of one element, without importing numpy or torch."""
+    if isinstance(value, (int, float, Mapping)):  # W&B makes numbers of nested names out of a mapping
         return True
     return hasattr(value, "item") and getattr(value, "shape", None) in ((), (1,))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import sys
+import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +23,11 @@ from dist_wandb.policy import (
     needs_base_id,
     needs_layout,
     plan_run,
+    tells_job,
     unit_run_id,
 )
 from dist_wandb.reduction import Reduce, Spread, check_reduce, check_spread
-from dist_wandb.rendezvous import Rendezvous, agree_on_base_id, id_of_job, learn_layout, make_id
+from dist_wandb.rendezvous import BASE_ID, Rendezvous, agree_on_base_id, id_of_job, learn_layout, make_id
 from dist_wandb.run import NullRun, RunWriter
 from dist_wandb.sync import Contribution, Exchange, StraightThrough
 from dist_wandb.topology import Topology
@@ -129,8 +133,10 @@ class Session:
         """Address of that run in W&B; `None` offline, and as long as the primary has not told it."""
         if self.run:
             return runs.url(self.run)
-        told = self._rendezvous and self._rendezvous.peek(_run_key(self.plan))
-        return told["url"] if told else None
+        with suppress(RendezvousError):  # the store is gone: so is the job
+            told = self._rendezvous and self._rendezvous.peek(_run_key(self.plan))
+            return told["url"] if told else None
+        return None
 
     @property
     def group_url(self) -> str | None:
@@ -193,14 +199,24 @@ class Session:
         self._exchange.close()
         _sessions.remove(self)
 
-    def announce(self) -> None:
-        """Say in one line what was decided and where the runs are, and tell it to ranks without a run."""
-        if self._rendezvous is not None:
-            self._rendezvous.publish(_run_key(self.plan), {"url": self.url})
-        if not runs.is_silent():
+    def announce(self, where: str | None = None) -> None:
+        """Say in one line, on a unit's primary, what was decided and where the runs are.
+
+        Args:
+            where: Where this rank's run is; found out if `None`.
+        """
+        if self.plan.announces and not runs.is_silent():
             plan = replace(self.plan, run_id=self.id)  # in a world of one W&B has made the id
-            line = announcement(self.topology, plan, runs.where(self.run), self.group_url)
+            line = announcement(self.topology, plan, where or runs.where(self.run, self.plan), self.group_url)
             print(line, file=sys.stderr, flush=True)  # noqa: T201  # as wandb's own messages: seen without set-up
+
+    def meet(self, options: Options, init_arguments: Mapping[str, Any], door: str, number: int) -> None:
+        """Tell the other ranks of the job, if this session was opened before there was a store to tell it through."""
+        if self._rendezvous is None and self.topology.world_size > 1:
+            _, self._rendezvous = _meet(options, self.topology, door, number)
+            if self._rendezvous is not None and tells_job(self.topology):
+                self._rendezvous.publish(BASE_ID, self.plan.base_id)
+                _tell_job(options, self._rendezvous, init_arguments)
 
     def __enter__(self) -> Self:
         return self
@@ -222,7 +238,7 @@ class Session:
 
     def _plan_with_base_id(self) -> RunPlan:
         if self.plan.base_id is None and self._rendezvous is not None:
-            base_id = self._rendezvous.fetch("base_id", "rank 0")
+            base_id = self._rendezvous.fetch(BASE_ID, "rank 0")
             self.plan = _plan(self.topology, self.options, base_id, self.plan.group)
         return self.plan
 
@@ -238,7 +254,7 @@ def open_session(
     proposed_id: str | None = None,
     adopt: Callable[[RunPlan], Run | None] | None = None,
     create_new: bool = True,
-    wants_layout: bool = False,
+    announces: bool = True,
 ) -> Session:
     """Find out who this rank is, decide, agree with the other ranks, and open the run.
 
@@ -252,8 +268,7 @@ def open_session(
         proposed_id: Base id to use unless the user asked for one, if this is rank 0.
         adopt: Asked, where the plan opens a run, for one that is open already and is to be used instead.
         create_new: Whether to make a run beside one that this process has; wandb.init would hand out that one.
-        wants_layout: Whether all ranks are known to come here, so that they can tell each other their nodes even if
-            the plan could do without.
+        announces: Whether to say what was decided; otherwise `Session.announce` is the door's to call.
 
     Returns:
         The session.
@@ -264,23 +279,27 @@ def open_session(
         RendezvousError: The ranks could not agree within `join_timeout`.
     """
     runs.check_init_arguments(init_arguments, door)
-    topology = topology or Topology.detect()
+    topology = topology or _detected_topology()
+    runs.check_resume(init_arguments, topology)
     name, rendezvous = _meet(options, topology, door, number)
-    if rendezvous and (wants_layout or _needs_layout(options, topology)):
-        topology = learn_layout(rendezvous, topology)
+    if rendezvous:
+        topology = learn_layout(rendezvous, topology, needed=_needs_layout(options, topology))
     wanted = runs.wanted_id(init_arguments)
     base_id = _base_id(options, topology, rendezvous, wanted=wanted, proposed=proposed_id, session_name=name)
     init_arguments = _share_job(options, topology, rendezvous, init_arguments)
     plan = _plan(topology, options, base_id, runs.wanted_group(init_arguments))
+    _let_primary_open_first(plan, rendezvous, init_arguments)
     adopted = adopt(plan) if adopt and plan.opens_run else None
-    has_run = bool(_sessions) or (topology.world_size > 1 and runs.running_run() is not None)
+    before = runs.running_run()
+    has_run = any(session.run for session in _live_sessions()) or (topology.world_size > 1 and before is not None)
     run = adopted or runs.open_run(plan, topology, init_arguments, create_new=create_new and has_run)
-    if adopted is None and step_metric is not None:
+    owns_run = adopted is None and run is not before
+    if owns_run and step_metric is not None:
         runs.define_step_metric(run, step_metric)
-    session = Session(
-        options, topology, plan, run, owns_run=adopted is None, step_metric=step_metric, rendezvous=rendezvous
-    )
-    if plan.announces:
+    session = Session(options, topology, plan, run, owns_run=owns_run, step_metric=step_metric, rendezvous=rendezvous)
+    if rendezvous is not None and plan.announces:
+        rendezvous.publish(_run_key(plan), {"url": session.url})
+    if announces:
         session.announce()
     return session
 
@@ -342,7 +361,7 @@ def get_run() -> Session | NullRun:
         What `init` returned, so that ``get_run().log(...)`` counts on every rank. It is truthy on all ranks of a job,
         also on those that open no run; the `NullRun` is falsy.
     """
-    return _sessions[-1] if _sessions else NullRun()
+    return next(reversed(_live_sessions()), NullRun())
 
 
 _sessions: list[Session] = []
@@ -352,6 +371,25 @@ _opened: Counter[str] = Counter()
 def holds(run: object) -> bool:
     """Whether `run` is the run of a session of this process that is not finished."""
     return any(session.run is run for session in _sessions)
+
+
+def _live_sessions() -> list[Session]:
+    """The sessions that are not finished; those whose run the user finished behind their back are forgotten."""
+    for session in [session for session in _sessions if runs.is_finished(session.run)]:
+        session.release()
+    return _sessions
+
+
+def _detected_topology() -> Topology:
+    topology = Topology.detect()
+    if topology.world_size == 1 and multiprocessing.parent_process() is not None:
+        warnings.warn(
+            f"{multiprocessing.current_process().name} was started by another process, but nothing tells its rank, so "
+            "it is taken for a job of its own. If it is one of several ranks, open the run after init_process_group, "
+            "or set RANK and WORLD_SIZE.",
+            stacklevel=4,
+        )
+    return topology
 
 
 def _plan(topology: Topology, options: Options, base_id: str | None, group: str | None) -> RunPlan:
@@ -401,14 +439,37 @@ def _share_job(
     """Rank 0 tells what describes the job; the others complete their arguments with it, as far as it is told yet."""
     if rendezvous is None:
         return init_arguments
-    if topology.global_rank == 0:
-        told = {"run_mode": options.run_mode, "rank_scope": options.rank_scope}
-        rendezvous.publish(_JOB, {"options": told, "arguments": runs.told_to_others(init_arguments)})
+    if tells_job(topology):
+        _tell_job(options, rendezvous, init_arguments)
         return init_arguments
     if not needs_base_id(topology, options.run_mode, options.rank_scope):
         return init_arguments
     job = rendezvous.fetch(_JOB, "rank 0")
-    return {**job["arguments"], **{name: value for name, value in init_arguments.items() if value is not None}}
+    _check_same_job(options, topology, job["options"])
+    own = {name: value for name, value in init_arguments.items() if value is not None}
+    if options.run_mode == "shared":  # every writer sends what describes the run, and W&B keeps what came last
+        return {**own, **job["arguments"], **{name: own[name] for name in ("dir", "mode") if name in own}}
+    return {**job["arguments"], **own}
+
+
+def _tell_job(options: Options, rendezvous: Rendezvous, init_arguments: Mapping[str, Any]) -> None:
+    told = {"run_mode": options.run_mode, "rank_scope": options.rank_scope}
+    rendezvous.publish(_JOB, {"options": told, "arguments": runs.told_to_others(init_arguments)})
+
+
+def _check_same_job(options: Options, topology: Topology, told: Mapping[str, str]) -> None:
+    mine = {"run_mode": options.run_mode, "rank_scope": options.rank_scope}
+    if mine != told:
+        raise ConfigurationError(
+            f"Rank {topology.global_rank} opens its run with {mine}, but rank 0 with {dict(told)}. Give all ranks the "
+            "same mode and scope, and open the same runs in the same order on all of them."
+        )
+
+
+def _let_primary_open_first(plan: RunPlan, rendezvous: Rendezvous | None, init_arguments: Mapping[str, Any]) -> None:
+    """Online, a secondary that attaches before its primary is there may lose rows (wandb issue 12269)."""
+    if plan.shared and not plan.primary and rendezvous is not None and runs.wanted_mode(init_arguments) == "online":
+        rendezvous.fetch(_run_key(plan), "its primary")
 
 
 def told_job(door: str, topology: Topology, timeout: float) -> dict[str, Any] | None:

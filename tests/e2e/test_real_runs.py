@@ -41,9 +41,8 @@ def check_generated_ids(finished: Finished, directory: Path, world_size: int) ->
     assert ids == {f"{base_id}-rank-{rank}" for rank in range(world_size)}
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_plain_pytorch_under_torchrun(tmp_path: Path, when: str) -> None:
-    finished = run(*torchrun(SCRIPTS / "plain_loop.py", tmp_path, when), cwd=tmp_path)
+def test_plain_pytorch_under_torchrun(tmp_path: Path) -> None:
+    finished = run(*torchrun(SCRIPTS / "plain_loop.py", tmp_path, "after"), cwd=tmp_path)
     check_all_combinations(tmp_path, "1x2")
     check_generated_ids(finished, tmp_path, 2)
 
@@ -68,7 +67,7 @@ def check_announcements(finished: Finished) -> None:
     job_lines = len([scope for _, scope in COMBINATIONS if scope == "global"]) + 1  # and the run with a generated id
     node_lines = len([scope for _, scope in COMBINATIONS if scope == "worker"]) * 2
     assert len(lines) == job_lines + node_lines
-    assert all("4 ranks on 2 nodes" in line and "offline, in " in line for line in lines)
+    assert all("4 ranks on 2 nodes" in line and "(offline, " in line for line in lines)
 
 
 @pytest.mark.parametrize("run_mode", ["auto", "shared", "new"])
@@ -139,7 +138,7 @@ def test_lightning_under_torchrun(tmp_path: Path) -> None:
     check_all_combinations(tmp_path, "1x2", LIGHTNING_STEPS)
 
 
-@pytest.mark.parametrize("how", ["instance", "name", "attach"])
+@pytest.mark.parametrize("how", ["instance", "attach"])
 def test_accelerate_under_torchrun(tmp_path: Path, how: str) -> None:
     run(*torchrun(SCRIPTS / "accelerate_loop.py", tmp_path, how, "everywhere"), cwd=tmp_path)
     check_all_combinations(tmp_path, "1x2")

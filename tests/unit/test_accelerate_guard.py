@@ -237,7 +237,7 @@ def test_arguments_that_cannot_be_honoured_are_refused_by_the_constructor(
 def test_init_trackers_reaches_an_instance(fake_wandb: FakeWandb) -> None:
     accelerator = accelerator_with(DistWandbTracker())
     accelerator.init_trackers("digits", config={"lr": 0.1}, init_kwargs={"dist_wandb": {"tags": ["a"]}})
-    assert fake_wandb.arguments == [{"project": "digits", "tags": ["a"]}]
+    assert fake_wandb.arguments == [{"project": "digits", "tags": ["a"], "config": {"lr": 0.1}}]
     assert fake_wandb.runs[0].config == {"lr": 0.1}
 
 
@@ -251,7 +251,7 @@ def test_the_name_takes_the_project_and_all_arguments_from_init_trackers(fake_wa
     accelerator = accelerator_with("dist_wandb")
     arguments = {"run_mode": "new", "rank_scope": "worker", "tags": ["a"]}
     accelerator.init_trackers("digits", config={"lr": 0.1}, init_kwargs={"dist_wandb": arguments})
-    assert fake_wandb.arguments == [{"project": "digits", "tags": ["a"]}]
+    assert fake_wandb.arguments == [{"project": "digits", "tags": ["a"], "config": {"lr": 0.1}}]
     assert fake_wandb.runs[0].config == {"lr": 0.1}
     plan = accelerator.get_tracker("dist_wandb").session.plan
     assert (plan.run_mode, plan.rank_scope) == ("new", "worker")
@@ -265,10 +265,10 @@ def test_an_unknown_argument_in_init_trackers_is_refused(fake_wandb: FakeWandb, 
     assert fake_wandb.arguments == []
 
 
-def test_arguments_for_another_tracker_do_not_reach_ours(fake_wandb: FakeWandb) -> None:
-    accelerator = accelerator_with(DistWandbTracker())
+def test_beside_the_stock_tracker_its_arguments_are_not_ours(fake_wandb: FakeWandb) -> None:
+    accelerator = accelerator_with([DistWandbTracker(), "wandb"])
     accelerator.init_trackers("digits", init_kwargs={"wandb": {"tags": ["a"]}})
-    assert fake_wandb.arguments == [{"project": "digits"}]
+    assert fake_wandb.arguments == [{"project": "digits"}, {"project": "digits", "tags": ["a"]}]
 
 
 # --- use --------------------------------------------------------------------------------------------------------------
@@ -276,6 +276,18 @@ def test_arguments_for_another_tracker_do_not_reach_ours(fake_wandb: FakeWandb) 
 
 def both_ways() -> list[Callable[[], Any]]:
     return [DistWandbTracker, lambda: "dist_wandb"]
+
+
+@pytest.mark.parametrize("log_with", both_ways(), ids=["by instance", "by name"])
+def test_what_scripts_keep_under_the_name_wandb_reaches_ours_in_its_place(
+    fake_wandb: FakeWandb, log_with: Callable[[], Any]
+) -> None:
+    accelerator = accelerator_with(log_with())
+    accelerator.init_trackers("digits", init_kwargs={"wandb": {"tags": ["a"]}, "tensorboard": {"flush_secs": 1}})
+    assert fake_wandb.arguments == [{"project": "digits", "tags": ["a"]}]
+    accelerator.log({"loss": 0.5}, log_kwargs={"wandb": {"commit": False}})
+    assert fake_wandb.runs[0].logged[0][1] == {"commit": False}
+    assert accelerator.get_tracker("wandb") is accelerator.get_tracker("dist_wandb")
 
 
 @pytest.mark.parametrize("log_with", both_ways(), ids=["by instance", "by name"])

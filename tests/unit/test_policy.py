@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from collections import Counter
@@ -137,14 +138,13 @@ def test_on_one_node_both_scopes_are_the_same(size: int, mode: str, base_id: str
 
 
 @given(several_ranks, modes, scopes)
-def test_ranks_that_write_at_once_on_one_node_have_directories_of_their_own(
+def test_ranks_have_directories_of_their_own_where_several_of_a_node_may_write(
     layout: list[int], mode: str, scope: str
 ) -> None:
     planned = plan_all(layout, mode, scope)
+    assert {plan.own_directory for _, plan in planned} == {mode != "auto"}
     writers = Counter(rank.node_rank for rank, plan in planned if plan.opens_run)
-    for rank, plan in planned:
-        if plan.opens_run and writers[rank.node_rank] > 1:
-            assert plan.own_directory
+    assert mode != "auto" or max(writers.values()) == 1
 
 
 @given(several_ranks, modes, scopes)
@@ -158,6 +158,12 @@ def test_all_names_are_made_from_the_base_id(layout: list[int], mode: str, scope
     for _, plan in plan_all(layout, mode, scope, base_id):
         for name in (plan.run_id, plan.group):
             assert name is None or name == base_id or name.startswith(f"{base_id}-")
+
+
+def test_a_plan_cannot_be_changed() -> None:
+    name = "run_id"
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        setattr(plan_run(Topology.single(), "auto", "global", "exp"), name, "other")
 
 
 # --- groups and ids ---------------------------------------------------------------------------------------------------

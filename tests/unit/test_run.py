@@ -8,9 +8,12 @@ import json
 import os
 import pickle
 import re
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -592,8 +595,18 @@ def test_commit_is_handed_on_only_where_it_was_given(commit: bool | None) -> Non
     assert written(PLAIN, {"loss": 0.5}, commit=commit)[1] == ({} if commit is None else {"commit": commit})
 
 
-NUMBERS: list[Any] = [1, 0.5, True, np.float32(0.5), np.array(2), np.array([2.0]), torch.tensor(0.5), torch.ones(1)]
-MEDIA: list[Any] = ["text", None, [1, 2], np.zeros(3), torch.zeros(2, 2), {"nested": 1}, object()]
+NUMBERS: list[Any] = [
+    1,
+    0.5,
+    True,
+    np.float32(0.5),
+    np.array(2),
+    np.array([2.0]),
+    torch.tensor(0.5),
+    torch.ones(1),
+    {"nested": 1},
+]
+MEDIA: list[Any] = ["text", None, [1, 2], np.zeros(3), torch.zeros(2, 2), object()]
 
 
 @pytest.mark.parametrize("value", NUMBERS, ids=repr)
@@ -651,6 +664,7 @@ def test_a_null_run_accepts_every_use_at_any_depth() -> None:
 
 def test_a_null_run_is_falsy_and_empty() -> None:
     run = NullRun()
+    assert repr(run) == "NullRun()"
     assert not run
     assert not run.config
     assert not run.summary["best"]
@@ -744,6 +758,15 @@ def test_where_a_run_is_to_be_found(fake_wandb: FakeWandb, wandb_mode: str, expe
     assert runs.where(run) == expected.format(directory=Path(fake_wandb.runs[0].dir).parent)
 
 
+@pytest.mark.parametrize("wandb_mode", ["offline", "disabled"])
+def test_a_run_without_an_address_is_not_asked_for_it(wandb_mode: str) -> None:
+    """wandb warns of every such question."""
+    run: Any = mock.Mock(
+        spec=["offline", "disabled"], offline=wandb_mode == "offline", disabled=wandb_mode == "disabled"
+    )
+    assert runs.url(run) is None
+
+
 def test_without_a_run_there_is_nothing_to_be_found() -> None:
     assert runs.where(NullRun()) == "nowhere"
 
@@ -761,17 +784,57 @@ def test_without_group_run_or_address_a_group_has_no_page(fake_wandb: FakeWandb)
     assert len(fake_wandb.runs) == 2
 
 
-def test_only_plain_text_is_told_to_ranks_that_were_not_given_it() -> None:
+def test_only_what_json_holds_is_told_to_ranks_that_were_not_given_it() -> None:
     told = runs.told_to_others(
         {
             "project": "digits",
             "tags": ["a", "b"],
             "notes": None,
+            "job_type": "",
             "mode": "offline",
             "dir": Path("logs"),
-            "config": {"lr": 0.1},
+            "config": {"lr": 0.1, "model": object(), "bounds": (0, 1)},
             "settings": wandb.Settings(),
             "id": "exp",
         }
     )
-    assert told == {"project": "digits", "tags": ["a", "b"], "mode": "offline"}
+    assert told == {
+        "project": "digits",
+        "tags": ["a", "b"],
+        "job_type": "",
+        "mode": "offline",
+        "dir": "logs",
+        "config": {"lr": 0.1},
+    }
+
+
+@pytest.mark.parametrize("name", ["entity", "project", "name", "notes", "tags", "group", "job_type", "dir", "mode"])
+def test_what_describes_the_job_is_told(name: str) -> None:
+    assert runs.told_to_others({name: "x"}) == {name: "x"}
+    assert runs.told_to_others({name: None}) == {}
+
+
+def test_a_run_is_handed_on_as_a_pickle() -> None:
+    run: Any = SimpleNamespace(id="exp")
+    data = runs.pickled(run)
+    assert data is not None
+    assert runs.unpickled(data) == run
+
+
+@pytest.mark.parametrize("run", [None, NullRun(), mock.Mock(), SimpleNamespace(handle=lambda: None)], ids=repr)
+def test_what_is_no_run_or_cannot_be_pickled_is_not_handed_on(run: Any) -> None:
+    assert runs.pickled(run) is None
+
+
+def test_the_run_in_progress_is_wandbs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wandb, "run", None)
+    assert runs.running_run() is None
+    run: Any = object()
+    monkeypatch.setattr(wandb, "run", run)
+    assert runs.running_run() is run
+
+
+def test_without_wandb_loaded_no_run_is_in_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "wandb")
+    assert runs.running_run() is None
+    assert "wandb" not in sys.modules

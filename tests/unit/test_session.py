@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import time
 import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch.distributed as dist
+import wandb
 
 import dist_wandb
 from dist_wandb import rendezvous
@@ -129,6 +131,16 @@ def test_a_session_holds_its_run_until_it_is_finished(fake_wandb: FakeWandb) -> 
     assert holds(fake_wandb.runs[0])
     session.finish()
     assert not holds(fake_wandb.runs[0])
+
+
+def test_a_run_that_is_adopted_is_written_but_neither_opened_nor_finished(fake_wandb: FakeWandb) -> None:
+    theirs: Any = fake_wandb.init(id="theirs")
+    session = open_session(Options(), {}, door="test", adopt=lambda _: theirs)
+    session.log({"loss": 0.5})
+    session.finish()
+    assert len(fake_wandb.runs) == 1
+    (run,) = fake_wandb.runs
+    assert (run.rows, run.defined, run.exit_codes) == ([{"loss": 0.5, "global_step": 0}], [], [])
 
 
 # --- the end ----------------------------------------------------------------------------------------------------------
@@ -253,6 +265,22 @@ def test_flush_says_that_all_is_handed_over(timeout: float | None) -> None:
     assert session.flush(timeout) is True
 
 
+def test_a_session_without_an_x_axis_defines_none_and_counts_none(fake_wandb: FakeWandb) -> None:
+    session = open_session(Options(), {}, door="test", step_metric=None)
+    session.log({"loss": 0.5})
+    session.log({"loss": 0.4}, step=3)
+    assert fake_wandb.runs[0].defined == []
+    assert fake_wandb.runs[0].rows == [{"loss": 0.5}, {"loss": 0.4}]
+
+
+def test_another_x_axis_is_written_where_it_is_given_and_not_counted(fake_wandb: FakeWandb) -> None:
+    session = open_session(Options(), {}, door="test", step_metric="trainer/global_step")
+    session.log({"loss": 0.5})
+    session.log({"loss": 0.4}, step=3)
+    assert fake_wandb.runs[0].defined[0] == ("trainer/global_step", {})
+    assert fake_wandb.runs[0].rows == [{"loss": 0.5}, {"loss": 0.4, "trainer/global_step": 3}]
+
+
 # --- the run behind the session ---------------------------------------------------------------------------------------
 
 
@@ -298,8 +326,14 @@ def test_options_that_cannot_be_honoured_are_refused(
     fake_wandb: FakeWandb, arguments: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(message)):
+        Options(**arguments)
+    with pytest.raises(ConfigurationError, match=re.escape(message)):
         dist_wandb.init(**arguments)
     assert fake_wandb.arguments == []
+
+
+def test_what_no_option_says_is_the_default_of_every_door() -> None:
+    assert Options() == Options("auto", "global", "mean", spread=False, join_timeout=60.0)
 
 
 @pytest.mark.parametrize(
@@ -468,10 +502,119 @@ def test_ranks_that_know_their_nodes_help_those_that_do_not(job: Job) -> None:
     assert sessions[1].plan.label is not None
 
 
+def test_where_all_ranks_come_they_tell_each_other_their_nodes_without_need(
+    store: dist.Store, on_ranks: OnRanks
+) -> None:
+    assert store is not None
+
+    def open_one(rank: int) -> Session:
+        unknown = Topology(rank, None, None, 2, None, None)
+        return open_session(Options(join_timeout=20.0), {}, door="test", topology=unknown, number=1)
+
+    sessions = on_ranks(2, open_one)
+    assert [session.topology.knows_layout for session in sessions] == [True, True]
+
+
+def test_a_rank_alone_does_not_wait_for_nodes_that_its_plan_can_do_without(store: dist.Store) -> None:
+    """Rank 0 uses the run in `prepare_data`, say, while the others stand at a barrier."""
+    assert store is not None
+    unknown = Topology(0, None, None, 2, None, None)
+    start = time.monotonic()
+    session = open_session(Options(join_timeout=60.0), {}, door="test", topology=unknown, number=1)
+    assert session.run
+    assert not session.topology.knows_layout
+    assert time.monotonic() - start < 20
+
+
+def test_ranks_with_different_modes_are_told(store: dist.Store) -> None:
+    assert store is not None
+    open_session(Options("new"), {}, door="test", topology=TWO[0], number=1)
+    with pytest.raises(ConfigurationError, match=r"Rank 1 opens its run with .*'shared'.* but rank 0 with .*'new'"):
+        open_session(Options("shared", join_timeout=20.0), {}, door="test", topology=TWO[1], number=1)
+
+
+def test_every_writer_of_a_shared_run_describes_it_as_rank_0_does(store: dist.Store, fake_wandb: FakeWandb) -> None:
+    assert store is not None
+    theirs = {"name": "first", "tags": ["a"], "config": {"lr": 0.1}, "mode": "offline"}
+    open_session(Options("shared"), theirs, door="test", topology=TWO[0], number=1)
+    mine = {"name": "at 10:02", "mode": "offline"}
+    open_session(Options("shared", join_timeout=20.0), mine, door="test", topology=TWO[1], number=1)
+    for name, value in theirs.items():
+        assert fake_wandb.arguments[1][name] == value
+
+
+def test_a_secondary_opens_after_its_primary_online(store: dist.Store, fake_wandb: FakeWandb) -> None:
+    assert store is not None
+    arguments = {"id": "exp", "mode": "online"}
+    with pytest.raises(RendezvousError, match="rank 0"):
+        open_session(Options("shared", join_timeout=0.05), arguments, door="test", topology=TWO[1], number=1)
+    assert fake_wandb.arguments == []
+    open_session(Options("shared"), arguments, door="test", topology=TWO[0], number=1)
+    assert open_session(Options("shared", join_timeout=20.0), arguments, door="test", topology=TWO[1], number=1).run
+
+
+def test_a_run_that_was_there_is_not_ended(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = fake_wandb.init(project="digits")
+    monkeypatch.setattr(wandb, "run", theirs)
+    fake_wandb.init = lambda **_: theirs  # type: ignore[method-assign]  # wandb hands out the run that is there
+    with open_session(Options(), {}, door="test"):
+        pass
+    assert theirs.exit_codes == []
+
+
+def test_a_session_whose_run_the_user_finished_is_forgotten(fake_wandb: FakeWandb) -> None:
+    open_session(Options(), {}, door="test")
+    fake_wandb.runs[0]._is_finished = True  # type: ignore[attr-defined]  # as wandb.finish() does
+    assert not get_run()
+    open_session(Options(), {}, door="test")
+    assert "reinit" not in fake_wandb.arguments[1]
+
+
+@pytest.mark.usefixtures("fake_wandb")
+@pytest.mark.parametrize("resume", ["auto", True])
+def test_resuming_by_a_note_of_one_process_is_refused_for_several(resume: Any) -> None:
+    with pytest.raises(ConfigurationError, match="takes the run id from a file of one process, but 2 ranks"):
+        open_session(Options(), {"resume": resume}, door="test", topology=TWO[0])
+
+
+def test_rewinding_a_run_is_to_its_id(fake_wandb: FakeWandb) -> None:
+    open_session(Options(), {"resume_from": "abc?_step=3"}, door="test", topology=TWO[0])
+    assert fake_wandb.arguments[0]["id"] == "abc"
+
+
+@pytest.mark.usefixtures("store")
+def test_the_sessions_of_a_door_are_counted_and_keep_to_themselves() -> None:
+    first, second = (open_session(Options("new"), {}, door="test", topology=TWO[0]) for _ in range(2))
+    first_on_1, second_on_1 = (
+        open_session(Options("new", join_timeout=20.0), {}, door="test", topology=TWO[1], number=number)
+        for number in (1, 2)
+    )
+    assert first.plan.base_id == first_on_1.plan.base_id
+    assert second.plan.base_id == second_on_1.plan.base_id
+    assert first.plan.base_id != second.plan.base_id
+
+
+@pytest.mark.parametrize(("topology", "reinit"), [(TWO[0], "create_new"), (Topology.single(), None)])
+def test_beside_a_run_of_somebody_elses_a_rank_of_a_job_opens_its_own(
+    fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, topology: Topology, reinit: str | None
+) -> None:
+    monkeypatch.setattr(wandb, "run", object())
+    open_session(Options(), {}, door="test", topology=topology)
+    assert fake_wandb.arguments[0].get("reinit") == reinit
+
+
 def test_a_rank_0_that_never_comes_is_missed_by_name(store: dist.Store) -> None:
     assert store is not None
     with pytest.raises(RendezvousError, match=r"Rank 1 waited 0\.05 s for rank 0"):
         open_session(Options("new", join_timeout=0.05), {}, door="test", topology=TWO[1], number=1)
+
+
+@pytest.mark.usefixtures("store")
+def test_a_rank_without_a_run_does_without_the_id_of_one_that_is_never_opened() -> None:
+    session = open_session(Options(join_timeout=0.05), {}, door="test", topology=TWO[1], number=1)
+    assert (session.id, session.url, session.group_url) == (None, None, None)
+    session.log({"loss": 0.5})
+    session.finish()
 
 
 def test_a_session_is_told_of_before_a_rank_opens_it(job: Job) -> None:
@@ -487,6 +630,14 @@ def test_without_a_store_auto_needs_nobody(fake_wandb: FakeWandb) -> None:
     assert [bool(session.run) for session in sessions] == [True, False]
     assert sessions[1].id is None
     assert len(fake_wandb.runs) == 1
+
+
+def test_without_a_store_a_named_job_gives_every_rank_the_id(
+    fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PMIX_NAMESPACE", "prterun-1")
+    sessions = [open_session(Options(), {}, door="test", topology=topology, number=1) for topology in TWO]
+    assert sessions[0].id == sessions[1].id == fake_wandb.runs[0].id
 
 
 @pytest.mark.usefixtures("fake_wandb")
