@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import accelerate
 import pytest
+import torch.distributed as dist
 import wandb
 from accelerate import Accelerator, PartialState
 from accelerate.state import AcceleratorState
@@ -18,7 +19,10 @@ from accelerate.utils import DistributedType
 from dist_wandb import DistWandbTracker, get_run
 from dist_wandb import accelerate as door
 from dist_wandb.errors import ConfigurationError, UnsupportedVersionError
+from dist_wandb.rendezvous import Rendezvous
 from dist_wandb.run import NullRun
+from dist_wandb.session import Options, Session, open_session
+from dist_wandb.topology import Topology
 
 if TYPE_CHECKING:
     from tests.conftest import FakeWandb
@@ -209,6 +213,11 @@ def test_a_tracker_that_is_not_there_is_refused_as_before(fake_wandb: FakeWandb)
     assert fake_wandb.arguments == []
 
 
+def test_accelerate_is_told_what_kind_of_tracker_it_is() -> None:
+    tracker = DistWandbTracker()
+    assert (tracker.name, tracker.requires_logging_directory, tracker.main_process_only) == ("dist_wandb", False, False)
+
+
 # --- arguments --------------------------------------------------------------------------------------------------------
 
 
@@ -260,7 +269,8 @@ def test_the_name_takes_the_project_and_all_arguments_from_init_trackers(fake_wa
 @pytest.mark.parametrize("by_name", [True, False], ids=["by name", "by instance"])
 def test_an_unknown_argument_in_init_trackers_is_refused(fake_wandb: FakeWandb, by_name: bool) -> None:
     accelerator = accelerator_with("dist_wandb" if by_name else DistWandbTracker())
-    with pytest.raises(ConfigurationError, match=r"the argument 'tag', which .* Did you mean 'tags'\?"):
+    given_to = "DistWandbTracker" if by_name else "init_trackers"
+    with pytest.raises(ConfigurationError, match=rf"{given_to} got the argument 'tag', .* Did you mean 'tags'\?"):
         accelerator.init_trackers("digits", init_kwargs={"dist_wandb": {"tag": ["a"]}})
     assert fake_wandb.arguments == []
 
@@ -311,9 +321,10 @@ def test_images_and_tables_are_logged_as_wandbs(fake_wandb: FakeWandb, monkeypat
     accelerator = accelerator_with(DistWandbTracker())
     accelerator.init_trackers("digits")
     tracker = accelerator.get_tracker("dist_wandb")
-    tracker.log_images({"images": ["a", "b"]}, step=1)
-    tracker.log_table("table", columns=["x", "y"], data=[[1, 2]], step=2)
+    tracker.log_images({"images": ["a", "b"]}, step=1, commit=False)
+    tracker.log_table("table", columns=["x", "y"], data=[[1, 2]], step=2, commit=False)
     images, table = fake_wandb.runs[0].rows
+    assert [kwargs for _, kwargs in fake_wandb.runs[0].logged] == [{"commit": False}] * 2
     assert images == {"images": [("image", "a"), ("image", "b")], "global_step": 1}
     assert isinstance(table["table"], wandb.Table)
     assert (table["table"].columns, table["table"].data, table["global_step"]) == (["x", "y"], [[1, 2]], 2)
@@ -332,6 +343,8 @@ def test_a_tracker_that_is_finished_twice_finishes_once(fake_wandb: FakeWandb) -
     tracker.finish()
     tracker.finish()
     assert fake_wandb.runs[0].exit_codes == [None]
+    with pytest.raises(ConfigurationError, match="is not started, or finished already"):
+        _ = tracker.session
 
 
 USES: list[Callable[[DistWandbTracker], object]] = [
@@ -466,3 +479,71 @@ def test_off_the_main_process_a_tracker_that_does_not_wrap_is_not_reached(fake_w
     assert DistWandbTracker.attach(accelerator) is tracker
     assert get_run() is tracker.session
     assert fake_wandb.arguments == []
+
+
+@pytest.mark.parametrize("by_name", [True, False], ids=["by name", "by instance"])
+@pytest.mark.usefixtures("off_main")
+def test_off_the_main_process_init_trackers_reaches_the_tracker(
+    fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, by_name: bool
+) -> None:
+    log_with = "dist_wandb" if by_name else DistWandbTracker(run_mode="new")
+    init_kwargs = {"tags": ["a"], "run_mode": "new"} if by_name else {"tags": ["a"]}
+    monkeypatch.setenv("PMIX_NAMESPACE", "prterun-1")  # names the job: no store is needed
+    accelerator = accelerator_with(log_with)
+    accelerator.init_trackers("digits", config={"lr": 0.1}, init_kwargs={"dist_wandb": init_kwargs})
+    (arguments,) = fake_wandb.arguments
+    assert (arguments["project"], arguments["tags"]) == ("digits", ["a"])
+    assert arguments["id"].endswith("-rank-1")
+    assert fake_wandb.runs[0].config == {"lr": 0.1}
+
+
+@pytest.fixture
+def main_process_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[Options], Session]:
+    """Open the session of the main process, beside this process, at a store that both reach."""
+    store = dist.HashStore()
+
+    def find(namespace: str, topology: Topology, timeout: float) -> Rendezvous:
+        return Rendezvous(store, namespace, topology, timeout)
+
+    def open_on_main(options: Options) -> Session:
+        main = open_session(options, {}, door="DistWandbTracker", topology=Topology(0, 0, 0, 2, 2, 1), number=1)
+        main.release()
+        return main
+
+    monkeypatch.setattr(Rendezvous, "find", find)
+    return open_on_main
+
+
+@pytest.mark.usefixtures("off_main")
+def test_rows_that_came_before_the_main_process_are_written_once_it_has_started(
+    fake_wandb: FakeWandb, main_process_at: Callable[[Options], Session]
+) -> None:
+    accelerator = accelerator_with(DistWandbTracker())
+    accelerator.log({"loss": 0.5})
+    accelerator.log({"loss": 0.4}, step=7, log_kwargs={"dist_wandb": {"commit": False}})
+    assert fake_wandb.arguments == []
+    main = main_process_at(Options("new", join_timeout=5.0))
+    accelerator.log({"loss": 0.3})
+    assert accelerator.get_tracker("dist_wandb").session.id == f"{main.plan.base_id}-rank-1"
+    assert fake_wandb.runs[1].logged == [
+        ({"loss": 0.5, "global_step": 0}, {}),
+        ({"loss": 0.4, "global_step": 7}, {"commit": False}),
+        ({"loss": 0.3, "global_step": 1}, {}),
+    ]
+
+
+@pytest.mark.usefixtures("off_main")
+def test_more_early_rows_than_are_kept_are_missed_aloud(
+    fake_wandb: FakeWandb, main_process_at: Callable[[Options], Session]
+) -> None:
+    tracker = DistWandbTracker()
+    accelerator = accelerator_with(tracker)
+    most = tracker._early_rows.maxlen
+    assert most is not None
+    for step in range(most):
+        accelerator.log({"loss": 0.5}, step=step)
+    with pytest.warns(UserWarning, match=f"Rank 1 logged {most} rows and more"):
+        accelerator.log({"loss": 0.5}, step=most)
+    main_process_at(Options("new", join_timeout=5.0))
+    accelerator.log({"loss": 0.5}, step=most + 1)
+    assert [row["global_step"] for row in fake_wandb.runs[1].rows] == list(range(1, most + 2))

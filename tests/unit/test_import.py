@@ -67,6 +67,17 @@ except ImportError as error:
     )
 
 
+def test_without_any_framework_everything_else_can_be_imported_at_once() -> None:
+    code = "from dist_wandb import *; print(init.__name__, 'DistWandbLogger' in globals())"
+    assert run_python(BLOCK.format(blocked=["lightning", "accelerate"]) + code) == "init False"
+
+
+@pytest.mark.parametrize("door", ["DistWandbLogger", "DistWandbTracker"])
+def test_the_doors_are_listed_before_their_first_use(door: str) -> None:
+    assert run_python(f"import dist_wandb; print({door!r} in dir(dist_wandb))") == "True"
+    assert getattr(dist_wandb, door).__name__ == door
+
+
 def test_without_any_framework_a_run_can_be_logged() -> None:
     code = """
 import dist_wandb

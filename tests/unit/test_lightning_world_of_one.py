@@ -16,11 +16,13 @@ from unittest import mock
 import pytest
 import wandb
 from lightning.pytorch.loggers import WandbLogger
+from lightning.pytorch.loggers.logger import DummyExperiment
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import nn
 
 from dist_wandb import DistWandbLogger, session
 from dist_wandb.errors import ConfigurationError
+from dist_wandb.topology import Topology
 
 Drive = Callable[[WandbLogger], object]
 
@@ -211,6 +213,15 @@ def test_name_version_and_save_dir_are_those_of_the_stock_logger(constructor: st
     assert told(DistWandbLogger) == told(WandbLogger)
 
 
+@pytest.mark.parametrize("constructor", [name for name in CONSTRUCTORS if name != "an injected experiment"])
+def test_what_the_stock_methods_look_at_is_as_they_left_it(constructor: str, tmp_path: Path) -> None:
+    stock: list[dict[str, Any]] = []
+    drive_with(WandbLogger, CONSTRUCTORS[constructor], lambda logger: stock.append(vars(logger)), tmp_path)
+    ours: list[dict[str, Any]] = []
+    drive_with(DistWandbLogger, CONSTRUCTORS[constructor], lambda logger: ours.append(vars(logger)), tmp_path)
+    assert {name: ours[0].get(name) for name in stock[0]} == stock[0]
+
+
 # --- the constructor --------------------------------------------------------------------------------------------------
 
 
@@ -367,3 +378,136 @@ def test_an_open_logger_survives_a_pickle_and_stays_open(tmp_path: Path) -> None
         assert logger.experiment is run
 
     assert len(drive_with(DistWandbLogger, {}, use, tmp_path).arguments) == 1
+
+
+@pytest.mark.parametrize(
+    ("node_rank", "scope", "opened"),
+    [(None, "global", 1), (None, "worker", 1), ("0", "global", 1), ("0", "worker", 0), ("1", "global", 0)],
+)
+def test_a_pickle_opens_the_run_only_where_it_is_certain_whose_it_is(
+    node_rank: str | None, scope: str, opened: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if node_rank is not None:
+        monkeypatch.setenv("NODE_RANK", node_rank)
+    stand_in = drive_with(DistWandbLogger, {"rank_scope": scope}, pickle.dumps, tmp_path)
+    assert len(stand_in.arguments) == opened
+
+
+# --- one of two ranks: what the door does before and after it knows of them -------------------------------------------
+
+
+def as_rank(monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
+    """Set what a launcher of two processes sets."""
+    for variable, value in {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}.items():
+        monkeypatch.setenv(variable, str(value))
+
+
+def test_of_two_ranks_the_first_opens_the_run_without_what_the_stock_logger_says_by_other_means(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    as_rank(monkeypatch, 0)
+    arguments = {"offline": True, "id": "exp", "project": "digits", "save_dir": "logs"}
+    stand_in = drive_with(DistWandbLogger, arguments, use_everything, tmp_path)
+    assert stand_in.arguments == [
+        {"name": None, "project": "digits", "dir": "logs", "id": "exp", "resume": "allow", "mode": "offline"}
+    ]
+    assert stand_in.modes == [None]
+
+
+def test_an_anonymous_run_of_several_ranks_stays_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    as_rank(monkeypatch, 0)
+    stand_in = drive_with(DistWandbLogger, {"anonymous": True}, use_everything, tmp_path)
+    assert stand_in.arguments[0]["anonymous"] == "allow"
+
+
+def test_of_two_ranks_the_second_has_an_experiment_that_accepts_every_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    as_rank(monkeypatch, 1)
+
+    def use(logger: WandbLogger) -> None:
+        use_everything(logger)
+        assert isinstance(logger.experiment, DummyExperiment)
+        assert not logger.experiment
+        assert logger.experiment.id == logger.version == "exp"
+
+    stand_in = drive_with(DistWandbLogger, {"id": "exp"}, use, tmp_path)
+    assert stand_in.arguments == []
+    assert stand_in.calls == []
+
+
+@pytest.fixture
+def trainer_starts(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Make torch.distributed say that this process is rank 0 of two, from now on."""
+
+    def start() -> None:
+        ranks = Topology(0, 0, 0, 2, 2, 1)
+        monkeypatch.setattr(Topology, "from_torch_distributed", classmethod(lambda _cls, _environ=None: ranks))
+
+    return start
+
+
+def test_a_run_opened_before_the_trainer_started_is_the_run_of_the_job(
+    tmp_path: Path, trainer_starts: Callable[[], None]
+) -> None:
+    def use(logger: WandbLogger) -> None:
+        early = logger.experiment
+        trainer_starts()
+        assert logger.experiment is early
+        logger.log_metrics({"loss": 0.5}, step=1)
+        assert [open_one.topology.world_size for open_one in session._sessions] == [2]
+
+    stand_in = drive_with(DistWandbLogger, {}, use, tmp_path)
+    assert len(stand_in.arguments) == 1
+    assert stand_in.calls[-1] == ("log", [{"loss": 0.5, "trainer/global_step": 1}], {})
+
+
+@pytest.mark.parametrize("mode", ["shared", "new"])
+def test_a_run_opened_too_early_for_the_mode_is_an_error(
+    mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trainer_starts: Callable[[], None]
+) -> None:
+    monkeypatch.setenv("PMIX_NAMESPACE", "prterun-1")  # names the job: no store is needed
+
+    def use(logger: WandbLogger) -> None:
+        _ = logger.experiment
+        trainer_starts()
+        with pytest.raises(ConfigurationError, match="was opened by logger.experiment before the Trainer started"):
+            _ = logger.experiment
+
+    assert len(drive_with(DistWandbLogger, {"run_mode": mode}, use, tmp_path).arguments) == 1
+
+
+def test_a_run_in_progress_is_used_by_the_first_of_two_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    as_rank(monkeypatch, 0)
+    running = mock.Mock(spec=wandb.Run, id="running", url=None, offline=False, disabled=False)
+    monkeypatch.setattr(wandb, "run", running)
+
+    def use(logger: WandbLogger) -> None:
+        with pytest.warns(UserWarning, match="There is a wandb run already in progress"):
+            assert logger.experiment is running
+        assert logger.version == "running"
+
+    assert drive_with(DistWandbLogger, {}, use, tmp_path).arguments == []
+
+
+def test_variables_that_tell_half_do_not_keep_calls_from_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What Lightning asks for on a cluster without a launcher it knows."""
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("NODE_RANK", "1")
+    assert (
+        drive_with(DistWandbLogger, {"run_mode": "new"}, lambda logger: logger.log_hyperparams({}), tmp_path).calls
+        == []
+    )
+
+
+def test_the_id_of_the_run_is_offered_to_the_scripts_that_lightning_starts(tmp_path: Path) -> None:
+    offered: list[str] = []
+
+    def use(logger: WandbLogger) -> None:
+        _ = logger.experiment
+        offered.append(os.environ["DIST_WANDB_BASE_IDS"])
+
+    drive_with(DistWandbLogger, {}, use, tmp_path)
+    assert re.fullmatch(rf"{os.getpid()}:,*made-by-wandb", offered[0])

@@ -758,6 +758,15 @@ def test_where_a_run_is_to_be_found(fake_wandb: FakeWandb, wandb_mode: str, expe
     assert runs.where(run) == expected.format(directory=Path(fake_wandb.runs[0].dir).parent)
 
 
+def test_of_a_shared_run_offline_the_directory_of_all_ranks_is_told(fake_wandb: FakeWandb, tmp_path: Path) -> None:
+    plan = plan_run(FIRST, "shared", "global", "exp")
+    run: Any = open_run(plan, FIRST, {"mode": "offline"})
+    run.dir = str(tmp_path / "wandb/rank-0/wandb/offline-run-1-exp/files")  # as wandb lays them out
+    assert runs.where(run, plan) == f"offline, a file for each rank below {tmp_path / 'wandb'}"
+    assert runs.where(run) == f"offline, in {tmp_path / 'wandb/rank-0/wandb/offline-run-1-exp'}"
+    assert len(fake_wandb.runs) == 1
+
+
 @pytest.mark.parametrize("wandb_mode", ["offline", "disabled"])
 def test_a_run_without_an_address_is_not_asked_for_it(wandb_mode: str) -> None:
     """wandb warns of every such question."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import re
 import time
 import warnings
@@ -638,6 +639,57 @@ def test_without_a_store_a_named_job_gives_every_rank_the_id(
     monkeypatch.setenv("PMIX_NAMESPACE", "prterun-1")
     sessions = [open_session(Options(), {}, door="test", topology=topology, number=1) for topology in TWO]
     assert sessions[0].id == sessions[1].id == fake_wandb.runs[0].id
+
+
+@pytest.mark.parametrize(("arguments", "run_id"), [({"id": "mine"}, "mine"), ({}, "proposed")])
+def test_without_a_store_auto_takes_the_users_id_or_else_the_doors(
+    fake_wandb: FakeWandb, arguments: dict[str, Any], run_id: str
+) -> None:
+    open_session(Options(), arguments, door="test", topology=TWO[0], proposed_id="proposed")
+    assert fake_wandb.arguments[0]["id"] == run_id
+
+
+@pytest.mark.usefixtures("fake_wandb")
+def test_a_session_opened_before_there_was_a_store_tells_the_others_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = {"project": "digits"}
+    first = open_session(Options(), arguments, door="test", topology=TWO[0], number=1)
+    store = dist.HashStore()
+    monkeypatch.setattr(
+        Rendezvous, "find", lambda namespace, topology, timeout: Rendezvous(store, namespace, topology, timeout)
+    )
+    first.meet(first.options, arguments, "test", 1)
+    told = told_job("test", TWO[1], 1.0)
+    assert told is not None
+    assert told["arguments"] == arguments
+    second = open_session(Options(join_timeout=20.0), {}, door="test", topology=TWO[1], number=1)
+    assert second.id == first.id
+
+
+def test_an_address_that_can_no_longer_be_asked_for_is_none(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, second = job(TWO)
+
+    def gone(_self: Rendezvous, _key: str) -> None:
+        raise RendezvousError("gone")
+
+    monkeypatch.setattr(Rendezvous, "peek", gone)
+    assert second.url is None
+
+
+@pytest.mark.usefixtures("fake_wandb")
+def test_a_child_process_whose_rank_nothing_tells_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(multiprocessing, "parent_process", multiprocessing.current_process)
+    with pytest.warns(UserWarning, match="was started by another process, but nothing tells its rank"):
+        dist_wandb.init()
+
+
+@pytest.mark.usefixtures("fake_wandb")
+def test_a_child_process_whose_rank_is_told_is_not_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(multiprocessing, "parent_process", multiprocessing.current_process)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert dist_wandb.init().topology.global_rank == 1
 
 
 @pytest.mark.usefixtures("fake_wandb")

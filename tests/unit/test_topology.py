@@ -254,6 +254,25 @@ def test_a_true_local_rank_of_0_is_believed_where_all_devices_are_visible() -> N
     assert fields(Topology.from_environ(environ)) == (4, 0, 1, 12, 4, 3)
 
 
+def test_the_only_process_of_a_node_has_the_local_rank_0_though_it_sees_one_device() -> None:
+    environ = torchrun([2, 1, 2], 1, 0, CUDA_VISIBLE_DEVICES="0")
+    assert fields(Topology.from_environ(environ)) == (2, 0, 1, 5, 1, 3)
+
+
+def test_without_an_environment_given_the_processs_own_is_read(
+    bare_environment: None,  # noqa: ARG001  # goes first
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert Topology.from_environ() is None
+    own = torchrun([4, 4], 1, 1, TORCHELASTIC_RESTART_COUNT="2")
+    for variable, value in own.items():
+        monkeypatch.setenv(variable, value)
+    assert Topology.from_environ() == Topology.detect() == Topology.from_environ(own)
+    assert Topology.from_framework(5, 8, "Trainer") == Topology.from_environ(own)
+    assert Launch.detect() == Launch.detect(own)
+    assert node_identity() == node_identity(own)
+
+
 # --- frameworks and torch.distributed ---------------------------------------------------------------------------------
 
 
@@ -278,6 +297,11 @@ def test_variables_of_the_same_world_but_another_local_rank_are_left_aside() -> 
 def test_a_framework_is_not_disturbed_by_variables_that_cannot_be_read() -> None:
     topology = Topology.from_framework(1, 2, "Trainer", environ={"RANK": "one", "WORLD_SIZE": "2"})
     assert (topology.global_rank, topology.world_size) == (1, 2)
+
+
+def test_a_framework_does_not_take_the_variables_of_an_sbatch_shell_for_its_own() -> None:
+    topology = Topology.from_framework(0, 4, "Trainer", environ=SBATCH_SHELL)
+    assert fields(topology) == (0, None, None, 4, None, None)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -341,6 +365,20 @@ def test_impossible_values_are_refused_by_variable_and_value(changed: Environ, s
         Topology.from_environ(torchrun([4, 4], 1, 1) | changed)
     assert [text for text in said if text not in str(refused.value)] == []
     assert "unset variables that another launcher left behind" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ((0, 0, None, 8, 9, None), "local_world_size=9 (given) must not be greater than world_size=8 (given)"),
+        ((0, None, 0, 8, None, 9), "num_nodes=9 (given) must not be greater than world_size=8 (given)"),
+        ((0, 4, None, 8, 4, None), "local_rank=4 (given) must be less than local_world_size=4 (given)"),
+        ((0, None, 2, 8, None, 2), "node_rank=2 (given) must be less than num_nodes=2 (given)"),
+    ],
+)
+def test_two_values_that_contradict_each_other_are_enough(values: Any, said: str) -> None:
+    with pytest.raises(TopologyError, match=re.escape(said)):
+        Topology(*values)
 
 
 def test_what_no_variable_told_is_said_to_be_given() -> None:
