@@ -256,6 +256,7 @@ class DistWandbLogger(WandbLogger):
         state["_place"] = runs.where(self._opened_run) if self._opened_run is not None else self._place
         state["_parents_run"] = runs.pickled(self._opened_run) or self._parents_run
         state["_experiment"] = state["_session"] = None
+        self._is_announced = self._is_announced or get_spawning_popen() is not None  # by rank 0, which comes first
         state["_runs_are_in_children"] = False
         return state
 

@@ -302,7 +302,7 @@ def open_run(
 
     arguments = dict(init_arguments)
     if plan.shared:  # before the first use of wandb in this process, as the mode is read with wandb's help
-        _forget_inherited_service()
+        forget_inherited_service()
     if topology.world_size > 1:
         arguments.update(_planned_arguments(plan, topology, init_arguments))
     if create_new:
@@ -356,8 +356,10 @@ def _make_directory(arguments: Mapping[str, Any]) -> None:
             Path(arguments["dir"]).mkdir(parents=True, exist_ok=True)
 
 
-def _forget_inherited_service() -> None:
+def forget_inherited_service() -> None:
     """Drop `WANDB_SERVICE` where another process put it, so that this rank talks to a wandb process of its own.
+
+    To be called before the first use of wandb in this process, also before its settings are read.
 
     Ranks that are children of one process which used wandb would share that process's service, and it refuses a run
     id that a sibling has open: "run ID X is in use". The service writes its owner's process id into the variable.

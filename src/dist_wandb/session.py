@@ -468,7 +468,10 @@ def _check_same_job(options: Options, topology: Topology, told: Mapping[str, str
 
 def _let_primary_open_first(plan: RunPlan, rendezvous: Rendezvous | None, init_arguments: Mapping[str, Any]) -> None:
     """Online, a secondary that attaches before its primary is there may lose rows (wandb issue 12269)."""
-    if plan.shared and not plan.primary and rendezvous is not None and runs.wanted_mode(init_arguments) == "online":
+    if not plan.shared or plan.primary or rendezvous is None:
+        return
+    runs.forget_inherited_service()
+    if runs.wanted_mode(init_arguments) == "online":
         rendezvous.fetch(_run_key(plan), "its primary")
 
 

@@ -90,7 +90,8 @@ def test_lightning_ddp_spawn_fit_then_test(tmp_path: Path, run_mode: str) -> Non
 
 
 def check_lightning(finished: Finished, directory: Path, run_mode: str, openings: int = 1) -> None:
-    """Check ids seen by the ranks, and that rows of fit and of test are there, each once."""
+    """Check ids seen by the ranks, that rows of fit and of test are there, each once, and that one line told of it."""
+    assert finished.output.count("dist_wandb: run_mode=") == 1
     ranks = [rank for rank in vector("1x2", run_mode, "global") if rank["opens_run"]]
     stored = ended_runs(directory, openings * len(ranks))
     assert {found.run_id for found in stored} == {rank["run_id"] for rank in ranks}
