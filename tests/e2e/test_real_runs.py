@@ -55,6 +55,12 @@ def test_plain_pytorch_on_two_nodes(tmp_path: Path, when: str) -> None:
     check_announcements(finished)
 
 
+def test_ranks_meet_whether_they_come_before_or_after_their_process_group(tmp_path: Path) -> None:
+    finished = run(*torchrun(SCRIPTS / "meet_late.py", tmp_path), cwd=tmp_path)
+    (run_id,) = {stored.run_id for stored in ended_runs(tmp_path, 2)}
+    assert finished.lines("SAW ") == [f"SAW {run_id}"] * 2
+
+
 def test_plain_pytorch_under_spawn(tmp_path: Path) -> None:
     finished = run([sys.executable, SCRIPTS / "spawned_loop.py", str(tmp_path), str(tmp_path / "store")], cwd=tmp_path)
     check_all_combinations(tmp_path, "1x2")
