@@ -72,6 +72,10 @@ class NullRun:
             run.alert("done")  # rank 0: sends an alert; rank 1: does nothing
     """
 
+    id: str | None
+    name: str | None
+    url: str | None
+
     def __init__(self, id: str | None = None, name: str | None = None, url: str | None = None) -> None:  # noqa: A002
         self.__dict__.update(id=id, name=name, url=url)
 

@@ -548,7 +548,7 @@ class ScriptIds:
         number, self._next = self._next, self._next + 1
         launch = Launch.detect(self._environ)
         owner, ids = self._read()
-        if launch.is_lightning_child and owner == launch.parent_pid and number < len(ids):
+        if launch.is_lightning_child and owner == launch.parent_pid and number < len(ids) and ids[number]:
             return number, ids[number]
         if not launch.is_lightning_child:
             self.offer(number, proposal)

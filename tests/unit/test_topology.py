@@ -587,3 +587,10 @@ def test_an_id_that_became_known_later_replaces_the_one_offered() -> None:
 
 def test_a_garbled_variable_is_ignored() -> None:
     assert ScriptIds(CHILD | {"DIST_WANDB_BASE_IDS": "first,second"}).take("own") == (0, "own")
+
+
+def test_a_slot_that_was_lost_is_no_base_id() -> None:
+    """The variable was cleared between two loggers, so that the first one's id is not in it any more."""
+    environ = {"DIST_WANDB_BASE_IDS": f"{os.getppid()}:,second", "NODE_RANK": "0", "LOCAL_RANK": "1"}
+    ids = ScriptIds(environ)
+    assert [ids.take(proposal)[1] for proposal in ("mine", "also mine")] == ["mine", "second"]
