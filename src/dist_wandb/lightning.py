@@ -285,7 +285,8 @@ class DistWandbLogger(WandbLogger):
         """
         session = self._session
         if session is not None and session.topology.world_size > 1:
-            session.meet(self._options, self._init_arguments(session.topology), _DOOR, self._number)
+            if not session.has_met:  # this is on the way of every row
+                session.meet(self._init_arguments(session.topology), _DOOR, self._number)
             return session
         topology = Topology.from_torch_distributed() or (self._known_topology() if session is None else None)
         if session is not None and (topology is None or topology.world_size == 1):

@@ -210,13 +210,17 @@ class Session:
             line = announcement(self.topology, plan, where or runs.where(self.run, self.plan), self.group_url)
             print(line, file=sys.stderr, flush=True)  # noqa: T201  # as wandb's own messages: seen without set-up
 
-    def meet(self, options: Options, init_arguments: Mapping[str, Any], door: str, number: int) -> None:
+    @property
+    def has_met(self) -> bool:
+        """Whether this rank has a store through which it meets the others; a world of one meets nobody."""
+        return self._rendezvous is not None or self.topology.world_size == 1
+
+    def meet(self, init_arguments: Mapping[str, Any], door: str, number: int) -> None:
         """Tell the other ranks of the job, if this session was opened before there was a store to tell it through."""
-        if self._rendezvous is None and self.topology.world_size > 1:
-            _, self._rendezvous = _meet(options, self.topology, door, number)
-            if self._rendezvous is not None and tells_job(self.topology):
-                self._rendezvous.publish(BASE_ID, self.plan.base_id)
-                _tell_job(options, self._rendezvous, init_arguments)
+        _, self._rendezvous = _meet(self.options, self.topology, door, number)
+        if self._rendezvous is not None and tells_job(self.topology):
+            self._rendezvous.publish(BASE_ID, self.plan.base_id)
+            _tell_job(self.options, self._rendezvous, init_arguments)
 
     def __enter__(self) -> Self:
         return self
@@ -452,13 +456,17 @@ def _share_job(
     return {**job["arguments"], **own}
 
 
+def _told_options(options: Options) -> dict[str, str]:
+    """The options that must be the same on all ranks."""
+    return {"run_mode": options.run_mode, "rank_scope": options.rank_scope}
+
+
 def _tell_job(options: Options, rendezvous: Rendezvous, init_arguments: Mapping[str, Any]) -> None:
-    told = {"run_mode": options.run_mode, "rank_scope": options.rank_scope}
-    rendezvous.publish(_JOB, {"options": told, "arguments": runs.told_to_others(init_arguments)})
+    rendezvous.publish(_JOB, {"options": _told_options(options), "arguments": runs.told_to_others(init_arguments)})
 
 
 def _check_same_job(options: Options, topology: Topology, told: Mapping[str, str]) -> None:
-    mine = {"run_mode": options.run_mode, "rank_scope": options.rank_scope}
+    mine = _told_options(options)
     if mine != told:
         raise ConfigurationError(
             f"Rank {topology.global_rank} opens its run with {mine}, but rank 0 with {dict(told)}. Give all ranks the "

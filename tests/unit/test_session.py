@@ -657,7 +657,7 @@ def test_a_session_opened_before_there_was_a_store_tells_the_others_later(monkey
     monkeypatch.setattr(
         Rendezvous, "find", lambda namespace, topology, timeout: Rendezvous(store, namespace, topology, timeout)
     )
-    first.meet(first.options, arguments, "test", 1)
+    first.meet(arguments, "test", 1)
     told = told_job("test", TWO[1], 1.0)
     assert told is not None
     assert told["arguments"] == arguments
