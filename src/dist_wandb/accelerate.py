@@ -30,9 +30,10 @@ except ModuleNotFoundError as error:
 
 from dist_wandb import run as runs
 from dist_wandb.policy import RankScope, RunMode
-from dist_wandb.reduction import Reduce, Spread
+from dist_wandb.reduction import PerRank, Reduce, Spread
 from dist_wandb.run import NullRun
 from dist_wandb.session import Options, Session, open_session, told_job
+from dist_wandb.sync import Limits
 from dist_wandb.topology import Topology
 
 if TYPE_CHECKING:
@@ -56,7 +57,12 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
         rank_scope: `"global"` or `"worker"`; as in `dist_wandb.init`.
         reduce: How one number comes from the ranks' numbers; as in `dist_wandb.init`.
         spread: Of which names the spread over ranks is written too; as in `dist_wandb.init`.
-        join_timeout: How long to wait for other ranks while opening, in seconds.
+        per_rank: Which names each rank of a shared run also writes under its label; as in `dist_wandb.init`.
+        join_timeout: How long to wait for ranks that have not opened their session, in seconds.
+        peer_timeout: How long a rank may keep the others waiting, in seconds; as in `dist_wandb.init`.
+        finish_timeout: How long to wait for other ranks at the end, in seconds.
+        max_pending_rows: How many rows may wait for other ranks; as in `dist_wandb.init`.
+        heartbeat: After how many seconds a silent rank takes part in an exchange; as in `dist_wandb.init`.
         wrap: Whether to wrap the methods of `Accelerator` that otherwise act on the main process only. Without it,
             call `DistWandbTracker.attach(accelerator)` on every rank.
         **init_kwargs: Further arguments of `wandb.init`. They win over those given to `init_trackers`.
@@ -84,14 +90,30 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
         *,
         run_mode: RunMode = "auto",
         rank_scope: RankScope = "global",
-        reduce: Reduce = "mean",
+        reduce: Reduce = "auto",
         spread: Spread = False,
-        join_timeout: float = 60.0,
+        per_rank: PerRank = True,
+        join_timeout: float = Limits.join_timeout,
+        peer_timeout: float = Limits.peer_timeout,
+        finish_timeout: float = Limits.finish_timeout,
+        max_pending_rows: int = Limits.max_pending_rows,
+        heartbeat: float = Limits.heartbeat,
         wrap: bool = True,
         **init_kwargs: Any,
     ) -> None:
         super().__init__()
-        self._options = Options(run_mode, rank_scope, reduce, spread, join_timeout)
+        self._options = Options(
+            run_mode,
+            rank_scope,
+            reduce,
+            spread,
+            per_rank,
+            join_timeout,
+            peer_timeout,
+            finish_timeout,
+            max_pending_rows,
+            heartbeat,
+        )
         self._own_arguments = init_kwargs if project is None else {"project": project, **init_kwargs}
         self._given_arguments: dict[str, Any] = {}  # those given to init_trackers
         runs.check_init_arguments(self._own_arguments, _DOOR)
@@ -190,7 +212,8 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
         Args:
             values: Values by name.
             step: Place of the row on the x axis (`global_step`); counted per call if `None`.
-            **kwargs: `commit`, as in `wandb.Run.log`.
+            **kwargs: `weight` and `commit`, as in `dist_wandb.Session.log`. Through `Accelerator.log` they go into
+                ``log_kwargs={"dist_wandb": {"weight": batch_size}}``.
         """
         if self._is_started() or not self._may_join_late():
             self.session.log(values, step, **kwargs)

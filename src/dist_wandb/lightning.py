@@ -24,10 +24,11 @@ except ModuleNotFoundError as error:
 
 from dist_wandb import run as runs
 from dist_wandb.policy import RankScope, RunMode, RunPlan
-from dist_wandb.reduction import Reduce, Spread
+from dist_wandb.reduction import PerRank, Reduce, Spread
 from dist_wandb.rendezvous import make_id
 from dist_wandb.run import NullRun
 from dist_wandb.session import Options, Session, holds, open_session
+from dist_wandb.sync import Limits
 from dist_wandb.topology import Launch, ScriptIds, Topology
 
 if TYPE_CHECKING:
@@ -88,7 +89,12 @@ class DistWandbLogger(WandbLogger):
         rank_scope: `"global"` or `"worker"`; as in `dist_wandb.init`.
         reduce: How one number comes from the ranks' numbers; as in `dist_wandb.init`.
         spread: Of which names the spread over ranks is written too; as in `dist_wandb.init`.
-        join_timeout: How long to wait for other ranks while opening, in seconds.
+        per_rank: Which names each rank of a shared run also writes under its label; as in `dist_wandb.init`.
+        join_timeout: How long to wait for ranks that have not opened their session, in seconds.
+        peer_timeout: How long a rank may keep the others waiting, in seconds; as in `dist_wandb.init`.
+        finish_timeout: How long to wait for other ranks at the end, in seconds.
+        max_pending_rows: How many rows may wait for other ranks; as in `dist_wandb.init`.
+        heartbeat: After how many seconds a silent rank takes part in an exchange; as in `dist_wandb.init`.
         **kwargs: Further arguments of `wandb.init`.
 
     Raises:
@@ -128,12 +134,28 @@ class DistWandbLogger(WandbLogger):
         *,
         run_mode: RunMode = "auto",
         rank_scope: RankScope = "global",
-        reduce: Reduce = "mean",
+        reduce: Reduce = "auto",
         spread: Spread = False,
-        join_timeout: float = 60.0,
+        per_rank: PerRank = True,
+        join_timeout: float = Limits.join_timeout,
+        peer_timeout: float = Limits.peer_timeout,
+        finish_timeout: float = Limits.finish_timeout,
+        max_pending_rows: int = Limits.max_pending_rows,
+        heartbeat: float = Limits.heartbeat,
         **kwargs: Any,
     ) -> None:
-        self._options = Options(run_mode, rank_scope, reduce, spread, join_timeout)
+        self._options = Options(
+            run_mode,
+            rank_scope,
+            reduce,
+            spread,
+            per_rank,
+            join_timeout,
+            peer_timeout,
+            finish_timeout,
+            max_pending_rows,
+            heartbeat,
+        )
         super().__init__(
             name=name,
             save_dir=save_dir,
@@ -240,6 +262,8 @@ class DistWandbLogger(WandbLogger):
             status: `"success"`, or anything else for a failure.
         """
         super().finalize(status)
+        if self._session is not None and status == "success":
+            self._session.flush()  # what is looked at after the Trainer has returned must be there
         if self._session is not None and os.getpid() != self._home:  # a process that a spawn or fork strategy made
             self._session.finish(exit_code=None if status == "success" else 1)
             self._session = self._experiment = None

@@ -234,6 +234,30 @@ def _label(topology: Topology) -> str:
     return f"worker-{topology.node_rank}-rank-{topology.local_rank}"
 
 
+@dataclass(frozen=True)
+class Unit:
+    """The ranks whose numbers belong together, seen from one of them.
+
+    Args:
+        name: Name of the unit, equal on all its ranks; empty where all ranks of the job are one.
+        index: Index of this rank in the unit; the primary has 0.
+        size: Number of ranks in the unit.
+        global_rank: This rank's index in the job.
+    """
+
+    name: str
+    index: int
+    size: int
+    global_rank: int
+
+
+def unit_of(topology: Topology, rank_scope: RankScope) -> Unit:
+    """The unit that a rank belongs to. For the scope `"worker"` the layout over nodes must be known."""
+    unit = _Unit.of(topology, rank_scope)
+    size = _known(topology.local_world_size) if unit.suffix else topology.world_size
+    return Unit(unit.suffix, unit.rank, size, topology.global_rank)
+
+
 def _join(*parts: str | None) -> str:
     return "-".join(part for part in parts if part)
 

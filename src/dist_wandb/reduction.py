@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from dist_wandb.errors import ConfigurationError, suggest
 
 Reduction = Literal["mean", "sum", "min", "max", "first"]
-Reduce = Reduction | Mapping[str, Reduction] | None
+Reduce = Reduction | Literal["auto"] | Mapping[str, Reduction] | None
 Spread = bool | str | Sequence[str]
+PerRank = bool | str | Sequence[str]
 
 REDUCTIONS: tuple[Reduction, ...] = ("mean", "sum", "min", "max", "first")
 
@@ -25,8 +25,8 @@ def check_reduce(reduce: object) -> dict[str, Reduction] | None:
     """Check the argument `reduce` of a door.
 
     Args:
-        reduce: One reduction for all names, or a mapping of name patterns (as in `fnmatch`) to reductions, of which
-            the first that matches counts; `None` for no reduction at all.
+        reduce: `"auto"` for the mean, one reduction for all names, or a mapping of name patterns (as in `fnmatch`) to
+            reductions, of which the first that matches counts; `None` for no reduction at all.
 
     Returns:
         A mapping of name patterns to reductions, in their order, or `None`.
@@ -42,6 +42,8 @@ def check_reduce(reduce: object) -> dict[str, Reduction] | None:
     """
     if reduce is None:
         return None
+    if isinstance(reduce, str) and reduce == "auto":
+        reduce = "mean"
     if not isinstance(reduce, Mapping):
         return {"*": _check_reduction(reduce, "reduce")}
     for pattern in reduce:
@@ -66,13 +68,26 @@ def check_spread(spread: object) -> tuple[str, ...]:
         >>> check_spread(True), check_spread("loss"), check_spread(False)
         (('*',), ('loss',), ())
     """
-    if isinstance(spread, bool):
-        return ("*",) if spread else ()
-    if isinstance(spread, str):
-        return (spread,)
-    if isinstance(spread, Sequence) and all(isinstance(pattern, str) for pattern in spread):
-        return tuple(spread)
-    raise ConfigurationError(f"spread={spread!r} is neither a bool nor name patterns. Pass e.g. ['loss', 'grad/*'].")
+    return check_patterns("spread", spread)
+
+
+def check_patterns(argument: str, given: object) -> tuple[str, ...]:
+    """Check an argument that selects names.
+
+    Args:
+        argument: Its name, for the message.
+        given: `True` for all names, `False` for none, or name patterns (as in `fnmatch`).
+
+    Raises:
+        ConfigurationError: Something else was given.
+    """
+    if isinstance(given, bool):
+        return ("*",) if given else ()
+    if isinstance(given, str):
+        return (given,)
+    if isinstance(given, Sequence) and all(isinstance(pattern, str) for pattern in given):
+        return tuple(given)
+    raise ConfigurationError(f"{argument}={given!r} is neither a bool nor name patterns. Pass e.g. ['loss', 'grad/*'].")
 
 
 def _check_reduction(value: object, argument: str) -> Reduction:
@@ -87,8 +102,12 @@ def matches_any(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-@dataclass(frozen=True)
-class Totals:
+def reduction_of(name: str, reduce: Mapping[str, Reduction]) -> tuple[str, Reduction]:
+    """The first pattern that a name matches, and its reduction; `("", "mean")` if it matches none."""
+    return next(((pattern, reduce[pattern]) for pattern in reduce if fnmatchcase(name, pattern)), ("", "mean"))
+
+
+class Totals(NamedTuple):
     """What is known of all contributions to one name at one step.
 
     Args:
@@ -96,7 +115,7 @@ class Totals:
         weight: Sum of w.
         plain: Sum of x.
         voices: Number of ranks that spoke, also those that gave their number no weight.
-        count: Number of contributions.
+        number: Number of contributions.
         integers: How many of them are integers.
         nans: How many of them are NaN; they are left out of `largest` and `smallest`, which cannot hold them.
         largest: Largest x.
@@ -107,7 +126,7 @@ class Totals:
     weight: float = 0.0
     plain: float = 0.0
     voices: int = 0
-    count: int = 0
+    number: int = 0
     integers: int = 0
     nans: int = 0
     largest: float = -math.inf
@@ -118,18 +137,19 @@ class Totals:
         """The totals of one contribution. A weight of 0 means none at all."""
         if weight == 0:
             return cls(voices=1)
-        x, is_nan = float(value), math.isnan(value)
+        x = float(value)
+        if x != x:  # noqa: PLR0124  # NaN; on the way of every number
+            return cls(x, weight, x, 1, 1, 0, 1)
         is_integer = isinstance(value, int) and abs(value) <= LARGEST_EXACT_INTEGER
-        largest, smallest = (-math.inf, math.inf) if is_nan else (x, x)
-        return cls(weight * x, weight, x, 1, 1, int(is_integer), int(is_nan), largest, smallest)
+        return cls(weight * x, weight, x, 1, 1, int(is_integer), 0, x, x)
 
-    def __add__(self, other: Totals) -> Totals:
+    def __add__(self, other: Totals) -> Totals:  # type: ignore[override]  # a tuple's would string them together
         return Totals(
             self.weighted + other.weighted,
             self.weight + other.weight,
             self.plain + other.plain,
             self.voices + other.voices,
-            self.count + other.count,
+            self.number + other.number,
             self.integers + other.integers,
             self.nans + other.nans,
             max(self.largest, other.largest),
@@ -138,15 +158,15 @@ class Totals:
 
     def lanes(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """As numbers to be summed over ranks, and numbers whose maximum over ranks is to be taken."""
-        counts = (float(self.voices), float(self.count), float(self.integers), float(self.nans))
+        counts = (float(self.voices), float(self.number), float(self.integers), float(self.nans))
         return (self.weighted, self.weight, self.plain, *counts), (self.largest, -self.smallest)
 
     @classmethod
     def from_lanes(cls, sums: Sequence[float], maxima: Sequence[float]) -> Totals:
         """The inverse of `lanes`."""
         weighted, weight, plain, *counts = sums
-        voices, count, integers, nans = map(int, counts)
-        return cls(weighted, weight, plain, voices, count, integers, nans, maxima[0], -maxima[1])
+        voices, number, integers, nans = map(int, counts)
+        return cls(weighted, weight, plain, voices, number, integers, nans, maxima[0], -maxima[1])
 
     def reduced(self, reduction: str) -> float:
         """What `reduction` makes of the contributions.
@@ -163,5 +183,5 @@ class Totals:
         return self._as_integer(self.largest) if reduction == "max" else self.weighted / self.weight
 
     def _as_integer(self, value: float) -> float:
-        exact = self.integers == self.count and abs(value) <= LARGEST_EXACT_INTEGER
+        exact = self.integers == self.number and abs(value) <= LARGEST_EXACT_INTEGER
         return int(value) if exact else value

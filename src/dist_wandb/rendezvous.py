@@ -72,9 +72,32 @@ class Rendezvous:
         """Set `key` to a JSON value for all ranks to read."""
         self._reaching(lambda: self._store.set(key, json.dumps(value)))
 
+    def claim(self, key: str, value: Any) -> Any:
+        """Set `key` to a JSON value unless it is set; return what it is now. The first claim of all ranks counts."""
+        return json.loads(self._reaching(lambda: self._store.compare_set(key, "", json.dumps(value))))
+
+    def beside(self, namespace: str) -> Rendezvous:
+        """A part of this session's keys, on a connection of its own where torch can make one (2.8 and newer).
+
+        A thread that waits for an answer holds its connection; the training must not find it held.
+        """
+        clone = getattr(self._store, "clone", None)
+        store = self._store if clone is None else self._reaching(clone)
+        return Rendezvous(store, namespace, self._topology, self._timeout)
+
+    def store(self, prefix: str) -> Store:
+        """The keys below a prefix as a store, for a process group to be formed over it."""
+        import torch.distributed as dist
+
+        return dist.PrefixStore(prefix, self._store)
+
     def peek(self, key: str) -> Any | None:
         """The value of `key` if it is there already; `None` otherwise. Never waits."""
         return self._reaching(lambda: json.loads(self._store.get(key)) if self._store.check([key]) else None)
+
+    def has(self, keys: list[str]) -> bool:
+        """Whether all of these keys are set. Never waits."""
+        return bool(self._reaching(lambda: self._store.check(keys)))
 
     def fetch(self, key: str, publisher: str) -> Any:
         """The value of `key`, waiting for it up to the time limit.

@@ -21,8 +21,8 @@ _CALLS = 2**32  # more than a rank ever logs; with ranks below 2**20, origins ar
 
 # The second list begins with a header. Pairs hold (x, -x): their maxima are the largest and, negated, the smallest x.
 _COUNTED, _STEP = slice(0, 2), slice(2, 4)
-_ORIGIN, _UNKNOWN, _BUSY, _GIVE_UP_NEW, _GIVE_UP_ALL = range(4, 9)
-_HEADER = 9
+_ORIGIN, _UNKNOWN, _BUSY, _GIVE_UP_NEW, _GIVE_UP_ALL, _MORE, _REGROUP = range(4, 11)
+_HEADER = 11
 # Then come the numbers of each name: the totals', its occurrence as a pair, and where its largest number is.
 _PER_NAME = MAX_LANES + 3
 _SUMS_PER_NAME = SUM_LANES + 1  # the totals', and the sum of squares for the spread
@@ -55,9 +55,14 @@ class Key(NamedTuple):
     name: str
     occurrence: int
 
+    @classmethod
+    def of(cls, told: Sequence[Any]) -> Key:
+        """The key that was told as JSON."""
+        (counted, step), name, occurrence = told
+        return cls(Place(counted, step), name, occurrence)
 
-@dataclass(frozen=True)
-class _Said:
+
+class _Said(NamedTuple):
     """What one rank says in one cell."""
 
     occurrence: int
@@ -104,7 +109,7 @@ class Finished:
         totals: What was contributed.
         calls: Count of `log` calls of the lowest rank that contributed: the x axis of rows without a step.
         corrects: Whether a value of this cell was finished before; this one takes its place.
-        missing: How many ranks less than usual contributed.
+        missing: How many ranks are missing that usually contribute: they have left without a word, or patience ran out.
         spread: The spread over ranks, for names of which it is wanted.
     """
 
@@ -124,11 +129,17 @@ class Outcome:
         finished: Values to be written, in this order. Those of one place belong into one row.
         needs_names: Whether names must be exchanged before the next round: `unknown` on every rank, then `learn`.
         closed: Whether all ranks are closing and nothing is left: no further round takes place.
+        more: Whether some rank has more to say at once: the next round need not wait for anything.
+        regroup: Whether a rank asked for the ranks that take part to be agreed on anew before the next round.
+        late: Of what this rank contributed in this round, what came after its value was finished.
     """
 
     finished: tuple[Finished, ...] = ()
     needs_names: bool = False
     closed: bool = False
+    more: bool = False
+    regroup: bool = False
+    late: tuple[Key, ...] = field(default=(), compare=False)
 
 
 class Rounds:
@@ -143,6 +154,7 @@ class Rounds:
 
     def __init__(self, rank: int, size: int, *, spread: Sequence[str] = (), remembered: int = 4096) -> None:
         self.size = size
+        self.absent = 0
         self.round = 0
         self.closing = False
         self.names: list[str] = []
@@ -151,7 +163,8 @@ class Rounds:
         self._spread = tuple(spread)
         self._remembered = remembered
         self._positions: dict[str, int] = {}
-        self._usual: dict[str, int] = {}
+        self._usual: dict[str, int] = {}  # by name: how many ranks spoke when it was finished last
+        self._whole: dict[str, int] = {}  # and when it was finished last with none missing
         self._done: OrderedDict[Key, Cell] = OrderedDict()
         self._awaiting: list[Finished] = []  # finished, but written only after a round that brings their spread
         self._outbox: OrderedDict[Place, dict[str, deque[_Said]]] = OrderedDict()
@@ -160,27 +173,35 @@ class Rounds:
         self._turns: dict[tuple[Place, str], int] = {}
         self._occurrences: OrderedDict[tuple[str, int | None], int] = OrderedDict()
         self._own: OrderedDict[Key, float] = OrderedDict()
+        self._spoken: set[Key] = set()  # open cells that this rank contributed to
         self._spreading: set[str] = set()
-        self._shrunk = False
+        self._resized = False
         self._given_up = {_GIVE_UP_NEW: _NOTHING, _GIVE_UP_ALL: _NOTHING}
 
     # What this rank wants to say
 
-    def post(self, values: Mapping[str, Totals], step: int | None, calls: int = 0) -> None:
+    def post(self, values: Mapping[str, Totals], step: int | None, calls: int = 0) -> list[Key]:
         """Put what this rank logged in one call into the outbox.
 
         Args:
             values: This rank's contribution by name.
             step: The step that the user gave, or `None`.
             calls: How often this rank had called `log` before.
+
+        Returns:
+            The cells that the values go into, in the order of `values`.
         """
         place = Place(1, 0) if step is None else Place(0, step)
+        origin = -float(self._rank * _CALLS + calls)
+        waiting = self._outbox.setdefault(place, {}) if values else {}
+        keys = []
         for name, totals in values.items():
             occurrence = self._occurrences.pop((name, step), 0)
             self._occurrences[name, step] = occurrence + 1
-            said = _Said(occurrence, totals, -float(self._rank * _CALLS + calls))
-            self._outbox.setdefault(place, {}).setdefault(name, deque()).append(said)
+            waiting.setdefault(name, deque()).append(_Said(occurrence, totals, origin))
+            keys.append(Key(place, name, occurrence))
         self._forget(self._occurrences, _OCCURRENCES_PER_CELL * self._remembered)
+        return keys
 
     def give_up(self, born: int, *, new_only: bool) -> None:
         """Say in the next round that this rank has waited long enough for others.
@@ -211,6 +232,20 @@ class Rounds:
             for said in waiting
         ]
 
+    @property
+    def settled(self) -> bool:
+        """Whether all that this rank ever posted is finished, and nothing waits for its spread."""
+        return not (self._outbox or self._spoken or self._awaiting)
+
+    @property
+    def open_places(self) -> int:
+        """Number of places at which cells are open."""
+        return len({key.place for key in self.cells})
+
+    def unspoken(self, born: int) -> list[Key]:
+        """Open cells, opened in round `born` or before, that wait for others, though this rank has said nothing."""
+        return [key for key, cell in self.cells.items() if cell.born <= born and key not in self._spoken]
+
     def unknown(self) -> list[str]:
         """Names in the outbox that the unit has not agreed on, in the order in which they were logged."""
         named = dict.fromkeys(name for values in self._outbox.values() for name in values)
@@ -227,26 +262,66 @@ class Rounds:
                 if matches_any(name, self._spread):
                     self._spreading.add(name)
 
-    def shrink(self, size: int) -> None:
-        """Go on with fewer ranks. Cells in which all that are left have spoken are finished in the next round."""
+    def resize(self, size: int, absent: int) -> None:
+        """Go on with other ranks than before. Cells in which all of them have spoken are finished in the next round.
+
+        Args:
+            size: Number of ranks that take part.
+            absent: Number of ranks that should take part, but do not.
+        """
         self.size = size
-        self._shrunk = True
+        self.absent = absent
+        self._resized = True
+
+    def snapshot(self) -> dict[str, Any]:
+        """What the ranks know together, as JSON can hold it: with it a rank that was not there can go on with them."""
+        return {
+            "round": self.round,
+            "names": self.names,
+            "cells": [_as_list(key, cell) for key, cell in self.cells.items()],
+            "done": [_as_list(key, cell) for key, cell in self._done.items()],
+            "awaiting": [[*value.key.place, *value.key[1:], *_told(value)] for value in self._awaiting],
+            "usual": self._usual,
+            "whole": self._whole,
+            "focus": self._focus,
+            "turns": [[*place, name, turn] for (place, name), turn in self._turns.items()],
+        }
+
+    def restore(self, snapshot: Mapping[str, Any]) -> None:
+        """Take over what the ranks know together. What this rank has yet to say is kept."""
+        self.round = int(snapshot["round"])
+        self.names, self._positions = [], {}
+        self.learn([snapshot["names"]])
+        self.cells = OrderedDict(map(_from_list, snapshot["cells"]))
+        self._done = OrderedDict(map(_from_list, snapshot["done"]))
+        self._awaiting = [_heard(told) for told in snapshot["awaiting"]]
+        self._usual, self._whole = dict(snapshot["usual"]), dict(snapshot["whole"])
+        self._focus = tuple(snapshot["focus"])
+        self._turns = {(Place(counted, step), name): turn for counted, step, name, turn in snapshot["turns"]}
+        self._spoken.intersection_update(self.cells)
 
     # A round
 
-    def pack(self) -> tuple[list[float], list[float]]:
-        """What this rank says in the next round: numbers to be summed over ranks, and to take the largest of."""
+    def pack(self, *, regroup: bool = False) -> tuple[list[float], list[float]]:
+        """What this rank says in the next round: numbers to be summed over ranks, and to take the largest of.
+
+        Args:
+            regroup: Whether the ranks that take part should be agreed on anew after this round.
+        """
         sums = [0.0] * (_SUMS_PER_NAME * len(self.names))
         maxima = [_NOTHING] * (_HEADER + _PER_NAME * len(self.names))
         maxima[_BUSY] = float(not self.closing or bool(self._outbox or self._awaiting))
         for lane, born in self._given_up.items():
             maxima[lane] = born
+        maxima[_REGROUP] = float(regroup)
         place = self._next_place()
         self._offered = {} if place is None else self._due(place)
         if place is not None:
             self._pack_offered(place, sums, maxima)
-        for waiting in self._next_awaited():
-            self._pack_spread(waiting, sums, maxima)
+            waiting = sum(map(len, self._outbox[place].values()))
+            maxima[_MORE] = float(len(self._outbox) > 1 or waiting > len(self._offered))
+        for value in self._next_awaited():
+            self._pack_spread(value, sums, maxima)
         return sums, maxima
 
     def take(self, sums: Sequence[float], maxima: Sequence[float]) -> Outcome:
@@ -258,16 +333,18 @@ class Rounds:
         """
         self.round += 1
         written = self._take_spreads(sums, maxima)
+        regroup = maxima[_REGROUP] > 0
         if maxima[_UNKNOWN] > 0:
-            return Outcome(written, needs_names=True)
+            return Outcome(written, needs_names=True, more=True, regroup=regroup)
         self._given_up = {lane: born if born > maxima[lane] else _NOTHING for lane, born in self._given_up.items()}
         place = self._agreed_place(maxima)
-        touched = set() if place is None else self._add(place, sums, maxima)
+        touched, late = (set(), ()) if place is None else self._add(place, sums, maxima)
         finished = self._finish(self._ready(touched, maxima))
+        more = maxima[_MORE] > 0 or bool(self._focus or self._turns)
         if self._awaiting or any(value.spread for value in finished):
             self._awaiting += finished
-            return Outcome(written)
-        return Outcome(written + finished, closed=maxima[_BUSY] == 0)
+            return Outcome(written, more=more or maxima[_BUSY] == 0, regroup=regroup, late=late)
+        return Outcome(written + finished, closed=maxima[_BUSY] == 0, more=more, regroup=regroup, late=late)
 
     def _next_place(self) -> Place | None:
         """The oldest place in the outbox; while ranks look for one to agree on, the oldest that it may be."""
@@ -297,7 +374,7 @@ class Rounds:
         if own is None or waiting.spread is None:
             return
         start, header = self._starts(waiting.key.name)
-        sums[start + SUM_LANES] = (own - waiting.totals.plain / waiting.totals.count) ** 2
+        sums[start + SUM_LANES] = (own - waiting.totals.plain / waiting.totals.number) ** 2
         if math.isnan(own) if waiting.totals.nans else own == waiting.totals.largest:
             maxima[header + MAX_LANES + 2] = -float(self._rank)
 
@@ -336,9 +413,13 @@ class Rounds:
                 return None
         return Place(*agreed)
 
-    def _add(self, place: Place, sums: Sequence[float], maxima: Sequence[float]) -> set[Key]:
-        """Add a round's contributions to their cells; names that were said for different times take turns."""
-        touched = set()
+    def _add(self, place: Place, sums: Sequence[float], maxima: Sequence[float]) -> tuple[set[Key], tuple[Key, ...]]:
+        """Add a round's contributions to their cells; names that were said for different times take turns.
+
+        Returns:
+            The cells that were added to, and those that this rank contributed to though they were finished.
+        """
+        touched, late = set(), []
         for name in self.names:
             start, header = self._starts(name)
             if sums[start + _VOICES] == 0:
@@ -355,8 +436,10 @@ class Rounds:
             touched.add(key)
             if name in self._offered:
                 self._drop(key, self._offered[name])
+                if cell.corrects:
+                    late.append(key)
         self._forget(self._own, self._remembered)
-        return touched
+        return touched, tuple(late)
 
     def _drop(self, key: Key, said: _Said) -> None:
         """Take from the outbox what this rank has said; remember the number where its spread is wanted."""
@@ -366,7 +449,8 @@ class Rounds:
             del values[key.name]
         if not values:
             del self._outbox[key.place]
-        if key.name in self._spreading and said.totals.count:
+        self._spoken.add(key)
+        if key.name in self._spreading and said.totals.number:
             self._own[key] = said.totals.plain
 
     def _open(self, key: Key) -> Cell:
@@ -376,39 +460,53 @@ class Rounds:
             self.cells[key] = cell
         return self.cells[key]
 
-    def _ready(self, touched: set[Key], maxima: Sequence[float]) -> list[Key]:
-        """Cells to finish now: complete ones, those that all ranks have passed, those given up, all at the end."""
+    def _ready(self, touched: set[Key], maxima: Sequence[float]) -> list[tuple[Key, bool]]:
+        """Cells to finish now: complete ones, those that all ranks have passed, those given up, all at the end.
+
+        Returns:
+            The cells, each with whether it is finished only because patience ran out with ranks that usually speak.
+        """
         everything = maxima[_BUSY] == 0
-        suspects = self.cells.keys() if self._shrunk else touched
-        self._shrunk = False
+        suspects = self.cells.keys() if self._resized else touched
+        self._resized = False
         complete = {key for key in suspects if self.cells[key].totals.voices >= self._expected(key.name)}
+        if len(complete) == len(self.cells):
+            return [(key, False) for key in self.cells]
         newest = {key.name: self.cells[key].born for key in complete if not self.cells[key].corrects}
-        return [
-            key
-            for key, cell in self.cells.items()
-            if everything
-            or key in complete
-            or cell.born < newest.get(key.name, 0)  # a rank logs a name in order: all ranks have passed this one
-            or cell.born <= maxima[_GIVE_UP_ALL]
-            or (cell.born <= maxima[_GIVE_UP_NEW] and key.name not in self._usual)
-        ]
+        ready = []
+        for key, cell in self.cells.items():
+            passed = cell.born < newest.get(key.name, 0)  # a rank logs a name in order: all have passed this one
+            new = cell.born <= maxima[_GIVE_UP_NEW] and key.name not in self._usual
+            gave_up = cell.born <= maxima[_GIVE_UP_ALL]
+            if everything or key in complete or passed or new or gave_up:
+                known = key.name in self._usual
+                ready.append((key, gave_up and known and not (everything or passed or key in complete)))
+        return ready
 
     def _expected(self, name: str) -> int:
         """How many ranks are waited for: as many as spoke when the name was finished last."""
         return min(self.size, self._usual.get(name, self.size))
 
-    def _finish(self, keys: Iterable[Key]) -> tuple[Finished, ...]:
+    def _finish(self, ready: Iterable[tuple[Key, bool]]) -> tuple[Finished, ...]:
         finished = []
-        for key in keys:
+        for key, gave_up in ready:
             cell = self.cells.pop(key)
-            spread = Spread() if cell.totals.count and key.name in self._spreading else None
-            missing = max(0, self._expected(key.name) - cell.totals.voices)
+            self._spoken.discard(key)
+            spread = Spread() if cell.totals.number and key.name in self._spreading else None
+            missing = self._missing(key.name, cell.totals.voices, gave_up=gave_up)
             calls = int(-cell.origin) % _CALLS
             finished.append(Finished(key, cell.totals, calls, cell.corrects, missing, spread))
             self._usual[key.name] = cell.totals.voices
+            if not missing:
+                self._whole[key.name] = cell.totals.voices
             self._done[key] = cell
         self._forget(self._done, self._remembered)
         return tuple(finished)
+
+    def _missing(self, name: str, voices: int, *, gave_up: bool) -> int:
+        """How many ranks are missing: of those whom patience ran out with, or at most those that are not there."""
+        fewer = max(0, self._whole.get(name, self.size + self.absent) - voices)
+        return fewer if gave_up else min(self.absent, fewer)
 
     def _starts(self, name: str) -> tuple[int, int]:
         """Where the numbers of a name begin in the two lists."""
@@ -423,3 +521,22 @@ class Rounds:
 
 def _pair(number: int) -> list[float]:
     return [float(number), -float(number)]
+
+
+def _as_list(key: Key, cell: Cell) -> list[Any]:
+    return [*key.place, key.name, key.occurrence, cell.born, list(cell.totals), cell.origin, cell.corrects]
+
+
+def _from_list(told: Sequence[Any]) -> tuple[Key, Cell]:
+    counted, step, name, occurrence, born, totals, origin, corrects = told
+    return Key(Place(counted, step), name, occurrence), Cell(born, Totals(*totals), origin, corrects=corrects)
+
+
+def _told(value: Finished) -> list[Any]:
+    return [list(value.totals), value.calls, value.corrects, value.missing, value.spread is not None]
+
+
+def _heard(told: Sequence[Any]) -> Finished:
+    counted, step, name, occurrence, totals, calls, corrects, missing, has_spread = told
+    key, spread = Key(Place(counted, step), name, occurrence), Spread() if has_spread else None
+    return Finished(key, Totals(*totals), calls, corrects, missing, spread)

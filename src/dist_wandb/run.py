@@ -163,7 +163,10 @@ def _check_against_signature(unknown: list[str], door: str) -> None:
             raise ConfigurationError(f"{door} got the argument {name!r}, which wandb.init does not know. {hint}")
 
 
-_OUR_ARGUMENTS = ("run_mode", "rank_scope", "reduce", "spread", "join_timeout")
+_OUR_ARGUMENTS = (
+    *("run_mode", "rank_scope", "reduce", "spread", "per_rank"),
+    *("join_timeout", "peer_timeout", "finish_timeout", "max_pending_rows", "heartbeat"),
+)
 
 
 def check_id(run_id: object, origin: str) -> str:
@@ -505,10 +508,21 @@ class RunWriter:
     """
 
     def __init__(self, run: AnyRun, plan: RunPlan, step_metric: str | None) -> None:
+        self.label = plan.label
+        self.is_primary = plan.primary
         self._run = run
-        self._label = plan.label
-        self._primary = plan.primary
         self._step_metric = step_metric
+
+    def write_plain(self, row: Mapping[str, Any], x: int | None) -> None:
+        """Write one row as it is.
+
+        Args:
+            row: Values by the names they are to have.
+            x: Its place on the x axis; `None` leaves the x axis out of the row.
+        """
+        if self._run:
+            axis = {} if self._step_metric is None or x is None else {self._step_metric: x}
+            self._run.log({**row, **axis})
 
     def write(self, metrics: Mapping[str, Any], step: int | None, *, commit: bool | None = None) -> None:
         """Write one row.
@@ -520,7 +534,7 @@ class RunWriter:
         """
         if not self._run:
             return
-        row = dict(metrics) if self._label is None else self._labelled(metrics)
+        row = dict(metrics) if self.label is None else self._labelled(metrics)
         if self._step_metric is not None and step is not None:
             row[self._step_metric] = step
         self._run.log(row) if commit is None else self._run.log(row, commit=commit)
@@ -528,11 +542,11 @@ class RunWriter:
     def _labelled(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
         """Every rank's numbers under its label; on the primary beside the plain names, media under those alone."""
         own = {
-            f"{self._label}/{name}": value
+            f"{self.label}/{name}": value
             for name, value in metrics.items()
-            if name != self._step_metric and (not self._primary or _is_number(value))
+            if name != self._step_metric and (not self.is_primary or _is_number(value))
         }
-        plain = metrics if self._primary else {name: metrics[name] for name in metrics if name == self._step_metric}
+        plain = metrics if self.is_primary else {name: metrics[name] for name in metrics if name == self._step_metric}
         return {**plain, **own}
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
+import operator
+import os
 import sys
 import warnings
 from collections import Counter
@@ -24,13 +27,16 @@ from dist_wandb.policy import (
     needs_layout,
     plan_run,
     tells_job,
+    unit_of,
     unit_run_id,
 )
-from dist_wandb.reduction import Reduce, Spread, check_reduce, check_spread
+from dist_wandb.reduction import PerRank, Reduce, Reduction, Spread, check_patterns, check_reduce, check_spread
 from dist_wandb.rendezvous import BASE_ID, Rendezvous, agree_on_base_id, id_of_job, learn_layout, make_id
+from dist_wandb.rows import Contribution, Rows
 from dist_wandb.run import NullRun, RunWriter
-from dist_wandb.sync import Contribution, Exchange, StraightThrough
+from dist_wandb.sync import Exchange, Limits, RoundsExchange, StraightThrough
 from dist_wandb.topology import Topology
+from dist_wandb.values import Weight, take, take_weight
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -38,6 +44,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from dist_wandb.run import AnyRun, Run
+
+_log = logging.getLogger("dist_wandb")
 
 STEP_METRIC = "global_step"
 _JOB = "job"
@@ -53,7 +61,12 @@ class Options:
         rank_scope: Whether the whole job or each node is one unit: `"global"` or `"worker"`.
         reduce: How one number comes from the ranks' numbers.
         spread: Of which names the spread over ranks is written as well.
+        per_rank: Which names each rank of a shared run also writes under its label.
         join_timeout: How long to wait for other ranks when the run is opened, in seconds.
+        peer_timeout: How long a rank may keep the others waiting, in seconds.
+        finish_timeout: How long `finish` and `flush` wait for other ranks, in seconds.
+        max_pending_rows: How many rows may wait for other ranks.
+        heartbeat: After how many seconds a rank without anything to say takes part in an exchange.
 
     Raises:
         ConfigurationError: A value that cannot be honoured.
@@ -61,19 +74,36 @@ class Options:
 
     run_mode: RunMode = "auto"
     rank_scope: RankScope = "global"
-    reduce: Reduce = "mean"
+    reduce: Reduce = "auto"
     spread: Spread = False
-    join_timeout: float = 60.0
+    per_rank: PerRank = True
+    join_timeout: float = Limits.join_timeout
+    peer_timeout: float = Limits.peer_timeout
+    finish_timeout: float = Limits.finish_timeout
+    max_pending_rows: int = Limits.max_pending_rows
+    heartbeat: float = Limits.heartbeat
 
     def __post_init__(self) -> None:
         check_run_mode(self.run_mode)
         check_rank_scope(self.rank_scope)
         check_reduce(self.reduce)
         check_spread(self.spread)
-        if isinstance(self.join_timeout, bool) or not isinstance(self.join_timeout, (int, float)):
-            raise ConfigurationError(f"join_timeout={self.join_timeout!r} is no number of seconds. Pass e.g. 60.")
-        if not self.join_timeout > 0:
-            raise ConfigurationError(f"join_timeout={self.join_timeout!r} must be greater than 0. It is in seconds.")
+        check_patterns("per_rank", self.per_rank)
+        for limit in ("join_timeout", "peer_timeout", "finish_timeout", "heartbeat"):
+            _check_limit(limit, getattr(self, limit), "60", (int, float), "It is in seconds.")
+        _check_limit("max_pending_rows", self.max_pending_rows, "10000", (int,), "It is a number of rows.")
+
+    @property
+    def limits(self) -> Limits:
+        """How long, and how much, the exchange waits."""
+        return Limits(self.join_timeout, self.peer_timeout, self.finish_timeout, self.max_pending_rows, self.heartbeat)
+
+    @property
+    def reductions(self) -> dict[str, Reduction] | None:
+        """Name patterns and reductions; `None` where ranks' numbers are not brought together."""
+        if self.reduce == "auto":
+            return None if self.run_mode == "new" else check_reduce("mean")
+        return check_reduce(self.reduce)
 
 
 class Session:
@@ -90,6 +120,7 @@ class Session:
         owns_run: Whether `finish` may end the run: not if it was there before.
         step_metric: Name of the x axis; `None` for none.
         rendezvous: The job's store, where there is one.
+        name: Name of the session, equal on all ranks.
     """
 
     def __init__(
@@ -102,6 +133,7 @@ class Session:
         owns_run: bool = True,
         step_metric: str | None = STEP_METRIC,
         rendezvous: Rendezvous | None = None,
+        name: str = "",
     ) -> None:
         self.options = options
         self.topology = topology
@@ -110,7 +142,16 @@ class Session:
         self.owns_run = owns_run
         self._step_metric = step_metric
         self._rendezvous = rendezvous
-        self._exchange: Exchange = StraightThrough(RunWriter(run, plan, step_metric))
+        self._name = name
+        self._pid = os.getpid()
+        self._row_maker = Rows(
+            RunWriter(run, plan, step_metric),
+            options.reductions,
+            check_patterns("per_rank", options.per_rank),
+            counts=step_metric == STEP_METRIC,
+            rank=topology.global_rank,
+        )
+        self._exchange = self._make_exchange()
         self._rows = 0
         _sessions.append(self)
 
@@ -148,38 +189,79 @@ class Session:
         """The run's config; on a rank without a run, something that accepts every use and does nothing."""
         return self.run.config
 
-    def log(self, metrics: Mapping[str, Any], step: int | None = None, *, commit: bool | None = None) -> None:
-        """Log one row.
+    def log(
+        self,
+        metrics: Mapping[str, Any],
+        step: int | None = None,
+        weight: Weight = None,
+        *,
+        commit: bool | None = None,
+    ) -> None:
+        """Log one row. Never waits for other ranks, nor for a device.
+
+        The numbers that the ranks of a unit log under one name at one step become one number, by `reduce`; it is
+        written as soon as all of them are there. Without a step, the k-th number of a name on each rank belong
+        together. What is no number (text, media, tables, lists) is the primary's own, and goes into its row.
 
         Args:
-            metrics: Values by name: numbers, and whatever `wandb.Run.log` takes.
+            metrics: Values by name: numbers of Python and numpy, tensors of one element on any device, metrics and
+                metric collections of torchmetrics that are not computed, and whatever `wandb.Run.log` takes.
             step: Place of the row on the x axis (`global_step`); counted per call if `None`.
-            commit: As in `wandb.Run.log`.
+            weight: What a mean over ranks is weighted with, such as the number of samples behind the values: one
+                number, or a mapping of names to numbers. 1 where it is not given. With 0 this rank has no part in it.
+            commit: As in `wandb.Run.log`, where one rank is a unit; between ranks rows form by step.
 
         Raises:
-            ConfigurationError: `metrics` is no mapping, or a name is no text.
+            ConfigurationError: `metrics` is no mapping, a name is no text, a number is complex, a tensor has several
+                elements, the step is no integer, or a weight is negative or not finite.
 
         Example:
             Two ranks, ``run_mode="shared"``::
 
-                run.log({"loss": 0.4}, step=1)  # rank 0: writes loss=0.4 and rank-0/loss=0.4
-                run.log({"loss": 0.6}, step=1)  # rank 1: writes rank-1/loss=0.6
+                run.log({"loss": 0.4}, step=1, weight=3)  # rank 0: writes loss=0.45 and rank-0/loss=0.4
+                run.log({"loss": 0.6}, step=1, weight=1)  # rank 1: writes rank-1/loss=0.6
         """
         _check_metrics(metrics, self.topology)
-        if step is None and self._step_metric == STEP_METRIC and STEP_METRIC not in metrics:
-            step = self._rows
+        calls = self._rows
         if commit is not False:  # a row that is not committed goes on in the next call
             self._rows += 1
+        if self._brings_together:
+            self._put(metrics, step, weight, calls)
+            return
+        if weight is not None:
+            take_weight(weight, self.topology.global_rank)
+        if step is None and self._step_metric == STEP_METRIC and STEP_METRIC not in metrics:
+            step = calls
         self._exchange.put(Contribution(metrics, step, commit))
+
+    def _put(self, metrics: Mapping[str, Any], step: int | None, weight: Weight, calls: int) -> None:
+        """Hand what this rank says to the exchange."""
+        if os.getpid() != self._pid:
+            _tell_of_foreign_process(self.topology)
+            return
+        if self not in _sessions:
+            raise ConfigurationError(
+                f"log was called on rank {self.topology.global_rank} after the session was finished. Log before "
+                "finish(), or open another session."
+            )
+        rank = self.topology.global_rank
+        values = take(metrics, rank)
+        if step is None and self._step_metric in values and type(values[self._step_metric]) is int:
+            step = values.pop(self._step_metric)
+        if step is not None and type(step) is not int:
+            step = _checked_step(step, rank)
+        self._exchange.put(
+            Contribution(values, step, None, None if weight is None else take_weight(weight, rank), calls)
+        )
 
     def flush(self, timeout: float | None = None) -> bool:
         """Wait until all that was logged is handed to W&B.
 
         Args:
-            timeout: How long to wait, in seconds; `None` for as long as it takes.
+            timeout: How long to wait, in seconds; `None` for `finish_timeout`.
 
         Returns:
-            Whether it is.
+            Whether all that this rank logged is, together with what the other ranks logged for the same rows.
         """
         return self._exchange.flush(timeout)
 
@@ -189,15 +271,22 @@ class Session:
         Args:
             exit_code: Exit code of the job as W&B is to show it; `None` or 0 for success.
         """
-        if self in _sessions:
-            self.release()
+        if self in _sessions and os.getpid() == self._pid:
+            self.release(failed=exit_code not in (None, 0))
             if self.owns_run:
                 self.run.finish(exit_code=exit_code)
 
-    def release(self) -> None:
-        """Hand over what was logged and be no longer the current session, but leave the run open for others."""
-        self._exchange.close()
+    def release(self, *, failed: bool = False) -> None:
+        """Hand over what was logged and be no longer the current session, but leave the run open for others.
+
+        Args:
+            failed: Whether to wait for no other rank.
+        """
+        if os.getpid() != self._pid:
+            return  # a fork of the process that the session belongs to
+        self._exchange.close(failed=failed)
         _sessions.remove(self)
+        self._tell_of_unused_patterns()
 
     def announce(self, where: str | None = None) -> None:
         """Say in one line, on a unit's primary, what was decided and where the runs are.
@@ -221,6 +310,32 @@ class Session:
         if self._rendezvous is not None and tells_job(self.topology):
             self._rendezvous.publish(BASE_ID, self.plan.base_id)
             _tell_job(self.options, self._rendezvous, init_arguments)
+
+    def _make_exchange(self) -> Exchange:
+        unit = unit_of(self.topology, self.options.rank_scope)
+        self._brings_together = unit.size > 1 and self.options.reductions is not None
+        if not self._brings_together:
+            return StraightThrough(self._row_maker)
+        spread = check_spread(self.options.spread)
+        return RoundsExchange(unit, self._find_store, self._row_maker, self.options.limits, spread)
+
+    def _find_store(self) -> Rendezvous | None:
+        if self._rendezvous is not None:
+            return self._rendezvous
+        return Rendezvous.find(self._name, self.topology, self.options.join_timeout)
+
+    def _tell_of_unused_patterns(self) -> None:
+        unused = [pattern for pattern in self._row_maker.unused if pattern != "*"]
+        if unused and self._brings_together and self._rows and self.plan.primary:
+            warnings.warn(
+                f"reduce has patterns that decided about no name that was logged: {', '.join(map(repr, unused))}. Look "
+                "for a misspelt name, or an earlier pattern that matches the same names.",
+                stacklevel=4,
+            )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """In another process, such as a spawned DataLoader worker, there is nothing to log with."""
+        return _SessionElsewhere, (self.topology,)
 
     def __enter__(self) -> Self:
         return self
@@ -300,7 +415,16 @@ def open_session(
     owns_run = adopted is None and run is not before
     if owns_run and step_metric is not None:
         runs.define_step_metric(run, step_metric)
-    session = Session(options, topology, plan, run, owns_run=owns_run, step_metric=step_metric, rendezvous=rendezvous)
+    session = Session(
+        options,
+        topology,
+        plan,
+        run,
+        owns_run=owns_run,
+        step_metric=step_metric,
+        rendezvous=rendezvous,
+        name=name,
+    )
     if rendezvous is not None and plan.announces:
         rendezvous.publish(_run_key(plan), {"url": session.url})
     if announces:
@@ -313,9 +437,14 @@ def init(
     *,
     run_mode: RunMode = "auto",
     rank_scope: RankScope = "global",
-    reduce: Reduce = "mean",
+    reduce: Reduce = "auto",
     spread: Spread = False,
-    join_timeout: float = 60.0,
+    per_rank: PerRank = True,
+    join_timeout: float = Limits.join_timeout,
+    peer_timeout: float = Limits.peer_timeout,
+    finish_timeout: float = Limits.finish_timeout,
+    max_pending_rows: int = Limits.max_pending_rows,
+    heartbeat: float = Limits.heartbeat,
     **wandb_init: Any,
 ) -> Session:
     """Open the W&B runs of a distributed job. Call it on every rank; it is a context manager too.
@@ -326,10 +455,20 @@ def init(
             unit write into. `"new"`: one run per rank, grouped.
         rank_scope: `"global"`: all ranks are one unit. `"worker"`: the ranks of each node are.
         reduce: How one number comes from the ranks' numbers: `"mean"`, `"sum"`, `"min"`, `"max"`, `"first"`, a mapping
-            of name patterns to those, or `None` for no reduction. Checked and kept; ranks' numbers are not brought
-            together yet: the primary writes its own.
-        spread: Also write the spread over ranks, of all names or of those that match the patterns. As `reduce`.
-        join_timeout: How long to wait for other ranks while opening, in seconds.
+            of name patterns to those, of which the first that matches counts, or `None` for no reduction: then the
+            primary writes its own numbers. `"auto"` is `"mean"`, but `None` with ``run_mode="new"``.
+        spread: Also write the spread over ranks (``NAME/min``, ``NAME/max``, ``NAME/std``, ``NAME/argmax_rank``), of
+            all names or of those that match the patterns.
+        per_rank: In a shared run, which names each rank also writes under its label (``rank-3/loss``): `True` for
+            all, `False` for none, or patterns.
+        join_timeout: How long to wait for ranks that have not opened their session, in seconds.
+        peer_timeout: How long a rank that takes part may keep the others waiting, in seconds: because it does not
+            answer, or does not log a name that it usually does. Then they go on without it, and flag their rows.
+        finish_timeout: How long `finish` and `flush` wait for other ranks, in seconds.
+        max_pending_rows: How many rows may wait for ranks that have not logged them; beyond it the oldest are written
+            with those who have.
+        heartbeat: After how many seconds a rank that logs nothing takes part in an exchange all the same, so that
+            what only others log is written.
         **wandb_init: Further arguments of `wandb.init`. An `id` or `group` replaces the generated one in the ids and
             groups of all runs of the job.
 
@@ -349,9 +488,21 @@ def init(
         Two processes under torchrun::
 
             with dist_wandb.init(project="digits", run_mode="auto") as run:
-                run.log({"loss": 0.4}, step=1)  # rank 0: one row, loss=0.4; rank 1: no run, nothing is written
+                run.log({"loss": 0.4}, step=1)  # on rank 0
+                run.log({"loss": 0.6}, step=1)  # on rank 1, which has no run; rank 0 writes one row, loss=0.5
     """
-    options = Options(run_mode, rank_scope, reduce, spread, join_timeout)
+    options = Options(
+        run_mode,
+        rank_scope,
+        reduce,
+        spread,
+        per_rank,
+        join_timeout,
+        peer_timeout,
+        finish_timeout,
+        max_pending_rows,
+        heartbeat,
+    )
     arguments = dict(wandb_init)
     if project is not None:
         arguments["project"] = project
@@ -514,6 +665,50 @@ def _check_metrics(metrics: object, topology: Topology) -> None:
                 f"log was given the name {name!r} ({type(name).__name__}) on rank {topology.global_rank}, but names "
                 "are text. Nothing of this row was written."
             )
+
+
+def _checked_step(step: object, rank: int) -> int:
+    try:
+        return operator.index(step)  # type: ignore[arg-type]  # what is no integer raises
+    except TypeError:
+        raise ConfigurationError(
+            f"step={step!r} on rank {rank} is no integer, but rows of the ranks are matched by it. Pass the number of "
+            "optimizer steps so far."
+        ) from None
+
+
+def _check_limit(name: str, value: object, example: str, kinds: tuple[type, ...], unit: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, kinds):
+        raise ConfigurationError(f"{name}={value!r} is no number of the right kind. {unit} Pass e.g. {example}.")
+    if not value > 0:  # type: ignore[operator]  # a number
+        raise ConfigurationError(f"{name}={value!r} must be greater than 0. {unit}")
+
+
+_told_of_foreign_processes: set[int] = set()
+
+
+def _tell_of_foreign_process(topology: Topology) -> None:
+    """Say once in a process that a session of another process was used there. The training must not end by it."""
+    if os.getpid() not in _told_of_foreign_processes:
+        _told_of_foreign_processes.add(os.getpid())
+        _log.error(
+            "dist_wandb: %s was asked to log, but the session belongs to rank %d, another process. Its numbers are not "
+            "written. Log in the training process, for example what the DataLoader's worker returned.",
+            multiprocessing.current_process().name,
+            topology.global_rank,
+        )
+
+
+class _SessionElsewhere(NullRun):
+    """What a session is in a process that it was pickled into: it accepts every use, and says that it is in vain."""
+
+    def __init__(self, topology: Topology) -> None:
+        super().__init__()
+        self.__dict__["topology"] = topology
+
+    def log(self, *_args: Any, **_kwargs: Any) -> None:
+        """Say that nothing is logged here."""
+        _tell_of_foreign_process(self.__dict__["topology"])
 
 
 def _exit_code(error: BaseException | None) -> int | None:

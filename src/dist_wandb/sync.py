@@ -1,27 +1,63 @@
-"""Between `log` and the written row: how a rank's contributions become rows of its unit."""
+"""Between `log` and the written row: how a rank's contributions become rows of its unit.
+
+`StraightThrough` writes what one rank says. `RoundsExchange` is the one thread of a session that brings the ranks'
+numbers together: it carries rounds over a process group of its own, and hands what is finished to the writer of rows.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import atexit
+import json
+import logging
+import multiprocessing
+import os
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Protocol
 
-from dist_wandb.run import RunWriter
+from dist_wandb.errors import RendezvousError
+from dist_wandb.membership import Epoch, Membership, Stopped, Word
+from dist_wandb.policy import Unit
+from dist_wandb.rendezvous import Rendezvous
+from dist_wandb.rounds import Finished, Key, Outcome, Rounds
+from dist_wandb.rows import Contribution, Rows
+
+if TYPE_CHECKING:
+    from dist_wandb.gloo import Group
+
+_log = logging.getLogger("dist_wandb")
+
+_FIRST_PAUSE = 0.01  # seconds until the next round while others are waited for; doubled up to a heartbeat
+_GRACE = 5.0  # seconds that a member of a broken epoch is given to speak up
+_LAST_WORDS = 2.0  # seconds that the thread is given to write what is there, when its time is over
+_LAST_ROUND = 1.0  # seconds that a process which ends gives the others to end as well
+_MOST_AT_ONCE = 256  # contributions taken from the inbox before the next round
+_NEW_NAME_HEARTBEATS = 5  # patience with a name that was never finished before
 
 
 @dataclass(frozen=True)
-class Contribution:
-    """What one rank says in one call of `log`.
+class Limits:
+    """How long, and how much, the exchange waits. Times are in seconds.
 
     Args:
-        metrics: Values by name.
-        step: Place on the x axis; `None` for none.
-        commit: As in `wandb.Run.log`; `None` leaves it to wandb.
+        join_timeout: For ranks that have not opened their session yet, before the others begin without them.
+        peer_timeout: For a rank that takes part but does not answer, or does not log a name that it usually does.
+        finish_timeout: For the other ranks when the session is finished or flushed.
+        max_pending_rows: Rows that wait for other ranks; beyond it the oldest are finished with those who are there.
+        heartbeat: After which a rank that has nothing to say takes part in a round all the same.
     """
 
-    metrics: Mapping[str, Any]
-    step: int | None
-    commit: bool | None = None
+    join_timeout: float = 60.0
+    peer_timeout: float = 60.0
+    finish_timeout: float = 60.0
+    max_pending_rows: int = 10_000
+    heartbeat: float = 1.0
 
 
 class Exchange(Protocol):
@@ -33,24 +69,573 @@ class Exchange(Protocol):
     def flush(self, timeout: float | None = None) -> bool:
         """Wait up to `timeout` seconds until all that was put is written; return whether it is."""
 
-    def close(self, timeout: float | None = None) -> bool:
-        """As `flush`; nothing may be put afterwards."""
+    def close(self, timeout: float | None = None, *, failed: bool = False) -> bool:
+        """As `flush`; nothing may be put afterwards. After a failure nobody is waited for."""
+
+    def leave(self, *, failed: bool = False) -> None:
+        """Make an end: this process is about to, after a failure or not."""
 
 
 class StraightThrough:
     """The exchange of a unit without other ranks: what is put is written at once, on the calling thread."""
 
-    def __init__(self, writer: RunWriter) -> None:
-        self._writer = writer
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
 
     def put(self, contribution: Contribution) -> None:
         """Write the contribution as one row."""
-        self._writer.write(contribution.metrics, contribution.step, commit=contribution.commit)
+        self._rows.write_own(contribution)
 
     def flush(self, timeout: float | None = None) -> bool:  # noqa: ARG002  # the protocol has it
         """Nothing is ever pending."""
         return True
 
-    def close(self, timeout: float | None = None) -> bool:  # noqa: ARG002  # the protocol has it
+    def close(self, timeout: float | None = None, *, failed: bool = False) -> bool:  # noqa: ARG002  # as flush
         """Nothing is ever pending."""
         return True
+
+    def leave(self, *, failed: bool = False) -> None:
+        """Nothing is ever pending."""
+
+
+class RoundsExchange:
+    """One rank's thread in the exchange of its unit.
+
+    Args:
+        unit: The unit, seen from this rank.
+        find: Finds the job's store; asked until there is one.
+        rows: Makes totals of contributions, and rows of what is finished.
+        limits: How long, and how much, to wait.
+        spread: Patterns of names whose spread over ranks is wanted.
+    """
+
+    def __init__(
+        self,
+        unit: Unit,
+        find: Callable[[], Rendezvous | None],
+        rows: Rows,
+        limits: Limits,
+        spread: Sequence[str] = (),
+    ) -> None:
+        self.unit = unit
+        self.limits = limits
+        self.rounds = Rounds(unit.index, unit.size, spread=spread)
+        self.group: Group | None = None
+        self.collectives = 0
+        self._find = find
+        self._rows = rows
+        self._inbox: SimpleQueue[Contribution | threading.Event | None] = SimpleQueue()
+        self._flushes: list[threading.Event] = []
+        self._stopped = threading.Event()  # no waiting for others any more
+        self._taken = threading.Event()  # closing, and the others know all that this rank had to say
+        self._done = threading.Event()
+        self._closing = self._failed = self._left = False
+        self._membership: Membership | None = None
+        self._epoch: Epoch | None = None
+        self._result: tuple[list[float], list[float]] | None = None
+        self._due: tuple[Finished, ...] = ()  # finished, but not written yet
+        self._names_due = False
+        self._times: deque[tuple[int, float]] = deque()  # when rounds took place, as long as their cells are open
+        self._pause = _FIRST_PAUSE
+        self._looked_for_wanting = 0.0
+        self._known_names: set[str] = set()  # names that this rank has contributed to
+        self._warned: set[str] = set()
+        self._pid = os.getpid()
+        self._thread = threading.Thread(target=self._main, name=f"dist_wandb-{unit.name or 'unit'}", daemon=True)
+        self._thread.start()
+        _end_with_the_process(self)
+
+    # On the threads of the user
+
+    def put(self, contribution: Contribution) -> None:
+        """Hand a contribution to the thread."""
+        self._inbox.put(contribution)
+
+    def flush(self, timeout: float | None = None) -> bool:
+        """Wait until all that this rank has logged so far is finished, and, if this rank writes it, written.
+
+        Args:
+            timeout: How long to wait, in seconds; `None` for `finish_timeout`.
+
+        Returns:
+            Whether it is.
+        """
+        if self._is_foreign() or self._done.is_set():
+            return True
+        flushed = threading.Event()
+        self._inbox.put(flushed)
+        deadline = time.monotonic() + (self.limits.finish_timeout if timeout is None else timeout)
+        while not flushed.wait(min(0.2, max(0.0, deadline - time.monotonic()))):
+            if self._done.is_set() or time.monotonic() >= deadline:
+                return flushed.is_set()
+        return True
+
+    def close(self, timeout: float | None = None, *, failed: bool = False) -> bool:
+        """Say that nothing more comes. A rank that writes waits for all others; the rest until their words are taken.
+
+        Args:
+            timeout: How long to wait, in seconds; `None` for `finish_timeout`.
+            failed: Whether to wait for nobody.
+
+        Returns:
+            Whether all that this rank logged is written, or taken by the rank that writes it.
+        """
+        if self._is_foreign():
+            return True
+        self._closing, self._failed = True, self._failed or failed
+        self._inbox.put(None)
+        if failed:
+            self._stopped.set()
+        limit = self.limits.finish_timeout if timeout is None else timeout
+        ended = self._done if self._rows.writes else self._taken
+        if ended.wait(limit) and not self._stopped.is_set():
+            return True
+        if not failed:
+            self._warn(
+                "finish",
+                f"rank {self.unit.global_rank} waited {limit:g} s for the other ranks to finish, and goes on "
+                "without them. Rows that lack a rank are flagged. See finish_timeout.",
+            )
+        self._stop()
+        return False
+
+    def leave(self, *, failed: bool = False) -> None:
+        """Make an end, because the process does: leave word for those who stay.
+
+        A thread that is in native code when Python goes down aborts the process. So it must have ended by then.
+        """
+        if self._is_foreign():
+            return
+        if not self._closing:
+            self.close(failed=failed)
+        if not self._done.wait(_LAST_ROUND):
+            self._stop()
+        self._thread.join(_LAST_WORDS)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the thread has ended."""
+        return not self._thread.is_alive()
+
+    def _stop(self) -> None:
+        self._closing = True
+        self._stopped.set()
+        self._inbox.put(None)
+        self._done.wait(_LAST_WORDS)
+
+    def _is_foreign(self) -> bool:
+        """Whether this process is a fork, in which the thread does not exist."""
+        return os.getpid() != self._pid
+
+    # On the thread
+
+    def _main(self) -> None:
+        try:
+            with suppress(Stopped):
+                self._take_part()
+            self._say_goodbye()
+        except RendezvousError as error:
+            self._warn("store", f"{error} Rank {self.unit.global_rank} goes on alone.")
+            self._go_on_alone()
+        except Exception:  # noqa: BLE001  # the training must not suffer, and nothing that was logged be lost
+            _log.exception("dist_wandb: the exchange of rank %d failed; it goes on alone", self.unit.global_rank)
+            self._go_on_alone()
+        finally:
+            self._let_go()
+            self._write_what_is_there()
+            self._taken.set()
+            self._done.set()
+            for flushed in self._flushes:
+                flushed.set()
+
+    def _take_part(self) -> None:
+        rendezvous = self._find_rendezvous()
+        self._rows.global_rank_of = self._global_rank
+        self._membership = Membership(self.unit, rendezvous.beside(f"unit/{self.unit.name}"), self._is_over)
+        epoch = self._membership.arrive(self.limits.join_timeout)
+        while True:
+            following = self._go_through(epoch)
+            if following is None:
+                return
+            epoch = following
+
+    def _find_rendezvous(self) -> Rendezvous:
+        deadline = time.monotonic() + self.limits.join_timeout
+        while (found := self._find()) is None:
+            if self._is_over():
+                raise Stopped
+            if time.monotonic() > deadline:
+                raise RendezvousError(
+                    f"Rank {self.unit.global_rank} found no store of the job within {self.limits.join_timeout:g} s, "
+                    "so its numbers cannot be brought together with those of other ranks. Call init_process_group."
+                )
+            time.sleep(0.05)
+        return found
+
+    def _go_through(self, epoch: Epoch) -> Epoch | None:
+        """Take part in an epoch; what comes after it, or `None` if all ranks are done."""
+        from dist_wandb.gloo import BrokenError
+
+        membership = self._the_membership()
+        if self._catch_up(epoch):
+            return None
+        if self.unit.index not in epoch.members:
+            self._warn("late", f"rank {self.unit.global_rank} was not there in time, and asks to be taken in.")
+            epoch = membership.join(membership.latest(epoch))
+            self._epoch = None
+            self.rounds.restore(membership.state(epoch))
+        self._enter(epoch)
+        try:
+            self._form_group(epoch)
+            self._greet()
+            while True:
+                outcome = self._round()
+                if outcome.closed:
+                    return None
+                if outcome.regroup:
+                    break
+        except BrokenError as error:
+            self._let_go()
+            if self._stopped.is_set():
+                raise Stopped from None
+            _log.debug("dist_wandb: epoch %d broke on rank %d: %s", epoch.number, self.unit.global_rank, error)
+            return membership.regroup(epoch, self._word(), min(_GRACE, self.limits.peer_timeout))
+        self._let_go()
+        if epoch.members[0] == self.unit.index:
+            return membership.admit(epoch, self._word(), self.rounds.snapshot())
+        following = membership.await_epoch(epoch.number + 1, self.limits.peer_timeout)
+        return following or membership.regroup(epoch, self._word(), min(_GRACE, self.limits.peer_timeout))
+
+    def _catch_up(self, epoch: Epoch) -> bool:
+        """Come to where the others were when an epoch began: one round ahead at most, or some names.
+
+        Returns:
+            Whether all ranks were done then.
+        """
+        is_next = self._epoch is not None and self._epoch.number == epoch.number - 1
+        if epoch.source in (None, self.unit.index) or not is_next:
+            return False
+        word = self._the_membership().word(epoch)
+        if word is None:
+            return False
+        closed = False
+        if word.round == self.rounds.round + 1 and word.result is not None:
+            closed = self._take(list(word.result[0]), list(word.result[1])).closed
+        if word.round == self.rounds.round:
+            self.rounds.learn([word.names])
+        return closed
+
+    def _enter(self, epoch: Epoch) -> None:
+        membership = self._the_membership()
+        before, self._epoch = self._epoch, epoch
+        absent = membership.absent(epoch)
+        self.rounds.resize(len(epoch.members), len(absent))
+        lost = absent & set(before.members if before else absent)
+        if lost:
+            ranks = ", ".join(str(membership.global_rank(index)) for index in sorted(lost))
+            how = "stopped taking part" if before else f"did not come within {self.limits.join_timeout:g} s"
+            self._warn(
+                f"lost {ranks}",
+                f"rank {ranks} {how} after {self._where()}. Rank {self.unit.global_rank} goes on without it; rows that "
+                "lack it carry dist_wandb/degraded.",
+            )
+
+    def _form_group(self, epoch: Epoch) -> None:
+        from dist_wandb.gloo import Alone, GlooGroup
+
+        if len(epoch.members) == 1:
+            self.group = Alone()
+            return
+        store = self._the_membership().store_of(epoch)
+        rank = epoch.members.index(self.unit.index)
+        self.group = GlooGroup(store, rank, len(epoch.members), self.limits.peer_timeout, self._is_broken_off)
+
+    def _greet(self) -> None:
+        """Begin an epoch: do what some members had yet to do when the last one broke."""
+        own = {"names": self._names_due, "due": [value.key for value in self._due]}
+        told = [json.loads(text) for text in self._the_group().gather(json.dumps(own).encode())]
+        if any(greeting["names"] for greeting in told):
+            self._exchange_names()
+        due = {Key.of(key): None for greeting in told for key in greeting["due"]}
+        self._exchange_metrics([key for key in due if self._rows.is_metric(key.name)])
+        self._write_due()
+
+    def _round(self) -> Outcome:
+        self._wait_for_reason()
+        if self._stopped.is_set():
+            raise Stopped
+        self._mind_patience()
+        result = self._the_group().reduce(*self.rounds.pack(regroup=self._is_somebody_waiting()))
+        outcome = self._take(*result)
+        if outcome.needs_names:
+            self._exchange_names()
+        self._exchange_metrics([value.key for value in self._due if self._rows.is_metric(value.key.name)])
+        self._write_due()
+        self._more = outcome.more
+        self._tell_of_late(outcome.late)
+        if self._closing and not self.rounds.pending and self._inbox.empty():
+            self._taken.set()
+        self._answer_flushes()
+        return outcome
+
+    def _take(self, sums: list[float], maxima: list[float]) -> Outcome:
+        outcome = self.rounds.take(sums, maxima)
+        self._result = sums, maxima
+        self._due += outcome.finished
+        self._names_due = outcome.needs_names
+        return outcome
+
+    def _exchange_names(self) -> None:
+        told = self._the_group().gather(json.dumps(self.rounds.unknown()).encode())
+        self.rounds.learn([json.loads(names) for names in told])
+        self._names_due = False
+
+    def _exchange_metrics(self, keys: Sequence[Key]) -> None:
+        if keys:
+            self._rows.exchange_metrics(keys, self._the_group())
+
+    def _write_due(self) -> None:
+        due, self._due = self._due, ()
+        if not due:
+            return
+        try:
+            self._rows.write_finished(due)
+        except Exception:  # noqa: BLE001  # a row that W&B does not take must not end the others
+            _log.exception("dist_wandb: rank %d could not write a row; it is lost", self.unit.global_rank)
+
+    _more = False
+
+    def _wait_for_reason(self) -> None:
+        """Sleep until this rank has something to say, others wait for it, or a heartbeat has passed."""
+        if self._more or self.rounds.pending or self._closing:
+            timeout = 0.0
+        elif self.rounds.cells or self._flushes:
+            timeout, self._pause = self._pause, min(2 * self._pause, self.limits.heartbeat)
+        else:
+            timeout, self._pause = self.limits.heartbeat, _FIRST_PAUSE
+        if self._drain(timeout):
+            self._pause = _FIRST_PAUSE
+        self.rounds.closing = self._closing and self._inbox.empty()
+
+    def _drain(self, timeout: float) -> bool:
+        """Take what was put into the inbox; whether there was anything."""
+        try:
+            item = self._inbox.get(timeout=timeout) if timeout else self._inbox.get_nowait()
+            for _ in range(_MOST_AT_ONCE):
+                if isinstance(item, Contribution):
+                    self._post(item)
+                elif item is not None:
+                    self._flushes.append(item)
+                item = self._inbox.get_nowait()
+        except Empty:
+            return False
+        if isinstance(item, Contribution):
+            self._post(item)
+        elif item is not None:
+            self._flushes.append(item)
+        return True
+
+    def _post(self, contribution: Contribution) -> None:
+        try:
+            self._known_names.update(self._rows.post(contribution, self.rounds))
+        except Exception:  # noqa: BLE001  # one row that cannot be understood must not end the others
+            _log.exception(
+                "dist_wandb: a row of rank %d could not be taken and is lost: %r",
+                self.unit.global_rank,
+                list(contribution.metrics),
+            )
+
+    def _answer_flushes(self) -> None:
+        if self._flushes and self.rounds.settled and self._inbox.empty():
+            for flushed in self._flushes:
+                flushed.set()
+            self._flushes.clear()
+
+    def _mind_patience(self) -> None:
+        """Give up waiting for ranks that do not speak where others did."""
+        if not self.rounds.cells:
+            self._times.clear()
+            return
+        now, oldest = time.monotonic(), next(iter(self.rounds.cells.values())).born
+        self._times.append((self.rounds.round, now))
+        while self._times[0][0] < oldest and len(self._times) > 1 and self._times[1][0] <= oldest:
+            self._times.popleft()
+        self._give_up(now - _NEW_NAME_HEARTBEATS * self.limits.heartbeat, new_only=True)
+        self._give_up(now - self.limits.peer_timeout, new_only=False)
+        if self.rounds.open_places > self.limits.max_pending_rows:
+            self._warn(
+                "pending",
+                f"more than {self.limits.max_pending_rows} rows wait for ranks that have not logged them. The oldest "
+                "are written without them. See max_pending_rows.",
+            )
+            self.rounds.give_up(oldest, new_only=False)
+
+    def _give_up(self, since: float, *, new_only: bool) -> None:
+        born = max((number for number, at in self._times if at <= since), default=None)
+        if born is None:
+            return
+        self.rounds.give_up(born, new_only=new_only)
+        if not new_only:
+            for key in self.rounds.unspoken(born):
+                if key.name in self._known_names:
+                    self._warn(
+                        f"silent {key.name}",
+                        f"rank {self.unit.global_rank} has not logged {self._rows.shown(key.name)!r} at "
+                        f"{_place(key)} within {self.limits.peer_timeout:g} s of the first rank, as it usually does. "
+                        "The row is written without it.",
+                    )
+
+    def _tell_of_late(self, late: Sequence[Key]) -> None:
+        for key in late:
+            self._warn(
+                f"late {key.name}",
+                f"rank {self.unit.global_rank} logged {self._rows.shown(key.name)!r} at {_place(key)} after its row "
+                "was written. A corrected row follows it. More of these are not told.",
+            )
+
+    def _is_somebody_waiting(self) -> bool:
+        """Whether a rank outside wants to take part; looked up by one member, now and then."""
+        epoch, membership = self._epoch, self._membership
+        if epoch is None or membership is None or len(epoch.members) + len(membership.left) >= self.unit.size:
+            return False
+        now = time.monotonic()
+        if epoch.members[0] != self.unit.index or now - self._looked_for_wanting < self.limits.heartbeat:
+            return False
+        self._looked_for_wanting = now
+        return bool(membership.wanting(epoch))
+
+    def _is_over(self) -> bool:
+        """Whether waiting for other ranks has no point any more."""
+        if self._stopped.is_set():
+            return True
+        if self._epoch is not None or self._rows.writes or not self._closing:
+            return False
+        self._drain(0)  # a rank that has nothing to say, and nothing to write, need not wait for the others to come
+        return not self.rounds.pending
+
+    def _is_broken_off(self) -> bool:
+        """Asked while a round waits for the others: whether it is in vain."""
+        if self._stopped.is_set() or self._inbox.qsize() > self.limits.max_pending_rows:
+            return True
+        epoch, membership = self._epoch, self._membership
+        return epoch is not None and membership is not None and membership.is_broken(epoch)
+
+    def _let_go(self) -> None:
+        if self.group is not None:
+            self.collectives += getattr(self.group, "collectives", 0)
+            self.group.close()
+            self.group = None
+
+    def _say_goodbye(self) -> None:
+        if self._membership is None or self._left:
+            return
+        self._left = True
+        try:
+            self._membership.leave(self._epoch, self._word(), failed=self._failed)
+        except RendezvousError:  # the job is over
+            return
+
+    def _go_on_alone(self) -> None:
+        """Write what this rank says until it finishes."""
+        from dist_wandb.gloo import Alone
+
+        self._let_go()
+        self.group = Alone()
+        self._be_alone()
+        self._more = False
+        while not (self._closing and self._inbox.empty()) and not self._stopped.is_set():
+            self._wait_for_reason()
+            self._write_all()
+            self._answer_flushes()
+
+    def _be_alone(self) -> None:
+        gone = len(self._membership.left) if self._membership is not None else 0
+        self.rounds.resize(1, max(0, self.unit.size - 1 - gone))
+
+    def _write_what_is_there(self) -> None:
+        """At the end: what was not brought together is written as it is here, or said to be lost."""
+        from dist_wandb.gloo import Alone
+
+        try:
+            while self._drain(0):
+                pass
+            self.group = Alone()
+            self._be_alone()
+            self.rounds.closing = True
+            self._write_all()
+            self._rows.write_left_over()
+        except Exception:  # noqa: BLE001  # an end must not be spoilt
+            _log.exception("dist_wandb: the last rows of rank %d could not be written", self.unit.global_rank)
+
+    def _write_all(self) -> None:
+        if not self._rows.writes and self.rounds.pending:
+            self._warn(
+                "lost",
+                f"what rank {self.unit.global_rank} logged from {self._where()} on is lost: the rank that writes it "
+                "cannot be reached.",
+            )
+        self._write_due()
+        while self.rounds.busy or self._names_due:
+            outcome = self._take(*self.rounds.pack())
+            if outcome.needs_names:
+                self._exchange_names()
+            self._exchange_metrics([value.key for value in self._due if self._rows.is_metric(value.key.name)])
+            self._write_due()
+            if outcome.closed or not (outcome.more or self.rounds.pending or self.rounds.closing):
+                break
+
+    def _global_rank(self, index: int) -> int:
+        return index if self._membership is None else self._membership.global_rank(index)
+
+    def _word(self) -> Word:
+        return Word(self.rounds.round, self.rounds.names, self._result)
+
+    def _where(self) -> str:
+        return self._rows.last_place
+
+    def _warn(self, kind: str, message: str) -> None:
+        """Say something once."""
+        if kind not in self._warned:
+            self._warned.add(kind)
+            _log.warning("dist_wandb: %s", message)
+
+    def _the_group(self) -> Group:
+        assert self.group is not None, "a group is formed before anything is exchanged"  # noqa: S101
+        return self.group
+
+    def _the_membership(self) -> Membership:
+        assert self._membership is not None, "found before the first epoch"  # noqa: S101
+        return self._membership
+
+
+_live: list[RoundsExchange] = []
+_failures_before: list[object] = []
+
+
+def _end_with_the_process(exchange: RoundsExchange) -> None:
+    """See to it that the thread ends before the process does, also if nobody finishes the session."""
+    if not _failures_before:
+        _failures_before.append(_last_failure())
+        if multiprocessing.parent_process() is None:
+            atexit.register(_end_all)
+        else:  # children of multiprocessing leave without atexit
+            from multiprocessing.util import Finalize
+
+            Finalize(None, _end_all, exitpriority=100)
+    _live[:] = [known for known in _live if not known.has_ended]
+    _live.append(exchange)
+
+
+def _end_all() -> None:
+    failed = _last_failure() is not None and _last_failure() is not _failures_before[0]
+    for exchange in reversed(_live):
+        exchange.leave(failed=failed)
+
+
+def _last_failure() -> object:
+    """The exception that ended the main thread, or one that an interactive shell showed."""
+    return getattr(sys, "last_value", None)
+
+
+def _place(key: Key) -> str:
+    return f"its call {key.occurrence + 1} without a step" if key.place.counted else f"step {key.place.step}"

@@ -20,7 +20,7 @@ from lightning.pytorch.loggers.logger import DummyExperiment
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import nn
 
-from dist_wandb import DistWandbLogger, session
+from dist_wandb import DistWandbLogger, run, session
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.topology import Topology
 
@@ -234,8 +234,7 @@ def test_the_constructor_begins_with_the_stock_parameters_and_ours_are_keyword_o
         (p.name, p.default, p.kind) for p in positional
     ]
     assert [(p.name, p.kind) for p in ours[len(positional) : -1]] == [
-        (name, inspect.Parameter.KEYWORD_ONLY)
-        for name in ("run_mode", "rank_scope", "reduce", "spread", "join_timeout")
+        (name, inspect.Parameter.KEYWORD_ONLY) for name in run._OUR_ARGUMENTS
     ]
     assert (ours[-1].name, ours[-1].kind) == (further.name, further.kind)
 

@@ -57,7 +57,7 @@ class Unit:
             del self.contributed[name, step, occurrence][rank]
         self.dead.add(rank)
         for survivor in self.living:
-            self.machines[survivor].shrink(len(self.living))
+            self.machines[survivor].resize(len(self.living), len(self.dead))
 
     def exchange(self) -> Outcome:
         machines = [self.machines[rank] for rank in self.living]
@@ -98,7 +98,7 @@ class Unit:
         for cell, said in contributed.items():
             totals = self.written[cell].totals
             values, weights = [value for value, _ in said.values()], [weight for _, weight in said.values()]
-            assert totals.count == len(values)
+            assert totals.number == len(values)
             mean = math.fsum(map(math.prod, said.values())) / math.fsum(weights)
             assert totals.reduced("mean") == pytest.approx(mean, abs=1e-12)
             assert totals.reduced("sum") == pytest.approx(math.fsum(values), abs=1e-12)
@@ -218,7 +218,7 @@ def test_an_incomplete_value_waits_until_patience_runs_out() -> None:
     assert not unit.written
     unit.machines[1].give_up(unit.machines[1].round, new_only=True)
     unit.exchange()
-    assert unit.written["loss", 0, 0].missing == 1
+    assert unit.written["loss", 0, 0].missing == 0  # nobody knows that rank 1 would say it
 
 
 def test_a_name_that_one_rank_logs_is_not_waited_for_after_the_first_time() -> None:

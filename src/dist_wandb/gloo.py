@@ -1,0 +1,150 @@
+"""Fused exchanges over a gloo process group of our own, which can be broken off at any time."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+_SLICE = timedelta(milliseconds=100)  # how long to wait before looking whether waiting is to end
+
+
+class BrokenError(Exception):
+    """An exchange did not come about: a member is gone or too late, or waiting was to end."""
+
+
+class Group(Protocol):
+    """The members of an epoch, as one of them exchanges numbers with the others."""
+
+    def reduce(self, sums: Sequence[float], maxima: Sequence[float]) -> tuple[list[float], list[float]]:
+        """The sums and the maxima, number by number, of what all members give."""
+
+    def gather(self, data: bytes) -> list[bytes]:
+        """What all members give, in their order."""
+
+    def close(self) -> None:
+        """Let go of the others."""
+
+
+class Alone:
+    """The group of one member."""
+
+    def reduce(self, sums: Sequence[float], maxima: Sequence[float]) -> tuple[list[float], list[float]]:
+        """What was given."""
+        return list(sums), list(maxima)
+
+    def gather(self, data: bytes) -> list[bytes]:
+        """What was given."""
+        return [data]
+
+    def close(self) -> None:
+        """There is nobody else."""
+
+
+class GlooGroup:
+    """A gloo process group over a store, used by one thread.
+
+    Args:
+        store: Where the members find each other; its keys are theirs alone.
+        rank: Index of this member.
+        size: Number of members.
+        timeout: How long a member may keep the others waiting, in seconds.
+        is_over: Asked now and then while waiting for the others: whether to break off.
+
+    Raises:
+        BrokenError: The members did not find each other.
+    """
+
+    def __init__(self, store: Store, rank: int, size: int, timeout: float, is_over: Callable[[], bool]) -> None:
+        self._size = size
+        self._timeout = timeout
+        self._is_over = is_over
+        self._pending: list[Any] = []
+        try:
+            self._group: Any = dist.ProcessGroupGloo(store, rank, size, timedelta(seconds=timeout))
+        except RuntimeError as error:
+            raise BrokenError(str(error)) from error
+        self._sum, self._max = dist.AllreduceOptions(), dist.AllreduceOptions()
+        self._sum.reduceOp, self._max.reduceOp = dist.ReduceOp(dist.ReduceOp.SUM), dist.ReduceOp(dist.ReduceOp.MAX)
+        self.collectives = 0
+        self.bytes = 0
+
+    def reduce(self, sums: Sequence[float], maxima: Sequence[float]) -> tuple[list[float], list[float]]:
+        """The sums and the maxima, number by number, of what all members give: two collectives, under way at once.
+
+        Raises:
+            BrokenError: A member is gone or too late, or waiting was to end.
+        """
+        tensors = self.reduce_tensors(
+            torch.tensor(sums, dtype=torch.float64), torch.tensor(maxima, dtype=torch.float64)
+        )
+        return tensors[0].tolist(), tensors[1].tolist()
+
+    def reduce_tensors(self, sums: torch.Tensor, maxima: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `reduce`, with float64 tensors on the host, in place; an empty one costs no collective."""
+        wanted = [(tensor, how) for tensor, how in ((sums, self._sum), (maxima, self._max)) if tensor.numel()]
+        self._wait(
+            lambda group: [group.allreduce([tensor], how) for tensor, how in wanted], sums.nbytes + maxima.nbytes
+        )
+        return sums, maxima
+
+    def gather(self, data: bytes) -> list[bytes]:
+        """What all members give, in their order: two collectives.
+
+        Raises:
+            BrokenError: A member is gone or too late, or waiting was to end.
+        """
+        lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self._size)]
+        own_length = torch.tensor([len(data)])
+        self._wait(lambda group: [group.allgather([lengths], [own_length])], own_length.nbytes)
+        longest = max(int(length) for length in lengths)
+        if longest == 0:
+            return [b""] * self._size
+        padded = torch.frombuffer(bytearray(data.ljust(longest, b"\0")), dtype=torch.uint8)
+        received = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self._size)]
+        self._wait(lambda group: [group.allgather([received], [padded])], longest)
+        return [bytes(told.numpy()[: int(length)]) for told, length in zip(received, lengths, strict=True)]
+
+    def close(self) -> None:
+        """Let go of the others. What is under way still is left to itself: destroying it would wait for its end."""
+        group, self._group = self._group, None
+        pending = [work for work in self._pending if not work.is_completed()]
+        if pending and group is not None:
+            # The destructor waits for collectives under way, while it keeps all other Python threads waiting as well.
+            for kept in (group, *pending):
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+
+    def _wait(self, call: Callable[[Any], list[Any]], size: int) -> None:
+        if self._group is None:
+            raise BrokenError("the group is closed")
+        self.bytes += size
+        deadline = time.monotonic() + self._timeout
+        try:
+            self._pending = call(self._group)
+            self.collectives += len(self._pending)
+            for work in self._pending:
+                self._wait_for(work, deadline)
+        except RuntimeError as error:  # what gloo raises, whatever has happened
+            raise BrokenError(str(error)) from error
+        self._pending = []
+
+    def _wait_for(self, work: Any, deadline: float) -> None:
+        """Wait in slices, so that there is a way out of it; a slice that is over raises as a failure does."""
+        while True:
+            try:
+                work.wait(_SLICE)
+            except RuntimeError:  # noqa: PERF203  # once in a slice
+                if work.is_completed():
+                    raise
+                if self._is_over() or time.monotonic() > deadline:
+                    raise BrokenError("waiting for the others was to end") from None
+            else:
+                return

@@ -1,0 +1,278 @@
+"""Which ranks of a unit take part in its exchange: agreed on through the job's store, epoch by epoch.
+
+An epoch is a time in which the same ranks, its members, go through rounds together. It ends where a member breaks off,
+or where a rank that was late wants to join. The next one is claimed in the store, where the first claim counts; it says
+who its members are and which was the last round, so that all of them go on from the same state.
+"""
+
+from __future__ import annotations
+
+import base64
+import struct
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dist_wandb.policy import Unit
+from dist_wandb.rendezvous import Rendezvous
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.05  # seconds between two looks at the store
+
+
+class Stopped(Exception):  # noqa: N818  # no error: somebody asked for it
+    """Waiting was to end at once."""
+
+
+@dataclass(frozen=True)
+class Word:
+    """What a member says when its epoch breaks: the last round it took part in, with the result.
+
+    Args:
+        round: Number of that round.
+        names: The names it knows, in their order.
+        result: The reduced lists of that round; `None` before the first.
+    """
+
+    round: int
+    names: list[str]
+    result: tuple[Sequence[float], Sequence[float]] | None
+
+    def as_json(self) -> dict[str, Any]:
+        """As JSON can hold it, with all bits of the numbers."""
+        result = None if self.result is None else [_encoded(numbers) for numbers in self.result]
+        return {"round": self.round, "names": self.names, "result": result}
+
+    @classmethod
+    def from_json(cls, told: dict[str, Any]) -> Word:
+        """The inverse of `as_json`."""
+        result = told["result"]
+        return cls(told["round"], told["names"], (_decoded(result[0]), _decoded(result[1])) if result else None)
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """A time in which the same ranks go through rounds together.
+
+    Args:
+        number: 0, 1, 2, ...
+        members: Indices in the unit of those that take part.
+        joined: Those of them that were not in the epoch before, and take over the state of the others.
+        last_round: Number of the round before this epoch.
+        source: The member of the epoch before that has the result of that round, and the names known after it.
+    """
+
+    number: int
+    members: tuple[int, ...]
+    joined: tuple[int, ...] = ()
+    last_round: int = 0
+    source: int | None = None
+
+
+class Membership:
+    """One rank's view of who takes part.
+
+    Args:
+        unit: The unit, seen from this rank.
+        rendezvous: Keys of the unit in the job's store, on a connection of its own.
+        is_stopped: Whether waiting is to end at once.
+    """
+
+    def __init__(self, unit: Unit, rendezvous: Rendezvous, is_stopped: Callable[[], bool]) -> None:
+        self.unit = unit
+        self._rendezvous = rendezvous
+        self._is_stopped = is_stopped
+        self.left: set[int] = set()
+        self.global_ranks: dict[int, int] = {unit.index: unit.global_rank}
+
+    def arrive(self, within: float) -> Epoch:
+        """Say that this rank is here, and learn who is in the first epoch.
+
+        Args:
+            within: How long to wait for ranks that are not here, in seconds.
+
+        Returns:
+            The first epoch. This rank may have come too late for it.
+
+        Raises:
+            Stopped: Waiting was to end.
+            RendezvousError: The store is gone.
+        """
+        self._rendezvous.publish(f"here/{self.unit.index}", self.unit.global_rank)
+        everyone = [f"here/{index}" for index in range(self.unit.size)]
+
+        def first() -> Epoch | None:
+            return self.epoch(0) or (self._claim_first() if self._rendezvous.has(everyone) else None)
+
+        return self._until(first, within) or self._claim_first()
+
+    def regroup(self, epoch: Epoch, word: Word, within: float) -> Epoch:
+        """Agree with the living on the next epoch, after this one broke.
+
+        Args:
+            epoch: The epoch that broke.
+            word: What this rank knows.
+            within: How long to wait for the words of the other members, in seconds.
+
+        Raises:
+            Stopped: Waiting was to end.
+            RendezvousError: The store is gone.
+        """
+        self._rendezvous.publish(f"word/{epoch.number}/{self.unit.index}", word.as_json())
+        self._rendezvous.publish(f"broken/{epoch.number}", self.unit.index)
+        words: dict[int, Word] = {}
+
+        def everyone_spoke() -> Epoch | None:
+            next_epoch = self.epoch(epoch.number + 1)
+            if next_epoch is not None:
+                return next_epoch
+            self._look_for_left(epoch.members)
+            for member in set(epoch.members) - words.keys():
+                told = self._rendezvous.peek(f"word/{epoch.number}/{member}")
+                if told is not None:
+                    words[member] = Word.from_json(told)
+            done = words.keys() | self.left
+            return self._next_from(epoch, words) if done.issuperset(epoch.members) else None
+
+        return self._until(everyone_spoke, within) or self._next_from(epoch, words)
+
+    def admit(self, epoch: Epoch, word: Word, snapshot: dict[str, Any]) -> Epoch:
+        """Begin the next epoch with those that want to join; for one member of this one, after a common round."""
+        wanting = tuple(sorted(self.wanting(epoch)))
+        following = epoch.number + 1
+        self._rendezvous.publish(f"word/{epoch.number}/{self.unit.index}", word.as_json())
+        self._rendezvous.publish(f"state/{following}", snapshot)
+        members = tuple(sorted({*epoch.members, *wanting}))
+        return self._claim(Epoch(following, members, wanting, word.round, self.unit.index))
+
+    def await_epoch(self, number: int, within: float) -> Epoch | None:
+        """The epoch of this number, waiting for it; `None` if nobody claims it in time."""
+        return self._until(lambda: self.epoch(number), within)
+
+    def join(self, epoch: Epoch) -> Epoch:
+        """Ask to be taken in, as long as it takes; for a rank that is not in `epoch`.
+
+        Raises:
+            Stopped: Waiting was to end.
+            RendezvousError: The store is gone.
+        """
+        while self.unit.index not in epoch.members:
+            self._rendezvous.publish(f"want/{epoch.number}/{self.unit.index}", self.unit.global_rank)
+            epoch = self._until(lambda number=epoch.number + 1: self.epoch(number), None) or epoch  # type: ignore[misc]
+        return epoch
+
+    def state(self, epoch: Epoch) -> dict[str, Any]:
+        """What the members know together at the beginning of an epoch that ranks joined."""
+        state: dict[str, Any] = self._rendezvous.fetch(f"state/{epoch.number}", "the unit")
+        return state
+
+    def word(self, epoch: Epoch) -> Word | None:
+        """What was known of the last round before `epoch`; `None` for the first."""
+        if epoch.source is None:
+            return None
+        return Word.from_json(self._rendezvous.fetch(f"word/{epoch.number - 1}/{epoch.source}", "the unit"))
+
+    def epoch(self, number: int) -> Epoch | None:
+        """The epoch of this number, if somebody has claimed it."""
+        told = self._rendezvous.peek(f"epoch/{number}")
+        return None if told is None else _epoch(number, told)
+
+    def latest(self, epoch: Epoch) -> Epoch:
+        """The newest epoch after `epoch`, or itself."""
+        following = self.epoch(epoch.number + 1)
+        return epoch if following is None else self.latest(following)
+
+    def store_of(self, epoch: Epoch) -> Store:
+        """Where the members of an epoch find each other for their process group."""
+        return self._rendezvous.store(f"group/{epoch.number}")
+
+    def is_broken(self, epoch: Epoch) -> bool:
+        """Whether some member found this epoch broken."""
+        return self._rendezvous.peek(f"broken/{epoch.number}") is not None
+
+    def wanting(self, epoch: Epoch) -> set[int]:
+        """Ranks outside of `epoch` that want to join."""
+        outside = set(range(self.unit.size)) - set(epoch.members)
+        told = {index: self._rendezvous.peek(f"want/{epoch.number}/{index}") for index in outside}
+        wanting = {index: rank for index, rank in told.items() if rank is not None}
+        self.global_ranks.update(wanting)
+        return set(wanting)
+
+    def leave(self, epoch: Epoch | None, word: Word, *, failed: bool) -> None:
+        """Leave word of what this rank knows, and, unless it failed, that it is going."""
+        if epoch is not None:
+            self._rendezvous.publish(f"word/{epoch.number}/{self.unit.index}", word.as_json())
+        if failed:
+            return
+        self._rendezvous.publish(f"left/{self.unit.index}", 1)
+        self._rendezvous.publish("left", 1)
+        if epoch is not None:
+            self._rendezvous.publish(f"broken/{epoch.number}", self.unit.index)
+
+    def absent(self, epoch: Epoch) -> set[int]:
+        """Ranks that should take part in `epoch` but do not: neither members nor gone with a word."""
+        outside = set(range(self.unit.size)) - set(epoch.members)
+        self._look_for_left(outside)
+        return outside - self.left
+
+    def global_rank(self, index: int) -> int:
+        """Index in the job of a rank of the unit; that in the unit where it is not known."""
+        if index not in self.global_ranks:
+            told = self._rendezvous.peek(f"here/{index}")
+            if told is None:
+                return index
+            self.global_ranks[index] = told
+        return self.global_ranks[index]
+
+    def _claim_first(self) -> Epoch:
+        everyone = range(self.unit.size)
+        here = {index for index in everyone if self._rendezvous.has([f"here/{index}"])}
+        self._look_for_left(everyone)
+        return self._claim(Epoch(0, tuple(sorted(here - self.left))))
+
+    def _look_for_left(self, ranks: Iterable[int]) -> None:
+        if self._rendezvous.has(["left"]):  # seldom: most ranks go when all do
+            self.left.update(index for index in ranks if self._rendezvous.has([f"left/{index}"]))
+
+    def _next_from(self, epoch: Epoch, words: dict[int, Word]) -> Epoch:
+        """The epoch after a broken one: of those that gave their word and stay."""
+        last_round = max(word.round for word in words.values())
+        source = max(words, key=lambda member: (words[member].round, len(words[member].names)))
+        members = tuple(sorted(words.keys() - self.left))
+        return self._claim(Epoch(epoch.number + 1, members, (), last_round, source))
+
+    def _claim(self, epoch: Epoch) -> Epoch:
+        claim = [epoch.members, epoch.joined, epoch.last_round, epoch.source]
+        return _epoch(epoch.number, self._rendezvous.claim(f"epoch/{epoch.number}", claim))
+
+    def _until(self, look: Callable[[], Epoch | None], within: float | None) -> Epoch | None:
+        """Look again and again until there is something to see; `None` when the time is over."""
+        deadline = None if within is None else time.monotonic() + within
+        pause = _FIRST_PAUSE
+        while True:
+            seen = look()
+            if seen is not None:
+                return seen
+            if self._is_stopped():
+                raise Stopped
+            if deadline is not None and time.monotonic() >= deadline:
+                return None
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+
+def _epoch(number: int, told: Sequence[Any]) -> Epoch:
+    members, joined, last_round, source = told
+    return Epoch(number, tuple(members), tuple(joined), last_round, source)
+
+
+def _encoded(numbers: Sequence[float]) -> str:
+    return base64.b64encode(struct.pack(f"<{len(numbers)}d", *numbers)).decode("ascii")
+
+
+def _decoded(text: str) -> list[float]:
+    data = base64.b64decode(text)
+    return list(struct.unpack(f"<{len(data) // 8}d", data))

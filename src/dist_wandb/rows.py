@@ -1,0 +1,196 @@
+"""Both ends of the exchange: totals made of what a rank logs, and rows made of what the unit finished."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dist_wandb.reduction import Reduction, Totals, matches_any, reduction_of
+from dist_wandb.rounds import Finished, Key, Rounds
+from dist_wandb.run import RunWriter
+from dist_wandb.values import Later, checked_weight, is_number
+
+DEGRADED = "dist_wandb/degraded"
+_MOST_EXTRAS = 10_000  # rows whose own values wait for their numbers
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """What one rank says in one call of `log`.
+
+    Args:
+        metrics: Values by name.
+        step: Place on the x axis; `None` for none.
+        commit: As in `wandb.Run.log`; `None` leaves it to wandb.
+        weight: Of the values in means: a number, a mapping of names to numbers, or `None` for 1.
+        calls: How often this rank had called `log` before: the x axis of rows without a step.
+    """
+
+    metrics: Mapping[str, Any]
+    step: int | None
+    commit: bool | None = None
+    weight: Any = None
+    calls: int = 0
+
+
+class Rows:
+    """Turns contributions into totals, and finished values into rows of this rank's run.
+
+    Args:
+        writer: Writes rows into this rank's run.
+        reduce: Name patterns and reductions, the first that matches counts; `None` for no reduction.
+        per_rank: Patterns of names that each rank of a shared run also writes under its label.
+        counts: Whether rows without a step lie at the count of calls on the x axis.
+        global_ranks: Index in the job of the ranks of the unit; asked when needed.
+    """
+
+    def __init__(
+        self,
+        writer: RunWriter,
+        reduce: Mapping[str, Reduction] | None,
+        per_rank: Sequence[str] = ("*",),
+        *,
+        counts: bool = True,
+        rank: int = 0,
+    ) -> None:
+        self.writes = writer.is_primary
+        self.last_place = "the start"
+        self.global_rank_of: Any = lambda index: index
+        self.unused = dict.fromkeys(reduce or ())  # patterns that no name has matched yet
+        self._writer = writer
+        self._reduce = reduce or {}
+        self._per_rank = tuple(per_rank)
+        self._counts = counts
+        self._rank = rank
+        self._reductions: dict[str, Reduction] = {}
+        self._extras: OrderedDict[Key, dict[str, Any]] = OrderedDict()
+
+    # What this rank says
+
+    def write_own(self, contribution: Contribution) -> None:
+        """Write what this rank says as a row, without other ranks: the first of a unit under plain names."""
+        self._writer.write(contribution.metrics, contribution.step, commit=contribution.commit)
+
+    def post(self, contribution: Contribution, rounds: Rounds) -> Iterable[str]:
+        """Hand what this rank says to the rounds; write, or keep for its row, what is this rank's own.
+
+        Returns:
+            The names that were handed over.
+        """
+        values = {
+            name: value.number() if type(value) is Later else value for name, value in contribution.metrics.items()
+        }
+        weights = self._weights(contribution.weight)
+        totals: dict[str, Totals] = {}
+        own: dict[str, Any] = {}
+        for name, value in values.items():
+            if not is_number(value) or self.reduction(name) == "first":
+                if self.writes:
+                    own[name] = value
+            elif weights is None:
+                totals[name] = Totals.of(value)
+            else:
+                totals[name] = Totals.of(value, weights if isinstance(weights, float) else weights.get(name, 1.0))
+        labelled = self._labelled(values)
+        if self.writes:
+            own.update(labelled)
+        elif labelled:
+            self._writer.write_plain(labelled, self._x(contribution.step, contribution.calls))
+        keys = rounds.post(totals, contribution.step, contribution.calls)
+        if own and keys:
+            self._extras[keys[0]] = own
+        elif own:
+            self._writer.write_plain(own, self._x(contribution.step, contribution.calls))
+        return totals
+
+    def reduction(self, name: str) -> Reduction:
+        """How the ranks' numbers of a name become one: by the first pattern that matches, else their mean."""
+        if name not in self._reductions:
+            pattern, self._reductions[name] = reduction_of(name, self._reduce)
+            self.unused.pop(pattern, None)
+        return self._reductions[name]
+
+    def _labelled(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        label = self._writer.label
+        if label is None or not self._per_rank:
+            return {}
+        return {
+            f"{label}/{name}": value
+            for name, value in values.items()
+            if is_number(value) and matches_any(name, self._per_rank)
+        }
+
+    def _weights(self, weight: Any) -> Any:
+        if weight is None or isinstance(weight, (int, float)):
+            return None if weight is None else float(weight)
+        if isinstance(weight, Later):
+            return checked_weight("weight", weight.number(), self._rank)
+        return {name: self._weights(value) for name, value in weight.items()}
+
+    # What the unit finished
+
+    def write_finished(self, values: Sequence[Finished]) -> None:
+        """Write finished values: those of one place as one row, unless a name comes twice."""
+        row: dict[str, Any] = {}
+        last: Finished | None = None
+        for value in values:
+            name = value.key.name
+            if last is not None and (name in row or self._place(value) != self._place(last)):
+                self._write(row, last)
+                row = {}
+            last = value
+            if self.writes:
+                self._add(row, value)
+        if last is not None:
+            self._write(row, last)
+            place = last.key.place
+            self.last_place = f"row {last.calls + 1}" if place.counted else f"step {place.step}"
+
+    def write_left_over(self) -> None:
+        """Write what waited for numbers that never came."""
+        for key, own in self._extras.items():
+            self._writer.write_plain(own, None if key.place.counted else key.place.step)
+        self._extras.clear()
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether something waits for its row."""
+        return bool(self._extras)
+
+    def is_metric(self, name: str) -> bool:  # noqa: ARG002
+        return False
+
+    def shown(self, name: str) -> str:
+        """A name as the user knows it."""
+        return name
+
+    def exchange_metrics(self, keys: Sequence[Key], group: Any) -> None:
+        raise NotImplementedError
+
+    def _place(self, value: Finished) -> tuple[int, int]:
+        place = value.key.place
+        return (1, value.calls) if place.counted else (0, place.step)
+
+    def _add(self, row: dict[str, Any], value: Finished) -> None:
+        name, totals = value.key.name, value.totals
+        row.update(self._extras.pop(value.key, {}))
+        if totals.number:
+            row[name] = totals.reduced(self.reduction(name))
+        if value.missing:
+            row[DEGRADED] = max(value.missing, row.get(DEGRADED, 0))
+        if value.spread is not None and totals.number:
+            reduced = {"min": totals.reduced("min"), "max": totals.reduced("max")}
+            row.update({f"{name}/{kind}": number for kind, number in reduced.items()})
+            row[f"{name}/std"] = math.sqrt(value.spread.squares / totals.number)
+            row[f"{name}/argmax_rank"] = self.global_rank_of(value.spread.largest_at)
+
+    def _write(self, row: dict[str, Any], value: Finished) -> None:
+        if row:
+            place = value.key.place
+            self._writer.write_plain(row, self._x(None if place.counted else place.step, value.calls))
+
+    def _x(self, step: int | None, calls: int) -> int | None:
+        return calls if step is None and self._counts else step

@@ -1,0 +1,234 @@
+"""What a user logs, taken on the training thread: copied where it could change, never waited for."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterable, Mapping
+from numbers import Real
+from typing import TYPE_CHECKING, Any
+
+from dist_wandb.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    import torch
+
+Weight = float | Mapping[str, float] | None
+
+_AS_THEY_ARE = frozenset({float, int, bool, str})
+
+
+class HostCopy:
+    """Numbers of tensors on a device, on their way to the host: nobody has waited for them yet.
+
+    Args:
+        tensors: Tensors of one element each, of one device and one dtype.
+    """
+
+    def __init__(self, tensors: list[torch.Tensor]) -> None:
+        import torch
+
+        together = torch.stack([tensor.detach().reshape(()) for tensor in tensors])
+        self._copy = together.to("cpu", non_blocking=True)
+        self._event = _event_after(together)
+        self._source = together if self._event is None else None
+        self._numbers: list[float] | None = None
+
+    def numbers(self) -> list[float]:
+        """The numbers, in the order of the tensors. Waits for the device: not to be called on the training thread."""
+        if self._numbers is None:
+            if self._event is not None:
+                self._event.synchronize()
+            copy = self._copy if self._source is None else self._source.cpu()
+            self._numbers = copy.tolist()
+        return self._numbers
+
+
+class Later:
+    """A number that is known once its copy has come to the host.
+
+    Args:
+        copy: The copy that it is part of.
+        index: Its place there.
+    """
+
+    __slots__ = ("_copy", "_index")
+
+    def __init__(self, copy: HostCopy, index: int) -> None:
+        self._copy = copy
+        self._index = index
+
+    def number(self) -> float:
+        """The number. Waits for the device: not to be called on the training thread."""
+        return self._copy.numbers()[self._index]
+
+
+def take(metrics: Mapping[str, Any], rank: int) -> dict[str, Any]:
+    """What is to be logged, safe from later changes: numbers as Python's, or on their way to the host.
+
+    Args:
+        metrics: Values by name. Mappings among them are flattened, with a dot between the names, as wandb does.
+        rank: This rank, for messages.
+
+    Returns:
+        Values by name: numbers of Python, `Later`, snapshots of torchmetrics' objects, and what is no number as it is.
+
+    Raises:
+        ConfigurationError: A tensor of several elements, or a complex number.
+    """
+    for value in metrics.values():
+        if type(value) not in _AS_THEY_ARE:
+            return _take_others(metrics, rank)
+    return dict(metrics)
+
+
+def _take_others(metrics: Mapping[str, Any], rank: int) -> dict[str, Any]:
+    taken: dict[str, Any] = {}
+    on_devices: dict[tuple[Any, Any], list[tuple[str, Any]]] = {}
+    for name, value in _flat(metrics):
+        if type(value) in _AS_THEY_ARE:
+            taken[name] = value
+            continue
+        tensor = _as_tensor(value)
+        if tensor is None:
+            taken[name] = _taken(name, value, rank)
+            continue
+        _check_scalar(name, tensor, rank)
+        if tensor.device.type == "cpu":
+            taken[name] = tensor.item()
+        else:
+            taken[name] = None  # keeps its place in the row
+            on_devices.setdefault((tensor.device, tensor.dtype), []).append((name, tensor))
+    for group in on_devices.values():
+        copy = HostCopy([tensor for _, tensor in group])
+        taken.update({name: Later(copy, index) for index, (name, _) in enumerate(group)})
+    return taken
+
+
+def take_weight(weight: object, rank: int) -> Any:
+    """Check a weight and make it safe from later changes.
+
+    Args:
+        weight: A number, a mapping of names to numbers, or `None`.
+        rank: This rank, for messages.
+
+    Returns:
+        `None`, a number, or a mapping of names to numbers; those of tensors on a device are still on their way.
+
+    Raises:
+        ConfigurationError: It is none of these, or a number is negative or not finite.
+    """
+    if weight is None:
+        return None
+    if isinstance(weight, Mapping):
+        return {name: _take_one_weight(f"weight[{name!r}]", value, rank) for name, value in weight.items()}
+    return _take_one_weight("weight", weight, rank)
+
+
+def _take_one_weight(argument: str, value: object, rank: int) -> Any:
+    if type(value) is float or type(value) is int:
+        return checked_weight(argument, value, rank)
+    tensor = _as_tensor(value)
+    if tensor is not None and tensor.numel() == 1 and not tensor.is_complex():
+        if tensor.device.type != "cpu":
+            return Later(HostCopy([tensor]), 0)
+        return checked_weight(argument, tensor.item(), rank)
+    number = value.item() if getattr(value, "shape", None) == () else value  # type: ignore[attr-defined]  # numpy's
+    if not isinstance(number, Real):
+        raise ConfigurationError(
+            f"{argument} was given {_shown(value)} on rank {rank}, but it takes one number, such as the batch size, or "
+            "a mapping of names to numbers."
+        )
+    return checked_weight(argument, float(number), rank)
+
+
+def checked_weight(argument: str, weight: float, rank: int) -> float:
+    """Return a weight that can be one.
+
+    Raises:
+        ConfigurationError: It is negative or not finite.
+    """
+    if 0 <= weight < math.inf:
+        return weight
+    raise ConfigurationError(
+        f"{argument}={weight!r} on rank {rank} is negative or not finite, so no mean can be weighted with it. Pass the "
+        "number of samples or tokens behind the values; 0 where there were none."
+    )
+
+
+def is_number(value: object) -> bool:
+    """Whether a value that was taken is a number, perhaps still on its way."""
+    return isinstance(value, (int, float, Later))
+
+
+def _flat(metrics: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
+    for name, value in metrics.items():
+        if isinstance(value, Mapping) and not _is_metric(value):
+            yield from ((f"{name}.{inner}", item) for inner, item in _flat(value))
+        else:
+            yield name, value
+
+
+def _taken(name: str, value: Any, rank: int) -> Any:
+    if _is_metric(value):
+        return _snapshot(value)
+    if isinstance(value, complex) or _is_complex_scalar(value):
+        raise _complex_error(name, value, rank)
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):  # a numpy scalar, or an array without axes
+        return value.item()
+    if isinstance(value, Real):  # a Fraction, say
+        return float(value)
+    if isinstance(value, list):
+        return list(value)
+    return value.copy() if type(value).__name__ == "ndarray" else value
+
+
+def _is_metric(value: object) -> bool:
+    return False
+
+
+def _snapshot(value: Any) -> Any:
+    return value
+
+
+def _as_tensor(value: object) -> torch.Tensor | None:
+    torch = sys.modules.get("torch")  # nobody has a tensor without importing it
+    return value if torch is not None and isinstance(value, torch.Tensor) else None
+
+
+def _check_scalar(name: str, tensor: torch.Tensor, rank: int) -> None:
+    if tensor.is_complex():
+        raise _complex_error(name, tensor, rank)
+    if tensor.numel() != 1:
+        raise ConfigurationError(
+            f"{name!r} is a tensor of shape {tuple(tensor.shape)} on rank {rank}, but one number per name and rank is "
+            "brought together. Log its .mean(), or all of it from one rank as a wandb.Histogram or wandb.Table."
+        )
+
+
+def _complex_error(name: str, value: object, rank: int) -> ConfigurationError:
+    return ConfigurationError(
+        f"{name!r} is {_shown(value)} on rank {rank}, but complex numbers have no order and no place in a W&B chart. "
+        "Log its real and imaginary part, or its absolute value."
+    )
+
+
+def _is_complex_scalar(value: Any) -> bool:
+    return getattr(getattr(value, "dtype", None), "kind", None) == "c" and getattr(value, "shape", None) == ()
+
+
+def _shown(value: object) -> str:
+    shape = getattr(value, "shape", None)
+    return f"{type(value).__name__} of shape {tuple(shape)}" if shape else repr(value)
+
+
+def _event_after(tensor: torch.Tensor) -> Any:
+    """An event of the tensor's device after all that was asked of it; `None` where the device has no events."""
+    import torch
+
+    module: Any = getattr(torch, tensor.device.type, None)
+    if not (hasattr(module, "Event") and hasattr(module, "current_stream")):
+        return None
+    event = module.Event()
+    event.record(module.current_stream(tensor.device))
+    return event
