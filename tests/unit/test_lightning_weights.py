@@ -200,6 +200,28 @@ def test_what_callbacks_log_themselves_has_no_weight() -> None:
     assert all(weights == {} for row, weights in logger.rows if "loss" not in row)
 
 
+def test_a_row_of_the_users_own_within_a_step_has_no_weight_though_lightning_counts_its_name() -> None:
+    def log_call(module: Module, batch: Tensor) -> None:
+        module.log("loss", batch.mean(), on_step=False, on_epoch=True)
+        module.logger.log_metrics({"loss": 3.0})  # type: ignore[union-attr]
+
+    rows = fit(Module(log_call), THREE_AND_TWO).with_name("loss")
+    assert [weights for _, weights in rows] == [{}, {}, {"loss": 5.0}]
+
+
+def test_what_lightning_counted_in_an_earlier_epoch_has_no_weight() -> None:
+    def log_call(module: Module, batch: Tensor) -> None:
+        if module.current_epoch == 0:
+            module.log("loss", batch.mean(), on_step=False, on_epoch=True)
+
+    def at_epoch_end(module: Module) -> None:
+        if module.current_epoch == 1:
+            module.logger.log_metrics({"loss": 3.0})  # type: ignore[union-attr]
+
+    rows = fit(Module(log_call, at_epoch_end), THREE_AND_TWO, max_epochs=2).with_name("loss")
+    assert rows == [({"loss": 1.0, "epoch": 0}, {"loss": 5.0}), ({"loss": 3.0}, {})]
+
+
 # --- stages and dataloaders -------------------------------------------------------------------------------------------
 
 
