@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import inspect
 import os
+import weakref
 from argparse import Namespace
 from collections.abc import Mapping
 from contextlib import suppress
 from multiprocessing.context import get_spawning_popen  # undocumented, but what torch.multiprocessing relies on too
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from dist_wandb.errors import ConfigurationError, MissingExtraError, TopologyError
 
 try:
+    from lightning.pytorch import LightningModule
     from lightning.pytorch.loggers import WandbLogger
     from lightning.pytorch.loggers.logger import DummyExperiment
     from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
@@ -23,6 +25,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 from dist_wandb import run as runs
+from dist_wandb.lightning_weights import epoch_weights
 from dist_wandb.policy import RankScope, RunMode, RunPlan
 from dist_wandb.reduction import PerRank, Reduce, Spread
 from dist_wandb.rendezvous import make_id
@@ -32,10 +35,11 @@ from dist_wandb.sync import Limits
 from dist_wandb.topology import Launch, ScriptIds, Topology
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
     from dist_wandb.run import AnyRun, Run
 
+_Item = TypeVar("_Item")
 _STEP_METRIC = "trainer/global_step"
 _DOOR = "DistWandbLogger"
 _script_ids = ScriptIds()
@@ -179,6 +183,7 @@ class DistWandbLogger(WandbLogger):
                 "rank. Leave experiment out, or use run_mode='auto'."
             )
         self._session: Session | None = None
+        self._module: weakref.ref[LightningModule] | None = None
         self._kept_calls: list[tuple[str, tuple[Any, ...]]] = []  # names, not functions: they are pickled for spawn
         self._parents_run: bytes | None = None
         self._place: str | None = None  # of the parent's run, which the child cannot tell
@@ -211,9 +216,18 @@ class DistWandbLogger(WandbLogger):
         if session is None:
             return
         self._announce(session)
-        if self._prefix:
-            metrics = {f"{self._prefix}{self.LOGGER_JOIN_CHAR}{name}": value for name, value in metrics.items()}
-        session.log(metrics, step)
+        session.log(self._prefixed(metrics), step)
+
+    def log_graph(self, model: nn.Module, input_array: Tensor | None = None) -> None:
+        """Remember which module the Trainer works with; called by it on every rank. Logs no graph.
+
+        Args:
+            model: The module.
+            input_array: As in the stock logger.
+        """
+        super().log_graph(model, input_array)
+        if isinstance(model, LightningModule):
+            self._module = weakref.ref(model)
 
     def log_hyperparams(self, params: dict[str, Any] | Namespace) -> None:
         """Write hyperparameters into the config of this rank's run; kept until the run is open.
@@ -279,10 +293,19 @@ class DistWandbLogger(WandbLogger):
         state = self.__dict__.copy()
         state["_place"] = runs.where(self._opened_run) if self._opened_run is not None else self._place
         state["_parents_run"] = runs.pickled(self._opened_run) or self._parents_run
-        state["_experiment"] = state["_session"] = None
+        state["_experiment"] = state["_session"] = state["_module"] = None
         self._is_announced = self._is_announced or get_spawning_popen() is not None  # by rank 0, which comes first
         state["_runs_are_in_children"] = False
         return state
+
+    def _weights_of(self, metrics: Mapping[str, float]) -> Mapping[str, float | Tensor]:
+        """The weights of a row as Lightning gives it, by the names that the row gets here."""
+        return self._prefixed(epoch_weights(self._module() if self._module else None, metrics))
+
+    def _prefixed(self, row: Mapping[str, _Item]) -> Mapping[str, _Item]:
+        if not self._prefix:
+            return row
+        return {f"{self._prefix}{self.LOGGER_JOIN_CHAR}{name}": value for name, value in row.items()}
 
     @property
     def _opened_run(self) -> Run | None:
