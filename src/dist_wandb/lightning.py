@@ -208,6 +208,10 @@ class DistWandbLogger(WandbLogger):
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Log one row of this rank; called by Lightning on every rank.
 
+        Means that Lightning took over an epoch are weighted with the number of samples behind them on each rank, so
+        that their mean over ranks is the mean over all samples: rank 0 with 1.0 of 2 samples and rank 1 with 3.0 of 1
+        give 1.667.
+
         Args:
             metrics: Values by name.
             step: Value of ``trainer/global_step`` in this row.
@@ -216,7 +220,8 @@ class DistWandbLogger(WandbLogger):
         if session is None:
             return
         self._announce(session)
-        session.log(self._prefixed(metrics), step)
+        weights = self._weights_of(metrics) if session.brings_together else None
+        session.log(self._prefixed(metrics), step, weights or None)
 
     def log_graph(self, model: nn.Module, input_array: Tensor | None = None) -> None:
         """Remember which module the Trainer works with; called by it on every rank. Logs no graph.

@@ -121,6 +121,9 @@ class Session:
         step_metric: Name of the x axis; `None` for none.
         rendezvous: The job's store, where there is one.
         name: Name of the session, equal on all ranks.
+
+    Attributes:
+        brings_together: Whether the numbers of several ranks become one: if not, every rank's row is its own.
     """
 
     def __init__(
@@ -225,7 +228,7 @@ class Session:
         calls = self._rows
         if commit is not False:  # a row that is not committed goes on in the next call
             self._rows += 1
-        if self._brings_together:
+        if self.brings_together:
             self._put(metrics, step, weight, calls)
             return
         if weight is not None:
@@ -313,8 +316,8 @@ class Session:
 
     def _make_exchange(self) -> Exchange:
         unit = unit_of(self.topology, self.options.rank_scope)
-        self._brings_together = unit.size > 1 and self.options.reductions is not None
-        if not self._brings_together:
+        self.brings_together = unit.size > 1 and self.options.reductions is not None
+        if not self.brings_together:
             return StraightThrough(self._row_maker)
         spread = check_spread(self.options.spread)
         return RoundsExchange(unit, self._find_store, self._row_maker, self.options.limits, spread)
@@ -326,7 +329,7 @@ class Session:
 
     def _tell_of_unused_patterns(self) -> None:
         unused = [pattern for pattern in self._row_maker.unused if pattern != "*"]
-        if unused and self._brings_together and self._rows and self.plan.primary:
+        if unused and self.brings_together and self._rows and self.plan.primary:
             warnings.warn(
                 f"reduce has patterns that decided about no name that was logged: {', '.join(map(repr, unused))}. Look "
                 "for a misspelt name, or an earlier pattern that matches the same names.",

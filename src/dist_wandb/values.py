@@ -6,14 +6,14 @@ import math
 import sys
 from collections.abc import Iterable, Mapping
 from numbers import Real
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dist_wandb.errors import ConfigurationError
 
 if TYPE_CHECKING:
     import torch
 
-Weight = float | Mapping[str, float] | None
+Weight: TypeAlias = "float | torch.Tensor | Mapping[str, float | torch.Tensor] | None"
 
 _AS_THEY_ARE = frozenset({float, int, bool, str})
 
