@@ -45,6 +45,7 @@ from dist_wandb.metrics import Layout, Snapshot, is_metric, take_snapshot
 
 CLASSES = 4
 Make = Callable[[], Any]
+Data = Callable[[torch.Generator], tuple[Any, ...]]
 Batch = tuple[Tensor, ...]
 
 
@@ -112,7 +113,7 @@ def collection() -> MetricCollection:
     )
 
 
-CASES: dict[str, tuple[Make, Callable[[torch.Generator], Batch]]] = {
+CASES: dict[str, tuple[Make, Data]] = {
     "mean": (MeanMetric, numbers),
     "sum": (SumMetric, numbers),
     "min": (MinMetric, numbers),
@@ -137,7 +138,7 @@ CASES: dict[str, tuple[Make, Callable[[torch.Generator], Batch]]] = {
 }
 
 
-def ranks_of(make: Make, data: Callable[[torch.Generator], Batch], updates: Sequence[int]) -> list[Any]:
+def ranks_of(make: Make, data: Data, updates: Sequence[int]) -> list[Any]:
     """One object for each simulated rank, with that many updates."""
     template, ranks = make(), []
     for rank, count in enumerate(updates):
@@ -254,12 +255,39 @@ def test_a_nan_among_extrema_survives(make: type[MinMetric | MaxMetric], where: 
     assert math.isnan(merged(ranks)[""])
 
 
-def test_neutral_contributes_nothing() -> None:
-    ranks = ranks_of(collection, classes, (2, 1))
+@pytest.mark.parametrize("case", ["max", "min", "collection"])
+def test_neutral_contributes_nothing(case: str) -> None:
+    make, data = CASES[case]
+    ranks = ranks_of(
+        make, lambda g: data(g) if case == "collection" else (torch.tensor({"max": -5.0, "min": 5.0}[case]),), (2, 1)
+    )
     snapshots = [take_snapshot(metric) for metric in ranks]
     packed = [*(one.packed() for one in snapshots), Layout.parse(snapshots[0].signature).neutral()]
     sums, maxima = torch.stack([p.sums for p in packed]).sum(0), torch.stack([p.maxima for p in packed]).amax(0)
     assert snapshots[0].compute(sums, maxima, [p.blob for p in packed], 2) == merged(ranks)
+
+
+class Last(Metric):
+    """A state without a reduction."""
+
+    last: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("last", torch.zeros(2), dist_reduce_fx=None)
+
+    def update(self, x: Tensor) -> None:
+        self.last = x
+
+    def compute(self) -> Tensor:
+        return self.last
+
+
+@pytest.mark.parametrize(
+    ("updates", "wanted"), [((1,), [7, 8]), ((1, 1), [[7, 8], [7, 8]]), ((1, 0), [[7, 8], [0, 0]])]
+)
+def test_states_without_reduction_are_stacked_unless_there_is_one_alone(updates: tuple[int, ...], wanted: Any) -> None:
+    assert merged(ranks_of(Last, lambda _: (torch.tensor([7.0, 8.0]),), updates)) == {"": wanted}
 
 
 # The user's object
@@ -306,8 +334,8 @@ def test_what_happens_after_the_snapshot_does_not_matter(case: str, action: str)
 
 
 def test_a_synchronised_metric_contributes_its_own_states_alone() -> None:
+    wanted = merged(ranks_of(SumMetric, numbers, (1, 1)))
     ranks = ranks_of(SumMetric, numbers, (1, 1))
-    wanted = merged(ranks)
     ranks[0].sync(lambda x, group: [x, x], distributed_available=lambda: True)  # noqa: ARG005
     assert merged(ranks) == wanted
     assert ranks[0]._is_synced
