@@ -175,7 +175,7 @@ class Rounds:
         self._own: OrderedDict[Key, float] = OrderedDict()
         self._spoken: set[Key] = set()  # open cells that this rank contributed to
         self._spreading: set[str] = set()
-        self._resized = False
+        self._recheck = False
         self._given_up = {_GIVE_UP_NEW: _NOTHING, _GIVE_UP_ALL: _NOTHING}
 
     # What this rank wants to say
@@ -290,7 +290,7 @@ class Rounds:
         """
         self.size = size
         self.absent = absent
-        self._resized = True
+        self._recheck = True
 
     def snapshot(self) -> dict[str, Any]:
         """What the ranks know together, as JSON can hold it: with it a rank that was not there can go on with them."""
@@ -353,6 +353,7 @@ class Rounds:
         self.round += 1
         written = self._take_spreads(sums, maxima)
         regroup = maxima[_REGROUP] > 0
+        closed = maxima[_BUSY] == 0 and not regroup
         if maxima[_UNKNOWN] > 0:
             return Outcome(written, needs_names=True, more=True, regroup=regroup)
         self._given_up = {lane: born if born > maxima[lane] else _NOTHING for lane, born in self._given_up.items()}
@@ -362,8 +363,8 @@ class Rounds:
         more = maxima[_MORE] > 0 or bool(self._focus or self._turns)
         if self._awaiting or any(value.spread for value in finished):
             self._awaiting += finished
-            return Outcome(written, more=more or maxima[_BUSY] == 0, regroup=regroup, late=late)
-        return Outcome(written + finished, closed=maxima[_BUSY] == 0, more=more, regroup=regroup, late=late)
+            return Outcome(written, more=more or closed, regroup=regroup, late=late)
+        return Outcome(written + finished, closed=closed, more=more or self._recheck, regroup=regroup, late=late)
 
     def _next_place(self) -> Place | None:
         """The oldest place in the outbox; while ranks look for one to agree on, the oldest that it may be."""
@@ -486,8 +487,8 @@ class Rounds:
             The cells, each with whether it is finished only because patience ran out with ranks that usually speak.
         """
         everything = maxima[_BUSY] == 0
-        suspects = self.cells.keys() if self._resized else touched
-        self._resized = False
+        suspects = self.cells.keys() if self._recheck else touched
+        self._recheck = False
         complete = {key for key in suspects if self.cells[key].totals.voices >= self._expected(key.name)}
         if len(complete) == len(self.cells):
             return [(key, False) for key in self.cells]
@@ -515,6 +516,8 @@ class Rounds:
             missing = self._missing(key.name, cell.totals.voices, gave_up=gave_up)
             calls = int(-cell.origin) % _CALLS
             finished.append(Finished(key, cell.totals, calls, cell.corrects, missing, spread))
+            if cell.totals.voices < self._expected(key.name):
+                self._recheck = True  # other cells of this name may be complete by this
             self._usual[key.name] = cell.totals.voices
             if not missing:
                 self._whole[key.name] = cell.totals.voices
