@@ -70,7 +70,10 @@ class _Said(NamedTuple):
     origin: float
 
 
-@dataclass
+_NOTHING_SAID = Totals()
+
+
+@dataclass(slots=True)
 class Cell:
     """What the unit knows of one name at one place while it is open.
 
@@ -82,12 +85,12 @@ class Cell:
     """
 
     born: int
-    totals: Totals = field(default_factory=Totals)
+    totals: Totals = _NOTHING_SAID
     origin: float = _NOTHING
     corrects: bool = False
 
 
-@dataclass
+@dataclass(slots=True)
 class Spread:
     """How a name's numbers spread over the ranks; known one round after its cell is finished.
 
@@ -100,8 +103,7 @@ class Spread:
     largest_at: int = -1
 
 
-@dataclass(frozen=True)
-class Finished:
+class Finished(NamedTuple):
     """A value to be written: all that was contributed to one cell.
 
     Args:
@@ -451,7 +453,8 @@ class Rounds:
             self._turns.pop((place, name), None)
             key = Key(place, name, int(first))
             cell = self._open(key)
-            cell.totals += Totals.from_lanes(sums[start : start + SUM_LANES], maxima[header : header + MAX_LANES])
+            said = Totals.from_lanes(sums[start : start + SUM_LANES], maxima[header : header + MAX_LANES])
+            cell.totals = cell.totals + said if cell.totals.voices else said
             cell.origin = max(cell.origin, maxima[_ORIGIN])
             touched.add(key)
             if name in self._offered:
@@ -474,11 +477,12 @@ class Rounds:
             self._own[key] = said.totals.plain
 
     def _open(self, key: Key) -> Cell:
-        if key not in self.cells:
+        cell = self.cells.get(key)
+        if cell is None:
             before = self._done.pop(key, None)
             cell = Cell(self.round) if before is None else Cell(self.round, before.totals, before.origin, corrects=True)
             self.cells[key] = cell
-        return self.cells[key]
+        return cell
 
     def _ready(self, touched: set[Key], maxima: Sequence[float]) -> list[tuple[Key, bool]]:
         """Cells to finish now: complete ones, those that all ranks have passed, those given up, all at the end.

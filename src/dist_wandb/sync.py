@@ -38,6 +38,7 @@ _FIRST_PAUSE = 0.01  # seconds until the next round while others are waited for;
 _GRACE = 5.0  # seconds that a member of a broken epoch is given to speak up
 _LAST_WORDS = 2.0  # seconds that the thread is given to write what is there, when its time is over
 _LAST_ROUND = 1.0  # seconds that a process which ends gives the others to end as well
+_WITHOUT_FINISH = 10.0  # seconds that a process which ends waits at most for others, if nobody finished its session
 _LOOK_FOR_BROKEN = 0.5  # seconds between two looks, while waiting for others, whether one of them broke off
 _MOST_AT_ONCE = 256  # contributions taken from the inbox before the next round
 _NEW_NAME_HEARTBEATS = 5  # patience with a name that was never finished before
@@ -209,7 +210,7 @@ class RoundsExchange:
         if self._is_foreign():
             return
         if not self._closing:
-            self.close(failed=failed)
+            self.close(min(self.limits.finish_timeout, _WITHOUT_FINISH), failed=failed)
         if not self._done.wait(_LAST_ROUND):
             self._stop()
         self._thread.join(_LAST_WORDS)

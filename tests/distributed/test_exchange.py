@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import random
@@ -43,6 +44,10 @@ class RecordingRun:
         self.rows.append(row)
 
 
+def _itself(rendezvous: Rendezvous) -> Rendezvous:
+    return rendezvous
+
+
 @dataclass
 class Ranks:
     """The ranks of one unit; rank 0 writes."""
@@ -63,7 +68,8 @@ class Ranks:
             run: Any = self.run if rank == 0 else NullRun()
             rows = Rows(RunWriter(run, plan, "global_step"), check_reduce(self.reduce), rank=rank)
             unit = Unit("", rank, self.size, rank)
-            self.exchanges[rank] = RoundsExchange(unit, lambda found=rendezvous: found, rows, self.limits, self.spread)
+            find = functools.partial(_itself, rendezvous)
+            self.exchanges[rank] = RoundsExchange(unit, find, rows, self.limits, self.spread)
         return self
 
     def log(self, rank: int, metrics: Row, step: int | None = None, weight: Any = None, calls: int = 0) -> None:
@@ -130,6 +136,10 @@ def eventually(condition: Callable[[], object], within: float = 15) -> None:
         time.sleep(0.01)
 
 
+def has_rows(unit: Ranks, number: int) -> bool:
+    return len(unit.run.rows) == number
+
+
 # --- ranks that are well ----------------------------------------------------------------------------------------------
 
 
@@ -144,7 +154,7 @@ def test_a_row_covers_all_ranks_and_costs_two_collectives(ranks: Callable[..., R
     for step in range(1, 21):
         for rank in range(size):
             unit.log(rank, {"loss": float(rank + step), "epoch": 3}, step)
-        eventually(lambda step=step: len(unit.run.rows) == step + 1)
+        eventually(functools.partial(has_rows, unit, step + 1))
     rounds = [exchange.rounds.round - old for exchange, old in zip(unit.exchanges.values(), before, strict=True)]
     for exchange, old in zip(unit.exchanges.values(), collectives, strict=True):
         assert exchange.group.collectives - old <= 2 * max(rounds)  # type: ignore[union-attr]
