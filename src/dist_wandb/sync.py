@@ -421,6 +421,7 @@ class RoundsExchange:
         if self._drain(timeout):
             self._pause = _FIRST_PAUSE
         self.rounds.closing = self._closing and self._inbox.empty()
+        self.rounds.pausing = bool(self._flushes) and self._inbox.empty()
 
     def _drain(self, timeout: float) -> bool:
         """Take what was put into the inbox; whether there was anything."""
@@ -482,7 +483,7 @@ class RoundsExchange:
         self.rounds.give_up(born, new_only=new_only)
         if not new_only:
             for key in self.rounds.unspoken(born):
-                if key.name in self._known_names:
+                if key.name in self._known_names and (key.place.counted or not key.occurrence):
                     self._warn(
                         f"silent {key.name}",
                         f"rank {self.unit.global_rank} has not logged {shown(key.name)!r} at "
