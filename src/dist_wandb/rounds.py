@@ -159,7 +159,7 @@ class Rounds:
         self.absent = 0
         self.round = 0
         self.closing = False  # this rank will say nothing more
-        self.pausing = False  # this rank says nothing more until all that was said so far is finished
+        self.pausing = False  # this rank waits until all that was said so far is finished
         self.names: list[str] = []
         self.cells: OrderedDict[Key, Cell] = OrderedDict()
         self._rank = rank

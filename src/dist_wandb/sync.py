@@ -41,6 +41,7 @@ _LAST_ROUND = 1.0  # seconds that a process which ends gives the others to end a
 _WITHOUT_FINISH = 10.0  # seconds that a process which ends waits at most for others, if nobody finished its session
 _LOOK_FOR_BROKEN = 0.5  # seconds between two looks, while waiting for others, whether one of them broke off
 _MOST_AT_ONCE = 256  # contributions taken from the inbox before the next round
+_FLUSH_HEARTBEATS = 2  # how long a rank that flushes waits for others to do so as well
 _NEW_NAME_HEARTBEATS = 5  # patience with a name that was never finished before
 
 
@@ -133,6 +134,7 @@ class RoundsExchange:
         self._taken = threading.Event()  # closing, and the others know all that this rank had to say
         self._done = threading.Event()
         self._closing = self._failed = self._left = False
+        self._settled_since: float | None = None
         self._membership: Membership | None = None
         self._epoch: Epoch | None = None
         self._result: tuple[list[float], list[float]] | None = None
@@ -425,21 +427,20 @@ class RoundsExchange:
 
     def _drain(self, timeout: float) -> bool:
         """Take what was put into the inbox; whether there was anything."""
-        try:
-            item = self._inbox.get(timeout=timeout) if timeout else self._inbox.get_nowait()
+        found = False
+        with suppress(Empty):
+            self._accept(self._inbox.get(timeout=timeout) if timeout else self._inbox.get_nowait())
+            found = True
             for _ in range(_MOST_AT_ONCE):
-                if isinstance(item, Contribution):
-                    self._post(item)
-                elif item is not None:
-                    self._flushes.append(item)
-                item = self._inbox.get_nowait()
-        except Empty:
-            return False
+                self._accept(self._inbox.get_nowait())
+        return found
+
+    def _accept(self, item: Contribution | threading.Event | None) -> None:
+        """Take a contribution, or the wish for a flush; `None` only wakes the thread."""
         if isinstance(item, Contribution):
             self._post(item)
         elif item is not None:
             self._flushes.append(item)
-        return True
 
     def _post(self, contribution: Contribution) -> None:
         try:
@@ -452,10 +453,20 @@ class RoundsExchange:
             )
 
     def _answer_flushes(self) -> None:
-        if self._flushes and self.rounds.settled and self._inbox.empty():
+        """Answer those who wait for what this rank said, but give others the chance to pause as well.
+
+        When all ranks pause, what only some of them said is finished. Who has nothing open waits for that a little.
+        """
+        if not (self._flushes and self.rounds.settled and self._inbox.empty()):
+            self._settled_since = None
+            return
+        now = time.monotonic()
+        self._settled_since = self._settled_since or now
+        if not self.rounds.cells or now - self._settled_since > _FLUSH_HEARTBEATS * self.limits.heartbeat:
             for flushed in self._flushes:
                 flushed.set()
             self._flushes.clear()
+            self._settled_since = None
 
     def _mind_patience(self) -> None:
         """Give up waiting for ranks that do not speak where others did."""
