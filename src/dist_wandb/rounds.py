@@ -294,6 +294,8 @@ class Rounds:
         self.size = size
         self.absent = absent
         self._recheck = True
+        self._focus = ()  # what was looked for may have been a lost rank's
+        self._turns.clear()
 
     def snapshot(self) -> dict[str, Any]:
         """What the ranks know together, as JSON can hold it: with it a rank that was not there can go on with them."""

@@ -346,11 +346,13 @@ class RoundsExchange:
             )
 
     def _form_group(self, epoch: Epoch) -> None:
-        from dist_wandb.gloo import Alone, GlooGroup
+        from dist_wandb.gloo import Alone, BrokenError, GlooGroup
 
         if len(epoch.members) == 1:
             self.group = Alone()
             return
+        if not self._the_membership().meet(epoch, self.limits.peer_timeout):
+            raise BrokenError("the members did not find each other")
         store = self._the_membership().store_of(epoch)
         rank = epoch.members.index(self.unit.index)
         self.group = GlooGroup(store, rank, len(epoch.members), self.limits.peer_timeout, self._is_broken_off)
