@@ -70,7 +70,7 @@ def train(accelerator: Accelerator, epochs: int, lr: float) -> None:
             optimizer.step()
             step += 1
             if step % 5 == 0:
-                values = {"train/loss": loss.item(), "lr": scheduler.get_last_lr()[0], "epoch": epoch}
+                values = {"train/loss": loss, "lr": scheduler.get_last_lr()[0], "epoch": epoch}
                 accelerator.log(values, step=step)
         scheduler.step()
         val_loss, val_accuracy = evaluate(accelerator, model, val_loader)

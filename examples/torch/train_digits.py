@@ -82,19 +82,20 @@ def train(run: dist_wandb.Session, epochs: int, lr: float, device: torch.device,
             optimizer.step()
             step += 1
             if step % 5 == 0:
-                run.log({"train/loss": loss.item(), "lr": scheduler.get_last_lr()[0], "epoch": epoch}, step=step)
+                values = {"train/loss": loss, "lr": scheduler.get_last_lr()[0], "epoch": epoch}
+                run.log(values, step=step, weight=len(labels))  # one row: the mean over the samples of all ranks
         scheduler.step()
         val_loss, val_accuracy = evaluate(model, val_loader, device)
         run.log({"val/loss": val_loss, "val/accuracy": val_accuracy, "epoch": epoch}, step=step)
         if rank == 0:
-            print(f"epoch {epoch}: validation loss {val_loss:.3f}, accuracy {val_accuracy:.3f}")
+            print(f"epoch {epoch}: the last training batch of rank 0 had loss {loss.item():.3f}")
 
 
 @torch.no_grad()
 def evaluate(
     model: nn.Module, loader: DataLoader[tuple[torch.Tensor, ...]], device: torch.device
-) -> tuple[float, float]:
-    """Mean loss and accuracy over the samples of all ranks: torchmetrics brings them together in `compute`."""
+) -> tuple[MeanMetric, MulticlassAccuracy]:
+    """Loss and accuracy over the samples of this rank, not computed: `run.log` brings those of all ranks together."""
     model.eval()
     loss, accuracy = MeanMetric().to(device), MulticlassAccuracy(10, average="micro").to(device)
     for batch in loader:
@@ -102,7 +103,7 @@ def evaluate(
         logits = model(images)
         loss.update(nn.functional.cross_entropy(logits, labels), weight=len(labels))
         accuracy.update(logits, labels)
-    return loss.compute().item(), accuracy.compute().item()
+    return loss, accuracy
 
 
 def make_model() -> nn.Module:
