@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import wandb
 
-from dist_wandb import session
+from dist_wandb import session, sync
 
 OnRanks = Callable[[int, Callable[[int], Any]], list[Any]]
 
@@ -95,7 +95,24 @@ class FakeWandb:
 
 
 @pytest.fixture
-def fake_wandb(bare_environment: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeWandb:  # noqa: ARG001  # used for its effect
+def ended_exchanges(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:  # noqa: ARG001  # what it patched lasts longer
+    """End the exchanges of sessions that a test does not finish, at once: nobody is waited for."""
+    yield
+    exchanges = [exchange for exchange in sync._live if not exchange.has_ended]
+    for exchange in exchanges:
+        exchange._stopped.set()  # all at the same time
+    for exchange in exchanges:
+        exchange.leave(failed=True)
+    assert all(exchange.has_ended for exchange in exchanges), "a thread of an exchange goes on after its test"
+
+
+@pytest.fixture
+def fake_wandb(
+    bare_environment: None,  # noqa: ARG001  # used for its effect
+    ended_exchanges: None,  # noqa: ARG001  # used for its effect
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> FakeWandb:
     """Replace `wandb.init`, which keeps its signature; nothing of wandb is started."""
     fake = FakeWandb(tmp_path / "fake-wandb")
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import multiprocessing
 import re
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,6 +21,7 @@ from dist_wandb.errors import ConfigurationError, RendezvousError, TopologyError
 from dist_wandb.rendezvous import Rendezvous
 from dist_wandb.run import NullRun
 from dist_wandb.session import Options, Session, get_run, holds, open_session, told_job
+from dist_wandb.sync import Limits
 from dist_wandb.topology import Topology
 
 if TYPE_CHECKING:
@@ -315,12 +318,21 @@ def test_a_session_that_is_not_made_yet_raises_instead_of_recurring() -> None:
         ({"reduce": "avg"}, "reduce='avg' is no reduction."),
         ({"reduce": {"loss": "avg"}}, "reduce['loss']='avg' is no reduction."),
         ({"spread": 7}, "spread=7 is neither a bool nor name patterns."),
-        ({"join_timeout": "60"}, "join_timeout='60' is no number of seconds."),
-        ({"join_timeout": True}, "join_timeout=True is no number of seconds."),
-        ({"join_timeout": None}, "join_timeout=None is no number of seconds."),
+        ({"join_timeout": "60"}, "join_timeout='60' is no number of the right kind."),
+        ({"join_timeout": True}, "join_timeout=True is no number of the right kind."),
+        ({"join_timeout": None}, "join_timeout=None is no number of the right kind."),
         ({"join_timeout": 0}, "join_timeout=0 must be greater than 0."),
         ({"join_timeout": -1.5}, "join_timeout=-1.5 must be greater than 0."),
         ({"join_timeout": float("nan")}, "join_timeout=nan must be greater than 0."),
+        ({"per_rank": 7}, "per_rank=7 is neither a bool nor name patterns."),
+        *[
+            ({limit: value}, f"{limit}={value!r} {message}")
+            for limit in ("peer_timeout", "finish_timeout", "heartbeat", "max_pending_rows")
+            for value, message in {"1": "is no number of the right kind.", 0: "must be greater than 0."}.items()
+        ],
+        ({"heartbeat": False}, "heartbeat=False is no number of the right kind. It is in seconds."),
+        ({"max_pending_rows": 1.5}, "max_pending_rows=1.5 is no number of the right kind. It is a number of rows."),
+        ({"max_pending_rows": float("inf")}, "max_pending_rows=inf is no number of the right kind."),
     ],
 )
 def test_options_that_cannot_be_honoured_are_refused(
@@ -334,7 +346,18 @@ def test_options_that_cannot_be_honoured_are_refused(
 
 
 def test_what_no_option_says_is_the_default_of_every_door() -> None:
-    assert Options() == Options("auto", "global", "mean", spread=False, join_timeout=60.0)
+    options = Options()
+    assert options == Options("auto", "global", "auto", False, True, 60.0, 60.0, 60.0, 10_000, 1.0)
+    for door in (dist_wandb.init, dist_wandb.DistWandbLogger, dist_wandb.DistWandbTracker):
+        parameters = inspect.signature(door).parameters
+        defaults = {field.name: parameters[field.name].default for field in fields(options)}
+        assert defaults == asdict(options), door
+
+
+def test_limits_are_handed_to_the_exchange() -> None:
+    options = Options(join_timeout=1, peer_timeout=2, finish_timeout=3, max_pending_rows=4, heartbeat=5)
+    assert options.limits == Limits(1, 2, 3, 4, 5)
+    assert Options().limits == Limits()
 
 
 @pytest.mark.parametrize(
@@ -406,7 +429,7 @@ def job(store: dist.Store, on_ranks: OnRanks) -> Job:  # noqa: ARG001  # they me
     ) -> list[Session]:
         def open_one(rank: int) -> Session:
             return open_session(
-                Options(**{"join_timeout": 20.0, **options}),
+                Options(**{"join_timeout": 20.0, "finish_timeout": 10.0, "heartbeat": 0.05, **options}),
                 arguments(rank),
                 door="test",
                 topology=topologies[rank],
@@ -420,13 +443,15 @@ def job(store: dist.Store, on_ranks: OnRanks) -> Job:  # noqa: ARG001  # they me
 
 
 def test_ranks_without_a_run_share_the_interface_and_write_nothing(job: Job, fake_wandb: FakeWandb) -> None:
-    first, second = job(TWO, lambda _: {"id": "exp"})
+    first, second = job(TWO, lambda _: {"id": "exp"}, peer_timeout=0.4)
     for session in (first, second):
         session.log({"loss": 0.5}, step=1)
         session.config.update({"lr": 0.1})
         session.define_metric("epoch")
         assert session
     assert isinstance(second.run, NullRun)
+    assert first.flush()
+    assert second.flush()
     (run,) = fake_wandb.runs
     assert run.rows == [{"loss": 0.5, "global_step": 1}]
     assert run.config == {"lr": 0.1}
@@ -450,12 +475,14 @@ def test_new_runs_have_ids_made_from_one_base_id_and_one_group(job: Job) -> None
 
 
 def test_ranks_of_a_shared_run_write_side_by_side(job: Job, fake_wandb: FakeWandb) -> None:
-    for number, session in enumerate(job(TWO, run_mode="shared")):
+    sessions = job(TWO, run_mode="shared")
+    for number, session in enumerate(sessions):
         session.log({"loss": number}, step=1)
+    assert all(session.flush() for session in sessions)
     assert len({run.id for run in fake_wandb.runs}) == 1
     rows = [row for run in fake_wandb.runs for row in run.rows]
     assert len(rows) == 2
-    assert {"loss": 0, "rank-0/loss": 0, "global_step": 1} in rows
+    assert {"loss": 0.5, "rank-0/loss": 0, "global_step": 1} in rows
     assert {"rank-1/loss": 1, "global_step": 1} in rows
 
 
@@ -612,10 +639,12 @@ def test_a_rank_0_that_never_comes_is_missed_by_name(store: dist.Store) -> None:
 
 @pytest.mark.usefixtures("store")
 def test_a_rank_without_a_run_does_without_the_id_of_one_that_is_never_opened() -> None:
-    session = open_session(Options(join_timeout=0.05), {}, door="test", topology=TWO[1], number=1)
+    options = Options(join_timeout=0.05, finish_timeout=0.5)
+    session = open_session(options, {}, door="test", topology=TWO[1], number=1)
     assert (session.id, session.url, session.group_url) == (None, None, None)
     session.log({"loss": 0.5})
     session.finish()
+    assert not get_run()
 
 
 def test_a_session_is_told_of_before_a_rank_opens_it(job: Job) -> None:
