@@ -27,6 +27,9 @@ class Group(Protocol):
     def reduce(self, sums: Sequence[float], maxima: Sequence[float]) -> tuple[list[float], list[float]]:
         """The sums and the maxima, number by number, of what all members give."""
 
+    def reduce_tensors(self, sums: torch.Tensor, maxima: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `reduce`, with float64 tensors on the host."""
+
     def gather(self, data: bytes) -> list[bytes]:
         """What all members give, in their order."""
 
@@ -40,6 +43,10 @@ class Alone:
     def reduce(self, sums: Sequence[float], maxima: Sequence[float]) -> tuple[list[float], list[float]]:
         """What was given."""
         return list(sums), list(maxima)
+
+    def reduce_tensors(self, sums: torch.Tensor, maxima: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """What was given."""
+        return sums, maxima
 
     def gather(self, data: bytes) -> list[bytes]:
         """What was given."""

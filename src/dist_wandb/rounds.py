@@ -248,8 +248,27 @@ class Rounds:
 
     def unknown(self) -> list[str]:
         """Names in the outbox that the unit has not agreed on, in the order in which they were logged."""
-        named = dict.fromkeys(name for values in self._outbox.values() for name in values)
-        return [name for name in named if name not in self._positions]
+        return [name for name in self.pending_names() if name not in self._positions]
+
+    def pending_names(self) -> list[str]:
+        """Names in the outbox, in the order in which they were logged."""
+        return list(dict.fromkeys(name for values in self._outbox.values() for name in values))
+
+    def rename(self, old: str, new: str) -> list[tuple[Key, Key]]:
+        """Say under another name what this rank has yet to say, before the others know anything of it.
+
+        Returns:
+            The cells it would have gone into, and those that it goes into now.
+        """
+        renamed = []
+        for place, values in self._outbox.items():
+            step = None if place.counted else place.step
+            for said in values.pop(old, ()):
+                occurrence = self._occurrences.pop((new, step), 0)
+                self._occurrences[new, step] = occurrence + 1
+                values.setdefault(new, deque()).append(said._replace(occurrence=occurrence))
+                renamed.append((Key(place, old, said.occurrence), Key(place, new, occurrence)))
+        return renamed
 
     # What all ranks do alike, between rounds
 

@@ -8,13 +8,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dist_wandb.fused_metrics import FusedMetrics, computed_alone, is_metric_name
+from dist_wandb.metrics import Snapshot, is_metric
 from dist_wandb.reduction import Reduction, Totals, matches_any, reduction_of
 from dist_wandb.rounds import Finished, Key, Rounds
 from dist_wandb.run import RunWriter
 from dist_wandb.values import Later, checked_weight, is_number
 
 DEGRADED = "dist_wandb/degraded"
-_MOST_EXTRAS = 10_000  # rows whose own values wait for their numbers
+_A_METRIC = Totals(voices=1)  # in the rounds it has no number
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,7 @@ class Rows:
         self.last_place = "the start"
         self.global_rank_of: Any = lambda index: index
         self.unused = dict.fromkeys(reduce or ())  # patterns that no name has matched yet
+        self.metrics = FusedMetrics(rank, computes=self.writes)
         self._writer = writer
         self._reduce = reduce or {}
         self._per_rank = tuple(per_rank)
@@ -72,7 +75,14 @@ class Rows:
 
     def write_own(self, contribution: Contribution) -> None:
         """Write what this rank says as a row, without other ranks: the first of a unit under plain names."""
-        self._writer.write(contribution.metrics, contribution.step, commit=contribution.commit)
+        metrics: Mapping[str, Any] = contribution.metrics
+        if any(map(is_metric, metrics.values())):
+            metrics = {
+                key: number
+                for name, value in metrics.items()
+                for key, number in (computed_alone(name, value) if is_metric(value) else {name: value}).items()
+            }
+        self._writer.write(metrics, contribution.step, commit=contribution.commit)
 
     def post(self, contribution: Contribution, rounds: Rounds) -> Iterable[str]:
         """Hand what this rank says to the rounds; write, or keep for its row, what is this rank's own.
@@ -83,28 +93,40 @@ class Rows:
         values = {
             name: value.number() if type(value) is Later else value for name, value in contribution.metrics.items()
         }
-        weights = self._weights(contribution.weight)
-        totals: dict[str, Totals] = {}
-        own: dict[str, Any] = {}
-        for name, value in values.items():
-            if not is_number(value) or self.reduction(name) == "first":
-                if self.writes:
-                    own[name] = value
-            elif weights is None:
-                totals[name] = Totals.of(value)
-            else:
-                totals[name] = Totals.of(value, weights if isinstance(weights, float) else weights.get(name, 1.0))
-        labelled = self._labelled(values)
+        snapshots = {
+            self.metrics.name_of(name, value, rounds.names): value
+            for name, value in values.items()
+            if isinstance(value, Snapshot)
+        }
+        mine, unit = self._mine(values), self._totals(values, self._weights(contribution.weight))
+        keys = rounds.post({**unit, **dict.fromkeys(snapshots, _A_METRIC)}, contribution.step, contribution.calls)
+        for key in keys[len(unit) :]:
+            self.metrics.keep(key, snapshots[key.name])
+        if mine and keys and self.writes:
+            self._extras[keys[0]] = mine
+        elif mine:
+            self._writer.write_plain(mine, self._x(contribution.step, contribution.calls))
+        return unit
+
+    def _totals(self, values: Mapping[str, Any], weights: Any) -> dict[str, Totals]:
+        """The numbers that are to be brought together with those of other ranks."""
+        numbers = {name: x for name, x in values.items() if is_number(x) and self.reduction(name) != "first"}
+        if weights is None:
+            return {name: Totals.of(x) for name, x in numbers.items()}
+        if isinstance(weights, float):
+            return {name: Totals.of(x, weights) for name, x in numbers.items()}
+        return {name: Totals.of(x, weights.get(name, 1.0)) for name, x in numbers.items()}
+
+    def _mine(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """What is this rank's own: on the primary what is not brought together, in a shared run what has its label."""
+        mine: dict[str, Any] = {}
         if self.writes:
-            own.update(labelled)
-        elif labelled:
-            self._writer.write_plain(labelled, self._x(contribution.step, contribution.calls))
-        keys = rounds.post(totals, contribution.step, contribution.calls)
-        if own and keys:
-            self._extras[keys[0]] = own
-        elif own:
-            self._writer.write_plain(own, self._x(contribution.step, contribution.calls))
-        return totals
+            mine = {
+                name: value
+                for name, value in values.items()
+                if not isinstance(value, Snapshot) and (not is_number(value) or self.reduction(name) == "first")
+            }
+        return {**mine, **self._labelled(values)}
 
     def reduction(self, name: str) -> Reduction:
         """How the ranks' numbers of a name become one: by the first pattern that matches, else their mean."""
@@ -160,16 +182,6 @@ class Rows:
         """Whether something waits for its row."""
         return bool(self._extras)
 
-    def is_metric(self, name: str) -> bool:  # noqa: ARG002
-        return False
-
-    def shown(self, name: str) -> str:
-        """A name as the user knows it."""
-        return name
-
-    def exchange_metrics(self, keys: Sequence[Key], group: Any) -> None:
-        raise NotImplementedError
-
     def _place(self, value: Finished) -> tuple[int, int]:
         place = value.key.place
         return (1, value.calls) if place.counted else (0, place.step)
@@ -177,6 +189,8 @@ class Rows:
     def _add(self, row: dict[str, Any], value: Finished) -> None:
         name, totals = value.key.name, value.totals
         row.update(self._extras.pop(value.key, {}))
+        if is_metric_name(name):
+            row.update(self.metrics.take_values(value.key))
         if totals.number:
             row[name] = totals.reduced(self.reduction(name))
         if value.missing:

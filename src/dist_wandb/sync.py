@@ -15,13 +15,14 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Protocol
 
 from dist_wandb.errors import RendezvousError
+from dist_wandb.fused_metrics import is_metric_name, shown
 from dist_wandb.membership import Epoch, Membership, Stopped, Word
 from dist_wandb.policy import Unit
 from dist_wandb.rendezvous import Rendezvous
@@ -357,7 +358,7 @@ class RoundsExchange:
         if any(greeting["names"] for greeting in told):
             self._exchange_names()
         due = {Key.of(key): None for greeting in told for key in greeting["due"]}
-        self._exchange_metrics([key for key in due if self._rows.is_metric(key.name)])
+        self._exchange_metrics(due)
         self._write_due()
 
     def _round(self) -> Outcome:
@@ -369,7 +370,7 @@ class RoundsExchange:
         outcome = self._take(*result)
         if outcome.needs_names:
             self._exchange_names()
-        self._exchange_metrics([value.key for value in self._due if self._rows.is_metric(value.key.name)])
+        self._exchange_metrics(value.key for value in self._due)
         self._write_due()
         self._more = outcome.more
         self._tell_of_late(outcome.late)
@@ -389,10 +390,12 @@ class RoundsExchange:
         told = self._the_group().gather(json.dumps(self.rounds.unknown()).encode())
         self.rounds.learn([json.loads(names) for names in told])
         self._names_due = False
+        self._rows.metrics.settle(self.rounds)
 
-    def _exchange_metrics(self, keys: Sequence[Key]) -> None:
+    def _exchange_metrics(self, due: Iterable[Key]) -> None:
+        keys = [key for key in due if is_metric_name(key.name)]
         if keys:
-            self._rows.exchange_metrics(keys, self._the_group())
+            self._rows.metrics.exchange(keys, self._the_group())
 
     def _write_due(self) -> None:
         due, self._due = self._due, ()
@@ -480,7 +483,7 @@ class RoundsExchange:
                 if key.name in self._known_names:
                     self._warn(
                         f"silent {key.name}",
-                        f"rank {self.unit.global_rank} has not logged {self._rows.shown(key.name)!r} at "
+                        f"rank {self.unit.global_rank} has not logged {shown(key.name)!r} at "
                         f"{_place(key)} within {self.limits.peer_timeout:g} s of the first rank, as it usually does. "
                         "The row is written without it.",
                     )
@@ -489,7 +492,7 @@ class RoundsExchange:
         for key in late:
             self._warn(
                 f"late {key.name}",
-                f"rank {self.unit.global_rank} logged {self._rows.shown(key.name)!r} at {_place(key)} after its row "
+                f"rank {self.unit.global_rank} logged {shown(key.name)!r} at {_place(key)} after its row "
                 "was written. A corrected row follows it. More of these are not told.",
             )
 
@@ -579,7 +582,7 @@ class RoundsExchange:
             outcome = self._take(*self.rounds.pack())
             if outcome.needs_names:
                 self._exchange_names()
-            self._exchange_metrics([value.key for value in self._due if self._rows.is_metric(value.key.name)])
+            self._exchange_metrics(value.key for value in self._due)
             self._write_due()
             if outcome.closed or not (outcome.more or self.rounds.pending or self.rounds.closing):
                 break

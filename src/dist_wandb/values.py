@@ -9,6 +9,7 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dist_wandb.errors import ConfigurationError
+from dist_wandb.metrics import is_metric, take_snapshot
 
 if TYPE_CHECKING:
     import torch
@@ -163,15 +164,15 @@ def is_number(value: object) -> bool:
 
 def _flat(metrics: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
     for name, value in metrics.items():
-        if isinstance(value, Mapping) and not _is_metric(value):
+        if isinstance(value, Mapping) and not is_metric(value):
             yield from ((f"{name}.{inner}", item) for inner, item in _flat(value))
         else:
             yield name, value
 
 
 def _taken(name: str, value: Any, rank: int) -> Any:
-    if _is_metric(value):
-        return _snapshot(value)
+    if is_metric(value):
+        return take_snapshot(value)
     if isinstance(value, complex) or _is_complex_scalar(value):
         raise _complex_error(name, value, rank)
     if getattr(value, "shape", None) == () and hasattr(value, "item"):  # a numpy scalar, or an array without axes
@@ -181,14 +182,6 @@ def _taken(name: str, value: Any, rank: int) -> Any:
     if isinstance(value, list):
         return list(value)
     return value.copy() if type(value).__name__ == "ndarray" else value
-
-
-def _is_metric(value: object) -> bool:
-    return False
-
-
-def _snapshot(value: Any) -> Any:
-    return value
 
 
 def _as_tensor(value: object) -> torch.Tensor | None:
