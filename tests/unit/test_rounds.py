@@ -121,6 +121,13 @@ class Unit:
             self.exchange()
             assert self.rounds < MOST_ROUNDS, "the rounds do not end"
 
+    def end(self) -> None:
+        """Let those that stalled come back if they still can, and all close."""
+        for rank in sorted(self.stalled):
+            self.die(rank) if self.closed else self.come_back(rank)
+        if not self.closed:
+            self.close()
+
     def check_written(self, spread: Iterable[str] = ()) -> None:
         """The last value of every cell is exact, and there is none that nobody contributed to."""
         contributed = {cell: said for cell, said in self.contributed.items() if said}
@@ -160,7 +167,7 @@ def rows(draw: st.DrawFn) -> tuple[int | None, dict[str, float], float]:
 
 ACTIONS = (
     *("log", "exchange", "exchange", "impatient", "impatient with new names"),
-    *("die", "stall", "come back", "close"),
+    *("die", "stall", "a stalled one logs", "come back", "close"),
 )
 
 
@@ -170,6 +177,9 @@ def come_or_go(unit: Unit, action: str, rank: int, data: st.DataObject) -> None:
         unit.die(rank)
     elif action == "stall" and len(unit.living) > 1:
         unit.stall(rank)
+    elif action == "a stalled one logs" and unit.stalled:  # and knows nothing of the others
+        step, values, weight = data.draw(rows())
+        unit.log(min(unit.stalled), values, step, weight)
     elif action == "come back" and gone:
         unit.come_back(data.draw(st.sampled_from(gone)))
 
@@ -198,13 +208,7 @@ def test_any_schedule_ends_with_equal_tables_and_exact_values(
             machine.closing = True
         elif not unit.closed:
             come_or_go(unit, action, rank, data)
-        if unit.stalled and not unit.closed:  # it logs on, and knows nothing of the others
-            step, values, weight = data.draw(rows())
-            unit.log(min(unit.stalled), values, step, weight)
-    for rank in sorted(unit.stalled):
-        unit.die(rank) if unit.closed else unit.come_back(rank)
-    if not unit.closed:
-        unit.close()
+    unit.end()
     if unit.always_whole:
         unit.check_written(spread=[name for name in NAMES if name.startswith("l") or "*" in spread] if spread else ())
     else:

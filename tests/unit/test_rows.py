@@ -346,6 +346,23 @@ def test_rows_without_a_step_lie_at_the_count_of_calls() -> None:
     ]
 
 
+def test_calls_without_a_step_are_rows_of_their_own_whenever_they_are_told_of() -> None:
+    told_at_once, told_one_by_one = Unit(), Unit()
+    for unit in (told_at_once, told_one_by_one):
+        for name in ("loss", "accuracy", "loss"):
+            unit.log_on_all([{name: 1.0}, {name: 1.0}])
+            if unit is told_one_by_one:
+                for _ in range(3):
+                    unit.exchange()
+    expected = [
+        {"loss": 1.0, "global_step": 0},
+        {"accuracy": 1.0, "global_step": 1},
+        {"loss": 1.0, "global_step": 2},
+    ]
+    assert told_one_by_one.close() == expected
+    assert told_at_once.close() == expected
+
+
 def test_values_without_a_step_are_one_row_if_they_came_with_one_call() -> None:
     unit = Unit(1)
     values = [finished("a", 1.0, step=None, calls=4), finished("b", 2.0, step=None, calls=4)]
