@@ -85,7 +85,8 @@ class Membership:
         self.unit = unit
         self._rendezvous = rendezvous
         self._is_stopped = is_stopped
-        self.left: set[int] = set()
+        self.left: set[int] = set()  # ranks that are gone because they had finished
+        self._gone: set[int] = set()
         self.global_ranks: dict[int, int] = {unit.index: unit.global_rank}
 
     def arrive(self, within: float) -> Epoch:
@@ -129,12 +130,12 @@ class Membership:
             next_epoch = self.epoch(epoch.number + 1)
             if next_epoch is not None:
                 return next_epoch
-            self._look_for_left(epoch.members)
+            self._look_for_gone(epoch.members)
             for member in set(epoch.members) - words.keys():
                 told = self._rendezvous.peek(f"word/{epoch.number}/{member}")
                 if told is not None:
                     words[member] = Word.from_json(told)
-            done = words.keys() | self.left
+            done = words.keys() | self._gone
             return self._next_from(epoch, words) if done.issuperset(epoch.members) else None
 
         return self._until(everyone_spoke, within) or self._next_from(epoch, words)
@@ -205,17 +206,15 @@ class Membership:
         """Leave word of what this rank knows, and, unless it failed, that it is going."""
         if epoch is not None:
             self._rendezvous.publish(f"word/{epoch.number}/{self.unit.index}", word.as_json())
-        if failed:
-            return
-        self._rendezvous.publish(f"left/{self.unit.index}", 1)
-        self._rendezvous.publish("left", 1)
+        self._rendezvous.publish(f"gone/{self.unit.index}", "failed" if failed else "finished")
+        self._rendezvous.publish("gone", 1)
         if epoch is not None:
             self._rendezvous.publish(f"broken/{epoch.number}", self.unit.index)
 
     def absent(self, epoch: Epoch) -> set[int]:
         """Ranks that should take part in `epoch` but do not: neither members nor gone with a word."""
         outside = set(range(self.unit.size)) - set(epoch.members)
-        self._look_for_left(outside)
+        self._look_for_gone(outside)
         return outside - self.left
 
     def global_rank(self, index: int) -> int:
@@ -230,18 +229,24 @@ class Membership:
     def _claim_first(self) -> Epoch:
         everyone = range(self.unit.size)
         here = {index for index in everyone if self._rendezvous.has([f"here/{index}"])}
-        self._look_for_left(everyone)
-        return self._claim(Epoch(0, tuple(sorted(here - self.left))))
+        self._look_for_gone(everyone)
+        return self._claim(Epoch(0, tuple(sorted(here - self._gone))))
 
-    def _look_for_left(self, ranks: Iterable[int]) -> None:
-        if self._rendezvous.has(["left"]):  # seldom: most ranks go when all do
-            self.left.update(index for index in ranks if self._rendezvous.has([f"left/{index}"]))
+    def _look_for_gone(self, ranks: Iterable[int]) -> None:
+        if not self._rendezvous.has(["gone"]):  # most ranks go when all do
+            return
+        for index in set(ranks) - self._gone:
+            how = self._rendezvous.peek(f"gone/{index}")
+            if how is not None:
+                self._gone.add(index)
+            if how == "finished":
+                self.left.add(index)
 
     def _next_from(self, epoch: Epoch, words: dict[int, Word]) -> Epoch:
         """The epoch after a broken one: of those that gave their word and stay."""
         last_round = max(word.round for word in words.values())
         source = max(words, key=lambda member: (words[member].round, len(words[member].names)))
-        members = tuple(sorted(words.keys() - self.left))
+        members = tuple(sorted(words.keys() - self._gone))
         return self._claim(Epoch(epoch.number + 1, members, (), last_round, source))
 
     def _claim(self, epoch: Epoch) -> Epoch:

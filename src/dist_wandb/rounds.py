@@ -70,7 +70,10 @@ class _Said(NamedTuple):
     origin: float
 
 
-@dataclass
+_NOTHING_SAID = Totals()
+
+
+@dataclass(slots=True)
 class Cell:
     """What the unit knows of one name at one place while it is open.
 
@@ -82,12 +85,12 @@ class Cell:
     """
 
     born: int
-    totals: Totals = field(default_factory=Totals)
+    totals: Totals = _NOTHING_SAID
     origin: float = _NOTHING
     corrects: bool = False
 
 
-@dataclass
+@dataclass(slots=True)
 class Spread:
     """How a name's numbers spread over the ranks; known one round after its cell is finished.
 
@@ -100,8 +103,7 @@ class Spread:
     largest_at: int = -1
 
 
-@dataclass(frozen=True)
-class Finished:
+class Finished(NamedTuple):
     """A value to be written: all that was contributed to one cell.
 
     Args:
@@ -175,7 +177,7 @@ class Rounds:
         self._own: OrderedDict[Key, float] = OrderedDict()
         self._spoken: set[Key] = set()  # open cells that this rank contributed to
         self._spreading: set[str] = set()
-        self._resized = False
+        self._recheck = False
         self._given_up = {_GIVE_UP_NEW: _NOTHING, _GIVE_UP_ALL: _NOTHING}
 
     # What this rank wants to say
@@ -290,7 +292,7 @@ class Rounds:
         """
         self.size = size
         self.absent = absent
-        self._resized = True
+        self._recheck = True
 
     def snapshot(self) -> dict[str, Any]:
         """What the ranks know together, as JSON can hold it: with it a rank that was not there can go on with them."""
@@ -353,6 +355,7 @@ class Rounds:
         self.round += 1
         written = self._take_spreads(sums, maxima)
         regroup = maxima[_REGROUP] > 0
+        closed = maxima[_BUSY] == 0 and not regroup
         if maxima[_UNKNOWN] > 0:
             return Outcome(written, needs_names=True, more=True, regroup=regroup)
         self._given_up = {lane: born if born > maxima[lane] else _NOTHING for lane, born in self._given_up.items()}
@@ -362,8 +365,8 @@ class Rounds:
         more = maxima[_MORE] > 0 or bool(self._focus or self._turns)
         if self._awaiting or any(value.spread for value in finished):
             self._awaiting += finished
-            return Outcome(written, more=more or maxima[_BUSY] == 0, regroup=regroup, late=late)
-        return Outcome(written + finished, closed=maxima[_BUSY] == 0, more=more, regroup=regroup, late=late)
+            return Outcome(written, more=more or closed, regroup=regroup, late=late)
+        return Outcome(written + finished, closed=closed, more=more or self._recheck, regroup=regroup, late=late)
 
     def _next_place(self) -> Place | None:
         """The oldest place in the outbox; while ranks look for one to agree on, the oldest that it may be."""
@@ -450,7 +453,8 @@ class Rounds:
             self._turns.pop((place, name), None)
             key = Key(place, name, int(first))
             cell = self._open(key)
-            cell.totals += Totals.from_lanes(sums[start : start + SUM_LANES], maxima[header : header + MAX_LANES])
+            said = Totals.from_lanes(sums[start : start + SUM_LANES], maxima[header : header + MAX_LANES])
+            cell.totals = cell.totals + said if cell.totals.voices else said
             cell.origin = max(cell.origin, maxima[_ORIGIN])
             touched.add(key)
             if name in self._offered:
@@ -473,11 +477,12 @@ class Rounds:
             self._own[key] = said.totals.plain
 
     def _open(self, key: Key) -> Cell:
-        if key not in self.cells:
+        cell = self.cells.get(key)
+        if cell is None:
             before = self._done.pop(key, None)
             cell = Cell(self.round) if before is None else Cell(self.round, before.totals, before.origin, corrects=True)
             self.cells[key] = cell
-        return self.cells[key]
+        return cell
 
     def _ready(self, touched: set[Key], maxima: Sequence[float]) -> list[tuple[Key, bool]]:
         """Cells to finish now: complete ones, those that all ranks have passed, those given up, all at the end.
@@ -486,8 +491,8 @@ class Rounds:
             The cells, each with whether it is finished only because patience ran out with ranks that usually speak.
         """
         everything = maxima[_BUSY] == 0
-        suspects = self.cells.keys() if self._resized else touched
-        self._resized = False
+        suspects = self.cells.keys() if self._recheck else touched
+        self._recheck = False
         complete = {key for key in suspects if self.cells[key].totals.voices >= self._expected(key.name)}
         if len(complete) == len(self.cells):
             return [(key, False) for key in self.cells]
@@ -515,6 +520,8 @@ class Rounds:
             missing = self._missing(key.name, cell.totals.voices, gave_up=gave_up)
             calls = int(-cell.origin) % _CALLS
             finished.append(Finished(key, cell.totals, calls, cell.corrects, missing, spread))
+            if cell.totals.voices < self._expected(key.name):
+                self._recheck = True  # other cells of this name may be complete by this
             self._usual[key.name] = cell.totals.voices
             if not missing:
                 self._whole[key.name] = cell.totals.voices

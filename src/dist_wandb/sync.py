@@ -38,6 +38,8 @@ _FIRST_PAUSE = 0.01  # seconds until the next round while others are waited for;
 _GRACE = 5.0  # seconds that a member of a broken epoch is given to speak up
 _LAST_WORDS = 2.0  # seconds that the thread is given to write what is there, when its time is over
 _LAST_ROUND = 1.0  # seconds that a process which ends gives the others to end as well
+_WITHOUT_FINISH = 10.0  # seconds that a process which ends waits at most for others, if nobody finished its session
+_LOOK_FOR_BROKEN = 0.5  # seconds between two looks, while waiting for others, whether one of them broke off
 _MOST_AT_ONCE = 256  # contributions taken from the inbox before the next round
 _NEW_NAME_HEARTBEATS = 5  # patience with a name that was never finished before
 
@@ -138,7 +140,7 @@ class RoundsExchange:
         self._names_due = False
         self._times: deque[tuple[int, float]] = deque()  # when rounds took place, as long as their cells are open
         self._pause = _FIRST_PAUSE
-        self._looked_for_wanting = 0.0
+        self._looked_for_wanting = self._looked_for_broken = 0.0
         self._known_names: set[str] = set()  # names that this rank has contributed to
         self._warned: set[str] = set()
         self._pid = os.getpid()
@@ -208,7 +210,7 @@ class RoundsExchange:
         if self._is_foreign():
             return
         if not self._closing:
-            self.close(failed=failed)
+            self.close(min(self.limits.finish_timeout, _WITHOUT_FINISH), failed=failed)
         if not self._done.wait(_LAST_ROUND):
             self._stop()
         self._thread.join(_LAST_WORDS)
@@ -502,7 +504,8 @@ class RoundsExchange:
         if epoch is None or membership is None or len(epoch.members) + len(membership.left) >= self.unit.size:
             return False
         now = time.monotonic()
-        if epoch.members[0] != self.unit.index or now - self._looked_for_wanting < self.limits.heartbeat:
+        is_time = self.rounds.closing or now - self._looked_for_wanting >= self.limits.heartbeat
+        if epoch.members[0] != self.unit.index or not is_time:
             return False
         self._looked_for_wanting = now
         return bool(membership.wanting(epoch))
@@ -520,8 +523,11 @@ class RoundsExchange:
         """Asked while a round waits for the others: whether it is in vain."""
         if self._stopped.is_set() or self._inbox.qsize() > self.limits.max_pending_rows:
             return True
-        epoch, membership = self._epoch, self._membership
-        return epoch is not None and membership is not None and membership.is_broken(epoch)
+        epoch, membership, now = self._epoch, self._membership, time.monotonic()
+        if epoch is None or membership is None or now - self._looked_for_broken < _LOOK_FOR_BROKEN:
+            return False
+        self._looked_for_broken = now
+        return membership.is_broken(epoch)
 
     def _let_go(self) -> None:
         if self.group is not None:

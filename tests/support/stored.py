@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -51,7 +52,10 @@ def ended_runs(directory: Path, number: int, *, within: float = 30) -> list[Stor
 
 
 def check_runs(directory: Path, ranks: list[Rank], *, last_step: Mapping[str, int], name: str = "nm") -> None:
-    """Check that the runs on disk are those of a test vector, written by jobs that log ``loss = 10 * rank + row``."""
+    """Check that the runs on disk are those of a test vector, written by jobs that log ``loss = 10 * rank + row``.
+
+    Under the plain name each unit's runs have the mean over its ranks; in the mode `new` those of the rank alone.
+    """
     opening = [rank for rank in ranks if rank["opens_run"]]
     runs = {_sidecar(run).global_rank: run for run in ended_runs(directory, len(opening))}
     assert sorted(runs) == [rank["global_rank"] for rank in opening]
@@ -64,7 +68,7 @@ def check_runs(directory: Path, ranks: list[Rank], *, last_step: Mapping[str, in
         assert sidecar.update_finish_state is rank["primary"]
         assert run.exit_code == 0
         assert run.name == display_name(rank, name)
-        check_rows(run, rank)
+        check_rows(run, rank, _unit(rank, ranks))
         assert {metric: run.metrics[metric].last for metric in last_step} == last_step
 
 
@@ -74,7 +78,17 @@ def display_name(rank: Rank, name: str) -> str:
     return name + rank["run_id"].removeprefix("exp")
 
 
-def check_rows(run: StoredRun, rank: Rank) -> None:
+def _unit(rank: Rank, ranks: list[Rank]) -> list[int]:
+    """The global ranks whose numbers become those of this rank's run."""
+    if rank["run_id"] is not None and sum(other["run_id"] == rank["run_id"] for other in ranks) > 1:  # shared
+        return [other["global_rank"] for other in ranks if other["run_id"] == rank["run_id"]]
+    if "rank-" in str(rank["run_id"]):
+        return [rank["global_rank"]]
+    by_node = "worker-" in str(rank["run_id"])
+    return [other["global_rank"] for other in ranks if not by_node or other["node_rank"] == rank["node_rank"]]
+
+
+def check_rows(run: StoredRun, rank: Rank, unit: list[int]) -> None:
     """Check the rows of one rank: plain names from the primary alone, its label's from every rank of a shared run."""
     names = {"loss"} if rank["primary"] else set()
     if rank["shared"]:
@@ -82,7 +96,7 @@ def check_rows(run: StoredRun, rank: Rank) -> None:
     assert {name for name in run.metrics if name.endswith("loss")} == names
     for name in names:
         history = run.metrics[name]
-        first = 10.0 * rank["global_rank"]
+        first = 10.0 * (statistics.mean(unit) if name == "loss" else rank["global_rank"])
         assert (history.count, history.smallest, history.last) == (ROWS, first, first + ROWS - 1)
 
 

@@ -1,0 +1,471 @@
+"""The exchange with real gloo groups: ranks are threads of this process, over a store in memory."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+import random
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+import torch
+import torchmetrics
+from torch.distributed import HashStore
+
+from dist_wandb import gloo
+from dist_wandb.gloo import BrokenError, GlooGroup
+from dist_wandb.policy import Unit, plan_run
+from dist_wandb.reduction import check_reduce
+from dist_wandb.rendezvous import Rendezvous
+from dist_wandb.rows import DEGRADED, Contribution, Rows
+from dist_wandb.run import NullRun, RunWriter
+from dist_wandb.sync import Limits, RoundsExchange
+from dist_wandb.topology import Topology
+from dist_wandb.values import HostCopy, Later, take
+
+Row = dict[str, Any]
+QUICK = Limits(join_timeout=10, peer_timeout=10, finish_timeout=20, heartbeat=0.1)
+
+
+class RecordingRun:
+    """Keeps the rows it is given."""
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+
+    def log(self, row: Row) -> None:
+        self.rows.append(row)
+
+
+def _itself(rendezvous: Rendezvous) -> Rendezvous:
+    return rendezvous
+
+
+@dataclass
+class Ranks:
+    """The ranks of one unit; rank 0 writes."""
+
+    size: int
+    limits: Limits = QUICK
+    reduce: Any = "mean"
+    spread: Sequence[str] = ()
+    store: HashStore = field(default_factory=HashStore)
+    run: RecordingRun = field(default_factory=RecordingRun)
+    exchanges: dict[int, RoundsExchange] = field(default_factory=dict)
+
+    def open(self, *ranks: int) -> Ranks:
+        for rank in ranks or range(self.size):
+            topology = Topology(rank, rank, 0, self.size, self.size, 1)
+            rendezvous = Rendezvous(self.store, "test", topology, 20)
+            plan = plan_run(topology, "auto", "global", "exp")
+            run: Any = self.run if rank == 0 else NullRun()
+            rows = Rows(RunWriter(run, plan, "global_step"), check_reduce(self.reduce), rank=rank)
+            unit = Unit("", rank, self.size, rank)
+            find = functools.partial(_itself, rendezvous)
+            self.exchanges[rank] = RoundsExchange(unit, find, rows, self.limits, self.spread)
+        return self
+
+    def log(self, rank: int, metrics: Row, step: int | None = None, weight: Any = None, calls: int = 0) -> None:
+        self.exchanges[rank].put(Contribution(take(metrics, rank), step, None, weight, calls))
+
+    def together(self, action: Callable[[RoundsExchange], Any], *ranks: int) -> list[Any]:
+        exchanges = [self.exchanges[rank] for rank in ranks or self.exchanges]
+        with ThreadPoolExecutor(len(exchanges)) as pool:
+            return list(pool.map(action, exchanges))
+
+    def flush(self, *ranks: int) -> None:
+        assert all(self.together(lambda exchange: exchange.flush(), *ranks))
+
+    def close(self, *ranks: int) -> None:
+        assert all(self.together(lambda exchange: exchange.close(), *ranks))
+
+    def die(self, rank: int) -> None:
+        """As a killed process: no word is left, and the connections are gone."""
+        self.exchanges[rank].close(failed=True)
+
+    def last(self, name: str) -> dict[int, Any]:
+        """By step what was written last under a name."""
+        return {row["global_step"]: row[name] for row in self.run.rows if name in row}
+
+    def flagged(self) -> dict[int, int]:
+        return self.last(DEGRADED)
+
+
+@pytest.fixture
+def ranks() -> Iterator[Callable[..., Ranks]]:
+    """Makes units, and ends their threads."""
+    made: list[Ranks] = []
+
+    def make(size: int, *present: int, **arguments: Any) -> Ranks:
+        made.append(Ranks(size, **arguments))
+        return made[-1].open(*present)
+
+    yield make
+    for unit in made:
+        unit.together(lambda exchange: exchange.leave(failed=True))
+        assert all(exchange.has_ended for exchange in unit.exchanges.values())
+
+
+class Stall:
+    """Holds up the thread of a rank, as a stopped process would: a number that does not come to the host."""
+
+    def __init__(self) -> None:
+        self.over = threading.Event()
+
+    def number(self) -> Later:
+        copy = HostCopy([torch.zeros(())])
+        copy.numbers = self._wait  # type: ignore[method-assign]
+        return Later(copy, 0)
+
+    def _wait(self) -> list[float]:
+        self.over.wait(60)
+        return [0.0]
+
+
+def eventually(condition: Callable[[], object], within: float = 15) -> None:
+    deadline = time.monotonic() + within
+    while not condition():
+        assert time.monotonic() < deadline, "it does not happen"
+        time.sleep(0.01)
+
+
+def has_rows(unit: Ranks, number: int) -> bool:
+    return len(unit.run.rows) == number
+
+
+# --- ranks that are well ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_a_row_covers_all_ranks_and_costs_two_collectives(ranks: Callable[..., Ranks], size: int) -> None:
+    unit = ranks(size)
+    for rank in range(size):
+        unit.log(rank, {"loss": float(rank), "epoch": 3}, 0)
+    unit.flush()
+    before = [exchange.rounds.round for exchange in unit.exchanges.values()]
+    collectives = [exchange.group.collectives for exchange in unit.exchanges.values()]  # type: ignore[union-attr]
+    for step in range(1, 21):
+        for rank in range(size):
+            unit.log(rank, {"loss": float(rank + step), "epoch": 3}, step)
+        eventually(functools.partial(has_rows, unit, step + 1))
+    rounds = [exchange.rounds.round - old for exchange, old in zip(unit.exchanges.values(), before, strict=True)]
+    for exchange, old in zip(unit.exchanges.values(), collectives, strict=True):
+        assert exchange.group.collectives - old <= 2 * max(rounds)  # type: ignore[union-attr]
+    assert max(rounds) <= 20 + 3  # a heartbeat may fall between two rows
+    unit.close()
+    assert unit.last("loss") == {step: step + (size - 1) / 2 for step in range(21)}
+    assert set(map(type, unit.last("epoch").values())) == {int}
+    assert len(unit.run.rows) == 21
+    assert not unit.flagged()
+
+
+def test_weights_reductions_and_spread(ranks: Callable[..., Ranks]) -> None:
+    unit = ranks(3, reduce={"tokens": "sum", "*_max": "max", "lr": "first"}, spread=["loss"])
+    for rank in range(3):
+        values = {"loss": float(rank), "tokens": 10 * rank, "norm_max": float(-rank), "lr": rank + 0.5}
+        unit.log(rank, values, 7, {"loss": rank + 1.0})
+    unit.close()
+    (row,) = unit.run.rows
+    std = math.sqrt(2 / 3)
+    spread = {"loss/min": 0.0, "loss/max": 2.0, "loss/std": pytest.approx(std), "loss/argmax_rank": 2}
+    assert row == {"loss": 8 / 6, "tokens": 30, "norm_max": 0.0, "lr": 0.5, "global_step": 7, **spread}
+
+
+def test_numbers_that_are_not_finite_show_and_large_integers_are_exact(ranks: Callable[..., Ranks]) -> None:
+    unit = ranks(2, reduce={"sum": "sum"})
+    for rank, nan, inf in ((0, 1.0, math.inf), (1, math.nan, 1.0)):
+        unit.log(rank, {"nan": nan, "inf": inf, "same": 2**53, "sum": 2**52}, 0)
+    unit.close()
+    (row,) = unit.run.rows
+    assert math.isnan(row["nan"])
+    assert (row["inf"], row["same"], row["sum"]) == (math.inf, 2**53, 2**53)
+
+
+def test_metrics_are_merged_from_their_states(ranks: Callable[..., Ranks]) -> None:
+    unit = ranks(3)
+    metrics = [torchmetrics.MeanMetric() for _ in range(3)]
+    for step in range(3):
+        for rank, metric in enumerate(metrics):
+            if rank <= step:
+                metric.update(float(rank), weight=rank + 1)
+            unit.log(rank, {"mean": metric, "loss": float(rank)}, step)
+    unit.close()
+    seen = {step: [rank for rank in range(3) for _ in range(max(0, step + 1 - rank))] for step in range(3)}
+    wanted = {step: sum(r * (r + 1) for r in s) / sum(r + 1 for r in s) for step, s in seen.items()}
+    assert unit.last("mean") == pytest.approx(wanted)
+    assert unit.last("loss") == dict.fromkeys(range(3), 1.0)
+
+
+def test_other_names_and_orders_on_each_rank(ranks: Callable[..., Ranks]) -> None:
+    unit = ranks(3)
+    for step in range(5):
+        unit.log(0, {"a": 1.0, "b": 2.0}, step)
+        unit.log(1, {"b": 4.0, "a": 3.0}, step)
+        unit.log(2, {"c": 5.0}, step)
+    unit.close()
+    assert unit.last("a") == dict.fromkeys(range(5), 2.0)
+    assert unit.last("b") == dict.fromkeys(range(5), 3.0)
+    assert unit.last("c") == dict.fromkeys(range(5), 5.0)
+    assert not unit.flagged()
+
+
+def test_what_only_one_rank_logs_is_written_at_the_pace_of_heartbeats(ranks: Callable[..., Ranks]) -> None:
+    unit = ranks(3)
+    for step in range(20):
+        unit.log(1, {"only": float(step)}, step)
+    eventually(lambda: len(unit.last("only")) == 20)
+    assert not unit.flagged()
+
+
+def test_a_session_without_any_row_ends_at_once(ranks: Callable[..., Ranks]) -> None:
+    unit = ranks(3)
+    start = time.monotonic()
+    unit.close()
+    assert time.monotonic() - start < 5
+    assert unit.run.rows == []
+
+
+def test_a_rank_that_has_nothing_to_say_leaves_before_the_others_come(ranks: Callable[..., Ranks]) -> None:
+    unit = ranks(2, 1)
+    start = time.monotonic()
+    unit.close(1)
+    assert time.monotonic() - start < 5
+    unit.open(0)
+    unit.log(0, {"loss": 1.0}, 0)
+    unit.close(0)
+    assert unit.last("loss") == {0: 1.0}
+    assert not unit.flagged()
+
+
+def test_a_secondary_may_finish_long_before_the_others(ranks: Callable[..., Ranks]) -> None:
+    unit = ranks(3)
+    for rank in range(3):
+        unit.log(rank, {"loss": float(rank)}, 0)
+    unit.close(2)
+    for rank in range(2):
+        unit.log(rank, {"loss": float(rank)}, 1)
+    unit.exchanges[2].leave()
+    for rank in range(2):
+        unit.log(rank, {"loss": float(rank)}, 2)
+    unit.close(0, 1)
+    assert unit.last("loss") == {0: 1.0, 1: 0.5, 2: 0.5}
+    assert not unit.flagged(), "who leaves with a word is not missed"
+
+
+def test_a_flush_that_waits_for_a_silent_rank_ends_in_time(ranks: Callable[..., Ranks]) -> None:
+    unit = ranks(2)
+    for rank in range(2):
+        unit.log(rank, {"loss": 1.0}, 0)
+    unit.flush()
+    unit.log(0, {"loss": 2.0}, 1)
+    start = time.monotonic()
+    assert not unit.exchanges[0].flush(0.5)
+    assert time.monotonic() - start < 2
+    unit.log(1, {"loss": 4.0}, 1)
+    unit.close()
+    assert unit.last("loss") == {0: 1.0, 1: 3.0}
+
+
+# --- ranks that are not -----------------------------------------------------------------------------------------------
+
+
+def test_survivors_go_on_without_a_rank_that_dies(
+    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
+) -> None:
+    unit = ranks(3, reduce="sum")
+    for step in range(5):
+        for rank in range(3):
+            unit.log(rank, {"ones": 1, "mine": rank}, step)
+    unit.flush()
+    unit.die(2)
+    for step in range(5, 10):
+        for rank in range(2):
+            unit.log(rank, {"ones": 1, "mine": rank}, step)
+    unit.close(0, 1)
+    assert unit.last("ones") == {step: 3 if step < 5 else 2 for step in range(10)}
+    assert unit.flagged() == dict.fromkeys(range(5, 10), 1)
+    told = [record.message for record in caplog.records if "rank 2 stopped taking part" in record.message]
+    assert len(told) == 2, "each survivor says it once"
+    assert all("step 4" in message for message in told)
+
+
+def test_a_rank_that_stalls_is_gone_on_without_and_comes_back(ranks: Callable[..., Ranks]) -> None:
+    unit = ranks(3, reduce="sum", limits=replace(QUICK, peer_timeout=1.0))
+    stall = Stall()
+    for step in range(3):
+        for rank in range(3):
+            unit.log(rank, {"ones": 1}, step)
+    unit.flush()
+    unit.log(2, {"stall": stall.number()}, 3)
+    for step in range(3, 6):
+        for rank in range(2):
+            unit.log(rank, {"ones": 1}, step)
+    eventually(lambda: unit.last("ones").get(5) == 2)
+    assert unit.flagged() == dict.fromkeys(range(3, 6), 1)
+    stall.over.set()
+    for step in range(3, 6):
+        unit.log(2, {"ones": 1}, step)
+    eventually(lambda: unit.last("ones") == dict.fromkeys(range(6), 3))
+    for step in range(6, 9):
+        for rank in range(3):
+            unit.log(rank, {"ones": 1}, step)
+    unit.close()
+    assert unit.last("ones") == dict.fromkeys(range(9), 3)
+    assert unit.flagged().keys() == set(range(3, 6)), "rows after it came back are whole"
+
+
+def test_ranks_that_come_late_are_taken_in(ranks: Callable[..., Ranks]) -> None:
+    unit = ranks(3, 0, reduce="sum", limits=replace(QUICK, join_timeout=0.3))
+    for step in range(3):
+        unit.log(0, {"ones": 1}, step)
+    eventually(lambda: len(unit.run.rows) == 3)
+    assert unit.flagged() == dict.fromkeys(range(3), 2)
+    unit.open(1)
+    for step in range(5):
+        unit.log(1, {"ones": 1}, step)
+    unit.log(0, {"ones": 1}, 3)
+    eventually(lambda: [unit.last("ones").get(step) for step in range(4)] == [2, 2, 2, 2])
+    unit.open(2)
+    for step in range(5):
+        unit.log(2, {"ones": 1}, step)
+    unit.log(0, {"ones": 1}, 4)
+    unit.close()
+    assert unit.last("ones") == dict.fromkeys(range(5), 3)
+
+
+def test_a_rank_that_never_comes_is_missed_aloud(ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture) -> None:
+    unit = ranks(2, 0, limits=replace(QUICK, join_timeout=0.3))
+    unit.log(0, {"loss": 2.0}, 0)
+    unit.close(0)
+    assert unit.last("loss") == {0: 2.0}
+    assert unit.flagged() == {0: 1}
+    assert any("rank 1 did not come within 0.3 s" in record.message for record in caplog.records)
+
+
+def test_a_rank_that_stops_logging_a_name_is_named_and_not_waited_for_for_ever(
+    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
+) -> None:
+    unit = ranks(2, limits=replace(QUICK, peer_timeout=0.5))
+    for rank in range(2):
+        unit.log(rank, {"loss": float(rank)}, 0)
+    unit.flush()
+    unit.log(0, {"loss": 5.0}, 1)
+    eventually(lambda: 1 in unit.last("loss"))
+    assert unit.last("loss")[1] == 5.0
+    assert unit.flagged() == {1: 1}
+    (message,) = [record.message for record in caplog.records if "has not logged 'loss' at step 1" in record.message]
+    assert "rank 1" in message
+    unit.log(1, {"loss": 7.0}, 1)
+    unit.close()
+    assert unit.last("loss")[1] == 6.0
+    assert any("rank 1 logged 'loss' at step 1 after its row" in record.message for record in caplog.records)
+
+
+def test_rows_that_wait_are_bounded(ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture) -> None:
+    unit = ranks(2, limits=replace(QUICK, max_pending_rows=50))
+    for rank in range(2):
+        unit.log(rank, {"loss": 0.0}, 0)
+    unit.flush()
+    for step in range(1, 400):
+        unit.log(0, {"loss": float(step)}, step)
+    eventually(lambda: len(unit.run.rows) >= 300)
+    eventually(lambda: unit.exchanges[0].rounds.open_places <= 51)
+    assert [record.message for record in caplog.records if "more than 50 rows wait" in record.message]
+
+
+def test_nobody_waits_after_a_failure(ranks: Callable[..., Ranks]) -> None:
+    unit = ranks(2)
+    for rank in range(2):
+        unit.log(rank, {"loss": float(rank)}, 0)
+    unit.flush()
+    unit.log(0, {"loss": 5.0}, 1)
+    start = time.monotonic()
+    unit.exchanges[0].close(failed=True)
+    assert time.monotonic() - start < 3
+    assert unit.last("loss") == {0: 0.5, 1: 5.0}, "what is there is written"
+
+
+def test_a_failing_row_does_not_end_the_others(ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture) -> None:
+    unit = ranks(2)
+    refused = unit.run.log
+
+    def log(row: Row) -> None:
+        if row["global_step"] == 1:
+            raise TypeError("W&B does not take this")
+        refused(row)
+
+    unit.run.log = log  # type: ignore[method-assign]
+    for step in range(3):
+        for rank in range(2):
+            unit.log(rank, {"loss": 1.0}, step)
+    unit.close()
+    assert unit.last("loss").keys() == {0, 2}
+    assert "could not write a row" in caplog.text
+
+
+# --- faults in the middle of an exchange ------------------------------------------------------------------------------
+
+
+class Faults:
+    """Breaks exchanges off at random, on one rank before it took part or after: its result is lost to it."""
+
+    def __init__(self, seed: int, often: float) -> None:
+        self._random = random.Random(seed)
+        self._often = often
+        self._lock = threading.Lock()
+        self.number = 0
+
+    def wrap(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(group: GlooGroup, *arguments: Any) -> Any:
+            with self._lock:
+                draw = self._random.random()
+                self.number += draw < self._often
+            if draw < self._often / 2:
+                raise BrokenError("before")
+            result = method(group, *arguments)
+            if draw < self._often:
+                raise BrokenError("after")
+            return result
+
+        return call
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_faults_lose_nothing_and_count_nothing_twice(
+    ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    faults = Faults(seed, often=0.03)
+    for name in ("reduce_tensors", "gather"):
+        monkeypatch.setattr(gloo.GlooGroup, name, faults.wrap(getattr(gloo.GlooGroup, name)))
+    unit = ranks(3, reduce="sum", spread=["x*"], limits=replace(QUICK, finish_timeout=60))
+    schedule = random.Random(seed)
+    wanted: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
+    means = [torchmetrics.SumMetric() for _ in range(3)]
+    for step in range(40):
+        for rank in schedule.sample(range(3), 3):
+            values = {
+                name: schedule.randrange(100) for name in ("x", "y", f"late-{step // 10}") if schedule.random() > 0.1
+            }
+            for name, value in values.items():
+                wanted[name][step] += value
+            means[rank].update(1)
+            unit.log(rank, {**values, "steps": means[rank]}, step)
+            time.sleep(schedule.random() / 200)
+    unit.close()
+    assert faults.number > 3, "the test must disturb"
+    for name, steps in wanted.items():
+        assert unit.last(name) == steps
+    assert unit.last("steps") == {step: 3.0 * (step + 1) for step in range(40)}
+    assert not unit.flagged()
+
+
+@pytest.fixture(autouse=True)
+def _log_level(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "dist_wandb")
