@@ -424,6 +424,19 @@ def test_survivors_go_on_without_a_dead_rank() -> None:
     assert unit.written["loss", 1, 0].totals.reduced("mean") == 3.0
 
 
+def test_survivors_do_not_wait_for_the_turn_of_a_dead_rank() -> None:
+    """Rank 0 said its first number of step 0 and has another one; it is rank 1's turn with its first, but it dies."""
+    unit = Unit.of(2)
+    unit.log(0, {"loss": 1.0}, 0)
+    settle(unit)
+    unit.log(0, {"loss": 5.0}, 0)
+    unit.log(1, {"loss": 3.0}, 0)
+    unit.exchange()
+    unit.die(1)
+    unit.close()
+    unit.check_written()
+
+
 def test_memory_is_bounded() -> None:
     machine = Rounds(0, 1, remembered=50)
     machine.learn([["loss"]])
