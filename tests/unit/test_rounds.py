@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -487,7 +487,8 @@ def test_a_name_that_a_rank_logs_alone_lacks_nobody() -> None:
 
 def test_a_rank_that_comes_back_is_no_longer_missing() -> None:
     unit = Unit.of(2)
-    for step, change in enumerate((lambda: None, lambda: unit.stall(1), lambda: unit.come_back(1))):
+    changes: list[Callable[[], None]] = [lambda: None, lambda: unit.stall(1), lambda: unit.come_back(1)]
+    for step, change in enumerate(changes):
         change()
         for rank in unit.living:
             unit.log(rank, {"loss": 1.0}, step)

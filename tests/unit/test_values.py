@@ -253,7 +253,7 @@ class OnDevice(torch.Tensor):
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if func == torch.Tensor.device.__get__:  # type: ignore[attr-defined]  # a descriptor of C
+        if func == torch.Tensor.device.__get__:
             return torch.device("privateuseone:0")
         name = func.__name__
         cls.asked.append(name)
@@ -263,7 +263,7 @@ class OnDevice(torch.Tensor):
             return cls._copy_later(args[0], **(kwargs or {}))
         if name == "cpu":
             return args[0].as_subclass(torch.Tensor)
-        return super().__torch_function__(func, types, args, kwargs or {})
+        return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]  # torch's
 
     @classmethod
     def _copy_later(cls, source: torch.Tensor, *, non_blocking: bool = False) -> torch.Tensor:
