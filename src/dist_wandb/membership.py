@@ -186,6 +186,28 @@ class Membership:
         following = self.epoch(epoch.number + 1)
         return epoch if following is None else self.latest(following)
 
+    def meet(self, epoch: Epoch, within: float) -> bool:
+        """Wait until all members have come to form their group: forming it cannot be broken off.
+
+        Args:
+            epoch: The epoch that begins.
+            within: How long to wait, in seconds.
+
+        Returns:
+            Whether all of them have come.
+
+        Raises:
+            Stopped: Waiting was to end.
+            RendezvousError: The store is gone.
+        """
+        self._rendezvous.publish(f"met/{epoch.number}/{self.unit.index}", 1)
+        keys = [f"met/{epoch.number}/{member}" for member in epoch.members]
+
+        def come() -> Epoch | None:
+            return epoch if self._rendezvous.has(keys) or self.is_broken(epoch) else None
+
+        return self._until(come, within) is not None and self._rendezvous.has(keys)
+
     def store_of(self, epoch: Epoch) -> Store:
         """Where the members of an epoch find each other for their process group."""
         return self._rendezvous.store(f"group/{epoch.number}")

@@ -21,8 +21,8 @@ _CALLS = 2**32  # more than a rank ever logs; with ranks below 2**20, origins ar
 
 # The second list begins with a header. Pairs hold (x, -x): their maxima are the largest and, negated, the smallest x.
 _COUNTED, _STEP = slice(0, 2), slice(2, 4)
-_ORIGIN, _UNKNOWN, _BUSY, _GIVE_UP_NEW, _GIVE_UP_ALL, _MORE, _REGROUP = range(4, 11)
-_HEADER = 11
+_ORIGIN, _UNKNOWN, _BUSY, _GIVE_UP_NEW, _GIVE_UP_ALL, _MORE, _REGROUP, _SPEAKING = range(4, 12)
+_HEADER = 12
 # Then come the numbers of each name: the totals', its occurrence as a pair, and where its largest number is.
 _PER_NAME = MAX_LANES + 3
 _SUMS_PER_NAME = SUM_LANES + 1  # the totals', and the sum of squares for the spread
@@ -158,7 +158,8 @@ class Rounds:
         self.size = size
         self.absent = 0
         self.round = 0
-        self.closing = False
+        self.closing = False  # this rank will say nothing more
+        self.pausing = False  # this rank waits until all that was said so far is finished
         self.names: list[str] = []
         self.cells: OrderedDict[Key, Cell] = OrderedDict()
         self._rank = rank
@@ -293,6 +294,8 @@ class Rounds:
         self.size = size
         self.absent = absent
         self._recheck = True
+        self._focus = ()  # what was looked for may have been a lost rank's
+        self._turns.clear()
 
     def snapshot(self) -> dict[str, Any]:
         """What the ranks know together, as JSON can hold it: with it a rank that was not there can go on with them."""
@@ -334,6 +337,7 @@ class Rounds:
         maxima[_BUSY] = float(not self.closing or bool(self._outbox or self._awaiting))
         for lane, born in self._given_up.items():
             maxima[lane] = born
+        maxima[_SPEAKING] = float(not (self.closing or self.pausing) or bool(self._outbox))
         maxima[_REGROUP] = float(regroup)
         place = self._next_place()
         self._offered = {} if place is None else self._due(place)
@@ -485,12 +489,12 @@ class Rounds:
         return cell
 
     def _ready(self, touched: set[Key], maxima: Sequence[float]) -> list[tuple[Key, bool]]:
-        """Cells to finish now: complete ones, those that all ranks have passed, those given up, all at the end.
+        """Cells to finish now: complete ones, those that all ranks have passed, those given up, all in a common pause.
 
         Returns:
             The cells, each with whether it is finished only because patience ran out with ranks that usually speak.
         """
-        everything = maxima[_BUSY] == 0
+        everything = maxima[_SPEAKING] == 0
         suspects = self.cells.keys() if self._recheck else touched
         self._recheck = False
         complete = {key for key in suspects if self.cells[key].totals.voices >= self._expected(key.name)}
@@ -503,7 +507,8 @@ class Rounds:
             new = cell.born <= maxima[_GIVE_UP_NEW] and key.name not in self._usual
             gave_up = cell.born <= maxima[_GIVE_UP_ALL]
             if everything or key in complete or passed or new or gave_up:
-                known = key.name in self._usual
+                repeated = key.occurrence > 0 and not key.place.counted  # as a rank alone may log a name again
+                known = key.name in self._usual and not repeated
                 ready.append((key, gave_up and known and not (everything or passed or key in complete)))
         return ready
 

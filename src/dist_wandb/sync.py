@@ -41,6 +41,7 @@ _LAST_ROUND = 1.0  # seconds that a process which ends gives the others to end a
 _WITHOUT_FINISH = 10.0  # seconds that a process which ends waits at most for others, if nobody finished its session
 _LOOK_FOR_BROKEN = 0.5  # seconds between two looks, while waiting for others, whether one of them broke off
 _MOST_AT_ONCE = 256  # contributions taken from the inbox before the next round
+_FLUSH_HEARTBEATS = 2  # how long a rank that flushes waits for others to do so as well
 _NEW_NAME_HEARTBEATS = 5  # patience with a name that was never finished before
 
 
@@ -133,6 +134,7 @@ class RoundsExchange:
         self._taken = threading.Event()  # closing, and the others know all that this rank had to say
         self._done = threading.Event()
         self._closing = self._failed = self._left = False
+        self._settled_since: float | None = None
         self._membership: Membership | None = None
         self._epoch: Epoch | None = None
         self._result: tuple[list[float], list[float]] | None = None
@@ -344,11 +346,13 @@ class RoundsExchange:
             )
 
     def _form_group(self, epoch: Epoch) -> None:
-        from dist_wandb.gloo import Alone, GlooGroup
+        from dist_wandb.gloo import Alone, BrokenError, GlooGroup
 
         if len(epoch.members) == 1:
             self.group = Alone()
             return
+        if not self._the_membership().meet(epoch, self.limits.peer_timeout):
+            raise BrokenError("the members did not find each other")
         store = self._the_membership().store_of(epoch)
         rank = epoch.members.index(self.unit.index)
         self.group = GlooGroup(store, rank, len(epoch.members), self.limits.peer_timeout, self._is_broken_off)
@@ -421,24 +425,24 @@ class RoundsExchange:
         if self._drain(timeout):
             self._pause = _FIRST_PAUSE
         self.rounds.closing = self._closing and self._inbox.empty()
+        self.rounds.pausing = bool(self._flushes) and self._inbox.empty()
 
     def _drain(self, timeout: float) -> bool:
         """Take what was put into the inbox; whether there was anything."""
-        try:
-            item = self._inbox.get(timeout=timeout) if timeout else self._inbox.get_nowait()
+        found = False
+        with suppress(Empty):
+            self._accept(self._inbox.get(timeout=timeout) if timeout else self._inbox.get_nowait())
+            found = True
             for _ in range(_MOST_AT_ONCE):
-                if isinstance(item, Contribution):
-                    self._post(item)
-                elif item is not None:
-                    self._flushes.append(item)
-                item = self._inbox.get_nowait()
-        except Empty:
-            return False
+                self._accept(self._inbox.get_nowait())
+        return found
+
+    def _accept(self, item: Contribution | threading.Event | None) -> None:
+        """Take a contribution, or the wish for a flush; `None` only wakes the thread."""
         if isinstance(item, Contribution):
             self._post(item)
         elif item is not None:
             self._flushes.append(item)
-        return True
 
     def _post(self, contribution: Contribution) -> None:
         try:
@@ -451,10 +455,20 @@ class RoundsExchange:
             )
 
     def _answer_flushes(self) -> None:
-        if self._flushes and self.rounds.settled and self._inbox.empty():
+        """Answer those who wait for what this rank said, but give others the chance to pause as well.
+
+        When all ranks pause, what only some of them said is finished. Who has nothing open waits for that a little.
+        """
+        if not (self._flushes and self.rounds.settled and self._inbox.empty()):
+            self._settled_since = None
+            return
+        now = time.monotonic()
+        self._settled_since = self._settled_since or now
+        if not self.rounds.cells or now - self._settled_since > _FLUSH_HEARTBEATS * self.limits.heartbeat:
             for flushed in self._flushes:
                 flushed.set()
             self._flushes.clear()
+            self._settled_since = None
 
     def _mind_patience(self) -> None:
         """Give up waiting for ranks that do not speak where others did."""
@@ -482,7 +496,7 @@ class RoundsExchange:
         self.rounds.give_up(born, new_only=new_only)
         if not new_only:
             for key in self.rounds.unspoken(born):
-                if key.name in self._known_names:
+                if key.name in self._known_names and (key.place.counted or not key.occurrence):
                     self._warn(
                         f"silent {key.name}",
                         f"rank {self.unit.global_rank} has not logged {shown(key.name)!r} at "

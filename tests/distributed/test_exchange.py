@@ -259,6 +259,21 @@ def test_a_secondary_may_finish_long_before_the_others(ranks: Callable[..., Rank
     assert not unit.flagged(), "who leaves with a word is not missed"
 
 
+def test_a_flush_on_all_ranks_finishes_what_only_some_said(ranks: Callable[..., Ranks]) -> None:
+    """Lightning's ThroughputMonitor has rank 0 alone log `epoch` a second time at each step."""
+    unit = ranks(2)
+    for step in range(3):
+        for rank in range(2):
+            unit.log(rank, {"loss": 1.0, "epoch": 0}, step)
+        unit.log(0, {"throughput": 5.0, "epoch": 0}, step)
+    start = time.monotonic()
+    unit.flush()
+    assert time.monotonic() - start < 3
+    assert unit.last("throughput") == dict.fromkeys(range(3), 5.0)
+    assert sum("epoch" in row for row in unit.run.rows) == 6
+    assert not unit.flagged()
+
+
 def test_a_flush_that_waits_for_a_silent_rank_ends_in_time(ranks: Callable[..., Ranks]) -> None:
     unit = ranks(2)
     for rank in range(2):
