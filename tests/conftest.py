@@ -5,16 +5,17 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 import wandb
 
-from dist_wandb import session
+from dist_wandb import gloo, session, sync
 
 OnRanks = Callable[[int, Callable[[int], Any]], list[Any]]
 
@@ -94,8 +95,35 @@ class FakeWandb:
             return run
 
 
+class ImpatientGroup(gloo.GlooGroup):
+    """A group that waits a second at most for its members to find each other: while it does, it cannot be ended."""
+
+    def __init__(self, store: dist.Store, rank: int, size: int, timeout: float, is_over: Callable[[], bool]) -> None:
+        super().__init__(store, rank, size, min(timeout, 1.0), is_over)
+        self._timeout = timeout
+
+
 @pytest.fixture
-def fake_wandb(bare_environment: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeWandb:  # noqa: ARG001  # used for its effect
+def ended_exchanges(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """End the exchanges of sessions that a test does not finish, at once: nobody is waited for."""
+    monkeypatch.setattr(gloo, "GlooGroup", ImpatientGroup)
+    yield
+    exchanges = [exchange for exchange in sync._live if not exchange.has_ended]
+    for exchange in exchanges:
+        exchange._stopped.set()  # all at the same time
+    for exchange in exchanges:
+        exchange.close(0.0, failed=True)
+        exchange.leave(failed=True)
+    assert all(exchange.has_ended for exchange in exchanges), "a thread of an exchange goes on after its test"
+
+
+@pytest.fixture
+def fake_wandb(
+    bare_environment: None,  # noqa: ARG001  # used for its effect
+    ended_exchanges: None,  # noqa: ARG001  # used for its effect
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> FakeWandb:
     """Replace `wandb.init`, which keeps its signature; nothing of wandb is started."""
     fake = FakeWandb(tmp_path / "fake-wandb")
 

@@ -444,11 +444,13 @@ def test_one_process_is_not_warned(monkeypatch: pytest.MonkeyPatch, variables: d
 # --- off the main process ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("log_with", both_ways(), ids=["by instance", "by name"])
+@pytest.mark.parametrize("by_name", [False, True], ids=["by instance", "by name"])
 @pytest.mark.usefixtures("off_main")
-def test_off_the_main_process_the_tracker_is_reached_too(fake_wandb: FakeWandb, log_with: Callable[[], Any]) -> None:
-    accelerator = accelerator_with(log_with())
-    accelerator.init_trackers("digits", config={"lr": 0.1})
+def test_off_the_main_process_the_tracker_is_reached_too(fake_wandb: FakeWandb, by_name: bool) -> None:
+    limits: dict[str, Any] = {"join_timeout": 0.1, "finish_timeout": 0.5}  # nobody else is there
+    accelerator = accelerator_with("dist_wandb" if by_name else DistWandbTracker(**limits))
+    init_kwargs = {"dist_wandb": limits} if by_name else {}
+    accelerator.init_trackers("digits", config={"lr": 0.1}, init_kwargs=init_kwargs)
     accelerator.log({"loss": 0.5}, step=1)
     tracker = accelerator.get_tracker("dist_wandb")
     assert isinstance(tracker, DistWandbTracker)

@@ -22,6 +22,7 @@ from torch import nn
 
 from dist_wandb import DistWandbLogger, run, session
 from dist_wandb.errors import ConfigurationError
+from dist_wandb.rows import DEGRADED
 from dist_wandb.topology import Topology
 
 Drive = Callable[[WandbLogger], object]
@@ -30,6 +31,7 @@ ALL_MODES = [
     {"run_mode": mode, "rank_scope": scope} for mode in ("auto", "shared", "new") for scope in ("global", "worker")
 ]
 MODEL = nn.Linear(2, 1)
+ALONE = {"join_timeout": 0.1, "finish_timeout": 1.0}  # limits where the other ranks never come
 
 
 class Wandb:
@@ -66,7 +68,12 @@ def comparable(value: Any) -> Any:
 
 
 @pytest.fixture(autouse=True)
-def _one_process(bare_environment: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:  # noqa: ARG001  # goes first
+def _one_process(
+    bare_environment: None,  # noqa: ARG001  # goes first
+    ended_exchanges: None,  # noqa: ARG001  # goes first
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[None]:
     monkeypatch.setattr(session, "_sessions", [])
     monkeypatch.setattr(wandb, "run", None)
     monkeypatch.chdir(tmp_path)
@@ -406,7 +413,7 @@ def test_of_two_ranks_the_first_opens_the_run_without_what_the_stock_logger_says
 ) -> None:
     as_rank(monkeypatch, 0)
     arguments = {"offline": True, "id": "exp", "project": "digits", "save_dir": "logs"}
-    stand_in = drive_with(DistWandbLogger, arguments, use_everything, tmp_path)
+    stand_in = drive_with(DistWandbLogger, {**arguments, **ALONE}, use_everything, tmp_path)
     assert stand_in.arguments == [
         {"name": None, "project": "digits", "dir": "logs", "id": "exp", "resume": "allow", "mode": "offline"}
     ]
@@ -415,7 +422,7 @@ def test_of_two_ranks_the_first_opens_the_run_without_what_the_stock_logger_says
 
 def test_an_anonymous_run_of_several_ranks_stays_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     as_rank(monkeypatch, 0)
-    stand_in = drive_with(DistWandbLogger, {"anonymous": True}, use_everything, tmp_path)
+    stand_in = drive_with(DistWandbLogger, {"anonymous": True, **ALONE}, use_everything, tmp_path)
     assert stand_in.arguments[0]["anonymous"] == "allow"
 
 
@@ -430,7 +437,7 @@ def test_of_two_ranks_the_second_has_an_experiment_that_accepts_every_use(
         assert not logger.experiment
         assert logger.version == "exp"
 
-    stand_in = drive_with(DistWandbLogger, {"id": "exp"}, use, tmp_path)
+    stand_in = drive_with(DistWandbLogger, {"id": "exp", **ALONE}, use, tmp_path)
     assert stand_in.arguments == []
     assert stand_in.calls == []
 
@@ -455,10 +462,11 @@ def test_a_run_opened_before_the_trainer_started_is_the_run_of_the_job(
         assert logger.experiment is early
         logger.log_metrics({"loss": 0.5}, step=1)
         assert [open_one.topology.world_size for open_one in session._sessions] == [2]
+        assert session._sessions[0].flush()
 
-    stand_in = drive_with(DistWandbLogger, {}, use, tmp_path)
+    stand_in = drive_with(DistWandbLogger, ALONE, use, tmp_path)
     assert len(stand_in.arguments) == 1
-    assert stand_in.calls[-1] == ("log", [{"loss": 0.5, "trainer/global_step": 1}], {})
+    assert stand_in.calls[-1] == ("log", [{"loss": 0.5, DEGRADED: 1, "trainer/global_step": 1}], {})
 
 
 @pytest.mark.parametrize("mode", ["shared", "new"])

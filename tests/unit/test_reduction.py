@@ -6,7 +6,7 @@ from types import MappingProxyType
 import pytest
 
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.reduction import REDUCTIONS, check_reduce, check_spread
+from dist_wandb.reduction import REDUCTIONS, check_patterns, check_reduce, check_spread, reduction_of
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
@@ -20,6 +20,33 @@ def test_the_reductions_are_those_promised() -> None:
 
 def test_no_reduction_is_none() -> None:
     assert check_reduce(None) is None
+
+
+def test_auto_is_the_mean() -> None:
+    assert check_reduce("auto") == {"*": "mean"}
+
+
+def test_auto_is_no_reduction_of_a_single_name() -> None:
+    with pytest.raises(ConfigurationError, match=re.escape("reduce['loss']='auto' is no reduction.")):
+        check_reduce({"loss": "auto"})
+
+
+@pytest.mark.parametrize("name", ["loss", "", "a/b", "[", "*"])
+def test_the_first_pattern_that_matches_decides(name: str) -> None:
+    assert reduction_of(name, {"tokens": "sum", "*": "max", "loss": "min"}) == ("*", "max")
+    assert reduction_of("tokens", {"tokens": "sum", "*": "max"}) == ("tokens", "sum")
+
+
+def test_without_a_pattern_that_matches_it_is_the_mean() -> None:
+    assert reduction_of("loss", {"tokens": "sum", "val/*": "max"}) == ("", "mean")
+    assert reduction_of("loss", {}) == ("", "mean")
+
+
+def test_patterns_are_those_of_fnmatch_with_upper_and_lower_case_told_apart() -> None:
+    patterns = check_reduce({"Loss": "sum", "l?": "min", "[ab]*": "max"})
+    assert patterns is not None
+    matched = {name: reduction_of(name, patterns)[0] for name in ("loss", "Loss", "lr", "apple", "c")}
+    assert matched == {"loss": "", "Loss": "Loss", "lr": "l?", "apple": "[ab]*", "c": ""}
 
 
 def test_a_mapping_keeps_its_patterns_in_their_order() -> None:
@@ -74,3 +101,17 @@ def test_spread_becomes_patterns(spread: object, patterns: tuple[str, ...]) -> N
 def test_a_spread_that_is_neither_bool_nor_patterns_is_refused(spread: object) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(f"spread={spread!r} is neither a bool nor name patterns")):
         check_spread(spread)
+
+
+@pytest.mark.parametrize(
+    ("given", "patterns"),
+    [(True, ("*",)), (False, ()), ("loss", ("loss",)), (["a", "b*"], ("a", "b*")), ((), ())],
+)
+def test_what_selects_names_becomes_patterns(given: object, patterns: tuple[str, ...]) -> None:
+    assert check_patterns("per_rank", given) == patterns
+
+
+@pytest.mark.parametrize("given", [None, 1, {"loss"}, {"loss": True}, ["loss", 7], b"loss", [True]])
+def test_what_does_not_select_names_is_refused_with_the_arguments_name(given: object) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(f"per_rank={given!r} is neither a bool nor name patterns.")):
+        check_patterns("per_rank", given)

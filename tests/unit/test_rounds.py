@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -12,9 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dist_wandb.reduction import Totals
-from dist_wandb.rounds import Finished, Outcome, Rounds
+from dist_wandb.rounds import Finished, Key, Outcome, Place, Rounds
 
 Cell = tuple[str, int | None, int]  # name, step, occurrence
+Life = tuple[int, int]  # a rank, and how often it had been started anew
 NAMES = ("loss", "tokens", "lr")
 MOST_ROUNDS = 2000
 
@@ -24,13 +26,16 @@ class Unit:
     """Ranks of one unit, joined by an exchange in memory, and what they should arrive at."""
 
     machines: list[Rounds]
-    contributed: dict[Cell, dict[int, tuple[float, float]]] = field(default_factory=lambda: defaultdict(dict))
+    contributed: dict[Cell, dict[Life, tuple[float, float]]] = field(default_factory=lambda: defaultdict(dict))
     written: dict[Cell, Finished] = field(default_factory=dict)
     writes: Counter[Cell] = field(default_factory=Counter)
     rounds: int = 0
     closed: bool = False
     dead: set[int] = field(default_factory=set)
-    _logged: Counter[tuple[int, str, int | None]] = field(default_factory=Counter)
+    stalled: set[int] = field(default_factory=set)
+    always_whole: bool = True
+    _lives: Counter[int] = field(default_factory=Counter)
+    _logged: Counter[tuple[Life, str, int | None]] = field(default_factory=Counter)
 
     @classmethod
     def of(cls, size: int, spread: Sequence[str] = ()) -> Unit:
@@ -38,15 +43,16 @@ class Unit:
 
     @property
     def living(self) -> list[int]:
-        return [rank for rank in range(len(self.machines)) if rank not in self.dead]
+        return [rank for rank in range(len(self.machines)) if rank not in self.dead | self.stalled]
 
     def log(self, rank: int, values: dict[str, float], step: int | None, weight: float = 1.0) -> None:
         if rank in self.dead:
             return
+        life = rank, self._lives[rank]
         for name, value in values.items():
-            occurrence = self._logged[rank, name, step]
-            self._logged[rank, name, step] += 1
-            self.contributed[name, step, occurrence][rank] = (value, weight)
+            occurrence = self._logged[life, name, step]
+            self._logged[life, name, step] += 1
+            self.contributed[name, step, occurrence][life] = (value, weight)
         contributions = {name: Totals.of(value, weight) for name, value in values.items()}
         self.machines[rank].post(contributions, step)
 
@@ -54,10 +60,33 @@ class Unit:
         """What the rank has not told the others by now is lost; the others go on without it."""
         pending = self.machines[rank].pending_cells()
         for name, step, occurrence in pending:
-            del self.contributed[name, step, occurrence][rank]
+            del self.contributed[name, step, occurrence][rank, self._lives[rank]]
         self.dead.add(rank)
-        for survivor in self.living:
-            self.machines[survivor].resize(len(self.living), len(self.dead))
+        self.stalled.discard(rank)
+        self._resize()
+
+    def stall(self, rank: int) -> None:
+        """The others go on without the rank, which may come back and say what it has not told them by now."""
+        self.stalled.add(rank)
+        self._resize()
+
+    def come_back(self, rank: int) -> None:
+        """A rank that stalled goes on with the others; one that died, as a process that knows nothing of before."""
+        if rank in self.dead:
+            self._lives[rank] += 1
+            spread = self.machines[rank]._spread
+            self.machines[rank] = Rounds(rank, len(self.machines), spread=spread)
+        told = json.dumps(self.machines[self.living[0]].snapshot())
+        self.machines[rank].restore(json.loads(told))
+        self.dead.discard(rank)
+        self.stalled.discard(rank)
+        self._resize()
+        self.check_equal([self.machines[rank] for rank in self.living], [])
+
+    def _resize(self) -> None:
+        self.always_whole = False
+        for rank in self.living:
+            self.machines[rank].resize(len(self.living), len(self.dead | self.stalled))
 
     def exchange(self) -> Outcome:
         machines = [self.machines[rank] for rank in self.living]
@@ -81,7 +110,8 @@ class Unit:
     def check_equal(self, machines: list[Rounds], outcomes: list[Outcome]) -> None:
         """All ranks know the same, and have drawn the same conclusions."""
         assert all(outcome == outcomes[0] for outcome in outcomes)
-        assert all(machine.cells == machines[0].cells and machine.names == machines[0].names for machine in machines)
+        known = machines[0].snapshot()
+        assert all(machine.snapshot() == known for machine in machines)
 
     def close(self) -> None:
         """Let all ranks close, and go on until nothing is left."""
@@ -90,6 +120,13 @@ class Unit:
         while not self.closed:
             self.exchange()
             assert self.rounds < MOST_ROUNDS, "the rounds do not end"
+
+    def end(self) -> None:
+        """Let those that stalled come back if they still can, and all close."""
+        for rank in sorted(self.stalled):
+            self.die(rank) if self.closed else self.come_back(rank)
+        if not self.closed:
+            self.close()
 
     def check_written(self, spread: Iterable[str] = ()) -> None:
         """The last value of every cell is exact, and there is none that nobody contributed to."""
@@ -104,7 +141,7 @@ class Unit:
             assert totals.reduced("sum") == pytest.approx(math.fsum(values), abs=1e-12)
             assert (totals.reduced("min"), totals.reduced("max")) == (min(values), max(values))
             if cell[0] in spread:
-                self.check_spread(cell, {rank: value for rank, (value, _) in said.items()})
+                self.check_spread(cell, {rank: value for (rank, _), (value, _) in said.items()})
 
     def check_spread(self, cell: Cell, values: dict[int, float]) -> None:
         spread = self.written[cell].spread
@@ -128,7 +165,23 @@ def rows(draw: st.DrawFn) -> tuple[int | None, dict[str, float], float]:
     return draw(steps), {name: draw(numbers) for name in names}, draw(weights)
 
 
-ACTIONS = ("log", "exchange", "exchange", "impatient", "impatient with new names", "die", "close")
+ACTIONS = (
+    *("log", "exchange", "exchange", "impatient", "impatient with new names"),
+    *("die", "stall", "a stalled one logs", "come back", "close"),
+)
+
+
+def come_or_go(unit: Unit, action: str, rank: int, data: st.DataObject) -> None:
+    gone = sorted(unit.dead | unit.stalled)
+    if action == "die" and len(unit.living) > 1:
+        unit.die(rank)
+    elif action == "stall" and len(unit.living) > 1:
+        unit.stall(rank)
+    elif action == "a stalled one logs" and unit.stalled:  # and knows nothing of the others
+        step, values, weight = data.draw(rows())
+        unit.log(min(unit.stalled), values, step, weight)
+    elif action == "come back" and gone:
+        unit.come_back(data.draw(st.sampled_from(gone)))
 
 
 @given(st.data(), st.integers(1, 4), st.sampled_from([(), ("*",), ("l*",)]))
@@ -136,7 +189,10 @@ ACTIONS = ("log", "exchange", "exchange", "impatient", "impatient with new names
 def test_any_schedule_ends_with_equal_tables_and_exact_values(
     data: st.DataObject, size: int, spread: tuple[str, ...]
 ) -> None:
-    """Ranks log what and when they like, join late, lose patience, close early or die: what the living say counts."""
+    """Ranks log what and when they like, join late, lose patience, close early, stall, die or start anew.
+
+    What the others were told of them counts, and all that those say who are there at the end.
+    """
     unit = Unit.of(size, spread)
     for action in data.draw(st.lists(st.sampled_from(ACTIONS), max_size=25)):
         rank = data.draw(st.sampled_from(unit.living))
@@ -148,13 +204,12 @@ def test_any_schedule_ends_with_equal_tables_and_exact_values(
             unit.exchange()
         elif action.startswith("impatient"):
             machine.give_up(data.draw(st.integers(0, machine.round)), new_only=action != "impatient")
-        elif action == "die" and len(unit.living) > 1 and not unit.closed:
-            unit.die(rank)
         elif action == "close":
             machine.closing = True
-    if not unit.closed:
-        unit.close()
-    if not unit.dead:
+        elif not unit.closed:
+            come_or_go(unit, action, rank, data)
+    unit.end()
+    if unit.always_whole:
         unit.check_written(spread=[name for name in NAMES if name.startswith("l") or "*" in spread] if spread else ())
     else:
         unit.check_written()
@@ -369,6 +424,19 @@ def test_survivors_go_on_without_a_dead_rank() -> None:
     assert unit.written["loss", 1, 0].totals.reduced("mean") == 3.0
 
 
+def test_survivors_do_not_wait_for_the_turn_of_a_dead_rank() -> None:
+    """Rank 0 said its first number of step 0 and has another one; it is rank 1's turn with its first, but it dies."""
+    unit = Unit.of(2)
+    unit.log(0, {"loss": 1.0}, 0)
+    settle(unit)
+    unit.log(0, {"loss": 5.0}, 0)
+    unit.log(1, {"loss": 3.0}, 0)
+    unit.exchange()
+    unit.die(1)
+    unit.close()
+    unit.check_written()
+
+
 def test_memory_is_bounded() -> None:
     machine = Rounds(0, 1, remembered=50)
     machine.learn([["loss"]])
@@ -387,3 +455,218 @@ def test_a_pending_place_is_counted_until_it_is_told() -> None:
     assert (unit.machines[0].pending, unit.machines[0].busy, unit.machines[1].busy) == (0, True, True)
     unit.close()
     assert not any(machine.busy for machine in unit.machines)
+
+
+# --- what is missing, late, or to come --------------------------------------------------------------------------------
+
+
+def test_ranks_that_are_absent_are_missing() -> None:
+    unit = Unit.of(3)
+    unit.die(2)
+    for rank in (0, 1):
+        unit.log(rank, {"loss": 1.0}, 0)
+    settle(unit)
+    assert unit.written["loss", 0, 0].missing == 1
+    unit.die(1)
+    unit.log(0, {"loss": 1.0}, 1)
+    settle(unit)
+    assert unit.written["loss", 1, 0].missing == 2
+
+
+def test_a_name_that_a_rank_logs_alone_lacks_nobody() -> None:
+    unit = Unit.of(3)
+    unit.log(0, {"throughput": 1.0}, 0)
+    settle(unit)
+    unit.machines[1].give_up(unit.machines[1].round, new_only=True)
+    unit.exchange()
+    unit.die(2)
+    unit.log(0, {"throughput": 1.0}, 1)
+    settle(unit)
+    assert [unit.written["throughput", step, 0].missing for step in (0, 1)] == [0, 0]
+
+
+def test_a_rank_that_comes_back_is_no_longer_missing() -> None:
+    unit = Unit.of(2)
+    changes: list[Callable[[], None]] = [lambda: None, lambda: unit.stall(1), lambda: unit.come_back(1)]
+    for step, change in enumerate(changes):
+        change()
+        for rank in unit.living:
+            unit.log(rank, {"loss": 1.0}, step)
+        settle(unit)
+    assert [unit.written["loss", step, 0].missing for step in range(3)] == [0, 1, 0]
+    assert [unit.written["loss", step, 0].totals.number for step in range(3)] == [2, 1, 2]
+
+
+def test_of_uneven_counts_nothing_is_missing() -> None:
+    unit = Unit.of(2)
+    for step in range(4):
+        for rank in (0, 1) if step != 2 else (0,):
+            unit.log(rank, {"val": 1.0}, step)
+    unit.log(0, {"val": 1.0}, 4)
+    unit.close()
+    assert [unit.written["val", step, 0].totals.number for step in range(5)] == [2, 2, 1, 2, 1]
+    assert [unit.written["val", step, 0].missing for step in range(5)] == [0] * 5
+
+
+def test_ranks_whom_patience_ran_out_with_are_missing_until_they_speak_again() -> None:
+    unit = Unit.of(3)
+    for step in range(4):
+        for rank in range(3):
+            if rank == 0 or step not in (1, 2):
+                unit.log(rank, {"loss": 1.0}, step)
+        settle(unit)
+        if step == 1:
+            unit.machines[0].give_up(unit.machines[0].round, new_only=False)
+        unit.exchange()
+    assert unit.written["loss", 1, 0].missing == 2
+    assert (unit.written["loss", 3, 0].missing, unit.written["loss", 3, 0].totals.number) == (0, 3)
+
+
+def test_who_was_late_is_told_and_nobody_else() -> None:
+    unit = Unit.of(2)
+    unit.log(0, {"loss": 4.0}, 7)
+    settle(unit)
+    unit.machines[0].give_up(unit.machines[0].round, new_only=True)
+    assert unit.exchange().late == ()
+    unit.log(1, {"loss": 2.0}, 7)
+    packed = [machine.pack() for machine in unit.machines]
+    sums = [sum(column) for column in zip(*(lists[0] for lists in packed), strict=True)]
+    maxima = [max(column) for column in zip(*(lists[1] for lists in packed), strict=True)]
+    outcomes = [machine.take(sums, maxima) for machine in unit.machines]
+    assert [outcome.late for outcome in outcomes] == [(), (Key(Place(0, 7), "loss", 0),)]
+    assert outcomes[0] == outcomes[1]  # for the rest
+
+
+def test_who_has_more_to_say_is_not_waited_for() -> None:
+    unit = Unit.of(2)
+    for step in range(3):
+        unit.log(1, {"loss": 1.0}, step)
+    assert unit.exchange().more  # the names are to be learnt
+    assert [unit.exchange().more for _ in range(3)] == [True, True, False]
+    unit.log(0, {"loss": 1.0}, 1)
+    unit.log(1, {"loss": 1.0}, 3)
+    assert unit.exchange().more  # they have not agreed on a place
+    while unit.exchange().more:
+        assert unit.rounds < MOST_ROUNDS
+    assert not any(machine.pending for machine in unit.machines)
+
+
+def test_who_says_a_name_twice_at_a_place_has_more_to_say() -> None:
+    unit = Unit.of(1)
+    for _ in range(2):
+        unit.log(0, {"loss": 1.0}, 0)
+    unit.exchange()
+    assert [unit.exchange().more for _ in range(2)] == [True, False]
+
+
+def test_one_rank_asks_for_all_to_regroup() -> None:
+    unit = Unit.of(3)
+    for rank in range(3):
+        unit.log(rank, {"loss": 1.0}, 0)
+        unit.machines[rank].closing = True
+    unit.exchange()
+
+    def exchange(asking: int | None) -> list[Outcome]:
+        packed = [machine.pack(regroup=rank == asking) for rank, machine in enumerate(unit.machines)]
+        sums = [sum(column) for column in zip(*(lists[0] for lists in packed), strict=True)]
+        maxima = [max(column) for column in zip(*(lists[1] for lists in packed), strict=True)]
+        return [machine.take(sums, maxima) for machine in unit.machines]
+
+    assert [(outcome.regroup, outcome.closed) for outcome in exchange(1)] == [(True, False)] * 3
+    assert [(outcome.regroup, outcome.closed) for outcome in exchange(1)] == [(True, False)] * 3  # nothing is left
+    assert [(outcome.regroup, outcome.closed) for outcome in exchange(None)] == [(False, True)] * 3
+
+
+# --- a rank that takes over what the others know ----------------------------------------------------------------------
+
+
+def in_the_midst() -> Unit:
+    """Ranks that have open, finished and awaited cells, look for a place to agree on, and let names take turns."""
+    unit = Unit.of(3, spread=["loss"])
+    for rank in range(3):
+        unit.log(rank, {"loss": float(rank), "lr": math.inf}, 0)
+    settle(unit)
+    unit.log(0, {"loss": 1.0}, 1)
+    settle(unit)
+    unit.log(0, {"loss": 2.0}, 1)
+    unit.log(1, {"loss": 3.0}, 1)
+    unit.log(2, {"lr": 0.5}, 0)
+    for rank in range(3):
+        unit.log(rank, {"loss": 5.0}, None)
+    return unit
+
+
+@pytest.mark.parametrize("rounds", range(6))
+@pytest.mark.parametrize("rank", range(3))
+def test_a_new_machine_goes_on_with_the_others_from_their_snapshot(rounds: int, rank: int) -> None:
+    unit = in_the_midst()
+    for _ in range(rounds):
+        unit.exchange()
+    unit.die(rank)
+    unit.come_back(rank)
+    for step in (0, 1, 2):
+        for each in range(3):
+            unit.log(each, {"loss": float(each), "new": 1.0}, step)
+    unit.close()
+    unit.check_written()
+
+
+@pytest.mark.parametrize("rounds", range(8))
+def test_a_snapshot_as_json_holds_everything(rounds: int) -> None:
+    unit = in_the_midst()
+    for _ in range(rounds):
+        unit.exchange()
+    machine = unit.machines[0]
+    told = json.dumps(machine.snapshot())
+    heir = Rounds(2, 3, spread=["loss"])
+    heir.restore(json.loads(told))
+    assert json.dumps(heir.snapshot()) == told
+    assert (heir.round, heir.names, heir.cells) == (machine.round, machine.names, machine.cells)
+    assert all(type(key) is Key and type(key.place) is Place for key in heir.cells)
+    assert list(heir.cells) == list(machine.cells)  # in their order too
+
+
+def test_what_makes_a_snapshot_hold_everything_occurs() -> None:
+    unit = in_the_midst()
+    seen: set[str] = set()
+    for _ in range(12):
+        seen.update(name for name, value in unit.machines[0].snapshot().items() if value)
+        unit.exchange()
+    assert seen == {"round", "names", "cells", "done", "awaiting", "usual", "whole", "focus", "turns"}
+
+
+def test_what_a_rank_had_yet_to_say_is_kept_when_it_takes_over_from_others() -> None:
+    unit = Unit.of(2)
+    for rank in (0, 1):
+        unit.log(rank, {"loss": 1.0}, 0)
+    settle(unit)
+    unit.log(1, {"loss": 3.0, "own": 7.0}, 1)
+    unit.stall(1)
+    unit.log(0, {"loss": 5.0, "else": 1.0}, 1)
+    settle(unit)
+    assert unit.written["loss", 1, 0].totals.number == 1
+    unit.come_back(1)
+    assert unit.machines[1].pending == 1
+    assert unit.machines[1].names == ["loss", "else"]
+    unit.close()
+    assert unit.written["loss", 1, 0].corrects
+    unit.check_written()
+
+
+def test_a_machine_says_under_another_name_what_the_others_do_not_know_yet() -> None:
+    unit = Unit.of(2)
+    machine = unit.machines[0]
+    machine.post({"old": Totals.of(1.0), "loss": Totals.of(2.0)}, 3)
+    machine.post({"old": Totals.of(5.0)}, None)
+    assert machine.rename("old", "new") == [
+        (Key(Place(0, 3), "old", 0), Key(Place(0, 3), "new", 0)),
+        (Key(Place(1, 0), "old", 0), Key(Place(1, 0), "new", 0)),
+    ]
+    assert machine.rename("never said", "new") == []
+    assert set(machine.pending_names()) == {"loss", "new"}
+    unit.close()
+    assert {cell: value.totals.plain for cell, value in unit.written.items()} == {
+        ("new", 3, 0): 1.0,
+        ("loss", 3, 0): 2.0,
+        ("new", None, 0): 5.0,
+    }

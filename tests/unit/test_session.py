@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import inspect
+import logging
+import math
 import multiprocessing
+import pickle
 import re
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
+import torch
 import torch.distributed as dist
 import wandb
 
 import dist_wandb
-from dist_wandb import rendezvous
+from dist_wandb import DistWandbLogger, DistWandbTracker, rendezvous
+from dist_wandb import session as sessions_room
 from dist_wandb.errors import ConfigurationError, RendezvousError, TopologyError
 from dist_wandb.rendezvous import Rendezvous
+from dist_wandb.rows import DEGRADED
 from dist_wandb.run import NullRun
 from dist_wandb.session import Options, Session, get_run, holds, open_session, told_job
+from dist_wandb.sync import Limits
 from dist_wandb.topology import Topology
 
 if TYPE_CHECKING:
@@ -315,12 +325,21 @@ def test_a_session_that_is_not_made_yet_raises_instead_of_recurring() -> None:
         ({"reduce": "avg"}, "reduce='avg' is no reduction."),
         ({"reduce": {"loss": "avg"}}, "reduce['loss']='avg' is no reduction."),
         ({"spread": 7}, "spread=7 is neither a bool nor name patterns."),
-        ({"join_timeout": "60"}, "join_timeout='60' is no number of seconds."),
-        ({"join_timeout": True}, "join_timeout=True is no number of seconds."),
-        ({"join_timeout": None}, "join_timeout=None is no number of seconds."),
+        ({"join_timeout": "60"}, "join_timeout='60' is no number of the right kind."),
+        ({"join_timeout": True}, "join_timeout=True is no number of the right kind."),
+        ({"join_timeout": None}, "join_timeout=None is no number of the right kind."),
         ({"join_timeout": 0}, "join_timeout=0 must be greater than 0."),
         ({"join_timeout": -1.5}, "join_timeout=-1.5 must be greater than 0."),
         ({"join_timeout": float("nan")}, "join_timeout=nan must be greater than 0."),
+        ({"per_rank": 7}, "per_rank=7 is neither a bool nor name patterns."),
+        *[
+            ({limit: value}, f"{limit}={value!r} {message}")
+            for limit in ("peer_timeout", "finish_timeout", "heartbeat", "max_pending_rows")
+            for value, message in {"1": "is no number of the right kind.", 0: "must be greater than 0."}.items()
+        ],
+        ({"heartbeat": False}, "heartbeat=False is no number of the right kind. It is in seconds."),
+        ({"max_pending_rows": 1.5}, "max_pending_rows=1.5 is no number of the right kind. It is a number of rows."),
+        ({"max_pending_rows": float("inf")}, "max_pending_rows=inf is no number of the right kind."),
     ],
 )
 def test_options_that_cannot_be_honoured_are_refused(
@@ -334,7 +353,18 @@ def test_options_that_cannot_be_honoured_are_refused(
 
 
 def test_what_no_option_says_is_the_default_of_every_door() -> None:
-    assert Options() == Options("auto", "global", "mean", spread=False, join_timeout=60.0)
+    options = Options()
+    assert options == Options("auto", "global", "auto", False, True, 60.0, 60.0, 60.0, 10_000, 1.0)
+    for door in (dist_wandb.init, DistWandbLogger, DistWandbTracker):
+        parameters = inspect.signature(door).parameters
+        defaults = {field.name: parameters[field.name].default for field in fields(options)}
+        assert defaults == asdict(options), door
+
+
+def test_limits_are_handed_to_the_exchange() -> None:
+    options = Options(join_timeout=1, peer_timeout=2, finish_timeout=3, max_pending_rows=4, heartbeat=5)
+    assert options.limits == Limits(1, 2, 3, 4, 5)
+    assert Options().limits == Limits()
 
 
 @pytest.mark.parametrize(
@@ -406,7 +436,7 @@ def job(store: dist.Store, on_ranks: OnRanks) -> Job:  # noqa: ARG001  # they me
     ) -> list[Session]:
         def open_one(rank: int) -> Session:
             return open_session(
-                Options(**{"join_timeout": 20.0, **options}),
+                Options(**{"join_timeout": 20.0, "finish_timeout": 10.0, "heartbeat": 0.05, **options}),
                 arguments(rank),
                 door="test",
                 topology=topologies[rank],
@@ -420,13 +450,15 @@ def job(store: dist.Store, on_ranks: OnRanks) -> Job:  # noqa: ARG001  # they me
 
 
 def test_ranks_without_a_run_share_the_interface_and_write_nothing(job: Job, fake_wandb: FakeWandb) -> None:
-    first, second = job(TWO, lambda _: {"id": "exp"})
+    first, second = job(TWO, lambda _: {"id": "exp"}, peer_timeout=0.4)
     for session in (first, second):
         session.log({"loss": 0.5}, step=1)
         session.config.update({"lr": 0.1})
         session.define_metric("epoch")
         assert session
     assert isinstance(second.run, NullRun)
+    assert first.flush()
+    assert second.flush()
     (run,) = fake_wandb.runs
     assert run.rows == [{"loss": 0.5, "global_step": 1}]
     assert run.config == {"lr": 0.1}
@@ -450,12 +482,14 @@ def test_new_runs_have_ids_made_from_one_base_id_and_one_group(job: Job) -> None
 
 
 def test_ranks_of_a_shared_run_write_side_by_side(job: Job, fake_wandb: FakeWandb) -> None:
-    for number, session in enumerate(job(TWO, run_mode="shared")):
+    sessions = job(TWO, run_mode="shared")
+    for number, session in enumerate(sessions):
         session.log({"loss": number}, step=1)
+    assert all(session.flush() for session in sessions)
     assert len({run.id for run in fake_wandb.runs}) == 1
     rows = [row for run in fake_wandb.runs for row in run.rows]
     assert len(rows) == 2
-    assert {"loss": 0, "rank-0/loss": 0, "global_step": 1} in rows
+    assert {"loss": 0.5, "rank-0/loss": 0, "global_step": 1} in rows
     assert {"rank-1/loss": 1, "global_step": 1} in rows
 
 
@@ -612,10 +646,12 @@ def test_a_rank_0_that_never_comes_is_missed_by_name(store: dist.Store) -> None:
 
 @pytest.mark.usefixtures("store")
 def test_a_rank_without_a_run_does_without_the_id_of_one_that_is_never_opened() -> None:
-    session = open_session(Options(join_timeout=0.05), {}, door="test", topology=TWO[1], number=1)
+    options = Options(join_timeout=0.05, finish_timeout=0.5)
+    session = open_session(options, {}, door="test", topology=TWO[1], number=1)
     assert (session.id, session.url, session.group_url) == (None, None, None)
     session.log({"loss": 0.5})
     session.finish()
+    assert not get_run()
 
 
 def test_a_session_is_told_of_before_a_rank_opens_it(job: Job) -> None:
@@ -703,3 +739,256 @@ def test_without_a_store_modes_that_need_all_ranks_say_what_to_do() -> None:
 def test_without_a_store_what_one_rank_proposes_is_not_taken_for_an_agreement(mode: Any) -> None:
     with pytest.raises(RendezvousError, match="has no way to agree on a run id"):
         open_session(Options(mode), {}, door="test", topology=TWO[1], proposed_id="made-up-by-rank-1")
+
+
+# --- the exchange between ranks ---------------------------------------------------------------------------------------
+
+
+def all_flushed(sessions: list[Session]) -> bool:
+    return sum(session.flush() for session in sessions) == len(sessions)
+
+
+def test_the_numbers_of_all_ranks_become_one_row(job: Job, fake_wandb: FakeWandb) -> None:
+    sessions = job(TWO, reduce={"tokens": "sum", "lr": "first"}, spread="loss")
+    for rank, session in enumerate(sessions):
+        loss = torch.tensor(float(rank), requires_grad=True)
+        session.log(
+            {"loss": loss, "tokens": np.int64(3 + rank), "lr": 0.1 * rank, "text": f"of {rank}"}, 7, [3, 1][rank]
+        )
+    assert all_flushed(sessions)
+    (run,) = fake_wandb.runs
+    spread = {"loss/min": 0.0, "loss/max": 1.0, "loss/std": 0.5, "loss/argmax_rank": 1}
+    assert run.rows == [{"loss": 0.25, "tokens": 7, "lr": 0.0, "text": "of 0", **spread, "global_step": 7}]
+
+
+@pytest.mark.parametrize("step", [np.int64(7), torch.tensor(7), True], ids=["numpy", "torch", "bool"])
+def test_a_step_may_be_any_integer(job: Job, fake_wandb: FakeWandb, step: Any) -> None:
+    sessions = job(TWO)
+    for session in sessions:
+        session.log({"loss": 0.5}, step=step)
+    assert all_flushed(sessions)
+    ((row, _),) = fake_wandb.runs[0].logged
+    assert (row["global_step"], type(row["global_step"])) == (int(step), int)
+
+
+def test_a_step_among_the_metrics_is_the_place_of_the_row(job: Job, fake_wandb: FakeWandb) -> None:
+    first, second = sessions = job(TWO)
+    first.log({"loss": 1.0, "global_step": 40})
+    second.log({"loss": 2.0}, step=40)
+    assert all_flushed(sessions)
+    assert fake_wandb.runs[0].rows == [{"loss": 1.5, "global_step": 40}]
+
+
+def test_rows_without_a_step_of_several_ranks_are_counted(job: Job, fake_wandb: FakeWandb) -> None:
+    first, _ = sessions = job(TWO)
+    first.log({"only here": "text"})
+    for session in sessions:
+        session.log({"loss": 0.5})
+    assert all_flushed(sessions)
+    assert fake_wandb.runs[0].rows == [
+        {"only here": "text", "global_step": 0},
+        {"loss": 0.5, "global_step": 1},
+    ]
+
+
+def test_a_rank_alone_writes_flagged_rows(store: dist.Store, fake_wandb: FakeWandb) -> None:
+    assert store is not None
+    options = Options(join_timeout=0.1, finish_timeout=1.0)
+    with open_session(options, {}, door="test", topology=TWO[0], number=1) as session:
+        session.log({"loss": 0.5, "text": "a"}, step=3)
+        assert session.flush()
+    (run,) = fake_wandb.runs
+    assert run.rows == [{"loss": 0.5, "text": "a", DEGRADED: 1, "global_step": 3}]
+    assert run.exit_codes == [None]
+
+
+def test_finish_ends_within_its_limit(store: dist.Store, fake_wandb: FakeWandb) -> None:
+    assert store is not None
+    options = Options(join_timeout=60.0, finish_timeout=0.2)
+    session = open_session(options, {}, door="test", topology=TWO[0], number=1)
+    session.log({"loss": 0.5}, step=3)
+    start = time.monotonic()
+    assert session.flush(0.1) is False
+    session.finish()
+    assert time.monotonic() - start < 1.5
+    assert fake_wandb.runs[0].rows == [{"loss": 0.5, DEGRADED: 1, "global_step": 3}]
+
+
+def test_a_run_that_failed_is_finished_without_waiting_for_others(store: dist.Store, fake_wandb: FakeWandb) -> None:
+    assert store is not None
+    session = open_session(Options(), {}, door="test", topology=TWO[0], number=1)
+    session.log({"loss": 0.5}, step=3)
+    start = time.monotonic()
+    session.finish(1)
+    assert time.monotonic() - start < 1.5
+    assert fake_wandb.runs[0].rows == [{"loss": 0.5, DEGRADED: 1, "global_step": 3}]
+    assert fake_wandb.runs[0].exit_codes == [1]
+
+
+def test_all_ranks_finish_together(job: Job, fake_wandb: FakeWandb, on_ranks: OnRanks) -> None:
+    sessions = job(TWO)
+    sessions[0].log({"loss": 1.0}, 0)
+    sessions[1].log({"loss": 2.0}, 0)
+    on_ranks(2, lambda rank: sessions[rank].finish())
+    assert fake_wandb.runs[0].rows == [{"loss": 1.5, "global_step": 0}]
+    assert [bool(run.exit_codes) for run in fake_wandb.runs] == [True]
+    assert not get_run()
+
+
+@pytest.mark.parametrize("reduce", ["mean", "sum", {"loss": "max"}])
+def test_own_runs_bring_numbers_together_where_it_is_asked_for(job: Job, fake_wandb: FakeWandb, reduce: Any) -> None:
+    sessions = job(TWO, run_mode="new", reduce=reduce)
+    for rank, session in enumerate(sessions):
+        assert session.brings_together
+        session.log({"loss": float(rank)}, step=0)
+    assert all_flushed(sessions)
+    expected = {"mean": 0.5, "sum": 1.0}.get(reduce, 1.0) if isinstance(reduce, str) else 1.0
+    by_id = {run.id: run.rows for run in fake_wandb.runs}
+    assert by_id[f"{sessions[0].plan.base_id}-rank-0"] == [{"loss": expected, "global_step": 0}]
+
+
+@pytest.mark.parametrize("options", [{"run_mode": "new"}, {"reduce": None}, {"run_mode": "shared", "reduce": None}])
+def test_otherwise_every_rank_writes_its_own(job: Job, fake_wandb: FakeWandb, options: dict[str, Any]) -> None:
+    sessions = job(TWO, **options)
+    for rank, session in enumerate(sessions):
+        assert not session.brings_together
+        session.log({"loss": float(rank)}, step=0)
+    rows = [row for run in fake_wandb.runs for row in run.rows]
+    assert all(row.get("loss") in (None, 0.0, 1.0) for row in rows)
+    assert len(rows) == len(fake_wandb.runs)
+
+
+@pytest.mark.parametrize(
+    ("told", "message"),
+    [
+        (([("loss", 0.5)],), "log was given list on rank 1, but it takes a mapping"),
+        ((None,), "log was given NoneType on rank 1"),
+        (({"loss": 0.5, 7: 1},), "log was given the name 7 (int) on rank 1, but names are text."),
+        (({"loss": 0.5}, 1.5), "step=1.5 on rank 1 is no integer"),
+        (({"loss": 0.5}, "3"), "step='3' on rank 1 is no integer"),
+        (({"loss": 0.5, "z": 1j},), "'z' is 1j on rank 1, but complex numbers"),
+        (({"loss": 0.5, "logits": torch.zeros(2, 3)},), "'logits' is a tensor of shape (2, 3) on rank 1"),
+        (({"loss": 0.5}, 0, -1), "weight=-1 on rank 1 is negative or not finite"),
+        (({"loss": 0.5}, 0, math.nan), "weight=nan on rank 1 is negative or not finite"),
+        (({"loss": 0.5}, 0, math.inf), "weight=inf on rank 1 is negative or not finite"),
+        (({"loss": 0.5}, 0, [1, 2]), "weight was given [1, 2] on rank 1, but it takes one number"),
+        (({"loss": 0.5}, 0, torch.zeros(2)), "weight was given Tensor of shape (2,) on rank 1"),
+        (({"loss": 0.5}, 0, {"loss": "3"}), "weight['loss'] was given '3' on rank 1"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_cannot_be_logged_is_refused_and_nothing_of_it_is_put(
+    job: Job, fake_wandb: FakeWandb, told: tuple[Any, ...], message: str
+) -> None:
+    sessions = job(TWO, peer_timeout=2.0)
+    with pytest.raises(ConfigurationError, match=re.escape(message)):
+        sessions[1].log(*told)
+    for session in sessions:
+        session.log({"loss": 2.0}, step=5)
+    assert all_flushed(sessions)
+    assert fake_wandb.runs[0].rows == [{"loss": 2.0, "global_step": 5}]
+
+
+@pytest.mark.parametrize("options", [{}, {"reduce": None}], ids=["together", "alone"])
+@pytest.mark.parametrize("weight", [-1, math.nan, [1], "3"])
+def test_a_bad_weight_is_refused_whether_it_is_used_or_not(job: Job, options: dict[str, Any], weight: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"weight.* on rank 0"):
+        job(TWO, **options)[0].log({"loss": 0.5}, weight=weight)
+
+
+def test_a_row_that_was_refused_is_not_counted(job: Job, fake_wandb: FakeWandb) -> None:
+    sessions = job(TWO)
+    for session in sessions:
+        with pytest.raises(ConfigurationError):
+            session.log({"logits": torch.zeros(2)})
+        session.log({"loss": 0.5})
+    assert all_flushed(sessions)
+    assert fake_wandb.runs[0].rows == [{"loss": 0.5, "global_step": 0}]
+
+
+def test_log_after_finish_says_so(job: Job, on_ranks: OnRanks) -> None:
+    sessions = job(TWO)
+    on_ranks(2, lambda rank: sessions[rank].finish())
+    for rank, session in enumerate(sessions):
+        with pytest.raises(ConfigurationError, match=f"log was called on rank {rank} after the session was finished"):
+            session.log({"loss": 0.5})
+        assert session.flush()
+
+
+# --- patterns ---------------------------------------------------------------------------------------------------------
+
+MISSPELT = {"los": "sum", "loss": "mean", "*": "max"}
+
+
+def test_a_pattern_that_decided_about_nothing_is_told_of_once_at_the_end(job: Job, on_ranks: OnRanks) -> None:
+    sessions = job(TWO, reduce={**MISSPELT, "tokenz": "sum"})
+    for session in sessions:
+        session.log({"loss": 0.5}, 0)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        on_ranks(2, lambda rank: sessions[rank].finish())
+        sessions[0].finish()
+    (warning,) = [warning for warning in caught if "patterns" in str(warning.message)]
+    assert "reduce has patterns that decided about no name that was logged: 'los', 'tokenz'. " in str(warning.message)
+
+
+@pytest.mark.parametrize(
+    ("reduce", "logs"),
+    [(MISSPELT, False), ({"loss": "sum"}, True), ({"loss": "sum", "*": "mean"}, True), ("mean", True), ("sum", False)],
+    ids=["nothing was logged", "all matched", "all but the star", "one for all", "one, and nothing was logged"],
+)
+def test_otherwise_nothing_is_told_of_patterns(job: Job, on_ranks: OnRanks, reduce: Any, logs: bool) -> None:
+    sessions = job(TWO, reduce=reduce)
+    for session in sessions if logs else ():
+        session.log({"loss": 0.5}, 0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        on_ranks(2, lambda rank: sessions[rank].finish())
+
+
+def test_a_pattern_for_what_only_another_rank_logs_is_not_told_of(job: Job, on_ranks: OnRanks) -> None:
+    sessions = job(TWO, reduce={"tokens": "sum"})
+    sessions[0].log({"loss": 0.5}, 0)
+    sessions[1].log({"loss": 0.5, "tokens": 3}, 0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        on_ranks(2, lambda rank: sessions[rank].finish())
+
+
+# --- in another process -----------------------------------------------------------------------------------------------
+
+
+def test_a_pickled_session_accepts_every_use_and_says_once_that_it_is_anothers(
+    job: Job, fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sessions_room, "_told_of_foreign_processes", set())
+    copies = [pickle.loads(pickle.dumps(session)) for session in job(TWO)]  # noqa: S301  # our own bytes
+    with caplog.at_level(logging.ERROR, "dist_wandb"):
+        for copy in copies:
+            assert not copy
+            assert copy.flush() is not True
+            copy.finish()
+            copy.config.update({"lr": 0.1})
+            assert caplog.records == []
+        for copy in reversed(copies):
+            copy.log({"loss": 0.5})
+            copy.log({"loss": 0.5}, step=3, weight=2)
+    (record,) = caplog.records
+    assert "the session belongs to rank 1, another process. Its numbers are not written." in record.getMessage()
+    (run,) = fake_wandb.runs
+    assert (run.rows, run.exit_codes, dict(run.config)) == ([], [], {})
+
+
+def test_a_session_in_a_fork_says_once_that_it_is_anothers(
+    job: Job, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sessions_room, "_told_of_foreign_processes", set())
+    first, _ = job(TWO)
+    monkeypatch.setattr(first, "_pid", -1)  # as if this process were a fork of the session's
+    with caplog.at_level(logging.ERROR, "dist_wandb"):
+        for _ in range(3):
+            first.log({"loss": 0.5})
+        first.finish()
+        first.release()
+    assert len(caplog.records) == 1
+    assert get_run()

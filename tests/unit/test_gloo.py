@@ -1,0 +1,207 @@
+"""Exchanges over gloo groups whose members are threads of this process, which meet at a store in memory."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from dist_wandb.gloo import Alone, BrokenError, GlooGroup
+
+if TYPE_CHECKING:
+    from tests.conftest import OnRanks
+
+Form = Callable[..., list[GlooGroup]]
+
+
+@pytest.fixture
+def form(on_ranks: OnRanks) -> Iterator[Form]:
+    """Form a group of threads; closed after the test."""
+    formed: list[GlooGroup] = []
+
+    def form_all(size: int, timeout: float = 5.0, is_over: Callable[[], bool] = lambda: False) -> list[GlooGroup]:
+        store = dist.HashStore()
+        groups: list[GlooGroup] = on_ranks(size, lambda rank: GlooGroup(store, rank, size, timeout, is_over))
+        formed.extend(groups)
+        return groups
+
+    yield form_all
+    for group in formed:
+        group.close()
+
+
+@contextmanager
+def taking(least: float, most: float) -> Iterator[None]:
+    """Check how many seconds something takes; `most` is generous, as the machine is not ours alone."""
+    start = time.monotonic()
+    yield
+    assert least <= time.monotonic() - start <= most
+
+
+def reduce_alone(group: GlooGroup) -> tuple[list[float], list[float]]:
+    return group.reduce([1.0], [1.0])
+
+
+# --- what all members give --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_numbers_are_summed_and_their_largest_taken(form: Form, on_ranks: OnRanks, size: int) -> None:
+    groups = form(size)
+    results = on_ranks(size, lambda rank: groups[rank].reduce([1.0, rank, 2.0**53], [-rank, float(rank)]))
+    assert results == [([size, sum(range(size)), size * 2.0**53], [0.0, size - 1.0])] * size
+    assert [group.collectives for group in groups] == [2] * size
+
+
+def test_numbers_are_float64_with_infinities(form: Form, on_ranks: OnRanks) -> None:
+    groups = form(2)
+    given = [([0.1, float("inf")], [float("-inf"), 2.0**53 - 1]), ([0.2, 1.0], [float("-inf"), 2.0**53])]
+    results = on_ranks(2, lambda rank: groups[rank].reduce(*given[rank]))
+    assert results == [([0.1 + 0.2, float("inf")], [float("-inf"), 2.0**53])] * 2
+
+
+@pytest.mark.parametrize(("sums", "maxima", "collectives"), [([], [1.0], 1), ([1.0], [], 1), ([], [], 0)])
+def test_nothing_costs_no_collective(
+    form: Form, on_ranks: OnRanks, sums: list[float], maxima: list[float], collectives: int
+) -> None:
+    groups = form(2)
+    results = on_ranks(2, lambda rank: groups[rank].reduce(sums, maxima))
+    assert results == [([2 * x for x in sums], maxima)] * 2
+    assert [group.collectives for group in groups] == [collectives] * 2
+
+
+def test_tensors_are_reduced_in_place(form: Form, on_ranks: OnRanks) -> None:
+    groups = form(2)
+    given = [tuple(torch.full((3,), rank + 1.0, dtype=torch.float64) for _ in range(2)) for rank in range(2)]
+    on_ranks(2, lambda rank: groups[rank].reduce_tensors(*given[rank]))
+    assert [[tensor.tolist() for tensor in pair] for pair in given] == [[[3.0] * 3, [2.0] * 3]] * 2
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        [b"zero", b"one", b"two longer"],
+        [b"", b"a", b""],
+        [b"", b"", b""],
+        [b"\0", b"a\0\0", b"\0b"],
+        [bytes(range(256)) * 100, b"x", b""],
+    ],
+    ids=["lengths", "some empty", "all empty", "zeros", "long"],
+)
+def test_bytes_of_any_length_are_gathered_in_the_order_of_members(
+    form: Form, on_ranks: OnRanks, told: list[bytes]
+) -> None:
+    groups = form(3)
+    assert on_ranks(3, lambda rank: groups[rank].gather(told[rank])) == [told] * 3
+
+
+def test_a_group_is_used_again_and_again(form: Form, on_ranks: OnRanks) -> None:
+    groups = form(2)
+
+    def use(rank: int) -> list[Any]:
+        return [(groups[rank].reduce([n], [rank * n]), groups[rank].gather(str(n + rank).encode())) for n in range(20)]
+
+    expected = [(([2.0 * n], [float(n)]), [str(n).encode(), str(n + 1).encode()]) for n in range(20)]
+    assert on_ranks(2, use) == [expected] * 2
+    assert groups[0].collectives == 20 * 4
+    assert groups[0].bytes >= 20 * 2 * 8
+
+
+def test_of_one_member_the_result_is_what_it_gives() -> None:
+    alone = Alone()
+    assert alone.reduce([1.0], [2.0, 3.0]) == ([1.0], [2.0, 3.0])
+    assert alone.gather(b"me") == [b"me"]
+    alone.close()
+    assert alone.reduce([], []) == ([], [])
+
+
+# --- what comes between -----------------------------------------------------------------------------------------------
+
+
+def test_members_that_do_not_find_each_other_in_time_are_broken() -> None:
+    with taking(0.2, 1.5), pytest.raises(BrokenError):
+        GlooGroup(dist.HashStore(), 0, 2, 0.3, lambda: False)
+
+
+@pytest.mark.parametrize("use", [reduce_alone, lambda group: group.gather(b"x")], ids=["reduce", "gather"])
+def test_a_member_that_does_not_come_in_time_breaks_the_others(form: Form, use: Callable[[GlooGroup], Any]) -> None:
+    first, _ = form(2, timeout=0.4)
+    with taking(0.3, 1.5), pytest.raises(BrokenError):
+        use(first)
+
+
+def test_a_member_that_comes_within_the_time_is_waited_for(form: Form, on_ranks: OnRanks) -> None:
+    groups = form(2)
+    second_may_go = threading.Event()
+    looked: list[float] = []
+
+    def is_over() -> bool:
+        looked.append(time.monotonic())
+        if len(looked) == 3:  # slices of waiting that were over did no harm
+            second_may_go.set()
+        return False
+
+    groups[0]._is_over = is_over
+
+    def use(rank: int) -> Any:
+        if rank == 1:
+            assert second_may_go.wait(1.5)
+        return groups[rank].reduce([1.0], [rank])
+
+    assert on_ranks(2, use) == [([2.0], [1.0])] * 2
+    assert len(looked) >= 3
+
+
+def test_waiting_ends_soon_after_it_is_said_to_be_over(form: Form) -> None:
+    over = threading.Event()
+    first, _ = form(2, timeout=60.0, is_over=over.is_set)
+    threading.Timer(0.2, over.set).start()
+    with taking(0.15, 1.0), pytest.raises(BrokenError):
+        reduce_alone(first)
+
+
+def test_waiting_that_is_over_before_it_begins_is_not_long(form: Form) -> None:
+    first, _ = form(2, timeout=60.0, is_over=lambda: True)
+    with taking(0, 0.8), pytest.raises(BrokenError):
+        first.gather(b"x")
+
+
+def test_a_member_that_lets_go_breaks_the_others_at_once(form: Form) -> None:
+    first, second = form(2, timeout=60.0)
+    second.close()
+    del second
+    with taking(0, 1.5), pytest.raises(BrokenError):
+        reduce_alone(first)
+
+
+def test_a_member_that_lets_go_breaks_those_that_wait(form: Form) -> None:
+    first, second = form(2, timeout=60.0)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(reduce_alone, first)
+        while not first._pending:
+            time.sleep(0.005)
+        with taking(0, 1.5):
+            second.close()
+            with pytest.raises(BrokenError):
+                waiting.result()
+
+
+def test_a_group_with_a_collective_under_way_is_closed_at_once_without_holding_up_other_threads(form: Form) -> None:
+    first, second = form(2, timeout=60.0, is_over=lambda: True)
+    with pytest.raises(BrokenError):
+        reduce_alone(first)
+    assert not all(work.is_completed() for work in first._pending)
+    with taking(0, 0.3):
+        first.close()
+    with pytest.raises(BrokenError, match="the group is closed"):
+        reduce_alone(first)
+    with taking(0, 0.3):
+        first.close()
+        second.close()
