@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 if TYPE_CHECKING:
     from torch.distributed import Store
 
+_FORMING = 10.0  # seconds for members that have met to connect; it cannot be broken off
 _SLICE = timedelta(milliseconds=100)  # how long to wait before looking whether waiting is to end
 
 
@@ -76,11 +78,15 @@ class GlooGroup:
         self._is_over = is_over
         self._pending: list[Any] = []
         try:
-            self._group: Any = dist.ProcessGroupGloo(store, rank, size, timedelta(seconds=timeout))
+            forming = timedelta(seconds=min(timeout, _FORMING))
+            self._group: Any = dist.ProcessGroupGloo(store, rank, size, forming)
         except RuntimeError as error:
             raise BrokenError(str(error)) from error
         self._sum, self._max = dist.AllreduceOptions(), dist.AllreduceOptions()
         self._sum.reduceOp, self._max.reduceOp = dist.ReduceOp(dist.ReduceOp.SUM), dist.ReduceOp(dist.ReduceOp.MAX)
+        self._gather = distributed_c10d.AllgatherOptions()  # type: ignore[attr-defined]  # dist itself exports the others only
+        for options in (self._sum, self._max, self._gather):
+            options.timeout = timedelta(seconds=timeout)
         self.collectives = 0
         self.bytes = 0
 
@@ -111,13 +117,13 @@ class GlooGroup:
         """
         lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self._size)]
         own_length = torch.tensor([len(data)])
-        self._wait(lambda group: [group.allgather([lengths], [own_length])], own_length.nbytes)
+        self._wait(lambda group: [group.allgather([lengths], [own_length], self._gather)], own_length.nbytes)
         longest = max(int(length) for length in lengths)
         if longest == 0:
             return [b""] * self._size
         padded = torch.frombuffer(bytearray(data.ljust(longest, b"\0")), dtype=torch.uint8)
         received = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self._size)]
-        self._wait(lambda group: [group.allgather([received], [padded])], longest)
+        self._wait(lambda group: [group.allgather([received], [padded], self._gather)], longest)
         return [bytes(told.numpy()[: int(length)]) for told, length in zip(received, lengths, strict=True)]
 
     def close(self) -> None:

@@ -137,7 +137,10 @@ class Totals(NamedTuple):
         """The totals of one contribution. A weight of 0 means none at all."""
         if weight == 0:
             return cls(voices=1)
-        x = float(value)
+        try:
+            x = float(value)
+        except OverflowError:  # an integer beyond all floats
+            x = math.copysign(math.inf, value > 0 or -1)
         if x != x:  # noqa: PLR0124  # NaN; on the way of every number
             return cls(x, weight, x, 1, 1, 0, 1)
         is_integer = isinstance(value, int) and abs(value) <= LARGEST_EXACT_INTEGER

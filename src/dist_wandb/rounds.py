@@ -380,9 +380,13 @@ class Rounds:
         """By name the oldest that this rank has to say at a place, but for names where it is an earlier one's turn."""
         front = {name: said[0] for name, said in self._outbox[place].items()}
         turns = self._turns
-        return {
+        due = {
             name: said for name, said in front.items() if turns.get((place, name), said.occurrence) == said.occurrence
         }
+        if not place.counted or not due:
+            return due
+        oldest = max(said.origin for said in due.values())  # without a step, each call is a row of its own
+        return {name: said for name, said in due.items() if said.origin == oldest}
 
     def _pack_offered(self, place: Place, sums: list[float], maxima: list[float]) -> None:
         for pair, number in zip((_COUNTED, _STEP), place, strict=True):

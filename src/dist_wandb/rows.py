@@ -69,7 +69,7 @@ class Rows:
         self._counts = counts
         self._rank = rank
         self._reductions: dict[str, Reduction] = {}
-        self._extras: OrderedDict[Key, dict[str, Any]] = OrderedDict()
+        self._extras: OrderedDict[Key, tuple[dict[str, Any], int | None]] = OrderedDict()
 
     # What this rank says
 
@@ -103,7 +103,7 @@ class Rows:
         for key in keys[len(unit) :]:
             self.metrics.keep(key, snapshots[key.name])
         if mine and keys and self.writes:
-            self._extras[keys[0]] = mine
+            self._extras[keys[0]] = mine, self._x(contribution.step, contribution.calls)
         elif mine:
             self._writer.write_plain(mine, self._x(contribution.step, contribution.calls))
         return unit
@@ -149,7 +149,7 @@ class Rows:
         if weight is None or isinstance(weight, (int, float)):
             return None if weight is None else float(weight)
         if isinstance(weight, Later):
-            return checked_weight("weight", weight.number(), self._rank)
+            return float(checked_weight("weight", weight.number(), self._rank))
         return {name: self._weights(value) for name, value in weight.items()}
 
     # What the unit finished
@@ -173,8 +173,8 @@ class Rows:
 
     def write_left_over(self) -> None:
         """Write what waited for numbers that never came."""
-        for key, own in self._extras.items():
-            self._writer.write_plain(own, None if key.place.counted else key.place.step)
+        for own, x in self._extras.values():
+            self._writer.write_plain(own, x)
         self._extras.clear()
 
     @property
@@ -188,7 +188,7 @@ class Rows:
 
     def _add(self, row: dict[str, Any], value: Finished) -> None:
         name, totals = value.key.name, value.totals
-        row.update(self._extras.pop(value.key, {}))
+        row.update(self._extras.pop(value.key, ({}, None))[0])
         if is_metric_name(name):
             row.update(self.metrics.take_values(value.key))
         if totals.number:

@@ -225,19 +225,18 @@ class Session:
                 run.log({"loss": 0.6}, step=1, weight=1)  # rank 1: writes rank-1/loss=0.6
         """
         _check_metrics(metrics, self.topology)
-        calls = self._rows
+        if self.brings_together:
+            self._put(metrics, step, weight)
+        else:
+            if weight is not None:
+                take_weight(weight, self.topology.global_rank)
+            if step is None and self._step_metric == STEP_METRIC and STEP_METRIC not in metrics:
+                step = self._rows
+            self._exchange.put(Contribution(metrics, step, commit))
         if commit is not False:  # a row that is not committed goes on in the next call
             self._rows += 1
-        if self.brings_together:
-            self._put(metrics, step, weight, calls)
-            return
-        if weight is not None:
-            take_weight(weight, self.topology.global_rank)
-        if step is None and self._step_metric == STEP_METRIC and STEP_METRIC not in metrics:
-            step = calls
-        self._exchange.put(Contribution(metrics, step, commit))
 
-    def _put(self, metrics: Mapping[str, Any], step: int | None, weight: Weight, calls: int) -> None:
+    def _put(self, metrics: Mapping[str, Any], step: int | None, weight: Weight) -> None:
         """Hand what this rank says to the exchange."""
         if os.getpid() != self._pid:
             _tell_of_foreign_process(self.topology)
@@ -254,7 +253,7 @@ class Session:
         if step is not None and type(step) is not int:
             step = _checked_step(step, rank)
         self._exchange.put(
-            Contribution(values, step, None, None if weight is None else take_weight(weight, rank), calls)
+            Contribution(values, step, None, None if weight is None else take_weight(weight, rank), self._rows)
         )
 
     def flush(self, timeout: float | None = None) -> bool:

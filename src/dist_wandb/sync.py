@@ -192,6 +192,8 @@ class RoundsExchange:
         if failed:
             self._stopped.set()
         limit = self.limits.finish_timeout if timeout is None else timeout
+        if failed:
+            limit = min(limit, _LAST_WORDS)
         ended = self._done if self._rows.writes else self._taken
         if ended.wait(limit) and not self._stopped.is_set():
             return True
@@ -359,8 +361,11 @@ class RoundsExchange:
 
     def _greet(self) -> None:
         """Begin an epoch: do what some members had yet to do when the last one broke."""
-        own = {"names": self._names_due, "due": [value.key for value in self._due]}
+        state = [self.rounds.round, self.rounds.names]
+        own = {"state": state, "names": self._names_due, "due": [value.key for value in self._due]}
         told = [json.loads(text) for text in self._the_group().gather(json.dumps(own).encode())]
+        if any(greeting["state"] != state for greeting in told):  # gloo would abort the process over it
+            raise RuntimeError(f"the members of epoch {self._epoch} disagree: {told}")
         if any(greeting["names"] for greeting in told):
             self._exchange_names()
         due = {Key.of(key): None for greeting in told for key in greeting["due"]}

@@ -134,8 +134,8 @@ def _take_one_weight(argument: str, value: object, rank: int) -> Any:
         if tensor.device.type != "cpu":
             return Later(HostCopy([tensor]), 0)
         return checked_weight(argument, tensor.item(), rank)
-    number = value.item() if getattr(value, "shape", None) == () else value  # type: ignore[attr-defined]  # numpy's
-    if not isinstance(number, Real):
+    number = _number_of_host(value) if tensor is None else None
+    if number is None:
         raise ConfigurationError(
             f"{argument} was given {_shown(value)} on rank {rank}, but it takes one number, such as the batch size, or "
             "a mapping of names to numbers."
@@ -176,12 +176,22 @@ def _taken(name: str, value: Any, rank: int) -> Any:
     if isinstance(value, complex) or _is_complex_scalar(value):
         raise _complex_error(name, value, rank)
     if getattr(value, "shape", None) == () and hasattr(value, "item"):  # a numpy scalar, or an array without axes
-        return value.item()
-    if isinstance(value, Real):  # a Fraction, say
-        return float(value)
+        value = value.item()
+    number = _number_of_host(value)
+    if number is not None:
+        return number
     if isinstance(value, list):
         return list(value)
     return value.copy() if type(value).__name__ == "ndarray" else value
+
+
+def _number_of_host(value: Any) -> float | None:
+    """A numpy scalar, an array without axes, a `Fraction`, an `IntEnum` and the like as Python's number."""
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, int):
+        return value if type(value) is bool else int(value)
+    return float(value) if isinstance(value, Real) else None
 
 
 def _as_tensor(value: object) -> torch.Tensor | None:
@@ -211,6 +221,9 @@ def _is_complex_scalar(value: Any) -> bool:
 
 
 def _shown(value: object) -> str:
+    tensor = _as_tensor(value)  # whose numbers are perhaps on a device, which is not to be waited for
+    if tensor is not None:
+        return f"a tensor of shape {tuple(tensor.shape)} and {tensor.dtype}"
     shape = getattr(value, "shape", None)
     return f"{type(value).__name__} of shape {tuple(shape)}" if shape else repr(value)
 

@@ -205,11 +205,20 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("updates", [(2, 2), (1, 3, 2), (2, 0), (0, 2, 1)])
-@pytest.mark.parametrize("case", CASES)
+# torchmetrics' own makes integers floats when a rank has none; what ours makes of these is compared elsewhere.
+_NEED_UPDATES = {"collection", "auroc", "composition"}
+
+
+@pytest.mark.parametrize(
+    ("case", "updates"),
+    [
+        (case, updates)
+        for case in CASES
+        for updates in ((2, 2), (1, 3, 2), (2, 0), (0, 2, 1))
+        if 0 not in updates or case not in _NEED_UPDATES
+    ],
+)
 def test_merging_is_torchmetrics_own_synchronisation(case: str, updates: tuple[int, ...]) -> None:
-    if 0 in updates and case in {"collection", "auroc", "composition"}:
-        pytest.skip("shown elsewhere, or torchmetrics' own makes integers floats when a rank has none")
     ranks = ranks_of(*CASES[case], updates)
     assert take_snapshot(ranks[0]).fallback is None
     assert_same(merged(ranks), synchronised(ranks))

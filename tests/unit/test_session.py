@@ -872,7 +872,7 @@ def test_otherwise_every_rank_writes_its_own(job: Job, fake_wandb: FakeWandb, op
         (({"loss": 0.5}, 0, math.nan), "weight=nan on rank 1 is negative or not finite"),
         (({"loss": 0.5}, 0, math.inf), "weight=inf on rank 1 is negative or not finite"),
         (({"loss": 0.5}, 0, [1, 2]), "weight was given [1, 2] on rank 1, but it takes one number"),
-        (({"loss": 0.5}, 0, torch.zeros(2)), "weight was given Tensor of shape (2,) on rank 1"),
+        (({"loss": 0.5}, 0, torch.zeros(2)), "weight was given a tensor of shape (2,) and torch.float32 on rank 1"),
         (({"loss": 0.5}, 0, {"loss": "3"}), "weight['loss'] was given '3' on rank 1"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
