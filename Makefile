@@ -28,8 +28,8 @@ format: $(VENV)/.development  ## Format the code and fix what can be fixed
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-bench: $(VENV)/.development  ## Run the benchmarks; tables on the screen, JSON in benchmarks/results
-	$(BIN)/python benchmarks/startup.py
+bench: $(VENV)/.development  ## Run the benchmarks (BENCH=--quick to try them); JSON in benchmarks/results
+	$(BIN)/python -m benchmarks.run_all $(BENCH)
 
 clean:  ## Remove the environment and everything that was made
 	rm -rf $(VENV) runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis benchmarks/results

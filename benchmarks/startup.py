@@ -6,64 +6,74 @@ slower rank counts, as a barrier follows. Jobs alternate, so that both loggers s
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import platform
-import statistics
-import subprocess
-import sys
-import tempfile
-from pathlib import Path
+import time
+from typing import Any
 
-from rich.console import Console
-from rich.table import Table
+from benchmarks import common
 
-JOB = Path(__file__).with_name("startup_job.py")
-RESULTS = Path(__file__).with_name("results")
-LOGGERS = ("stock", "dist_wandb")
+_TITLE = "opening a run, 2-process ddp, seconds"
+_LOGGERS = ("stock", "dist_wandb")
 
 
-def opening_time(logger: str) -> float:
-    """Seconds until the slower rank of one job had its run."""
-    with tempfile.TemporaryDirectory() as directory:
-        environment = {**os.environ, "WANDB_MODE": "offline", "WANDB_SILENT": "true"}
-        output = subprocess.run(
-            [sys.executable, str(JOB), logger, directory],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=True,
-        ).stdout
-    times = [float(line.split()[1]) for line in output.splitlines() if line.startswith("OPENED ")]
-    if len(times) != 2:
-        raise RuntimeError(f"expected two ranks to report, got {times}:\n{output}")
-    return max(times)
+def measure(options: common.Options) -> common.Result:
+    """Start jobs with either logger in turn."""
+    seconds: dict[str, list[float]] = {logger: [] for logger in _LOGGERS}
+    for logger in common.alternating(_LOGGERS, options.repeats):
+        reports = common.run_ranks(__file__, {"logger": logger}, by_torchrun=False)
+        seconds[logger].append(max(report["seconds"] for report in reports))
+    result = common.Result("startup")
+    result.add(_TITLE, seconds, against="stock")
+    return result
 
 
-def table(seconds: dict[str, list[float]]) -> Table:
-    shown = Table("logger", "median s", "min s", "max s", "ratio of medians", title="opening a run, 2-process ddp")
-    stock = statistics.median(seconds["stock"])
-    for logger, times in seconds.items():
-        median = statistics.median(times)
-        shown.add_row(logger, f"{median:.3f}", f"{min(times):.3f}", f"{max(times):.3f}", f"{median / stock:.2f}")
-    return shown
+def job(arguments: dict[str, Any]) -> None:
+    """One rank of a job that trains for one step."""
+    import torch
+    from lightning.pytorch import LightningModule, Trainer
+    from lightning.pytorch.loggers import WandbLogger
+    from torch.utils.data import DataLoader, TensorDataset
 
+    from dist_wandb import DistWandbLogger
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=7, help="jobs per logger (default: 7)")
-    repeats = parser.parse_args().repeats
-    seconds: dict[str, list[float]] = {logger: [] for logger in LOGGERS}
-    for repeat in range(repeats):
-        for logger in LOGGERS if repeat % 2 == 0 else reversed(LOGGERS):
-            seconds[logger].append(opening_time(logger))
-    Console().print(table(seconds))
-    RESULTS.mkdir(exist_ok=True)
-    record = {"seconds": seconds, "python": platform.python_version(), "machine": platform.machine()}
-    (RESULTS / "startup.json").write_text(json.dumps(record, indent=2) + "\n")
+    class Model(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(2, 1)
+
+        def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
+            result: torch.Tensor = self.layer(batch[0]).mean() + batch_idx
+            return result
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    class Timed(DistWandbLogger if arguments["logger"] == "dist_wandb" else WandbLogger):  # type: ignore[misc]
+        """Notes how long the first use of its `experiment` takes."""
+
+        seconds: float | None = None
+
+        @property
+        def experiment(self) -> Any:
+            start = time.perf_counter()
+            run = super().experiment
+            if self.seconds is None:
+                self.seconds = time.perf_counter() - start
+            return run
+
+    logger = Timed(project="startup", save_dir=arguments["directory"], offline=True)
+    trainer = Trainer(
+        accelerator="cpu",
+        strategy="ddp",
+        devices=2,
+        max_steps=1,
+        logger=logger,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(Model(), DataLoader(TensorDataset(torch.ones(4, 2))))
+    common.report(arguments["directory"], trainer.global_rank, {"seconds": logger.seconds})
 
 
 if __name__ == "__main__":
-    main()
+    common.main(measure, job, __doc__)

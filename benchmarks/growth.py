@@ -1,0 +1,173 @@
+"""How the exchange grows: with the number of ranks, 2 to 64, and with the number of names, 1 to 500.
+
+The ranks are `RoundsExchange`s of one process, put together as in a session, each with its thread, a group of its own
+over a `HashStore`, and one row at a time: every rank puts its row, and the next follows when rank 0 has handed this one
+to its writer, which writes nothing. So the counts are those of steady state and lockstep:
+
+- collectives per row: those of `GlooGroup.collectives`, of the rank that used most. Names are learnt before.
+- bytes per row and rank: what the rank that gave most handed to collectives, by `GlooGroup.bytes`.
+- milliseconds per row: from the put of the last rank to the row's being handed to the writer. All ranks share the
+  cores, and the interpreter, of this one process: this is an upper bound, and grows with the ranks for that reason.
+
+A repeat forms the group anew; sizes take turns. One in which the group broke, and was formed anew by the ranks
+themselves, is left out, with a note: its counts would be those of coming together again.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any
+
+from benchmarks import common
+
+from dist_wandb.gloo import GlooGroup
+from dist_wandb.policy import plan_run, unit_of
+from dist_wandb.reduction import check_reduce
+from dist_wandb.rendezvous import Rendezvous
+from dist_wandb.rows import Contribution, Rows
+from dist_wandb.run import RunWriter
+from dist_wandb.sync import Limits, RoundsExchange
+from dist_wandb.topology import Topology
+
+_RANKS = (2, 4, 8, 16, 32, 64)
+_NAMES = (1, 10, 100, 500)
+_USUAL_NAMES = 20
+_TIMEOUT = 60.0
+_LIMITS = Limits(heartbeat=10.0)  # no round but those of rows while it is counted
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a row costs."""
+
+    collectives: float
+    bytes: float
+    milliseconds: float
+
+
+_TITLES = {
+    "collectives": "collectives per row",
+    "bytes": "bytes per row and rank",
+    "milliseconds": "milliseconds per row",
+}
+
+
+def measure(options: common.Options) -> common.Result:
+    """Put rows through units of several sizes, in turns."""
+    sizes = {f"{ranks} ranks, {_USUAL_NAMES} names": (ranks, _USUAL_NAMES) for ranks in _RANKS}
+    names = {f"2 ranks, {count} names": (2, count) for count in _NAMES}
+    if options.quick:
+        sizes = dict(list(sizes.items())[:3])
+    cases = {**sizes, **names}
+    found: dict[str, list[Cost]] = {case: [] for case in cases}
+    result = common.Result("growth")
+    for case in common.alternating(list(cases), options.repeats):
+        cost = _cost(*cases[case], rows=options.of(50, 5))
+        if cost is None:
+            result.notes.append(f"{case}: the group broke in one repeat, though all ranks took part")
+        else:
+            found[case].append(cost)
+    for what, title in _TITLES.items():
+        result.add(title, {case: [getattr(cost, what) for cost in costs] for case, costs in found.items()})
+    _add_targets(result, {case: found[case] for case in sizes}, found)
+    return result
+
+
+def _add_targets(result: common.Result, by_ranks: dict[str, list[Cost]], every: dict[str, list[Cost]]) -> None:
+    smallest, *_, largest = by_ranks
+    most = [cost.collectives for costs in every.values() for cost in costs]
+    growths = {
+        what: result.ratio(_TITLES[what], largest, smallest) if all(by_ranks.values()) else None
+        for what in ("collectives", "bytes")
+    }
+    missing = [case for case, costs in every.items() if not costs]
+    result.targets.append(common.Target("most collectives per row", 2.0, None if missing else max(most)))
+    for what, growth in growths.items():
+        ranks = f"{largest.partition(',')[0]} / {smallest.partition(',')[0]}"
+        result.targets.append(common.Target(f"{_TITLES[what]}, {ranks}", 1.0, growth))
+
+
+def _cost(ranks: int, names: int, rows: int) -> Cost | None:
+    """Form a unit, put rows through it, and let it end; `None` if its group did not last."""
+    unit = _Unit(ranks)
+    try:
+        row = common.numbers(names)
+        for step in range(3):  # the first is for joining, and for the names
+            unit.exchange(row, step)
+        groups = unit.groups()
+        before = _counts(groups)
+        times = [unit.exchange(row, 3 + step) for step in range(rows)]
+        if groups != unit.groups() or len(groups) < ranks:
+            return None
+        after = _counts(groups)
+    finally:
+        unit.close()
+    collectives, handed = (max(b - a for a, b in zip(*both, strict=True)) for both in zip(before, after, strict=True))
+    return Cost(collectives / rows, handed / rows, 1000 * statistics.median(times))
+
+
+def _counts(groups: list[GlooGroup]) -> tuple[list[int], list[int]]:
+    """Collectives and bytes of each rank so far."""
+    return [group.collectives for group in groups], [group.bytes for group in groups]
+
+
+class _Unit:
+    """A unit whose ranks are threads of this process."""
+
+    def __init__(self, ranks: int) -> None:
+        from torch.distributed import HashStore
+
+        self._written: SimpleQueue[float] = SimpleQueue()
+        store = HashStore()
+        self._exchanges = [self._exchange(store, rank, ranks) for rank in range(ranks)]
+
+    def exchange(self, row: dict[str, float], step: int) -> float:
+        """Put a row on every rank; seconds from the last put until it is written."""
+        for exchange in self._exchanges:
+            exchange.put(Contribution(row, step))
+        last = time.perf_counter()
+        return self._written.get(timeout=_TIMEOUT) - last
+
+    def groups(self) -> list[GlooGroup]:
+        """The groups of the ranks that have one, when no row is under way."""
+        deadline = time.monotonic() + _TIMEOUT
+        while any(exchange.rounds.busy for exchange in self._exchanges) and time.monotonic() < deadline:
+            time.sleep(0.001)
+        groups = [exchange.group for exchange in self._exchanges]
+        return [group for group in groups if isinstance(group, GlooGroup)]
+
+    def close(self) -> None:
+        """Let all ranks close at once, as they wait for each other; end all threads."""
+        with ThreadPoolExecutor(len(self._exchanges)) as pool:
+            list(pool.map(lambda exchange: exchange.close(), self._exchanges))
+        for exchange in self._exchanges:
+            exchange.leave()
+
+    def _exchange(self, store: Any, rank: int, ranks: int) -> RoundsExchange:
+        topology = Topology(rank, rank, 0, ranks, ranks, 1)
+        plan = plan_run(topology, "auto", "global", "growth")
+        rows = Rows(RunWriter(self._run(), plan, "global_step"), check_reduce("mean"))
+        rendezvous = Rendezvous(store, "growth", topology, _TIMEOUT)
+        return RoundsExchange(unit_of(topology, "global"), lambda: rendezvous, rows, _LIMITS)
+
+    def _run(self) -> Any:
+        """Stands for rank 0's W&B run; notes when a row comes, and forgets it."""
+        written = self._written
+
+        class Run:
+            def log(self, _row: dict[str, Any]) -> None:
+                written.put(time.perf_counter())
+
+        return Run()
+
+
+def _no_job(_arguments: dict[str, Any]) -> None:
+    """All ranks are threads of this process."""
+
+
+if __name__ == "__main__":
+    common.main(measure, _no_job, __doc__)

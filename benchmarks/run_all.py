@@ -1,0 +1,41 @@
+"""Runs all benchmarks, one after the other: tables on the screen, a record of each in benchmarks/results.
+
+At the end all targets are shown together, with what was measured and whether it was met. A benchmark that fails does
+not keep the others from running; the exit code is 1 then. A target that is missed is no failure: it is shown.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+
+from benchmarks import accelerate_step, common, delay, growth, lightning_step, log_cost, reduction_cost, startup
+from rich.console import Console
+
+_BENCHMARKS = (startup, log_cost, lightning_step, reduction_cost, accelerate_step, growth, delay)
+
+
+def main() -> int:
+    """Run all benchmarks; 1 if one of them failed."""
+    options = common.given(__doc__)
+    results: list[common.Result] = []
+    failed: list[str] = []
+    for benchmark in _BENCHMARKS:
+        name = benchmark.__name__.rpartition(".")[2]
+        Console().rule(name)
+        try:
+            results.append(common.run(benchmark.measure, options))
+        except Exception:  # noqa: BLE001  # the others are to run
+            traceback.print_exc()
+            failed.append(name)
+        else:
+            common.show(results[-1])
+    Console().rule("all")
+    common.show_targets(results)
+    if failed:
+        Console().print(f"[red]failed: {', '.join(failed)}[/red]")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
