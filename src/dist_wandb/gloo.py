@@ -156,7 +156,8 @@ class GlooGroup:
                 work.wait(_SLICE)
             except RuntimeError:  # noqa: PERF203  # once in a slice
                 if work.is_completed():
-                    raise
+                    work.wait()  # raises what it failed with; or it came to its end just after the slice had
+                    return
                 if self._is_over() or time.monotonic() > deadline:
                     raise BrokenError("waiting for the others was to end") from None
             else:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -205,3 +206,30 @@ def test_a_group_with_a_collective_under_way_is_closed_at_once_without_holding_u
     with taking(0, 0.3):
         first.close()
         second.close()
+
+
+class LateWork:
+    """A collective that comes to its end just after the slice in which it was waited for."""
+
+    def __init__(self, failure: RuntimeError | None = None) -> None:
+        self.slices = 0
+        self._failure = failure
+
+    def wait(self, limit: timedelta | None = None) -> None:
+        self.slices += limit is not None
+        if limit is not None:
+            raise RuntimeError("Operation timed out!")
+        if self._failure is not None:
+            raise self._failure
+
+    def is_completed(self) -> bool:
+        return self.slices > 0
+
+
+def test_a_collective_that_ends_just_after_a_slice_has_not_failed() -> None:
+    group = GlooGroup(dist.HashStore(), 0, 1, 5.0, lambda: False)
+    work = LateWork()
+    group._wait(lambda _: [work], 0)
+    assert work.slices == 1
+    with pytest.raises(BrokenError, match="gone"):
+        group._wait(lambda _: [LateWork(RuntimeError("gone"))], 0)
