@@ -274,3 +274,114 @@ def test_a_rank_that_was_stopped_and_goes_on_counts_again(tmp_path: Path) -> Non
     )
     assert 1 in {row.get(DEGRADED, 0) for row in found.rows_with("ones")}  # it was missing in between
     assert finished.output.count("rank 1 stopped taking part") == 2
+
+
+def test_a_rank_that_sleeps_slows_nobody_down_and_its_rows_are_right(tmp_path: Path) -> None:
+    job = torchrun(SCRIPTS / "promises_sleeper.py", tmp_path, 20)
+    finished = run_job(*job, cwd=tmp_path, environment=environment(), timeout=100).check()
+    loop_of_0, loop_of_1 = (float(line.split()[2]) for line in finished.lines("LOOP "))
+    assert loop_of_0 < 2 < 20 <= loop_of_1
+    found = history(tmp_path)
+    assert found.last("loss") == MEANS
+    assert found.written("loss") == Counter(range(STEPS))
+    assert found.last("own_0") == found.last("own_1") == at(range(1, STEPS), 1)
+    assert not found.is_flagged
+
+
+def test_in_worker_scope_the_ranks_of_a_node_exchange_among_themselves(tmp_path: Path) -> None:
+    job = torchrun(SCRIPTS / "promises_nodes.py", tmp_path, nodes=2)
+    run_job(*job, cwd=tmp_path, environment=environment(), timeout=120).check()
+    shared = histories(tmp_path / "shared", 4)
+    for rank in range(4):
+        node = rank // 2
+        label = f"worker-{node}-rank-{rank % 2}"
+        assert shared[rank].names == ({"loss", f"{label}/loss"} if rank % 2 == 0 else {f"{label}/loss"})
+        assert shared[rank].last(f"{label}/loss") == {step: 10.0 * rank + step for step in range(STEPS)}
+    for node in (0, 1):
+        assert shared[2 * node].last("loss") == {step: 20.0 * node + 5 + step for step in range(STEPS)}
+    auto = histories(tmp_path / "auto", 2)
+    assert auto[0].last("loss") == {0: 0.0, **{step: 5.0 + step for step in range(1, STEPS)}}
+    assert auto[0].last("loss/argmax_rank") == {0: 0, **at(range(1, STEPS), 1)}
+    assert auto[2].last("loss") == {0: 0.0, STEPS: 25.0}
+    assert auto[2].last("loss/argmax_rank") == {0: 2, STEPS: 3}
+    own = {f"loss_{rank}{kind}" for rank in (2, 3) for kind in ("", "/min", "/max", "/std", "/argmax_rank")}
+    assert auto[2].names - auto[0].names == own
+    assert not any(found.is_flagged for found in (*shared.values(), *auto.values()))
+
+
+def test_accelerate_with_trackers_started_on_the_main_process_alone(tmp_path: Path) -> None:
+    job = torchrun(SCRIPTS / "promises_accelerate.py", tmp_path)
+    run_job(*job, cwd=tmp_path, environment=environment(), timeout=100).check()
+    found = history(tmp_path)
+    assert found.last("train_loss") == MEANS
+    assert found.last("lr") == at(range(STEPS), 0.1)
+    assert found.last("validation") == {step: float(step) for step in range(0, STEPS, 3)}
+    assert found.names == {"train_loss", "lr", "validation"}
+
+
+def run_lightning(directory: Path, *scenarios: str) -> Finished:
+    job = torchrun(SCRIPTS / "promises_lightning.py", directory, *scenarios)
+    return run_job(*job, cwd=directory, environment=environment(), timeout=170).check()
+
+
+def check_no_long_wait(finished: Finished, *scenarios: str) -> None:
+    """No limit of a minute has passed while a rank waited for what does not come."""
+    took = {(line.split()[1], float(line.split()[2])) for line in finished.lines("TOOK ")}
+    assert {name for name, seconds in took if seconds < 25} == set(scenarios)
+    assert {name for name, seconds in took if seconds >= 25} == set()
+
+
+@pytest.fixture(scope="module")
+def lightning(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Finished]:
+    """One job of two ranks that runs one Trainer after another, and where their runs are."""
+    directory = tmp_path_factory.mktemp("lightning")
+    return directory, run_lightning(directory, "guarded", "uneven", "weighted", "constant")
+
+
+def lightning_history(directory: Path) -> History:
+    return history(directory, "trainer/global_step")
+
+
+def test_lightning_does_not_wait_where_ranks_log_other_names(lightning: tuple[Path, Finished]) -> None:
+    check_no_long_wait(lightning[1], "guarded", "uneven", "weighted", "constant")
+
+
+def test_lightning_self_log_on_one_rank_only(lightning: tuple[Path, Finished]) -> None:
+    found = lightning_history(lightning[0] / "guarded")
+    assert found.last("loss_step") == {step: 2.0 * step + 0.5 for step in range(8)}
+    assert found.last("only_on_0") == found.last("only_on_1") == {step: float(step) for step in range(8)}
+    assert found.last("guarded") == {step: 10.0 + step for step in range(8)}
+    assert not found.is_flagged
+
+
+def test_lightning_uneven_validation_loaders(lightning: tuple[Path, Finished]) -> None:
+    found = lightning_history(lightning[0] / "uneven")
+    of_0, of_1 = [10.0 * batch for batch in range(3)] * 2, [10.0 * batch for batch in range(5)] * 2
+    of_both = {step: (a + b) / 2 for step, (a, b) in enumerate(zip(of_0, of_1, strict=False))}
+    assert found.last("val_step") == {**dict(enumerate(of_1)), **of_both}
+    assert found.values("val_epoch") == [130.0 / 8] * 2
+    assert found.last("loss_epoch") == {1: 1.0, 3: 1.0}
+    assert not found.is_flagged
+
+
+def test_lightning_epoch_means_are_those_of_all_samples(lightning: tuple[Path, Finished]) -> None:
+    found = lightning_history(lightning[0] / "weighted")
+    assert found.values("loss_epoch") == [pytest.approx(5 / 3, abs=1e-12)]
+    assert found.values("val_epoch") == [pytest.approx(5 / 3, abs=1e-12)]
+    assert found.values("loss_step") == [2.0]
+
+
+def test_lightning_epoch_mean_of_a_constant_is_the_constant(lightning: tuple[Path, Finished]) -> None:
+    found = lightning_history(lightning[0] / "constant")
+    assert found.values("constant") == found.values("loss_epoch") == [1.0]
+
+
+def test_lightning_throughput_monitor_logs_on_one_rank_and_nobody_waits(tmp_path: Path) -> None:
+    finished = run_lightning(tmp_path, "throughput")
+    check_no_long_wait(finished, "throughput")
+    found = lightning_history(tmp_path / "throughput")
+    assert found.last("loss_step") == {step: 2.0 * step + 0.5 for step in range(8)}
+    assert found.values("loss_epoch") == [7.5]
+    assert found.last("train/samples") == {step: 4 * (step + 1) for step in range(8)}
+    assert set(found.last("train/device/batches_per_sec")) == set(range(2, 8))
+    assert not found.is_flagged
