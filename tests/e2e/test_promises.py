@@ -37,7 +37,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Finished]:
     """One job of two ranks that goes through all scenarios of plain PyTorch, and where its runs are."""
     directory = tmp_path_factory.mktemp("plain")
     job = torchrun(SCRIPTS / "promises_plain.py", directory)
-    return directory, run_job(*job, cwd=directory, environment=environment(), timeout=170).check()
+    return directory, run_job(*job, cwd=directory, environment=environment(), timeout=150).check()
 
 
 MEANS = {step: 2.0 * step + 0.5 for step in range(STEPS)}  # of 2 * step + rank
@@ -278,7 +278,7 @@ def test_a_rank_that_was_stopped_and_goes_on_counts_again(tmp_path: Path) -> Non
 
 def test_a_rank_that_sleeps_slows_nobody_down_and_its_rows_are_right(tmp_path: Path) -> None:
     job = torchrun(SCRIPTS / "promises_sleeper.py", tmp_path, 20)
-    finished = run_job(*job, cwd=tmp_path, environment=environment(), timeout=100).check()
+    finished = run_job(*job, cwd=tmp_path, environment=environment(), timeout=150).check()
     loop_of_0, loop_of_1 = (float(line.split()[2]) for line in finished.lines("LOOP "))
     assert loop_of_0 < 2 < 20 <= loop_of_1
     found = history(tmp_path)
@@ -311,7 +311,7 @@ def test_in_worker_scope_the_ranks_of_a_node_exchange_among_themselves(tmp_path:
 
 def test_accelerate_with_trackers_started_on_the_main_process_alone(tmp_path: Path) -> None:
     job = torchrun(SCRIPTS / "promises_accelerate.py", tmp_path)
-    run_job(*job, cwd=tmp_path, environment=environment(), timeout=100).check()
+    run_job(*job, cwd=tmp_path, environment=environment(), timeout=150).check()
     found = history(tmp_path)
     assert found.last("train_loss") == MEANS
     assert found.last("lr") == at(range(STEPS), 0.1)
@@ -321,7 +321,7 @@ def test_accelerate_with_trackers_started_on_the_main_process_alone(tmp_path: Pa
 
 def run_lightning(directory: Path, *scenarios: str) -> Finished:
     job = torchrun(SCRIPTS / "promises_lightning.py", directory, *scenarios)
-    return run_job(*job, cwd=directory, environment=environment(), timeout=170).check()
+    return run_job(*job, cwd=directory, environment=environment(), timeout=150).check()
 
 
 def check_no_long_wait(finished: Finished, *scenarios: str) -> None:
