@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+import wandb  # noqa: F401  # before the forks: it is slow
 from processes import free_port
 
 import dist_wandb

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,9 @@ def loader(batches: Batches) -> DataLoader[torch.Tensor]:
 class Model(LightningModule):
     """Logs the mean of each batch as it is given by the data: `training` and `validation` hold batches by rank."""
 
-    def __init__(self, training: list[Batches], validation: list[Batches] | None = None, guarded: bool = False) -> None:
+    def __init__(
+        self, training: Sequence[Batches], validation: Sequence[Batches] | None = None, guarded: bool = False
+    ) -> None:
         super().__init__()
         self.layer = torch.nn.Linear(1, 1)
         self.training_batches, self.validation_batches = training, validation
@@ -97,8 +99,8 @@ def guarded(directory: Path) -> None:
 
 def uneven(directory: Path) -> None:
     """Two epochs, with three validation batches on rank 0 and five on rank 1."""
-    training = [[[1.0, 1.0]] * 2] * 2
-    validation = [[[10.0 * index]] * 1 for index in range(5)]
+    training: list[Batches] = [[[1.0, 1.0]] * 2] * 2
+    validation: Batches = [[10.0 * index] for index in range(5)]
     fit(directory, Model(training, [validation[:3], validation]), [], max_epochs=2)
 
 
