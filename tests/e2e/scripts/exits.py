@@ -1,0 +1,133 @@
+"""Ranks that end in one way or another without `finish`, many times; each prints nothing, and ends as Python does.
+
+This process imports everything once. For each repetition it forks two ranks, which meet over a store of their own, log,
+and leave `main` like a script of their own would: through the shutdown of the interpreter.
+"""
+
+import os
+import random
+import signal
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+import wandb  # noqa: F401  # before the forks: it is slow
+from processes import free_port
+
+import dist_wandb
+
+ROWS = 20
+AT_ONCE = 5  # repetitions side by side
+
+
+def rank_logs(kind: str, rank: int, meeting: str) -> dist_wandb.Session:
+    limit = timedelta(seconds=40)
+    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2, timeout=limit)
+    run = dist_wandb.init("tests", id="exp", mode="disabled")
+    for step in range(ROWS):
+        gradient = torch.ones(4)
+        dist.all_reduce(gradient)
+        assert gradient.tolist() == [2.0] * 4
+        run.log({"loss": float(step), f"own_{rank}": 1.0})
+        if kind == "guarded" and rank == 0:
+            run.log({"guarded": 1.0})
+    return run
+
+
+def end(kind: str, rank: int, run: dist_wandb.Session, ready: int) -> None:
+    os.write(ready, b"1")
+    if kind == "ctrl_c" or (kind == "one_fails" and rank == 0):
+        stop_at = time.monotonic() + (30 if kind == "ctrl_c" else 0.5)
+        while time.monotonic() < stop_at:  # SIGINT comes here
+            run.log({"loss": 1.0})
+            time.sleep(0.001)
+        assert kind != "ctrl_c", "SIGINT did not come"
+        return
+    time.sleep(random.random() * 0.1)  # noqa: S311  # ranks end in any order
+    if kind in ("exception", "one_fails"):
+        raise RuntimeError("training failed")
+    if kind == "sys_exit":
+        sys.exit(3)
+    if kind == "destroyed":
+        dist.destroy_process_group()
+
+
+def fork_repetition(kind: str, number: int, directory: Path) -> tuple[list[int], int] | None:
+    """Start two ranks; their ids and where they say that they are ready, or `None` in a rank that is to end now."""
+    over_tcp = number % 2 == 0
+    meeting = f"tcp://127.0.0.1:{free_port()}" if over_tcp else f"file://{directory / f'{kind}-{number}'}"
+    hear, say = os.pipe()
+    children = []
+    for rank in range(2):
+        child = os.fork()
+        if child == 0:
+            end(kind, rank, rank_logs(kind, rank, meeting), say)
+            return None
+        children.append(child)
+    os.close(say)
+    return children, hear
+
+
+def interrupt_when_ready(children: list[int], hear: int) -> None:
+    said = b""
+    while len(said) < len(children):
+        heard = os.read(hear, 2)
+        assert heard, "a rank ended before it was interrupted"
+        said += heard
+    time.sleep(random.random() * 0.1)  # noqa: S311  # at any point of their loop
+    for child in children:
+        os.kill(child, signal.SIGINT)
+
+
+def forked(kind: str, directory: Path, times: int) -> None:
+    for begin in range(0, times, AT_ONCE):
+        under_way = []
+        for number in range(begin, min(begin + AT_ONCE, times)):
+            repetition = fork_repetition(kind, number, directory)
+            if repetition is None:
+                return
+            under_way.append((number, *repetition))
+        for number, children, hear in under_way:
+            if kind == "ctrl_c":
+                interrupt_when_ready(children, hear)
+            codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+            os.close(hear)
+            sys.stdout.write(f"\nCODES {number} {codes}\n")
+    sys.stdout.write("\nDONE\n")
+
+
+def multiprocessing_rank(rank: int, meeting: str) -> None:
+    rank_logs("multiprocessing", rank, meeting)
+
+
+def under_multiprocessing(directory: Path, times: int) -> None:
+    context: Any = mp.get_context("fork")
+    for begin in range(0, times, AT_ONCE):
+        under_way = []
+        for number in range(begin, min(begin + AT_ONCE, times)):
+            meeting = f"file://{directory / f'multiprocessing-{number}'}"
+            ranks = [context.Process(target=multiprocessing_rank, args=(rank, meeting)) for rank in (0, 1)]
+            under_way.append((number, ranks))
+            for rank in ranks:
+                rank.start()
+        for number, ranks in under_way:
+            for rank in ranks:
+                rank.join()
+            sys.stdout.write(f"\nCODES {number} {[rank.exitcode for rank in ranks]}\n")
+    sys.stdout.write("\nDONE\n")
+
+
+def main(kind: str, directory: str, times: str) -> None:
+    if kind == "multiprocessing":
+        under_multiprocessing(Path(directory), int(times))
+    else:
+        forked(kind, Path(directory), int(times))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,92 @@
+"""One of three ranks breaks off in the middle of training: it is killed, or stopped, or stopped and continued later."""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from history import AFTER_BREAK, BREAK, FLUSHED, REJOINED
+
+import dist_wandb
+
+VICTIM = 1
+PEER_TIMEOUT = 3.0
+GROUP_ANEW = 5.0  # seconds, generously: the living agree on going on without it
+
+
+def log_ones(run: dist_wandb.Session, steps: range, pause: float = 0.0) -> None:
+    slowest = 0.0
+    for step in steps:
+        begin = time.perf_counter()
+        run.log({"ones": 1, "mean": float(step)}, step=step)
+        slowest = max(slowest, time.perf_counter() - begin)
+        time.sleep(pause)
+    assert slowest < 0.5, f"a call of log took {slowest} s"
+
+
+def train_together(run: dist_wandb.Session, rank: int) -> None:
+    """Training as long as all ranks are alive; all that is logged here is known to all."""
+    for step in range(FLUSHED):
+        gradient = torch.full((10,), float(10**rank))
+        dist.all_reduce(gradient)
+        assert set(gradient.tolist()) == {111.0}
+        log_ones(run, range(step, step + 1))
+    assert run.flush(timeout=20)
+    dist.barrier()  # the last collective: the default group cannot be used when a rank of it is gone
+
+
+def break_off(run: dist_wandb.Session, number: signal.Signals) -> None:
+    log_ones(run, range(FLUSHED, BREAK), pause=0.02)
+    os.kill(os.getpid(), number)
+
+
+def go_on(run: dist_wandb.Session) -> None:
+    log_ones(run, range(FLUSHED, AFTER_BREAK), pause=0.02)
+    begin = time.monotonic()
+    assert not run.flush(timeout=1), "flush did not wait for the rank that does not answer"
+    took = time.monotonic() - begin
+    assert 0.9 < took < 2.5, f"flush(timeout=1) took {took} s"
+    assert run.flush(timeout=PEER_TIMEOUT + GROUP_ANEW), "the living did not go on in time"
+
+
+def see(file: Path) -> None:
+    deadline = time.monotonic() + 40
+    while not file.exists():
+        assert time.monotonic() < deadline, f"{file.name} did not come"
+        time.sleep(0.05)
+
+
+def main(directory: str, how: str) -> None:
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    marks = Path(directory)
+    with dist_wandb.init("tests", id="exp", dir=str(marks / "runs"), reduce={"ones": "sum"}, peer_timeout=3) as run:
+        train_together(run, rank)
+        if rank == VICTIM:
+            (marks / "victim").write_text(str(os.getpid()))
+            break_off(run, signal.SIGKILL if how == "killed" else signal.SIGSTOP)
+            log_ones(run, range(BREAK, AFTER_BREAK))  # it was continued
+            assert run.flush(timeout=30), "the rank was not taken in again"
+            (marks / "rejoined").touch()
+        elif how == "killed":
+            log_ones(run, range(FLUSHED, AFTER_BREAK), pause=0.02)
+            assert run.flush(timeout=PEER_TIMEOUT + GROUP_ANEW), "the living did not go on in time"
+        else:
+            go_on(run)
+        if how == "continued":
+            if rank == 0:
+                os.kill(int((marks / "victim").read_text()), signal.SIGCONT)
+            see(marks / "rejoined")
+            log_ones(run, range(AFTER_BREAK, REJOINED))
+        begin = time.monotonic()
+    took = time.monotonic() - begin
+    assert took < 10, f"finish took {took} s"
+    sys.stdout.write(f"\nENDED {rank}\n")
+    time.sleep(1.0 if rank == 0 else 0.0)  # rank 0 keeps the store for the last words of the others
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

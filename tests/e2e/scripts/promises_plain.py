@@ -1,0 +1,347 @@
+"""Plain PyTorch on two ranks: sessions one after another, in each of which the ranks do not do quite the same."""
+
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from history import LARGEST_EXACT, MANY, STEPS
+
+import dist_wandb
+from dist_wandb import ConfigurationError, Session
+
+Scenario: TypeAlias = Callable[[Session, int], None]
+SCENARIOS: dict[str, tuple[dict[str, Any], Scenario]] = {}
+
+
+def scenario(**options: Any) -> Callable[[Scenario], Scenario]:
+    def register(function: Scenario) -> Scenario:
+        SCENARIOS[function.__name__] = options, function
+        return function
+
+    return register
+
+
+@scenario()
+def guarded(run: Session, rank: int) -> None:
+    for step in range(STEPS):
+        gradient = torch.full((1000,), float(10**rank * step))
+        if rank == 0:
+            run.log({"guarded": float(step)}, step=step)
+        dist.all_reduce(gradient)
+        assert set(gradient.tolist()) == {11.0 * step}
+        run.log({"loss": 2.0 * step + rank}, step=step)
+        if rank == 1:
+            run.log({"guarded_on_1": float(step)}, step=step)
+        dist.all_reduce(gradient)
+        assert set(gradient.tolist()) == {22.0 * step}
+
+
+@scenario()
+def guarded_without_step(run: Session, rank: int) -> None:
+    for step in range(STEPS):
+        if rank == 0 and step % 3 == 0:
+            run.log({"extra": float(step)})
+        if rank == 1 and step % 2 == 0:
+            run.log({"extra_on_1": float(step)})
+        run.log({"loss": 2.0 * step + rank})
+
+
+@scenario()
+def burst_without_step(run: Session, rank: int) -> None:
+    for step in range(100):
+        run.log({"loss": 2.0 * step + rank})
+    run.log({"val": 1.0})
+
+
+@scenario()
+def order(run: Session, rank: int) -> None:
+    names = [f"name_{index}" for index in range(5)]
+    for step in range(STEPS):
+        turned = names[step % 5 :] + names[: step % 5]
+        row = {name: 100.0 * names.index(name) + step + rank for name in (turned if rank else names)}
+        run.log(row, step=step)
+
+
+@scenario()
+def names(run: Session, rank: int) -> None:
+    for step in range(STEPS):
+        run.log({"both": float(rank), f"own_{rank}": float(step), f"once_{rank}_{step}": 1.0}, step=step)
+
+
+@scenario()
+def counts(run: Session, rank: int) -> None:
+    for step in range(STEPS - 4 * rank):
+        run.log({"loss": 2.0 * step + rank}, step=step)
+
+
+@scenario()
+def backwards(run: Session, rank: int) -> None:
+    for epoch in range(3):
+        for batch in range(4 + rank):
+            run.log({"val": 100.0 * epoch + 2 * batch + rank}, step=batch)
+        run.log({"epoch": epoch}, step=epoch)
+
+
+def dtypes_of(rank: int) -> dict[str, Any]:
+    value = 0.5 + rank
+    return {
+        "float": value,
+        "int": 1 + rank,
+        "equal_int": 7,
+        "equal_float": 7.0,
+        "largest_int": LARGEST_EXACT,
+        "bool": rank == 0,
+        "equal_bool": True,
+        "numpy_float32": np.float32(value),
+        "numpy_int64": np.int64(3),
+        "numpy_0d": np.array(value),
+        "fraction": Fraction(2 * rank + 1, 2),
+        "torch_float32": torch.tensor(value),
+        "torch_float64": torch.tensor(value, dtype=torch.float64),
+        "torch_float16": torch.tensor(value, dtype=torch.float16),
+        "torch_bfloat16": torch.tensor(value, dtype=torch.bfloat16),
+        "torch_int64": torch.tensor(3),
+        "torch_bool": torch.tensor(True),
+        "torch_one_element": torch.tensor([value]),
+        "torch_parameter": torch.nn.Parameter(torch.tensor(value)),
+        "nested": {"inner": value},
+        "text": f"of rank {rank}",
+    }
+
+
+@scenario()
+def dtypes(run: Session, rank: int) -> None:
+    handed: dict[str, Any] = {}
+    if rank == 0:
+        log = run.run.log
+        # W&B itself writes 7.0 as 7, so look at what it is given
+        run.run.log = lambda row: (handed.update(row), log(row))  # type: ignore[method-assign]
+    run.log(dtypes_of(rank), step=0)
+    assert run.flush()
+    if rank == 0:
+        integers = {type(handed[name]) for name in ("equal_int", "largest_int", "numpy_int64", "torch_int64")}
+        assert integers == {int}, integers
+        assert type(handed["equal_float"]) is float
+    changing = torch.tensor(1.0 + rank)
+    run.log({"changing": changing}, step=1)
+    changing.fill_(1000.0)
+
+
+@scenario()
+def weights(run: Session, rank: int) -> None:
+    value, weight = 1.0 + 4.0 * rank, 3.0 - 2.0 * rank
+    run.log({"number": value}, step=0, weight=weight)
+    run.log({"mapped": value, "unmapped": value}, step=0, weight={"mapped": weight})
+    run.log({"tensor": value}, step=0, weight=torch.tensor(weight))
+    run.log({"none_of_1": value}, step=0, weight=1 - rank)
+    run.log({"of_nobody": value}, step=0, weight=0)
+
+
+@scenario(reduce={"*_sum": "sum", "*_max": "max", "*": "mean"})
+def not_finite(run: Session, rank: int) -> None:
+    special = [float("nan"), float("inf"), float("-inf")]
+    for step, value in enumerate(special):
+        mine = value if rank == 1 else 1.0
+        run.log({"x": mine, "x_sum": mine, "x_max": mine}, step=step)
+    run.log({"opposite": special[1 + rank]}, step=3)
+    run.log({"x": 1.0, "x_sum": 1.0, "x_max": 1.0}, step=4)
+
+
+@scenario(reduce={"tokens": "sum", "*_max": "max", "*_min": "min", "own": "first", "*": "mean"})
+def reduce(run: Session, rank: int) -> None:
+    for step in range(STEPS):
+        value = step + 3 * rank
+        run.log(dict.fromkeys(("tokens", "grad_max", "grad_min", "own", "loss"), value), step=step)
+
+
+@scenario(reduce=None)
+def no_reduction(run: Session, rank: int) -> None:
+    for step in range(STEPS):
+        run.log({"loss": step + 100.0 * rank}, step=step)
+
+
+@scenario(spread=["loss*"])
+def spread(run: Session, rank: int) -> None:
+    for step in range(STEPS):
+        run.log({"loss_a": step + 3.0 * rank, "loss_b": step - 5.0 * rank, "other": 1.0}, step=step)
+
+
+@scenario(run_mode="shared", per_rank=["loss"])
+def shared(run: Session, rank: int) -> None:
+    for step in range(STEPS):
+        run.log({"loss": 2.0 * step + rank, "quiet": 1.0}, step=step)
+
+
+@scenario(run_mode="new")
+def new(run: Session, rank: int) -> None:
+    for step in range(STEPS - 3 * rank):
+        run.log({"loss": 2.0 * step + rank, f"own_{rank}": 1.0}, step=step)
+
+
+@scenario()
+def bad_input(run: Session, rank: int) -> None:
+    for step in range(STEPS):
+        if rank == 1 and step == 3:
+            refused(lambda: run.log({1: 2.0}, step=3))  # type: ignore[dict-item]  # that it is wrong is the point
+            refused(lambda: run.log({"loss": 1j}, step=3))
+            refused(lambda: run.log({"loss": torch.ones(2)}, step=3))
+            refused(lambda: run.log([("loss", 1.0)], step=3))  # type: ignore[arg-type]  # as above
+            refused(lambda: run.log({"loss": 1.0}, step=3.5))  # type: ignore[arg-type]  # as above
+            refused(lambda: run.log({"loss": 1.0}, step=3, weight=-1))
+            refused(lambda: run.log({"loss": 1.0}, step=3, weight=float("nan")))
+            continue
+        run.log({"loss": 2.0 * step + rank}, step=step)
+
+
+def refused(call: Callable[[], None]) -> None:
+    try:
+        call()
+    except ConfigurationError as error:
+        assert "rank 1" in str(error), error  # noqa: PT017  # a script, not a test
+    else:
+        raise AssertionError("bad input was accepted")
+
+
+@scenario()
+def no_log(run: Session, rank: int) -> None:
+    assert run.topology.global_rank == rank
+
+
+@scenario()
+def never_logs_on_1(run: Session, rank: int) -> None:
+    for step in range(STEPS):
+        if rank == 0:
+            run.log({"loss": float(step)}, step=step)
+        dist.barrier()
+
+
+@scenario()
+def never_logs_on_0(run: Session, rank: int) -> None:
+    for step in range(STEPS):
+        if rank == 1:
+            run.log({"loss": float(step)}, step=step)
+        dist.barrier()
+
+
+@scenario()
+def flush(run: Session, rank: int) -> None:
+    for step in range(3):
+        run.log({"loss": 2.0 * step + rank}, step=step)
+    assert run.flush()
+    if rank == 0:
+        assert run.summary["loss"] == 4.5
+    dist.barrier()
+    if rank == 0:
+        run.log({"loss": 100.0}, step=3)
+        begin = time.monotonic()
+        assert not run.flush(timeout=1)
+        took = time.monotonic() - begin
+        assert 0.9 < took < 2.5, f"flush(timeout=1) took {took} s"
+    dist.barrier()
+    if rank == 1:
+        run.log({"loss": 200.0}, step=3)
+    dist.barrier()
+    assert run.flush(timeout=20)
+    if rank == 0:
+        assert run.summary["loss"] == 150.0
+
+
+@scenario(reduce="sum", join_timeout=2)
+def opens_late(run: Session, rank: int) -> None:
+    """Rank 1 has opened its session 5 s later than rank 0 (see `open_at`)."""
+    for step in range(5):
+        run.log({"ones": 1}, step=step)
+    if rank == 0:
+        assert run.flush(timeout=4), "rows waited for a rank that was not there, beyond join_timeout"
+    dist.barrier()  # rank 1 is open now
+    for step in range(5, 10):
+        run.log({"ones": 1}, step=step)
+    assert run.flush(timeout=20)
+    dist.barrier()  # and has been taken in
+    for step in range(10, 15):
+        run.log({"ones": 1}, step=step)
+
+
+@scenario(reduce="sum", max_pending_rows=50)
+def bounded(run: Session, rank: int) -> None:
+    """Rank 0 is 400 rows ahead of rank 1, with room for 50."""
+    run.log({"ones": 1}, step=0)
+    assert run.flush(timeout=20)
+    dist.barrier()
+    if rank == 0:
+        for step in range(1, 400):
+            run.log({"ones": 1}, step=step)
+        deadline = time.monotonic() + 20
+        while run.summary["global_step"] < 300 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert run.summary["global_step"] >= 300, "rows of rank 0 alone were not written"
+    dist.barrier()
+    if rank == 1:
+        for step in range(1, 400):
+            run.log({"ones": 1}, step=step)
+
+
+@scenario()
+def many(run: Session, rank: int) -> None:
+    took = []
+    for step in range(MANY):
+        begin = time.perf_counter()
+        run.log({"loss": 2.0 * step + rank, "other": 1.0}, step=step)
+        took.append(time.perf_counter() - begin)
+    sys.stdout.write(f"\nMANY {rank} {statistics.median(took) * 1e6:.1f} {sum(took):.2f}\n")
+
+
+def two_sessions(directory: Path, rank: int) -> None:
+    into = {name: str(directory / f"two_sessions_{name}") for name in ("one", "two")}
+    one = dist_wandb.init("tests", id="one", dir=into["one"])
+    two = dist_wandb.init("tests", id="two", dir=into["two"], reduce="sum")
+    for step in range(STEPS):
+        if rank == 0:
+            one.log({"loss": float(step)}, step=step)
+        two.log({"loss": 1 + rank}, step=step)
+        if rank == 1:
+            one.log({"loss": float(step + 2)}, step=step)
+    first, second = (one, two) if rank == 0 else (two, one)
+    first.finish()
+    second.finish()
+    first.finish()  # to no effect
+
+
+def never_opens(directory: Path, rank: int) -> None:
+    """The last scenario: the ranks do not agree any more on how many sessions there were."""
+    if rank == 1:
+        return
+    begin = time.monotonic()
+    with dist_wandb.init("tests", id="exp", dir=str(directory / "never_opens"), join_timeout=2) as run:
+        for step in range(STEPS):
+            run.log({"loss": float(step)}, step=step)
+    assert time.monotonic() - begin < 20
+
+
+def main(directory: str) -> None:
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    for name, (options, function) in SCENARIOS.items():
+        sys.stdout.write(f"\nBEGIN {name} on rank {rank}\n")
+        into = str(Path(directory) / name)
+        if name == "opens_late":
+            dist.barrier()
+            time.sleep(5 * rank)
+        with dist_wandb.init("tests", id="exp", dir=into, **options) as run:
+            function(run, rank)
+        run.finish()  # to no effect
+    two_sessions(Path(directory), rank)
+    never_opens(Path(directory), rank)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,84 @@
+"""The thread of a session never spoils an end: of scripts without `finish`, and of processes that a rank starts."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from history import STEPS, history, history_of
+from processes import Finished, clean_environment, run_job, torchrun
+from ranks import rank_commands
+from stored import ended_runs
+
+SCRIPTS = Path(__file__).parent / "scripts"
+SUPPORT = Path(__file__).parents[1] / "support"
+TIMES = 20
+NATIVE_FAILURES = (
+    *("terminate called", "Aborted", "Fatal Python error", "Segmentation fault", "core dumped"),
+    *("_enter_buffered_busy", "Exception ignored", "pure virtual method"),
+)
+
+
+def environment() -> dict[str, str]:
+    return clean_environment(PYTHONPATH=str(SUPPORT))
+
+
+def check_quiet(finished: Finished) -> None:
+    """No native code has complained, nor Python while it went down."""
+    complaints = [text for text in NATIVE_FAILURES if text in finished.output]
+    assert complaints == [], finished.output
+
+
+CODES = {
+    "normal": [0, 0],
+    "guarded": [0, 0],
+    "destroyed": [0, 0],
+    "exception": [1, 1],
+    "sys_exit": [3, 3],
+    "ctrl_c": [-2, -2],
+    "one_fails": [0, 1],
+    "multiprocessing": [0, 0],
+}
+
+
+@pytest.mark.parametrize("kind", CODES)
+def test_a_script_without_finish_ends_with_its_own_exit_code_every_time(tmp_path: Path, kind: str) -> None:
+    command: list[str | Path] = [sys.executable, SCRIPTS / "exits.py", kind, tmp_path, str(TIMES)]
+    finished = run_job(command, cwd=tmp_path, environment=environment(), timeout=150).check()
+    ends = Counter(line.split(maxsplit=2)[2] for line in finished.lines("CODES "))
+    assert ends == {str(CODES[kind]): TIMES}, finished.output
+    check_quiet(finished)
+
+
+@pytest.mark.parametrize(("kind", "code"), [("normal", 0), ("destroyed", 0), ("sys_exit", 3), ("exception", 1)])
+def test_what_was_logged_before_an_end_without_finish_is_written(tmp_path: Path, kind: str, code: int) -> None:
+    commands = rank_commands(SCRIPTS / "ends_without_finish.py", tmp_path, kind, world_size=2)
+    finished = run_job(*commands, cwd=tmp_path, environment=environment(), timeout=60)
+    assert finished.exit_codes == (code, code), finished.output
+    check_quiet(finished)
+    (run,) = ended_runs(tmp_path, 1)
+    found = history_of(run)
+    assert list(found.last("loss")) == list(range(STEPS))
+    if code == 0:  # after a failure nobody is waited for: rows may lack a rank then
+        assert found.last("loss") == {step: 2.0 * step + 0.5 for step in range(STEPS)}
+        assert not found.is_flagged
+    assert run.exit_code == code
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_workers_of_a_dataloader_cost_no_training_and_end_no_run(tmp_path: Path, context: str) -> None:
+    job = torchrun(SCRIPTS / "data_workers.py", tmp_path, context)
+    finished = run_job(*job, cwd=tmp_path, environment=environment(), timeout=120).check()
+    check_quiet(finished)
+    found = history(tmp_path)
+    epochs = {8 * epoch + index: 2.0 * index + 0.5 for epoch in range(2) for index in range(8)}
+    assert found.last("loss") == epochs
+    assert found.written("loss") == Counter(epochs.keys())
+    assert found.values("before") == found.values("after") == [1.0]
+    assert found.names == {"before", "loss", "after"}
+    processes = 2 * 2 * 2  # ranks, workers, epochs
+    for rank in (0, 1):
+        assert finished.output.count(f"the session belongs to rank {rank}, another process") == processes // 2
+    assert finished.output.count("Log in the training process") == processes

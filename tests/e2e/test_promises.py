@@ -1,0 +1,388 @@
+"""The promises of the exchange over real processes: what is in the rows, whatever the ranks did differently."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from history import (
+    AFTER_BREAK,
+    BREAK,
+    DEGRADED,
+    FLUSHED,
+    LARGEST_EXACT,
+    MANY,
+    REJOINED,
+    STEPS,
+    History,
+    at,
+    histories,
+    history,
+)
+from processes import Finished, clean_environment, run_job, torchrun
+from ranks import rank_commands, run_ranks
+
+SCRIPTS = Path(__file__).parent / "scripts"
+SUPPORT = Path(__file__).parents[1] / "support"
+
+
+def environment() -> dict[str, str]:
+    return clean_environment(PYTHONPATH=str(SUPPORT))
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Finished]:
+    """One job of two ranks that goes through all scenarios of plain PyTorch, and where its runs are."""
+    directory = tmp_path_factory.mktemp("plain")
+    job = torchrun(SCRIPTS / "promises_plain.py", directory)
+    return directory, run_job(*job, cwd=directory, environment=environment(), timeout=150).check()
+
+
+MEANS = {step: 2.0 * step + 0.5 for step in range(STEPS)}  # of 2 * step + rank
+
+
+def test_logs_guarded_by_rank_between_collectives_of_the_training(plain: tuple[Path, Finished]) -> None:
+    found = history(plain[0] / "guarded")
+    assert found.last("guarded") == found.last("guarded_on_1") == {step: float(step) for step in range(STEPS)}
+    assert found.last("loss") == MEANS
+    assert found.written("loss") == Counter(range(STEPS))
+    assert not found.is_flagged
+
+
+def test_logs_without_step_pair_by_their_count_whatever_else_a_rank_logs(plain: tuple[Path, Finished]) -> None:
+    found = history(plain[0] / "guarded_without_step")
+    assert found.values("loss") == list(MEANS.values())
+    assert found.values("extra") == [0.0, 3.0, 6.0, 9.0]
+    assert found.values("extra_on_1") == [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]
+    calls_of_0 = [step + 1 + step // 3 for step in range(STEPS)]  # what rank 0 called before, its extras included
+    assert [row["global_step"] for row in found.rows_with("loss")] == calls_of_0
+    assert not found.is_flagged
+
+
+def test_a_name_first_logged_after_many_rows_without_step_lies_after_them(plain: tuple[Path, Finished]) -> None:
+    found = history(plain[0] / "burst_without_step")
+    assert found.last("loss") == {step: 2.0 * step + 0.5 for step in range(100)}
+    assert found.last("val") == {100: 1.0}
+
+
+def test_names_in_another_order_on_each_rank_do_not_mix(plain: tuple[Path, Finished]) -> None:
+    found = history(plain[0] / "order")
+    for index in range(5):
+        expected = {step: 100.0 * index + step + 0.5 for step in range(STEPS)}
+        assert found.last(f"name_{index}") == expected
+    assert found.names == {f"name_{index}" for index in range(5)}
+
+
+def test_names_that_differ_between_ranks_are_all_there_and_no_others(plain: tuple[Path, Finished]) -> None:
+    found = history(plain[0] / "names")
+    once = {f"once_{rank}_{step}": {step: 1.0} for rank in (0, 1) for step in range(STEPS)}
+    assert found.names == {"both", "own_0", "own_1", *once}
+    assert {name: found.last(name) for name in once} == once
+    assert found.last("own_0") == found.last("own_1") == {step: float(step) for step in range(STEPS)}
+    assert found.last("both") == at(range(STEPS), 0.5)
+
+
+def test_what_only_the_rank_with_more_steps_logs_is_its_own(plain: tuple[Path, Finished]) -> None:
+    found = history(plain[0] / "counts")
+    alone = {step: 2.0 * step for step in range(STEPS - 4, STEPS)}
+    assert found.last("loss") == {**MEANS, **alone}
+    assert not found.is_flagged
+
+
+def test_steps_that_go_back_each_epoch_pair_epoch_by_epoch(plain: tuple[Path, Finished]) -> None:
+    found = history(plain[0] / "backwards")
+    rows = [(row["global_step"], row["val"]) for row in found.rows_with("val")]
+    assert len(set(rows)) == len(rows)
+    of_both = {(batch, 100.0 * epoch + 2 * batch + 0.5) for epoch in range(3) for batch in range(4)}
+    of_1 = {(4, 100.0 * epoch + 9) for epoch in range(3)}
+    assert set(rows) == of_both | of_1
+    assert found.values("epoch") == [0, 1, 2]
+
+
+def test_numbers_of_all_kinds_are_brought_together(plain: tuple[Path, Finished]) -> None:
+    found = history(plain[0] / "dtypes")
+    exact = ["float", "numpy_float32", "numpy_0d", "fraction", "nested.inner"]
+    exact += [f"torch_{kind}" for kind in ("float32", "float64", "float16", "bfloat16", "one_element", "parameter")]
+    integers = {"equal_int": 7, "largest_int": LARGEST_EXACT, "numpy_int64": 3, "torch_int64": 3}
+    others = {"equal_float": 7.0, "int": 1.5, "bool": 0.5, "equal_bool": 1, "torch_bool": 1, "text": "of rank 0"}
+    expected = {**dict.fromkeys(exact, 1.0), **integers, **others}
+    assert {name: found.last(name)[0] for name in found.names - {"changing"}} == expected
+    assert found.last("changing") == {1: 1.5}
+
+
+def test_means_are_weighted(plain: tuple[Path, Finished]) -> None:
+    found = history(plain[0] / "weights")
+    expected = {"number": 2.0, "mapped": 2.0, "unmapped": 3.0, "tensor": 2.0, "none_of_1": 1.0}
+    assert {name: found.last(name)[0] for name in found.names} == expected
+
+
+def test_nan_and_infinities_of_one_rank_show(plain: tuple[Path, Finished]) -> None:
+    found = history(plain[0] / "not_finite")
+    for name in ("x", "x_sum", "x_max"):
+        nan, infinity, smallest, after = (found.last(name)[step] for step in (0, 1, 2, 4))
+        assert math.isnan(nan)
+        assert infinity == math.inf
+        assert smallest == (1.0 if name == "x_max" else -math.inf)
+        assert after == (2.0 if name == "x_sum" else 1.0)
+    assert math.isnan(found.last("opposite")[3])
+
+
+def test_names_are_reduced_as_their_pattern_says(plain: tuple[Path, Finished]) -> None:
+    found = history(plain[0] / "reduce")
+    added = {"tokens": None, "grad_max": 3, "grad_min": 0, "own": 0, "loss": 1.5}
+    for name, more in added.items():
+        expected = {step: 2 * step + 3 if more is None else step + more for step in range(STEPS)}
+        assert found.last(name) == expected, name
+
+
+def test_without_reduction_rows_are_the_primarys(plain: tuple[Path, Finished]) -> None:
+    found = history(plain[0] / "no_reduction")
+    assert found.last("loss") == {step: float(step) for step in range(STEPS)}
+
+
+def test_the_spread_over_ranks_is_written_where_it_was_asked_for(plain: tuple[Path, Finished]) -> None:
+    found = history(plain[0] / "spread")
+    kinds = ("min", "max", "std", "argmax_rank")
+    assert found.names == {"other", *(f"loss_{x}{y}" for x in "ab" for y in ("", *(f"/{kind}" for kind in kinds)))}
+    for step in range(STEPS):
+        spread_a = [found.last(f"loss_a/{kind}")[step] for kind in kinds]
+        spread_b = [found.last(f"loss_b/{kind}")[step] for kind in kinds]
+        assert spread_a == [step, step + 3.0, 1.5, 1]
+        assert spread_b == [step - 5.0, step, 2.5, 0]
+
+
+def test_a_shared_run_has_the_reduced_series_and_that_of_each_rank(plain: tuple[Path, Finished]) -> None:
+    found = histories(plain[0] / "shared", 2)
+    assert found[0].names == {"loss", "quiet", "rank-0/loss"}
+    assert found[1].names == {"rank-1/loss"}
+    assert found[0].last("loss") == MEANS
+    for rank in (0, 1):
+        assert found[rank].last(f"rank-{rank}/loss") == {step: 2.0 * step + rank for step in range(STEPS)}
+
+
+def test_runs_of_their_own_have_each_ranks_own_numbers(plain: tuple[Path, Finished]) -> None:
+    found = histories(plain[0] / "new", 2)
+    for rank in (0, 1):
+        assert found[rank].names == {"loss", f"own_{rank}"}
+        assert found[rank].last("loss") == {step: 2.0 * step + rank for step in range(STEPS - 3 * rank)}
+
+
+def test_bad_input_on_one_rank_costs_only_its_own_row(plain: tuple[Path, Finished]) -> None:
+    found = history(plain[0] / "bad_input")
+    assert found.last("loss") == {**MEANS, 3: 6.0}
+
+
+def test_a_session_without_any_log_ends(plain: tuple[Path, Finished]) -> None:
+    assert history(plain[0] / "no_log").rows == []
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_never_logs_is_not_waited_for(plain: tuple[Path, Finished], rank: int) -> None:
+    found = history(plain[0] / f"never_logs_on_{rank}")
+    assert found.last("loss") == {step: float(step) for step in range(STEPS)}
+    assert not found.is_flagged
+
+
+def test_flush_tells_whether_all_is_written(plain: tuple[Path, Finished]) -> None:
+    found = history(plain[0] / "flush")  # the script looks at what flush says, and at the run at that time
+    assert found.last("loss") == {0: 0.5, 1: 2.5, 2: 4.5, 3: 150.0}
+
+
+def test_a_rank_that_opens_its_session_late_is_taken_in_and_loses_nothing(plain: tuple[Path, Finished]) -> None:
+    directory, finished = plain
+    found = history(directory / "opens_late")
+    assert found.values("ones")[:5] == [1] * 5
+    assert [row[DEGRADED] for row in found.rows_with("ones")[:5]] == [1] * 5
+    assert found.last("ones") == at(range(15), 2)
+    assert found.flags("ones") == at(range(15), 0)
+    assert {step: found.written("ones")[step] for step in range(10, 15)} == at(range(10, 15), 1)
+    assert "rank 1 was not there in time" in finished.output
+
+
+def test_rows_beyond_the_bound_are_written_early_and_corrected(plain: tuple[Path, Finished]) -> None:
+    found = history(plain[0] / "bounded")
+    assert found.last("ones") == at(range(400), 2)
+    early = [row for row in found.rows_with("ones") if row["ones"] == 1]
+    assert 300 <= len(early) < 400
+    assert {row.get(DEGRADED, 0) for row in early} == {1}
+    assert plain[1].output.count("more than 50 rows wait for ranks") in (1, 2)  # once on each rank that notices
+
+
+def test_ten_thousand_rows_as_fast_as_the_loop_goes(plain: tuple[Path, Finished]) -> None:
+    directory, finished = plain
+    found = history(directory / "many")
+    assert found.values("loss") == [2.0 * step + 0.5 for step in range(MANY)]
+    assert [row["global_step"] for row in found.rows_with("other")] == list(range(MANY))
+    assert not found.is_flagged
+    for line in finished.lines("MANY "):
+        median = float(line.split()[2])
+        assert median < 100, f"{line}: median microseconds of log on the training thread"
+    assert len(finished.lines("MANY ")) == 2
+
+
+def test_two_sessions_of_one_process_do_not_mix(plain: tuple[Path, Finished]) -> None:
+    one = history(plain[0] / "two_sessions_one")
+    two = history(plain[0] / "two_sessions_two")
+    assert one.last("loss") == {step: step + 1.0 for step in range(STEPS)}
+    assert two.last("loss") == at(range(STEPS), 3)
+
+
+def test_a_rank_that_never_opens_its_session_is_missing_in_flagged_rows(plain: tuple[Path, Finished]) -> None:
+    directory, finished = plain
+    found = history(directory / "never_opens")
+    assert found.last("loss") == {step: float(step) for step in range(STEPS)}
+    assert found.flags("loss") == at(range(STEPS), 1)
+    assert finished.output.count("rank 1 did not come within 2 s") == 2  # here, and where it came late
+
+
+def break_a_rank(directory: Path, how: str) -> tuple[History, Finished]:
+    """A job of three ranks, of which rank 1 breaks off; the others, and it if it is continued, end well."""
+    until = [0, 1, 2] if how == "continued" else [0, 2]
+    commands = rank_commands(SCRIPTS / "promises_broken.py", directory, how, world_size=3)
+    finished = run_ranks(commands, until=until, cwd=directory, environment=environment(), timeout=100)
+    assert {finished.exit_codes[rank] for rank in until} == {0}, f"{finished.exit_codes}\n{finished.output}"
+    assert finished.lines("ENDED ") == [f"ENDED {rank}" for rank in until]
+    return history(directory / "runs"), finished
+
+
+def check_rows_without_rank_1(found: History, finished: Finished, until: int) -> None:
+    """All that the living logged is there; each last row tells whether rank 1 is in it."""
+    ones, flags = found.last("ones"), found.flags("ones")
+    assert list(ones) == list(range(until))
+    assert {step: ones[step] for step in range(FLUSHED)} == at(range(FLUSHED), 3)
+    assert {ones[step] for step in range(FLUSHED, BREAK)} <= {2, 3}
+    assert {step: ones[step] for step in range(BREAK, until)} == at(range(BREAK, until), 2)
+    assert {step: 3 - flags[step] for step in range(until)} == ones
+    assert found.last("mean") == {step: float(step) for step in range(until)}
+    assert finished.output.count("rank 1 stopped taking part") == 2
+
+
+@pytest.mark.parametrize("how", ["killed", "stopped"])
+def test_when_one_of_three_ranks_is_gone_the_others_go_on_and_say_so(tmp_path: Path, how: str) -> None:
+    found, finished = break_a_rank(tmp_path, how)
+    check_rows_without_rank_1(found, finished, AFTER_BREAK)
+
+
+def test_a_rank_that_was_stopped_and_goes_on_counts_again(tmp_path: Path) -> None:
+    found, finished = break_a_rank(tmp_path, "continued")
+    assert found.last("ones") == at(range(REJOINED), 3)
+    assert found.flags("ones") == at(range(REJOINED), 0)
+    assert {step: found.written("ones")[step] for step in range(AFTER_BREAK, REJOINED)} == at(
+        range(AFTER_BREAK, REJOINED), 1
+    )
+    assert 1 in {row.get(DEGRADED, 0) for row in found.rows_with("ones")}  # it was missing in between
+    assert finished.output.count("rank 1 stopped taking part") == 2
+
+
+def test_a_rank_that_sleeps_slows_nobody_down_and_its_rows_are_right(tmp_path: Path) -> None:
+    job = torchrun(SCRIPTS / "promises_sleeper.py", tmp_path, 20)
+    finished = run_job(*job, cwd=tmp_path, environment=environment(), timeout=150).check()
+    loop_of_0, loop_of_1 = (float(line.split()[2]) for line in finished.lines("LOOP "))
+    assert loop_of_1 >= 20
+    assert loop_of_0 < 2
+    found = history(tmp_path)
+    assert found.last("loss") == MEANS
+    assert found.written("loss") == Counter(range(STEPS))
+    assert found.last("own_0") == found.last("own_1") == at(range(1, STEPS), 1)
+    assert not found.is_flagged
+
+
+def test_in_worker_scope_the_ranks_of_a_node_exchange_among_themselves(tmp_path: Path) -> None:
+    job = torchrun(SCRIPTS / "promises_nodes.py", tmp_path, nodes=2)
+    run_job(*job, cwd=tmp_path, environment=environment(), timeout=120).check()
+    shared = histories(tmp_path / "shared", 4)
+    for rank in range(4):
+        node = rank // 2
+        label = f"worker-{node}-rank-{rank % 2}"
+        assert shared[rank].names == ({"loss", f"{label}/loss"} if rank % 2 == 0 else {f"{label}/loss"})
+        assert shared[rank].last(f"{label}/loss") == {step: 10.0 * rank + step for step in range(STEPS)}
+    for node in (0, 1):
+        assert shared[2 * node].last("loss") == {step: 20.0 * node + 5 + step for step in range(STEPS)}
+    auto = histories(tmp_path / "auto", 2)
+    assert auto[0].last("loss") == {0: 0.0, **{step: 5.0 + step for step in range(1, STEPS)}}
+    assert auto[0].last("loss/argmax_rank") == {0: 0, **at(range(1, STEPS), 1)}
+    assert auto[2].last("loss") == {0: 0.0, STEPS: 25.0}
+    assert auto[2].last("loss/argmax_rank") == {0: 2, STEPS: 3}
+    own = {f"loss_{rank}{kind}" for rank in (2, 3) for kind in ("", "/min", "/max", "/std", "/argmax_rank")}
+    assert auto[2].names - auto[0].names == own
+    assert not any(found.is_flagged for found in (*shared.values(), *auto.values()))
+
+
+def test_accelerate_with_trackers_started_on_the_main_process_alone(tmp_path: Path) -> None:
+    job = torchrun(SCRIPTS / "promises_accelerate.py", tmp_path)
+    run_job(*job, cwd=tmp_path, environment=environment(), timeout=150).check()
+    found = history(tmp_path)
+    assert found.last("train_loss") == MEANS
+    assert found.last("lr") == at(range(STEPS), 0.1)
+    assert found.last("validation") == {step: float(step) for step in range(0, STEPS, 3)}
+    assert found.names == {"train_loss", "lr", "validation"}
+
+
+def run_lightning(directory: Path, *scenarios: str) -> Finished:
+    job = torchrun(SCRIPTS / "promises_lightning.py", directory, *scenarios)
+    return run_job(*job, cwd=directory, environment=environment(), timeout=150).check()
+
+
+def check_no_long_wait(finished: Finished, *scenarios: str) -> None:
+    """No limit of a minute has passed while a rank waited for what does not come."""
+    took = {(line.split()[1], float(line.split()[2])) for line in finished.lines("TOOK ")}
+    assert {name for name, seconds in took if seconds < 25} == set(scenarios)
+    assert {name for name, seconds in took if seconds >= 25} == set()
+
+
+@pytest.fixture(scope="module")
+def lightning(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Finished]:
+    """One job of two ranks that runs one Trainer after another, and where their runs are."""
+    directory = tmp_path_factory.mktemp("lightning")
+    return directory, run_lightning(directory, "guarded", "uneven", "weighted", "constant")
+
+
+def lightning_history(directory: Path) -> History:
+    return history(directory, "trainer/global_step")
+
+
+def test_lightning_does_not_wait_where_ranks_log_other_names(lightning: tuple[Path, Finished]) -> None:
+    check_no_long_wait(lightning[1], "guarded", "uneven", "weighted", "constant")
+
+
+def test_lightning_self_log_on_one_rank_only(lightning: tuple[Path, Finished]) -> None:
+    found = lightning_history(lightning[0] / "guarded")
+    assert found.last("loss_step") == {step: 2.0 * step + 0.5 for step in range(8)}
+    assert found.last("only_on_0") == found.last("only_on_1") == {step: float(step) for step in range(8)}
+    assert found.last("guarded") == {step: 10.0 + step for step in range(8)}
+    assert not found.is_flagged
+
+
+def test_lightning_uneven_validation_loaders(lightning: tuple[Path, Finished]) -> None:
+    found = lightning_history(lightning[0] / "uneven")
+    of_0, of_1 = [10.0 * batch for batch in range(3)] * 2, [10.0 * batch for batch in range(5)] * 2
+    of_both = {step: (a + b) / 2 for step, (a, b) in enumerate(zip(of_0, of_1, strict=False))}
+    assert found.last("val_step") == {**dict(enumerate(of_1)), **of_both}
+    assert found.values("val_epoch") == [130.0 / 8] * 2
+    assert found.last("loss_epoch") == {1: 1.0, 3: 1.0}
+    assert not found.is_flagged
+
+
+def test_lightning_epoch_means_are_those_of_all_samples(lightning: tuple[Path, Finished]) -> None:
+    found = lightning_history(lightning[0] / "weighted")
+    assert found.values("loss_epoch") == [pytest.approx(5 / 3, abs=1e-12)]
+    assert found.values("val_epoch") == [pytest.approx(5 / 3, abs=1e-12)]
+    assert found.values("loss_step") == [2.0]
+
+
+def test_lightning_epoch_mean_of_a_constant_is_the_constant(lightning: tuple[Path, Finished]) -> None:
+    found = lightning_history(lightning[0] / "constant")
+    assert found.values("constant") == found.values("loss_epoch") == [1.0]
+
+
+def test_lightning_throughput_monitor_logs_on_one_rank_and_nobody_waits(tmp_path: Path) -> None:
+    finished = run_lightning(tmp_path, "throughput")
+    check_no_long_wait(finished, "throughput")
+    found = lightning_history(tmp_path / "throughput")
+    assert found.last("loss_step") == {step: 2.0 * step + 0.5 for step in range(8)}
+    assert found.values("loss_epoch") == [7.5]
+    assert found.last("train/samples") == {step: 4 * (step + 1) for step in range(8)}
+    assert set(found.last("train/device/batches_per_sec")) == set(range(2, 8))
+    assert not found.is_flagged
