@@ -48,7 +48,7 @@ def end(kind: str, rank: int, run: dist_wandb.Session, ready: int) -> None:
             time.sleep(0.001)
         assert kind != "ctrl_c", "SIGINT did not come"
         return
-    time.sleep(random.random() * 0.1)  # noqa: S311  # ranks end in any order
+    time.sleep(random.random() * 0.1)  # ranks end in any order
     if kind in ("exception", "one_fails"):
         raise RuntimeError("training failed")
     if kind == "sys_exit":
@@ -79,7 +79,7 @@ def interrupt_when_ready(children: list[int], hear: int) -> None:
         heard = os.read(hear, 2)
         assert heard, "a rank ended before it was interrupted"
         said += heard
-    time.sleep(random.random() * 0.1)  # noqa: S311  # at any point of their loop
+    time.sleep(random.random() * 0.1)  # at any point of their loop
     for child in children:
         os.kill(child, signal.SIGINT)
 
