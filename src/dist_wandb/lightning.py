@@ -66,7 +66,22 @@ def _opened_too_early(run_id: str, run_mode: str, needs: str) -> ConfigurationEr
 
 
 class _NullExperiment(NullRun, DummyExperiment):  # type: ignore[misc]  # its items are of another kind
-    """What `experiment` is on a rank without a run: Lightning asks for a `DummyExperiment` there."""
+    """What `experiment` is on a rank without a run: Lightning asks for a `DummyExperiment` there.
+
+    Args:
+        run_id: Id of the run that this rank's numbers go to.
+        session: The session of this rank, which ends with `finish` as it does on ranks that have a run.
+    """
+
+    def __init__(self, run_id: str | None, session: Session | None) -> None:
+        super().__init__(id=run_id)
+        self.__dict__["session"] = session
+
+    def finish(self, exit_code: int | None = None, **_kwargs: Any) -> None:
+        """End this rank's part: W&B's own `finish` does, where this rank has a run."""
+        session: Session | None = self.__dict__["session"]
+        if session is not None:
+            session.finish(exit_code)
 
 
 class DistWandbLogger(WandbLogger):
@@ -202,7 +217,7 @@ class DistWandbLogger(WandbLogger):
         """
         session = self._open()
         if session is None or not session.run:
-            return _NullExperiment(id=self.version)
+            return _NullExperiment(self.version, session)
         return session.run
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
@@ -282,7 +297,8 @@ class DistWandbLogger(WandbLogger):
         """
         super().finalize(status)
         if self._session is not None and status == "success":
-            self._session.flush()  # what is looked at after the Trainer has returned must be there
+            # The Trainer calls this on all ranks. What is looked at after it has returned must be there.
+            self._session.flush(together=True)
         if self._session is not None and os.getpid() != self._home:  # a process that a spawn or fork strategy made
             self._session.finish(exit_code=None if status == "success" else 1)
             self._session = self._experiment = None

@@ -131,6 +131,7 @@ class Outcome:
         finished: Values to be written, in this order. Those of one place belong into one row.
         needs_names: Whether names must be exchanged before the next round: `unknown` on every rank, then `learn`.
         closed: Whether all ranks are closing and nothing is left: no further round takes place.
+        paused: Whether all ranks have paused: all that any of them said is finished.
         more: Whether some rank has more to say at once: the next round need not wait for anything.
         regroup: Whether a rank asked for the ranks that take part to be agreed on anew before the next round.
         late: Of what this rank contributed in this round, what came after its value was finished.
@@ -139,6 +140,7 @@ class Outcome:
     finished: tuple[Finished, ...] = ()
     needs_names: bool = False
     closed: bool = False
+    paused: bool = False
     more: bool = False
     regroup: bool = False
     late: tuple[Key, ...] = field(default=(), compare=False)
@@ -168,6 +170,7 @@ class Rounds:
         self._positions: dict[str, int] = {}
         self._usual: dict[str, int] = {}  # by name: how many ranks spoke when it was finished last
         self._whole: dict[str, int] = {}  # and when it was finished last with none missing
+        self._lacking: set[str] = set()  # names that were given up, and not whole since
         self._done: OrderedDict[Key, Cell] = OrderedDict()
         self._awaiting: list[Finished] = []  # finished, but written only after a round that brings their spread
         self._outbox: OrderedDict[Place, dict[str, deque[_Said]]] = OrderedDict()
@@ -307,6 +310,7 @@ class Rounds:
             "awaiting": [[*value.key.place, *value.key[1:], *_told(value)] for value in self._awaiting],
             "usual": self._usual,
             "whole": self._whole,
+            "lacking": sorted(self._lacking),
             "focus": self._focus,
             "turns": [[*place, name, turn] for (place, name), turn in self._turns.items()],
         }
@@ -320,6 +324,7 @@ class Rounds:
         self._done = OrderedDict(map(_from_list, snapshot["done"]))
         self._awaiting = [_heard(told) for told in snapshot["awaiting"]]
         self._usual, self._whole = dict(snapshot["usual"]), dict(snapshot["whole"])
+        self._lacking = set(snapshot["lacking"])
         self._focus = tuple(snapshot["focus"])
         self._turns = {(Place(counted, step), name): turn for counted, step, name, turn in snapshot["turns"]}
         self._spoken.intersection_update(self.cells)
@@ -360,6 +365,7 @@ class Rounds:
         written = self._take_spreads(sums, maxima)
         regroup = maxima[_REGROUP] > 0
         closed = maxima[_BUSY] == 0 and not regroup
+        paused = maxima[_SPEAKING] == 0
         if maxima[_UNKNOWN] > 0:
             return Outcome(written, needs_names=True, more=True, regroup=regroup)
         self._given_up = {lane: born if born > maxima[lane] else _NOTHING for lane, born in self._given_up.items()}
@@ -370,7 +376,9 @@ class Rounds:
         if self._awaiting or any(value.spread for value in finished):
             self._awaiting += finished
             return Outcome(written, more=more or closed, regroup=regroup, late=late)
-        return Outcome(written + finished, closed=closed, more=more or self._recheck, regroup=regroup, late=late)
+        return Outcome(
+            written + finished, closed=closed, paused=paused, more=more or self._recheck, regroup=regroup, late=late
+        )
 
     def _next_place(self) -> Place | None:
         """The oldest place in the outbox; while ranks look for one to agree on, the oldest that it may be."""
@@ -541,7 +549,11 @@ class Rounds:
     def _missing(self, name: str, voices: int, *, gave_up: bool) -> int:
         """How many ranks are missing: of those whom patience ran out with, or at most those that are not there."""
         fewer = max(0, self._whole.get(name, self.size + self.absent) - voices)
-        return fewer if gave_up else min(self.absent, fewer)
+        if gave_up:
+            self._lacking.add(name)
+        elif not fewer:
+            self._lacking.discard(name)
+        return fewer if name in self._lacking else min(self.absent, fewer)
 
     def _starts(self, name: str) -> tuple[int, int]:
         """Where the numbers of a name begin in the two lists."""

@@ -256,16 +256,18 @@ class Session:
             Contribution(values, step, None, None if weight is None else take_weight(weight, rank), self._rows)
         )
 
-    def flush(self, timeout: float | None = None) -> bool:
+    def flush(self, timeout: float | None = None, *, together: bool = False) -> bool:
         """Wait until all that was logged is handed to W&B.
 
         Args:
             timeout: How long to wait, in seconds; `None` for `finish_timeout`.
+            together: Whether all ranks flush at this point of the script: then it ends once all have come to it, and
+                what only other ranks logged is handed over as well.
 
         Returns:
             Whether all that this rank logged is, together with what the other ranks logged for the same rows.
         """
-        return self._exchange.flush(timeout)
+        return self._exchange.flush(timeout, together=together)
 
     def finish(self, exit_code: int | None = None) -> None:
         """End this rank's part; on a rank with a run, end the run. May be called again, to no effect.
@@ -289,6 +291,11 @@ class Session:
         self._exchange.close(failed=failed)
         _sessions.remove(self)
         self._tell_of_unused_patterns()
+
+    def retire(self) -> None:
+        """Be no longer a session: its run was finished behind its back, so nothing can be written."""
+        self._exchange.retire()
+        _sessions.remove(self)
 
     def announce(self, where: str | None = None) -> None:
         """Say in one line, on a unit's primary, what was decided and where the runs are.
@@ -533,7 +540,7 @@ def holds(run: object) -> bool:
 def _live_sessions() -> list[Session]:
     """The sessions that are not finished; those whose run the user finished behind their back are forgotten."""
     for session in [session for session in _sessions if runs.is_finished(session.run)]:
-        session.release()
+        session.retire()
     return _sessions
 
 

@@ -64,17 +64,32 @@ class Limits:
     heartbeat: float = 1.0
 
 
+class _Flush(threading.Event):
+    """A wish that all be finished; set when it is.
+
+    Args:
+        together: Whether all ranks have it at the same point.
+    """
+
+    def __init__(self, together: bool) -> None:
+        super().__init__()
+        self.together = together
+
+
 class Exchange(Protocol):
     """Takes the contributions of one rank and sees to it that finished rows are written, in order."""
 
     def put(self, contribution: Contribution) -> None:
         """Take a contribution. Does not wait for other ranks."""
 
-    def flush(self, timeout: float | None = None) -> bool:
-        """Wait up to `timeout` seconds until all that was put is written; return whether it is."""
+    def flush(self, timeout: float | None = None, *, together: bool = False) -> bool:
+        """Wait up to `timeout` seconds until all that was put, or all that any rank put, is written; whether it is."""
 
     def close(self, timeout: float | None = None, *, failed: bool = False) -> bool:
         """As `flush`; nothing may be put afterwards. After a failure nobody is waited for."""
+
+    def retire(self) -> None:
+        """Say that nothing more comes, without waiting: there is no run to write into any more."""
 
     def leave(self, *, failed: bool = False) -> None:
         """Make an end: this process is about to, after a failure or not."""
@@ -90,13 +105,16 @@ class StraightThrough:
         """Write the contribution as one row."""
         self._rows.write_own(contribution)
 
-    def flush(self, timeout: float | None = None) -> bool:  # noqa: ARG002  # the protocol has it
+    def flush(self, timeout: float | None = None, *, together: bool = False) -> bool:  # noqa: ARG002  # the protocol's
         """Nothing is ever pending."""
         return True
 
     def close(self, timeout: float | None = None, *, failed: bool = False) -> bool:  # noqa: ARG002  # as flush
         """Nothing is ever pending."""
         return True
+
+    def retire(self) -> None:
+        """Nothing is ever pending."""
 
     def leave(self, *, failed: bool = False) -> None:
         """Nothing is ever pending."""
@@ -128,8 +146,8 @@ class RoundsExchange:
         self.collectives = 0
         self._find = find
         self._rows = rows
-        self._inbox: SimpleQueue[Contribution | threading.Event | None] = SimpleQueue()
-        self._flushes: list[threading.Event] = []
+        self._inbox: SimpleQueue[Contribution | _Flush | None] = SimpleQueue()
+        self._flushes: list[_Flush] = []
         self._stopped = threading.Event()  # no waiting for others any more
         self._taken = threading.Event()  # closing, and the others know all that this rank had to say
         self._done = threading.Event()
@@ -156,18 +174,20 @@ class RoundsExchange:
         """Hand a contribution to the thread."""
         self._inbox.put(contribution)
 
-    def flush(self, timeout: float | None = None) -> bool:
+    def flush(self, timeout: float | None = None, *, together: bool = False) -> bool:
         """Wait until all that this rank has logged so far is finished, and, if this rank writes it, written.
 
         Args:
             timeout: How long to wait, in seconds; `None` for `finish_timeout`.
+            together: Whether all ranks flush at this point, so that it ends once all of them have come to it, and all
+                that any of them said is finished.
 
         Returns:
             Whether it is.
         """
         if self._is_foreign() or self._done.is_set():
             return True
-        flushed = threading.Event()
+        flushed = _Flush(together)
         self._inbox.put(flushed)
         deadline = time.monotonic() + (self.limits.finish_timeout if timeout is None else timeout)
         while not flushed.wait(min(0.2, max(0.0, deadline - time.monotonic()))):
@@ -205,6 +225,12 @@ class RoundsExchange:
             )
         self._stop()
         return False
+
+    def retire(self) -> None:
+        """Say that nothing more comes, without waiting; the thread goes through the rounds until all ranks close."""
+        if not self._is_foreign():
+            self._closing = True
+            self._inbox.put(None)
 
     def leave(self, *, failed: bool = False) -> None:
         """Make an end, because the process does: leave word for those who stay.
@@ -387,7 +413,7 @@ class RoundsExchange:
         self._tell_of_late(outcome.late)
         if self._closing and not self.rounds.pending and self._inbox.empty():
             self._taken.set()
-        self._answer_flushes()
+        self._answer_flushes(paused=outcome.paused)
         return outcome
 
     def _take(self, sums: list[float], maxima: list[float]) -> Outcome:
@@ -442,7 +468,7 @@ class RoundsExchange:
                 self._accept(self._inbox.get_nowait())
         return found
 
-    def _accept(self, item: Contribution | threading.Event | None) -> None:
+    def _accept(self, item: Contribution | _Flush | None) -> None:
         """Take a contribution, or the wish for a flush; `None` only wakes the thread."""
         if isinstance(item, Contribution):
             self._post(item)
@@ -459,7 +485,7 @@ class RoundsExchange:
                 list(contribution.metrics),
             )
 
-    def _answer_flushes(self) -> None:
+    def _answer_flushes(self, *, paused: bool) -> None:
         """Answer those who wait for what this rank said, but give others the chance to pause as well.
 
         When all ranks pause, what only some of them said is finished. Who has nothing open waits for that a little.
@@ -469,11 +495,11 @@ class RoundsExchange:
             return
         now = time.monotonic()
         self._settled_since = self._settled_since or now
-        if not self.rounds.cells or now - self._settled_since > _FLUSH_HEARTBEATS * self.limits.heartbeat:
-            for flushed in self._flushes:
-                flushed.set()
-            self._flushes.clear()
-            self._settled_since = None
+        waited = now - self._settled_since > _FLUSH_HEARTBEATS * self.limits.heartbeat
+        for flush in [flush for flush in self._flushes if paused or not flush.together]:
+            if paused or waited or not self.rounds.cells:
+                flush.set()
+                self._flushes.remove(flush)
 
     def _mind_patience(self) -> None:
         """Give up waiting for ranks that do not speak where others did."""
@@ -574,7 +600,7 @@ class RoundsExchange:
         while not (self._closing and self._inbox.empty()) and not self._stopped.is_set():
             self._wait_for_reason()
             self._write_all()
-            self._answer_flushes()
+            self._answer_flushes(paused=True)
 
     def _be_alone(self) -> None:
         gone = len(self._membership.left) if self._membership is not None else 0
