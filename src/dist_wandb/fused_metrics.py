@@ -90,8 +90,8 @@ class FusedMetrics:
 
         layouts = [Layout.parse(key.name.partition(_SEPARATOR)[2]) for key in keys]
         packed = [self._packed(key, layout) for key, layout in zip(keys, layouts, strict=True)]
-        voice = [torch.tensor([float(key in self._snapshots)], dtype=torch.float64) for key in keys]
-        sums = torch.cat([part for own, said in zip(packed, voice, strict=True) for part in (said, own.sums)])
+        voices = [torch.tensor([float(key in self._snapshots)], dtype=torch.float64) for key in keys]
+        sums = torch.cat([part for own, voice in zip(packed, voices, strict=True) for part in (voice, own.sums)])
         sums, maxima = group.reduce_tensors(sums, torch.cat([own.maxima for own in packed]))
         blobs = [[b""] for _ in keys]
         if any(layout.has_blob for layout in layouts):
@@ -99,11 +99,11 @@ class FusedMetrics:
             blobs = [list(column) for column in zip(*(_unframed(data, len(keys)) for data in told), strict=True)]
         start = start_maxima = 0
         for key, layout, gathered in zip(keys, layouts, blobs, strict=True):
-            voices, numbers = int(sums[start]), sums[start + 1 : start + 1 + layout.sums]
+            spoke, numbers = int(sums[start]), sums[start + 1 : start + 1 + layout.sums]
             largest = maxima[start_maxima : start_maxima + layout.maxima]
             start, start_maxima = start + 1 + layout.sums, start_maxima + layout.maxima
             if self._computes:
-                self._values[key] = self._computed(key, numbers, largest, gathered, voices)
+                self._values[key] = self._computed(key, numbers, largest, gathered, spoke)
         while len(self._snapshots) > _REMEMBERED and next(iter(self._snapshots)) in set(keys):
             self._snapshots.popitem(last=False)
 
@@ -112,7 +112,14 @@ class FusedMetrics:
         return self._values.pop(key, {})
 
     def _packed(self, key: Key, layout: Layout) -> Packed:
-        return self._snapshots[key].packed() if key in self._snapshots else layout.neutral()
+        if key not in self._snapshots:
+            return layout.neutral()
+        packed = self._snapshots[key].packed()
+        if (packed.sums.numel(), packed.maxima.numel()) == (layout.sums, layout.maxima):
+            return packed
+        self._warn(f"layout {key.name}", f"the states of {shown(key.name)!r} on rank {self._rank} do not fit")
+        del self._snapshots[key]  # gloo aborts the process where ranks reduce lists of different lengths
+        return layout.neutral()
 
     def _computed(self, key: Key, sums: Any, maxima: Any, blobs: list[bytes], voices: int) -> dict[str, Any]:
         snapshot = self._snapshots.get(key) or self._newest.get(key.name)

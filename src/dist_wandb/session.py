@@ -669,10 +669,10 @@ def _check_metrics(metrics: object, topology: Topology) -> None:
             'to values, as in log({"loss": 0.5}).'
         )
     for name in metrics:
-        if not isinstance(name, str):
+        if not isinstance(name, str) or "\0" in name:
             raise ConfigurationError(
                 f"log was given the name {name!r} ({type(name).__name__}) on rank {topology.global_rank}, but names "
-                "are text. Nothing of this row was written."
+                "are text, without NUL characters. Nothing of this row was written."
             )
 
 

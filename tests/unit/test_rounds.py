@@ -304,6 +304,27 @@ def test_patience_with_known_names_is_another_matter() -> None:
     assert unit.written["loss", 1, 0].missing == 1
 
 
+def test_a_name_that_was_given_up_is_flagged_until_it_is_whole_again() -> None:
+    unit = Unit.of(2)
+    for rank in (0, 1):
+        unit.log(rank, {"loss": 1.0}, 0)
+    settle(unit)
+    for step in (1, 2, 3):
+        unit.log(0, {"loss": 1.0}, step)
+    settle(unit)
+    unit.machines[0].give_up(unit.machines[0].round, new_only=False)
+    unit.exchange()
+    unit.log(0, {"loss": 1.0}, 4)
+    settle(unit)
+    for rank in (0, 1):
+        unit.log(rank, {"loss": 1.0}, 5)
+    settle(unit)
+    unit.log(0, {"loss": 1.0}, 6)
+    unit.log(1, {"loss": 1.0}, 6)
+    unit.close()
+    assert [unit.written["loss", step, 0].missing for step in range(7)] == [0, 1, 1, 1, 1, 0, 0]
+
+
 def test_a_late_contribution_corrects_the_row() -> None:
     unit = Unit.of(2)
     unit.log(0, {"loss": 4.0}, 0)

@@ -254,8 +254,9 @@ def test_what_is_logged_is_not_changed(fake_wandb: FakeWandb) -> None:
         ([("loss", 0.5)], "log was given list on rank 0, but it takes a mapping"),
         (0.5, "log was given float on rank 0"),
         (None, "log was given NoneType on rank 0"),
-        ({"loss": 0.5, 7: 1}, "log was given the name 7 (int) on rank 0, but names are text."),
+        ({"loss": 0.5, 7: 1}, "log was given the name 7 (int) on rank 0, but names are text, without NUL characters."),
         ({None: 1}, "log was given the name None (NoneType) on rank 0"),
+        ({"a\0b": 1}, "but names are text, without NUL characters."),
     ],
 )
 def test_metrics_that_are_none_are_refused_and_nothing_is_written(
@@ -863,7 +864,7 @@ def test_otherwise_every_rank_writes_its_own(job: Job, fake_wandb: FakeWandb, op
     [
         (([("loss", 0.5)],), "log was given list on rank 1, but it takes a mapping"),
         ((None,), "log was given NoneType on rank 1"),
-        (({"loss": 0.5, 7: 1},), "log was given the name 7 (int) on rank 1, but names are text."),
+        (({"loss": 0.5, 7: 1},), "log was given the name 7 (int) on rank 1, but names are text, without NUL characters."),
         (({"loss": 0.5}, 1.5), "step=1.5 on rank 1 is no integer"),
         (({"loss": 0.5}, "3"), "step='3' on rank 1 is no integer"),
         (({"loss": 0.5, "z": 1j},), "'z' is 1j on rank 1, but complex numbers"),

@@ -123,6 +123,8 @@ def under_multiprocessing(directory: Path, times: int) -> None:
 
 
 def main(kind: str, directory: str, times: str) -> None:
+    # A shell's background job, as CI may be one, starts with SIGINT ignored, and Python then leaves it so.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if kind == "multiprocessing":
         under_multiprocessing(Path(directory), int(times))
     else:
