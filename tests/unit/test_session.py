@@ -864,7 +864,7 @@ def test_otherwise_every_rank_writes_its_own(job: Job, fake_wandb: FakeWandb, op
     [
         (([("loss", 0.5)],), "log was given list on rank 1, but it takes a mapping"),
         ((None,), "log was given NoneType on rank 1"),
-        (({"loss": 0.5, 7: 1},), "log was given the name 7 (int) on rank 1, but names are text, without NUL characters."),
+        (({"loss": 0.5, 7: 1},), "log was given the name 7 (int) on rank 1, but names are text, without NUL"),
         (({"loss": 0.5}, 1.5), "step=1.5 on rank 1 is no integer"),
         (({"loss": 0.5}, "3"), "step='3' on rank 1 is no integer"),
         (({"loss": 0.5, "z": 1j},), "'z' is 1j on rank 1, but complex numbers"),
