@@ -78,16 +78,14 @@ def measure(options: common.Options) -> common.Result:
 
 
 def _add_targets(result: common.Result, by_ranks: dict[str, list[Cost]], every: dict[str, list[Cost]]) -> None:
-    smallest, *_, largest = by_ranks
+    two, four, *_, largest = by_ranks
     most = [cost.collectives for costs in every.values() for cost in costs]
-    growths = {
-        what: result.ratio(_TITLES[what], largest, smallest) if all(by_ranks.values()) else None
-        for what in ("collectives", "bytes")
-    }
+    smallest = {"collectives": four, "bytes": two}  # two ranks need one collective only
     missing = [case for case, costs in every.items() if not costs]
     result.targets.append(common.Target("most collectives per row", 2.0, None if missing else max(most)))
-    for what, growth in growths.items():
-        ranks = f"{largest.partition(',')[0]} / {smallest.partition(',')[0]}"
+    for what, small in smallest.items():
+        growth = result.ratio(_TITLES[what], largest, small) if all(by_ranks.values()) else None
+        ranks = f"{largest.partition(',')[0]} / {small.partition(',')[0]}"
         result.targets.append(common.Target(f"{_TITLES[what]}, {ranks}", 1.0, growth))
 
 

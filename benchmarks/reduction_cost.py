@@ -145,6 +145,7 @@ def _block(subject: Subject, way: Way, calls: int) -> dict[str, float]:
         dist.barrier()
         for name, took in way.reduce().seconds.items():
             seconds.setdefault(name, []).append(took)
+        dist.barrier()  # no rank prepares the next reduction while another one is still at this one
     return {name: statistics.median(times) for name, times in seconds.items()}
 
 

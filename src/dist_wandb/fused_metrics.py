@@ -55,7 +55,9 @@ class FusedMetrics:
         self._computes = computes
         self._snapshots: OrderedDict[Key, Snapshot] = OrderedDict()
         self._newest: dict[str, Snapshot] = {}  # by name of the rounds: they know how to compute
-        self._values: dict[Key, dict[str, Any]] = {}
+        self._values: dict[Key, tuple[dict[str, Any], int]] = {}
+        self._last: set[Key] = set()  # of the last exchange: one that broke on another rank is repeated
+        self._before: set[Key] = set()  # of those before it, in which all ranks have succeeded
         self._warned: set[str] = set()
 
     def name_of(self, name: str, snapshot: Snapshot, known: Sequence[str]) -> str:
@@ -103,13 +105,19 @@ class FusedMetrics:
             largest = maxima[start_maxima : start_maxima + layout.maxima]
             start, start_maxima = start + 1 + layout.sums, start_maxima + layout.maxima
             if self._computes:
-                self._values[key] = self._computed(key, numbers, largest, gathered, spoke)
-        while len(self._snapshots) > _REMEMBERED and next(iter(self._snapshots)) in set(keys):
-            self._snapshots.popitem(last=False)
+                self._values[key] = self._computed(key, numbers, largest, gathered, spoke), spoke
+        self._forget(keys)
 
-    def take_values(self, key: Key) -> dict[str, Any]:
-        """The merged values of a cell, by the names they have in the row."""
-        return self._values.pop(key, {})
+    def take_values(self, key: Key) -> tuple[dict[str, Any], int]:
+        """The merged values of a cell, by the names they have in the row, and how many ranks had a part in them."""
+        return self._values.pop(key, ({}, 0))
+
+    def _forget(self, keys: Sequence[Key]) -> None:
+        """After an exchange: let go of the oldest snapshots that no rank can need, but for some that come late."""
+        self._before |= (self._last - set(keys)) & self._snapshots.keys()
+        self._last = set(keys)
+        while len(self._snapshots) > _REMEMBERED and next(iter(self._snapshots)) in self._before:
+            self._before.discard(self._snapshots.popitem(last=False)[0])
 
     def _packed(self, key: Key, layout: Layout) -> Packed:
         if key not in self._snapshots:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 _FORMING = 10.0  # seconds for members that have met to connect; it cannot be broken off
+_PAIR = 2  # members that need one collective only
 _SLICE = timedelta(milliseconds=100)  # how long to wait before looking whether waiting is to end
 
 
@@ -91,7 +92,10 @@ class GlooGroup:
         self.bytes = 0
 
     def reduce(self, sums: Sequence[float], maxima: Sequence[float]) -> tuple[list[float], list[float]]:
-        """The sums and the maxima, number by number, of what all members give: two collectives, under way at once.
+        """The sums and the maxima, number by number, of what all members give.
+
+        It takes two collectives, which are under way at once. Two members need only one, with no more traffic: each
+        hands its numbers to the other, as they would in a ring.
 
         Raises:
             BrokenError: A member is gone or too late, or waiting was to end.
@@ -103,10 +107,22 @@ class GlooGroup:
 
     def reduce_tensors(self, sums: torch.Tensor, maxima: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """As `reduce`, with float64 tensors on the host, in place; an empty one costs no collective."""
+        if self._size == _PAIR:
+            return self._reduce_between_two(sums, maxima)
         wanted = [(tensor, how) for tensor, how in ((sums, self._sum), (maxima, self._max)) if tensor.numel()]
         self._wait(
             lambda group: [group.allreduce([tensor], how) for tensor, how in wanted], sums.nbytes + maxima.nbytes
         )
+        return sums, maxima
+
+    def _reduce_between_two(self, sums: torch.Tensor, maxima: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        own = torch.cat((sums, maxima))
+        both = [torch.empty_like(own) for _ in range(_PAIR)]
+        if own.numel():
+            self._wait(lambda group: [group.allgather([both], [own], self._gather)], own.nbytes)
+        first, second = both
+        torch.add(first[: sums.numel()], second[: sums.numel()], out=sums)
+        torch.maximum(first[sums.numel() :], second[sums.numel() :], out=maxima)
         return sums, maxima
 
     def gather(self, data: bytes) -> list[bytes]:

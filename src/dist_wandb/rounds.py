@@ -70,7 +70,11 @@ class _Said(NamedTuple):
     origin: float
 
 
+_Queue = list[_Said] | deque[_Said]  # short where steps are given
+
 _NOTHING_SAID = Totals()
+_NO_SUMS = (0.0,) * _SUMS_PER_NAME
+_NO_MAXIMA = (_NOTHING,) * _PER_NAME
 
 
 @dataclass(slots=True)
@@ -171,13 +175,14 @@ class Rounds:
         self._usual: dict[str, int] = {}  # by name: how many ranks spoke when it was finished last
         self._whole: dict[str, int] = {}  # and when it was finished last with none missing
         self._lacking: set[str] = set()  # names that were given up, and not whole since
-        self._done: OrderedDict[Key, Cell] = OrderedDict()
+        self._done: OrderedDict[Key, tuple[Totals, float]] = OrderedDict()  # what was contributed, and its origin
         self._awaiting: list[Finished] = []  # finished, but written only after a round that brings their spread
-        self._outbox: OrderedDict[Place, dict[str, deque[_Said]]] = OrderedDict()
+        self._outbox: OrderedDict[Place, dict[str, _Queue]] = OrderedDict()
         self._offered: dict[str, _Said] = {}
         self._focus: tuple[int, ...] = ()
         self._turns: dict[tuple[Place, str], int] = {}
-        self._occurrences: OrderedDict[tuple[str, int | None], int] = OrderedDict()
+        self._occurrences: OrderedDict[int | None, dict[str, int]] = OrderedDict()  # by step and name
+        self._occurring = 0  # how many numbers there are in it
         self._own: OrderedDict[Key, float] = OrderedDict()
         self._spoken: set[Key] = set()  # open cells that this rank contributed to
         self._spreading: set[str] = set()
@@ -199,15 +204,30 @@ class Rounds:
         """
         place = Place(1, 0) if step is None else Place(0, step)
         origin = -float(self._rank * _CALLS + calls)
-        waiting = self._outbox.setdefault(place, {}) if values else {}
+        if not values:
+            return []
+        waiting = self._outbox.setdefault(place, {})
         keys = []
-        for name, totals in values.items():
-            occurrence = self._occurrences.pop((name, step), 0)
-            self._occurrences[name, step] = occurrence + 1
-            waiting.setdefault(name, deque()).append(_Said(occurrence, totals, origin))
+        for name, occurrence in zip(values, self._count(step, values), strict=True):
+            said = _Said(occurrence, values[name], origin)
+            if name in waiting:
+                waiting[name].append(said)
+            else:
+                waiting[name] = deque((said,)) if place.counted else [said]
             keys.append(Key(place, name, occurrence))
-        self._forget(self._occurrences, _OCCURRENCES_PER_CELL * self._remembered)
         return keys
+
+    def _count(self, step: int | None, names: Iterable[str]) -> list[int]:
+        """How often each name was logged at a step before; count it. What was counted longest ago is forgotten."""
+        counts = self._occurrences.pop(step, {})
+        self._occurrences[step] = counts
+        self._occurring -= len(counts)
+        occurrences = [counts.get(name, 0) for name in names]
+        counts.update((name, occurrence + 1) for name, occurrence in zip(names, occurrences, strict=True))
+        self._occurring += len(counts)
+        while self._occurring > max(_OCCURRENCES_PER_CELL * self._remembered, len(counts)):
+            self._occurring -= len(self._occurrences.popitem(last=False)[1])
+        return occurrences
 
     def give_up(self, born: int, *, new_only: bool) -> None:
         """Say in the next round that this rank has waited long enough for others.
@@ -270,8 +290,7 @@ class Rounds:
         for place, values in self._outbox.items():
             step = None if place.counted else place.step
             for said in values.pop(old, ()):
-                occurrence = self._occurrences.pop((new, step), 0)
-                self._occurrences[new, step] = occurrence + 1
+                (occurrence,) = self._count(step, (new,))
                 values.setdefault(new, deque()).append(said._replace(occurrence=occurrence))
                 renamed.append((Key(place, old, said.occurrence), Key(place, new, occurrence)))
         return renamed
@@ -306,7 +325,7 @@ class Rounds:
             "round": self.round,
             "names": self.names,
             "cells": [_as_list(key, cell) for key, cell in self.cells.items()],
-            "done": [_as_list(key, cell) for key, cell in self._done.items()],
+            "done": [_as_list(key, Cell(0, *done)) for key, done in self._done.items()],
             "awaiting": [[*value.key.place, *value.key[1:], *_told(value)] for value in self._awaiting],
             "usual": self._usual,
             "whole": self._whole,
@@ -321,7 +340,7 @@ class Rounds:
         self.names, self._positions = [], {}
         self.learn([snapshot["names"]])
         self.cells = OrderedDict(map(_from_list, snapshot["cells"]))
-        self._done = OrderedDict(map(_from_list, snapshot["done"]))
+        self._done = OrderedDict((key, (cell.totals, cell.origin)) for key, cell in map(_from_list, snapshot["done"]))
         self._awaiting = [_heard(told) for told in snapshot["awaiting"]]
         self._usual, self._whole = dict(snapshot["usual"]), dict(snapshot["whole"])
         self._lacking = set(snapshot["lacking"])
@@ -337,17 +356,16 @@ class Rounds:
         Args:
             regroup: Whether the ranks that take part should be agreed on anew after this round.
         """
-        sums = [0.0] * (_SUMS_PER_NAME * len(self.names))
-        maxima = [_NOTHING] * (_HEADER + _PER_NAME * len(self.names))
+        place = self._next_place()
+        self._offered = {} if place is None else self._due(place)
+        sums, maxima = self._lanes()
         maxima[_BUSY] = float(not self.closing or bool(self._outbox or self._awaiting))
         for lane, born in self._given_up.items():
             maxima[lane] = born
         maxima[_SPEAKING] = float(not (self.closing or self.pausing) or bool(self._outbox))
         maxima[_REGROUP] = float(regroup)
-        place = self._next_place()
-        self._offered = {} if place is None else self._due(place)
         if place is not None:
-            self._pack_offered(place, sums, maxima)
+            self._pack_place(place, maxima)
             waiting = sum(map(len, self._outbox[place].values()))
             maxima[_MORE] = float(len(self._outbox) > 1 or waiting > len(self._offered))
         for value in self._next_awaited():
@@ -370,8 +388,8 @@ class Rounds:
             return Outcome(written, needs_names=True, more=True, regroup=regroup)
         self._given_up = {lane: born if born > maxima[lane] else _NOTHING for lane, born in self._given_up.items()}
         place = self._agreed_place(maxima)
-        touched, late = (set(), ()) if place is None else self._add(place, sums, maxima)
-        finished = self._finish(self._ready(touched, maxima))
+        said = [] if place is None else self._heard_at(place, sums, maxima)
+        finished, late = self._conclude(said, maxima)
         more = maxima[_MORE] > 0 or bool(self._focus or self._turns)
         if self._awaiting or any(value.spread for value in finished):
             self._awaiting += finished
@@ -396,16 +414,28 @@ class Rounds:
         oldest = max(said.origin for said in due.values())  # without a step, each call is a row of its own
         return {name: said for name, said in due.items() if said.origin == oldest}
 
-    def _pack_offered(self, place: Place, sums: list[float], maxima: list[float]) -> None:
+    def _lanes(self) -> tuple[list[float], list[float]]:
+        """The two lists, with what is offered under the names that are known."""
+        sums: list[float] = []
+        maxima = [_NOTHING] * _HEADER
+        for name in self.names:
+            said = self._offered.get(name)
+            if said is None:
+                sums += _NO_SUMS
+                maxima += _NO_MAXIMA
+            else:
+                summed, largest = said.totals.lanes()
+                sums += summed
+                sums.append(0.0)
+                maxima += largest
+                maxima += (said.occurrence, -said.occurrence, _NOTHING)
+        return sums, maxima
+
+    def _pack_place(self, place: Place, maxima: list[float]) -> None:
         for pair, number in zip((_COUNTED, _STEP), place, strict=True):
             maxima[pair] = _pair(number)
         maxima[_UNKNOWN] = float(not self._outbox[place].keys() <= self._positions.keys())
-        for name, said in self._offered.items():
-            maxima[_ORIGIN] = max(maxima[_ORIGIN], said.origin)
-            if name in self._positions:
-                start, header = self._starts(name)
-                sums[start : start + SUM_LANES], maxima[header : header + MAX_LANES] = said.totals.lanes()
-                maxima[header + MAX_LANES : header + MAX_LANES + 2] = _pair(said.occurrence)
+        maxima[_ORIGIN] = max((said.origin for said in self._offered.values()), default=_NOTHING)
 
     def _pack_spread(self, waiting: Finished, sums: list[float], maxima: list[float]) -> None:
         own = self._own.get(waiting.key)
@@ -451,44 +481,63 @@ class Rounds:
                 return None
         return Place(*agreed)
 
-    def _add(self, place: Place, sums: Sequence[float], maxima: Sequence[float]) -> tuple[set[Key], tuple[Key, ...]]:
-        """Add a round's contributions to their cells; names that were said for different times take turns.
+    def _heard_at(self, place: Place, sums: Sequence[float], maxima: Sequence[float]) -> list[tuple[Key, Totals]]:
+        """What all ranks together said in the cells of a place; names that were said for different times take turns."""
+        heard = []
+        header = _HEADER
+        for start, name in zip(range(0, len(sums), _SUMS_PER_NAME), self.names, strict=True):
+            if sums[start + _VOICES]:
+                last, first = maxima[header + MAX_LANES], -maxima[header + MAX_LANES + 1]
+                if first == last:
+                    totals = Totals.from_lanes(sums[start : start + SUM_LANES], maxima[header : header + MAX_LANES])
+                    heard.append((Key(place, name, int(first)), totals))
+                    if self._turns:
+                        self._turns.pop((place, name), None)
+                else:
+                    self._turns[place, name] = int(first)
+            header += _PER_NAME
+        return heard
+
+    def _conclude(
+        self, said: list[tuple[Key, Totals]], maxima: Sequence[float]
+    ) -> tuple[tuple[Finished, ...], tuple[Key, ...]]:
+        """Put what was said into its cells, and finish those that are ready.
 
         Returns:
-            The cells that were added to, and those that this rank contributed to though they were finished.
+            What is finished, and the cells that this rank contributed to though they were finished before.
         """
-        touched, late = set(), []
-        for name in self.names:
-            start, header = self._starts(name)
-            if sums[start + _VOICES] == 0:
-                continue
-            last, first = maxima[header + MAX_LANES], -maxima[header + MAX_LANES + 1]
-            if first != last:
-                self._turns[place, name] = int(first)
-                continue
-            self._turns.pop((place, name), None)
-            key = Key(place, name, int(first))
-            cell = self._open(key)
-            said = Totals.from_lanes(sums[start : start + SUM_LANES], maxima[header : header + MAX_LANES])
-            cell.totals = cell.totals + said if cell.totals.voices else said
-            cell.origin = max(cell.origin, maxima[_ORIGIN])
-            touched.add(key)
-            if name in self._offered:
-                self._drop(key, self._offered[name])
-                if cell.corrects:
-                    late.append(key)
+        origin = maxima[_ORIGIN]
+        own = [key for key, _ in said if key.name in self._offered]
+        for key in own:
+            self._drop(key, self._offered[key.name])
         self._forget(self._own, self._remembered)
-        return touched, tuple(late)
+        if not self.cells and self._is_all(said):  # as in every round of ranks that go in step
+            self._recheck = False
+            finished = tuple([self._finished(key, totals, origin) for key, totals in said])
+            self._forget(self._done, self._remembered)
+            return finished, ()
+        for key, totals in said:
+            cell = self._open(key)
+            cell.totals = cell.totals + totals if cell.totals.voices else totals
+            cell.origin = max(cell.origin, origin)
+        self._spoken.update(own)
+        late = tuple(key for key in own if self.cells[key].corrects)
+        return self._finish(self._ready({key for key, _ in said}, maxima)), late
+
+    def _is_all(self, said: list[tuple[Key, Totals]]) -> bool:
+        """Whether nobody is waited for, and none of it comes after its cell was finished."""
+        size, usual, done = self.size, self._usual, self._done
+        return all(totals.voices >= min(size, usual.get(key.name, size)) and key not in done for key, totals in said)
 
     def _drop(self, key: Key, said: _Said) -> None:
         """Take from the outbox what this rank has said; remember the number where its spread is wanted."""
         values = self._outbox[key.place]
-        values[key.name].popleft()
-        if not values[key.name]:
+        queue = values[key.name]
+        del queue[0]
+        if not queue:
             del values[key.name]
-        if not values:
-            del self._outbox[key.place]
-        self._spoken.add(key)
+            if not values:
+                del self._outbox[key.place]
         if key.name in self._spreading and said.totals.number:
             self._own[key] = said.totals.plain
 
@@ -496,7 +545,7 @@ class Rounds:
         cell = self.cells.get(key)
         if cell is None:
             before = self._done.pop(key, None)
-            cell = Cell(self.round) if before is None else Cell(self.round, before.totals, before.origin, corrects=True)
+            cell = Cell(self.round) if before is None else Cell(self.round, *before, corrects=True)
             self.cells[key] = cell
         return cell
 
@@ -533,18 +582,24 @@ class Rounds:
         for key, gave_up in ready:
             cell = self.cells.pop(key)
             self._spoken.discard(key)
-            spread = Spread() if cell.totals.number and key.name in self._spreading else None
-            missing = self._missing(key.name, cell.totals.voices, gave_up=gave_up)
-            calls = int(-cell.origin) % _CALLS
-            finished.append(Finished(key, cell.totals, calls, cell.corrects, missing, spread))
             if cell.totals.voices < self._expected(key.name):
                 self._recheck = True  # other cells of this name may be complete by this
-            self._usual[key.name] = cell.totals.voices
-            if not missing:
-                self._whole[key.name] = cell.totals.voices
-            self._done[key] = cell
+            finished.append(self._finished(key, cell.totals, cell.origin, corrects=cell.corrects, gave_up=gave_up))
         self._forget(self._done, self._remembered)
         return tuple(finished)
+
+    def _finished(
+        self, key: Key, totals: Totals, origin: float, *, corrects: bool = False, gave_up: bool = False
+    ) -> Finished:
+        """Note what is finished, and what is usual by it."""
+        name, voices = key.name, totals.voices
+        missing = self._missing(name, voices, gave_up=gave_up)
+        self._usual[name] = voices
+        if not missing:
+            self._whole[name] = voices
+        self._done[key] = totals, origin
+        spread = Spread() if name in self._spreading and totals.number else None
+        return Finished(key, totals, int(-origin) % _CALLS, corrects, missing, spread)
 
     def _missing(self, name: str, voices: int, *, gave_up: bool) -> int:
         """How many ranks are missing: of those whom patience ran out with, or at most those that are not there."""

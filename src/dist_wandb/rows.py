@@ -189,12 +189,18 @@ class Rows:
     def _add(self, row: dict[str, Any], value: Finished) -> None:
         name, totals = value.key.name, value.totals
         row.update(self._extras.pop(value.key, ({}, None))[0])
+        missing = value.missing
         if is_metric_name(name):
-            row.update(self.metrics.take_values(value.key))
+            metrics, voices = self.metrics.take_values(value.key)
+            forgotten = totals.voices - voices  # states of ranks that were lost meanwhile, or came too late
+            if forgotten > 0 and value.corrects:
+                return  # what was written before it is better
+            row.update(metrics)
+            missing = max(missing, forgotten if metrics else 0)
         if totals.number:
             row[name] = totals.reduced(self.reduction(name))
-        if value.missing:
-            row[DEGRADED] = max(value.missing, row.get(DEGRADED, 0))
+        if missing:
+            row[DEGRADED] = max(missing, row.get(DEGRADED, 0))
         if value.spread is not None and totals.number:
             reduced = {"min": totals.reduced("min"), "max": totals.reduced("max")}
             row.update({f"{name}/{kind}": number for kind, number in reduced.items()})

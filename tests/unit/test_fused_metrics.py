@@ -1,0 +1,145 @@
+"""The exchange of metrics' states when it is broken off, repeated, or comes too late: ranks in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+import torchmetrics
+
+from dist_wandb.fused_metrics import FusedMetrics
+from dist_wandb.metrics import take_snapshot
+from dist_wandb.policy import plan_run
+from dist_wandb.reduction import Totals, check_reduce
+from dist_wandb.rounds import Finished, Key, Place
+from dist_wandb.rows import DEGRADED, Rows
+from dist_wandb.run import NullRun, RunWriter
+from dist_wandb.topology import Topology
+
+
+class BrokenError(Exception):
+    """The exchange did not come about."""
+
+
+class Listening:
+    """A group that hears what a member gives, and breaks off."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def reduce_tensors(self, sums: torch.Tensor, maxima: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        self.heard.append((sums.clone(), maxima.clone()))
+        raise BrokenError
+
+
+class Answering:
+    """A group that gives what the members' numbers come to."""
+
+    def __init__(self, heard: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        self._sums = torch.stack([sums for sums, _ in heard]).sum(0)
+        self._maxima = torch.stack([maxima for _, maxima in heard]).amax(0)
+
+    def reduce_tensors(self, _sums: torch.Tensor, _maxima: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._sums.clone(), self._maxima.clone()
+
+
+class Unit:
+    """Ranks that log one `SumMetric` each, which says 1 + rank at step 0, as much again at step 1, and so on."""
+
+    def __init__(self, size: int) -> None:
+        self.written: list[dict[str, Any]] = []
+        self.ranks: list[Rows] = []
+        for rank in range(size):
+            plan = plan_run(Topology(rank, rank, 0, size, size, 1), "auto", "global", "base")
+            run: Any = self if rank == 0 else NullRun()
+            self.ranks.append(Rows(RunWriter(run, plan, "global_step"), check_reduce("mean"), rank=rank))
+        self._metrics = [torchmetrics.SumMetric() for _ in range(size)]
+
+    def log(self, row: dict[str, Any]) -> None:
+        self.written.append(row)
+
+    def keep(self, step: int, ranks: Sequence[int] | None = None) -> Key:
+        """The ranks log their metric; the cell it is in."""
+        for rank, metric in enumerate(self._metrics):
+            metric.update(1.0 + rank)
+            snapshot = take_snapshot(metric)
+            key = Key(Place(0, step), self.fused(rank).name_of("sum", snapshot, ()), 0)
+            if ranks is None or rank in ranks:
+                self.fused(rank).keep(key, snapshot)
+        return key
+
+    def keep_late(self, rank: int, key: Key) -> None:
+        """A rank logs 5 in a cell that the others had finished without it."""
+        metric = torchmetrics.SumMetric()
+        metric.update(5.0)
+        self.fused(rank).keep(key, take_snapshot(metric))
+
+    def fused(self, rank: int) -> FusedMetrics:
+        return self.ranks[rank].metrics
+
+    def exchange(self, key: Key, members: Sequence[int], broken_on: Sequence[int] = ()) -> None:
+        """Some ranks exchange the states of a cell; on some of them the result does not arrive."""
+        listening: Any = Listening()
+        for rank in members:
+            with pytest.raises(BrokenError):
+                self.fused(rank).exchange([key], listening)
+        answering: Any = Answering(listening.heard)
+        for rank in members:
+            if rank not in broken_on:
+                self.fused(rank).exchange([key], answering)
+
+    def finish(self, key: Key, voices: int, *, corrects: bool = False) -> dict[str, Any]:
+        """Rank 0 writes a cell; the row."""
+        before = len(self.written)
+        self.ranks[0].write_finished([Finished(key, Totals(voices=voices), 0, corrects, 0)])
+        return self.written[before] if len(self.written) > before else {}
+
+
+MANY = 20  # more than are kept of those that all ranks have exchanged
+
+
+def test_an_exchange_that_broke_on_one_rank_is_repeated_with_the_states_of_all() -> None:
+    unit = Unit(3)
+    keys = [unit.keep(step) for step in range(MANY)]
+    for step, key in enumerate(keys):
+        unit.exchange(key, range(3), broken_on=[step % 3])
+        unit.exchange(key, range(3))
+        assert unit.finish(key, 3)["sum"] == 6.0 * (step + 1)
+
+
+def test_snapshots_do_not_pile_up() -> None:
+    unit = Unit(2)
+    for step in range(MANY):
+        unit.exchange(unit.keep(step), range(2))
+    for rank in range(2):
+        assert len(unit.fused(rank)._snapshots) < MANY / 2
+
+
+def test_of_a_rank_that_is_lost_before_its_states_are_known_the_row_says_so() -> None:
+    unit = Unit(3)
+    key = unit.keep(0)
+    unit.exchange(key, [0, 2])
+    assert unit.finish(key, 3) == {"sum": 4.0, DEGRADED: 1, "global_step": 0}
+
+
+def test_a_value_is_corrected_by_what_comes_late() -> None:
+    unit = Unit(2)
+    first = unit.keep(0, ranks=[0])
+    unit.exchange(first, range(2))
+    assert unit.finish(first, 1)["sum"] == 1.0
+    unit.keep_late(1, first)
+    unit.exchange(first, range(2))
+    assert unit.finish(first, 2, corrects=True) == {"sum": 6.0, "global_step": 0}
+
+
+def test_a_value_is_not_overwritten_by_a_correction_without_the_states_that_it_had() -> None:
+    unit = Unit(2)
+    late = unit.keep(0, ranks=[0])
+    unit.exchange(late, range(2))
+    for step in range(1, MANY):
+        unit.exchange(unit.keep(step), range(2))
+    unit.keep_late(1, late)
+    unit.exchange(late, range(2))
+    assert unit.finish(late, 2, corrects=True) == {}
