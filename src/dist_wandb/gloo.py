@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import time
+from array import array
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
@@ -59,6 +60,19 @@ class Alone:
         """There is nobody else."""
 
 
+class _Buffer:
+    """Numbers that Python and gloo share. Tensors are slow for few numbers: each use gives Python's lock away.
+
+    Args:
+        length: How many there are.
+    """
+
+    def __init__(self, length: int) -> None:
+        self.numbers = array("d", bytes(8 * length))
+        empty = torch.empty(0, dtype=torch.float64)
+        self.tensor = torch.frombuffer(self.numbers, dtype=torch.float64) if length else empty
+
+
 class GlooGroup:
     """A gloo process group over a store, used by one thread.
 
@@ -78,6 +92,7 @@ class GlooGroup:
         self._timeout = timeout
         self._is_over = is_over
         self._pending: list[Any] = []
+        self._buffers: dict[str, _Buffer] = {}
         try:
             forming = timedelta(seconds=min(timeout, _FORMING))
             self._group: Any = dist.ProcessGroupGloo(store, rank, size, forming)
@@ -100,10 +115,32 @@ class GlooGroup:
         Raises:
             BrokenError: A member is gone or too late, or waiting was to end.
         """
-        tensors = self.reduce_tensors(
-            torch.tensor(sums, dtype=torch.float64), torch.tensor(maxima, dtype=torch.float64)
-        )
-        return tensors[0].tolist(), tensors[1].tolist()
+        if self._size == _PAIR:
+            first, second = self._exchange_pair([*sums, *maxima])
+            end = len(sums)
+            added = [a + b for a, b in zip(first[:end], second[:end], strict=True)]
+            return added, [max(a, b) for a, b in zip(first[end:], second[end:], strict=True)]
+        summed, largest = self._buffer("sums", sums), self._buffer("maxima", maxima)
+        self.reduce_tensors(summed.tensor, largest.tensor)
+        return summed.numbers.tolist(), largest.numbers.tolist()
+
+    def _exchange_pair(self, numbers: list[float]) -> tuple[list[float], list[float]]:
+        """What the first and the second of two members give."""
+        if not numbers:
+            return [], []
+        own = self._buffer("own", numbers)
+        both = [self._buffer(place, numbers) for place in ("first", "second")]
+        tensors = [buffer.tensor for buffer in both]
+        self._wait(lambda group: [group.allgather([tensors], [own.tensor], self._gather)], own.tensor.nbytes)
+        return both[0].numbers.tolist(), both[1].numbers.tolist()
+
+    def _buffer(self, use: str, numbers: Sequence[float]) -> _Buffer:
+        """The buffer for a use, with some numbers in it."""
+        buffer = self._buffers.get(use)
+        if buffer is None or len(buffer.numbers) != len(numbers):
+            buffer = self._buffers[use] = _Buffer(len(numbers))
+        buffer.numbers[:] = array("d", numbers)
+        return buffer
 
     def reduce_tensors(self, sums: torch.Tensor, maxima: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """As `reduce`, with float64 tensors on the host, in place; an empty one costs no collective."""

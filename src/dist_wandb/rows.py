@@ -90,15 +90,10 @@ class Rows:
         Returns:
             The names that were handed over.
         """
-        values = {
-            name: value.number() if type(value) is Later else value for name, value in contribution.metrics.items()
-        }
-        snapshots = {
-            self.metrics.name_of(name, value, rounds.names): value
-            for name, value in values.items()
-            if isinstance(value, Snapshot)
-        }
-        mine, unit = self._mine(values), self._totals(values, self._weights(contribution.weight))
+        values = contribution.metrics
+        if any(type(value) is Later for value in values.values()):
+            values = {name: value.number() if type(value) is Later else value for name, value in values.items()}
+        unit, snapshots, mine = self._sorted(values, self._weights(contribution.weight), rounds)
         keys = rounds.post({**unit, **dict.fromkeys(snapshots, _A_METRIC)}, contribution.step, contribution.calls)
         for key in keys[len(unit) :]:
             self.metrics.keep(key, snapshots[key.name])
@@ -108,25 +103,25 @@ class Rows:
             self._writer.write_plain(mine, self._x(contribution.step, contribution.calls))
         return unit
 
-    def _totals(self, values: Mapping[str, Any], weights: Any) -> dict[str, Totals]:
-        """The numbers that are to be brought together with those of other ranks."""
-        numbers = {name: x for name, x in values.items() if is_number(x) and self.reduction(name) != "first"}
-        if weights is None:
-            return {name: Totals.of(x) for name, x in numbers.items()}
-        if isinstance(weights, float):
-            return {name: Totals.of(x, weights) for name, x in numbers.items()}
-        return {name: Totals.of(x, weights.get(name, 1.0)) for name, x in numbers.items()}
+    def _sorted(
+        self, values: Mapping[str, Any], weights: Any, rounds: Rounds
+    ) -> tuple[dict[str, Totals], dict[str, Snapshot], dict[str, Any]]:
+        """What is to be brought together with other ranks', numbers and states of metrics, and what is this rank's own.
 
-    def _mine(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """What is this rank's own: on the primary what is not brought together, in a shared run what has its label."""
+        This rank's own is on the primary what is not brought together, in a shared run what has its label.
+        """
+        unit: dict[str, Totals] = {}
+        snapshots: dict[str, Snapshot] = {}
         mine: dict[str, Any] = {}
-        if self.writes:
-            mine = {
-                name: value
-                for name, value in values.items()
-                if not isinstance(value, Snapshot) and (not is_number(value) or self.reduction(name) == "first")
-            }
-        return {**mine, **self._labelled(values)}
+        by_name = isinstance(weights, dict)
+        for name, value in values.items():
+            if is_number(value) and self.reduction(name) != "first":
+                unit[name] = Totals.of(value, weights.get(name, 1.0) if by_name else weights)
+            elif isinstance(value, Snapshot):
+                snapshots[self.metrics.name_of(name, value, rounds.names)] = value
+            elif self.writes:
+                mine[name] = value
+        return unit, snapshots, {**mine, **self._labelled(values)}
 
     def reduction(self, name: str) -> Reduction:
         """How the ranks' numbers of a name become one: by the first pattern that matches, else their mean."""
@@ -147,7 +142,7 @@ class Rows:
 
     def _weights(self, weight: Any) -> Any:
         if weight is None or isinstance(weight, (int, float)):
-            return None if weight is None else float(weight)
+            return 1.0 if weight is None else float(weight)
         if isinstance(weight, Later):
             return float(checked_weight("weight", weight.number(), self._rank))
         return {name: self._weights(value) for name, value in weight.items()}

@@ -457,7 +457,7 @@ def test_faults_lose_nothing_and_count_nothing_twice(
     ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     faults = Faults(seed, often=0.03)
-    for name in ("reduce_tensors", "gather"):
+    for name in ("reduce", "reduce_tensors", "gather"):
         monkeypatch.setattr(gloo.GlooGroup, name, faults.wrap(getattr(gloo.GlooGroup, name)))
     unit = ranks(3, reduce="sum", spread=["x*"], limits=replace(QUICK, finish_timeout=60))
     schedule = random.Random(seed)
