@@ -29,12 +29,14 @@ except ModuleNotFoundError as error:
     ) from error
 
 from dist_wandb import run as runs
+from dist_wandb.metrics import is_metric
 from dist_wandb.policy import RankScope, RunMode
 from dist_wandb.reduction import PerRank, Reduce, Spread
 from dist_wandb.run import NullRun
 from dist_wandb.session import Options, Session, open_session, told_job
 from dist_wandb.sync import Limits
 from dist_wandb.topology import Topology
+from dist_wandb.values import copied_tensor
 
 if TYPE_CHECKING:
     from dist_wandb.run import AnyRun
@@ -220,7 +222,7 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
         else:
             if len(self._early_rows) == _MOST_EARLY_ROWS:
                 self._warn_of_dropped_rows()
-            self._early_rows.append((values, step, kwargs))
+            self._early_rows.append((_copied(values), step, _copied(kwargs)))
 
     def log_images(self, values: Mapping[str, list[Any]], step: int | None = None, **kwargs: Any) -> None:
         """Log lists of images (arrays or PIL images) by name."""
@@ -288,6 +290,14 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
         while self._early_rows:
             values, step, kwargs = self._early_rows.popleft()
             self.log(values, step, **kwargs)
+
+
+def _copied(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What the user may change before it is logged: mappings and tensors. A device is not waited for."""
+    return {
+        name: _copied(value) if isinstance(value, Mapping) and not is_metric(value) else copied_tensor(value)
+        for name, value in values.items()
+    }
 
 
 def _topology() -> Topology:

@@ -122,7 +122,14 @@ class FusedMetrics:
     def _packed(self, key: Key, layout: Layout) -> Packed:
         if key not in self._snapshots:
             return layout.neutral()
-        packed = self._snapshots[key].packed()
+        try:
+            packed = self._snapshots[key].packed()
+        except Exception as error:  # noqa: BLE001  # whatever a metric raises must not end the exchange
+            self._warn(
+                f"pack {key.name}", f"{shown(key.name)!r} on rank {self._rank} has no part in its row: {error!r}"
+            )
+            del self._snapshots[key]
+            return layout.neutral()
         if (packed.sums.numel(), packed.maxima.numel()) == (layout.sums, layout.maxima):
             return packed
         self._warn(f"layout {key.name}", f"the states of {shown(key.name)!r} on rank {self._rank} do not fit")

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dist_wandb.errors import RendezvousError
 from dist_wandb.policy import Unit
 from dist_wandb.rendezvous import Rendezvous
 
@@ -153,16 +154,27 @@ class Membership:
         """The epoch of this number, waiting for it; `None` if nobody claims it in time."""
         return self._until(lambda: self.epoch(number), within)
 
-    def join(self, epoch: Epoch) -> Epoch:
-        """Ask to be taken in, as long as it takes; for a rank that is not in `epoch`.
+    def join(self, epoch: Epoch, within: float) -> Epoch:
+        """Ask to be taken in; for a rank that is not in `epoch`.
+
+        Args:
+            epoch: The newest epoch.
+            within: How long to wait for each next one, in seconds.
 
         Raises:
             Stopped: Waiting was to end.
-            RendezvousError: The store is gone.
+            RendezvousError: The store is gone, or nobody answers.
         """
         while self.unit.index not in epoch.members:
+            number = epoch.number + 1
             self._rendezvous.publish(f"want/{epoch.number}/{self.unit.index}", self.unit.global_rank)
-            epoch = self._until(lambda number=epoch.number + 1: self.epoch(number), None) or epoch  # type: ignore[misc]
+            following = self._until(lambda number=number: self.epoch(number), within)  # type: ignore[misc]
+            if following is None:
+                raise RendezvousError(
+                    f"Rank {self.unit.global_rank} asked to take part again, but no other rank answered within "
+                    f"{within:g} s. They have ended, or go on alone."
+                )
+            epoch = following
         return epoch
 
     def state(self, epoch: Epoch) -> dict[str, Any]:
@@ -230,8 +242,9 @@ class Membership:
             self._rendezvous.publish(f"word/{epoch.number}/{self.unit.index}", word.as_json())
         self._rendezvous.publish(f"gone/{self.unit.index}", "failed" if failed else "finished")
         self._rendezvous.publish("gone", 1)
-        if epoch is not None:
-            self._rendezvous.publish(f"broken/{epoch.number}", self.unit.index)
+        left = epoch or self.epoch(0)
+        if left is not None and self.unit.index in left.members:
+            self._rendezvous.publish(f"broken/{left.number}", self.unit.index)
 
     def absent(self, epoch: Epoch) -> set[int]:
         """Ranks that should take part in `epoch` but do not: neither members nor gone with a word."""

@@ -177,6 +177,10 @@ class Snapshot:
         """The layout as JSON text: equal on ranks whose contributions can be merged. See `Layout.parse`."""
         return self._layout.signature
 
+    def is_ready(self) -> bool:
+        """Whether the states can be had without waiting for a device."""
+        return all(mark.query() for mark in self._marks or ())
+
     def to_host(self) -> None:
         """Bring the states to the CPU; waits for their devices. The other methods do so where it is not done yet."""
         if self._marks is None:

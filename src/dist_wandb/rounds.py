@@ -12,6 +12,7 @@ import math
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 from dist_wandb.reduction import MAX_LANES, SUM_LANES, Totals, matches_any
@@ -26,7 +27,8 @@ _HEADER = 12
 # Then come the numbers of each name: the totals', its occurrence as a pair, and where its largest number is.
 _PER_NAME = MAX_LANES + 3
 _SUMS_PER_NAME = SUM_LANES + 1  # the totals', and the sum of squares for the spread
-_OCCURRENCES_PER_CELL = 16  # a cell must be forgotten long before a rank counts its occurrences anew
+_STEPS_PER_CELL = 2  # a cell must be forgotten long before a rank counts its occurrences anew
+_STALE_NOTED = 65_536  # of how many names and occurrences it is noted what was forgotten
 _VOICES = 3  # where a name's numbers of the first list tell how many ranks spoke
 
 
@@ -70,6 +72,7 @@ class _Said(NamedTuple):
     origin: float
 
 
+_Counts = tuple[tuple[str, int], ...]
 _Queue = list[_Said] | deque[_Said]  # short where steps are given
 
 _NOTHING_SAID = Totals()
@@ -86,12 +89,14 @@ class Cell:
         totals: What was contributed.
         origin: Who contributed first in the order of ranks, and its count of calls: -(rank * 2**32 + calls).
         corrects: Whether it was finished before.
+        number: How many were opened before it.
     """
 
     born: int
     totals: Totals = _NOTHING_SAID
     origin: float = _NOTHING
     corrects: bool = False
+    number: int = 0
 
 
 @dataclass(slots=True)
@@ -126,6 +131,18 @@ class Finished(NamedTuple):
     missing: int
     spread: Spread | None = None
 
+    def as_list(self) -> list[Any]:
+        """As JSON can hold it."""
+        spread = None if self.spread is None else [self.spread.squares, self.spread.largest_at]
+        return [*self.key.place, *self.key[1:], list(self.totals), self.calls, self.corrects, self.missing, spread]
+
+    @classmethod
+    def from_list(cls, told: Sequence[Any]) -> Finished:
+        """The inverse of `as_list`."""
+        counted, step, name, occurrence, totals, calls, corrects, missing, spread = told
+        key = Key(Place(counted, step), name, occurrence)
+        return cls(key, Totals(*totals), calls, corrects, missing, None if spread is None else Spread(*spread))
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -139,6 +156,7 @@ class Outcome:
         more: Whether some rank has more to say at once: the next round need not wait for anything.
         regroup: Whether a rank asked for the ranks that take part to be agreed on anew before the next round.
         late: Of what this rank contributed in this round, what came after its value was finished.
+        lost: What this rank contributed so late that the others' part is forgotten: it is not written.
     """
 
     finished: tuple[Finished, ...] = ()
@@ -148,6 +166,7 @@ class Outcome:
     more: bool = False
     regroup: bool = False
     late: tuple[Key, ...] = field(default=(), compare=False)
+    lost: tuple[Key, ...] = field(default=(), compare=False)
 
 
 class Rounds:
@@ -160,7 +179,7 @@ class Rounds:
         remembered: How many finished cells are kept for contributions that come late.
     """
 
-    def __init__(self, rank: int, size: int, *, spread: Sequence[str] = (), remembered: int = 4096) -> None:
+    def __init__(self, rank: int, size: int, *, spread: Sequence[str] = (), remembered: int = 32_768) -> None:
         self.size = size
         self.absent = 0
         self.round = 0
@@ -175,14 +194,18 @@ class Rounds:
         self._usual: dict[str, int] = {}  # by name: how many ranks spoke when it was finished last
         self._whole: dict[str, int] = {}  # and when it was finished last with none missing
         self._lacking: set[str] = set()  # names that were given up, and not whole since
+        self._by_name: dict[str, dict[Key, Cell]] = {}  # open cells
+        self._opened = 0
         self._done: OrderedDict[Key, tuple[Totals, float]] = OrderedDict()  # what was contributed, and its origin
+        self._stale: dict[tuple[str, int], int] = {}  # by name and occurrence: the largest step that was forgotten
         self._awaiting: list[Finished] = []  # finished, but written only after a round that brings their spread
         self._outbox: OrderedDict[Place, dict[str, _Queue]] = OrderedDict()
         self._offered: dict[str, _Said] = {}
         self._focus: tuple[int, ...] = ()
         self._turns: dict[tuple[Place, str], int] = {}
-        self._occurrences: OrderedDict[int | None, dict[str, int]] = OrderedDict()  # by step and name
-        self._occurring = 0  # how many numbers there are in it
+        self._occurrences: OrderedDict[int, _Counts] = OrderedDict()  # by step: how often each name was logged
+        self._calls: dict[str, int] = {}  # and without a step
+        self._same: dict[_Counts, _Counts] = {}  # most steps have the same counts: they are kept once
         self._own: OrderedDict[Key, float] = OrderedDict()
         self._spoken: set[Key] = set()  # open cells that this rank contributed to
         self._spreading: set[str] = set()
@@ -219,14 +242,16 @@ class Rounds:
 
     def _count(self, step: int | None, names: Iterable[str]) -> list[int]:
         """How often each name was logged at a step before; count it. What was counted longest ago is forgotten."""
-        counts = self._occurrences.pop(step, {})
-        self._occurrences[step] = counts
-        self._occurring -= len(counts)
+        counts = self._calls if step is None else dict(self._occurrences.pop(step, ()))
         occurrences = [counts.get(name, 0) for name in names]
         counts.update((name, occurrence + 1) for name, occurrence in zip(names, occurrences, strict=True))
-        self._occurring += len(counts)
-        while self._occurring > max(_OCCURRENCES_PER_CELL * self._remembered, len(counts)):
-            self._occurring -= len(self._occurrences.popitem(last=False)[1])
+        if step is not None:
+            told = tuple(counts.items())
+            self._occurrences[step] = self._same.setdefault(told, told)
+            if len(self._same) > self._remembered:
+                self._same.clear()
+            if len(self._occurrences) > _STEPS_PER_CELL * self._remembered:
+                self._occurrences.popitem(last=False)
         return occurrences
 
     def give_up(self, born: int, *, new_only: bool) -> None:
@@ -265,12 +290,13 @@ class Rounds:
 
     @property
     def open_places(self) -> int:
-        """Number of places at which cells are open."""
-        return len({key.place for key in self.cells})
+        """Number of rows that open cells belong to."""
+        return len({(key.place, key.occurrence if key.place.counted else 0) for key in self.cells})
 
     def unspoken(self, born: int) -> list[Key]:
         """Open cells, opened in round `born` or before, that wait for others, though this rank has said nothing."""
-        return [key for key, cell in self.cells.items() if cell.born <= born and key not in self._spoken]
+        old = takewhile(lambda item: item[1].born <= born, self.cells.items())  # they are in the order of their birth
+        return [key for key, _ in old if key not in self._spoken]
 
     def unknown(self) -> list[str]:
         """Names in the outbox that the unit has not agreed on, in the order in which they were logged."""
@@ -326,10 +352,11 @@ class Rounds:
             "names": self.names,
             "cells": [_as_list(key, cell) for key, cell in self.cells.items()],
             "done": [_as_list(key, Cell(0, *done)) for key, done in self._done.items()],
-            "awaiting": [[*value.key.place, *value.key[1:], *_told(value)] for value in self._awaiting],
+            "awaiting": [value.as_list() for value in self._awaiting],
             "usual": self._usual,
             "whole": self._whole,
             "lacking": sorted(self._lacking),
+            "stale": [[*key, step] for key, step in self._stale.items()],
             "focus": self._focus,
             "turns": [[*place, name, turn] for (place, name), turn in self._turns.items()],
         }
@@ -339,11 +366,14 @@ class Rounds:
         self.round = int(snapshot["round"])
         self.names, self._positions = [], {}
         self.learn([snapshot["names"]])
-        self.cells = OrderedDict(map(_from_list, snapshot["cells"]))
+        self.cells, self._by_name = OrderedDict(), {}
+        for key, cell in map(_from_list, snapshot["cells"]):
+            self._keep_open(key, cell)
         self._done = OrderedDict((key, (cell.totals, cell.origin)) for key, cell in map(_from_list, snapshot["done"]))
-        self._awaiting = [_heard(told) for told in snapshot["awaiting"]]
+        self._awaiting = [Finished.from_list(told) for told in snapshot["awaiting"]]
         self._usual, self._whole = dict(snapshot["usual"]), dict(snapshot["whole"])
         self._lacking = set(snapshot["lacking"])
+        self._stale = {(name, occurrence): step for name, occurrence, step in snapshot["stale"]}
         self._focus = tuple(snapshot["focus"])
         self._turns = {(Place(counted, step), name): turn for counted, step, name, turn in snapshot["turns"]}
         self._spoken.intersection_update(self.cells)
@@ -389,13 +419,14 @@ class Rounds:
         self._given_up = {lane: born if born > maxima[lane] else _NOTHING for lane, born in self._given_up.items()}
         place = self._agreed_place(maxima)
         said = [] if place is None else self._heard_at(place, sums, maxima)
-        finished, late = self._conclude(said, maxima)
+        finished, late, lost = self._conclude(said, maxima)
         more = maxima[_MORE] > 0 or bool(self._focus or self._turns)
         if self._awaiting or any(value.spread for value in finished):
             self._awaiting += finished
-            return Outcome(written, more=more or closed, regroup=regroup, late=late)
+            return Outcome(written, more=more or closed, regroup=regroup, late=late, lost=lost)
+        more = more or self._recheck
         return Outcome(
-            written + finished, closed=closed, paused=paused, more=more or self._recheck, regroup=regroup, late=late
+            written + finished, closed=closed, paused=paused, more=more, regroup=regroup, late=late, lost=lost
         )
 
     def _next_place(self) -> Place | None:
@@ -442,7 +473,8 @@ class Rounds:
         if own is None or waiting.spread is None:
             return
         start, header = self._starts(waiting.key.name)
-        sums[start + SUM_LANES] = (own - waiting.totals.plain / waiting.totals.number) ** 2
+        deviation = own - waiting.totals.plain / waiting.totals.number
+        sums[start + SUM_LANES] = deviation * deviation  # of huge ones infinite, where a power would raise
         if math.isnan(own) if waiting.totals.nans else own == waiting.totals.largest:
             maxima[header + MAX_LANES + 2] = -float(self._rank)
 
@@ -500,11 +532,12 @@ class Rounds:
 
     def _conclude(
         self, said: list[tuple[Key, Totals]], maxima: Sequence[float]
-    ) -> tuple[tuple[Finished, ...], tuple[Key, ...]]:
+    ) -> tuple[tuple[Finished, ...], tuple[Key, ...], tuple[Key, ...]]:
         """Put what was said into its cells, and finish those that are ready.
 
         Returns:
-            What is finished, and the cells that this rank contributed to though they were finished before.
+            What is finished, the cells that this rank contributed to though they were finished before, and those
+            whose other contributions are forgotten.
         """
         origin = maxima[_ORIGIN]
         own = [key for key, _ in said if key.name in self._offered]
@@ -514,20 +547,24 @@ class Rounds:
         if not self.cells and self._is_all(said):  # as in every round of ranks that go in step
             self._recheck = False
             finished = tuple([self._finished(key, totals, origin) for key, totals in said])
-            self._forget(self._done, self._remembered)
-            return finished, ()
+            self._forget_done()
+            return finished, (), ()
         for key, totals in said:
             cell = self._open(key)
             cell.totals = cell.totals + totals if cell.totals.voices else totals
             cell.origin = max(cell.origin, origin)
         self._spoken.update(own)
         late = tuple(key for key in own if self.cells[key].corrects)
-        return self._finish(self._ready({key for key, _ in said}, maxima)), late
+        finished, lost = self._finish(self._ready({key for key, _ in said}, maxima))
+        return finished, late, lost
 
     def _is_all(self, said: list[tuple[Key, Totals]]) -> bool:
         """Whether nobody is waited for, and none of it comes after its cell was finished."""
         size, usual, done = self.size, self._usual, self._done
-        return all(totals.voices >= min(size, usual.get(key.name, size)) and key not in done for key, totals in said)
+        return all(
+            totals.voices >= min(size, usual.get(key.name, size)) and key not in done and not self._is_stale(key)
+            for key, totals in said
+        )
 
     def _drop(self, key: Key, said: _Said) -> None:
         """Take from the outbox what this rank has said; remember the number where its spread is wanted."""
@@ -546,8 +583,14 @@ class Rounds:
         if cell is None:
             before = self._done.pop(key, None)
             cell = Cell(self.round) if before is None else Cell(self.round, *before, corrects=True)
-            self.cells[key] = cell
+            self._keep_open(key, cell)
         return cell
+
+    def _keep_open(self, key: Key, cell: Cell) -> None:
+        cell.number = self._opened
+        self._opened += 1
+        self.cells[key] = cell
+        self._by_name.setdefault(key.name, {})[key] = cell
 
     def _ready(self, touched: set[Key], maxima: Sequence[float]) -> list[tuple[Key, bool]]:
         """Cells to finish now: complete ones, those that all ranks have passed, those given up, all in a common pause.
@@ -563,7 +606,8 @@ class Rounds:
             return [(key, False) for key in self.cells]
         newest = {key.name: self.cells[key].born for key in complete if not self.cells[key].corrects}
         ready = []
-        for key, cell in self.cells.items():
+        for key in self.cells if everything else self._candidates(complete, maxima):
+            cell = self.cells[key]
             passed = cell.born < newest.get(key.name, 0)  # a rank logs a name in order: all have passed this one
             new = cell.born <= maxima[_GIVE_UP_NEW] and key.name not in self._usual
             gave_up = cell.born <= maxima[_GIVE_UP_ALL]
@@ -573,20 +617,58 @@ class Rounds:
                 ready.append((key, gave_up and known and not (everything or passed or key in complete)))
         return ready
 
+    def _candidates(self, complete: Iterable[Key], maxima: Sequence[float]) -> list[Key]:
+        """Open cells that may be ready: complete ones, those that they passed, and those that may be given up."""
+        names = {key.name for key in complete}
+        if maxima[_GIVE_UP_NEW] > _NOTHING:
+            names.update(name for name in self._by_name if name not in self._usual)
+        found = {key for name in names for key in self._by_name[name]}
+        found.update(key for key, _ in takewhile(lambda old: old[1].born <= maxima[_GIVE_UP_ALL], self.cells.items()))
+        return sorted(found, key=lambda key: self.cells[key].number)
+
     def _expected(self, name: str) -> int:
         """How many ranks are waited for: as many as spoke when the name was finished last."""
         return min(self.size, self._usual.get(name, self.size))
 
-    def _finish(self, ready: Iterable[tuple[Key, bool]]) -> tuple[Finished, ...]:
-        finished = []
+    def _finish(self, ready: Iterable[tuple[Key, bool]]) -> tuple[tuple[Finished, ...], tuple[Key, ...]]:
+        finished, lost = [], []
         for key, gave_up in ready:
             cell = self.cells.pop(key)
+            self._close(key)
+            is_own = key in self._spoken
             self._spoken.discard(key)
+            if not cell.corrects and self._is_stale(key) and cell.totals.voices < self._whole.get(key.name, 0):
+                lost += [key] if is_own else []  # a better value was written before it was forgotten
+                continue
             if cell.totals.voices < self._expected(key.name):
                 self._recheck = True  # other cells of this name may be complete by this
             finished.append(self._finished(key, cell.totals, cell.origin, corrects=cell.corrects, gave_up=gave_up))
-        self._forget(self._done, self._remembered)
-        return tuple(finished)
+        self._forget_done()
+        return tuple(finished), tuple(lost)
+
+    def _close(self, key: Key) -> None:
+        del self._by_name[key.name][key]
+        if not self._by_name[key.name]:
+            del self._by_name[key.name]
+
+    def _is_stale(self, key: Key) -> bool:
+        """Whether a cell may have been finished and forgotten, as one that lies behind it was."""
+        if key.place.counted:
+            return key.occurrence <= self._stale.get((key.name, -1), -1)
+        step = self._stale.get((key.name, key.occurrence))
+        return step is not None and key.place.step <= step
+
+    def _forget_done(self) -> None:
+        """Keep the memory of finished cells bounded; note how far it does not reach."""
+        while len(self._done) > max(self._remembered, 2 * len(self.names)):
+            key, _ = self._done.popitem(last=False)
+            if key.place.counted:
+                self._stale[key.name, -1] = max(key.occurrence, self._stale.get((key.name, -1), -1))
+            else:
+                before = self._stale.get((key.name, key.occurrence), key.place.step)
+                self._stale[key.name, key.occurrence] = max(key.place.step, before)
+            while len(self._stale) > _STALE_NOTED:
+                del self._stale[next(iter(self._stale))]
 
     def _finished(
         self, key: Key, totals: Totals, origin: float, *, corrects: bool = False, gave_up: bool = False
@@ -632,13 +714,3 @@ def _as_list(key: Key, cell: Cell) -> list[Any]:
 def _from_list(told: Sequence[Any]) -> tuple[Key, Cell]:
     counted, step, name, occurrence, born, totals, origin, corrects = told
     return Key(Place(counted, step), name, occurrence), Cell(born, Totals(*totals), origin, corrects=corrects)
-
-
-def _told(value: Finished) -> list[Any]:
-    return [list(value.totals), value.calls, value.corrects, value.missing, value.spread is not None]
-
-
-def _heard(told: Sequence[Any]) -> Finished:
-    counted, step, name, occurrence, totals, calls, corrects, missing, has_spread = told
-    key, spread = Key(Place(counted, step), name, occurrence), Spread() if has_spread else None
-    return Finished(key, Totals(*totals), calls, corrects, missing, spread)

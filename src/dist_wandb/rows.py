@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,6 +15,8 @@ from dist_wandb.reduction import Reduction, Totals, matches_any, reduction_of
 from dist_wandb.rounds import Finished, Key, Rounds
 from dist_wandb.run import RunWriter
 from dist_wandb.values import Later, checked_weight, is_number
+
+_log = logging.getLogger("dist_wandb")
 
 DEGRADED = "dist_wandb/degraded"
 _A_METRIC = Totals(voices=1)  # in the rounds it has no number
@@ -36,6 +39,16 @@ class Contribution:
     commit: bool | None = None
     weight: Any = None
     calls: int = 0
+
+    def is_ready(self) -> bool:
+        """Whether all of it can be had without waiting for a device."""
+        weights = self.weight.values() if isinstance(self.weight, dict) else (self.weight,)
+        return all(
+            value.is_ready()
+            for values in (self.metrics.values(), weights)
+            for value in values
+            if isinstance(value, (Later, Snapshot))
+        )
 
 
 class Rows:
@@ -203,9 +216,13 @@ class Rows:
             row[f"{name}/argmax_rank"] = self.global_rank_of(value.spread.largest_at)
 
     def _write(self, row: dict[str, Any], value: Finished) -> None:
-        if row:
-            place = value.key.place
+        if not row:
+            return
+        place = value.key.place
+        try:
             self._writer.write_plain(row, self._x(None if place.counted else place.step, value.calls))
+        except Exception:  # noqa: BLE001  # a row that W&B does not take must not end the others
+            _log.exception("dist_wandb: rank %d could not write a row; it is lost", self._rank)
 
     def _x(self, step: int | None, calls: int) -> int | None:
         return calls if step is None and self._counts else step

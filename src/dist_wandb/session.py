@@ -30,7 +30,16 @@ from dist_wandb.policy import (
     unit_of,
     unit_run_id,
 )
-from dist_wandb.reduction import PerRank, Reduce, Reduction, Spread, check_patterns, check_reduce, check_spread
+from dist_wandb.reduction import (
+    LARGEST_EXACT_INTEGER,
+    PerRank,
+    Reduce,
+    Reduction,
+    Spread,
+    check_patterns,
+    check_reduce,
+    check_spread,
+)
 from dist_wandb.rendezvous import BASE_ID, Rendezvous, agree_on_base_id, id_of_job, learn_layout, make_id
 from dist_wandb.rows import Contribution, Rows
 from dist_wandb.run import NullRun, RunWriter
@@ -49,6 +58,7 @@ _log = logging.getLogger("dist_wandb")
 
 STEP_METRIC = "global_step"
 _JOB = "job"
+_LONGEST = 1e9  # the largest limit: 30 years in seconds; longer ones overflow in Python's and torch's clocks
 _EXIT_CODE_OF_CTRL_C = 130  # 128 + SIGINT, as shells report it
 
 
@@ -250,7 +260,7 @@ class Session:
         values = take(metrics, rank)
         if step is None and self._step_metric in values and type(values[self._step_metric]) is int:
             step = values.pop(self._step_metric)
-        if step is not None and type(step) is not int:
+        if step is not None:
             step = _checked_step(step, rank)
         self._exchange.put(
             Contribution(values, step, None, None if weight is None else take_weight(weight, rank), self._rows)
@@ -678,19 +688,25 @@ def _check_metrics(metrics: object, topology: Topology) -> None:
 
 def _checked_step(step: object, rank: int) -> int:
     try:
-        return operator.index(step)  # type: ignore[arg-type]  # what is no integer raises
+        number = operator.index(step)  # type: ignore[arg-type]  # what is no integer raises
     except TypeError:
         raise ConfigurationError(
             f"step={step!r} on rank {rank} is no integer, but rows of the ranks are matched by it. Pass the number of "
             "optimizer steps so far."
         ) from None
+    if abs(number) > LARGEST_EXACT_INTEGER:
+        raise ConfigurationError(
+            f"step={step!r} on rank {rank} is beyond 2**53, where ranks cannot tell steps apart. Pass the number of "
+            "optimizer steps so far, or a time in seconds."
+        )
+    return number
 
 
 def _check_limit(name: str, value: object, example: str, kinds: tuple[type, ...], unit: str) -> None:
     if isinstance(value, bool) or not isinstance(value, kinds):
         raise ConfigurationError(f"{name}={value!r} is no number of the right kind. {unit} Pass e.g. {example}.")
-    if not value > 0:  # type: ignore[operator]  # a number
-        raise ConfigurationError(f"{name}={value!r} must be greater than 0. {unit}")
+    if not 0 < value <= _LONGEST:  # type: ignore[operator]  # a number
+        raise ConfigurationError(f"{name}={value!r} must be greater than 0 and at most {_LONGEST:.0e}. {unit}")
 
 
 _told_of_foreign_processes: set[int] = set()

@@ -15,11 +15,11 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from dist_wandb.errors import RendezvousError
 from dist_wandb.fused_metrics import is_metric_name, shown
@@ -40,7 +40,11 @@ _LAST_WORDS = 2.0  # seconds that the thread is given to write what is there, wh
 _LAST_ROUND = 1.0  # seconds that a process which ends gives the others to end as well
 _WITHOUT_FINISH = 10.0  # seconds that a process which ends waits at most for others, if nobody finished its session
 _LOOK_FOR_BROKEN = 0.5  # seconds between two looks, while waiting for others, whether one of them broke off
+_LOOK_AT_DEVICES = 0.005  # seconds between two looks whether a device has computed what was logged
+_MOST_UNWRITTEN = 20_000  # values kept for a primary that is away
 _MOST_AT_ONCE = 256  # contributions taken from the inbox before the next round
+_TIMES_APART = 0.02  # seconds between two notes of when a round took place
+_PRIMARY = 0  # its index in the unit
 _FLUSH_HEARTBEATS = 2  # how long a rank that flushes waits for others to do so as well
 _NEW_NAME_HEARTBEATS = 5  # patience with a name that was never finished before
 
@@ -147,16 +151,18 @@ class RoundsExchange:
         self._find = find
         self._rows = rows
         self._inbox: SimpleQueue[Contribution | _Flush | None] = SimpleQueue()
+        self._waiting: deque[Contribution] = deque()  # for a device to compute what is in them
         self._flushes: list[_Flush] = []
         self._stopped = threading.Event()  # no waiting for others any more
         self._taken = threading.Event()  # closing, and the others know all that this rank had to say
         self._done = threading.Event()
-        self._closing = self._failed = self._left = False
+        self._closing = self._failed = self._left = self._broken = False
         self._settled_since: float | None = None
         self._membership: Membership | None = None
         self._epoch: Epoch | None = None
         self._result: tuple[list[float], list[float]] | None = None
         self._due: tuple[Finished, ...] = ()  # finished, but not written yet
+        self._unwritten: deque[Finished] = deque(maxlen=_MOST_UNWRITTEN)  # as the primary is away
         self._names_due = False
         self._times: deque[tuple[int, float]] = deque()  # when rounds took place, as long as their cells are open
         self._pause = _FIRST_PAUSE
@@ -172,7 +178,8 @@ class RoundsExchange:
 
     def put(self, contribution: Contribution) -> None:
         """Hand a contribution to the thread."""
-        self._inbox.put(contribution)
+        if not self._broken:
+            self._inbox.put(contribution)
 
     def flush(self, timeout: float | None = None, *, together: bool = False) -> bool:
         """Wait until all that this rank has logged so far is finished, and, if this rank writes it, written.
@@ -186,14 +193,14 @@ class RoundsExchange:
             Whether it is.
         """
         if self._is_foreign() or self._done.is_set():
-            return True
+            return not self._broken
         flushed = _Flush(together)
         self._inbox.put(flushed)
         deadline = time.monotonic() + (self.limits.finish_timeout if timeout is None else timeout)
         while not flushed.wait(min(0.2, max(0.0, deadline - time.monotonic()))):
             if self._done.is_set() or time.monotonic() >= deadline:
-                return flushed.is_set()
-        return True
+                return flushed.is_set() and not self._broken
+        return not self._broken
 
     def close(self, timeout: float | None = None, *, failed: bool = False) -> bool:
         """Say that nothing more comes. A rank that writes waits for all others; the rest until their words are taken.
@@ -216,7 +223,7 @@ class RoundsExchange:
             limit = min(limit, _LAST_WORDS)
         ended = self._done if self._rows.writes else self._taken
         if ended.wait(limit) and not self._stopped.is_set():
-            return True
+            return not self._broken
         if not failed:
             self._warn(
                 "finish",
@@ -314,9 +321,10 @@ class RoundsExchange:
             return None
         if self.unit.index not in epoch.members:
             self._warn("late", f"rank {self.unit.global_rank} was not there in time, and asks to be taken in.")
-            epoch = membership.join(membership.latest(epoch))
+            limit = self.limits.join_timeout + self.limits.peer_timeout
+            epoch = membership.join(membership.latest(epoch), limit)
             self._epoch = None
-            self.rounds.restore(membership.state(epoch))
+            self._restore(membership.state(epoch))
         self._enter(epoch)
         try:
             self._form_group(epoch)
@@ -335,9 +343,19 @@ class RoundsExchange:
             return membership.regroup(epoch, self._word(), min(_GRACE, self.limits.peer_timeout))
         self._let_go()
         if epoch.members[0] == self.unit.index:
-            return membership.admit(epoch, self._word(), self.rounds.snapshot())
+            unwritten = [value.as_list() for value in self._unwritten]
+            return membership.admit(epoch, self._word(), {**self.rounds.snapshot(), "unwritten": unwritten})
         following = membership.await_epoch(epoch.number + 1, self.limits.peer_timeout)
         return following or membership.regroup(epoch, self._word(), min(_GRACE, self.limits.peer_timeout))
+
+    def _restore(self, state: Mapping[str, Any]) -> None:
+        """Take over what the others know, also what they finished while the primary was away."""
+        self.rounds.restore(state)
+        unwritten = map(Finished.from_list, state["unwritten"])
+        if self._rows.writes:
+            self._due += tuple(unwritten)
+        else:
+            self._unwritten.extend(unwritten)
 
     def _catch_up(self, epoch: Epoch) -> bool:
         """Come to where the others were when an epoch began: one round ahead at most, or some names.
@@ -363,6 +381,8 @@ class RoundsExchange:
         before, self._epoch = self._epoch, epoch
         absent = membership.absent(epoch)
         self.rounds.resize(len(epoch.members), len(absent))
+        if self._has_primary():
+            self._unwritten.clear()
         lost = absent & set(before.members if before else absent)
         if lost:
             ranks = ", ".join(str(membership.global_rank(index)) for index in sorted(lost))
@@ -410,8 +430,8 @@ class RoundsExchange:
         self._exchange_metrics(value.key for value in self._due)
         self._write_due()
         self._more = outcome.more
-        self._tell_of_late(outcome.late)
-        if self._closing and not self.rounds.pending and self._inbox.empty():
+        self._tell_of_late(outcome.late, outcome.lost)
+        if self._closing and not self.rounds.pending and self._has_heard_all():
             self._taken.set()
         self._answer_flushes(paused=outcome.paused)
         return outcome
@@ -438,10 +458,14 @@ class RoundsExchange:
         due, self._due = self._due, ()
         if not due:
             return
+        if not self._rows.writes and not self._has_primary():
+            if len(self._unwritten) + len(due) > _MOST_UNWRITTEN:
+                self._warn("unwritten", f"rows up to {self._where()} are lost: the rank that writes them is away.")
+            self._unwritten.extend(due)
         try:
             self._rows.write_finished(due)
-        except Exception:  # noqa: BLE001  # a row that W&B does not take must not end the others
-            _log.exception("dist_wandb: rank %d could not write a row; it is lost", self.unit.global_rank)
+        except Exception:  # noqa: BLE001  # what was not understood must not end the others
+            _log.exception("dist_wandb: rank %d could not write rows; they are lost", self.unit.global_rank)
 
     _more = False
 
@@ -455,25 +479,56 @@ class RoundsExchange:
             timeout, self._pause = self.limits.heartbeat, _FIRST_PAUSE
         if self._drain(timeout):
             self._pause = _FIRST_PAUSE
-        self.rounds.closing = self._closing and self._inbox.empty()
-        self.rounds.pausing = bool(self._flushes) and self._inbox.empty()
+        self.rounds.closing = self._closing and self._has_heard_all()
+        self.rounds.pausing = bool(self._flushes) and self._has_heard_all()
+        if self.rounds.pending > self.limits.max_pending_rows:
+            self._warn(
+                "outbox",
+                f"rank {self.unit.global_rank} logs rows faster than the ranks exchange them: more than "
+                f"{self.limits.max_pending_rows} wait. Memory grows with them. Log less often.",
+            )
+
+    def _has_heard_all(self) -> bool:
+        """Whether nothing of what this rank logged is still on its way to the rounds."""
+        return self._inbox.empty() and not self._waiting
+
+    def _has_primary(self) -> bool:
+        return self._epoch is not None and _PRIMARY in self._epoch.members
 
     def _drain(self, timeout: float) -> bool:
-        """Take what was put into the inbox; whether there was anything."""
-        found = False
+        """Take what was put into the inbox; whether there was anything, or a device is done with what was."""
+        deadline = time.monotonic() + timeout
+        while True:
+            left = max(0.0, deadline - time.monotonic())
+            accepted = self._accept_all(min(left, _LOOK_AT_DEVICES) if self._waiting else left)
+            if self._post_ready() or accepted:
+                return True
+            if not left:
+                return False
+
+    def _accept_all(self, timeout: float) -> bool:
         with suppress(Empty):
             self._accept(self._inbox.get(timeout=timeout) if timeout else self._inbox.get_nowait())
-            found = True
-            for _ in range(_MOST_AT_ONCE):
-                self._accept(self._inbox.get_nowait())
-        return found
+            with suppress(Empty):
+                for _ in range(_MOST_AT_ONCE):
+                    self._accept(self._inbox.get_nowait())
+            return True
+        return False
 
     def _accept(self, item: Contribution | _Flush | None) -> None:
         """Take a contribution, or the wish for a flush; `None` only wakes the thread."""
         if isinstance(item, Contribution):
-            self._post(item)
+            self._waiting.append(item)
         elif item is not None:
             self._flushes.append(item)
+
+    def _post_ready(self) -> bool:
+        """Post, in their order, what devices have computed. Waiting for one would keep the other ranks waiting."""
+        found = False
+        while self._waiting and self._waiting[0].is_ready():
+            self._post(self._waiting.popleft())
+            found = True
+        return found
 
     def _post(self, contribution: Contribution) -> None:
         try:
@@ -490,7 +545,7 @@ class RoundsExchange:
 
         When all ranks pause, what only some of them said is finished. Who has nothing open waits for that a little.
         """
-        if not (self._flushes and self.rounds.settled and self._inbox.empty()):
+        if not (self._flushes and self.rounds.settled and self._has_heard_all()):
             self._settled_since = None
             return
         now = time.monotonic()
@@ -507,12 +562,14 @@ class RoundsExchange:
             self._times.clear()
             return
         now, oldest = time.monotonic(), next(iter(self.rounds.cells.values())).born
-        self._times.append((self.rounds.round, now))
+        if not self._times or now - self._times[-1][1] >= _TIMES_APART:
+            self._times.append((self.rounds.round, now))
         while self._times[0][0] < oldest and len(self._times) > 1 and self._times[1][0] <= oldest:
             self._times.popleft()
         self._give_up(now - _NEW_NAME_HEARTBEATS * self.limits.heartbeat, new_only=True)
         self._give_up(now - self.limits.peer_timeout, new_only=False)
-        if self.rounds.open_places > self.limits.max_pending_rows:
+        limit = self.limits.max_pending_rows
+        if len(self.rounds.cells) > limit and self.rounds.open_places > limit:
             self._warn(
                 "pending",
                 f"more than {self.limits.max_pending_rows} rows wait for ranks that have not logged them. The oldest "
@@ -521,7 +578,11 @@ class RoundsExchange:
             self.rounds.give_up(oldest, new_only=False)
 
     def _give_up(self, since: float, *, new_only: bool) -> None:
-        born = max((number for number, at in self._times if at <= since), default=None)
+        born = None
+        for number, at in self._times:
+            if at > since:
+                break
+            born = number
         if born is None:
             return
         self.rounds.give_up(born, new_only=new_only)
@@ -535,7 +596,13 @@ class RoundsExchange:
                         "The row is written without it.",
                     )
 
-    def _tell_of_late(self, late: Sequence[Key]) -> None:
+    def _tell_of_late(self, late: Sequence[Key], lost: Sequence[Key]) -> None:
+        for key in lost:
+            self._warn(
+                f"too late {key.name}",
+                f"rank {self.unit.global_rank} logged {shown(key.name)!r} at {_place(key)} so long after the others "
+                "that their part is forgotten. The row stays without it. More of these are not told.",
+            )
         for key in late:
             self._warn(
                 f"late {key.name}",
@@ -562,7 +629,7 @@ class RoundsExchange:
         if self._epoch is not None or self._rows.writes or not self._closing:
             return False
         self._drain(0)  # a rank that has nothing to say, and nothing to write, need not wait for the others to come
-        return not self.rounds.pending
+        return not self.rounds.pending and not self._waiting
 
     def _is_broken_off(self) -> bool:
         """Asked while a round waits for the others: whether it is in vain."""
@@ -597,10 +664,14 @@ class RoundsExchange:
         self.group = Alone()
         self._be_alone()
         self._more = False
-        while not (self._closing and self._inbox.empty()) and not self._stopped.is_set():
-            self._wait_for_reason()
-            self._write_all()
-            self._answer_flushes(paused=True)
+        try:
+            while not (self._closing and self._has_heard_all()) and not self._stopped.is_set():
+                self._wait_for_reason()
+                self._write_all()
+                self._answer_flushes(paused=True)
+        except Exception:  # noqa: BLE001  # as in _main
+            self._broken = True
+            _log.exception("dist_wandb: rank %d can bring no more rows to W&B", self.unit.global_rank)
 
     def _be_alone(self) -> None:
         gone = len(self._membership.left) if self._membership is not None else 0
@@ -613,6 +684,9 @@ class RoundsExchange:
         try:
             while self._drain(0):
                 pass
+            if self._waiting:
+                lost = f"{len(self._waiting)} rows of rank {self.unit.global_rank} are lost"
+                self._warn("device", f"{lost}: the device has not computed what is in them.")
             self.group = Alone()
             self._be_alone()
             self.rounds.closing = True

@@ -35,6 +35,10 @@ class HostCopy:
         self._source = together if self._event is None else None
         self._numbers: list[float] | None = None
 
+    def is_ready(self) -> bool:
+        """Whether the numbers can be had without waiting, as far as the device tells."""
+        return self._numbers is not None or self._event is None or bool(self._event.query())
+
     def numbers(self) -> list[float]:
         """The numbers, in the order of the tensors. Waits for the device: not to be called on the training thread."""
         if self._numbers is None:
@@ -58,6 +62,10 @@ class Later:
     def __init__(self, copy: HostCopy, index: int) -> None:
         self._copy = copy
         self._index = index
+
+    def is_ready(self) -> bool:
+        """Whether the number can be had without waiting, as far as the device tells."""
+        return self._copy.is_ready()
 
     def number(self) -> float:
         """The number. Waits for the device: not to be called on the training thread."""
@@ -87,6 +95,10 @@ def _take_others(metrics: Mapping[str, Any], rank: int) -> dict[str, Any]:
     taken: dict[str, Any] = {}
     on_devices: dict[tuple[Any, Any], list[tuple[str, Any]]] = {}
     for name, value in _flat(metrics):
+        if "\0" in name:
+            raise ConfigurationError(
+                f"The name {name!r} on rank {rank} has NUL characters. Names are text without them."
+            )
         if type(value) in _AS_THEY_ARE:
             taken[name] = value
             continue
@@ -197,6 +209,12 @@ def _number_of_host(value: Any) -> float | None:
 def _as_tensor(value: object) -> torch.Tensor | None:
     torch = sys.modules.get("torch")  # nobody has a tensor without importing it
     return value if torch is not None and isinstance(value, torch.Tensor) else None
+
+
+def copied_tensor(value: Any) -> Any:
+    """A tensor's numbers as they are now, without its graph; what is no tensor as it is."""
+    tensor = _as_tensor(value)
+    return value if tensor is None else tensor.detach().clone()
 
 
 def _check_scalar(name: str, tensor: torch.Tensor, rank: int) -> None:

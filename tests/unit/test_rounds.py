@@ -465,7 +465,7 @@ def test_memory_is_bounded() -> None:
         machine.post({"loss": Totals.of(1.0)}, step)
         machine.take(*machine.pack())
     sizes = [len(value) for value in vars(machine).values() if isinstance(value, (dict, list))]
-    assert max(sizes) <= 16 * 50
+    assert max(sizes) <= 2 * 50
 
 
 def test_a_pending_place_is_counted_until_it_is_told() -> None:
@@ -691,3 +691,100 @@ def test_a_machine_says_under_another_name_what_the_others_do_not_know_yet() -> 
         ("loss", 3, 0): 2.0,
         ("new", None, 0): 5.0,
     }
+
+
+# --- what comes after memory has ended --------------------------------------------------------------------------------
+
+
+def forgetful(size: int, remembered: int) -> Unit:
+    return Unit([Rounds(rank, size, remembered=remembered) for rank in range(size)])
+
+
+def test_what_comes_after_the_others_part_is_forgotten_does_not_take_its_place() -> None:
+    unit = forgetful(2, remembered=10)
+    for rank in range(2):
+        unit.log(rank, {"loss": float(rank)}, 0)
+    settle(unit)
+    unit.stall(1)
+    for step in range(1, 50):
+        unit.log(0, {"loss": 0.0}, step)
+        settle(unit)
+    for step in range(1, 50):
+        unit.log(1, {"loss": 1.0}, step)
+    unit.come_back(1)
+    lost: list[Key] = []
+    while unit.machines[1].pending:
+        packed = [machine.pack() for machine in unit.machines]
+        sums = [sum(column) for column in zip(*(lists[0] for lists in packed), strict=True)]
+        maxima = [max(column) for column in zip(*(lists[1] for lists in packed), strict=True)]
+        outcomes = [machine.take(sums, maxima) for machine in unit.machines]
+        assert outcomes[0].finished == outcomes[1].finished
+        assert outcomes[0].lost == ()
+        lost += outcomes[1].lost
+        unit.written.update(
+            {(value.key.name, value.key.place.step, value.key.occurrence): value for value in outcomes[0].finished}
+        )
+    means = {step: unit.written["loss", step, 0].totals.reduced("mean") for step in range(50)}
+    assert means == {step: 0.5 if step in (0, *range(40, 50)) else 0.0 for step in range(50)}
+    assert [key.place.step for key in lost] == list(range(1, 40))
+
+
+def test_steps_that_go_back_behind_what_is_forgotten_are_written() -> None:
+    unit = forgetful(2, remembered=10)
+    for step in [*range(100, 150), *range(50)]:
+        for rank in range(2):
+            unit.log(rank, {"loss": float(step + rank)}, step)
+        settle(unit)
+    unit.close()
+    unit.check_written()
+
+
+def test_occurrences_pair_however_much_else_a_rank_logs() -> None:
+    unit = forgetful(2, remembered=64)
+    for epoch in range(4):
+        for step in range(300):
+            unit.log(0, {"loss": 1.0, **{f"own_{number}": 1.0 for number in range(9)}}, step + 300 * epoch)
+            unit.log(1, {"loss": 1.0}, step + 300 * epoch)
+        for rank in range(2):
+            unit.log(rank, {"accuracy": 10.0 * epoch + rank}, None)
+    unit.close()
+    assert [unit.written["accuracy", None, epoch].totals.reduced("mean") for epoch in range(4)] == [
+        0.5,
+        10.5,
+        20.5,
+        30.5,
+    ]
+
+
+def test_rows_without_a_step_count_as_rows() -> None:
+    unit = Unit.of(2)
+    for _ in range(5):
+        unit.log(0, {"loss": 1.0, "lr": 0.1}, None)
+        settle(unit)
+    assert unit.machines[0].open_places == unit.machines[1].open_places == 5
+
+
+def counting(method: Callable[..., list[Key]], counts: list[int]) -> Callable[..., list[Key]]:
+    def counted(*arguments: object) -> list[Key]:
+        found = method(*arguments)
+        counts.append(len(found))
+        return found
+
+    return counted
+
+
+def test_a_round_costs_no_more_when_many_cells_are_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    unit = Unit.of(2)
+    unit.log(0, {"loss": 1.0}, 0)
+    unit.log(1, {"loss": 1.0}, 0)
+    settle(unit)
+    for step in range(1, 200):
+        unit.log(0, {"loss": 1.0}, step)
+        settle(unit)
+    looked_at: list[int] = []
+    for machine in unit.machines:
+        monkeypatch.setattr(machine, "_candidates", counting(machine._candidates, looked_at))
+    unit.log(0, {"lr": 0.1}, 3000)
+    unit.log(1, {"lr": 0.1}, 3000)
+    settle(unit)
+    assert looked_at == [1, 1]

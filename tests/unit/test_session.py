@@ -329,14 +329,14 @@ def test_a_session_that_is_not_made_yet_raises_instead_of_recurring() -> None:
         ({"join_timeout": "60"}, "join_timeout='60' is no number of the right kind."),
         ({"join_timeout": True}, "join_timeout=True is no number of the right kind."),
         ({"join_timeout": None}, "join_timeout=None is no number of the right kind."),
-        ({"join_timeout": 0}, "join_timeout=0 must be greater than 0."),
-        ({"join_timeout": -1.5}, "join_timeout=-1.5 must be greater than 0."),
-        ({"join_timeout": float("nan")}, "join_timeout=nan must be greater than 0."),
+        ({"join_timeout": 0}, "join_timeout=0 must be greater than 0 and at most 1e+09."),
+        ({"join_timeout": -1.5}, "join_timeout=-1.5 must be greater than 0 and at most 1e+09."),
+        ({"join_timeout": float("nan")}, "join_timeout=nan must be greater than 0 and at most 1e+09."),
         ({"per_rank": 7}, "per_rank=7 is neither a bool nor name patterns."),
         *[
             ({limit: value}, f"{limit}={value!r} {message}")
             for limit in ("peer_timeout", "finish_timeout", "heartbeat", "max_pending_rows")
-            for value, message in {"1": "is no number of the right kind.", 0: "must be greater than 0."}.items()
+            for value, message in {"1": "is no number of the right kind.", 0: "must be greater than 0 and at most 1e+09."}.items()
         ],
         ({"heartbeat": False}, "heartbeat=False is no number of the right kind. It is in seconds."),
         ({"max_pending_rows": 1.5}, "max_pending_rows=1.5 is no number of the right kind. It is a number of rows."),
