@@ -63,11 +63,18 @@ class FusedMetrics:
     def name_of(self, name: str, snapshot: Snapshot, known: Sequence[str]) -> str:
         """The name for the rounds: that of a layout which the ranks know already, if the states fit into it."""
         for other in known:
-            if shown(other) == name and is_metric_name(other) and snapshot.adopt(other.partition(_SEPARATOR)[2]):
+            if shown(other) == name and is_metric_name(other) and self._adopts(snapshot, other):
                 return other
         if snapshot.fallback is not None:
             self._warn(name, f"{name!r} on rank {self._rank}: {snapshot.fallback}")
         return f"{name}{_SEPARATOR}{snapshot.signature}"
+
+    def _adopts(self, snapshot: Snapshot, name: str) -> bool:
+        try:
+            return snapshot.adopt(name.partition(_SEPARATOR)[2])
+        except Exception as error:  # noqa: BLE001  # whatever a metric raises must not end the exchange
+            self._warn(f"adopt {name}", f"the states of {shown(name)!r} on rank {self._rank} cannot be sent: {error!r}")
+            return False
 
     def keep(self, key: Key, snapshot: Snapshot) -> None:
         """Remember what this rank contributes to a cell."""

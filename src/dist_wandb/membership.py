@@ -246,6 +246,11 @@ class Membership:
         if left is not None and self.unit.index in left.members:
             self._rendezvous.publish(f"broken/{left.number}", self.unit.index)
 
+    def is_gone(self, index: int) -> bool:
+        """Whether a rank has left word that it is going."""
+        self._look_for_gone([index])
+        return index in self._gone
+
     def absent(self, epoch: Epoch) -> set[int]:
         """Ranks that should take part in `epoch` but do not: neither members nor gone with a word."""
         outside = set(range(self.unit.size)) - set(epoch.members)

@@ -431,7 +431,7 @@ class RoundsExchange:
         self._write_due()
         self._more = outcome.more
         self._tell_of_late(outcome.late, outcome.lost)
-        if self._closing and not self.rounds.pending and self._has_heard_all():
+        if self._closing and not self.rounds.pending and self._has_heard_all() and not self._awaits_primary():
             self._taken.set()
         self._answer_flushes(paused=outcome.paused)
         return outcome
@@ -479,7 +479,7 @@ class RoundsExchange:
             timeout, self._pause = self.limits.heartbeat, _FIRST_PAUSE
         if self._drain(timeout):
             self._pause = _FIRST_PAUSE
-        self.rounds.closing = self._closing and self._has_heard_all()
+        self.rounds.closing = self._closing and self._has_heard_all() and not self._awaits_primary()
         self.rounds.pausing = bool(self._flushes) and self._has_heard_all()
         if self.rounds.pending > self.limits.max_pending_rows:
             self._warn(
@@ -491,6 +491,10 @@ class RoundsExchange:
     def _has_heard_all(self) -> bool:
         """Whether nothing of what this rank logged is still on its way to the rounds."""
         return self._inbox.empty() and not self._waiting
+
+    def _awaits_primary(self) -> bool:
+        """Whether the rank that writes is away, but may come back for what the others have for it."""
+        return bool(self._unwritten) and not self._has_primary() and not self._the_membership().is_gone(_PRIMARY)
 
     def _has_primary(self) -> bool:
         return self._epoch is not None and _PRIMARY in self._epoch.members
@@ -663,6 +667,7 @@ class RoundsExchange:
         self._let_go()
         self.group = Alone()
         self._be_alone()
+        self._unwritten.clear()
         self._more = False
         try:
             while not (self._closing and self._has_heard_all()) and not self._stopped.is_set():

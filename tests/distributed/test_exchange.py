@@ -119,9 +119,12 @@ class Stall:
     def __init__(self) -> None:
         self.over = threading.Event()
 
-    def number(self) -> Later:
+    def number(self, *, asked: bool = False) -> Later:
+        """A number, zero; if `asked`, one that also tells whether it has come."""
         copy = HostCopy([torch.zeros(())])
         copy.numbers = self._wait  # type: ignore[method-assign]
+        if asked:
+            copy.is_ready = self.over.is_set  # type: ignore[method-assign]
         return Later(copy, 0)
 
     def _wait(self) -> list[float]:
@@ -423,6 +426,105 @@ def test_a_failing_row_does_not_end_the_others(ranks: Callable[..., Ranks], capl
     unit.close()
     assert unit.last("loss").keys() == {0, 2}
     assert "could not write a row" in caplog.text
+
+
+class Ragged(torchmetrics.Metric):
+    """Its states cannot be joined into one tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("seen", default=[], dist_reduce_fx="cat")
+
+    def update(self, width: int) -> None:
+        seen: Any = self.seen
+        seen += [torch.ones(2, width), torch.ones(2, width + 1)]
+
+    def compute(self) -> torch.Tensor:
+        return torch.tensor(0.0)
+
+
+def test_a_metric_that_raises_while_its_states_are_sent_ends_nothing(
+    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
+) -> None:
+    unit = ranks(2)
+    metrics = [Ragged() for _ in range(2)]
+    for step in range(4):
+        for rank, metric in enumerate(metrics):
+            metric.update(rank + 3)
+            unit.log(rank, {"loss": float(rank), **({"ragged": metric} if step in (1, 2) else {})}, step)
+    unit.close()
+    assert unit.last("loss") == dict.fromkeys(range(4), 0.5)
+    assert "'ragged' on rank 0 has no part in its row" in caplog.text
+
+
+def test_numbers_too_large_for_their_spread_end_nothing(ranks: Callable[..., Ranks]) -> None:
+    unit = ranks(2, spread=["*"])
+    for step in range(3):
+        for rank in range(2):
+            unit.log(rank, {"perplexity": 1e160 if (rank, step) == (1, 1) else 1.0}, step)
+    unit.close()
+    assert unit.last("perplexity") == {0: 1.0, 1: 5e159, 2: 1.0}
+    assert unit.last("perplexity/std") == {0: 0.0, 1: math.inf, 2: 0.0}
+
+
+def test_what_others_log_while_the_primary_is_away_is_written_when_it_is_back(ranks: Callable[..., Ranks]) -> None:
+    unit = ranks(3, limits=replace(QUICK, peer_timeout=1))
+    for rank in range(3):
+        unit.log(rank, {"loss": float(rank), "own": 1.0}, 0)
+    unit.flush()
+    stall = Stall()
+    unit.log(0, {"loss": stall.number()}, 1)
+    for step in range(1, 6):
+        for rank in (1, 2):
+            unit.log(rank, {"loss": float(rank)}, step)
+        unit.log(1, {"own": float(step)}, step)
+    eventually(lambda: len(unit.exchanges[1]._unwritten) >= 10)
+    stall.over.set()
+    unit.close()
+    assert unit.last("own") == {0: 1.0, **{step: float(step) for step in range(1, 6)}}
+    assert unit.last("loss") == {0: 1.0, 1: 1.0, **dict.fromkeys(range(2, 6), 1.5)}
+
+
+def test_a_rank_whose_device_computes_long_goes_on_with_the_others(ranks: Callable[..., Ranks]) -> None:
+    """Its rows wait for the device, in their order; its thread does not."""
+    unit = ranks(2, limits=replace(QUICK, peer_timeout=1.5))
+    for rank in range(2):
+        unit.log(rank, {"loss": 0.0, "other": 1.0}, 0)
+    unit.flush()
+    stall = Stall()
+    unit.log(1, {"loss": stall.number(asked=True)}, 1)
+    unit.log(1, {"loss": 3.0}, 2)
+    unit.log(0, {"other": 2.0}, 1)
+    time.sleep(2.5)
+    before = unit.exchanges[0].rounds.round
+    eventually(lambda: unit.exchanges[0].rounds.round > before + 5)
+    assert unit.exchanges[0].rounds.size == 2
+    assert not unit.exchanges[1].flush(0.3)
+    stall.over.set()
+    for step in (1, 2):
+        unit.log(0, {"loss": 1.0}, step)
+    unit.close()
+    assert unit.last("loss") == {0: 0.0, 1: 0.5, 2: 2.0}
+
+
+def test_an_exchange_that_is_beyond_help_says_so(
+    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unit = ranks(2)
+    for rank in range(2):
+        unit.log(rank, {"loss": 1.0}, 0)
+    unit.flush()
+
+    def fail(*_arguments: Any, **_named: Any) -> None:
+        raise KeyError("a bug of ours")
+
+    monkeypatch.setattr(unit.exchanges[0].rounds, "pack", fail)
+    unit.log(0, {"loss": 1.0}, 1)
+    eventually(lambda: "rank 0 can bring no more rows to W&B" in caplog.text)
+    unit.log(0, {"loss": 1.0}, 2)
+    assert unit.exchanges[0].flush(1) is False
+    assert unit.exchanges[0].close(1) is False
+    assert unit.exchanges[0]._inbox.qsize() <= 2
 
 
 # --- faults in the middle of an exchange ------------------------------------------------------------------------------

@@ -331,12 +331,16 @@ def test_a_session_that_is_not_made_yet_raises_instead_of_recurring() -> None:
         ({"join_timeout": None}, "join_timeout=None is no number of the right kind."),
         ({"join_timeout": 0}, "join_timeout=0 must be greater than 0 and at most 1e+09."),
         ({"join_timeout": -1.5}, "join_timeout=-1.5 must be greater than 0 and at most 1e+09."),
+        ({"peer_timeout": float("inf")}, "peer_timeout=inf must be greater than 0 and at most 1e+09."),
         ({"join_timeout": float("nan")}, "join_timeout=nan must be greater than 0 and at most 1e+09."),
         ({"per_rank": 7}, "per_rank=7 is neither a bool nor name patterns."),
         *[
             ({limit: value}, f"{limit}={value!r} {message}")
             for limit in ("peer_timeout", "finish_timeout", "heartbeat", "max_pending_rows")
-            for value, message in {"1": "is no number of the right kind.", 0: "must be greater than 0 and at most 1e+09."}.items()
+            for value, message in {
+                "1": "is no number of the right kind.",
+                0: "must be greater than 0 and at most 1e+09.",
+            }.items()
         ],
         ({"heartbeat": False}, "heartbeat=False is no number of the right kind. It is in seconds."),
         ({"max_pending_rows": 1.5}, "max_pending_rows=1.5 is no number of the right kind. It is a number of rows."),
@@ -867,6 +871,8 @@ def test_otherwise_every_rank_writes_its_own(job: Job, fake_wandb: FakeWandb, op
         (({"loss": 0.5, 7: 1},), "log was given the name 7 (int) on rank 1, but names are text, without NUL"),
         (({"loss": 0.5}, 1.5), "step=1.5 on rank 1 is no integer"),
         (({"loss": 0.5}, "3"), "step='3' on rank 1 is no integer"),
+        (({"loss": 0.5}, 1_763_737_200_123_456_789), "step=1763737200123456789 on rank 1 is beyond 2**53"),
+        (({"a": {"b\0c": 1}},), "The name 'a.b\\x00c' on rank 1 has NUL characters."),
         (({"loss": 0.5, "z": 1j},), "'z' is 1j on rank 1, but complex numbers"),
         (({"loss": 0.5, "logits": torch.zeros(2, 3)},), "'logits' is a tensor of shape (2, 3) on rank 1"),
         (({"loss": 0.5}, 0, -1), "weight=-1 on rank 1 is negative or not finite"),
