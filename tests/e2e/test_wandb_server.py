@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -19,13 +18,6 @@ SCRIPTS = Path(__file__).parent / "scripts"
 ROWS = [{"loss": 10.0 - step} for step in range(5)]
 MORE_ROWS = [{"loss": -1.0 - step} for step in range(4)]
 TIMEOUT = 60
-
-
-@pytest.fixture
-def server() -> Iterator[WandbServer]:
-    with WandbServer() as server:
-        yield server
-    assert server.unknown == []
 
 
 def client(directory: Path, **order: Any) -> list[str | Path]:
@@ -48,11 +40,11 @@ def values(rows: list[dict[str, float]]) -> list[float]:
     return [row["loss"] for row in rows]
 
 
-def test_a_plain_run_is_recorded(server: WandbServer, tmp_path: Path) -> None:
+def test_a_plain_run_is_recorded(wandb_server: WandbServer, tmp_path: Path) -> None:
     described = {"name": "nm", "group": "g", "job_type": "train", "notes": "why", "tags": ["a", "b"]}
     command = client(tmp_path, init={**described, "config": {"lr": 0.1}}, rows=ROWS)
-    run(server, tmp_path, command, WANDB_CONSOLE="wrap").check()
-    recorded = server.runs["tester/tests/exp"]
+    run(wandb_server, tmp_path, command, WANDB_CONSOLE="wrap").check()
+    recorded = wandb_server.runs["tester/tests/exp"]
     assert losses(recorded) == values(ROWS)
     assert [row["_step"] for row in recorded.rows] == list(range(len(ROWS)))
     assert recorded.summary["loss"] == ROWS[-1]["loss"]
@@ -63,40 +55,40 @@ def test_a_plain_run_is_recorded(server: WandbServer, tmp_path: Path) -> None:
     assert sum(f"logged {ROWS[0]}" in line for line in recorded.console) == 1
 
 
-def test_an_exit_code_is_recorded(server: WandbServer, tmp_path: Path) -> None:
-    run(server, tmp_path, client(tmp_path, exit_code=3)).check()
-    recorded = server.run("exp")
+def test_an_exit_code_is_recorded(wandb_server: WandbServer, tmp_path: Path) -> None:
+    run(wandb_server, tmp_path, client(tmp_path, exit_code=3)).check()
+    recorded = wandb_server.run("exp")
     assert (recorded.rows, recorded.exit_codes) == ([], [3])
 
 
 @pytest.mark.parametrize("resume", ["allow", "must"])
-def test_a_resumed_run_goes_on_behind_its_rows(server: WandbServer, tmp_path: Path, resume: str) -> None:
-    run(server, tmp_path, client(tmp_path, init={"config": {"lr": 0.1}}, rows=ROWS)).check()
-    run(server, tmp_path, client(tmp_path, init={"resume": resume}, rows=MORE_ROWS)).check()
-    recorded = server.run("exp")
+def test_a_resumed_run_goes_on_behind_its_rows(wandb_server: WandbServer, tmp_path: Path, resume: str) -> None:
+    run(wandb_server, tmp_path, client(tmp_path, init={"config": {"lr": 0.1}}, rows=ROWS)).check()
+    run(wandb_server, tmp_path, client(tmp_path, init={"resume": resume}, rows=MORE_ROWS)).check()
+    recorded = wandb_server.run("exp")
     assert losses(recorded) == values(ROWS + MORE_ROWS)
     assert [row["_step"] for row in recorded.rows] == list(range(len(ROWS + MORE_ROWS)))
     assert recorded.config == {"lr": 0.1}
     assert recorded.completions == 2
 
 
-def test_a_run_that_must_be_resumed_has_to_be_there(server: WandbServer, tmp_path: Path) -> None:
-    finished = run(server, tmp_path, client(tmp_path, init={"resume": "must"}))
+def test_a_run_that_must_be_resumed_has_to_be_there(wandb_server: WandbServer, tmp_path: Path) -> None:
+    finished = run(wandb_server, tmp_path, client(tmp_path, init={"resume": "must"}))
     assert finished.exit_codes == (1,)
-    assert server.runs == {}
+    assert wandb_server.runs == {}
 
 
-def test_plain_writers_of_one_id_overwrite_each_other(server: WandbServer, tmp_path: Path) -> None:
+def test_plain_writers_of_one_id_overwrite_each_other(wandb_server: WandbServer, tmp_path: Path) -> None:
     """Both open before either logs: of the rows at one offset that which came last is left."""
     opened, joined = str(tmp_path / "opened"), str(tmp_path / "joined")
     first = client(tmp_path / "first", opened=opened, goes_on_after=joined, more_rows=ROWS)
     second = client(tmp_path / "second", opens_after=opened, opened=joined, rows=MORE_ROWS)
-    run(server, tmp_path, first, second).check()
-    recorded = server.run("exp")
-    kept = losses(recorded)
-    assert len(kept) == len(ROWS)
-    assert all(loss in at_offset for loss, at_offset in zip(kept, zip(values(ROWS), values(MORE_ROWS)), strict=False))
-    assert kept[-1] == ROWS[-1]["loss"]
+    run(wandb_server, tmp_path, first, second).check()
+    recorded = wandb_server.run("exp")
+    by_offset = dict(enumerate(losses(recorded)))
+    assert list(by_offset) == list(range(len(ROWS)))
+    assert by_offset[4] == ROWS[4]["loss"]
+    assert all(by_offset[offset] in (ROWS[offset]["loss"], MORE_ROWS[offset]["loss"]) for offset in range(4))
     assert (list(recorded.writers), recorded.completions) == ([PLAIN], 2)
 
 
@@ -115,9 +107,9 @@ def shared_pair(directory: Path) -> tuple[list[str | Path], list[str | Path]]:
     return primary, shared(directory, 1, rows=MORE_ROWS, opens_after=opened, logged=logged)
 
 
-def test_shared_writers_are_clients_of_one_run(server: WandbServer, tmp_path: Path) -> None:
-    run(server, tmp_path, *shared_pair(tmp_path), WANDB_CONSOLE="wrap").check()
-    recorded = server.run("exp")
+def test_shared_writers_are_clients_of_one_run(wandb_server: WandbServer, tmp_path: Path) -> None:
+    run(wandb_server, tmp_path, *shared_pair(tmp_path), WANDB_CONSOLE="wrap").check()
+    recorded = wandb_server.run("exp")
     streamed = sorted((values(writer.rows) for writer in recorded.writers.values()), key=len)
     assert streamed == [values(MORE_ROWS), values(ROWS)]
     assert PLAIN not in recorded.writers
@@ -147,56 +139,56 @@ FAULTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS.keys())
-def test_faults_lose_and_double_no_rows(server: WandbServer, tmp_path: Path, fault: dict[str, Any]) -> None:
-    opening = server.fail("UpsertBucket", count=1, **fault)
-    streaming = server.fail("file_stream", count=2, **fault)
-    run(server, tmp_path, client(tmp_path, rows=ROWS, more_rows=MORE_ROWS)).check()
+def test_faults_lose_and_double_no_rows(wandb_server: WandbServer, tmp_path: Path, fault: dict[str, Any]) -> None:
+    opening = wandb_server.fail("UpsertBucket", count=1, **fault)
+    streaming = wandb_server.fail("file_stream", count=2, **fault)
+    run(wandb_server, tmp_path, client(tmp_path, rows=ROWS, more_rows=MORE_ROWS)).check()
     assert (opening.hits, streaming.hits) == (1, 2)
-    recorded = server.run("exp")
+    recorded = wandb_server.run("exp")
     assert losses(recorded) == values(ROWS + MORE_ROWS)
     assert recorded.exit_codes[-1:] == [0]
 
 
-def test_a_server_that_is_dead_for_a_while_gets_all_rows(server: WandbServer, tmp_path: Path) -> None:
+def test_a_server_that_is_dead_for_a_while_gets_all_rows(wandb_server: WandbServer, tmp_path: Path) -> None:
     again = tmp_path / "again"
     command = client(tmp_path, rows=ROWS, more_rows=MORE_ROWS, goes_on_after=str(again))
-    with started(command, cwd=tmp_path, environment=server.environment(tmp_path)) as job:
-        server.wait_until(lambda: len(losses_so_far(server)) == len(ROWS))
-        server.stop()
+    with started(command, cwd=tmp_path, environment=wandb_server.environment(tmp_path)) as job:
+        wandb_server.wait_until(lambda: len(losses_so_far(wandb_server)) == len(ROWS))
+        wandb_server.stop()
         again.touch()
         time.sleep(1.0)
-        assert losses_so_far(server) == values(ROWS)
-        server.restart()
+        assert losses_so_far(wandb_server) == values(ROWS)
+        wandb_server.restart()
         output, _ = job.processes[0].communicate(timeout=TIMEOUT)
         assert job.processes[0].returncode == 0, output
-    assert losses_so_far(server) == values(ROWS + MORE_ROWS)
-    assert server.run("exp").exit_codes == [0]
+    assert losses_so_far(wandb_server) == values(ROWS + MORE_ROWS)
+    assert wandb_server.run("exp").exit_codes == [0]
 
 
 def losses_so_far(server: WandbServer) -> list[float]:
     return [loss for run in server.runs.values() for loss in losses(run)]
 
 
-def test_a_fault_goes_on_until_it_is_stopped(server: WandbServer, tmp_path: Path) -> None:
-    fault = server.fail("file_stream", status=500)
+def test_a_fault_goes_on_until_it_is_stopped(wandb_server: WandbServer, tmp_path: Path) -> None:
+    fault = wandb_server.fail("file_stream", status=500)
     command = client(tmp_path, rows=ROWS)
-    with started(command, cwd=tmp_path, environment=server.environment(tmp_path)) as job:
-        server.wait_until(lambda: fault.hits == 3)
-        assert losses_so_far(server) == []
+    with started(command, cwd=tmp_path, environment=wandb_server.environment(tmp_path)) as job:
+        wandb_server.wait_until(lambda: fault.hits == 3)
+        assert losses_so_far(wandb_server) == []
         fault.stop()
         output, _ = job.processes[0].communicate(timeout=TIMEOUT)
         assert job.processes[0].returncode == 0, output
-    assert losses_so_far(server) == values(ROWS)
+    assert losses_so_far(wandb_server) == values(ROWS)
 
 
-def test_files_and_artifacts_arrive(server: WandbServer, tmp_path: Path) -> None:
+def test_files_and_artifacts_arrive(wandb_server: WandbServer, tmp_path: Path) -> None:
     weights = tmp_path / "weights.bin"
     weights.write_bytes(bytes(range(256)))
-    server.fail("files", count=1, status=500)
-    run(server, tmp_path, client(tmp_path, rows=ROWS, file=str(weights))).check()
-    recorded = server.run("exp")
+    wandb_server.fail("files", count=1, status=500)
+    run(wandb_server, tmp_path, client(tmp_path, rows=ROWS, file=str(weights))).check()
+    recorded = wandb_server.run("exp")
     assert recorded.files["weights.bin"] == weights.read_bytes()
-    (artifact,) = server.artifacts
+    (artifact,) = wandb_server.artifacts
     assert (artifact.run, artifact.name, artifact.kind, artifact.committed) == (recorded.key, "weights", "model", True)
     assert "best" in artifact.aliases
     assert artifact.files == {"weights.bin": weights.read_bytes()}
@@ -214,10 +206,10 @@ def test_what_the_server_does_not_know_is_an_error_that_tests_see() -> None:
         assert [text.split(":")[0] for text in server.unknown] == ["Nonsense", "POST /nowhere"]
 
 
-def test_dist_wandb_shared_run_under_torchrun(server: WandbServer, tmp_path: Path) -> None:
+def test_dist_wandb_shared_run_under_torchrun(wandb_server: WandbServer, tmp_path: Path) -> None:
     job = torchrun(SCRIPTS / "shared_online.py", tmp_path)
-    run(server, tmp_path, *job, WANDB_CONSOLE="wrap", WANDB_X_STATS_SAMPLING_INTERVAL="1").check()
-    recorded = server.run("exp")
+    run(wandb_server, tmp_path, *job, WANDB_CONSOLE="wrap", WANDB_X_STATS_SAMPLING_INTERVAL="1").check()
+    recorded = wandb_server.run("exp")
     assert recorded.exit_codes == [0]
     assert {frozenset(labels_of(writer)) for writer in recorded.writers.values()} == {
         frozenset({"rank-0"}),

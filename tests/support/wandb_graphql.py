@@ -140,7 +140,7 @@ class GraphQL:
         return {"id": artifact_id, "file": {"id": f"{artifact_id}-manifest", **upload}}
 
     def _create_artifact_files(self, variables: _Variables, _client: str) -> _Data:
-        nodes = [
+        nodes: list[_Data] = [
             {
                 "storagePath": f"{spec['artifactID']}/{spec['name']}",
                 "uploadUrl": self._upload_url("artifact", spec["artifactID"], spec["name"]),

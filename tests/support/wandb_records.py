@@ -183,30 +183,34 @@ class RecordedRun:
     @property
     def display_name(self) -> str | None:
         """The last display name that came."""
-        return self._latest("display_name")
+        return self._latest_text("display_name")
 
     @property
     def group(self) -> str | None:
         """The last group that came."""
-        return self._latest("group")
+        return self._latest_text("group")
 
     @property
     def job_type(self) -> str | None:
         """The last job type that came."""
-        return self._latest("job_type")
+        return self._latest_text("job_type")
 
     @property
     def notes(self) -> str | None:
         """The last notes that came."""
-        return self._latest("notes")
+        return self._latest_text("notes")
 
     @property
     def tags(self) -> tuple[str, ...]:
         """The last tags that came."""
         return self._latest("tags") or ()
 
+    def _latest_text(self, name: str) -> str | None:
+        text: str | None = self._latest(name)
+        return text
+
     def _latest(self, name: str) -> Any:
-        """The last value that an upsert gave; an empty one only clears it where wandb sends it so."""
+        """The last value that an upsert gave: later ones leave most of them as they are."""
         values = [getattr(upsert, name) for upsert in self.upserts]
         return next((value for value in reversed(values) if value is not None), None)
 

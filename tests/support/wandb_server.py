@@ -149,12 +149,13 @@ class WandbServer:
             for name in ("CACHE", "CONFIG", "DATA", "ARTIFACT")
         }
         retries = {
-            f"WANDB_X_{client}_RETRY_WAIT_{bound}_SECONDS": "1"  # wandb takes less than a second for its default
+            f"WANDB_X_{client}_RETRY_WAIT_{bound}_SECONDS": "1"
             for client in ("GRAPHQL", "FILE_STREAM", "FILE_TRANSFER")
             for bound in ("MIN", "MAX")
         }
         online = {"WANDB_BASE_URL": self.url, "WANDB_API_KEY": _API_KEY, "WANDB_MODE": "online"}
-        interval = {"WANDB_X_FILE_STREAM_TRANSMIT_INTERVAL": "0.5"}
+        # wandb-core waits whole seconds: of less than one it makes its defaults, 2 to 60 s and 15 s
+        interval = {"WANDB_X_FILE_STREAM_TRANSMIT_INTERVAL": "1"}
         variables = clean_environment(**{**online, **places, **retries, **interval, **extra})
         if "WANDB_MODE" not in extra:
             del variables["WANDB_MODE"]
