@@ -92,6 +92,17 @@ def test_plain_writers_of_one_id_overwrite_each_other(wandb_server: WandbServer,
     assert (list(recorded.writers), recorded.completions) == ([PLAIN], 2)
 
 
+@pytest.mark.parametrize("counts_lines", [True, False])
+def test_a_plain_run_opened_again_starts_where_the_server_says(tmp_path: Path, counts_lines: bool) -> None:
+    with WandbServer(counts_lines=counts_lines) as server:
+        run(server, tmp_path, client(tmp_path, rows=ROWS)).check()
+        run(server, tmp_path, client(tmp_path, rows=MORE_ROWS)).check()
+        left = values(ROWS) if counts_lines else values(MORE_ROWS)
+        right = values(MORE_ROWS) if counts_lines else values(ROWS)[len(MORE_ROWS) :]
+        assert losses(server.run("exp")) == left + right
+        assert server.unknown == []
+
+
 def shared(directory: Path, rank: int, **order: Any) -> list[str | Path]:
     """A writer of a shared run, rank 0 its primary."""
     settings = {"mode": "shared", "x_label": f"rank-{rank}", "x_primary": rank == 0}

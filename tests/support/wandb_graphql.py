@@ -33,12 +33,21 @@ class GraphQL:
         records: What to answer from, and to record into.
         url: Tells the address of the server, for the files that clients put.
         features: The server features that clients are told of.
+        counts_lines: Whether the answer to an upsert says how many rows there are; else it says 0.
     """
 
-    def __init__(self, records: Records, url: Callable[[], str], features: Iterable[str] = FEATURES) -> None:
+    def __init__(
+        self,
+        records: Records,
+        url: Callable[[], str],
+        features: Iterable[str] = FEATURES,
+        *,
+        counts_lines: bool = True,
+    ) -> None:
         self._records = records
         self._url = url
         self._features = tuple(features)
+        self._counts_lines = counts_lines
         self._answers: dict[str, Callable[[_Variables, str], _Data]] = {
             "Viewer": self._viewer,
             "ServerFeaturesQuery": self._server_features,
@@ -88,7 +97,7 @@ class GraphQL:
             "config": json.dumps(run.stored_config),
             "sweepName": None,
             "project": project,
-            "historyLineCount": run.line_count(HISTORY),
+            "historyLineCount": run.line_count(HISTORY) if self._counts_lines else 0,
         }
         return {"upsertBucket": {"bucket": bucket, "inserted": is_new}}
 

@@ -110,9 +110,11 @@ class WandbServer:
 
     Args:
         features: The server features that clients are told of.
+        counts_lines: Whether clients that open a run are told how many rows it has: then they start behind them, also
+            where they do not resume. Else they are told 0.
     """
 
-    def __init__(self, features: Iterable[str] = FEATURES) -> None:
+    def __init__(self, features: Iterable[str] = FEATURES, *, counts_lines: bool = True) -> None:
         self._records = Records()
         self._changed = threading.Condition(threading.RLock())
         self._faults: list[Fault] = []
@@ -121,7 +123,7 @@ class WandbServer:
         self._http: _HttpServer | None = None
         self._reserved: socket.socket | None = None  # keeps the port while nobody listens
         self.port = 0  # until it is entered
-        self._graphql = GraphQL(self._records, lambda: self.url, features)
+        self._graphql = GraphQL(self._records, lambda: self.url, features, counts_lines=counts_lines)
 
     def __enter__(self) -> Self:
         self.restart()
