@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 import wandb
+from wandb_server import WandbServer
 
 from dist_wandb import gloo, session, sync
 
@@ -148,6 +149,14 @@ def on_ranks() -> OnRanks:
             return list(pool.map(function, range(world_size)))
 
     return call
+
+
+@pytest.fixture
+def wandb_server() -> Iterator[WandbServer]:
+    """A stand-in for the W&B server; the test fails if a client asks for something that it was not taught."""
+    with WandbServer() as server:
+        yield server
+    assert server.unknown == []
 
 
 @pytest.hookimpl(trylast=True)

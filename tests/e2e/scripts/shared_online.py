@@ -1,0 +1,20 @@
+"""One rank that logs into a shared run."""
+
+import sys
+
+import torch.distributed as dist
+
+import dist_wandb
+
+
+def main(directory: str) -> None:
+    dist.init_process_group("gloo")
+    with dist_wandb.init("tests", run_mode="shared", id="exp", name="nm", dir=directory, config={"lr": 0.1}) as run:
+        for step in range(5):
+            run.log({"loss": 2.0 * step + run.topology.global_rank}, step=step)
+        sys.stdout.write(f"hello from {run.topology.global_rank}\n")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

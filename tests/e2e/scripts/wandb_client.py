@@ -1,0 +1,51 @@
+"""One process that uses wandb itself, without dist_wandb, as its only argument says in JSON."""
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import wandb
+
+
+def wait_for(path: str | None) -> None:
+    deadline = time.monotonic() + 60
+    while path is not None and not Path(path).exists():
+        assert time.monotonic() < deadline, f"{path} never came"
+        time.sleep(0.02)
+
+
+def touch(path: str | None) -> None:
+    if path is not None:
+        Path(path).touch()
+
+
+def log(run: wandb.Run, rows: list[dict[str, Any]]) -> None:
+    for row in rows:
+        run.log(row)
+        sys.stdout.write(f"logged {row}\n")
+
+
+def main(order: dict[str, Any]) -> None:
+    """Open, log, log more, finish.
+
+    `opens_after` and `goes_on_after` name files to wait for, `opened` and `logged` files to make.
+    """
+    wait_for(order.get("opens_after"))
+    run = wandb.init(project="tests", settings=wandb.Settings(**order.get("settings", {})), **order["init"])
+    touch(order.get("opened"))
+    log(run, order.get("rows", []))
+    touch(order.get("logged"))
+    wait_for(order.get("goes_on_after"))
+    log(run, order.get("more_rows", []))
+    if "file" in order:
+        run.save(order["file"], base_path=str(Path(order["file"]).parent), policy="now")
+        artifact = wandb.Artifact("weights", type="model", metadata={"epoch": 3})
+        artifact.add_file(order["file"])
+        run.log_artifact(artifact, aliases=["best"])
+    run.finish(exit_code=order.get("exit_code", 0))
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

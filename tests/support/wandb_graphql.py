@@ -1,0 +1,196 @@
+"""The GraphQL operations that wandb 0.31 sends for runs, files and artifacts, answered from a server's records."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+from urllib.parse import quote
+
+from wandb_records import ENTITY, EVENTS, HISTORY, PROJECT, RecordedArtifact, RecordedRun, Records, upsert_of
+
+FEATURES = ("CLIENT_IDS", "LARGE_FILENAMES", "ARTIFACT_TAGS", "STRUCTURED_CONSOLE_LOGS")
+
+_Variables = Mapping[str, Any]
+_Data = dict[str, Any]
+
+
+class UnknownOperationError(Exception):
+    """A client asked for something that this server was not taught."""
+
+
+def operation_name(message: Mapping[str, Any]) -> str:
+    """The name of the operation in a GraphQL request."""
+    found = re.search(r"\b(?:query|mutation)\s+(\w+)", message["query"])
+    return message.get("operationName") or (found[1] if found else "unnamed")
+
+
+class GraphQL:
+    """Answers GraphQL operations.
+
+    Args:
+        records: What to answer from, and to record into.
+        url: Tells the address of the server, for the files that clients put.
+        features: The server features that clients are told of.
+        counts_lines: Whether the answer to an upsert says how many rows there are; else it says 0.
+    """
+
+    def __init__(
+        self,
+        records: Records,
+        url: Callable[[], str],
+        features: Iterable[str] = FEATURES,
+        *,
+        counts_lines: bool = True,
+    ) -> None:
+        self._records = records
+        self._url = url
+        self._features = tuple(features)
+        self._counts_lines = counts_lines
+        self._answers: dict[str, Callable[[_Variables, str], _Data]] = {
+            "Viewer": self._viewer,
+            "ServerFeaturesQuery": self._server_features,
+            "OrganizationCoreWeaveOrganizationID": self._no_organization,
+            "UpsertBucket": self._upsert_bucket,
+            "RunResumeStatus": self._run_resume_status,
+            "CreateRunFiles": self._create_run_files,
+            "FetchArtifactDigestAlgorithm": self._no_digest_algorithm,
+            "XXHashDigestsEnabled": self._no_xxhash,
+            "ArtifactType": self._no_artifact,
+            "CreateArtifact": self._create_artifact,
+            "CreateArtifactManifest": self._create_artifact_manifest,
+            "UpdateArtifactManifest": self._update_artifact_manifest,
+            "CreateArtifactFiles": self._create_artifact_files,
+            "CommitArtifact": self._commit_artifact,
+        }
+
+    def answer(self, operation: str, variables: _Variables, client: str) -> _Data:
+        """The data of the answer to one operation.
+
+        Raises:
+            UnknownOperationError: Nobody taught this server the operation.
+        """
+        if operation not in self._answers:
+            raise UnknownOperationError(operation)
+        return self._answers[operation](variables, client)
+
+    def _viewer(self, _variables: _Variables, _client: str) -> _Data:
+        teams = {"edges": [{"node": {"name": ENTITY}}]}
+        viewer = {"id": "viewer", "entity": ENTITY, "username": ENTITY, "email": "tester@example.com", "flags": "{}"}
+        return {"viewer": {**viewer, "teams": teams}}
+
+    def _server_features(self, _variables: _Variables, _client: str) -> _Data:
+        return {"serverInfo": {"features": [{"name": name, "isEnabled": True} for name in self._features]}}
+
+    def _no_organization(self, _variables: _Variables, _client: str) -> _Data:
+        return {"entity": {"organization": None}}
+
+    def _upsert_bucket(self, variables: _Variables, client: str) -> _Data:
+        run, is_new = self._records.upsert(upsert_of(variables, client))
+        project = {"id": run.project, "name": run.project, "entity": {"id": run.entity, "name": run.entity}}
+        bucket = {
+            "id": run.key,
+            "name": run.run_id,
+            "displayName": run.display_name or run.run_id,
+            "description": None,
+            "config": json.dumps(run.stored_config),
+            "sweepName": None,
+            "project": project,
+            "historyLineCount": run.line_count(HISTORY) if self._counts_lines else 0,
+        }
+        return {"upsertBucket": {"bucket": bucket, "inserted": is_new}}
+
+    def _run_resume_status(self, variables: _Variables, _client: str) -> _Data:
+        entity, project = variables.get("entity") or ENTITY, variables.get("project") or PROJECT
+        run = self._records.runs.get(f"{entity}/{project}/{variables['name']}")
+        bucket = None if run is None else _resume_bucket(run)
+        return {"model": {"id": project, "name": project, "entity": {"id": entity, "name": entity}, "bucket": bucket}}
+
+    def _create_run_files(self, variables: _Variables, _client: str) -> _Data:
+        key = f"{variables['entity']}/{variables['project']}/{variables['run']}"
+        files = [{"name": name, "uploadUrl": self._upload_url("run", key, name)} for name in variables["files"]]
+        return {"createRunFiles": {"runID": key, "uploadHeaders": [], "files": files}}
+
+    def _no_digest_algorithm(self, _variables: _Variables, _client: str) -> _Data:
+        return {"project": {"artifactType": None}}
+
+    def _no_xxhash(self, _variables: _Variables, _client: str) -> _Data:
+        return {"entity": {"xxhashDigestsEnabled": False}}
+
+    def _no_artifact(self, _variables: _Variables, _client: str) -> _Data:
+        return {"project": {"artifact": None}}
+
+    def _create_artifact(self, variables: _Variables, client: str) -> _Data:
+        given = variables["input"]
+        artifact = RecordedArtifact(
+            artifact_id=f"artifact-{len(self._records.artifacts)}",
+            run=f"{given['entityName']}/{given['projectName']}/{given['runName']}",
+            client=client,
+            name=given["artifactCollectionName"],
+            kind=given["artifactTypeName"],
+            aliases=tuple(alias["alias"] for alias in given.get("aliases") or ()),
+        )
+        self._records.artifacts[artifact.artifact_id] = artifact
+        created = {"id": artifact.artifact_id, "state": "PENDING", "artifactSequence": {"latestArtifact": None}}
+        return {"createArtifact": {"artifact": created}}
+
+    def _create_artifact_manifest(self, variables: _Variables, _client: str) -> _Data:
+        manifest = self._manifest(variables["artifactID"], with_upload=variables["includeUpload"])
+        return {"createArtifactManifest": {"artifactManifest": manifest}}
+
+    def _update_artifact_manifest(self, variables: _Variables, _client: str) -> _Data:
+        manifest = self._manifest(variables["artifactManifestID"], with_upload=variables["includeUpload"])
+        return {"updateArtifactManifest": {"artifactManifest": manifest}}
+
+    def _manifest(self, artifact_id: str, *, with_upload: bool) -> _Data:
+        url = self._upload_url("manifest", artifact_id, "wandb_manifest.json")
+        upload = {"uploadUrl": url, "uploadHeaders": []} if with_upload else {}
+        return {"id": artifact_id, "file": {"id": f"{artifact_id}-manifest", **upload}}
+
+    def _create_artifact_files(self, variables: _Variables, _client: str) -> _Data:
+        nodes: list[_Data] = [
+            {
+                "storagePath": f"{spec['artifactID']}/{spec['name']}",
+                "uploadUrl": self._upload_url("artifact", spec["artifactID"], spec["name"]),
+                "uploadHeaders": [],
+                "uploadMultipartUrls": None,
+                "artifact": {"id": spec["artifactID"]},
+            }
+            for spec in variables["input"]["artifactFiles"]
+        ]
+        return {"createArtifactFiles": {"files": {"edges": [{"node": node} for node in nodes]}}}
+
+    def _commit_artifact(self, variables: _Variables, _client: str) -> _Data:
+        artifact = self._records.artifacts[variables["artifactID"]]
+        artifact.committed = True
+        return {"commitArtifact": {"artifact": {"id": artifact.artifact_id, "digest": "unchecked"}}}
+
+    def _upload_url(self, kind: str, owner: str, name: str) -> str:
+        return f"{self._url()}/storage/{kind}/{quote(owner, safe='')}/{quote(name, safe='')}"
+
+
+def _resume_bucket(run: RecordedRun) -> _Data:
+    """What is said of a run to a client that resumes it; `wandbConfig` shows that it was started before."""
+    started = {"t": run.own_config["t"]} if "t" in run.own_config else {}
+    return {
+        "id": run.key,
+        "name": run.run_id,
+        "summaryMetrics": json.dumps(run.summary),
+        "displayName": run.display_name or run.run_id,
+        "logLineCount": run.line_count("output.log"),
+        "historyLineCount": run.line_count(HISTORY),
+        "eventsLineCount": run.line_count(EVENTS),
+        "historyTail": _tail(run, HISTORY),
+        "eventsTail": _tail(run, EVENTS),
+        "config": json.dumps(run.stored_config),
+        "tags": list(run.tags),
+        "notes": run.notes,
+        "wandbConfig": json.dumps(started),
+    }
+
+
+def _tail(run: RecordedRun, name: str) -> str:
+    """A list of the last line, in JSON; the line is JSON itself."""
+    line = run.tail(name)
+    return json.dumps([] if line is None else [line])

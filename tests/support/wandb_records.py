@@ -1,0 +1,283 @@
+"""What a stand-in for the W&B server remembers of the runs that clients sent to it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+PLAIN = ""  # the client of a plain run: its writers cannot be told apart
+ENTITY, PROJECT = "tester", "uncategorized"
+
+HISTORY, EVENTS, CONSOLE, SUMMARY = "wandb-history.jsonl", "wandb-events.jsonl", "output.log", "wandb-summary.json"
+
+
+@dataclass(frozen=True)
+class Upsert:
+    """One `UpsertBucket`; `None` for what it left as it was.
+
+    Args:
+        config: Decoded, as sent: every key with its `value`, and W&B's own under `_wandb`.
+        client: The shared writer that sent it, or `PLAIN`.
+    """
+
+    entity: str
+    project: str
+    run_id: str
+    group: str | None
+    job_type: str | None
+    display_name: str | None
+    notes: str | None
+    tags: tuple[str, ...] | None
+    config: dict[str, Any] | None
+    client: str
+
+    @property
+    def key(self) -> str:
+        """Where the run is found in the records."""
+        return f"{self.entity}/{self.project}/{self.run_id}"
+
+
+def upsert_of(variables: Mapping[str, Any], client: str) -> Upsert:
+    """The upsert that a GraphQL request asks for."""
+    config, tags = variables.get("config"), variables.get("tags")
+    return Upsert(
+        entity=variables.get("entity") or ENTITY,
+        project=variables.get("project") or PROJECT,
+        run_id=variables["name"],
+        group=variables.get("groupName"),
+        job_type=variables.get("jobType"),
+        display_name=variables.get("displayName"),
+        notes=variables.get("notes"),
+        tags=None if tags is None else tuple(tags),
+        config=None if config is None else json.loads(config),
+        client=client,
+    )
+
+
+@dataclass
+class WriterRecord:
+    """What one writer of a run streamed: a client of a shared run, or everybody who writes to a plain one.
+
+    Lines are kept by the offset that the writer gave them, so a line sent twice counts once, and a second writer of a
+    plain run overwrites the first one's.
+    """
+
+    client: str
+    lines: dict[str, dict[int, str]] = field(default_factory=dict)
+    summary: dict[str, Any] = field(default_factory=dict)
+    completions: int = 0
+    exit_codes: list[int] = field(default_factory=list)
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """History rows in the order of their offsets."""
+        return [json.loads(line) for line in self.ordered(HISTORY)]
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        """System metrics in the order of their offsets."""
+        return [json.loads(line) for line in self.ordered(EVENTS)]
+
+    @property
+    def console(self) -> list[str]:
+        """Lines of console output, as sent."""
+        return self.ordered(CONSOLE)
+
+    def ordered(self, name: str) -> list[str]:
+        """The lines of one streamed file in the order of their offsets."""
+        return [line for _, line in sorted(self.lines.get(name, {}).items())]
+
+    def take(self, message: Mapping[str, Any]) -> None:
+        """Record one request of the file stream."""
+        for name, chunk in (message.get("files") or {}).items():
+            content = chunk["content"]
+            if name == SUMMARY:
+                self.summary = json.loads(content[-1])
+            else:
+                placed = enumerate(content, start=chunk.get("offset") or 0)
+                self.lines.setdefault(name, {}).update(placed)
+        if message.get("complete"):
+            self.completions += 1
+            self.exit_codes.append(message["exitcode"])
+
+
+@dataclass
+class RecordedRun:
+    """What arrived for one run.
+
+    Args:
+        entity: Owner of the project.
+        project: Name of the project.
+        run_id: Id of the run.
+        upserts: Every `UpsertBucket`, in the order in which they came.
+        writers: By client id what it streamed; the key of a plain run is `PLAIN`.
+        files: By name the content of the files put into the run.
+    """
+
+    entity: str
+    project: str
+    run_id: str
+    upserts: list[Upsert] = field(default_factory=list)
+    writers: dict[str, WriterRecord] = field(default_factory=dict)
+    files: dict[str, bytes] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        """Where the run is found in the records."""
+        return f"{self.entity}/{self.project}/{self.run_id}"
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """History rows of all writers, one writer after another."""
+        return [row for writer in self.writers.values() for row in writer.rows]
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        """System metrics of all writers."""
+        return [event for writer in self.writers.values() for event in writer.events]
+
+    @property
+    def console(self) -> list[str]:
+        """Lines of console output of all writers."""
+        return [line for writer in self.writers.values() for line in writer.console]
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The summaries of all writers, merged."""
+        return {name: value for writer in self.writers.values() for name, value in writer.summary.items()}
+
+    @property
+    def completions(self) -> int:
+        """How often a writer said that the run is over."""
+        return sum(writer.completions for writer in self.writers.values())
+
+    @property
+    def exit_codes(self) -> list[int]:
+        """The exit codes that came with the completions."""
+        return [code for writer in self.writers.values() for code in writer.exit_codes]
+
+    @property
+    def stored_config(self) -> dict[str, Any]:
+        """The last config that came, as sent."""
+        return self._latest("config") or {}
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The last config that came: what the user put into it."""
+        return {name: item["value"] for name, item in self.stored_config.items() if name != "_wandb"}
+
+    @property
+    def metric_definitions(self) -> list[dict[str, Any]]:
+        """What `define_metric` was told, in W&B's numbered fields: 1 name, 5 step metric (a place here), 2 pattern."""
+        definitions: list[dict[str, Any]] = self.own_config.get("m", [])
+        return definitions
+
+    @property
+    def own_config(self) -> dict[str, Any]:
+        """What wandb itself put into the config."""
+        value: dict[str, Any] = self.stored_config.get("_wandb", {}).get("value", {})
+        return value
+
+    @property
+    def display_name(self) -> str | None:
+        """The last display name that came."""
+        return self._latest_text("display_name")
+
+    @property
+    def group(self) -> str | None:
+        """The last group that came."""
+        return self._latest_text("group")
+
+    @property
+    def job_type(self) -> str | None:
+        """The last job type that came."""
+        return self._latest_text("job_type")
+
+    @property
+    def notes(self) -> str | None:
+        """The last notes that came."""
+        return self._latest_text("notes")
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """The last tags that came."""
+        return self._latest("tags") or ()
+
+    def _latest_text(self, name: str) -> str | None:
+        text: str | None = self._latest(name)
+        return text
+
+    def _latest(self, name: str) -> Any:
+        """The last value that an upsert gave: later ones leave most of them as they are."""
+        values = [getattr(upsert, name) for upsert in self.upserts]
+        return next((value for value in reversed(values) if value is not None), None)
+
+    def line_count(self, name: str) -> int:
+        """Number of lines of one streamed file; in a plain run the gaps before its last line count."""
+        placed = {client: writer.lines.get(name, {}) for client, writer in self.writers.items()}
+        return sum(max(lines, default=-1) + 1 if client == PLAIN else len(lines) for client, lines in placed.items())
+
+    def tail(self, name: str) -> str | None:
+        """The last line of one streamed file, if there is any."""
+        lines = [line for writer in self.writers.values() for line in writer.ordered(name)]
+        return lines[-1] if lines else None
+
+
+@dataclass
+class RecordedArtifact:
+    """What arrived for one version of an artifact.
+
+    Args:
+        artifact_id: Id that the server gave it.
+        run: Key of the run that logged it.
+        client: The shared writer that logged it, or `PLAIN`.
+        name: Name of its collection, without a version.
+        kind: Its type, for example ``"model"``.
+        aliases: Aliases it was given.
+        files: By name the content of its files.
+        manifest: Content of its manifest, decoded.
+        committed: Whether the client declared it complete.
+    """
+
+    artifact_id: str
+    run: str
+    client: str
+    name: str
+    kind: str
+    aliases: tuple[str, ...]
+    files: dict[str, bytes] = field(default_factory=dict)
+    manifest: dict[str, Any] | None = None
+    committed: bool = False
+
+
+@dataclass
+class Records:
+    """All that a server remembers."""
+
+    runs: dict[str, RecordedRun] = field(default_factory=dict)
+    artifacts: dict[str, RecordedArtifact] = field(default_factory=dict)
+
+    def upsert(self, upsert: Upsert) -> tuple[RecordedRun, bool]:
+        """Record an upsert; the run, and whether it is new."""
+        is_new = upsert.key not in self.runs
+        run = self.runs.setdefault(upsert.key, RecordedRun(upsert.entity, upsert.project, upsert.run_id))
+        run.upserts.append(upsert)
+        return run, is_new
+
+    def stream(self, key: str, client: str, message: Mapping[str, Any]) -> None:
+        """Record one request of a run's file stream; the run must have been upserted."""
+        writer = self.runs[key].writers.setdefault(client, WriterRecord(client))
+        writer.take(message)
+
+    def put(self, kind: str, owner: str, name: str, content: bytes) -> None:
+        """Record a file of a run or of an artifact, or an artifact's manifest; the owner must be known."""
+        if kind == "run":
+            self.runs[owner].files[name] = content
+        elif kind == "artifact":
+            self.artifacts[owner].files[name] = content
+        elif kind == "manifest":
+            self.artifacts[owner].manifest = json.loads(content)
+        else:
+            raise KeyError(kind)

@@ -1,0 +1,374 @@
+"""A stand-in for the W&B server: the real wandb runs online against it, and it records what arrives.
+
+Example:
+    A test starts clients with `server.environment(directory)`, and looks afterwards::
+
+        with WandbServer() as server:
+            fault = server.fail("file_stream", count=3, status=500)
+            run_job([sys.executable, script], cwd=directory, environment=server.environment(directory))
+            run = server.run("exp")
+            assert [row["loss"] for row in run.rows] == [0.0, 1.0, 2.0]
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import gzip
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+from processes import clean_environment
+from wandb_graphql import FEATURES, GraphQL, UnknownOperationError, operation_name
+from wandb_records import PLAIN, RecordedArtifact, RecordedRun, Records
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_HOST = "127.0.0.1"
+_API_KEY = "0123456789" * 4
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request of a client.
+
+    Args:
+        scope: ``"graphql"``, ``"file_stream"``, ``"files"`` (files put), or ``"other"``.
+        operation: Name of the GraphQL operation, else method and path.
+        client: The shared writer that sent it, or `PLAIN`.
+        message: The decoded body of GraphQL and of the file stream.
+        content: The body of other requests.
+    """
+
+    scope: str
+    operation: str
+    client: str
+    path: str
+    message: Mapping[str, Any] = field(default_factory=dict)
+    content: bytes = b""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a request was answered with.
+
+    Args:
+        status: The status of HTTP; `None` if the connection was closed without an answer.
+        body: Encoded as JSON.
+    """
+
+    status: int | None
+    body: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class Fault:
+    """Something that goes wrong with requests, as long as it is not stopped.
+
+    Args:
+        scope: The scope of requests it hits, or the name of one GraphQL operation.
+        count: How many requests it hits; `None` for all until it is stopped.
+        status: What they are answered with; `None` lets them pass, unless `drop`.
+        drop: Whether their connection is closed without an answer.
+        delay: Seconds that they wait before.
+        processed: Whether the server records them all the same, so that only the answer is lost.
+        only: Which requests it hits, if not all of the scope.
+        hits: How many it has hit.
+    """
+
+    scope: str
+    count: int | None
+    status: int | None
+    drop: bool
+    delay: float
+    processed: bool
+    only: Callable[[Request], bool] | None
+    hits: int = 0
+    stopped: bool = False
+
+    def stop(self) -> None:
+        """Let everything pass from now on."""
+        self.stopped = True
+
+    def concerns(self, request: Request) -> bool:
+        """Whether the fault hits a request."""
+        spent = self.stopped or (self.count is not None and self.hits >= self.count)
+        named = self.scope in (request.scope, request.operation)
+        return named and not spent and (self.only is None or self.only(request))
+
+
+class WandbServer:
+    """A W&B server on loopback, in threads of this process, from entering a ``with`` block to leaving it.
+
+    Args:
+        features: The server features that clients are told of.
+        counts_lines: Whether clients that open a run are told how many rows it has: then they start behind them, also
+            where they do not resume. Else they are told 0.
+    """
+
+    def __init__(self, features: Iterable[str] = FEATURES, *, counts_lines: bool = True) -> None:
+        self._records = Records()
+        self._changed = threading.Condition(threading.RLock())
+        self._faults: list[Fault] = []
+        self._answered: list[tuple[Request, int | None]] = []
+        self._unknown: list[str] = []
+        self._http: _HttpServer | None = None
+        self._reserved: socket.socket | None = None  # keeps the port while nobody listens
+        self.port = 0  # until it is entered
+        self._graphql = GraphQL(self._records, lambda: self.url, features, counts_lines=counts_lines)
+
+    def __enter__(self) -> Self:
+        self.restart()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.stop()
+        if self._reserved is not None:
+            self._reserved.close()
+
+    @property
+    def url(self) -> str:
+        """Address of the server."""
+        return f"http://{_HOST}:{self.port}"
+
+    def environment(self, directory: Path, **extra: str) -> dict[str, str]:
+        """The environment of a client process.
+
+        Args:
+            directory: Where wandb may keep its caches and settings.
+            extra: Further variables.
+        """
+        places = {
+            f"WANDB_{name}_DIR": str(directory / f"wandb-{name.lower()}")
+            for name in ("CACHE", "CONFIG", "DATA", "ARTIFACT")
+        }
+        retries = {
+            f"WANDB_X_{client}_RETRY_WAIT_{bound}_SECONDS": "1"
+            for client in ("GRAPHQL", "FILE_STREAM", "FILE_TRANSFER")
+            for bound in ("MIN", "MAX")
+        }
+        online = {"WANDB_BASE_URL": self.url, "WANDB_API_KEY": _API_KEY, "WANDB_MODE": "online"}
+        # wandb-core waits whole seconds: of less than one it makes its defaults, 2 to 60 s and 15 s
+        interval = {"WANDB_X_FILE_STREAM_TRANSMIT_INTERVAL": "1"}
+        variables = clean_environment(**{**online, **places, **retries, **interval, **extra})
+        if "WANDB_MODE" not in extra:
+            del variables["WANDB_MODE"]
+        return variables
+
+    def fail(
+        self,
+        scope: str,
+        *,
+        count: int | None = None,
+        status: int | None = None,
+        drop: bool = False,
+        delay: float = 0.0,
+        processed: bool = False,
+        only: Callable[[Request], bool] | None = None,
+    ) -> Fault:
+        """Let requests of a scope, or of one GraphQL operation, go wrong. For the arguments see `Fault`."""
+        fault = Fault(scope, count, status, drop, delay, processed, only)
+        with self._changed:
+            self._faults.append(fault)
+        return fault
+
+    def stop(self) -> None:
+        """Be a dead server: nobody listens, and open connections are closed. What was recorded stays."""
+        if self._http is not None:
+            self._http.end()
+            self._http = None
+            self._reserved = socket.socket()
+            self._reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._reserved.bind((_HOST, self.port))
+
+    def restart(self) -> None:
+        """Listen, on the same port as before."""
+        if self._http is None:
+            if self._reserved is not None:
+                self._reserved.close()
+            self._http = _HttpServer(self, self.port)
+            self.port = self._http.server_address[1]
+            self._http.begin()
+
+    @property
+    def runs(self) -> dict[str, RecordedRun]:
+        """By ``entity/project/id`` what was recorded until now; a copy."""
+        with self._changed:
+            return copy.deepcopy(self._records.runs)
+
+    def run(self, run_id: str) -> RecordedRun:
+        """The only run with an id, as it was recorded until now; a copy."""
+        with self._changed:
+            (found,) = [run for run in self._records.runs.values() if run.run_id == run_id]
+            return copy.deepcopy(found)
+
+    @property
+    def artifacts(self) -> list[RecordedArtifact]:
+        """The artifacts that were recorded until now; copies."""
+        with self._changed:
+            return copy.deepcopy(list(self._records.artifacts.values()))
+
+    @property
+    def answered(self) -> list[tuple[Request, int | None]]:
+        """All requests, with the status of their answer; `None` for those that got none."""
+        with self._changed:
+            return list(self._answered)
+
+    @property
+    def unknown(self) -> list[str]:
+        """What clients asked for that this server does not know. Should be empty."""
+        with self._changed:
+            return list(self._unknown)
+
+    def wait_until(self, condition: Callable[[], bool], *, within: float = 30.0) -> None:
+        """Wait until the records satisfy a condition, which is tried after every request; fail if they never do."""
+        with self._changed:
+            assert self._changed.wait_for(condition, within), f"not within {within:g} s; {self._status()}"
+
+    def _status(self) -> str:
+        last = [(request.operation, status) for request, status in self._answered[-10:]]
+        return f"runs {list(self._records.runs)}, unknown {self._unknown}, last requests {last}"
+
+    def answer(self, request: Request, is_over: threading.Event) -> Answer:
+        """Record a request, unless a fault hits it, and say what to answer."""
+        with self._changed:
+            fault = next((fault for fault in self._faults if fault.concerns(request)), None)
+            if fault is not None:
+                fault.hits += 1
+        if fault is not None and fault.delay:
+            is_over.wait(fault.delay)
+        with self._changed:
+            answer = Answer(None) if is_over.is_set() else self._faulty_answer(request, fault)
+            self._answered.append((request, answer.status))
+            self._changed.notify_all()
+        return answer
+
+    def _faulty_answer(self, request: Request, fault: Fault | None) -> Answer:
+        if fault is None or (fault.status is None and not fault.drop):
+            return self._right_answer(request)
+        if fault.processed:
+            self._right_answer(request)
+        return Answer(None if fault.drop else fault.status, {"error": "injected by the test"})
+
+    def _right_answer(self, request: Request) -> Answer:
+        try:
+            if request.scope == "graphql":
+                variables = request.message.get("variables") or {}
+                return Answer(200, {"data": self._graphql.answer(request.operation, variables, request.client)})
+            if request.scope == "file_stream":
+                _, _, entity, project, run_id, _ = map(unquote, request.path.split("/"))
+                self._records.stream(f"{entity}/{project}/{run_id}", request.client, request.message)
+                return Answer(200, {"limits": {}})
+            if request.scope == "files":
+                _, _, kind, owner, name = map(unquote, request.path.split("/"))
+                self._records.put(kind, owner, name, request.content)
+                return Answer(200)
+        except (UnknownOperationError, KeyError, ValueError, TypeError) as error:
+            self._unknown.append(f"{request.operation}: {error!r} in {request.message or request.content[:1000]!r}")
+            return Answer(400, {"errors": [{"message": f"not understood: {error!r}"}]})
+        self._unknown.append(request.operation)
+        return Answer(404, {"error": "unknown path"})
+
+
+class _HttpServer(ThreadingHTTPServer):
+    """The part that can be stopped: connections are closed, and their threads joined."""
+
+    daemon_threads = False
+    block_on_close = True
+
+    def __init__(self, owner: WandbServer, port: int) -> None:
+        self.owner = owner
+        self.is_over = threading.Event()
+        self._connections: set[socket.socket] = set()
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self.serve_forever, args=(0.05,), name="wandb-server", daemon=True)
+        super().__init__((_HOST, port), _Handler)
+
+    def begin(self) -> None:
+        self._thread.start()
+
+    def end(self) -> None:
+        self.is_over.set()
+        self.shutdown()
+        self._thread.join()
+        with self._lock:
+            for connection in self._connections:
+                with contextlib.suppress(OSError):  # the client was faster
+                    connection.shutdown(socket.SHUT_RDWR)
+        self.server_close()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._lock:
+            self._connections.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._connections.discard(request)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of connections that break: clients are killed in tests."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    server: _HttpServer
+
+    def do_GET(self) -> None:
+        self._serve()
+
+    def do_POST(self) -> None:
+        self._serve()
+
+    def do_PUT(self) -> None:
+        self._serve()
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  # as the base class
+        """Print nothing: tests ask for `answered`."""
+
+    def _serve(self) -> None:
+        answer = self.server.owner.answer(self._request(), self.server.is_over)
+        if answer.status is None:
+            self.close_connection = True
+            return
+        body = json.dumps(answer.body).encode()
+        self.send_response(answer.status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def _request(self) -> Request:
+        body = self._body()
+        client = self.headers.get("X-WANDB-ASYNC-CLIENT-ID") or self.headers.get("X-WANDB-CLIENT-ID") or PLAIN
+        line = f"{self.command} {self.path}"
+        if self.command == "POST" and self.path == "/graphql":
+            message = json.loads(body)
+            return Request("graphql", operation_name(message), client, self.path, message)
+        if self.command == "POST" and self.path.endswith("/file_stream"):
+            return Request("file_stream", line, client, self.path, json.loads(body))
+        scope = "files" if self.command == "PUT" and self.path.startswith("/storage/") else "other"
+        return Request(scope, line, client, self.path, content=body)
+
+    def _body(self) -> bytes:
+        if self.headers.get("Transfer-Encoding") == "chunked":
+            body = b"".join(iter(self._chunk, b""))
+        else:
+            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        return gzip.decompress(body) if self.headers.get("Content-Encoding") == "gzip" else body
+
+    def _chunk(self) -> bytes:
+        size = int(self.rfile.readline().partition(b";")[0], 16)
+        chunk = self.rfile.read(size)
+        self.rfile.readline()
+        return chunk
