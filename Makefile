@@ -5,6 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 DEMO_DIR := runs/demo
+WORKERS ?= 2
 
 .PHONY: help demo test lint format bench clean
 
@@ -16,8 +17,9 @@ demo: $(VENV)/.examples  ## Train on real data in two processes, offline, and sh
 	WANDB_MODE=offline $(BIN)/python examples/lightning/train_digits.py --strategy ddp --devices 2 --log-dir $(DEMO_DIR)
 	$(BIN)/dist-wandb show $(DEMO_DIR)
 
-test: $(VENV)/.development  ## Run all tests
-	$(BIN)/python -m pytest
+test: $(VENV)/.development  ## Run all tests; those of whole jobs in WORKERS processes side by side
+	$(BIN)/python -m pytest --ignore tests/e2e
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile tests/e2e
 
 lint: $(VENV)/.development  ## Check style and types
 	$(BIN)/ruff check

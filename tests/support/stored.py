@@ -68,7 +68,7 @@ def check_runs(directory: Path, ranks: list[Rank], *, last_step: Mapping[str, in
         assert sidecar.update_finish_state is rank["primary"]
         assert run.exit_code == 0
         assert run.name == display_name(rank, name)
-        check_rows(run, rank, _unit(rank, ranks))
+        check_rows(run, rank, unit_of_run(rank, ranks))
         assert {metric: run.metrics[metric].last for metric in last_step} == last_step
 
 
@@ -78,7 +78,7 @@ def display_name(rank: Rank, name: str) -> str:
     return name + rank["run_id"].removeprefix("exp")
 
 
-def _unit(rank: Rank, ranks: list[Rank]) -> list[int]:
+def unit_of_run(rank: Rank, ranks: list[Rank]) -> list[int]:
     """The global ranks whose numbers become those of this rank's run."""
     if rank["run_id"] is not None and sum(other["run_id"] == rank["run_id"] for other in ranks) > 1:  # shared
         return [other["global_rank"] for other in ranks if other["run_id"] == rank["run_id"]]
