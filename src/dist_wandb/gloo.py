@@ -7,6 +7,8 @@ import time
 from array import array
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from itertools import islice, starmap
+from operator import add
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -116,30 +118,29 @@ class GlooGroup:
             BrokenError: A member is gone or too late, or waiting was to end.
         """
         if self._size == _PAIR:
-            first, second = self._exchange_pair([*sums, *maxima])
-            end = len(sums)
-            added = [a + b for a, b in zip(first[:end], second[:end], strict=True)]
-            return added, [max(a, b) for a, b in zip(first[end:], second[end:], strict=True)]
-        summed, largest = self._buffer("sums", sums), self._buffer("maxima", maxima)
+            return self._reduce_lists_between_two(sums, maxima)
+        summed, largest = self._buffer("sums", len(sums)), self._buffer("maxima", len(maxima))
+        summed.numbers[:], largest.numbers[:] = array("d", sums), array("d", maxima)
         self.reduce_tensors(summed.tensor, largest.tensor)
         return summed.numbers.tolist(), largest.numbers.tolist()
 
-    def _exchange_pair(self, numbers: list[float]) -> tuple[list[float], list[float]]:
-        """What the first and the second of two members give."""
-        if not numbers:
-            return [], []
-        own = self._buffer("own", numbers)
-        both = [self._buffer(place, numbers) for place in ("first", "second")]
-        tensors = [buffer.tensor for buffer in both]
-        self._wait(lambda group: [group.allgather([tensors], [own.tensor], self._gather)], own.tensor.nbytes)
-        return both[0].numbers.tolist(), both[1].numbers.tolist()
+    def _reduce_lists_between_two(
+        self, sums: Sequence[float], maxima: Sequence[float]
+    ) -> tuple[list[float], list[float]]:
+        length = len(sums) + len(maxima)
+        own, first, second = (self._buffer(use, length) for use in ("own", "first", "second"))
+        own.numbers[:] = array("d", [*sums, *maxima])
+        if length:
+            told = [[first.tensor, second.tensor]]
+            self._wait(lambda group: [group.allgather(told, [own.tensor], self._gather)], own.tensor.nbytes)
+        pairs = zip(first.numbers, second.numbers, strict=True)
+        return list(starmap(add, islice(pairs, len(sums)))), list(starmap(max, pairs))
 
-    def _buffer(self, use: str, numbers: Sequence[float]) -> _Buffer:
-        """The buffer for a use, with some numbers in it."""
+    def _buffer(self, use: str, length: int) -> _Buffer:
+        """The buffer for a use."""
         buffer = self._buffers.get(use)
-        if buffer is None or len(buffer.numbers) != len(numbers):
-            buffer = self._buffers[use] = _Buffer(len(numbers))
-        buffer.numbers[:] = array("d", numbers)
+        if buffer is None or len(buffer.numbers) != length:
+            buffer = self._buffers[use] = _Buffer(length)
         return buffer
 
     def reduce_tensors(self, sums: torch.Tensor, maxima: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
