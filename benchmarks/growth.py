@@ -37,7 +37,7 @@ _RANKS = (2, 4, 8, 16, 32, 64)
 _NAMES = (1, 10, 100, 500)
 _USUAL_NAMES = 20
 _TIMEOUT = 60.0
-_LIMITS = Limits(heartbeat=10.0)  # no round but those of rows while it is counted
+_LIMITS = Limits(heartbeat=10.0, linger=0.0)  # no round but those of rows while it is counted
 
 
 @dataclass(frozen=True)

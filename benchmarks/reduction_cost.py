@@ -6,8 +6,9 @@ Two things are reduced over two gloo processes: 20 weighted means, and a MetricC
 - torchmetrics: ``compute()`` of 20 `MeanMetric`, or of the collection, which synchronises by itself.
 - all_reduce per key: one all_reduce per mean, or per state of the leader of each compute group; then `compute`.
 - one all_gather_object: of a dictionary with all sums and weights, or all states of the leaders; then `compute`.
-- dist_wandb: from `Session.log` until rank 0's `wandb.Run.log` was called with the reduced row, ("reduced"), and until
-  that call has returned ("written"). Means are logged as floats with a weight, and as `MeanMetric` objects.
+- dist_wandb: from `Session.log`, followed by `flush` on both ranks, until rank 0's `wandb.Run.log` was called with the
+  reduced row ("reduced"), and until that call has returned ("written"). Means are logged as floats with a weight, and
+  as `MeanMetric` objects.
 
 Both ranks begin together, by a barrier; updates of the metrics before it are not measured. A repeat is a block of such
 reductions, its number the median over them on rank 0. All blocks take turns within one job. That all ways arrive at
@@ -228,6 +229,7 @@ class Exchange:
             row, weight = make()
             start = time.time()
             self.session.log(row, weight=weight)
+            self.session.flush()  # now, as the peers do it; otherwise rows that follow each other quickly are gathered
             if not self.session.run:
                 return Reduced([], {})
             written = self.handed.get(timeout=30)

@@ -40,6 +40,7 @@ _LAST_WORDS = 2.0  # seconds that the thread is given to write what is there, wh
 _LAST_ROUND = 1.0  # seconds that a process which ends gives the others to end as well
 _WITHOUT_FINISH = 10.0  # seconds that a process which ends waits at most for others, if nobody finished its session
 _LOOK_FOR_BROKEN = 0.5  # seconds between two looks, while waiting for others, whether one of them broke off
+_QUICK = 0.1  # seconds between rows that follow each other quickly
 _LOOK_AT_DEVICES = 0.005  # seconds between two looks whether a device has computed what was logged
 _MOST_UNWRITTEN = 20_000  # values kept for a primary that is away
 _MOST_AT_ONCE = 256  # contributions taken from the inbox before the next round
@@ -59,6 +60,8 @@ class Limits:
         finish_timeout: For the other ranks when the session is finished or flushed.
         max_pending_rows: Rows that wait for other ranks; beyond it the oldest are finished with those who are there.
         heartbeat: After which a rank that has nothing to say takes part in a round all the same.
+        linger: How long a row waits for the next ones, where rows follow each other quickly: several rounds in a row
+            cost the training less than each by itself.
     """
 
     join_timeout: float = 60.0
@@ -66,6 +69,7 @@ class Limits:
     finish_timeout: float = 60.0
     max_pending_rows: int = 10_000
     heartbeat: float = 1.0
+    linger: float = 0.03
 
 
 class _Flush(threading.Event):
@@ -153,6 +157,8 @@ class RoundsExchange:
         self._inbox: SimpleQueue[Contribution | _Flush | None] = SimpleQueue()
         self._waiting: deque[Contribution] = deque()  # for a device to compute what is in them
         self._flushes: list[_Flush] = []
+        self._urgent = threading.Event()  # somebody waits: no lingering
+        self._last_row = 0.0
         self._stopped = threading.Event()  # no waiting for others any more
         self._taken = threading.Event()  # closing, and the others know all that this rank had to say
         self._done = threading.Event()
@@ -180,6 +186,8 @@ class RoundsExchange:
         """Hand a contribution to the thread."""
         if not self._broken:
             self._inbox.put(contribution)
+            if self._inbox.qsize() > _MOST_AT_ONCE:
+                self._urgent.set()
 
     def flush(self, timeout: float | None = None, *, together: bool = False) -> bool:
         """Wait until all that this rank has logged so far is finished, and, if this rank writes it, written.
@@ -195,7 +203,7 @@ class RoundsExchange:
         if self._is_foreign() or self._done.is_set():
             return not self._broken
         flushed = _Flush(together)
-        self._inbox.put(flushed)
+        self._wake(flushed)
         deadline = time.monotonic() + (self.limits.finish_timeout if timeout is None else timeout)
         while not flushed.wait(min(0.2, max(0.0, deadline - time.monotonic()))):
             if self._done.is_set() or time.monotonic() >= deadline:
@@ -215,7 +223,7 @@ class RoundsExchange:
         if self._is_foreign():
             return True
         self._closing, self._failed = True, self._failed or failed
-        self._inbox.put(None)
+        self._wake()
         if failed:
             self._stopped.set()
         limit = self.limits.finish_timeout if timeout is None else timeout
@@ -237,7 +245,7 @@ class RoundsExchange:
         """Say that nothing more comes, without waiting; the thread goes through the rounds until all ranks close."""
         if not self._is_foreign():
             self._closing = True
-            self._inbox.put(None)
+            self._wake()
 
     def leave(self, *, failed: bool = False) -> None:
         """Make an end, because the process does: leave word for those who stay.
@@ -260,8 +268,12 @@ class RoundsExchange:
     def _stop(self) -> None:
         self._closing = True
         self._stopped.set()
-        self._inbox.put(None)
+        self._wake()
         self._done.wait(_LAST_WORDS)
+
+    def _wake(self, item: _Flush | None = None) -> None:
+        self._inbox.put(item)
+        self._urgent.set()
 
     def _is_foreign(self) -> bool:
         """Whether this process is a fork, in which the thread does not exist."""
@@ -471,7 +483,8 @@ class RoundsExchange:
 
     def _wait_for_reason(self) -> None:
         """Sleep until this rank has something to say, others wait for it, or a heartbeat has passed."""
-        if self._more or self.rounds.pending or self._closing:
+        is_idle = not (self._more or self.rounds.pending or self._closing)
+        if not is_idle:
             timeout = 0.0
         elif self.rounds.cells or self._flushes:
             timeout, self._pause = self._pause, min(2 * self._pause, self.limits.heartbeat)
@@ -479,6 +492,8 @@ class RoundsExchange:
             timeout, self._pause = self.limits.heartbeat, _FIRST_PAUSE
         if self._drain(timeout):
             self._pause = _FIRST_PAUSE
+            if is_idle:
+                self._linger()
         self.rounds.closing = self._closing and self._has_heard_all() and not self._awaits_primary()
         self.rounds.pausing = bool(self._flushes) and self._has_heard_all()
         if self.rounds.pending > self.limits.max_pending_rows:
@@ -487,6 +502,16 @@ class RoundsExchange:
                 f"rank {self.unit.global_rank} logs rows faster than the ranks exchange them: more than "
                 f"{self.limits.max_pending_rows} wait. Memory grows with them. Log less often.",
             )
+
+    def _linger(self) -> None:
+        """Where rows follow each other quickly, let some more come before the next round."""
+        now = time.monotonic()
+        is_quick, self._last_row = now - self._last_row < _QUICK, now
+        self._urgent.clear()
+        self._drain(0)  # what was put before that was cleared
+        if is_quick and not (self._flushes or self._closing or self._stopped.is_set()):
+            self._urgent.wait(self.limits.linger)
+            self._drain(0)
 
     def _has_heard_all(self) -> bool:
         """Whether nothing of what this rank logged is still on its way to the rounds."""

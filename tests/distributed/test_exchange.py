@@ -527,6 +527,24 @@ def test_an_exchange_that_is_beyond_help_says_so(
     assert unit.exchanges[0]._inbox.qsize() <= 2
 
 
+def test_rows_that_follow_quickly_wait_for_the_next_unless_somebody_waits_for_them(
+    ranks: Callable[..., Ranks],
+) -> None:
+    unit = ranks(2, limits=replace(QUICK, linger=8.0))
+    for step in range(5):
+        for rank in range(2):
+            unit.log(rank, {"loss": 1.0}, step)
+        unit.flush()
+    for rank in range(2):
+        unit.log(rank, {"loss": 1.0}, 5)
+    time.sleep(0.5)
+    assert len(unit.run.rows) == 5, "the row waits for the next"
+    start = time.monotonic()
+    unit.flush()
+    assert time.monotonic() - start < 4
+    assert len(unit.run.rows) == 6
+
+
 # --- faults in the middle of an exchange ------------------------------------------------------------------------------
 
 
