@@ -740,11 +740,11 @@ def test_steps_that_go_back_behind_what_is_forgotten_are_written() -> None:
 
 
 def test_occurrences_pair_however_much_else_a_rank_logs() -> None:
-    unit = forgetful(2, remembered=64)
+    unit = forgetful(2, remembered=16)
     for epoch in range(4):
-        for step in range(300):
-            unit.log(0, {"loss": 1.0, **{f"own_{number}": 1.0 for number in range(9)}}, step + 300 * epoch)
-            unit.log(1, {"loss": 1.0}, step + 300 * epoch)
+        for step in range(40):
+            unit.log(0, {"loss": 1.0, **{f"own_{number}": 1.0 for number in range(9)}}, step + 40 * epoch)
+            unit.log(1, {"loss": 1.0}, step + 40 * epoch)
         for rank in range(2):
             unit.log(rank, {"accuracy": 10.0 * epoch + rank}, None)
     unit.close()
