@@ -30,10 +30,11 @@ except ModuleNotFoundError as error:
 
 from dist_wandb import run as runs
 from dist_wandb.metrics import is_metric
+from dist_wandb.options import ConfigSync, Options, SystemMetrics
 from dist_wandb.policy import RankScope, RunMode
 from dist_wandb.reduction import PerRank, Reduce, Spread
 from dist_wandb.run import NullRun
-from dist_wandb.session import Options, Session, open_session, told_job
+from dist_wandb.session import Session, open_session, told_job
 from dist_wandb.sync import Limits
 from dist_wandb.topology import Topology
 from dist_wandb.values import copied_tensor
@@ -65,6 +66,9 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
         finish_timeout: How long to wait for other ranks at the end, in seconds.
         max_pending_rows: How many rows may wait for other ranks; as in `dist_wandb.init`.
         heartbeat: After how many seconds a silent rank takes part in an exchange; as in `dist_wandb.init`.
+        config_sync: What to do about ranks that pass different configs; as in `dist_wandb.init`.
+        system_metrics: Whose hardware metrics are recorded; as in `dist_wandb.init`.
+        strict: Whether a run that cannot be opened is an error; as in `dist_wandb.init`.
         wrap: Whether to wrap the methods of `Accelerator` that otherwise act on the main process only. Without it,
             call `DistWandbTracker.attach(accelerator)` on every rank.
         **init_kwargs: Further arguments of `wandb.init`. They win over those given to `init_trackers`.
@@ -100,6 +104,9 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
         finish_timeout: float = Limits.finish_timeout,
         max_pending_rows: int = Limits.max_pending_rows,
         heartbeat: float = Limits.heartbeat,
+        config_sync: ConfigSync = "warn",
+        system_metrics: SystemMetrics = "primary",
+        strict: bool = False,
         wrap: bool = True,
         **init_kwargs: Any,
     ) -> None:
@@ -115,6 +122,9 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
             finish_timeout,
             max_pending_rows,
             heartbeat,
+            config_sync,
+            system_metrics,
+            strict,
         )
         self._own_arguments = init_kwargs if project is None else {"project": project, **init_kwargs}
         self._given_arguments: dict[str, Any] = {}  # those given to init_trackers

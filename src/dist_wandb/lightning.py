@@ -26,11 +26,12 @@ except ModuleNotFoundError as error:
 
 from dist_wandb import run as runs
 from dist_wandb.lightning_weights import epoch_weights
+from dist_wandb.options import ConfigSync, Options, SystemMetrics
 from dist_wandb.policy import RankScope, RunMode, RunPlan
 from dist_wandb.reduction import PerRank, Reduce, Spread
 from dist_wandb.rendezvous import make_id
 from dist_wandb.run import NullRun
-from dist_wandb.session import Options, Session, holds, open_session
+from dist_wandb.session import Session, holds, open_session
 from dist_wandb.sync import Limits
 from dist_wandb.topology import Launch, ScriptIds, Topology
 
@@ -114,6 +115,9 @@ class DistWandbLogger(WandbLogger):
         finish_timeout: How long to wait for other ranks at the end, in seconds.
         max_pending_rows: How many rows may wait for other ranks; as in `dist_wandb.init`.
         heartbeat: After how many seconds a silent rank takes part in an exchange; as in `dist_wandb.init`.
+        config_sync: What to do about ranks that pass different configs; as in `dist_wandb.init`.
+        system_metrics: Whose hardware metrics are recorded; as in `dist_wandb.init`.
+        strict: Whether a run that cannot be opened is an error; as in `dist_wandb.init`.
         **kwargs: Further arguments of `wandb.init`.
 
     Raises:
@@ -161,6 +165,9 @@ class DistWandbLogger(WandbLogger):
         finish_timeout: float = Limits.finish_timeout,
         max_pending_rows: int = Limits.max_pending_rows,
         heartbeat: float = Limits.heartbeat,
+        config_sync: ConfigSync = "warn",
+        system_metrics: SystemMetrics = "primary",
+        strict: bool = False,
         **kwargs: Any,
     ) -> None:
         self._options = Options(
@@ -174,6 +181,9 @@ class DistWandbLogger(WandbLogger):
             finish_timeout,
             max_pending_rows,
             heartbeat,
+            config_sync,
+            system_metrics,
+            strict,
         )
         super().__init__(
             name=name,

@@ -166,6 +166,7 @@ def _check_against_signature(unknown: list[str], door: str) -> None:
 _OUR_ARGUMENTS = (
     *("run_mode", "rank_scope", "reduce", "spread", "per_rank"),
     *("join_timeout", "peer_timeout", "finish_timeout", "max_pending_rows", "heartbeat"),
+    *("config_sync", "system_metrics", "strict"),
 )
 
 

@@ -11,18 +11,17 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb import run as runs
 from dist_wandb.announcement import announcement
 from dist_wandb.errors import ConfigurationError, RendezvousError
+from dist_wandb.options import ConfigSync, Options, SystemMetrics
 from dist_wandb.policy import (
     RankScope,
     RunMode,
     RunPlan,
-    check_rank_scope,
-    check_run_mode,
     needs_base_id,
     needs_layout,
     plan_run,
@@ -30,16 +29,7 @@ from dist_wandb.policy import (
     unit_of,
     unit_run_id,
 )
-from dist_wandb.reduction import (
-    LARGEST_EXACT_INTEGER,
-    PerRank,
-    Reduce,
-    Reduction,
-    Spread,
-    check_patterns,
-    check_reduce,
-    check_spread,
-)
+from dist_wandb.reduction import LARGEST_EXACT_INTEGER, PerRank, Reduce, Spread, check_patterns, check_spread
 from dist_wandb.rendezvous import BASE_ID, Rendezvous, agree_on_base_id, id_of_job, learn_layout, make_id
 from dist_wandb.rows import Contribution, Rows
 from dist_wandb.run import NullRun, RunWriter
@@ -58,62 +48,7 @@ _log = logging.getLogger("dist_wandb")
 
 STEP_METRIC = "global_step"
 _JOB = "job"
-_LONGEST = 1e9  # the largest limit: 30 years in seconds; longer ones overflow in Python's and torch's clocks
 _EXIT_CODE_OF_CTRL_C = 130  # 128 + SIGINT, as shells report it
-
-
-@dataclass(frozen=True)
-class Options:
-    """The arguments that all doors share, checked.
-
-    Args:
-        run_mode: Which ranks open a W&B run: `"auto"`, `"shared"` or `"new"`.
-        rank_scope: Whether the whole job or each node is one unit: `"global"` or `"worker"`.
-        reduce: How one number comes from the ranks' numbers.
-        spread: Of which names the spread over ranks is written as well.
-        per_rank: Which names each rank of a shared run also writes under its label.
-        join_timeout: How long to wait for other ranks when the run is opened, in seconds.
-        peer_timeout: How long a rank may keep the others waiting, in seconds.
-        finish_timeout: How long `finish` and `flush` wait for other ranks, in seconds.
-        max_pending_rows: How many rows may wait for other ranks.
-        heartbeat: After how many seconds a rank without anything to say takes part in an exchange.
-
-    Raises:
-        ConfigurationError: A value that cannot be honoured.
-    """
-
-    run_mode: RunMode = "auto"
-    rank_scope: RankScope = "global"
-    reduce: Reduce = "auto"
-    spread: Spread = False
-    per_rank: PerRank = True
-    join_timeout: float = Limits.join_timeout
-    peer_timeout: float = Limits.peer_timeout
-    finish_timeout: float = Limits.finish_timeout
-    max_pending_rows: int = Limits.max_pending_rows
-    heartbeat: float = Limits.heartbeat
-
-    def __post_init__(self) -> None:
-        check_run_mode(self.run_mode)
-        check_rank_scope(self.rank_scope)
-        check_reduce(self.reduce)
-        check_spread(self.spread)
-        check_patterns("per_rank", self.per_rank)
-        for limit in ("join_timeout", "peer_timeout", "finish_timeout", "heartbeat"):
-            _check_limit(limit, getattr(self, limit), "60", (int, float), "It is in seconds.")
-        _check_limit("max_pending_rows", self.max_pending_rows, "10000", (int,), "It is a number of rows.")
-
-    @property
-    def limits(self) -> Limits:
-        """How long, and how much, the exchange waits."""
-        return Limits(self.join_timeout, self.peer_timeout, self.finish_timeout, self.max_pending_rows, self.heartbeat)
-
-    @property
-    def reductions(self) -> dict[str, Reduction] | None:
-        """Name patterns and reductions; `None` where ranks' numbers are not brought together."""
-        if self.reduce == "auto":
-            return None if self.run_mode == "new" else check_reduce("mean")
-        return check_reduce(self.reduce)
 
 
 class Session:
@@ -464,6 +399,9 @@ def init(
     finish_timeout: float = Limits.finish_timeout,
     max_pending_rows: int = Limits.max_pending_rows,
     heartbeat: float = Limits.heartbeat,
+    config_sync: ConfigSync = "warn",
+    system_metrics: SystemMetrics = "primary",
+    strict: bool = False,
     **wandb_init: Any,
 ) -> Session:
     """Open the W&B runs of a distributed job. Call it on every rank; it is a context manager too.
@@ -488,6 +426,11 @@ def init(
             with those who have.
         heartbeat: After how many seconds a rank that logs nothing takes part in an exchange all the same, so that
             what only others log is written.
+        config_sync: What to do about ranks that pass different values of `config`: `"warn"` once, raise an error
+            (`"check"`), or nothing (`"off"`). In any case the primary's values hold.
+        system_metrics: With ``run_mode="auto"``: record the hardware of the primary's node (`"primary"`) or of all
+            nodes (`"all-nodes"`).
+        strict: Whether a run that W&B cannot open is an error. Otherwise it is written to disk, with a warning.
         **wandb_init: Further arguments of `wandb.init`. An `id` or `group` replaces the generated one in the ids and
             groups of all runs of the job.
 
@@ -521,6 +464,9 @@ def init(
         finish_timeout,
         max_pending_rows,
         heartbeat,
+        config_sync,
+        system_metrics,
+        strict,
     )
     arguments = dict(wandb_init)
     if project is not None:
@@ -700,13 +646,6 @@ def _checked_step(step: object, rank: int) -> int:
             "optimizer steps so far, or a time in seconds."
         )
     return number
-
-
-def _check_limit(name: str, value: object, example: str, kinds: tuple[type, ...], unit: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, kinds):
-        raise ConfigurationError(f"{name}={value!r} is no number of the right kind. {unit} Pass e.g. {example}.")
-    if not 0 < value <= _LONGEST:  # type: ignore[operator]  # a number
-        raise ConfigurationError(f"{name}={value!r} must be greater than 0 and at most {_LONGEST:.0e}. {unit}")
 
 
 _told_of_foreign_processes: set[int] = set()

@@ -19,9 +19,10 @@ from accelerate.utils import DistributedType
 from dist_wandb import DistWandbTracker, get_run
 from dist_wandb import accelerate as door
 from dist_wandb.errors import ConfigurationError, UnsupportedVersionError
+from dist_wandb.options import Options
 from dist_wandb.rendezvous import Rendezvous
 from dist_wandb.run import NullRun
-from dist_wandb.session import Options, Session, open_session
+from dist_wandb.session import Session, open_session
 from dist_wandb.topology import Topology
 
 if TYPE_CHECKING:

@@ -24,10 +24,11 @@ import dist_wandb
 from dist_wandb import DistWandbLogger, DistWandbTracker, rendezvous
 from dist_wandb import session as sessions_room
 from dist_wandb.errors import ConfigurationError, RendezvousError, TopologyError
+from dist_wandb.options import Options
 from dist_wandb.rendezvous import Rendezvous
 from dist_wandb.rows import DEGRADED
 from dist_wandb.run import NullRun
-from dist_wandb.session import Options, Session, get_run, holds, open_session, told_job
+from dist_wandb.session import Session, get_run, holds, open_session, told_job
 from dist_wandb.sync import Limits
 from dist_wandb.topology import Topology
 

@@ -1,0 +1,94 @@
+"""The arguments that all doors share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from dist_wandb.errors import ConfigurationError, suggest
+from dist_wandb.policy import RankScope, RunMode, check_rank_scope, check_run_mode
+from dist_wandb.reduction import PerRank, Reduce, Reduction, Spread, check_patterns, check_reduce, check_spread
+from dist_wandb.sync import Limits
+
+ConfigSync: TypeAlias = Literal["warn", "check", "off"]
+SystemMetrics: TypeAlias = Literal["primary", "all-nodes"]
+
+CONFIG_SYNCS: tuple[ConfigSync, ...] = ("warn", "check", "off")
+SYSTEM_METRICS: tuple[SystemMetrics, ...] = ("primary", "all-nodes")
+_LONGEST = 1e9  # the largest limit: 30 years in seconds; longer ones overflow in Python's and torch's clocks
+
+
+@dataclass(frozen=True)
+class Options:
+    """The arguments that all doors share, checked.
+
+    Args:
+        run_mode: Which ranks open a W&B run: `"auto"`, `"shared"` or `"new"`.
+        rank_scope: Whether the whole job or each node is one unit: `"global"` or `"worker"`.
+        reduce: How one number comes from the ranks' numbers.
+        spread: Of which names the spread over ranks is written as well.
+        per_rank: Which names each rank of a shared run also writes under its label.
+        join_timeout: How long to wait for other ranks when the run is opened, in seconds.
+        peer_timeout: How long a rank may keep the others waiting, in seconds.
+        finish_timeout: How long `finish` and `flush` wait for other ranks, in seconds.
+        max_pending_rows: How many rows may wait for other ranks.
+        heartbeat: After how many seconds a rank without anything to say takes part in an exchange.
+        config_sync: What to do about ranks that pass different values of `config`: `"warn"`, `"check"` or `"off"`.
+        system_metrics: Whose hardware metrics go into the run of ``run_mode="auto"``: `"primary"` or `"all-nodes"`.
+        strict: Whether a run that cannot be opened is an error, rather than opened offline.
+
+    Raises:
+        ConfigurationError: A value that cannot be honoured.
+    """
+
+    run_mode: RunMode = "auto"
+    rank_scope: RankScope = "global"
+    reduce: Reduce = "auto"
+    spread: Spread = False
+    per_rank: PerRank = True
+    join_timeout: float = Limits.join_timeout
+    peer_timeout: float = Limits.peer_timeout
+    finish_timeout: float = Limits.finish_timeout
+    max_pending_rows: int = Limits.max_pending_rows
+    heartbeat: float = Limits.heartbeat
+    config_sync: ConfigSync = "warn"
+    system_metrics: SystemMetrics = "primary"
+    strict: bool = False
+
+    def __post_init__(self) -> None:
+        check_run_mode(self.run_mode)
+        check_rank_scope(self.rank_scope)
+        check_reduce(self.reduce)
+        check_spread(self.spread)
+        check_patterns("per_rank", self.per_rank)
+        for limit in ("join_timeout", "peer_timeout", "finish_timeout", "heartbeat"):
+            _check_limit(limit, getattr(self, limit), "60", (int, float), "It is in seconds.")
+        _check_choice("config_sync", self.config_sync, CONFIG_SYNCS)
+        _check_choice("system_metrics", self.system_metrics, SYSTEM_METRICS)
+        if not isinstance(self.strict, bool):
+            raise ConfigurationError(f"strict={self.strict!r} is neither True nor False. Pass one of them.")
+        _check_limit("max_pending_rows", self.max_pending_rows, "10000", (int,), "It is a number of rows.")
+
+    @property
+    def limits(self) -> Limits:
+        """How long, and how much, the exchange waits."""
+        return Limits(self.join_timeout, self.peer_timeout, self.finish_timeout, self.max_pending_rows, self.heartbeat)
+
+    @property
+    def reductions(self) -> dict[str, Reduction] | None:
+        """Name patterns and reductions; `None` where ranks' numbers are not brought together."""
+        if self.reduce == "auto":
+            return None if self.run_mode == "new" else check_reduce("mean")
+        return check_reduce(self.reduce)
+
+
+def _check_choice(name: str, value: object, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ConfigurationError(f"{name}={value!r} is unknown. {suggest(value, known)}")
+
+
+def _check_limit(name: str, value: object, example: str, kinds: tuple[type, ...], unit: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, kinds):
+        raise ConfigurationError(f"{name}={value!r} is no number of the right kind. {unit} Pass e.g. {example}.")
+    if not 0 < value <= _LONGEST:  # type: ignore[operator]  # a number
+        raise ConfigurationError(f"{name}={value!r} must be greater than 0 and at most {_LONGEST:.0e}. {unit}")
