@@ -306,6 +306,8 @@ class DistWandbLogger(WandbLogger):
             status: `"success"`, or anything else for a failure.
         """
         super().finalize(status)
+        if self._session is not None:
+            self._session.fail(1 if status == "failed" else None)
         if self._session is not None and status == "success":
             # The Trainer calls this on all ranks. What is looked at after it has returned must be there.
             self._session.flush(together=True)
@@ -401,6 +403,7 @@ class DistWandbLogger(WandbLogger):
                 adopt=lambda plan: self._adopt(in_hand, plan),
                 create_new=topology.world_size > 1,
                 announces=False,
+                catches_sigterm=False,  # the Trainer does, to save a checkpoint
             )
         if provisional is not None:
             provisional.release()

@@ -439,6 +439,12 @@ def is_finished(run: AnyRun) -> bool:
     return bool(run) and bool(getattr(run, "_is_finished", False))
 
 
+def code_of_exit() -> int | None:
+    """What `sys.exit` was called with, as far as wandb has noticed: it puts a function of its own in its place."""
+    noticed = getattr(getattr(sys.exit, "__self__", None), "exit_code", None)
+    return noticed if isinstance(noticed, int) else None
+
+
 def pickled(run: AnyRun | None) -> bytes | None:
     """What a child process needs to go on writing into `run`, or `None` where the run cannot be handed on."""
     try:

@@ -7,6 +7,7 @@ import multiprocessing
 import operator
 import os
 import sys
+import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from dist_wandb import run as runs
 from dist_wandb.announcement import announcement
+from dist_wandb.ends import Ending, ProcessEnd, exit_code_of
 from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.options import ConfigSync, Options, SystemMetrics
 from dist_wandb.policy import (
@@ -33,7 +35,7 @@ from dist_wandb.reduction import LARGEST_EXACT_INTEGER, PerRank, Reduce, Spread,
 from dist_wandb.rendezvous import BASE_ID, Rendezvous, agree_on_base_id, id_of_job, learn_layout, make_id
 from dist_wandb.rows import Contribution, Rows
 from dist_wandb.run import NullRun, RunWriter
-from dist_wandb.sync import Exchange, Limits, RoundsExchange, StraightThrough
+from dist_wandb.sync import WITHOUT_FINISH, Exchange, Limits, RoundsExchange, StraightThrough, end_all
 from dist_wandb.topology import Topology
 from dist_wandb.values import Weight, take, take_weight
 
@@ -48,7 +50,6 @@ _log = logging.getLogger("dist_wandb")
 
 STEP_METRIC = "global_step"
 _JOB = "job"
-_EXIT_CODE_OF_CTRL_C = 130  # 128 + SIGINT, as shells report it
 
 
 class Session:
@@ -99,9 +100,12 @@ class Session:
             counts=step_metric == STEP_METRIC,
             rank=topology.global_rank,
         )
+        self._unit = unit_of(topology, options.rank_scope)
         self._exchange = self._make_exchange()
         self._rows = 0
+        self._failure: int | None = None
         _sessions.append(self)
+        _process_end.register()
 
     @property
     def id(self) -> str | None:
@@ -217,30 +221,85 @@ class Session:
     def finish(self, exit_code: int | None = None) -> None:
         """End this rank's part; on a rank with a run, end the run. May be called again, to no effect.
 
+        The other writers of a shared run end before its primary, which waits for them up to `finish_timeout`. A run
+        gets the exit code of the first rank of its unit that failed. A rank that fails waits for nobody.
+
         Args:
             exit_code: Exit code of the job as W&B is to show it; `None` or 0 for success.
         """
-        if self in _sessions and os.getpid() == self._pid:
-            self.release(failed=exit_code not in (None, 0))
-            if self.owns_run:
-                self.run.finish(exit_code=exit_code)
+        self._finish(exit_code, self.options.limits.finish_timeout)
 
-    def release(self, *, failed: bool = False) -> None:
+    def fail(self, exit_code: int | None) -> None:
+        """Say how the run is to end, should nobody call `finish` with an exit code.
+
+        Args:
+            exit_code: Exit code of the job as W&B is to show it; `None` or 0 if a failure was overcome.
+        """
+        self._failure = exit_code or None
+
+    def _finish(self, exit_code: int | None, within: float) -> None:
+        if self not in _sessions or os.getpid() != self._pid:
+            return
+        exit_code = exit_code or self._failure or exit_code
+        deadline = time.monotonic() + within
+        ending = Ending(None if self.plan.run_mode == "new" else self._rendezvous, self._unit)
+        ending.tell(exit_code)
+        self.release(failed=bool(exit_code), within=within)
+        if not self.owns_run:
+            return
+        if not self.plan.primary:
+            self.run.finish(exit_code=exit_code)
+            ending.tell_written()
+        else:
+            self._finish_last(ending, exit_code, deadline)
+
+    def _finish_last(self, ending: Ending, exit_code: int | None, deadline: float) -> None:
+        """End the run as its primary: after its other writers, and with the exit code of the first that failed."""
+        if not exit_code:
+            lost = self._exchange.lost
+            if self.plan.shared and not ending.await_writers(deadline, lost):
+                _log.warning(
+                    "dist_wandb: rank %d did not wait longer for the other ranks to end their part of the run %s. What "
+                    "they write from now on may be missing. See finish_timeout.",
+                    self.topology.global_rank,
+                    self.plan.run_id,
+                )
+            exit_code = ending.exit_code(lost) or exit_code
+        self.run.finish(exit_code=exit_code)
+
+    def release(self, *, failed: bool = False, within: float | None = None) -> None:
         """Hand over what was logged and be no longer the current session, but leave the run open for others.
 
         Args:
             failed: Whether to wait for no other rank.
+            within: How long to wait, in seconds; `None` for `finish_timeout`.
         """
         if os.getpid() != self._pid:
             return  # a fork of the process that the session belongs to
-        self._exchange.close(failed=failed)
-        _sessions.remove(self)
+        self._exchange.close(within, failed=failed)
+        self._forget()
         self._tell_of_unused_patterns()
+
+    def end_with_process(self, exit_code: int) -> None:
+        """Finish, as the process ends and nobody has.
+
+        Args:
+            exit_code: Of the process.
+        """
+        try:
+            self._finish(exit_code, min(self.options.limits.finish_timeout, WITHOUT_FINISH))
+        except Exception:  # noqa: BLE001  # other sessions must end as well
+            _log.exception("dist_wandb: the run of rank %d could not be ended", self.topology.global_rank)
 
     def retire(self) -> None:
         """Be no longer a session: its run was finished behind its back, so nothing can be written."""
         self._exchange.retire()
+        self._forget()
+
+    def _forget(self) -> None:
         _sessions.remove(self)
+        if not _sessions:
+            _process_end.let_sigterm_be()
 
     def announce(self, where: str | None = None) -> None:
         """Say in one line, on a unit's primary, what was decided and where the runs are.
@@ -266,12 +325,11 @@ class Session:
             _tell_job(self.options, self._rendezvous, init_arguments)
 
     def _make_exchange(self) -> Exchange:
-        unit = unit_of(self.topology, self.options.rank_scope)
-        self.brings_together = unit.size > 1 and self.options.reductions is not None
+        self.brings_together = self._unit.size > 1 and self.options.reductions is not None
         if not self.brings_together:
             return StraightThrough(self._row_maker)
         spread = check_spread(self.options.spread)
-        return RoundsExchange(unit, self._find_store, self._row_maker, self.options.limits, spread)
+        return RoundsExchange(self._unit, self._find_store, self._row_maker, self.options.limits, spread)
 
     def _find_store(self) -> Rendezvous | None:
         if self._rendezvous is not None:
@@ -298,7 +356,7 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Finish; with the exit code that the exception means, if there is one."""
-        self.finish(_exit_code(error))
+        self.finish(exit_code_of(error))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or "run" not in self.__dict__:
@@ -328,6 +386,7 @@ def open_session(
     adopt: Callable[[RunPlan], Run | None] | None = None,
     create_new: bool = True,
     announces: bool = True,
+    catches_sigterm: bool = True,
 ) -> Session:
     """Find out who this rank is, decide, agree with the other ranks, and open the run.
 
@@ -342,6 +401,7 @@ def open_session(
         adopt: Asked, where the plan opens a run, for one that is open already and is to be used instead.
         create_new: Whether to make a run beside one that this process has; wandb.init would hand out that one.
         announces: Whether to say what was decided; otherwise `Session.announce` is the door's to call.
+        catches_sigterm: Whether SIGTERM, if nobody handles it, ends the runs before it ends the process.
 
     Returns:
         The session.
@@ -383,6 +443,8 @@ def open_session(
         rendezvous.publish(_run_key(plan), {"url": session.url})
     if announces:
         session.announce()
+    if catches_sigterm:
+        _process_end.catch_sigterm()
     return session
 
 
@@ -444,7 +506,10 @@ def init(
 
     Note:
         With ``run_mode="shared"``, a `WANDB_SERVICE` that this process inherited from another is removed from its
-        environment: one wandb process refuses two writers of one run. Nothing else outside wandb is changed.
+        environment: one wandb process refuses two writers of one run.
+
+        While a session is open, SIGTERM ends its run with exit code 143 before it ends the process, unless the process
+        handles that signal itself. Nothing else outside wandb is changed.
 
     Example:
         Two processes under torchrun::
@@ -485,6 +550,16 @@ def get_run() -> Session | NullRun:
 
 
 _sessions: list[Session] = []
+
+
+def _end_with_process(exit_code: int) -> None:
+    """Finish what nobody has finished: the last session first, and the threads at last."""
+    for session in reversed(_sessions.copy()):
+        session.end_with_process(exit_code)
+    end_all(failed=bool(exit_code))
+
+
+_process_end = ProcessEnd(_end_with_process, runs.code_of_exit)
 _opened: Counter[str] = Counter()
 
 
@@ -673,12 +748,3 @@ class _SessionElsewhere(NullRun):
     def log(self, *_args: Any, **_kwargs: Any) -> None:
         """Say that nothing is logged here."""
         _tell_of_foreign_process(self.__dict__["topology"])
-
-
-def _exit_code(error: BaseException | None) -> int | None:
-    """The exit code that a process ends with because of `error`, as Python and the shell have it."""
-    if error is None:
-        return None
-    if isinstance(error, SystemExit):
-        return error.code if isinstance(error.code, int) else int(error.code is not None)
-    return _EXIT_CODE_OF_CTRL_C if isinstance(error, KeyboardInterrupt) else 1

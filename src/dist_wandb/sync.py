@@ -6,12 +6,9 @@ numbers together: it carries rounds over a process group of its own, and hands w
 
 from __future__ import annotations
 
-import atexit
 import json
 import logging
-import multiprocessing
 import os
-import sys
 import threading
 import time
 from collections import deque
@@ -38,7 +35,7 @@ _FIRST_PAUSE = 0.01  # seconds until the next round while others are waited for;
 _GRACE = 5.0  # seconds that a member of a broken epoch is given to speak up
 _LAST_WORDS = 2.0  # seconds that the thread is given to write what is there, when its time is over
 _LAST_ROUND = 1.0  # seconds that a process which ends gives the others to end as well
-_WITHOUT_FINISH = 10.0  # seconds that a process which ends waits at most for others, if nobody finished its session
+WITHOUT_FINISH = 10.0  # seconds that a process which ends waits at most for others, if nobody finished its session
 _LOOK_FOR_BROKEN = 0.5  # seconds between two looks, while waiting for others, whether one of them broke off
 _QUICK = 0.1  # seconds between rows that follow each other quickly
 _LOOK_AT_DEVICES = 0.005  # seconds between two looks whether a device has computed what was logged
@@ -102,6 +99,10 @@ class Exchange(Protocol):
     def leave(self, *, failed: bool = False) -> None:
         """Make an end: this process is about to, after a failure or not."""
 
+    @property
+    def lost(self) -> frozenset[int]:
+        """Indices in the unit of ranks that took part, and are gone without having finished."""
+
 
 class StraightThrough:
     """The exchange of a unit without other ranks: what is put is written at once, on the calling thread."""
@@ -126,6 +127,11 @@ class StraightThrough:
 
     def leave(self, *, failed: bool = False) -> None:
         """Nothing is ever pending."""
+
+    @property
+    def lost(self) -> frozenset[int]:
+        """Nobody else takes part."""
+        return frozenset()
 
 
 class RoundsExchange:
@@ -163,6 +169,7 @@ class RoundsExchange:
         self._taken = threading.Event()  # closing, and the others know all that this rank had to say
         self._done = threading.Event()
         self._closing = self._failed = self._left = self._broken = False
+        self._lost: set[int] = set()
         self._settled_since: float | None = None
         self._membership: Membership | None = None
         self._epoch: Epoch | None = None
@@ -178,7 +185,7 @@ class RoundsExchange:
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._main, name=f"dist_wandb-{unit.name or 'unit'}", daemon=True)
         self._thread.start()
-        _end_with_the_process(self)
+        _remember(self)
 
     # On the threads of the user
 
@@ -255,10 +262,15 @@ class RoundsExchange:
         if self._is_foreign():
             return
         if not self._closing:
-            self.close(min(self.limits.finish_timeout, _WITHOUT_FINISH), failed=failed)
+            self.close(min(self.limits.finish_timeout, WITHOUT_FINISH), failed=failed)
         if not self._done.wait(_LAST_ROUND):
             self._stop()
         self._thread.join(_LAST_WORDS)
+
+    @property
+    def lost(self) -> frozenset[int]:
+        """Indices in the unit of ranks that took part, and are gone without having finished."""
+        return frozenset(self._lost)
 
     @property
     def has_ended(self) -> bool:
@@ -396,6 +408,7 @@ class RoundsExchange:
         if self._has_primary():
             self._unwritten.clear()
         lost = absent & set(before.members if before else absent)
+        self._lost = ((self._lost | lost) if before else self._lost) - set(epoch.members) - membership.left
         if lost:
             ranks = ", ".join(str(membership.global_rank(index)) for index in sorted(lost))
             how = "stopped taking part" if before else f"did not come within {self.limits.join_timeout:g} s"
@@ -767,32 +780,21 @@ class RoundsExchange:
 
 
 _live: list[RoundsExchange] = []
-_failures_before: list[object] = []
 
 
-def _end_with_the_process(exchange: RoundsExchange) -> None:
-    """See to it that the thread ends before the process does, also if nobody finishes the session."""
-    if not _failures_before:
-        _failures_before.append(_last_failure())
-        if multiprocessing.parent_process() is None:
-            atexit.register(_end_all)
-        else:  # children of multiprocessing leave without atexit
-            from multiprocessing.util import Finalize
-
-            Finalize(None, _end_all, exitpriority=100)
+def _remember(exchange: RoundsExchange) -> None:
     _live[:] = [known for known in _live if not known.has_ended]
     _live.append(exchange)
 
 
-def _end_all() -> None:
-    failed = _last_failure() is not None and _last_failure() is not _failures_before[0]
+def end_all(*, failed: bool) -> None:
+    """End the threads of this process, because it ends: those of finished sessions may still serve other ranks.
+
+    Args:
+        failed: Whether the process ends by a failure, so that nobody is waited for.
+    """
     for exchange in reversed(_live):
         exchange.leave(failed=failed)
-
-
-def _last_failure() -> object:
-    """The exception that ended the main thread, or one that an interactive shell showed."""
-    return getattr(sys, "last_value", None)
 
 
 def _place(key: Key) -> str:

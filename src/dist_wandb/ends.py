@@ -1,0 +1,179 @@
+"""How a job ends: with which exit code, in which order its writers finish, and what happens if nobody says `finish`."""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from dist_wandb.errors import RendezvousError
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from dist_wandb.policy import Unit
+    from dist_wandb.rendezvous import Rendezvous
+
+FAILED = 1
+_CTRL_C = 255  # as wandb records it
+SIGTERM = 128 + signal.SIGTERM  # as shells report it
+_PAUSE = 0.02  # seconds between two looks whether writers have ended
+_AFTER_SIGTERM = 10.0  # seconds that runs get to end; launchers kill after 30
+
+
+class Ending:
+    """What the ranks of a unit tell each other about their ends.
+
+    Ranks only ever set and look up keys of the job's store: nobody waits for a rank that is known to be gone, and where
+    the store is gone, so is what could be told.
+
+    Args:
+        rendezvous: The session's keys in the job's store; `None` where there is no store.
+        unit: The unit, seen from this rank.
+    """
+
+    def __init__(self, rendezvous: Rendezvous | None, unit: Unit) -> None:
+        self._rendezvous = rendezvous if unit.size > 1 else None
+        self._unit = unit
+
+    def tell(self, exit_code: int | None) -> None:
+        """Say how this rank ends, before it does. Of several failures the first counts: others follow from it."""
+        if exit_code and self._rendezvous is not None:
+            with suppress(RendezvousError):
+                self._rendezvous.claim(self._key("failed"), exit_code)
+
+    def tell_written(self) -> None:
+        """Say that this rank writes nothing more into the unit's run."""
+        if self._rendezvous is not None:
+            with suppress(RendezvousError):
+                self._rendezvous.publish(self._written(self._unit.index), 1)
+
+    def await_writers(self, deadline: float, gone: Collection[int]) -> bool:
+        """Wait for all other ranks of the unit to have said `tell_written`.
+
+        Args:
+            deadline: Until when, by the monotonic clock.
+            gone: Indices of ranks that nobody waits for.
+
+        Returns:
+            Whether they have.
+        """
+        awaited = [self._written(index) for index in range(self._unit.size) if index not in (self._unit.index, *gone)]
+        if self._rendezvous is None or not awaited:
+            return True
+        with suppress(RendezvousError):
+            while not self._rendezvous.has(awaited):
+                if time.monotonic() >= deadline:
+                    return False
+                time.sleep(_PAUSE)
+        return True
+
+    def exit_code(self, gone: Collection[int]) -> int:
+        """The exit code of the first rank that failed; 1 if some are gone without a word; else 0."""
+        told: Any = None
+        if self._rendezvous is not None:
+            with suppress(RendezvousError):
+                told = self._rendezvous.peek(self._key("failed"))
+        return int(told or (FAILED if gone else 0))
+
+    def _key(self, what: str) -> str:
+        return f"end/{self._unit.name}/{what}"
+
+    def _written(self, index: int) -> str:
+        return self._key(f"written/{index}")
+
+
+def exit_code_of(error: BaseException | None) -> int | None:
+    """The exit code that an exception means.
+
+    Args:
+        error: The exception that ends a block or a process, if any.
+
+    Returns:
+        `None` for no exception; the code of `sys.exit`; 255 for Ctrl-C, as wandb records it; else 1.
+    """
+    if error is None:
+        return None
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
+    return _CTRL_C if isinstance(error, KeyboardInterrupt) else FAILED
+
+
+class ProcessEnd:
+    """Calls a function when this process ends, before what was registered for its end until then.
+
+    Args:
+        function: Given the exit code of the process, as far as it can be told: that of an exception which nobody
+            caught, or of `sys.exit` where `code_of_exit` tells it.
+        code_of_exit: What `sys.exit` was called with; `None` if that is not known.
+    """
+
+    def __init__(self, function: Callable[[int], None], code_of_exit: Callable[[], int | None]) -> None:
+        self._function = function
+        self._code_of_exit = code_of_exit
+        self._failure_before: object = None
+        self._pid: int | None = None
+        self._handler_before: Any = None
+        self._is_ending = False
+
+    def register(self) -> None:
+        """Be the first to be called, from now on. wandb registers an end of its own when its first run is opened."""
+        if self._pid != os.getpid():  # in a fork nothing is registered
+            self._failure_before = _last_failure()
+            self._handler_before = None
+        if multiprocessing.parent_process() is None:
+            atexit.unregister(self._end)
+            atexit.register(self._end)
+        elif self._pid != os.getpid():  # children of multiprocessing leave without atexit
+            from multiprocessing.util import Finalize
+
+            Finalize(None, self._end, exitpriority=100)
+        self._pid = os.getpid()
+
+    def catch_sigterm(self) -> None:
+        """Let SIGTERM end runs before it ends the process, unless somebody else handles it."""
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, self._on_sigterm)
+
+    def let_sigterm_be(self) -> None:
+        """Undo `catch_sigterm`."""
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and signal.getsignal(signal.SIGTERM) == self._on_sigterm:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def _on_sigterm(self, number: int, _frame: FrameType | None) -> None:
+        """End the runs, then die of the signal as the process would have.
+
+        In a thread, since the main thread may have been interrupted anywhere: what it holds must not be waited for.
+        """
+        if self._pid == os.getpid() and not self._is_ending:  # else a fork, such as a DataLoader's worker
+            self._is_ending = True
+            ending = threading.Thread(target=self._function, args=(SIGTERM,), daemon=True)
+            ending.start()
+            ending.join(_AFTER_SIGTERM)
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    def _end(self) -> None:
+        if self._pid == os.getpid():
+            self._function(self._exit_code())
+
+    def _exit_code(self) -> int:
+        in_flight = sys.exc_info()[1]  # in a child of multiprocessing, which ends within a `finally`
+        failure = in_flight or _last_failure()
+        if isinstance(failure, BaseException) and failure is not self._failure_before:
+            return exit_code_of(failure) or 0
+        return self._code_of_exit() or 0
+
+
+def _last_failure() -> object:
+    """The exception that ended the main thread, or one that an interactive shell showed."""
+    return getattr(sys, "last_value", None)
