@@ -6,14 +6,17 @@ ranks read the same machine's clock. A repeat is a block of rows, its numbers th
 
 Memory: the resident set of both ranks, every 5,000 of 100,000 rows that are logged at a steady pace; what is under way
 is written before each sample. Beside it that of a process that hands the same rows to a bare offline `wandb.Run.log`.
-What is told is the growth from the mean of the second fifth of the samples to that of the last.
+What is told is the growth from the mean of the second fifth of the samples to that of the last; and the same of the
+memory blocks that Python holds, after a collection: the resident set also has what the allocators keep for later.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -62,10 +65,13 @@ def _measure_delay(result: common.Result, options: common.Options) -> None:
 def _measure_memory(result: common.Result, rows: int) -> None:
     ranks = common.run_ranks(__file__, {"what": "memory", "rows": rows}, timeout=1800)
     bare = common.run_ranks(__file__, {"what": "bare memory", "rows": rows}, processes=1, timeout=1800)
-    samples = {f"rank {rank}": report["samples"] for rank, report in enumerate(ranks)}
-    samples["bare wandb"] = bare[0]["samples"]
+    reports = {**{f"rank {rank}": report for rank, report in enumerate(ranks)}, "bare wandb": bare[0]}
+    samples = {process: report["samples"] for process, report in reports.items()}
+    blocks = {process: report["blocks"] for process, report in reports.items()}
     result.series[f"resident set in MiB, over {rows:,} rows"] = samples
-    result.tables.append(_memory_table(samples, rows))
+    result.series[f"memory blocks of Python, over {rows:,} rows"] = blocks
+    result.tables.append(_memory_table(f"resident set in MiB, {rows:,} rows of {_NAMES} names", samples))
+    result.tables.append(_memory_table(f"memory blocks of Python, {rows:,} rows of {_NAMES} names", blocks))
     grown = {process: _growth(of_process) for process, of_process in samples.items()}
     result.series[_GROWTH] = {process: [growth] for process, growth in grown.items()}
     for rank in range(len(ranks)):
@@ -79,8 +85,7 @@ def _growth(samples: list[float]) -> float:
     return statistics.mean(samples[-fifth:]) - statistics.mean(samples[fifth : 2 * fifth])
 
 
-def _memory_table(samples: dict[str, list[float]], rows: int) -> Table:
-    title = f"resident set in MiB, {rows:,} rows of {_NAMES} names"
+def _memory_table(title: str, samples: dict[str, list[float]]) -> Table:
     table = Table("", "first", "largest", "last", "growth", title=title, **common.STYLE)
     for process, of_process in samples.items():
         shown = (of_process[0], max(of_process), of_process[-1], _growth(of_process))
@@ -141,9 +146,9 @@ def _memory(arguments: dict[str, Any]) -> None:
     dist.init_process_group("gloo")
     rank, directory = dist.get_rank(), arguments["directory"]
     session = dist_wandb.init(project="memory", dir=directory)
-    samples = _many(session.log, session.flush, arguments["rows"], _PACE)
+    told = _many(session.log, session.flush, arguments["rows"], _PACE)
     session.finish()
-    common.report(directory, rank, {"samples": samples})
+    common.report(directory, rank, told)
     dist.destroy_process_group()
 
 
@@ -152,25 +157,29 @@ def _bare_memory(arguments: dict[str, Any]) -> None:
     import wandb
 
     run = wandb.init(project="memory", dir=arguments["directory"])
-    samples = _many(lambda row, step: run.log({**row, "global_step": step}), lambda: True, arguments["rows"])
+    told = _many(lambda row, step: run.log({**row, "global_step": step}), lambda: True, arguments["rows"])
     run.finish()
-    common.report(arguments["directory"], 0, {"samples": samples})
+    common.report(arguments["directory"], 0, told)
 
 
 def _many(
     log: Callable[[dict[str, float], int], object], flush: Callable[[], bool], rows: int, pace: float = 0.0
-) -> list[float]:
-    """Log rows at a steady pace; the resident set in MiB now and then, when all is written."""
-    samples, every, begin = [], max(1, rows // _SAMPLES), time.perf_counter()
+) -> dict[str, list[float]]:
+    """Log rows at a steady pace; the resident set in MiB, and Python's blocks, now and then, when all is written."""
+    samples: list[float] = []
+    blocks: list[float] = []
+    every, begin = max(1, rows // _SAMPLES), time.perf_counter()
     for step in range(rows):
         time.sleep(max(0.0, begin + pace * step - time.perf_counter()))
         log(common.numbers(_NAMES, step), step)
         if (step + 1) % every == 0:
             if not flush():
                 raise TimeoutError(f"what was logged until step {step} was not written in time")
+            gc.collect()
             samples.append(_resident_mebibytes())
+            blocks.append(sys.getallocatedblocks())
             begin = time.perf_counter() - pace * (step + 1)  # what the flush took is not made up for
-    return samples
+    return {"samples": samples, "blocks": blocks}
 
 
 def _resident_mebibytes() -> float:

@@ -66,7 +66,7 @@ class Limits:
     finish_timeout: float = 60.0
     max_pending_rows: int = 10_000
     heartbeat: float = 1.0
-    linger: float = 0.03
+    linger: float = 0.05
 
 
 class _Flush(threading.Event):
