@@ -76,13 +76,23 @@ class FakeRun:
         self.exit_codes.append(exit_code)
 
 
+_LIMITS = {"finish_timeout", "x_transaction_log_flush_interval"}
+
+
+def _without_limits(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    settings = arguments.get("settings")
+    has_limits_only = isinstance(settings, wandb.Settings) and settings.model_fields_set <= _LIMITS
+    return {name: value for name, value in arguments.items() if name != "settings" or not has_limits_only}
+
+
 class FakeWandb:
     """What `wandb.init` was given, and the runs it gave."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.stored_mode = "online"  # what `wandb offline` and its like wrote
-        self.arguments: list[dict[str, Any]] = []
+        self.arguments: list[dict[str, Any]] = []  # but for settings with nothing but the limits in them
+        self.settings: list[wandb.Settings | Mapping[str, Any] | None] = []
         self.environments: list[dict[str, str]] = []
         self.runs: list[FakeRun] = []
         self._one_at_a_time = threading.Lock()  # ranks may be threads
@@ -90,10 +100,14 @@ class FakeWandb:
     def init(self, **arguments: Any) -> FakeRun:
         with self._one_at_a_time:
             run = FakeRun(arguments, len(self.runs), self.directory)
-            self.arguments.append(arguments)
+            self.settings.append(arguments.get("settings"))
+            self.arguments.append(_without_limits(arguments))
             self.environments.append(dict(os.environ))
             self.runs.append(run)
             return run
+
+    def setup(self) -> SimpleNamespace:
+        return SimpleNamespace(settings=SimpleNamespace(mode=self.stored_mode, init_timeout=90.0))
 
 
 class ImpatientGroup(gloo.GlooGroup):
@@ -133,7 +147,7 @@ def fake_wandb(
         return fake.init(**arguments)
 
     monkeypatch.setattr(wandb, "init", init)
-    monkeypatch.setattr(wandb, "setup", lambda: SimpleNamespace(settings=SimpleNamespace(mode=fake.stored_mode)))
+    monkeypatch.setattr(wandb, "setup", fake.setup)
     monkeypatch.setattr(session, "_sessions", [])
     monkeypatch.setattr(session, "_opened", type(session._opened)())
     monkeypatch.chdir(tmp_path)

@@ -43,11 +43,16 @@ class Ending:
         self._rendezvous = rendezvous if unit.size > 1 else None
         self._unit = unit
 
-    def tell(self, exit_code: int | None) -> None:
-        """Say how this rank ends, before it does. Of several failures the first counts: others follow from it."""
+    def tell(self, exit_code: int | None) -> int | None:
+        """Say how this rank ends, before it does. Of several failures the first counts: others follow from it.
+
+        Returns:
+            `exit_code`; if it is that of a failure, that of the first one.
+        """
         if exit_code and self._rendezvous is not None:
             with suppress(RendezvousError):
-                self._rendezvous.claim(self._key("failed"), exit_code)
+                return int(self._rendezvous.claim(self._key("failed"), exit_code))
+        return exit_code
 
     def tell_written(self) -> None:
         """Say that this rank writes nothing more into the unit's run."""

@@ -19,6 +19,7 @@ from dist_wandb import run as runs
 from dist_wandb.announcement import announcement
 from dist_wandb.ends import Ending, ProcessEnd, exit_code_of
 from dist_wandb.errors import ConfigurationError, RendezvousError
+from dist_wandb.opening import Opening, run_key
 from dist_wandb.options import ConfigSync, Options, SystemMetrics
 from dist_wandb.policy import (
     RankScope,
@@ -31,6 +32,7 @@ from dist_wandb.policy import (
     unit_of,
     unit_run_id,
 )
+from dist_wandb.record import Record
 from dist_wandb.reduction import LARGEST_EXACT_INTEGER, PerRank, Reduce, Spread, check_patterns, check_spread
 from dist_wandb.rendezvous import BASE_ID, Rendezvous, agree_on_base_id, id_of_job, learn_layout, make_id
 from dist_wandb.rows import Contribution, Rows
@@ -67,6 +69,7 @@ class Session:
         step_metric: Name of the x axis; `None` for none.
         rendezvous: The job's store, where there is one.
         name: Name of the session, equal on all ranks.
+        reopen: Opens the run again, on disk, should wandb's own process die; given the config.
 
     Attributes:
         brings_together: Whether the numbers of several ranks become one: if not, every rank's row is its own.
@@ -83,18 +86,19 @@ class Session:
         step_metric: str | None = STEP_METRIC,
         rendezvous: Rendezvous | None = None,
         name: str = "",
+        reopen: Callable[[Mapping[str, Any]], AnyRun] | None = None,
     ) -> None:
         self.options = options
         self.topology = topology
         self.plan = plan
-        self.run = run
         self.owns_run = owns_run
+        self._record = Record(run, topology.global_rank, reopen or (lambda _: NullRun()))
         self._step_metric = step_metric
         self._rendezvous = rendezvous
         self._name = name
         self._pid = os.getpid()
         self._row_maker = Rows(
-            RunWriter(run, plan, step_metric),
+            RunWriter(self._record, plan, step_metric),
             options.reductions,
             check_patterns("per_rank", options.per_rank),
             counts=step_metric == STEP_METRIC,
@@ -106,6 +110,11 @@ class Session:
         self._failure: int | None = None
         _sessions.append(self)
         _process_end.register()
+
+    @property
+    def run(self) -> AnyRun:
+        """The W&B run of this rank, or a `NullRun`. Another one if wandb's own process had to be replaced."""
+        return self._record.run
 
     @property
     def id(self) -> str | None:
@@ -127,7 +136,7 @@ class Session:
         if self.run:
             return runs.url(self.run)
         with suppress(RendezvousError):  # the store is gone: so is the job
-            told = self._rendezvous and self._rendezvous.peek(_run_key(self.plan))
+            told = self._rendezvous and self._rendezvous.peek(run_key(self.plan))
             return told["url"] if told else None
         return None
 
@@ -243,12 +252,12 @@ class Session:
         exit_code = exit_code or self._failure or exit_code
         deadline = time.monotonic() + within
         ending = Ending(None if self.plan.run_mode == "new" else self._rendezvous, self._unit)
-        ending.tell(exit_code)
+        exit_code = ending.tell(exit_code)
         self.release(failed=bool(exit_code), within=within)
         if not self.owns_run:
             return
         if not self.plan.primary:
-            self.run.finish(exit_code=exit_code)
+            self._end_run(exit_code)
             ending.tell_written()
         else:
             self._finish_last(ending, exit_code, deadline)
@@ -265,7 +274,12 @@ class Session:
                     self.plan.run_id,
                 )
             exit_code = ending.exit_code(lost) or exit_code
-        self.run.finish(exit_code=exit_code)
+        self._end_run(exit_code)
+
+    def _end_run(self, exit_code: int | None) -> None:
+        problem = self._record.finish(exit_code)
+        if problem:
+            _log.warning("dist_wandb: rank %d: %s", self.topology.global_rank, problem)
 
     def release(self, *, failed: bool = False, within: float | None = None) -> None:
         """Hand over what was logged and be no longer the current session, but leave the run open for others.
@@ -359,7 +373,7 @@ class Session:
         self.finish(exit_code_of(error))
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or "run" not in self.__dict__:
+        if name.startswith("_") or "_record" not in self.__dict__:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self.run, name)
 
@@ -387,6 +401,7 @@ def open_session(
     create_new: bool = True,
     announces: bool = True,
     catches_sigterm: bool = True,
+    as_given: bool = False,
 ) -> Session:
     """Find out who this rank is, decide, agree with the other ranks, and open the run.
 
@@ -402,6 +417,8 @@ def open_session(
         create_new: Whether to make a run beside one that this process has; wandb.init would hand out that one.
         announces: Whether to say what was decided; otherwise `Session.announce` is the door's to call.
         catches_sigterm: Whether SIGTERM, if nobody handles it, ends the runs before it ends the process.
+        as_given: Whether, in a world of one, wandb.init gets exactly `init_arguments`; otherwise settings that bound
+            what a dead server or a killed process costs come with them.
 
     Returns:
         The session.
@@ -421,11 +438,20 @@ def open_session(
     base_id = _base_id(options, topology, rendezvous, wanted=wanted, proposed=proposed_id, session_name=name)
     init_arguments = _share_job(options, topology, rendezvous, init_arguments)
     plan = _plan(topology, options, base_id, runs.wanted_group(init_arguments))
-    _let_primary_open_first(plan, rendezvous, init_arguments)
     adopted = adopt(plan) if adopt and plan.opens_run else None
     before = runs.running_run()
     has_run = any(session.run for session in _live_sessions()) or (topology.world_size > 1 and before is not None)
-    run = adopted or runs.open_run(plan, topology, init_arguments, create_new=create_new and has_run)
+    opening = Opening(
+        options,
+        topology,
+        plan,
+        rendezvous,
+        init_arguments,
+        create_new=create_new and has_run,
+        is_alone=not has_run and before is None,
+        as_given=as_given,
+    )
+    run = adopted or opening.run()
     owns_run = adopted is None and run is not before
     if owns_run and step_metric is not None:
         runs.define_step_metric(run, step_metric)
@@ -438,9 +464,9 @@ def open_session(
         step_metric=step_metric,
         rendezvous=rendezvous,
         name=name,
+        reopen=opening.reopen(step_metric),
     )
-    if rendezvous is not None and plan.announces:
-        rendezvous.publish(_run_key(plan), {"url": session.url})
+    opening.tell(session.url, offline=runs.is_offline(run))
     if announces:
         session.announce()
     if catches_sigterm:
@@ -458,7 +484,7 @@ def init(
     per_rank: PerRank = True,
     join_timeout: float = Limits.join_timeout,
     peer_timeout: float = Limits.peer_timeout,
-    finish_timeout: float = Limits.finish_timeout,
+    finish_timeout: float | None = None,
     max_pending_rows: int = Limits.max_pending_rows,
     heartbeat: float = Limits.heartbeat,
     config_sync: ConfigSync = "warn",
@@ -483,7 +509,8 @@ def init(
         join_timeout: How long to wait for ranks that have not opened their session, in seconds.
         peer_timeout: How long a rank that takes part may keep the others waiting, in seconds: because it does not
             answer, or does not log a name that it usually does. Then they go on without it, and flag their rows.
-        finish_timeout: How long `finish` and `flush` wait for other ranks, in seconds.
+        finish_timeout: How long `finish` and `flush` wait for other ranks, in seconds; `finish` then waits as long
+            again for W&B to take what is left, and says what it did not. `None` for 60 s, and 600 s for the upload.
         max_pending_rows: How many rows may wait for ranks that have not logged them; beyond it the oldest are written
             with those who have.
         heartbeat: After how many seconds a rank that logs nothing takes part in an exchange all the same, so that
@@ -665,15 +692,6 @@ def _check_same_job(options: Options, topology: Topology, told: Mapping[str, str
         )
 
 
-def _let_primary_open_first(plan: RunPlan, rendezvous: Rendezvous | None, init_arguments: Mapping[str, Any]) -> None:
-    """Online, a secondary that attaches before its primary is there may lose rows (wandb issue 12269)."""
-    if not plan.shared or plan.primary or rendezvous is None:
-        return
-    runs.forget_inherited_service()
-    if runs.wanted_mode(init_arguments) == "online":
-        rendezvous.fetch(_run_key(plan), "its primary")
-
-
 def told_job(door: str, topology: Topology, timeout: float) -> dict[str, Any] | None:
     """What rank 0 told of the next session of `door` that this rank has not opened yet. Never waits for it.
 
@@ -687,10 +705,6 @@ def told_job(door: str, topology: Topology, timeout: float) -> dict[str, Any] | 
     """
     rendezvous = Rendezvous.find(f"{door}/{_opened[door] + 1}", topology, timeout)
     return rendezvous.peek(_JOB) if rendezvous else None
-
-
-def _run_key(plan: RunPlan) -> str:
-    return f"run/{plan.name_suffix}"
 
 
 def _check_metrics(metrics: object, topology: Topology) -> None:

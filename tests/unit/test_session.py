@@ -179,7 +179,7 @@ def test_finishing_twice_finishes_once(fake_wandb: FakeWandb) -> None:
         (SystemExit(0), 0),
         (SystemExit("x"), 1),
         (SystemExit(None), 0),
-        (KeyboardInterrupt(), 130),
+        (KeyboardInterrupt(), 255),
     ],
     ids=repr,
 )
@@ -360,7 +360,8 @@ def test_options_that_cannot_be_honoured_are_refused(
 
 def test_what_no_option_says_is_the_default_of_every_door() -> None:
     options = Options()
-    assert options == Options("auto", "global", "auto", False, True, 60.0, 60.0, 60.0, 10_000, 1.0)
+    limits = (60.0, 60.0, None, 10_000, 1.0)
+    assert options == Options("auto", "global", "auto", False, True, *limits, "warn", "primary", False)
     for door in (dist_wandb.init, DistWandbLogger, DistWandbTracker):
         parameters = inspect.signature(door).parameters
         defaults = {field.name: parameters[field.name].default for field in fields(options)}
@@ -471,7 +472,7 @@ def test_ranks_without_a_run_share_the_interface_and_write_nothing(job: Job, fak
     second.finish(1)
     assert run.exit_codes == []
     first.finish()
-    assert run.exit_codes == [None]
+    assert run.exit_codes == [1]  # the job's
 
 
 def test_ranks_without_a_run_know_its_id_and_address(job: Job) -> None:
