@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from urllib.parse import quote
 
-from dist_wandb.delivery import untaken
+from dist_wandb.delivery import untaken, unwritten
 from dist_wandb.errors import ConfigurationError, UnavailableError, suggest
 
 if TYPE_CHECKING:
@@ -529,16 +529,19 @@ def finish(run: AnyRun, exit_code: int | None) -> str | None:
         OSError: wandb's own process is gone.
     """
     run.finish(exit_code=exit_code)
-    given_up = {} if not run or run.disabled or run.offline else untaken(Path(run.dir).parent / "logs" / _LOG)
+    if not run or run.disabled:
+        return None
+    directory = Path(str(run.dir)).parent
+    given_up = (unwritten if run.offline else untaken)(directory / "logs" / _LOG)
     if not given_up:
         return None
     reasons = "; ".join(f"{what}: {reason}" for what, reason in given_up.items())
-    return f"W&B's server did not take all of the run {run.id} ({reasons}). {_where_to_find(run)}"
-
-
-def _where_to_find(run: AnyRun) -> str:
-    directory = Path(str(run.dir)).parent
-    return f"It is on disk. Once the server answers, upload it with: dist-wandb sync {directory}"
+    if run.offline:
+        return f"not all of the run {run.id} could be written to disk ({reasons}). What is missing is lost."
+    return (
+        f"W&B's server did not take all of the run {run.id} ({reasons}). It is on disk. Once the server answers, "
+        f"upload it with: dist-wandb sync {directory}"
+    )
 
 
 def code_of_exit() -> int | None:

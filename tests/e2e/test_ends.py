@@ -21,7 +21,6 @@ def recorded(server: WandbServer, tmp_path: Path, run_mode: str, *ends: str) -> 
     commands = rank_commands(SCRIPTS / "ends_online.py", tmp_path, run_mode, *ends, world_size=2)
     environment = server.environment(tmp_path, PYTHONPATH=str(SUPPORT))
     finished = run_job(*commands, cwd=tmp_path, environment=environment, timeout=90)
-    print(finished.output)
     return server.run("exp"), finished.exit_codes
 
 

@@ -9,6 +9,7 @@ import time
 import torch.distributed as dist
 
 import dist_wandb
+from dist_wandb.policy import check_run_mode
 
 
 def end(how: str) -> None:
@@ -33,8 +34,15 @@ def main(directory: str, run_mode: str, *ends: str) -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     how, _, at_last = ends[rank].partition(" at last")
-    limits = {"peer_timeout": 4.0, "finish_timeout": 8.0, "heartbeat": 0.2}
-    run = dist_wandb.init("tests", run_mode=run_mode, id="exp", dir=directory, **limits)
+    run = dist_wandb.init(
+        "tests",
+        run_mode=check_run_mode(run_mode),
+        id="exp",
+        dir=directory,
+        peer_timeout=4.0,
+        finish_timeout=8.0,
+        heartbeat=0.2,
+    )
     for step in range(5):
         run.log({"loss": 2.0 * step + rank}, step=step)
     run.flush()
