@@ -16,9 +16,13 @@ import torch.distributed as dist
 import wandb
 from wandb_server import WandbServer
 
-from dist_wandb import gloo, session, sync
+from dist_wandb import gloo, rendezvous, session, sync
+from dist_wandb.options import Options
+from dist_wandb.rendezvous import Rendezvous
+from dist_wandb.topology import Topology
 
 OnRanks = Callable[[int, Callable[[int], Any]], list[Any]]
+Job = Callable[..., list[session.Session]]
 
 _LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_", "NODE_RANK", "GROUP_", "CROSS_", "ROLE_", "MASTER_")
 _FAMILIES = ("TORCHELASTIC_", "SLURM_", "OMPI_", "PMI", "MPI_", "WANDB_", "DIST_WANDB_")
@@ -163,6 +167,41 @@ def on_ranks() -> OnRanks:
             return list(pool.map(function, range(world_size)))
 
     return call
+
+
+@pytest.fixture
+def store(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> dist.Store:  # noqa: ARG001  # goes first
+    """A store by which ranks that are threads of this process meet."""
+    store = dist.HashStore()
+
+    def find(namespace: str, topology: Topology, timeout: float) -> Rendezvous:
+        return Rendezvous(store, namespace, topology, timeout)
+
+    monkeypatch.setattr(Rendezvous, "find", find)
+    monkeypatch.setattr(rendezvous, "node_identity", lambda: "host")
+    return store
+
+
+@pytest.fixture
+def job(store: dist.Store, on_ranks: OnRanks) -> Job:  # noqa: ARG001  # they meet there
+    """Open the same session on every rank at once."""
+
+    def open_all(
+        topologies: list[Topology], arguments: Callable[[int], dict[str, Any]] = lambda _: {}, **options: Any
+    ) -> list[session.Session]:
+        def open_one(rank: int) -> session.Session:
+            return session.open_session(
+                Options(**{"join_timeout": 20.0, "finish_timeout": 10.0, "heartbeat": 0.05, **options}),
+                arguments(rank),
+                door="test",
+                topology=topologies[rank],
+                number=1,
+                create_new=False,
+            )
+
+        return on_ranks(len(topologies), open_one)
+
+    return open_all
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from dist_wandb.errors import UnavailableError
 
 if TYPE_CHECKING:
     from dist_wandb.options import Options
-    from dist_wandb.policy import RunPlan
+    from dist_wandb.policy import RunPlan, Unit
     from dist_wandb.rendezvous import Rendezvous
     from dist_wandb.run import AnyRun
     from dist_wandb.topology import Topology
@@ -91,9 +91,17 @@ class Opening:
 
         return open_again
 
-    def tell(self, url: str | None, *, offline: bool) -> None:
-        """Tell ranks without a run, and the secondaries of a shared one, that this primary's run is open."""
+    def tell(self, url: str | None, *, offline: bool, writer: int) -> None:
+        """Tell other ranks that this rank's run is open: those without one, and the other writers of a shared one.
+
+        Args:
+            url: Address of the run.
+            offline: Whether it is on disk only.
+            writer: Index of this rank in its unit.
+        """
         self._tell({"url": url, "offline": offline})
+        if self.plan.shared and self.rendezvous is not None:
+            self.rendezvous.publish(_writer_key(self.plan, writer), 1)
 
     def _open(self, *, offline: bool) -> AnyRun:
         if self.plan.shared and self.plan.primary and self.rendezvous is not None:
@@ -175,3 +183,12 @@ class Opening:
 def run_key(plan: RunPlan) -> str:
     """Under which key a primary tells of its run."""
     return f"run/{plan.name_suffix}"
+
+
+def writer_keys(plan: RunPlan, unit: Unit) -> list[str]:
+    """Under which keys the writers of a shared run tell that they are attached."""
+    return [_writer_key(plan, index) for index in range(unit.size)]
+
+
+def _writer_key(plan: RunPlan, index: int) -> str:
+    return f"run/{plan.name_suffix}/writer/{index}"

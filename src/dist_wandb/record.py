@@ -56,7 +56,7 @@ class Record:
             self.run.log(row, **kwargs)
         now = time.monotonic()
         self._unsafe.append((now, row))
-        while self._unsafe[0][0] < now - _UNSAFE:
+        while self._unsafe and self._unsafe[0][0] < now - _UNSAFE:
             self._unsafe.popleft()
 
     def finish(self, exit_code: int | None) -> str | None:

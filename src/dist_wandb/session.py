@@ -19,7 +19,7 @@ from dist_wandb import run as runs
 from dist_wandb.announcement import announcement
 from dist_wandb.ends import Ending, ProcessEnd, exit_code_of
 from dist_wandb.errors import ConfigurationError, RendezvousError
-from dist_wandb.opening import Opening, run_key
+from dist_wandb.opening import Opening, run_key, writer_keys
 from dist_wandb.options import ConfigSync, Options, SystemMetrics
 from dist_wandb.policy import (
     RankScope,
@@ -37,7 +37,7 @@ from dist_wandb.reduction import LARGEST_EXACT_INTEGER, PerRank, Reduce, Spread,
 from dist_wandb.rendezvous import BASE_ID, Rendezvous, agree_on_base_id, id_of_job, learn_layout, make_id
 from dist_wandb.rows import Contribution, Rows
 from dist_wandb.run import NullRun, RunWriter
-from dist_wandb.sync import WITHOUT_FINISH, Exchange, Limits, RoundsExchange, StraightThrough, end_all
+from dist_wandb.sync import WITHOUT_FINISH, Exchange, HeldBack, Limits, RoundsExchange, StraightThrough, end_all
 from dist_wandb.topology import Topology
 from dist_wandb.values import Weight, take, take_weight
 
@@ -341,9 +341,23 @@ class Session:
     def _make_exchange(self) -> Exchange:
         self.brings_together = self._unit.size > 1 and self.options.reductions is not None
         if not self.brings_together:
+            awaits_writers = self.plan.shared and self._rendezvous is not None and not runs.is_offline(self.run)
+            if awaits_writers:
+                return HeldBack(self._row_maker, self._has_all_writers, self.options.limits)
             return StraightThrough(self._row_maker)
         spread = check_spread(self.options.spread)
         return RoundsExchange(self._unit, self._find_store, self._row_maker, self.options.limits, spread)
+
+    @property
+    def writer(self) -> int:
+        """Index of this rank among the ranks of its unit."""
+        return self._unit.index
+
+    def _has_all_writers(self) -> bool:
+        try:
+            return self._rendezvous is None or self._rendezvous.has(writer_keys(self.plan, self._unit))
+        except RendezvousError:  # the job is over
+            return True
 
     def _find_store(self) -> Rendezvous | None:
         if self._rendezvous is not None:
@@ -466,7 +480,7 @@ def open_session(
         name=name,
         reopen=opening.reopen(step_metric),
     )
-    opening.tell(session.url, offline=runs.is_offline(run))
+    opening.tell(session.url, offline=runs.is_offline(run), writer=session.writer)
     if announces:
         session.announce()
     if catches_sigterm:
