@@ -60,17 +60,17 @@ class Ending:
             with suppress(RendezvousError):
                 self._rendezvous.publish(self._written(self._unit.index), 1)
 
-    def await_writers(self, deadline: float, gone: Collection[int]) -> bool:
-        """Wait for all other ranks of the unit to have said `tell_written`.
+    def await_writers(self, deadline: float, writers: Collection[int]) -> bool:
+        """Wait for other ranks of the unit to have said `tell_written`.
 
         Args:
             deadline: Until when, by the monotonic clock.
-            gone: Indices of ranks that nobody waits for.
+            writers: Their indices in the unit.
 
         Returns:
             Whether they have.
         """
-        awaited = [self._written(index) for index in range(self._unit.size) if index not in (self._unit.index, *gone)]
+        awaited = [self._written(index) for index in writers]
         if self._rendezvous is None or not awaited:
             return True
         with suppress(RendezvousError):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb import run as runs
-from dist_wandb.errors import UnavailableError
+from dist_wandb.errors import RendezvousError, UnavailableError
 
 if TYPE_CHECKING:
     from dist_wandb.options import Options
@@ -71,6 +71,19 @@ class Opening:
                 raise
             return self._open_on_disk(error)
 
+    def attach(self) -> AnyRun:
+        """Attach to the unit's run for the hardware of this node, where the plan says so. Training needs it not."""
+        if not self.plan.attaches:
+            return runs.NullRun()
+        try:
+            return self._open(offline=self._follows_primary() and self._is_primary_offline())
+        except (UnavailableError, RendezvousError) as error:
+            _log.warning(
+                "dist_wandb: rank %d does not record the hardware of its node: %s", self.topology.global_rank, error
+            )
+            self._clear_away()
+            return runs.NullRun()
+
     def on_disk(self) -> AnyRun:
         """Open the run on disk alone.
 
@@ -100,13 +113,13 @@ class Opening:
             writer: Index of this rank in its unit.
         """
         self._tell({"url": url, "offline": offline})
-        if self.plan.shared and self.rendezvous is not None:
+        if self.plan.has_writers and self.rendezvous is not None:
             self.rendezvous.publish(_writer_key(self.plan, writer), 1)
 
     def _open(self, *, offline: bool) -> AnyRun:
-        if self.plan.shared and self.plan.primary and self.rendezvous is not None:
+        if self.plan.has_writers and self.plan.primary and self.rendezvous is not None:
             self.rendezvous.publish(f"{run_key(self.plan)}/opening", 1)
-        attempts = _ATTEMPTS if self.plan.shared and not self.plan.primary else 1
+        attempts = _ATTEMPTS if self.plan.has_writers and not self.plan.primary else 1
         pause = _PAUSE
         for _ in range(attempts - 1):
             try:
@@ -149,7 +162,7 @@ class Opening:
             runs.clear_away()
 
     def _follows_primary(self) -> bool:
-        if not self.plan.shared or self.plan.primary or self.rendezvous is None:
+        if not self.plan.has_writers or self.plan.primary or self.rendezvous is None:
             return False
         runs.forget_inherited_service()  # the mode is read with wandb's help
         return runs.wanted_mode(self.arguments) == "online"

@@ -79,6 +79,11 @@ class Options:
         return Limits(self.join_timeout, self.peer_timeout, finish_timeout, self.max_pending_rows, self.heartbeat)
 
     @property
+    def all_nodes(self) -> bool:
+        """Whether the run of `"auto"` also has the hardware metrics of nodes other than its primary's."""
+        return self.system_metrics == "all-nodes"
+
+    @property
     def upload_timeout(self) -> float:
         """How long `finish` waits for W&B to take what is left, in seconds. Checkpoints may take minutes."""
         return _UPLOAD_TIMEOUT if self.finish_timeout is None else self.finish_timeout

@@ -17,6 +17,7 @@ from urllib.parse import quote
 
 from dist_wandb.delivery import untaken, unwritten
 from dist_wandb.errors import ConfigurationError, UnavailableError, suggest
+from dist_wandb.policy import unit_run_id
 
 if TYPE_CHECKING:
     import wandb
@@ -322,9 +323,9 @@ def open_run(
         UnavailableError: W&B could not open the run: its server does not answer, or refuses.
         wandb.Error: wandb does not take the arguments.
     """
-    if not plan.opens_run:
+    if not plan.opens_run and not plan.attaches:
         return NullRun()
-    if plan.shared:  # before the first use of wandb in this process, as the mode is read with wandb's help
+    if plan.has_writers:  # before the first use of wandb in this process, as the mode is read with wandb's help
         forget_inherited_service()
     arguments = dict(init_arguments)
     if offline:
@@ -385,16 +386,19 @@ def clear_away() -> None:
 
 def _planned_arguments(plan: RunPlan, topology: Topology, given: Mapping[str, Any]) -> dict[str, Any]:
     """What the plan changes in the arguments of `wandb.init`."""
-    arguments: dict[str, Any] = {"id": plan.run_id}
+    arguments: dict[str, Any] = {"id": unit_run_id(plan)}
     name = wanted_name(given)
     if name and plan.name_suffix:
         arguments["name"] = f"{name}-{plan.name_suffix}"
     if plan.group is not None:
         arguments["group"] = plan.group
-    mode = wanted_mode(given) if plan.own_directory else None
-    if plan.own_directory and mode != "disabled":
+    if plan.attaches:
+        arguments["reinit"] = "create_new"  # wandb.run stays what it is: this rank has no run
+    has_own_directory = plan.own_directory or plan.attaches
+    mode = wanted_mode(given) if has_own_directory or plan.has_writers else None
+    if has_own_directory and mode != "disabled":
         arguments["dir"] = _own_directory(given, topology)
-    if plan.shared and mode == "online":
+    if plan.has_writers and mode == "online":
         arguments["mode"] = None
         arguments["settings"] = _shared_settings(given.get("settings"), plan)
     return arguments
@@ -421,7 +425,7 @@ def _shared_settings(given: wandb.Settings | Mapping[str, Any] | None, plan: Run
 
     settings = wandb.Settings(**given) if isinstance(given, Mapping) else (given or wandb.Settings()).model_copy()
     settings.mode = "shared"
-    settings.x_label = plan.label
+    settings.x_label = plan.label or plan.hardware
     settings.x_primary = plan.primary
     settings.x_update_finish_state = plan.primary
     return settings
@@ -458,11 +462,11 @@ def _write_sidecar(run: Run, plan: RunPlan, topology: Topology) -> None:
     directory = Path(run.dir).parent
     record = {
         "format": _SIDECAR_FORMAT,
-        "run_id": plan.run_id,
+        "run_id": unit_run_id(plan),
         "base_id": plan.base_id,
         "group": plan.group,
-        "shared": plan.shared,
-        "label": plan.label,
+        "shared": plan.has_writers,
+        "label": plan.label or plan.hardware,
         "primary": plan.primary,
         "update_finish_state": plan.primary,
         "run_mode": plan.run_mode,

@@ -70,6 +70,7 @@ class Session:
         rendezvous: The job's store, where there is one.
         name: Name of the session, equal on all ranks.
         reopen: Opens the run again, on disk, should wandb's own process die; given the config.
+        attached: The unit's run where this rank only records the hardware of its node in it.
 
     Attributes:
         brings_together: Whether the numbers of several ranks become one: if not, every rank's row is its own.
@@ -87,6 +88,7 @@ class Session:
         rendezvous: Rendezvous | None = None,
         name: str = "",
         reopen: Callable[[Mapping[str, Any]], AnyRun] | None = None,
+        attached: AnyRun | None = None,
     ) -> None:
         self.options = options
         self.topology = topology
@@ -106,6 +108,7 @@ class Session:
         )
         self._unit = unit_of(topology, options.rank_scope)
         self._exchange = self._make_exchange()
+        self._attached = attached or NullRun()
         self._rows = 0
         self._failure: int | None = None
         _sessions.append(self)
@@ -266,7 +269,7 @@ class Session:
         """End the run as its primary: after its other writers, and with the exit code of the first that failed."""
         if not exit_code:
             lost = self._exchange.lost
-            if self.plan.shared and not ending.await_writers(deadline, lost):
+            if self.plan.has_writers and not ending.await_writers(deadline, self._writers() - lost):
                 _log.warning(
                     "dist_wandb: rank %d did not wait longer for the other ranks to end their part of the run %s. What "
                     "they write from now on may be missing. See finish_timeout.",
@@ -276,8 +279,17 @@ class Session:
             exit_code = ending.exit_code(lost) or exit_code
         self._end_run(exit_code)
 
+    def _writers(self) -> set[int]:
+        """Indices in the unit of the other ranks that write into its run."""
+        if self._rendezvous is None:
+            return set()
+        with suppress(RendezvousError):
+            keys = dict(enumerate(writer_keys(self.plan, self._unit)))
+            return {index for index, key in keys.items() if self._rendezvous.has([key])} - {self._unit.index}
+        return set()
+
     def _end_run(self, exit_code: int | None) -> None:
-        problem = self._record.finish(exit_code)
+        problem = runs.finish(self._attached, exit_code) if self._attached else self._record.finish(exit_code)
         if problem:
             _log.warning("dist_wandb: rank %d: %s", self.topology.global_rank, problem)
 
@@ -466,6 +478,7 @@ def open_session(
         as_given=as_given,
     )
     run = adopted or opening.run()
+    attached = opening.attach()
     owns_run = adopted is None and run is not before
     if owns_run and step_metric is not None:
         runs.define_step_metric(run, step_metric)
@@ -479,6 +492,7 @@ def open_session(
         rendezvous=rendezvous,
         name=name,
         reopen=opening.reopen(step_metric),
+        attached=attached,
     )
     opening.tell(session.url, offline=runs.is_offline(run), writer=session.writer)
     if announces:
@@ -629,11 +643,15 @@ def _detected_topology() -> Topology:
 
 
 def _plan(topology: Topology, options: Options, base_id: str | None, group: str | None) -> RunPlan:
-    return plan_run(topology, options.run_mode, options.rank_scope, base_id, group=group)
+    return plan_run(topology, options.run_mode, options.rank_scope, base_id, group=group, all_nodes=options.all_nodes)
 
 
 def _needs_layout(options: Options, topology: Topology) -> bool:
-    return needs_layout(topology, options.run_mode, options.rank_scope)
+    return needs_layout(topology, options.run_mode, options.rank_scope, all_nodes=options.all_nodes)
+
+
+def _needs_base_id(options: Options, topology: Topology) -> bool:
+    return needs_base_id(topology, options.run_mode, options.rank_scope, all_nodes=options.all_nodes)
 
 
 def _meet(options: Options, topology: Topology, door: str, number: int | None) -> tuple[str, Rendezvous | None]:
@@ -659,7 +677,7 @@ def _base_id(
     """The base id as far as this rank's plan needs it; rank 0 also says it for ranks that do."""
     if topology.world_size == 1:
         return wanted
-    if not needs_base_id(topology, options.run_mode, options.rank_scope):
+    if not _needs_base_id(options, topology):
         return wanted or (None if rendezvous else id_of_job(session_name))
     if rendezvous is None and options.run_mode == "auto" and options.rank_scope == "global":
         return wanted or id_of_job(session_name) or proposed or make_id()  # no other rank's plan names it
@@ -678,7 +696,7 @@ def _share_job(
     if tells_job(topology):
         _tell_job(options, rendezvous, init_arguments)
         return init_arguments
-    if not needs_base_id(topology, options.run_mode, options.rank_scope):
+    if not _needs_base_id(options, topology):
         return init_arguments
     job = rendezvous.fetch(_JOB, "rank 0")
     _check_same_job(options, topology, job["options"])

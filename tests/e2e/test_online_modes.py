@@ -89,3 +89,21 @@ def test_a_shared_run_is_whole_at_every_start(wandb_server: WandbServer, tmp_pat
         assert (len(run.writers), run.exit_codes) == (4, [0])
         rows = [row for writer in run.writers.values() for row in rows_of(writer)]
         assert sorted(sorted(row.items()) for row in rows) == expected
+
+
+def test_one_run_has_the_hardware_of_all_nodes_and_no_series_of_ranks(
+    wandb_server: WandbServer, tmp_path: Path
+) -> None:
+    job = torchrun(SCRIPTS / "hardware.py", tmp_path, processes=2, nodes=2)
+    environment = wandb_server.environment(tmp_path, PYTHONPATH=str(SUPPORT), WANDB_CONSOLE="wrap")
+    run_job(*job, cwd=tmp_path, environment=environment, timeout=90).check()
+    run = wandb_server.run("exp")
+    assert (len(run.writers), run.exit_codes, run.config) == (2, [0], {"lr": 0.1})
+    labels = {label_of(writer): writer for writer in run.writers.values()}
+    assert labels.keys() == {"worker-0", "worker-1"}
+    assert rows_of(labels["worker-0"]) == [{"loss": 2.0 * step + 1.5, "global_step": step} for step in range(4)]
+    assert rows_of(labels["worker-1"]) == []
+    for label, writer in labels.items():
+        names = {name for event in writer.events for name in event if name.startswith("system.")}
+        assert names
+        assert all(name.endswith(f"/l:{label}") for name in names)

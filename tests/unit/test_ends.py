@@ -55,12 +55,12 @@ def test_a_rank_that_is_gone_without_a_word_has_failed(endings: list[Ending]) ->
     assert endings[0].exit_code(gone={2}) == 1
 
 
-def test_the_primary_awaits_all_writers_but_those_that_are_gone(endings: list[Ending]) -> None:
+def test_the_primary_awaits_other_writers(endings: list[Ending]) -> None:
     endings[1].tell_written()
-    assert not endings[0].await_writers(time.monotonic() + 0.05, gone=())
-    assert endings[0].await_writers(time.monotonic() + 0.05, gone={2})
+    assert not endings[0].await_writers(time.monotonic() + 0.05, {1, 2})
+    assert endings[0].await_writers(time.monotonic() + 0.05, {1})
     threading.Timer(0.05, endings[2].tell_written).start()
-    assert endings[0].await_writers(time.monotonic() + 20, gone=())
+    assert endings[0].await_writers(time.monotonic() + 20, {1, 2})
 
 
 def test_where_there_is_no_store_nobody_is_awaited() -> None:
@@ -68,7 +68,7 @@ def test_where_there_is_no_store_nobody_is_awaited() -> None:
     alone.tell_written()
     assert alone.tell(3) == 3
     assert alone.exit_code(gone=()) == 0
-    assert alone.await_writers(time.monotonic(), gone=())
+    assert alone.await_writers(time.monotonic(), {1})
 
 
 def test_where_the_store_is_gone_nobody_is_awaited(monkeypatch: pytest.MonkeyPatch, endings: list[Ending]) -> None:
@@ -80,7 +80,7 @@ def test_where_the_store_is_gone_nobody_is_awaited(monkeypatch: pytest.MonkeyPat
     endings[0].tell_written()
     assert endings[0].tell(3) == 3
     assert endings[0].exit_code(gone=()) == 0
-    assert endings[0].await_writers(time.monotonic() + 20, gone=())
+    assert endings[0].await_writers(time.monotonic() + 20, {1, 2})
 
 
 def codes_of(session: Session) -> list[int | None]:
