@@ -121,7 +121,7 @@ def test_a_server_that_is_dead_from_the_start(wandb_server: WandbServer, tmp_pat
 
 
 def test_a_server_that_fails_for_some_time(wandb_server: WandbServer, tmp_path: Path) -> None:
-    seconds = float(os.environ.get("OUTAGE", "6"))
+    seconds = float(os.environ.get("OUTAGE", "4"))
 
     def meanwhile(training: Training) -> None:
         training.wait_for("half-0")
@@ -130,7 +130,9 @@ def test_a_server_that_fails_for_some_time(wandb_server: WandbServer, tmp_path: 
         time.sleep(seconds)
         fault.stop()
 
-    outcome = train(wandb_server, tmp_path, meanwhile, waits=True, pace=seconds / ROWS)
+    outcome = train(
+        wandb_server, tmp_path, meanwhile, waits=True, pace=2.2 * seconds / ROWS
+    )  # the second half outlasts it
     assert (outcome.exit_codes, outcome.run_codes) == ((0, 0), [0])
     assert outcome.online == outcome.on_disk == ALL
 
