@@ -16,7 +16,7 @@ import torch.distributed as dist
 import wandb
 from wandb_server import WandbServer
 
-from dist_wandb import gloo, session, sync
+from dist_wandb import gloo, restart, session, sync
 
 OnRanks = Callable[[int, Callable[[int], Any]], list[Any]]
 
@@ -58,6 +58,8 @@ class FakeRun:
         self.dir = str(directory / f"run-{number}" / "files")
         Path(self.dir).mkdir(parents=True)
         self.config = FakeConfig()
+        self.resumed = False
+        self.summary: dict[str, Any] = {}
         self.logged: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self.defined: list[tuple[str, dict[str, Any]]] = []
         self.exit_codes: list[int | None] = []
@@ -136,6 +138,8 @@ def fake_wandb(
     monkeypatch.setattr(wandb, "setup", lambda: SimpleNamespace(settings=SimpleNamespace(mode=fake.stored_mode)))
     monkeypatch.setattr(session, "_sessions", [])
     monkeypatch.setattr(session, "_opened", type(session._opened)())
+    monkeypatch.setattr(restart, "_started", type(restart._started)())
+    monkeypatch.setattr(restart, "_told_of", set())
     monkeypatch.chdir(tmp_path)
     return fake
 

@@ -404,6 +404,7 @@ class DistWandbLogger(WandbLogger):
                 create_new=topology.world_size > 1,
                 announces=False,
                 catches_sigterm=False,  # the Trainer does, to save a checkpoint
+                restarts=topology.world_size > 1,  # of a world of one W&B's own way of resuming holds
             )
         if provisional is not None:
             provisional.release()

@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from dist_wandb import restart
 from dist_wandb import run as runs
 from dist_wandb.announcement import announcement
 from dist_wandb.ends import Ending, ProcessEnd, exit_code_of
@@ -67,6 +68,8 @@ class Session:
         step_metric: Name of the x axis; `None` for none.
         rendezvous: The job's store, where there is one.
         name: Name of the session, equal on all ranks.
+        first_row: Place on the x axis of the first row without a step: behind those of a run that is continued.
+        keeper: Keeps the note by which a later start finds the runs, on the rank that tells the job.
 
     Attributes:
         brings_together: Whether the numbers of several ranks become one: if not, every rank's row is its own.
@@ -83,6 +86,8 @@ class Session:
         step_metric: str | None = STEP_METRIC,
         rendezvous: Rendezvous | None = None,
         name: str = "",
+        first_row: int = 0,
+        keeper: restart.Keeper | None = None,
     ) -> None:
         self.options = options
         self.topology = topology
@@ -92,12 +97,15 @@ class Session:
         self._step_metric = step_metric
         self._rendezvous = rendezvous
         self._name = name
+        self._first_row = first_row
+        self._keeper = keeper
         self._pid = os.getpid()
         self._row_maker = Rows(
             RunWriter(run, plan, step_metric),
             options.reductions,
             check_patterns("per_rank", options.per_rank),
             counts=step_metric == STEP_METRIC,
+            first=first_row,
             rank=topology.global_rank,
         )
         self._unit = unit_of(topology, options.rank_scope)
@@ -180,7 +188,7 @@ class Session:
             if weight is not None:
                 take_weight(weight, self.topology.global_rank)
             if step is None and self._step_metric == STEP_METRIC and STEP_METRIC not in metrics:
-                step = self._rows
+                step = self._first_row + self._rows
             self._exchange.put(Contribution(metrics, step, commit))
         if commit is not False:  # a row that is not committed goes on in the next call
             self._rows += 1
@@ -245,15 +253,20 @@ class Session:
         ending = Ending(None if self.plan.run_mode == "new" else self._rendezvous, self._unit)
         ending.tell(exit_code)
         self.release(failed=bool(exit_code), within=within)
-        if not self.owns_run:
-            return
-        if not self.plan.primary:
+        if self.owns_run and not self.plan.primary:
             self.run.finish(exit_code=exit_code)
             ending.tell_written()
-        else:
-            self._finish_last(ending, exit_code, deadline)
+        elif self.owns_run:
+            exit_code = self._finish_last(ending, exit_code, deadline)
+        if not exit_code:
+            self._take_back_note()
 
-    def _finish_last(self, ending: Ending, exit_code: int | None, deadline: float) -> None:
+    def _take_back_note(self) -> None:
+        """No later start is to continue runs that have ended well."""
+        if self._keeper is not None:
+            self._keeper.take_back()
+
+    def _finish_last(self, ending: Ending, exit_code: int | None, deadline: float) -> int | None:
         """End the run as its primary: after its other writers, and with the exit code of the first that failed."""
         if not exit_code:
             lost = self._exchange.lost
@@ -266,6 +279,7 @@ class Session:
                 )
             exit_code = ending.exit_code(lost) or exit_code
         self.run.finish(exit_code=exit_code)
+        return exit_code
 
     def release(self, *, failed: bool = False, within: float | None = None) -> None:
         """Hand over what was logged and be no longer the current session, but leave the run open for others.
@@ -295,6 +309,7 @@ class Session:
         """Be no longer a session: its run was finished behind its back, so nothing can be written."""
         self._exchange.retire()
         self._forget()
+        self._take_back_note()
 
     def _forget(self) -> None:
         _sessions.remove(self)
@@ -387,6 +402,7 @@ def open_session(
     create_new: bool = True,
     announces: bool = True,
     catches_sigterm: bool = True,
+    restarts: bool = True,
 ) -> Session:
     """Find out who this rank is, decide, agree with the other ranks, and open the run.
 
@@ -402,6 +418,7 @@ def open_session(
         create_new: Whether to make a run beside one that this process has; wandb.init would hand out that one.
         announces: Whether to say what was decided; otherwise `Session.announce` is the door's to call.
         catches_sigterm: Whether SIGTERM, if nobody handles it, ends the runs before it ends the process.
+        restarts: Whether this start may continue the runs of an earlier one, and a later one those of this.
 
     Returns:
         The session.
@@ -413,12 +430,18 @@ def open_session(
     """
     runs.check_init_arguments(init_arguments, door)
     topology = topology or _detected_topology()
-    runs.check_resume(init_arguments, topology)
     name, rendezvous = _meet(options, topology, door, number)
+    has_store = rendezvous is not None
+    restart.check_resume(init_arguments, options, topology, has_store=has_store)
     if rendezvous:
         topology = learn_layout(rendezvous, topology, needed=_needs_layout(options, topology))
-    wanted = runs.wanted_id(init_arguments)
-    base_id = _base_id(options, topology, rendezvous, wanted=wanted, proposed=proposed_id, session_name=name)
+    keeper = earlier = None
+    if restarts and tells_job(topology):
+        keeper = restart.Keeper(restart.session_name(door, number), options, topology, init_arguments)
+        earlier = keeper.find() if restart.can_look_back(options, topology, has_store=has_store) else None
+    init_arguments = restart.continued(init_arguments, earlier, topology, has_store=has_store)
+    wanted, id_name = runs.wanted_id(init_arguments), restart.name_for_id(name, init_arguments)
+    base_id = _base_id(options, topology, rendezvous, wanted=wanted, proposed=proposed_id, session_name=id_name)
     init_arguments = _share_job(options, topology, rendezvous, init_arguments)
     plan = _plan(topology, options, base_id, runs.wanted_group(init_arguments))
     _let_primary_open_first(plan, rendezvous, init_arguments)
@@ -429,6 +452,7 @@ def open_session(
     owns_run = adopted is None and run is not before
     if owns_run and step_metric is not None:
         runs.define_step_metric(run, step_metric)
+    first_row = _first_row(plan, run, rendezvous, init_arguments) if step_metric == STEP_METRIC else 0
     session = Session(
         options,
         topology,
@@ -438,9 +462,15 @@ def open_session(
         step_metric=step_metric,
         rendezvous=rendezvous,
         name=name,
+        first_row=first_row,
+        keeper=keeper,
     )
     if rendezvous is not None and plan.announces:
-        rendezvous.publish(_run_key(plan), {"url": session.url})
+        rendezvous.publish(_run_key(plan), {"url": session.url, "first_row": first_row})
+    if keeper is not None and owns_run and not run.disabled:
+        keeper.leave(plan.base_id or str(run.id))
+        if earlier is not None:
+            restart.announce(earlier, topology)
     if announces:
         session.announce()
     if catches_sigterm:
@@ -672,6 +702,15 @@ def _let_primary_open_first(plan: RunPlan, rendezvous: Rendezvous | None, init_a
     runs.forget_inherited_service()
     if runs.wanted_mode(init_arguments) == "online":
         rendezvous.fetch(_run_key(plan), "its primary")
+
+
+def _first_row(plan: RunPlan, run: AnyRun, rendezvous: Rendezvous | None, init_arguments: Mapping[str, Any]) -> int:
+    """Where rows without a step begin; one place for all writers of a shared run, which its primary finds out."""
+    if not plan.shared or plan.primary or rendezvous is None:
+        return restart.next_row(run, STEP_METRIC, init_arguments)
+    if not runs.continues(init_arguments):
+        return 0
+    return int(rendezvous.fetch(_run_key(plan), "its primary")["first_row"])
 
 
 def told_job(door: str, topology: Topology, timeout: float) -> dict[str, Any] | None:
