@@ -36,7 +36,7 @@ def main(directory: str, run_mode: RunMode, resume: str, group: str) -> None:
         dist.init_process_group("gloo")
     checkpoint = place / "checkpoint"
     begin = int(checkpoint.read_text()) if checkpoint.exists() else 0
-    given = {"resume": resume} if resume else {}
+    given: dict[str, Any] = {"resume": resume} if resume else {}
     run = dist_wandb.init(
         "tests", run_mode=run_mode, reduce="sum" if run_mode != "new" else None, dir=directory, **given
     )
