@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
@@ -151,6 +151,7 @@ class Keeper:
         self._directory = runs.wandb_directory(init_arguments) / NOTES_DIRECTORY
         self._topology = topology
         self._timeout = options.join_timeout
+        self._continued_job: str | None = None
 
     @cached_property
     def _store(self) -> Rendezvous | None:
@@ -171,6 +172,7 @@ class Keeper:
             if note is None:
                 return None
             if wanted in (None, note.base_id) and self._suits(note, found):
+                self._continued_job = note.job
                 return Earlier(note, found)
         return None
 
@@ -224,6 +226,7 @@ class Keeper:
                 unfinished = path.with_name(f".{path.name}.{os.getpid()}")
                 unfinished.write_text(json.dumps(note.record, indent=2) + "\n", encoding="utf-8")
                 unfinished.replace(path)
+            self._remove_notes(self._continued_paths)
         except OSError as error:
             _log.warning(
                 "dist_wandb: no note of the run %s could be left in %s (%s), so a later start will not find it. Pass "
@@ -236,12 +239,16 @@ class Keeper:
     def take_back(self) -> None:
         """The runs have ended well: no later start is to continue them."""
         self._tell(None)
-        for path in self._paths:
+        self._remove_notes(self._paths)
+        with suppress(OSError):
+            self._directory.rmdir()  # if it is empty
+
+    def _remove_notes(self, paths: Iterable[Path]) -> None:
+        """Remove notes of these very runs."""
+        for path in paths:
             with suppress(OSError, ValueError):
                 if Note.of(json.loads(path.read_bytes())).base_id == self._mine.base_id:  # else another job's
                     path.unlink()
-        with suppress(OSError):
-            self._directory.rmdir()  # if it is empty
 
     def _tell(self, note: Note | None) -> None:
         if self._store is not None:
@@ -252,6 +259,12 @@ class Keeper:
     def _paths(self) -> list[Path]:
         jobs = (self._launch.torchrun_start, self._launch.slurm_step)
         return [self._latest, *(self._of_job(job) for job in jobs if job is not None)]
+
+    @property
+    def _continued_paths(self) -> list[Path]:
+        """The note of the job that this one continues, which is over."""
+        job = self._continued_job
+        return [self._of_job(job)] if job and self._of_job(job) not in self._paths else []
 
     @property
     def _latest(self) -> Path:

@@ -42,8 +42,8 @@ def ranks(number: int) -> list[Topology]:
 def start(fake_wandb: FakeWandb, on_ranks: OnRanks, monkeypatch: pytest.MonkeyPatch) -> Start:  # noqa: ARG001  # goes first
     """Start a job of two ranks once more, with the environment that its launcher gives it.
 
-    With `agent` its store outlasts the processes, as torchrun's does. Otherwise the ranks meet in a store that does not;
-    with ``store=False`` in none.
+    With `agent` its store outlasts the processes, as torchrun's does. Otherwise the ranks meet in a store that does
+    not, or with ``store=False`` in none.
     """
 
     def start(
@@ -79,7 +79,7 @@ def kill(sessions: list[Session]) -> None:
         sessions_room._sessions.remove(session)
 
 
-def attempt(number: int, place: str = "/tmp/torchelastic_x/none_y") -> dict[str, str]:  # noqa: S108  # is not used
+def attempt(number: int, place: str = "/agent/none_y") -> dict[str, str]:
     return {
         "TORCHELASTIC_RESTART_COUNT": str(number),
         "TORCHELASTIC_ERROR_FILE": f"{place}/attempt_{number}/0/error.json",
@@ -130,7 +130,7 @@ def test_a_restart_continues_by_the_note_where_no_store_outlasts_it(start: Start
     assert given(fake_wandb, "resume") == ["allow", "allow"]
 
 
-@pytest.mark.parametrize("environ", [attempt(1, "/tmp/torchelastic_x/none_z"), {"TORCHELASTIC_RESTART_COUNT": "1"}])
+@pytest.mark.parametrize("environ", [attempt(1, "/agent/none_z"), {"TORCHELASTIC_RESTART_COUNT": "1"}])
 def test_another_start_of_torchrun_is_no_restart(start: Start, environ: dict[str, str]) -> None:
     """Its first attempt may have died before it left a note of its own."""
     first = start(environ=attempt(0))
@@ -155,6 +155,15 @@ def test_a_run_that_has_ended_well_is_not_continued(start: Start, by_store: bool
         session.finish()
     assert not NOTES.exists()
     assert ids(start(agent=agent, environ=attempt(1))) != ids(first)
+
+
+def test_a_job_that_has_ended_well_does_not_take_up_anothers_runs(start: Start) -> None:
+    agent = dist.HashStore()
+    for session in start(agent=agent):
+        session.finish()
+    other = start()
+    kill(other)
+    assert not set(ids(start(agent=agent, environ=attempt(1), resume="auto"))) & set(ids(other))
 
 
 def test_a_run_that_has_failed_is(start: Start) -> None:
@@ -271,11 +280,15 @@ def test_another_command_of_the_job_is_not_continued(start: Start, monkeypatch: 
 
 def test_jobs_that_share_a_directory_each_find_their_own(start: Start) -> None:
     """As the tasks of an array do; what one of them takes back is its own."""
-    first, second = start(environ=SLURM), start(environ={**SLURM, "SLURM_JOB_ID": "8"}, number=1)
-    for session in second:
+    other, first = start(environ={**SLURM, "SLURM_JOB_ID": "8"}), start(environ=SLURM)
+    for session in other:
         session.finish()
     kill(first)
-    assert ids(start(environ=requeue(1))) == ids(first)
+    again = start(environ=requeue(1))
+    assert ids(again) == ids(first)
+    kill(again)
+    assert ids(start(environ={"SLURM_JOB_ID": "9"}, resume="auto")) == ids(first)
+    assert note_files() == ["job", "latest"]  # of the third job, which goes on with the first one's runs
 
 
 @pytest.mark.parametrize("run_mode", ["auto", "shared", "new"])
@@ -367,6 +380,13 @@ def test_other_runs_than_the_notes_are_made_anew(
     assert said in warning
 
 
+def test_the_sessions_of_a_job_have_notes_of_their_own(start: Start) -> None:
+    first, second = start(), start(number=2)
+    kill(first + second)
+    assert ids(start(resume="auto", number=2)) == ids(second)
+    assert ids(start(resume="auto")) == ids(first)
+
+
 @pytest.mark.parametrize("argument", ["project", "entity"])
 def test_projects_in_one_directory_do_not_mix(start: Start, argument: str) -> None:
     first, second = start(**{argument: "a"}), start(**{argument: "b"})
@@ -388,7 +408,9 @@ def test_a_damaged_note_is_left_aside_with_a_warning(
     (note,) = NOTES.glob("latest-*.json")
     note.write_bytes(content)
     assert ids(start(resume="auto")) != ids(first)
-    (warning,) = last_warnings(caplog)
+    note.write_bytes(content)
+    start(resume="auto")
+    (warning,) = last_warnings(caplog)  # of both starts, as they are of one process
     assert f"{note} is not the note that an earlier start of this job would have left there" in warning
 
 
@@ -541,6 +563,14 @@ def test_the_summary_tells_the_last_row(
     assert fake_wandb.runs[-1].rows == [{"loss": 1.0, "global_step": first}]
 
 
+def test_a_run_that_is_not_resumed_begins_at_0(fake_wandb: FakeWandb) -> None:
+    theirs: Any = fake_wandb.init(id="theirs")
+    theirs.summary["global_step"] = 7
+    session = open_session(Options(), {}, door="test", adopt=lambda _: theirs)
+    session.log({"loss": 1.0})
+    assert theirs.rows == [{"loss": 1.0, "global_step": 0}]
+
+
 def test_all_writers_of_a_shared_run_go_on_where_its_primary_does(
     start: Start, fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -562,11 +592,18 @@ def test_offline_the_files_of_the_run_tell_the_last_row(
     start: Start, fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The newest that has any rows; the file of this start, and those of other runs, do not count."""
-    files = {"offline-run-1-exp": 99, "offline-run-2-exp": 49, "offline-run-3-exp": None, "offline-run-4-exp2": 7}
+    own = "run-0"
+    files = {
+        "offline-run-1-exp": 99,
+        "offline-run-2-exp": 49,
+        "offline-run-3-exp": None,
+        "offline-run-4-exp2": 7,
+        own: 9,
+    }
     for number, name in enumerate(files):
         place = fake_wandb.directory / name
         place.mkdir(parents=True)
-        file = place / f"run-{name.rpartition('-')[2]}.wandb"
+        file = place / ("run-exp.wandb" if name == own else f"run-{name.rpartition('-')[2]}.wandb")
         file.touch()
         os.utime(file, (number, number))
 
@@ -596,7 +633,7 @@ def test_launchers_name_what_they_start_again() -> None:
     first, again = Launch.detect(attempt(0)), Launch.detect(attempt(1))
     assert first.torchrun_start is not None
     assert first.torchrun_start == again.torchrun_start
-    assert Launch.detect(attempt(0, "/tmp/other")).torchrun_start != first.torchrun_start  # noqa: S108
+    assert Launch.detect(attempt(0, "/other/agent")).torchrun_start != first.torchrun_start
     assert Launch.detect({"TORCHELASTIC_ERROR_FILE": "x"}).torchrun_start is None
     assert (Launch.detect(requeue(2)).slurm_step, Launch.detect(requeue(2)).requeues) == ("slurm-7-0", 2)
     assert Launch.detect({"SLURM_JOB_ID": "7"}).slurm_step == "slurm-7-batch"
