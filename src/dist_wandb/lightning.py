@@ -120,7 +120,7 @@ class DistWandbLogger(WandbLogger):
         config_sync: What to do about ranks that pass different configs; as in `dist_wandb.init`.
         system_metrics: Whose hardware metrics are recorded; as in `dist_wandb.init`.
         strict: Whether a run that cannot be opened is an error; as in `dist_wandb.init`.
-        **kwargs: Further arguments of `wandb.init`.
+        **kwargs: Further arguments of `wandb.init`; for `resume` see `dist_wandb.init`, and `id_in` for checkpoints.
 
     Raises:
         ConfigurationError: An argument that cannot be honoured.

@@ -51,6 +51,7 @@ class Note:
         rank_scope: `"global"` or `"worker"`.
         world_size: Number of ranks.
         job: The launcher's name for the job; `None` where it has none that would be found again.
+        requeues: How often SLURM had started the job again.
     """
 
     base_id: str
@@ -61,6 +62,7 @@ class Note:
     rank_scope: str
     world_size: int
     job: str | None
+    requeues: int
 
     @classmethod
     def read(cls, path: Path) -> Note | None:
@@ -92,7 +94,8 @@ class Note:
             raise ValueError(f"it is not a note of format {_FORMAT}")
         given: dict[str, Any] = {field.name: record.get(field.name) for field in fields(cls)}
         texts = ("base_id", "session", "run_mode", "rank_scope")
-        if not all(isinstance(given[name], str) for name in texts) or not isinstance(given["world_size"], int):
+        numbers = ("world_size", "requeues")
+        if not all(type(given[name]) is (str if name in texts else int) for name in texts + numbers):
             raise ValueError("it lacks a part")
         try:
             runs.check_id(given["base_id"], "base_id")
@@ -146,6 +149,7 @@ class Keeper:
             rank_scope=options.rank_scope,
             world_size=topology.world_size,
             job=self._launch.torchrun_start or self._launch.slurm_step,
+            requeues=self._launch.requeues,
         )
         self._arguments = init_arguments
         self._directory = runs.wandb_directory(init_arguments) / NOTES_DIRECTORY
@@ -184,7 +188,10 @@ class Keeper:
             yield from self._told(found)
             yield from self._written(launch.torchrun_start, found)
         if launch.requeues:
-            yield from self._written(launch.slurm_step, f"restart {launch.requeues} of the SLURM job")
+            found = f"restart {launch.requeues} of the SLURM job"
+            for left, reason in self._written(launch.slurm_step, found):
+                if left.requeues < launch.requeues:  # else the job's script started the command twice
+                    yield left, reason
         if asked_for and (note := Note.read(self._latest)) is not None:
             yield note, f"resume='auto', by {self._latest}"
 

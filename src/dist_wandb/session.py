@@ -524,7 +524,8 @@ def init(
             nodes (`"all-nodes"`).
         strict: Whether a run that W&B cannot open is an error. Otherwise it is written to disk, with a warning.
         **wandb_init: Further arguments of `wandb.init`. An `id` or `group` replaces the generated one in the ids and
-            groups of all runs of the job.
+            groups of all runs of the job. With ``resume="auto"`` the runs of the last start in this directory are
+            continued, unless it ended well; with ``"never"`` not even those of a job that its launcher restarts.
 
     Returns:
         The session of this rank, with `log`, `flush`, `finish`, `run`, `plan`, `topology`, `id`, `url` and `config`.
@@ -540,6 +541,9 @@ def init(
 
         While a session is open, SIGTERM ends its run with exit code 143 before it ends the process, unless the process
         handles that signal itself. Nothing else outside wandb is changed.
+
+        While the job runs, rank 0 keeps a note of a few hundred bytes in ``DIR/wandb/dist-wandb-resume``. A restart by
+        torchrun or SLURM continues the same runs by it, and rows without a step go on behind those that are there.
 
     Example:
         Two processes under torchrun::

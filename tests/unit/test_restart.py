@@ -278,6 +278,16 @@ def test_another_command_of_the_job_is_not_continued(start: Start, monkeypatch: 
     assert ids(start(environ=requeue(1))) != ids(first)
 
 
+def test_the_same_command_once_more_in_a_job_is_not_a_restart(start: Start) -> None:
+    kill(start(environ=SLURM))
+    again = start(environ=requeue(1))
+    kill(again)
+    by_the_same_script = start(environ=requeue(1))
+    assert ids(by_the_same_script) != ids(again)
+    kill(by_the_same_script)
+    assert ids(start(environ=requeue(2))) == ids(by_the_same_script)
+
+
 def test_jobs_that_share_a_directory_each_find_their_own(start: Start) -> None:
     """As the tasks of an array do; what one of them takes back is its own."""
     other, first = start(environ={**SLURM, "SLURM_JOB_ID": "8"}), start(environ=SLURM)
@@ -415,7 +425,7 @@ def test_a_damaged_note_is_left_aside_with_a_warning(
 
 
 def test_a_note_with_an_id_that_wandb_refuses_is_damaged() -> None:
-    note = Note("a/b", "test/1", None, None, "new", "global", 2, None)
+    note = Note("a/b", "test/1", None, None, "new", "global", 2, None, 0)
     with pytest.raises(ValueError, match="refuses in run ids"):
         Note.of(note.record)
 
@@ -447,6 +457,7 @@ def test_the_note_says_what_was_started(start: Start) -> None:
                 "rank_scope": "global",
                 "world_size": 2,
                 "job": "slurm-7-0",
+                "requeues": 0,
             }
         )
     }

@@ -21,11 +21,12 @@ class Failing(BoringModel):
         super().__init__()
         self._fails = fails
 
-    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:  # type: ignore[override]
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         if self._fails and self.global_step == FAILS_AT:
             raise RuntimeError("as asked to")
         self.log("loss", 10.0 * self.global_rank + self.global_step)
-        return self.layer(batch).sum() * 0.0 + float(batch_idx)
+        loss: Tensor = self.layer(batch).sum() * batch_idx
+        return loss
 
 
 def main(directory: str) -> None:
