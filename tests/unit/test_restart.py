@@ -293,6 +293,7 @@ def test_jobs_that_share_a_directory_each_find_their_own(start: Start) -> None:
     other, first = start(environ={**SLURM, "SLURM_JOB_ID": "8"}), start(environ=SLURM)
     for session in other:
         session.finish()
+    assert note_files() == ["job", "latest"]  # both of them the first one's
     kill(first)
     again = start(environ=requeue(1))
     assert ids(again) == ids(first)
