@@ -16,9 +16,13 @@ import torch.distributed as dist
 import wandb
 from wandb_server import WandbServer
 
-from dist_wandb import gloo, restart, session, sync
+from dist_wandb import gloo, rendezvous, restart, session, sync
+from dist_wandb.options import Options
+from dist_wandb.rendezvous import Rendezvous
+from dist_wandb.topology import Topology
 
 OnRanks = Callable[[int, Callable[[int], Any]], list[Any]]
+Job = Callable[..., list[session.Session]]
 
 _LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_", "NODE_RANK", "GROUP_", "CROSS_", "ROLE_", "MASTER_")
 _FAMILIES = ("TORCHELASTIC_", "SLURM_", "OMPI_", "PMI", "MPI_", "WANDB_", "DIST_WANDB_")
@@ -78,13 +82,23 @@ class FakeRun:
         self.exit_codes.append(exit_code)
 
 
+_LIMITS = {"finish_timeout", "x_transaction_log_flush_interval"}
+
+
+def _without_limits(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    settings = arguments.get("settings")
+    has_limits_only = isinstance(settings, wandb.Settings) and settings.model_fields_set <= _LIMITS
+    return {name: value for name, value in arguments.items() if name != "settings" or not has_limits_only}
+
+
 class FakeWandb:
     """What `wandb.init` was given, and the runs it gave."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.stored_mode = "online"  # what `wandb offline` and its like wrote
-        self.arguments: list[dict[str, Any]] = []
+        self.arguments: list[dict[str, Any]] = []  # but for settings with nothing but the limits in them
+        self.settings: list[wandb.Settings | Mapping[str, Any] | None] = []
         self.environments: list[dict[str, str]] = []
         self.runs: list[FakeRun] = []
         self._one_at_a_time = threading.Lock()  # ranks may be threads
@@ -92,10 +106,14 @@ class FakeWandb:
     def init(self, **arguments: Any) -> FakeRun:
         with self._one_at_a_time:
             run = FakeRun(arguments, len(self.runs), self.directory)
-            self.arguments.append(arguments)
+            self.settings.append(arguments.get("settings"))
+            self.arguments.append(_without_limits(arguments))
             self.environments.append(dict(os.environ))
             self.runs.append(run)
             return run
+
+    def setup(self) -> SimpleNamespace:
+        return SimpleNamespace(settings=SimpleNamespace(mode=self.stored_mode, init_timeout=90.0))
 
 
 class ImpatientGroup(gloo.GlooGroup):
@@ -135,7 +153,7 @@ def fake_wandb(
         return fake.init(**arguments)
 
     monkeypatch.setattr(wandb, "init", init)
-    monkeypatch.setattr(wandb, "setup", lambda: SimpleNamespace(settings=SimpleNamespace(mode=fake.stored_mode)))
+    monkeypatch.setattr(wandb, "setup", fake.setup)
     monkeypatch.setattr(session, "_sessions", [])
     monkeypatch.setattr(session, "_opened", type(session._opened)())
     monkeypatch.setattr(restart, "_started", type(restart._started)())
@@ -153,6 +171,41 @@ def on_ranks() -> OnRanks:
             return list(pool.map(function, range(world_size)))
 
     return call
+
+
+@pytest.fixture
+def store(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> dist.Store:  # noqa: ARG001  # goes first
+    """A store by which ranks that are threads of this process meet."""
+    store = dist.HashStore()
+
+    def find(namespace: str, topology: Topology, timeout: float) -> Rendezvous:
+        return Rendezvous(store, namespace, topology, timeout)
+
+    monkeypatch.setattr(Rendezvous, "find", find)
+    monkeypatch.setattr(rendezvous, "node_identity", lambda: "host")
+    return store
+
+
+@pytest.fixture
+def job(store: dist.Store, on_ranks: OnRanks) -> Job:  # noqa: ARG001  # they meet there
+    """Open the same session on every rank at once."""
+
+    def open_all(
+        topologies: list[Topology], arguments: Callable[[int], dict[str, Any]] = lambda _: {}, **options: Any
+    ) -> list[session.Session]:
+        def open_one(rank: int) -> session.Session:
+            return session.open_session(
+                Options(**{"join_timeout": 20.0, "finish_timeout": 10.0, "heartbeat": 0.05, **options}),
+                arguments(rank),
+                door="test",
+                topology=topologies[rank],
+                number=1,
+                create_new=False,
+            )
+
+        return on_ranks(len(topologies), open_one)
+
+    return open_all
 
 
 @pytest.fixture

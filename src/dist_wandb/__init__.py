@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         ReadError,
         RendezvousError,
         TopologyError,
+        UnavailableError,
         UnsupportedVersionError,
     )
     from dist_wandb.lightning import DistWandbLogger as DistWandbLogger
@@ -40,6 +41,7 @@ __all__ = [
     "Session",
     "Topology",
     "TopologyError",
+    "UnavailableError",
     "UnsupportedVersionError",
     "__version__",
     "get_run",
@@ -65,6 +67,7 @@ _ROOMS = {
             "ReadError",
             "RendezvousError",
             "TopologyError",
+            "UnavailableError",
             "UnsupportedVersionError",
         ),
         "errors",

@@ -43,11 +43,16 @@ class Ending:
         self._rendezvous = rendezvous if unit.size > 1 else None
         self._unit = unit
 
-    def tell(self, exit_code: int | None) -> None:
-        """Say how this rank ends, before it does. Of several failures the first counts: others follow from it."""
+    def tell(self, exit_code: int | None) -> int | None:
+        """Say how this rank ends, before it does. Of several failures the first counts: others follow from it.
+
+        Returns:
+            `exit_code`; if it is that of a failure, that of the first one.
+        """
         if exit_code and self._rendezvous is not None:
             with suppress(RendezvousError):
-                self._rendezvous.claim(self._key("failed"), exit_code)
+                return int(self._rendezvous.claim(self._key("failed"), exit_code))
+        return exit_code
 
     def tell_written(self) -> None:
         """Say that this rank writes nothing more into the unit's run."""
@@ -55,17 +60,17 @@ class Ending:
             with suppress(RendezvousError):
                 self._rendezvous.publish(self._written(self._unit.index), 1)
 
-    def await_writers(self, deadline: float, gone: Collection[int]) -> bool:
-        """Wait for all other ranks of the unit to have said `tell_written`.
+    def await_writers(self, deadline: float, writers: Collection[int]) -> bool:
+        """Wait for other ranks of the unit to have said `tell_written`.
 
         Args:
             deadline: Until when, by the monotonic clock.
-            gone: Indices of ranks that nobody waits for.
+            writers: Their indices in the unit.
 
         Returns:
             Whether they have.
         """
-        awaited = [self._written(index) for index in range(self._unit.size) if index not in (self._unit.index, *gone)]
+        awaited = [self._written(index) for index in writers]
         if self._rendezvous is None or not awaited:
             return True
         with suppress(RendezvousError):

@@ -33,6 +33,10 @@ class UnsupportedVersionError(DistWandbError):
     """An installed framework does not look like any version dist_wandb knows how to work with."""
 
 
+class UnavailableError(DistWandbError):
+    """W&B could not open a run: its server does not answer or refuses, or its own process could not be started."""
+
+
 class ReadError(DistWandbError):
     """A run's files on disk cannot be read."""
 

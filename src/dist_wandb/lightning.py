@@ -114,7 +114,7 @@ class DistWandbLogger(WandbLogger):
         per_rank: Which names each rank of a shared run also writes under its label; as in `dist_wandb.init`.
         join_timeout: How long to wait for ranks that have not opened their session, in seconds.
         peer_timeout: How long a rank may keep the others waiting, in seconds; as in `dist_wandb.init`.
-        finish_timeout: How long to wait for other ranks at the end, in seconds.
+        finish_timeout: How long to wait at the end, in seconds; as in `dist_wandb.init`.
         max_pending_rows: How many rows may wait for other ranks; as in `dist_wandb.init`.
         heartbeat: After how many seconds a silent rank takes part in an exchange; as in `dist_wandb.init`.
         config_sync: What to do about ranks that pass different configs; as in `dist_wandb.init`.
@@ -164,7 +164,7 @@ class DistWandbLogger(WandbLogger):
         per_rank: PerRank = True,
         join_timeout: float = Limits.join_timeout,
         peer_timeout: float = Limits.peer_timeout,
-        finish_timeout: float = Limits.finish_timeout,
+        finish_timeout: float | None = None,
         max_pending_rows: int = Limits.max_pending_rows,
         heartbeat: float = Limits.heartbeat,
         config_sync: ConfigSync = "warn",
@@ -449,6 +449,7 @@ class DistWandbLogger(WandbLogger):
                 announces=False,
                 catches_sigterm=False,  # the Trainer does, to save a checkpoint
                 restarts=topology.world_size > 1,  # of a world of one W&B's own way of resuming holds
+                as_given=True,
             )
         if provisional is not None:
             provisional.release()

@@ -14,6 +14,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
@@ -243,13 +244,23 @@ def read_history(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
         UnsupportedVersionError: The installed wandb cannot read ``.wandb`` files for others.
     """
     rows: list[dict[str, Any]] = []
+    _read_rows(Path(path), rows.append)
+    return rows
 
+
+def last_rows(path: str | os.PathLike[str], count: int) -> list[dict[str, Any]]:
+    """As `read_history`, but only the last `count` rows are held in memory and returned."""
+    rows: deque[dict[str, Any]] = deque(maxlen=count)
+    _read_rows(Path(path), rows.append)
+    return list(rows)
+
+
+def _read_rows(path: Path, take_row: Callable[[dict[str, Any]], None]) -> None:
     def take(record: dict[str, Any]) -> None:
         if record["type"] == "history":
-            rows.append({name: _with_floats(value) for name, value in record["history"].get("item", {}).items()})
+            take_row({name: _with_floats(value) for name, value in record["history"].get("item", {}).items()})
 
-    _inspect(Path(path), take)
-    return rows
+    _inspect(path, take)
 
 
 def read_sidecar(run_directory: str | os.PathLike[str]) -> Sidecar | None:

@@ -15,6 +15,7 @@ SystemMetrics: TypeAlias = Literal["primary", "all-nodes"]
 
 CONFIG_SYNCS: tuple[ConfigSync, ...] = ("warn", "check", "off")
 SYSTEM_METRICS: tuple[SystemMetrics, ...] = ("primary", "all-nodes")
+_UPLOAD_TIMEOUT = 600.0  # seconds
 _LONGEST = 1e9  # the largest limit: 30 years in seconds; longer ones overflow in Python's and torch's clocks
 
 
@@ -30,7 +31,8 @@ class Options:
         per_rank: Which names each rank of a shared run also writes under its label.
         join_timeout: How long to wait for other ranks when the run is opened, in seconds.
         peer_timeout: How long a rank may keep the others waiting, in seconds.
-        finish_timeout: How long `finish` and `flush` wait for other ranks, in seconds.
+        finish_timeout: How long `finish` and `flush` wait for other ranks, and `finish` for the upload, in seconds;
+            `None` for 60 s and 600 s.
         max_pending_rows: How many rows may wait for other ranks.
         heartbeat: After how many seconds a rank without anything to say takes part in an exchange.
         config_sync: What to do about ranks that pass different values of `config`: `"warn"`, `"check"` or `"off"`.
@@ -48,7 +50,7 @@ class Options:
     per_rank: PerRank = True
     join_timeout: float = Limits.join_timeout
     peer_timeout: float = Limits.peer_timeout
-    finish_timeout: float = Limits.finish_timeout
+    finish_timeout: float | None = None
     max_pending_rows: int = Limits.max_pending_rows
     heartbeat: float = Limits.heartbeat
     config_sync: ConfigSync = "warn"
@@ -62,7 +64,8 @@ class Options:
         check_spread(self.spread)
         check_patterns("per_rank", self.per_rank)
         for limit in ("join_timeout", "peer_timeout", "finish_timeout", "heartbeat"):
-            _check_limit(limit, getattr(self, limit), "60", (int, float), "It is in seconds.")
+            if getattr(self, limit) is not None or limit != "finish_timeout":
+                _check_limit(limit, getattr(self, limit), "60", (int, float), "It is in seconds.")
         _check_choice("config_sync", self.config_sync, CONFIG_SYNCS)
         _check_choice("system_metrics", self.system_metrics, SYSTEM_METRICS)
         if not isinstance(self.strict, bool):
@@ -72,7 +75,18 @@ class Options:
     @property
     def limits(self) -> Limits:
         """How long, and how much, the exchange waits."""
-        return Limits(self.join_timeout, self.peer_timeout, self.finish_timeout, self.max_pending_rows, self.heartbeat)
+        finish_timeout = Limits.finish_timeout if self.finish_timeout is None else self.finish_timeout
+        return Limits(self.join_timeout, self.peer_timeout, finish_timeout, self.max_pending_rows, self.heartbeat)
+
+    @property
+    def all_nodes(self) -> bool:
+        """Whether the run of `"auto"` also has the hardware metrics of nodes other than its primary's."""
+        return self.system_metrics == "all-nodes"
+
+    @property
+    def upload_timeout(self) -> float:
+        """How long `finish` waits for W&B to take what is left, in seconds. Checkpoints may take minutes."""
+        return _UPLOAD_TIMEOUT if self.finish_timeout is None else self.finish_timeout
 
     @property
     def reductions(self) -> dict[str, Reduction] | None:

@@ -32,6 +32,8 @@ class RunPlan:
         name_suffix: What is added to the display name, so that sibling runs can be told apart.
         own_directory: Whether this rank needs a directory of its own below the W&B directory.
         announces: Whether this rank says, for its whole unit, what was decided.
+        hardware: Under which label this rank records the hardware of its node in the unit's run; `None` where W&B's
+            own way holds, by which the process that opens a run records its node's.
     """
 
     run_mode: RunMode
@@ -46,6 +48,17 @@ class RunPlan:
     name_suffix: str
     own_directory: bool
     announces: bool
+    hardware: str | None = None
+
+    @property
+    def has_writers(self) -> bool:
+        """Whether several processes write into the unit's run, so that W&B's shared mode is needed."""
+        return self.shared or self.hardware is not None
+
+    @property
+    def attaches(self) -> bool:
+        """Whether this rank opens no run, but attaches to the unit's for the hardware of its node."""
+        return self.hardware is not None and not self.opens_run
 
 
 def check_run_mode(run_mode: object) -> RunMode:
@@ -64,16 +77,18 @@ def check_rank_scope(rank_scope: object) -> RankScope:
     raise ConfigurationError(f"rank_scope={rank_scope!r} is unknown. {suggest(rank_scope, RANK_SCOPES)}")
 
 
-def needs_layout(topology: Topology, run_mode: RunMode, rank_scope: RankScope) -> bool:
+def needs_layout(topology: Topology, run_mode: RunMode, rank_scope: RankScope, *, all_nodes: bool = False) -> bool:
     """Whether the plan depends on how ranks lie over nodes, rather than on the global rank alone."""
-    return topology.world_size > 1 and (rank_scope == "worker" or run_mode == "shared")
+    return topology.world_size > 1 and (rank_scope == "worker" or run_mode == "shared" or all_nodes)
 
 
-def needs_base_id(topology: Topology, run_mode: RunMode, rank_scope: RankScope) -> bool:
+def needs_base_id(topology: Topology, run_mode: RunMode, rank_scope: RankScope, *, all_nodes: bool = False) -> bool:
     """Whether this rank's plan names the base id, so that all ranks must have agreed on it."""
     if topology.world_size == 1:
         return False
     if run_mode == "auto":
+        if all_nodes and _records_hardware(topology, run_mode, rank_scope):
+            return True
         return topology.local_rank == 0 if rank_scope == "worker" else topology.global_rank == 0
     return True
 
@@ -84,7 +99,13 @@ def tells_job(topology: Topology) -> bool:
 
 
 def plan_run(
-    topology: Topology, run_mode: str, rank_scope: str, base_id: str | None, *, group: str | None = None
+    topology: Topology,
+    run_mode: str,
+    rank_scope: str,
+    base_id: str | None,
+    *,
+    group: str | None = None,
+    all_nodes: bool = False,
 ) -> RunPlan:
     """Decide which run, if any, a rank opens.
 
@@ -96,6 +117,7 @@ def plan_run(
         base_id: The id that all run ids of the job are made from. May be `None` only where the plan needs none: in a
             world of one, and on ranks that open no run.
         group: The user's own group. It replaces the base id in the groups of `"new"`, and is kept as it is elsewhere.
+        all_nodes: Whether the run of `"auto"` also has the hardware metrics of nodes other than its primary's.
 
     Returns:
         The plan. A world of one process is always one ordinary run; on one node both scopes are the same.
@@ -116,9 +138,9 @@ def plan_run(
         ======  ============================================  =================================================
     """
     mode, scope = check_run_mode(run_mode), check_rank_scope(rank_scope)
-    if needs_layout(topology, mode, scope):
+    if needs_layout(topology, mode, scope, all_nodes=all_nodes):
         _require_layout(topology, mode, scope)
-    if base_id is None and needs_base_id(topology, mode, scope):
+    if base_id is None and needs_base_id(topology, mode, scope, all_nodes=all_nodes):
         raise ConfigurationError(
             f"run_mode={mode!r} makes the run id of rank {topology.global_rank} from a base id, but none was given."
         )
@@ -131,7 +153,10 @@ def plan_run(
         decision = _shared(unit, topology, base_id, group)
     else:
         decision = _new(unit, base_id, group)
-    return RunPlan(run_mode=mode, rank_scope=scope, base_id=base_id, announces=unit.leads, **decision)
+    hardware = f"worker-{topology.node_rank}" if all_nodes and _records_hardware(topology, mode, scope) else None
+    return RunPlan(
+        run_mode=mode, rank_scope=scope, base_id=base_id, announces=unit.leads, hardware=hardware, **decision
+    )
 
 
 class _Decision(TypedDict):
@@ -167,6 +192,11 @@ class _Unit:
     @property
     def rank_suffix(self) -> str:
         return _join(self.suffix, f"rank-{self.rank}")
+
+
+def _records_hardware(topology: Topology, mode: RunMode, scope: RankScope) -> bool:
+    """Whether a rank is the one of its node that records the node's hardware, where there is one run for all nodes."""
+    return mode == "auto" and scope == "global" and topology.num_nodes != 1 and topology.local_rank == 0
 
 
 def _ordinary_run(base_id: str | None, group: str | None) -> _Decision:

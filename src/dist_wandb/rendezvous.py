@@ -106,15 +106,16 @@ class Rendezvous:
         """Whether all of these keys are set. Never waits."""
         return bool(self._reaching(lambda: self._store.check(keys)))
 
-    def fetch(self, key: str, publisher: str) -> Any:
-        """The value of `key`, waiting for it up to the time limit.
+    def fetch(self, key: str, publisher: str, within: float | None = None) -> Any:
+        """The value of `key`, waiting for it up to the time limit, or `within` seconds.
 
         Raises:
             RendezvousError: It did not come. `publisher` is named in the message.
         """
-        if not self._wait_for([key]):
+        if not self._wait_for([key], within):
+            waited = self._timeout if within is None else within
             raise RendezvousError(
-                f"Rank {self._topology.global_rank} waited {self._timeout:g} s for {publisher} to tell it {key!r}. "
+                f"Rank {self._topology.global_rank} waited {waited:g} s for {publisher} to tell it {key!r}. "
                 "Open the run on all ranks, without a rank guard around it, or raise join_timeout."
             )
         return json.loads(self._reaching(lambda: self._store.get(key)))

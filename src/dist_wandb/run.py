@@ -16,13 +16,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from urllib.parse import quote
 
-from dist_wandb.errors import ConfigurationError, suggest
+from dist_wandb.delivery import untaken, unwritten
+from dist_wandb.errors import ConfigurationError, UnavailableError, suggest
+from dist_wandb.policy import unit_run_id
 
 if TYPE_CHECKING:
     import wandb
     from typing_extensions import Self
 
     from dist_wandb.policy import RunPlan
+    from dist_wandb.record import Record
     from dist_wandb.topology import Topology
 
     Run: TypeAlias = wandb.Run
@@ -31,7 +34,13 @@ if TYPE_CHECKING:
 Mode = Literal["online", "offline", "disabled"]
 
 SIDECAR_NAME = "dist-wandb.json"
+_BEYOND_INIT_TIMEOUT = 30.0  # seconds
+_FLUSH_INTERVAL = 1.0  # seconds until rows are on disk: what a killed process may lose. wandb's own is 15
+_NO_CREDENTIALS = re.compile(
+    r"api[ _]key|log ?in", re.IGNORECASE
+)  # wandb calls it wrong usage that nobody has logged in
 _SIDECAR_FORMAT = 1
+_LOG = "debug-internal.log"  # of wandb's own process, in each run's directory
 # W&B's client refuses the first seven; its documentation adds the backslash and the percent sign.
 _FORBIDDEN_IN_IDS = ":;,#?/'\\%"
 _WANDB_MODES: dict[str, Mode] = {
@@ -307,7 +316,13 @@ def _user_setting(init_arguments: Mapping[str, Any], name: str) -> Any:
 
 
 def open_run(
-    plan: RunPlan, topology: Topology, init_arguments: Mapping[str, Any], *, create_new: bool = False
+    plan: RunPlan,
+    topology: Topology,
+    init_arguments: Mapping[str, Any],
+    *,
+    create_new: bool = False,
+    upload_timeout: float | None = None,
+    offline: bool = False,
 ) -> AnyRun:
     """Open what the plan says.
 
@@ -317,48 +332,113 @@ def open_run(
         init_arguments: Keyword arguments of `wandb.init`, as the user gave them. Nothing in them is changed.
         create_new: Whether the run is made beside one that this process already has. Otherwise wandb's own rule
             holds: it hands out the run that is there.
+        upload_timeout: How long the run's end may wait for the server, in seconds, unless the user's settings say so;
+            `None` gives wandb no settings but the user's.
+        offline: Whether to open it offline, whatever the user asked for.
 
     Returns:
         The W&B run, or a `NullRun` where the plan opens none.
 
     Raises:
-        wandb.Error: wandb could not open the run.
+        UnavailableError: W&B could not open the run: its server does not answer, or refuses.
+        wandb.Error: wandb does not take the arguments.
     """
-    if not plan.opens_run:
+    if not plan.opens_run and not plan.attaches:
         return NullRun()
-    import wandb
-
-    arguments = dict(init_arguments)
-    if plan.shared:  # before the first use of wandb in this process, as the mode is read with wandb's help
+    if plan.has_writers:  # before the first use of wandb in this process, as the mode is read with wandb's help
         forget_inherited_service()
+    arguments = dict(init_arguments)
+    if offline:
+        arguments["mode"] = "offline"
     if topology.world_size > 1:
-        arguments.update(_planned_arguments(plan, topology, init_arguments))
+        arguments.update(_planned_arguments(plan, topology, arguments))
+    if upload_timeout is not None:
+        arguments["settings"] = _settings_with_limits(arguments.get("settings"), upload_timeout)
     if create_new:
         arguments.setdefault("reinit", "create_new")
     _make_directory(arguments)
-    run = wandb.init(**arguments)
-    if topology.world_size > 1 and run.offline:
+    run = _init(arguments)
+    if run.offline and (topology.world_size > 1 or offline):
         _write_sidecar(run, plan, topology)
     return run
 
 
+def _init(arguments: Mapping[str, Any]) -> Run:
+    """Call `wandb.init`, telling failures of W&B from those of arguments."""
+    import wandb
+
+    try:
+        return wandb.init(**arguments)
+    except (TypeError, ValueError):  # arguments, or settings, that wandb does not know
+        raise
+    except wandb.errors.UsageError as error:
+        if not _NO_CREDENTIALS.search(str(error)):
+            raise
+        raise UnavailableError(_one_line(error)) from error
+    except Exception as error:  # a dead or refusing server, a dead process of wandb's own, a fault of wandb's
+        raise UnavailableError(_one_line(error)) from error
+
+
+def init_timeout(init_arguments: Mapping[str, Any]) -> float:
+    """How long opening a run may take, in seconds: wandb needs some more than its own limit to give up."""
+    import wandb
+
+    given = _user_setting(init_arguments, "init_timeout") or wandb.setup().settings.init_timeout
+    return float(given) + _BEYOND_INIT_TIMEOUT
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def clear_away() -> None:
+    """Make wandb forget its own process after that failed: otherwise the id stays taken.
+
+    Runs of this process that are open end by it, so it is to be called only where there are none, or where they are
+    lost in any case.
+    """
+    import wandb
+
+    with suppress(Exception):  # it is gone, or half gone
+        wandb.teardown()
+    os.environ.pop("WANDB_SERVICE", None)  # of that process, which wandb names there
+
+
 def _planned_arguments(plan: RunPlan, topology: Topology, given: Mapping[str, Any]) -> dict[str, Any]:
     """What the plan changes in the arguments of `wandb.init`."""
-    arguments: dict[str, Any] = {"id": plan.run_id}
+    arguments: dict[str, Any] = {"id": unit_run_id(plan)}
     name = wanted_name(given)
     if name and plan.name_suffix:
         arguments["name"] = f"{name}-{plan.name_suffix}"
     if plan.group is not None:
         arguments["group"] = plan.group
-    mode = wanted_mode(given) if plan.own_directory else None
-    if plan.own_directory and mode != "disabled":
+    if plan.attaches:
+        arguments["reinit"] = "create_new"  # wandb.run stays what it is: this rank has no run
+    has_own_directory = plan.own_directory or plan.attaches
+    mode = wanted_mode(given) if has_own_directory or plan.has_writers else None
+    if has_own_directory and mode != "disabled":
         arguments["dir"] = _own_directory(given, topology)
     if wanted_resume(given) == "auto":  # the id is known: W&B's own note of it would be one process's
         arguments["resume"] = "allow"
-    if plan.shared and mode == "online":
+    if plan.has_writers and mode == "online":
         arguments["mode"] = None
         arguments["settings"] = _shared_settings(given.get("settings"), plan)
     return arguments
+
+
+def _settings_with_limits(given: wandb.Settings | Mapping[str, Any] | None, upload_timeout: float) -> wandb.Settings:
+    """A copy of the user's settings that bounds what a dead server, or a killed rank, costs.
+
+    What the user has set, also in the environment, stays; so does what this version of wandb does not know.
+    """
+    import wandb
+
+    settings = wandb.Settings(**given) if isinstance(given, Mapping) else (given or wandb.Settings()).model_copy()
+    limits = {"finish_timeout": upload_timeout, "x_transaction_log_flush_interval": _FLUSH_INTERVAL}
+    for name in limits.keys() & type(settings).model_fields.keys() - settings.model_fields_set:
+        if f"WANDB_{name.upper()}" not in os.environ:
+            setattr(settings, name, limits[name])
+    return settings
 
 
 def _shared_settings(given: wandb.Settings | Mapping[str, Any] | None, plan: RunPlan) -> wandb.Settings:
@@ -367,7 +447,7 @@ def _shared_settings(given: wandb.Settings | Mapping[str, Any] | None, plan: Run
 
     settings = wandb.Settings(**given) if isinstance(given, Mapping) else (given or wandb.Settings()).model_copy()
     settings.mode = "shared"
-    settings.x_label = plan.label
+    settings.x_label = plan.label or plan.hardware
     settings.x_primary = plan.primary
     settings.x_update_finish_state = plan.primary
     return settings
@@ -409,11 +489,11 @@ def _write_sidecar(run: Run, plan: RunPlan, topology: Topology) -> None:
     directory = Path(run.dir).parent
     record = {
         "format": _SIDECAR_FORMAT,
-        "run_id": plan.run_id,
+        "run_id": unit_run_id(plan),
         "base_id": plan.base_id,
         "group": plan.group,
-        "shared": plan.shared,
-        "label": plan.label,
+        "shared": plan.has_writers,
+        "label": plan.label or plan.hardware,
         "primary": plan.primary,
         "update_finish_state": plan.primary,
         "run_mode": plan.run_mode,
@@ -466,6 +546,35 @@ def is_finished(run: AnyRun) -> bool:
     return bool(run) and bool(getattr(run, "_is_finished", False))
 
 
+def finish(run: AnyRun, exit_code: int | None) -> str | None:
+    """End a run.
+
+    Args:
+        run: The run, or a `NullRun`.
+        exit_code: What W&B is to show; `None` for that of the process.
+
+    Returns:
+        What went wrong, and what to do, as a sentence; `None` if W&B has all of the run.
+
+    Raises:
+        OSError: wandb's own process is gone.
+    """
+    run.finish(exit_code=exit_code)
+    if not run or run.disabled:
+        return None
+    directory = Path(str(run.dir)).parent
+    given_up = (unwritten if run.offline else untaken)(directory / "logs" / _LOG)
+    if not given_up:
+        return None
+    reasons = "; ".join(f"{what}: {reason}" for what, reason in given_up.items())
+    if run.offline:
+        return f"not all of the run {run.id} could be written to disk ({reasons}). What is missing is lost."
+    return (
+        f"W&B's server did not take all of the run {run.id} ({reasons}). It is on disk. Once the server answers, "
+        f"upload it with: dist-wandb sync {directory}"
+    )
+
+
 def code_of_exit() -> int | None:
     """What `sys.exit` was called with, as far as wandb has noticed: it puts a function of its own in its place."""
     noticed = getattr(getattr(sys.exit, "__self__", None), "exit_code", None)
@@ -506,6 +615,11 @@ def where(run: AnyRun, plan: RunPlan | None = None) -> str:
     return f"offline, in {directory}"
 
 
+def is_offline(run: AnyRun) -> bool:
+    """Whether a run is on disk only."""
+    return bool(run and run.offline)
+
+
 def url(run: AnyRun) -> str | None:
     """Address of a run in W&B; `None` for one that has none. wandb warns when an offline run is asked."""
     return None if not run or run.offline or run.disabled else run.url
@@ -538,7 +652,7 @@ class RunWriter:
     """Writes the rows of one rank into its run.
 
     Args:
-        run: The run, or a `NullRun`.
+        run: The run, or what stands for it; a `NullRun` on a rank without one.
         plan: Tells whether the plain names are this rank's to write, and its label in a shared run.
         step_metric: Name of the x axis in every row; `None` for none.
 
@@ -547,7 +661,7 @@ class RunWriter:
         rank 1 writes ``rank-1/loss``.
     """
 
-    def __init__(self, run: AnyRun, plan: RunPlan, step_metric: str | None) -> None:
+    def __init__(self, run: AnyRun | Record, plan: RunPlan, step_metric: str | None) -> None:
         self.label = plan.label
         self.is_primary = plan.primary
         self._run = run

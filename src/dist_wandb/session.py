@@ -20,6 +20,7 @@ from dist_wandb import run as runs
 from dist_wandb.announcement import announcement
 from dist_wandb.ends import Ending, ProcessEnd, exit_code_of
 from dist_wandb.errors import ConfigurationError, RendezvousError
+from dist_wandb.opening import Opening, run_key, writer_keys
 from dist_wandb.options import ConfigSync, Options, SystemMetrics
 from dist_wandb.policy import (
     RankScope,
@@ -32,11 +33,12 @@ from dist_wandb.policy import (
     unit_of,
     unit_run_id,
 )
+from dist_wandb.record import Record
 from dist_wandb.reduction import LARGEST_EXACT_INTEGER, PerRank, Reduce, Spread, check_patterns, check_spread
 from dist_wandb.rendezvous import BASE_ID, Rendezvous, agree_on_base_id, id_of_job, learn_layout, make_id
 from dist_wandb.rows import Contribution, Rows
 from dist_wandb.run import NullRun, RunWriter
-from dist_wandb.sync import WITHOUT_FINISH, Exchange, Limits, RoundsExchange, StraightThrough, end_all
+from dist_wandb.sync import WITHOUT_FINISH, Exchange, HeldBack, Limits, RoundsExchange, StraightThrough, end_all
 from dist_wandb.topology import Topology
 from dist_wandb.values import Weight, take, take_weight
 
@@ -70,6 +72,8 @@ class Session:
         name: Name of the session, equal on all ranks.
         first_row: Place on the x axis of the first row without a step: behind those of a run that is continued.
         keeper: Keeps the note by which a later start finds the runs, on the rank that tells the job.
+        reopen: Opens the run again, on disk, should wandb's own process die; given the config.
+        attached: The unit's run where this rank only records the hardware of its node in it.
 
     Attributes:
         brings_together: Whether the numbers of several ranks become one: if not, every rank's row is its own.
@@ -88,12 +92,14 @@ class Session:
         name: str = "",
         first_row: int = 0,
         keeper: restart.Keeper | None = None,
+        reopen: Callable[[Mapping[str, Any]], AnyRun] | None = None,
+        attached: AnyRun | None = None,
     ) -> None:
         self.options = options
         self.topology = topology
         self.plan = plan
-        self.run = run
         self.owns_run = owns_run
+        self._record = Record(run, topology.global_rank, reopen or (lambda _: NullRun()))
         self._step_metric = step_metric
         self._rendezvous = rendezvous
         self._name = name
@@ -101,7 +107,7 @@ class Session:
         self._keeper = keeper
         self._pid = os.getpid()
         self._row_maker = Rows(
-            RunWriter(run, plan, step_metric),
+            RunWriter(self._record, plan, step_metric),
             options.reductions,
             check_patterns("per_rank", options.per_rank),
             counts=step_metric == STEP_METRIC,
@@ -110,10 +116,16 @@ class Session:
         )
         self._unit = unit_of(topology, options.rank_scope)
         self._exchange = self._make_exchange()
+        self._attached = attached or NullRun()
         self._rows = 0
         self._failure: int | None = None
         _sessions.append(self)
         _process_end.register()
+
+    @property
+    def run(self) -> AnyRun:
+        """The W&B run of this rank, or a `NullRun`. Another one if wandb's own process had to be replaced."""
+        return self._record.run
 
     @property
     def id(self) -> str | None:
@@ -135,7 +147,7 @@ class Session:
         if self.run:
             return runs.url(self.run)
         with suppress(RendezvousError):  # the store is gone: so is the job
-            told = self._rendezvous and self._rendezvous.peek(_run_key(self.plan))
+            told = self._rendezvous and self._rendezvous.peek(run_key(self.plan))
             return told["url"] if told else None
         return None
 
@@ -251,10 +263,10 @@ class Session:
         exit_code = exit_code or self._failure or exit_code
         deadline = time.monotonic() + within
         ending = Ending(None if self.plan.run_mode == "new" else self._rendezvous, self._unit)
-        ending.tell(exit_code)
+        exit_code = ending.tell(exit_code)
         self.release(failed=bool(exit_code), within=within)
         if self.owns_run and not self.plan.primary:
-            self.run.finish(exit_code=exit_code)
+            self._end_run(exit_code)
             ending.tell_written()
         elif self.owns_run:
             exit_code = self._finish_last(ending, exit_code, deadline)
@@ -270,7 +282,7 @@ class Session:
         """End the run as its primary: after its other writers, and with the exit code of the first that failed."""
         if not exit_code:
             lost = self._exchange.lost
-            if self.plan.shared and not ending.await_writers(deadline, lost):
+            if self.plan.has_writers and not ending.await_writers(deadline, self._writers() - lost):
                 _log.warning(
                     "dist_wandb: rank %d did not wait longer for the other ranks to end their part of the run %s. What "
                     "they write from now on may be missing. See finish_timeout.",
@@ -278,8 +290,22 @@ class Session:
                     self.plan.run_id,
                 )
             exit_code = ending.exit_code(lost) or exit_code
-        self.run.finish(exit_code=exit_code)
+        self._end_run(exit_code)
         return exit_code
+
+    def _writers(self) -> set[int]:
+        """Indices in the unit of the other ranks that write into its run."""
+        if self._rendezvous is None:
+            return set()
+        with suppress(RendezvousError):
+            keys = dict(enumerate(writer_keys(self.plan, self._unit)))
+            return {index for index, key in keys.items() if self._rendezvous.has([key])} - {self._unit.index}
+        return set()
+
+    def _end_run(self, exit_code: int | None) -> None:
+        problem = runs.finish(self._attached, exit_code) if self._attached else self._record.finish(exit_code)
+        if problem:
+            _log.warning("dist_wandb: rank %d: %s", self.topology.global_rank, problem)
 
     def release(self, *, failed: bool = False, within: float | None = None) -> None:
         """Hand over what was logged and be no longer the current session, but leave the run open for others.
@@ -342,9 +368,23 @@ class Session:
     def _make_exchange(self) -> Exchange:
         self.brings_together = self._unit.size > 1 and self.options.reductions is not None
         if not self.brings_together:
+            awaits_writers = self.plan.shared and self._rendezvous is not None and not runs.is_offline(self.run)
+            if awaits_writers:
+                return HeldBack(self._row_maker, self._has_all_writers, self.options.limits)
             return StraightThrough(self._row_maker)
         spread = check_spread(self.options.spread)
         return RoundsExchange(self._unit, self._find_store, self._row_maker, self.options.limits, spread)
+
+    @property
+    def writer(self) -> int:
+        """Index of this rank among the ranks of its unit."""
+        return self._unit.index
+
+    def _has_all_writers(self) -> bool:
+        try:
+            return self._rendezvous is None or self._rendezvous.has(writer_keys(self.plan, self._unit))
+        except RendezvousError:  # the job is over
+            return True
 
     def _find_store(self) -> Rendezvous | None:
         if self._rendezvous is not None:
@@ -374,7 +414,7 @@ class Session:
         self.finish(exit_code_of(error))
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or "run" not in self.__dict__:
+        if name.startswith("_") or "_record" not in self.__dict__:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self.run, name)
 
@@ -403,6 +443,7 @@ def open_session(
     announces: bool = True,
     catches_sigterm: bool = True,
     restarts: bool = True,
+    as_given: bool = False,
 ) -> Session:
     """Find out who this rank is, decide, agree with the other ranks, and open the run.
 
@@ -419,6 +460,8 @@ def open_session(
         announces: Whether to say what was decided; otherwise `Session.announce` is the door's to call.
         catches_sigterm: Whether SIGTERM, if nobody handles it, ends the runs before it ends the process.
         restarts: Whether this start may continue the runs of an earlier one, and a later one those of this.
+        as_given: Whether, in a world of one, wandb.init gets exactly `init_arguments`; otherwise settings that bound
+            what a dead server or a killed process costs come with them.
 
     Returns:
         The session.
@@ -444,11 +487,21 @@ def open_session(
     base_id = _base_id(options, topology, rendezvous, wanted=wanted, proposed=proposed_id, session_name=id_name)
     init_arguments = _share_job(options, topology, rendezvous, init_arguments)
     plan = _plan(topology, options, base_id, runs.wanted_group(init_arguments))
-    _let_primary_open_first(plan, rendezvous, init_arguments)
     adopted = adopt(plan) if adopt and plan.opens_run else None
     before = runs.running_run()
     has_run = any(session.run for session in _live_sessions()) or (topology.world_size > 1 and before is not None)
-    run = adopted or runs.open_run(plan, topology, init_arguments, create_new=create_new and has_run)
+    opening = Opening(
+        options,
+        topology,
+        plan,
+        rendezvous,
+        init_arguments,
+        create_new=create_new and has_run,
+        is_alone=not has_run and before is None,
+        as_given=as_given,
+    )
+    run = adopted or opening.run()
+    attached = opening.attach()
     owns_run = adopted is None and run is not before
     if owns_run and step_metric is not None:
         runs.define_step_metric(run, step_metric)
@@ -464,10 +517,11 @@ def open_session(
         name=name,
         first_row=first_row,
         keeper=keeper,
+        reopen=opening.reopen(step_metric),
+        attached=attached,
     )
-    if rendezvous is not None and plan.announces:
-        rendezvous.publish(_run_key(plan), {"url": session.url, "first_row": first_row})
-    if keeper is not None and owns_run and not run.disabled:
+    opening.tell(session.url, offline=runs.is_offline(run), writer=session.writer, first_row=first_row)
+    if keeper is not None and owns_run and run and not run.disabled:
         keeper.leave(plan.base_id or str(run.id))
         if earlier is not None:
             restart.announce(earlier, topology)
@@ -488,7 +542,7 @@ def init(
     per_rank: PerRank = True,
     join_timeout: float = Limits.join_timeout,
     peer_timeout: float = Limits.peer_timeout,
-    finish_timeout: float = Limits.finish_timeout,
+    finish_timeout: float | None = None,
     max_pending_rows: int = Limits.max_pending_rows,
     heartbeat: float = Limits.heartbeat,
     config_sync: ConfigSync = "warn",
@@ -513,7 +567,8 @@ def init(
         join_timeout: How long to wait for ranks that have not opened their session, in seconds.
         peer_timeout: How long a rank that takes part may keep the others waiting, in seconds: because it does not
             answer, or does not log a name that it usually does. Then they go on without it, and flag their rows.
-        finish_timeout: How long `finish` and `flush` wait for other ranks, in seconds.
+        finish_timeout: How long `finish` and `flush` wait for other ranks, in seconds; `finish` then waits as long
+            again for W&B to take what is left, and says what it did not. `None` for 60 s, and 600 s for the upload.
         max_pending_rows: How many rows may wait for ranks that have not logged them; beyond it the oldest are written
             with those who have.
         heartbeat: After how many seconds a rank that logs nothing takes part in an exchange all the same, so that
@@ -622,11 +677,15 @@ def _detected_topology() -> Topology:
 
 
 def _plan(topology: Topology, options: Options, base_id: str | None, group: str | None) -> RunPlan:
-    return plan_run(topology, options.run_mode, options.rank_scope, base_id, group=group)
+    return plan_run(topology, options.run_mode, options.rank_scope, base_id, group=group, all_nodes=options.all_nodes)
 
 
 def _needs_layout(options: Options, topology: Topology) -> bool:
-    return needs_layout(topology, options.run_mode, options.rank_scope)
+    return needs_layout(topology, options.run_mode, options.rank_scope, all_nodes=options.all_nodes)
+
+
+def _needs_base_id(options: Options, topology: Topology) -> bool:
+    return needs_base_id(topology, options.run_mode, options.rank_scope, all_nodes=options.all_nodes)
 
 
 def _meet(options: Options, topology: Topology, door: str, number: int | None) -> tuple[str, Rendezvous | None]:
@@ -652,7 +711,7 @@ def _base_id(
     """The base id as far as this rank's plan needs it; rank 0 also says it for ranks that do."""
     if topology.world_size == 1:
         return wanted
-    if not needs_base_id(topology, options.run_mode, options.rank_scope):
+    if not _needs_base_id(options, topology):
         return wanted or (None if rendezvous else id_of_job(session_name))
     if rendezvous is None and options.run_mode == "auto" and options.rank_scope == "global":
         return wanted or id_of_job(session_name) or proposed or make_id()  # no other rank's plan names it
@@ -671,7 +730,7 @@ def _share_job(
     if tells_job(topology):
         _tell_job(options, rendezvous, init_arguments)
         return init_arguments
-    if not needs_base_id(topology, options.run_mode, options.rank_scope):
+    if not _needs_base_id(options, topology):
         return init_arguments
     job = rendezvous.fetch(_JOB, "rank 0")
     _check_same_job(options, topology, job["options"])
@@ -699,22 +758,13 @@ def _check_same_job(options: Options, topology: Topology, told: Mapping[str, str
         )
 
 
-def _let_primary_open_first(plan: RunPlan, rendezvous: Rendezvous | None, init_arguments: Mapping[str, Any]) -> None:
-    """Online, a secondary that attaches before its primary is there may lose rows (wandb issue 12269)."""
-    if not plan.shared or plan.primary or rendezvous is None:
-        return
-    runs.forget_inherited_service()
-    if runs.wanted_mode(init_arguments) == "online":
-        rendezvous.fetch(_run_key(plan), "its primary")
-
-
 def _first_row(plan: RunPlan, run: AnyRun, rendezvous: Rendezvous | None, init_arguments: Mapping[str, Any]) -> int:
     """Where rows without a step begin; one place for all writers of a shared run, which its primary finds out."""
     if not plan.shared or plan.primary or rendezvous is None:
         return restart.next_row(run, STEP_METRIC, init_arguments)
     if not runs.continues(init_arguments):
         return 0
-    return int(rendezvous.fetch(_run_key(plan), "its primary")["first_row"])
+    return int(rendezvous.fetch(run_key(plan), "its primary").get("first_row", 0))
 
 
 def told_job(door: str, topology: Topology, timeout: float) -> dict[str, Any] | None:
@@ -730,10 +780,6 @@ def told_job(door: str, topology: Topology, timeout: float) -> dict[str, Any] | 
     """
     rendezvous = Rendezvous.find(f"{door}/{_opened[door] + 1}", topology, timeout)
     return rendezvous.peek(_JOB) if rendezvous else None
-
-
-def _run_key(plan: RunPlan) -> str:
-    return f"run/{plan.name_suffix}"
 
 
 def _check_metrics(metrics: object, topology: Topology) -> None:

@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -38,6 +38,7 @@ _LAST_ROUND = 1.0  # seconds that a process which ends gives the others to end a
 WITHOUT_FINISH = 10.0  # seconds that a process which ends waits at most for others, if nobody finished its session
 _LOOK_FOR_BROKEN = 0.5  # seconds between two looks, while waiting for others, whether one of them broke off
 _QUICK = 0.1  # seconds between rows that follow each other quickly
+_LOOK_AGAIN = 0.1  # seconds between two looks whether all writers are there
 _LOOK_AT_DEVICES = 0.005  # seconds between two looks whether a device has computed what was logged
 _MOST_UNWRITTEN = 20_000  # values kept for a primary that is away
 _MOST_AT_ONCE = 256  # contributions taken from the inbox before the next round
@@ -132,6 +133,73 @@ class StraightThrough:
     def lost(self) -> frozenset[int]:
         """Nobody else takes part."""
         return frozenset()
+
+
+class HeldBack(StraightThrough):
+    """As `StraightThrough`, but keeps what is put until all writers of a shared run are there.
+
+    One that attaches after rows were sent may make the server lose rows (wandb issue 12269).
+
+    Args:
+        rows: Makes rows of contributions.
+        is_time: Whether they are all there; asked now and then by the calls of this exchange.
+        limits: `join_timeout` says how long they are waited for, `max_pending_rows` how many rows are kept.
+    """
+
+    def __init__(self, rows: Rows, is_time: Callable[[], bool], limits: Limits) -> None:
+        super().__init__(rows)
+        self._is_time = is_time
+        self._kept: deque[Contribution] | None = deque()  # `None` once nothing is kept any more
+        self._most = limits.max_pending_rows
+        self._patience = limits.finish_timeout
+        self._until = time.monotonic() + limits.join_timeout
+        self._next_look = 0.0
+
+    def put(self, contribution: Contribution) -> None:
+        """Write the contribution as one row, or keep it."""
+        if self._holds():
+            self._kept_rows().append(replace(contribution, metrics=dict(contribution.metrics)))
+        else:
+            super().put(contribution)
+
+    def flush(self, timeout: float | None = None, *, together: bool = False) -> bool:  # noqa: ARG002  # the protocol's
+        """Wait for the other writers; whether what was put is written."""
+        deadline = time.monotonic() + (self._patience if timeout is None else timeout)
+        while self._holds():
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_LOOK_AGAIN)
+        return True
+
+    def close(self, timeout: float | None = None, *, failed: bool = False) -> bool:
+        """As `flush`; then all is written, whoever is there."""
+        if not failed:
+            self.flush(timeout)
+        self._let_go()
+        return True
+
+    def leave(self, *, failed: bool = False) -> None:
+        """Write what is kept."""
+        self.close(WITHOUT_FINISH, failed=failed)
+
+    def _holds(self) -> bool:
+        if self._kept is None:
+            return False
+        now = time.monotonic()
+        if now >= self._next_look or len(self._kept) >= self._most:
+            self._next_look = now + _LOOK_AGAIN
+            if now >= self._until or len(self._kept) >= self._most or self._is_time():
+                self._let_go()
+        return self._kept is not None
+
+    def _let_go(self) -> None:
+        kept, self._kept = self._kept or (), None
+        for contribution in kept:
+            super().put(contribution)
+
+    def _kept_rows(self) -> deque[Contribution]:
+        assert self._kept is not None, "asked where rows are held back"  # noqa: S101
+        return self._kept
 
 
 class RoundsExchange:

@@ -354,6 +354,7 @@ def test_ranks_that_come_late_are_taken_in(ranks: Callable[..., Ranks]) -> None:
     for step in range(5):
         unit.log(2, {"ones": 1}, step)
     unit.log(0, {"ones": 1}, 4)
+    eventually(lambda: unit.last("ones") == dict.fromkeys(range(5), 3))
     unit.close()
     assert unit.last("ones") == dict.fromkeys(range(5), 3)
 

@@ -59,16 +59,7 @@ def run_job(
 ) -> Finished:
     """Run commands side by side until all have ended, or kill them all after `timeout` seconds and fail."""
     with started(*commands, cwd=cwd, environment=environment) as job:
-        deadline = time.monotonic() + timeout
-        try:
-            outputs = [
-                process.communicate(timeout=max(0.1, deadline - time.monotonic()))[0] for process in job.processes
-            ]
-        except subprocess.TimeoutExpired:
-            job.kill()
-            text = "\n".join(process.communicate()[0] for process in job.processes)
-            raise AssertionError(f"not finished after {timeout:g} s: {commands}\n{text}") from None
-    return Finished(tuple(process.returncode for process in job.processes), "\n".join(outputs))
+        return job.wait(timeout)
 
 
 @dataclass
@@ -77,6 +68,20 @@ class Job:
 
     mark: str
     processes: list[subprocess.Popen[str]]
+
+    def wait(self, timeout: float) -> Finished:
+        """Wait until all commands have ended, or kill them after `timeout` seconds and fail."""
+        deadline = time.monotonic() + timeout
+        try:
+            outputs = [
+                process.communicate(timeout=max(0.1, deadline - time.monotonic()))[0] for process in self.processes
+            ]
+        except subprocess.TimeoutExpired:
+            self.kill()
+            text = "\n".join(process.communicate()[0] for process in self.processes)
+            commands = [process.args for process in self.processes]
+            raise AssertionError(f"not finished after {timeout:g} s: {commands}\n{text}") from None
+        return Finished(tuple(process.returncode for process in self.processes), "\n".join(outputs))
 
     def kill(self) -> None:
         """End every process of the job, children that left its process group included."""

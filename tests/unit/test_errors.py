@@ -11,6 +11,7 @@ from dist_wandb.errors import (
     ReadError,
     RendezvousError,
     TopologyError,
+    UnavailableError,
     UnsupportedVersionError,
     suggest,
 )
@@ -21,6 +22,7 @@ KINDS = (
     RendezvousError,
     MissingExtraError,
     UnsupportedVersionError,
+    UnavailableError,
     ReadError,
 )
 

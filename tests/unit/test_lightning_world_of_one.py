@@ -412,11 +412,13 @@ def test_of_two_ranks_the_first_opens_the_run_without_what_the_stock_logger_says
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     as_rank(monkeypatch, 0)
-    arguments = {"offline": True, "id": "exp", "project": "digits", "save_dir": "logs"}
-    stand_in = drive_with(DistWandbLogger, {**arguments, **ALONE}, use_everything, tmp_path)
-    assert stand_in.arguments == [
-        {"name": None, "project": "digits", "dir": "logs", "id": "exp", "resume": "allow", "mode": "offline"}
-    ]
+    arguments_of_wandb = {"id": "exp", "project": "digits"}
+    arguments = {"offline": True, **arguments_of_wandb, **ALONE}
+    stand_in = drive_with(DistWandbLogger, arguments, use_everything, tmp_path)
+    (given,) = stand_in.arguments
+    limits = given.pop("settings")
+    assert given == {**arguments_of_wandb, "dir": ".", "name": None, "resume": "allow", "mode": "offline"}
+    assert limits.model_fields_set == {"finish_timeout", "x_transaction_log_flush_interval"}
     assert stand_in.modes == [None]
 
 

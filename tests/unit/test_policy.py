@@ -272,3 +272,38 @@ def test_an_unknown_scope_is_refused_with_the_allowed_ones(given_scope: str, nea
         plan_run(Topology.single(), "auto", given_scope, "exp")
     expected = f"rank_scope={given_scope!r} is unknown. Allowed: 'global', 'worker'."
     assert str(refused.value) == expected + (f" Did you mean {nearest!r}?" if nearest else "")
+
+
+# --- hardware of all nodes --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("layout", "mode", "scope", "labels"),
+    [
+        ([2, 2], "auto", "global", ["worker-0", None, "worker-1", None]),
+        ([1, 3], "auto", "global", ["worker-0", "worker-1", None, None]),
+        ([2, 2], "auto", "worker", [None] * 4),
+        ([2, 2], "shared", "global", [None] * 4),
+        ([2, 2], "new", "global", [None] * 4),
+        ([4], "auto", "global", [None] * 4),
+    ],
+)
+def test_one_rank_of_each_node_records_its_hardware(
+    layout: list[int], mode: RunMode, scope: RankScope, labels: list[str | None]
+) -> None:
+    plans = [plan_run(rank, mode, scope, "exp", all_nodes=True) for rank in ranks(layout)]
+    assert [plan.hardware for plan in plans] == labels
+    for rank, plan in zip(ranks(layout), plans, strict=True):
+        assert dataclasses.replace(plan, hardware=None) == plan_run(rank, mode, scope, "exp")
+        assert plan.attaches == (plan.hardware is not None and rank.global_rank > 0)
+        assert plan.has_writers == (plan.shared or plan.hardware is not None)
+        if plan.hardware is not None:
+            assert needs_base_id(rank, mode, scope, all_nodes=True)
+            assert unit_run_id(plan) == "exp"
+
+
+def test_it_is_not_guessed_which_rank_that_is() -> None:
+    unknown = Topology(1, None, None, 4, None, None)
+    assert needs_layout(unknown, "auto", "global", all_nodes=True)
+    with pytest.raises(TopologyError, match="needs the num_nodes of rank 1"):
+        plan_run(unknown, "auto", "global", "exp", all_nodes=True)

@@ -10,7 +10,6 @@ import pickle
 import re
 import time
 import warnings
-from collections.abc import Callable
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,7 @@ import torch.distributed as dist
 import wandb
 
 import dist_wandb
-from dist_wandb import DistWandbLogger, DistWandbTracker, rendezvous
+from dist_wandb import DistWandbLogger, DistWandbTracker
 from dist_wandb import session as sessions_room
 from dist_wandb.errors import ConfigurationError, RendezvousError, TopologyError
 from dist_wandb.options import Options
@@ -33,7 +32,7 @@ from dist_wandb.sync import Limits
 from dist_wandb.topology import Topology
 
 if TYPE_CHECKING:
-    from tests.conftest import FakeWandb, OnRanks
+    from tests.conftest import FakeWandb, Job, OnRanks
 
 ALL_MODES = [(mode, scope) for mode in ("auto", "shared", "new") for scope in ("global", "worker")]
 
@@ -179,7 +178,7 @@ def test_finishing_twice_finishes_once(fake_wandb: FakeWandb) -> None:
         (SystemExit(0), 0),
         (SystemExit("x"), 1),
         (SystemExit(None), 0),
-        (KeyboardInterrupt(), 130),
+        (KeyboardInterrupt(), 255),
     ],
     ids=repr,
 )
@@ -360,7 +359,8 @@ def test_options_that_cannot_be_honoured_are_refused(
 
 def test_what_no_option_says_is_the_default_of_every_door() -> None:
     options = Options()
-    assert options == Options("auto", "global", "auto", False, True, 60.0, 60.0, 60.0, 10_000, 1.0)
+    limits = (60.0, 60.0, None, 10_000, 1.0)
+    assert options == Options("auto", "global", "auto", False, True, *limits, "warn", "primary", False)
     for door in (dist_wandb.init, DistWandbLogger, DistWandbTracker):
         parameters = inspect.signature(door).parameters
         defaults = {field.name: parameters[field.name].default for field in fields(options)}
@@ -417,42 +417,6 @@ def test_an_inconsistent_environment_is_refused(fake_wandb: FakeWandb, monkeypat
 # --- several ranks ----------------------------------------------------------------------------------------------------
 
 TWO = [Topology(rank, rank, 0, 2, 2, 1) for rank in range(2)]
-Job = Callable[..., list[Session]]
-
-
-@pytest.fixture
-def store(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> dist.Store:  # noqa: ARG001  # goes first
-    """A store by which ranks that are threads of this process meet."""
-    store = dist.HashStore()
-
-    def find(namespace: str, topology: Topology, timeout: float) -> Rendezvous:
-        return Rendezvous(store, namespace, topology, timeout)
-
-    monkeypatch.setattr(Rendezvous, "find", find)
-    monkeypatch.setattr(rendezvous, "node_identity", lambda: "host")
-    return store
-
-
-@pytest.fixture
-def job(store: dist.Store, on_ranks: OnRanks) -> Job:  # noqa: ARG001  # they meet there
-    """Open the same session on every rank at once."""
-
-    def open_all(
-        topologies: list[Topology], arguments: Callable[[int], dict[str, Any]] = lambda _: {}, **options: Any
-    ) -> list[Session]:
-        def open_one(rank: int) -> Session:
-            return open_session(
-                Options(**{"join_timeout": 20.0, "finish_timeout": 10.0, "heartbeat": 0.05, **options}),
-                arguments(rank),
-                door="test",
-                topology=topologies[rank],
-                number=1,
-                create_new=False,
-            )
-
-        return on_ranks(len(topologies), open_one)
-
-    return open_all
 
 
 def test_ranks_without_a_run_share_the_interface_and_write_nothing(job: Job, fake_wandb: FakeWandb) -> None:
@@ -471,7 +435,7 @@ def test_ranks_without_a_run_share_the_interface_and_write_nothing(job: Job, fak
     second.finish(1)
     assert run.exit_codes == []
     first.finish()
-    assert run.exit_codes == [None]
+    assert run.exit_codes == [1]  # the job's
 
 
 def test_ranks_without_a_run_know_its_id_and_address(job: Job) -> None:

@@ -1,5 +1,6 @@
 """Lightning: fit, then test, in one mode and scope."""
 
+import os
 import sys
 
 import torch
@@ -39,7 +40,13 @@ class Model(LightningModule):
 def main(directory: str, strategy: str, run_mode: RunMode, rank_scope: RankScope, num_nodes: str = "1") -> None:
     data = DataLoader(TensorDataset(torch.ones(2 * int(num_nodes) * ROWS, 2)))
     logger = DistWandbLogger(
-        name="nm", save_dir=directory, id="exp", project="tests", offline=True, run_mode=run_mode, rank_scope=rank_scope
+        name="nm",
+        save_dir=directory,
+        id="exp",
+        project="tests",
+        offline=os.environ.get("WANDB_MODE") == "offline",
+        run_mode=run_mode,
+        rank_scope=rank_scope,
     )
     logger.log_hyperparams({"lr": 0.1})
     trainer = Trainer(

@@ -1,0 +1,125 @@
+"""A run's rows on their way into W&B, also when wandb's own process dies: then they go on into a record on disk."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dist_wandb import run as runs
+from dist_wandb.errors import DistWandbError
+from dist_wandb.offline import last_rows
+from dist_wandb.run import NullRun
+
+if TYPE_CHECKING:
+    from dist_wandb.run import AnyRun
+
+_log = logging.getLogger("dist_wandb")
+
+_UNSAFE = 4.0  # seconds that a row may take to be on disk; wandb's process flushes every second
+_MOST_UNSAFE = 20_000  # rows kept for that time
+
+
+class Record:
+    """What rows are logged into.
+
+    Args:
+        run: The run, or a `NullRun`.
+        rank: Index of this rank in the job, for messages.
+        reopen: Opens another run of the same id on disk, given the config of the one that is lost.
+    """
+
+    def __init__(self, run: AnyRun, rank: int, reopen: Callable[[Mapping[str, Any]], AnyRun]) -> None:
+        self.run = run
+        self._rank = rank
+        self._reopen = reopen
+        self._service = _Service.current
+        self._unsafe: deque[tuple[float, dict[str, Any]]] = deque(maxlen=_MOST_UNSAFE)
+        self._lock = threading.Lock()
+
+    def __bool__(self) -> bool:
+        """Whether there is a run."""
+        return bool(self.run)
+
+    def log(self, row: dict[str, Any], **kwargs: Any) -> None:
+        """Log a row, as `wandb.Run.log` does; if wandb's own process is gone, into a record on disk."""
+        try:
+            self.run.log(row, **kwargs)
+        except OSError as error:
+            self._switch(self.run, error)
+            self.run.log(row, **kwargs)
+        now = time.monotonic()
+        self._unsafe.append((now, row))
+        while self._unsafe and self._unsafe[0][0] < now - _UNSAFE:
+            self._unsafe.popleft()
+
+    def finish(self, exit_code: int | None) -> str | None:
+        """End the run; what went wrong, as `dist_wandb.run.finish` says it."""
+        try:
+            return runs.finish(self.run, exit_code)
+        except OSError as error:
+            self._switch(self.run, error)
+            return runs.finish(self.run, exit_code)
+
+    def _switch(self, lost: AnyRun, error: OSError) -> None:
+        """Go on in another run of the same id, on disk, beginning with what the lost one had not written there yet."""
+        with self._lock:
+            if self.run is not lost:
+                return  # another thread was faster
+            directory = Path(str(lost.dir)).parent
+            _log.warning(
+                "dist_wandb: wandb's own process is gone on rank %d (%s). The run %s goes on in a record on disk, "
+                "beside %s. Upload both with: dist-wandb sync %s",
+                self._rank,
+                error,
+                lost.id,
+                directory,
+                directory.parent,
+            )
+            self._service = _Service.replace(self._service)
+            try:
+                self.run = self._reopen(dict(lost.config))
+            except DistWandbError as second:
+                self.run = NullRun()
+                _log.warning("dist_wandb: rank %d cannot write it there: %s. It logs no more.", self._rank, second)
+            for row in self._not_in(directory):
+                self.run.log(row)
+
+    def _not_in(self, directory: Path) -> list[dict[str, Any]]:
+        """The last rows that are not in the file of the lost run."""
+        written: set[Any] = set()
+        with suppress(DistWandbError):
+            for path in directory.glob("*.wandb"):
+                written.update(map(_fingerprint, last_rows(path, 2 * len(self._unsafe))))
+        return [row for _, row in self._unsafe if _fingerprint(row) not in written]
+
+
+class _Service:
+    """wandb's own process, which all runs of this process write through: how often it was replaced."""
+
+    current = 0
+    _lock = threading.Lock()
+
+    @classmethod
+    def replace(cls, seen: int) -> int:
+        """Have a new one, unless somebody has replaced the one that was seen to be gone."""
+        with cls._lock:
+            if seen == cls.current:
+                runs.clear_away()
+                cls.current += 1
+            return cls.current
+
+
+def _fingerprint(row: Mapping[str, Any]) -> frozenset[tuple[str, float | str]]:
+    """What tells a row from others, as it is logged and as it is read back: its numbers."""
+    return frozenset(
+        (name, "NaN" if math.isnan(value) else float(value))
+        for name, value in row.items()
+        if isinstance(value, (int, float)) and not name.startswith("_")
+    )

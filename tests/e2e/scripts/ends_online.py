@@ -1,0 +1,57 @@
+"""One rank that ends as its arguments say, without any barrier before: nobody waits for anybody but dist_wandb."""
+
+import contextlib
+import os
+import signal
+import sys
+import time
+
+import torch.distributed as dist
+
+import dist_wandb
+from dist_wandb.policy import check_run_mode
+
+
+def end(how: str) -> None:
+    if how == "raises":
+        raise RuntimeError("training failed")
+    if how == "exits with 3":
+        sys.exit(3)
+    if how == "is interrupted":
+        os.kill(os.getpid(), signal.SIGINT)
+    if how == "is killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "is terminated":
+        os.kill(os.getpid(), signal.SIGTERM)
+    if how == "sleeps":
+        time.sleep(30)
+    if how == "is late":
+        time.sleep(1.5)
+
+
+def main(directory: str, run_mode: str, *ends: str) -> None:
+    """Each rank ends as told in `ends`; with " at last" in it, it calls `finish` nowhere."""
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    how, _, at_last = ends[rank].partition(" at last")
+    run = dist_wandb.init(
+        "tests",
+        run_mode=check_run_mode(run_mode),
+        id="exp",
+        dir=directory,
+        peer_timeout=4.0,
+        finish_timeout=8.0,
+        heartbeat=0.2,
+    )
+    for step in range(5):
+        run.log({"loss": 2.0 * step + rank}, step=step)
+    run.flush()
+    dist.barrier()
+    with contextlib.nullcontext() if at_last else run:
+        end(how)
+        run.log({f"own-{rank}": 1.0}, step=5)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job inherits that it is ignored
+    main(*sys.argv[1:])

@@ -1,0 +1,69 @@
+"""How jobs end, online: the order of writers, one completion, and the exit code of whoever failed first."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+from processes import run_job, torchrun
+from ranks import rank_commands
+from wandb_records import RecordedRun
+from wandb_server import WandbServer
+
+SCRIPTS = Path(__file__).parent / "scripts"
+SUPPORT = Path(__file__).parents[1] / "support"
+ROWS = {step: 2.0 * step + 0.5 for step in range(5)}
+
+
+def recorded(server: WandbServer, tmp_path: Path, run_mode: str, *ends: str) -> tuple[RecordedRun, tuple[int, ...]]:
+    """The run of two ranks that nobody supervises, and their exit codes."""
+    commands = rank_commands(SCRIPTS / "ends_online.py", tmp_path, run_mode, *ends, world_size=2)
+    environment = server.environment(tmp_path, PYTHONPATH=str(SUPPORT))
+    finished = run_job(*commands, cwd=tmp_path, environment=environment, timeout=90)
+    return server.run("exp"), finished.exit_codes
+
+
+def loss(run: RecordedRun) -> dict[int, float]:
+    return {row["global_step"]: row["loss"] for row in run.rows if "loss" in row}
+
+
+@pytest.mark.parametrize(
+    ("run_mode", "ends", "code", "codes"),
+    [
+        ("shared", ("ends", "is late"), 0, (0, 0)),
+        ("shared", ("ends at last", "is late at last"), 0, (0, 0)),
+        ("shared", ("ends", "raises"), 1, (0, 1)),
+        ("shared", ("ends at last", "exits with 3 at last"), 3, (0, 3)),
+        ("shared", ("ends", "is killed"), 1, (0, -signal.SIGKILL)),
+        ("auto", ("ends at last", "raises at last"), 1, (0, 1)),
+        ("auto", ("is interrupted at last", "ends"), 255, (-signal.SIGINT, 0)),
+        ("auto", ("is terminated", "ends"), 143, (-signal.SIGTERM, 0)),
+    ],
+)
+def test_a_run_ends_once_with_the_first_failure(  # a table
+    wandb_server: WandbServer,
+    tmp_path: Path,
+    run_mode: str,
+    ends: tuple[str, str],
+    code: int,
+    codes: tuple[int, int],
+) -> None:
+    run, exit_codes = recorded(wandb_server, tmp_path, run_mode, *ends)
+    assert exit_codes == codes
+    assert (run.completions, run.exit_codes) == (1, [code])
+    assert loss(run) == ROWS
+    if ends[1].startswith("is late"):
+        assert [row["rank-1/own-1"] for row in run.rows if "rank-1/own-1" in row] == [1.0]
+
+
+def test_when_a_launcher_ends_the_other_ranks_the_run_has_the_code_of_the_first(
+    wandb_server: WandbServer, tmp_path: Path
+) -> None:
+    job = torchrun(SCRIPTS / "ends_online.py", tmp_path, "auto", "sleeps", "raises at last")
+    environment = wandb_server.environment(tmp_path, PYTHONPATH=str(SUPPORT))
+    finished = run_job(*job, cwd=tmp_path, environment=environment, timeout=60)
+    assert finished.exit_codes == (1,), finished.output
+    run = wandb_server.run("exp")
+    assert (run.completions, run.exit_codes) == (1, [1])
+    assert loss(run) == ROWS

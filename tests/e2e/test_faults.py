@@ -1,0 +1,210 @@
+"""Whatever happens to W&B, its server or a disk, training goes on, and the rows are somewhere."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import Job, started
+from ranks import rank_commands
+from wandb_server import WandbServer
+
+from dist_wandb.offline import find_runs, read_history
+
+SCRIPTS = Path(__file__).parent / "scripts"
+SUPPORT = Path(__file__).parents[1] / "support"
+ROWS = 40
+LOSS = {step: 2.0 * step + 0.5 for step in range(ROWS)}
+
+
+@dataclass
+class Training:
+    """Two ranks at work, and the server that they log to."""
+
+    server: WandbServer
+    directory: Path
+    job: Job
+
+    def wait_for(self, name: str, within: float = 60) -> str:
+        """Wait until a rank has made a file; what is in it."""
+        deadline = time.monotonic() + within
+        path = self.directory / name
+        while not path.exists():
+            assert time.monotonic() < deadline, f"{name} did not come"
+            time.sleep(0.02)
+        return path.read_text()
+
+    def let_go_on(self) -> None:
+        """Make the file that ranks wait for at half time."""
+        (self.directory / "go-on").touch()
+
+    def core_of(self, rank: int) -> int:
+        """wandb's own process of a rank."""
+        parent = int(self.wait_for(f"half-{rank}"))
+        (core,) = [pid for pid in self.job.living() if _parent(pid) == parent and "wandb-core" in _command(pid)]
+        return core
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def _command(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job ended, and which rows it left at the server and on disk."""
+
+    exit_codes: tuple[int, ...]
+    output: str
+    online: Counter[int]
+    on_disk: Counter[int]
+    run_codes: list[int]
+
+
+def train(
+    server: WandbServer,
+    tmp_path: Path,
+    meanwhile: Callable[[Training], object] = lambda _: None,
+    *,
+    pace: float = 0.05,
+    waits: bool = False,
+    directory: str = "",
+    prefix: Iterable[str] = (),
+    **extra: str,
+) -> Outcome:
+    """Train on two ranks that nobody supervises, while something happens."""
+    waits_for = [tmp_path / "go-on"] if waits else []
+    commands = rank_commands(SCRIPTS / "faults.py", directory or tmp_path, pace, *waits_for, world_size=2)
+    commands = tuple([*prefix, *command] for command in commands)
+    environment = server.environment(tmp_path, PYTHONPATH=str(SUPPORT), **extra)
+    with started(*commands, cwd=tmp_path, environment=environment) as job:
+        meanwhile(Training(server, tmp_path, job))
+        finished = job.wait(90)
+        time.sleep(1.5)  # wandb writes on after `finish`
+    files = [path for path in find_runs(tmp_path) if path.stat().st_size > 100]
+    runs = server.runs
+    recorded = next(iter(runs.values()), None)
+    return Outcome(
+        finished.exit_codes,
+        finished.output,
+        steps_of(recorded.rows if recorded else []),
+        steps_of([row for path in files for row in read_history(path)]),
+        recorded.exit_codes if recorded else [],
+    )
+
+
+def steps_of(rows: Iterable[dict[str, Any]]) -> Counter[int]:
+    """How often each step has a row with the mean over both ranks."""
+    return Counter(row["global_step"] for row in rows if row.get("loss") == LOSS.get(row["global_step"]))
+
+
+ALL = Counter(range(ROWS))
+
+
+def test_a_server_that_is_dead_from_the_start(wandb_server: WandbServer, tmp_path: Path) -> None:
+    wandb_server.stop()
+    outcome = train(wandb_server, tmp_path, WANDB_INIT_TIMEOUT="3")
+    assert outcome.exit_codes == (0, 0)
+    assert outcome.output.count("TRAINED") == 2
+    assert "rank 0 could not open its run" in outcome.output
+    assert outcome.on_disk == ALL
+
+
+def test_a_server_that_fails_for_some_time(wandb_server: WandbServer, tmp_path: Path) -> None:
+    seconds = float(os.environ.get("OUTAGE", "6"))
+
+    def meanwhile(training: Training) -> None:
+        training.wait_for("half-0")
+        fault = wandb_server.fail("file_stream", status=500)
+        training.let_go_on()
+        time.sleep(seconds)
+        fault.stop()
+
+    outcome = train(wandb_server, tmp_path, meanwhile, waits=True, pace=seconds / ROWS)
+    assert (outcome.exit_codes, outcome.run_codes) == ((0, 0), [0])
+    assert outcome.online == outcome.on_disk == ALL
+
+
+def test_connections_that_drop(wandb_server: WandbServer, tmp_path: Path) -> None:
+    def meanwhile(training: Training) -> None:
+        training.wait_for("half-0")
+        wandb_server.fail("file_stream", count=2, drop=True)
+        wandb_server.fail("file_stream", count=1, drop=True, processed=True)
+
+    outcome = train(wandb_server, tmp_path, meanwhile, pace=0.1)
+    assert (outcome.exit_codes, outcome.run_codes) == ((0, 0), [0])
+    assert outcome.online == outcome.on_disk == ALL
+
+
+def test_a_server_that_is_gone_at_the_end(wandb_server: WandbServer, tmp_path: Path) -> None:
+    def meanwhile(training: Training) -> None:
+        training.wait_for("half-0")
+        wandb_server.stop()
+        training.let_go_on()
+
+    outcome = train(wandb_server, tmp_path, meanwhile, waits=True)
+    assert outcome.exit_codes == (0, 0)
+    assert "did not take all of the run exp" in outcome.output
+    assert "upload it with: dist-wandb sync" in outcome.output
+    assert outcome.on_disk == ALL
+
+
+def test_an_upload_that_is_refused(wandb_server: WandbServer, tmp_path: Path) -> None:
+    wandb_server.fail("file_stream", status=404)
+    outcome = train(wandb_server, tmp_path)
+    assert outcome.exit_codes == (0, 0)
+    assert "did not take all of the run exp" in outcome.output
+    assert "404" in outcome.output
+    assert outcome.on_disk == ALL
+
+
+def test_wandbs_own_process_is_killed(wandb_server: WandbServer, tmp_path: Path) -> None:
+    def meanwhile(training: Training) -> None:
+        os.kill(training.core_of(0), signal.SIGKILL)
+        training.let_go_on()
+
+    outcome = train(wandb_server, tmp_path, meanwhile, waits=True)
+    assert outcome.exit_codes == (0, 0)
+    assert "wandb's own process is gone on rank 0" in outcome.output
+    assert outcome.on_disk == ALL
+
+
+def test_the_primary_is_killed(wandb_server: WandbServer, tmp_path: Path) -> None:
+    def meanwhile(training: Training) -> None:
+        training.wait_for("half-0")
+        time.sleep(2)
+        os.kill(int(training.wait_for("half-0")), signal.SIGKILL)
+        training.let_go_on()
+
+    outcome = train(wandb_server, tmp_path, meanwhile, waits=True)
+    assert outcome.exit_codes[0] == -signal.SIGKILL
+    assert outcome.on_disk == Counter(range(ROWS // 2 + 1))  # more than two seconds old
+
+
+def test_a_directory_that_cannot_be_written(wandb_server: WandbServer, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    outcome = train(wandb_server, tmp_path, directory=str(tmp_path / "file" / "below"))
+    assert (outcome.exit_codes, outcome.run_codes) == ((0, 0), [0])
+    assert outcome.online == ALL
+
+
+@pytest.mark.parametrize("mode", ["online", "offline"])
+def test_a_disk_that_is_full(wandb_server: WandbServer, tmp_path: Path, mode: str) -> None:
+    outcome = train(wandb_server, tmp_path, prefix=["prlimit", "--fsize=8192"], WANDB_MODE=mode)
+    assert outcome.exit_codes == (0, 0)
+    assert outcome.output.count("TRAINED") == 2
+    if mode == "online":
+        assert outcome.online == ALL
+    else:
+        assert 0 < len(outcome.on_disk) < ROWS
+        assert "rank 0: not all of the run exp could be written to disk (rows: " in outcome.output

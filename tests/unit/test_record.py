@@ -1,0 +1,163 @@
+"""Rows on their way into W&B while wandb's own process dies. Nothing of wandb is started."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import dist_wandb
+from dist_wandb import record
+from dist_wandb import run as runs
+from dist_wandb.errors import ReadError, UnavailableError
+from dist_wandb.record import Record
+
+if TYPE_CHECKING:
+    from tests.conftest import FakeRun, FakeWandb
+
+
+def dead(*_: Any, **__: Any) -> None:
+    raise ConnectionResetError(104, "Connection reset by peer")
+
+
+class Stand:
+    """A record over two fake runs; the first dies, and its file has the rows of `on_disk`."""
+
+    def __init__(self, fake: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.lost: FakeRun = fake.init(id="exp")
+        self.lost.config.update({"lr": 0.1})
+        self.config: Mapping[str, Any] = {}
+        self.cleared = 0
+        self.on_disk: list[dict[str, Any]] = []
+        self.fake = fake
+        (Path(self.lost.dir).parent / "run-exp.wandb").touch()
+        monkeypatch.setattr(record, "last_rows", self._last_rows)
+        monkeypatch.setattr(runs, "clear_away", self._clear_away)
+        self.record = Record(self.lost, 0, self._reopen)  # type: ignore[arg-type]
+
+    @property
+    def run(self) -> Any:
+        return self.record.run
+
+    @property
+    def second(self) -> FakeRun:
+        return self.fake.runs[1]
+
+    def kill(self) -> None:
+        self.lost.log = self.lost.finish = dead  # type: ignore[method-assign]
+
+    def _last_rows(self, path: Path, count: int) -> list[dict[str, Any]]:
+        assert path.name == "run-exp.wandb"
+        return self.on_disk[-count:]
+
+    def _clear_away(self) -> None:
+        self.cleared += 1
+
+    def _reopen(self, config: Mapping[str, Any]) -> Any:
+        self.config = config
+        return self.fake.init(id="exp", mode="offline")
+
+
+@pytest.fixture
+def stand(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> Stand:
+    return Stand(fake_wandb, monkeypatch)
+
+
+def test_as_long_as_wandb_lives_rows_go_into_its_run(stand: Stand) -> None:
+    stand.record.log({"loss": 1.0}, commit=False)
+    assert stand.lost.logged == [({"loss": 1.0}, {"commit": False})]
+    assert stand.record.finish(3) is None
+    assert stand.lost.exit_codes == [3]
+    assert stand.run is stand.lost
+
+
+def test_when_it_dies_they_go_on_where_the_file_ends(stand: Stand, caplog: pytest.LogCaptureFixture) -> None:
+    for step in range(5):
+        stand.record.log({"loss": step / 2, "global_step": step, "text": "a"})
+    stand.on_disk = [{"loss": step / 2, "global_step": float(step), "_step": step} for step in range(3)]
+    stand.kill()
+    stand.record.log({"loss": 2.5, "global_step": 5})
+    assert [row["global_step"] for row in stand.second.rows] == [3, 4, 5]
+    assert stand.run is stand.second
+    assert stand.config == {"lr": 0.1}
+    assert stand.cleared == 1
+    assert "wandb's own process is gone on rank 0" in caplog.text
+
+
+def test_rows_that_cannot_be_told_apart_by_numpy_or_nan_are_not_doubled(stand: Stand) -> None:
+    stand.record.log({"loss": float("nan"), "lr": np.float64(0.5)})
+    stand.on_disk = [{"loss": float("nan"), "lr": 0.5}]
+    stand.kill()
+    stand.record.log({"loss": 1.0})
+    assert stand.second.rows == [{"loss": 1.0}]
+
+
+def test_a_file_that_cannot_be_read_doubles_rows_rather_than_lose_them(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreadable(*_: Any) -> Any:
+        raise ReadError("damaged")
+
+    monkeypatch.setattr(record, "last_rows", unreadable)
+    stand.record.log({"loss": 1.0})
+    stand.kill()
+    stand.record.log({"loss": 2.0})
+    assert stand.second.rows == [{"loss": 1.0}, {"loss": 2.0}]
+
+
+def test_rows_that_are_old_are_on_disk(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record, "_UNSAFE", -1.0)
+    stand.record.log({"loss": 1.0})
+    stand.kill()
+    stand.record.log({"loss": 2.0})
+    assert stand.second.rows == [{"loss": 2.0}]
+
+
+def test_a_process_that_is_gone_at_the_end_leaves_the_last_rows_in_a_record(stand: Stand) -> None:
+    stand.record.log({"loss": 1.0})
+    stand.kill()
+    assert stand.record.finish(0) is None
+    assert stand.second.rows == [{"loss": 1.0}]
+    assert stand.second.exit_codes == [0]
+
+
+def test_if_no_record_can_be_made_training_goes_on(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(_: object) -> Any:
+        raise UnavailableError("disk full")
+
+    monkeypatch.setattr(stand.record, "_reopen", full)
+    stand.kill()
+    stand.record.log({"loss": 1.0})
+    stand.record.log({"loss": 2.0})
+    assert not stand.record
+    assert "rank 0 cannot write it there: disk full. It logs no more." in caplog.text
+
+
+def test_two_runs_of_a_process_replace_wandbs_process_once(
+    stand: Stand, fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = Stand(fake_wandb, monkeypatch)
+    stand.kill()
+    other.kill()
+    stand.record.log({"loss": 1.0})
+    other.record.log({"loss": 1.0})
+    assert stand.cleared + other.cleared == 1
+
+
+def test_a_session_shows_the_run_that_it_writes_into(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "clear_away", lambda: None)
+    session = dist_wandb.init("digits", id="exp")
+    fake_wandb.runs[0].log = dead  # type: ignore[method-assign]
+    session.log({"loss": 1.0}, step=1)
+    run: Any = session.run
+    assert run is fake_wandb.runs[1]
+    assert fake_wandb.runs[1].offline
+    assert fake_wandb.runs[1].rows == [{"loss": 1.0, "global_step": 1}]
+    assert fake_wandb.arguments[1]["reinit"] == "create_new"
+    session.finish()
+    assert fake_wandb.runs[1].exit_codes == [None]
