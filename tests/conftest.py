@@ -16,7 +16,7 @@ import torch.distributed as dist
 import wandb
 from wandb_server import WandbServer
 
-from dist_wandb import gloo, rendezvous, session, sync
+from dist_wandb import gloo, rendezvous, restart, session, sync
 from dist_wandb.options import Options
 from dist_wandb.rendezvous import Rendezvous
 from dist_wandb.topology import Topology
@@ -62,6 +62,8 @@ class FakeRun:
         self.dir = str(directory / f"run-{number}" / "files")
         Path(self.dir).mkdir(parents=True)
         self.config = FakeConfig()
+        self.resumed = False
+        self.summary: dict[str, Any] = {}
         self.logged: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self.defined: list[tuple[str, dict[str, Any]]] = []
         self.exit_codes: list[int | None] = []
@@ -154,6 +156,8 @@ def fake_wandb(
     monkeypatch.setattr(wandb, "setup", fake.setup)
     monkeypatch.setattr(session, "_sessions", [])
     monkeypatch.setattr(session, "_opened", type(session._opened)())
+    monkeypatch.setattr(restart, "_started", type(restart._started)())
+    monkeypatch.setattr(restart, "_told_of", set())
     monkeypatch.chdir(tmp_path)
     return fake
 

@@ -24,7 +24,9 @@ except ModuleNotFoundError as error:
         f"DistWandbLogger needs Lightning, but {error.name!r} is missing. Run: pip install 'dist-wandb[lightning]'"
     ) from error
 
+from dist_wandb import restart
 from dist_wandb import run as runs
+from dist_wandb.lightning_checkpoints import BaseIdInCheckpoints, base_id_in
 from dist_wandb.lightning_weights import epoch_weights
 from dist_wandb.options import ConfigSync, Options, SystemMetrics
 from dist_wandb.policy import RankScope, RunMode, RunPlan
@@ -118,7 +120,7 @@ class DistWandbLogger(WandbLogger):
         config_sync: What to do about ranks that pass different configs; as in `dist_wandb.init`.
         system_metrics: Whose hardware metrics are recorded; as in `dist_wandb.init`.
         strict: Whether a run that cannot be opened is an error; as in `dist_wandb.init`.
-        **kwargs: Further arguments of `wandb.init`.
+        **kwargs: Further arguments of `wandb.init`; for `resume` see `dist_wandb.init`, and `id_in` for checkpoints.
 
     Raises:
         ConfigurationError: An argument that cannot be honoured.
@@ -216,6 +218,7 @@ class DistWandbLogger(WandbLogger):
         self._runs_are_in_children = False
         self._home = os.getpid()
         self._number, self._base_id = _script_ids.take(self._id or make_id())
+        self._look_back()
 
     @property
     def experiment(self) -> AnyRun:
@@ -251,6 +254,8 @@ class DistWandbLogger(WandbLogger):
     def log_graph(self, model: nn.Module, input_array: Tensor | None = None) -> None:
         """Remember which module the Trainer works with; called by it on every rank. Logs no graph.
 
+        The checkpoints of that Trainer get the base id from then on; see `id_in`.
+
         Args:
             model: The module.
             input_array: As in the stock logger.
@@ -258,6 +263,7 @@ class DistWandbLogger(WandbLogger):
         super().log_graph(model, input_array)
         if isinstance(model, LightningModule):
             self._module = weakref.ref(model)
+            BaseIdInCheckpoints(self._number, self._known_base_id).add_to(model)
 
     def log_hyperparams(self, params: dict[str, Any] | Namespace) -> None:
         """Write hyperparameters into the config of this rank's run; kept until the run is open.
@@ -299,6 +305,30 @@ class DistWandbLogger(WandbLogger):
         knows_base_id = self._runs_are_in_children or Launch.detect().is_lightning_child
         return self._base_id if knows_base_id else self._id
 
+    @staticmethod
+    def id_in(checkpoint: str | os.PathLike[str], logger: int = 0, *, weights_only: bool = True) -> str:
+        """The run id in a checkpoint that a Trainer with this logger has saved, to continue its runs.
+
+        Args:
+            checkpoint: Path of the checkpoint: a file, or the directory of a sharded one.
+            logger: Which logger's, in the order in which the script made them, where it had several.
+            weights_only: Whether to refuse checkpoints that hold more than plain data, as `torch.load` does. Without
+                it, what a file holds may run code.
+
+        Returns:
+            The id that the runs of all ranks are made from.
+
+        Raises:
+            ReadError: The file cannot be read, or holds no id.
+
+        Example:
+            Two ranks with ``run_mode="new"``, which go on with the runs ``ID-rank-0`` and ``ID-rank-1``::
+
+                logger = DistWandbLogger(run_mode="new", id=DistWandbLogger.id_in("last.ckpt"), resume="allow")
+                Trainer(strategy="ddp", devices=2, logger=logger).fit(model, ckpt_path="last.ckpt")
+        """
+        return base_id_in(checkpoint, logger, weights_only=weights_only)
+
     def finalize(self, status: str) -> None:
         """Log the checkpoints that are due, as the stock logger does; finish the run if this process ends with it.
 
@@ -330,6 +360,20 @@ class DistWandbLogger(WandbLogger):
         self._is_announced = self._is_announced or get_spawning_popen() is not None  # by rank 0, which comes first
         state["_runs_are_in_children"] = False
         return state
+
+    def _known_base_id(self) -> str | None:
+        """The base id, once runs are open."""
+        return None if self._session is None else self._base_id
+
+    def _look_back(self) -> None:
+        """Know the base id before there are ranks, if an earlier start of the job is continued."""
+        if self._id is not None or not self._is_first_process() or Launch.detect().is_lightning_child:
+            return
+        door = restart.session_name(_DOOR, self._number)
+        earlier = restart.Keeper(door, self._options, Topology.single(), self._wandb_init).find()
+        if earlier is not None:
+            self._base_id = earlier.note.base_id
+            _script_ids.offer(self._number, self._base_id)
 
     def _weights_of(self, metrics: Mapping[str, float]) -> Mapping[str, float | Tensor]:
         """The weights of a row as Lightning gives it, by the names that the row gets here."""
@@ -404,6 +448,7 @@ class DistWandbLogger(WandbLogger):
                 create_new=topology.world_size > 1,
                 announces=False,
                 catches_sigterm=False,  # the Trainer does, to save a checkpoint
+                restarts=topology.world_size > 1,  # of a world of one W&B's own way of resuming holds
                 as_given=True,
             )
         if provisional is not None:

@@ -104,15 +104,16 @@ class Opening:
 
         return open_again
 
-    def tell(self, url: str | None, *, offline: bool, writer: int) -> None:
+    def tell(self, url: str | None, *, offline: bool, writer: int, first_row: int = 0) -> None:
         """Tell other ranks that this rank's run is open: those without one, and the other writers of a shared one.
 
         Args:
             url: Address of the run.
             offline: Whether it is on disk only.
             writer: Index of this rank in its unit.
+            first_row: Where on the x axis rows without a step begin.
         """
-        self._tell({"url": url, "offline": offline})
+        self._tell({"url": url, "offline": offline, "first_row": first_row})
         if self.plan.has_writers and self.rendezvous is not None:
             self.rendezvous.publish(_writer_key(self.plan, writer), 1)
 

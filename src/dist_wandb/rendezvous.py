@@ -53,8 +53,14 @@ class Rendezvous:
         self._timeout = timeout
 
     @classmethod
-    def find(cls, namespace: str, topology: Topology, timeout: float) -> Rendezvous | None:
+    def find(cls, namespace: str, topology: Topology, timeout: float, *, lasting: bool = False) -> Rendezvous | None:
         """Reach the job's store: that of an initialised ``torch.distributed``, else that of torchrun's agent.
+
+        Args:
+            namespace: Prefix of the keys, equal on all ranks.
+            topology: Who this rank is.
+            timeout: How long to wait for other ranks, in seconds.
+            lasting: Whether the keys are those of all attempts of the launcher, rather than of this one alone.
 
         Returns:
             The rendezvous, or `None` where the job has no store yet.
@@ -66,7 +72,8 @@ class Rendezvous:
         store = _store_of_process_group() or _store_of_agent(launch, topology, timeout)
         if store is None:
             return None
-        return cls(store, f"dist_wandb/{launch.attempt}/{namespace}", topology, timeout)
+        attempt = "all" if lasting else launch.attempt
+        return cls(store, f"dist_wandb/{attempt}/{namespace}", topology, timeout)
 
     def publish(self, key: str, value: Any) -> None:
         """Set `key` to a JSON value for all ranks to read."""

@@ -59,7 +59,8 @@ class Rows:
         reduce: Name patterns and reductions, the first that matches counts; `None` for no reduction.
         per_rank: Patterns of names that each rank of a shared run also writes under its label.
         counts: Whether rows without a step lie at the count of calls on the x axis.
-        global_ranks: Index in the job of the ranks of the unit; asked when needed.
+        first: Place on the x axis of the first row without a step, in this rank's run.
+        rank: This rank's index in the job, for messages.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Rows:
         per_rank: Sequence[str] = ("*",),
         *,
         counts: bool = True,
+        first: int = 0,
         rank: int = 0,
     ) -> None:
         self.writes = writer.is_primary
@@ -80,6 +82,7 @@ class Rows:
         self._reduce = reduce or {}
         self._per_rank = tuple(per_rank)
         self._counts = counts
+        self._first = first
         self._rank = rank
         self._reductions: dict[str, Reduction] = {}
         self._extras: OrderedDict[Key, tuple[dict[str, Any], int | None]] = OrderedDict()
@@ -225,4 +228,4 @@ class Rows:
             _log.exception("dist_wandb: rank %d could not write a row; it is lost", self._rank)
 
     def _x(self, step: int | None, calls: int) -> int | None:
-        return calls if step is None and self._counts else step
+        return self._first + calls if step is None and self._counts else step

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import json
+import math
 import os
 import pickle
 import re
@@ -236,18 +237,37 @@ def _forked_id(init_arguments: Mapping[str, Any]) -> str | None:
     return str(resume_from).partition("?")[0] if resume_from else None
 
 
-def check_resume(init_arguments: Mapping[str, Any], topology: Topology) -> None:
-    """Refuse to resume by W&B's own note of the last run: it is one process's, and no other rank knows it.
+def wanted_resume(init_arguments: Mapping[str, Any]) -> str | None:
+    """What the user said of resuming: the argument, else the settings, else `WANDB_RESUME`; `None` for nothing.
 
-    Raises:
-        ConfigurationError: `resume` is `"auto"` or `True`, there are several ranks, and nobody asked for an id.
+    Returns:
+        `"allow"`, `"must"`, `"never"`, or `"auto"`, as which W&B takes `True`.
     """
-    resume = init_arguments.get("resume")
-    if topology.world_size > 1 and resume in ("auto", True) and wanted_id(init_arguments) is None:
-        raise ConfigurationError(
-            f"resume={resume!r} takes the run id from a file of one process, but {topology.world_size} ranks need the "
-            "same one. Pass id= (the same at every start) with resume='allow', or set WANDB_RUN_ID."
-        )
+    given = init_arguments.get("resume")
+    if given is None:
+        given = _user_setting(init_arguments, "resume") or os.environ.get("WANDB_RESUME")
+    return "auto" if given is True else str(given) if given else None
+
+
+def continues(init_arguments: Mapping[str, Any]) -> bool:
+    """Whether the arguments let W&B go on with a run that is there already."""
+    return wanted_resume(init_arguments) in ("allow", "must", "auto")
+
+
+def rewinds(init_arguments: Mapping[str, Any]) -> bool:
+    """Whether the user names a moment of a run to go on from, which excludes `resume`."""
+    names = ("resume_from", "fork_from")
+    return any(init_arguments.get(name) or _user_setting(init_arguments, name) for name in names)
+
+
+def wanted_project(init_arguments: Mapping[str, Any]) -> str | None:
+    """The project the user asked for: the argument, else the settings, else `WANDB_PROJECT`; `None` for none."""
+    return _wanted(init_arguments, "project", "project", "WANDB_PROJECT")
+
+
+def wanted_entity(init_arguments: Mapping[str, Any]) -> str | None:
+    """The owner the user asked for: the argument, else the settings, else `WANDB_ENTITY`; `None` for none."""
+    return _wanted(init_arguments, "entity", "entity", "WANDB_ENTITY")
 
 
 def wanted_group(init_arguments: Mapping[str, Any]) -> str | None:
@@ -398,6 +418,8 @@ def _planned_arguments(plan: RunPlan, topology: Topology, given: Mapping[str, An
     mode = wanted_mode(given) if has_own_directory or plan.has_writers else None
     if has_own_directory and mode != "disabled":
         arguments["dir"] = _own_directory(given, topology)
+    if wanted_resume(given) == "auto":  # the id is known: W&B's own note of it would be one process's
+        arguments["resume"] = "allow"
     if plan.has_writers and mode == "online":
         arguments["mode"] = None
         arguments["settings"] = _shared_settings(given.get("settings"), plan)
@@ -433,8 +455,13 @@ def _shared_settings(given: wandb.Settings | Mapping[str, Any] | None, plan: Run
 
 def _own_directory(given: Mapping[str, Any], topology: Topology) -> str:
     """A directory below the W&B directory that no other rank writes to: equal ids at equal times would collide."""
-    root = given.get("dir") or _user_setting(given, "root_dir") or os.environ.get("WANDB_DIR") or "."
-    return str(Path(root) / "wandb" / f"rank-{topology.global_rank}")
+    return str(wandb_directory(given) / f"rank-{topology.global_rank}")
+
+
+def wandb_directory(init_arguments: Mapping[str, Any]) -> Path:
+    """The directory below which a job's run directories lie."""
+    root = init_arguments.get("dir") or _user_setting(init_arguments, "root_dir") or os.environ.get("WANDB_DIR") or "."
+    return Path(root) / "wandb"
 
 
 def _make_directory(arguments: Mapping[str, Any]) -> None:
@@ -552,6 +579,12 @@ def code_of_exit() -> int | None:
     """What `sys.exit` was called with, as far as wandb has noticed: it puts a function of its own in its place."""
     noticed = getattr(getattr(sys.exit, "__self__", None), "exit_code", None)
     return noticed if isinstance(noticed, int) else None
+
+
+def last_logged(run: AnyRun, name: str) -> int | None:
+    """The whole number that was logged last under `name` before the run was resumed; `None` for a new run."""
+    value: object = run.summary.get(name) if run and run.resumed else None  # type: ignore[no-untyped-call]
+    return int(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
 
 
 def pickled(run: AnyRun | None) -> bytes | None:

@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from dist_wandb import restart
 from dist_wandb import run as runs
 from dist_wandb.announcement import announcement
 from dist_wandb.ends import Ending, ProcessEnd, exit_code_of
@@ -69,6 +70,8 @@ class Session:
         step_metric: Name of the x axis; `None` for none.
         rendezvous: The job's store, where there is one.
         name: Name of the session, equal on all ranks.
+        first_row: Place on the x axis of the first row without a step: behind those of a run that is continued.
+        keeper: Keeps the note by which a later start finds the runs, on the rank that tells the job.
         reopen: Opens the run again, on disk, should wandb's own process die; given the config.
         attached: The unit's run where this rank only records the hardware of its node in it.
 
@@ -87,6 +90,8 @@ class Session:
         step_metric: str | None = STEP_METRIC,
         rendezvous: Rendezvous | None = None,
         name: str = "",
+        first_row: int = 0,
+        keeper: restart.Keeper | None = None,
         reopen: Callable[[Mapping[str, Any]], AnyRun] | None = None,
         attached: AnyRun | None = None,
     ) -> None:
@@ -98,12 +103,15 @@ class Session:
         self._step_metric = step_metric
         self._rendezvous = rendezvous
         self._name = name
+        self._first_row = first_row
+        self._keeper = keeper
         self._pid = os.getpid()
         self._row_maker = Rows(
             RunWriter(self._record, plan, step_metric),
             options.reductions,
             check_patterns("per_rank", options.per_rank),
             counts=step_metric == STEP_METRIC,
+            first=first_row,
             rank=topology.global_rank,
         )
         self._unit = unit_of(topology, options.rank_scope)
@@ -192,7 +200,7 @@ class Session:
             if weight is not None:
                 take_weight(weight, self.topology.global_rank)
             if step is None and self._step_metric == STEP_METRIC and STEP_METRIC not in metrics:
-                step = self._rows
+                step = self._first_row + self._rows
             self._exchange.put(Contribution(metrics, step, commit))
         if commit is not False:  # a row that is not committed goes on in the next call
             self._rows += 1
@@ -257,15 +265,20 @@ class Session:
         ending = Ending(None if self.plan.run_mode == "new" else self._rendezvous, self._unit)
         exit_code = ending.tell(exit_code)
         self.release(failed=bool(exit_code), within=within)
-        if not self.owns_run:
-            return
-        if not self.plan.primary:
+        if self.owns_run and not self.plan.primary:
             self._end_run(exit_code)
             ending.tell_written()
-        else:
-            self._finish_last(ending, exit_code, deadline)
+        elif self.owns_run:
+            exit_code = self._finish_last(ending, exit_code, deadline)
+        if not exit_code:
+            self._take_back_note()
 
-    def _finish_last(self, ending: Ending, exit_code: int | None, deadline: float) -> None:
+    def _take_back_note(self) -> None:
+        """No later start is to continue runs that have ended well."""
+        if self._keeper is not None:
+            self._keeper.take_back()
+
+    def _finish_last(self, ending: Ending, exit_code: int | None, deadline: float) -> int | None:
         """End the run as its primary: after its other writers, and with the exit code of the first that failed."""
         if not exit_code:
             lost = self._exchange.lost
@@ -278,6 +291,7 @@ class Session:
                 )
             exit_code = ending.exit_code(lost) or exit_code
         self._end_run(exit_code)
+        return exit_code
 
     def _writers(self) -> set[int]:
         """Indices in the unit of the other ranks that write into its run."""
@@ -321,6 +335,7 @@ class Session:
         """Be no longer a session: its run was finished behind its back, so nothing can be written."""
         self._exchange.retire()
         self._forget()
+        self._take_back_note()
 
     def _forget(self) -> None:
         _sessions.remove(self)
@@ -427,6 +442,7 @@ def open_session(
     create_new: bool = True,
     announces: bool = True,
     catches_sigterm: bool = True,
+    restarts: bool = True,
     as_given: bool = False,
 ) -> Session:
     """Find out who this rank is, decide, agree with the other ranks, and open the run.
@@ -443,6 +459,7 @@ def open_session(
         create_new: Whether to make a run beside one that this process has; wandb.init would hand out that one.
         announces: Whether to say what was decided; otherwise `Session.announce` is the door's to call.
         catches_sigterm: Whether SIGTERM, if nobody handles it, ends the runs before it ends the process.
+        restarts: Whether this start may continue the runs of an earlier one, and a later one those of this.
         as_given: Whether, in a world of one, wandb.init gets exactly `init_arguments`; otherwise settings that bound
             what a dead server or a killed process costs come with them.
 
@@ -456,12 +473,18 @@ def open_session(
     """
     runs.check_init_arguments(init_arguments, door)
     topology = topology or _detected_topology()
-    runs.check_resume(init_arguments, topology)
     name, rendezvous = _meet(options, topology, door, number)
+    has_store = rendezvous is not None
+    restart.check_resume(init_arguments, options, topology, has_store=has_store)
     if rendezvous:
         topology = learn_layout(rendezvous, topology, needed=_needs_layout(options, topology))
-    wanted = runs.wanted_id(init_arguments)
-    base_id = _base_id(options, topology, rendezvous, wanted=wanted, proposed=proposed_id, session_name=name)
+    keeper = earlier = None
+    if restarts and tells_job(topology):
+        keeper = restart.Keeper(restart.session_name(door, number), options, topology, init_arguments)
+        earlier = keeper.find() if restart.can_look_back(options, topology, has_store=has_store) else None
+    init_arguments = restart.continued(init_arguments, earlier, topology, has_store=has_store)
+    wanted, id_name = runs.wanted_id(init_arguments), restart.name_for_id(name, init_arguments)
+    base_id = _base_id(options, topology, rendezvous, wanted=wanted, proposed=proposed_id, session_name=id_name)
     init_arguments = _share_job(options, topology, rendezvous, init_arguments)
     plan = _plan(topology, options, base_id, runs.wanted_group(init_arguments))
     adopted = adopt(plan) if adopt and plan.opens_run else None
@@ -482,6 +505,7 @@ def open_session(
     owns_run = adopted is None and run is not before
     if owns_run and step_metric is not None:
         runs.define_step_metric(run, step_metric)
+    first_row = _first_row(plan, run, rendezvous, init_arguments) if step_metric == STEP_METRIC else 0
     session = Session(
         options,
         topology,
@@ -491,10 +515,16 @@ def open_session(
         step_metric=step_metric,
         rendezvous=rendezvous,
         name=name,
+        first_row=first_row,
+        keeper=keeper,
         reopen=opening.reopen(step_metric),
         attached=attached,
     )
-    opening.tell(session.url, offline=runs.is_offline(run), writer=session.writer)
+    opening.tell(session.url, offline=runs.is_offline(run), writer=session.writer, first_row=first_row)
+    if keeper is not None and owns_run and run and not run.disabled:
+        keeper.leave(plan.base_id or str(run.id))
+        if earlier is not None:
+            restart.announce(earlier, topology)
     if announces:
         session.announce()
     if catches_sigterm:
@@ -549,7 +579,8 @@ def init(
             nodes (`"all-nodes"`).
         strict: Whether a run that W&B cannot open is an error. Otherwise it is written to disk, with a warning.
         **wandb_init: Further arguments of `wandb.init`. An `id` or `group` replaces the generated one in the ids and
-            groups of all runs of the job.
+            groups of all runs of the job. With ``resume="auto"`` the runs of the last start in this directory are
+            continued, unless it ended well; with ``"never"`` not even those of a job that its launcher restarts.
 
     Returns:
         The session of this rank, with `log`, `flush`, `finish`, `run`, `plan`, `topology`, `id`, `url` and `config`.
@@ -565,6 +596,9 @@ def init(
 
         While a session is open, SIGTERM ends its run with exit code 143 before it ends the process, unless the process
         handles that signal itself. Nothing else outside wandb is changed.
+
+        While the job runs, rank 0 keeps a note of a few hundred bytes in ``DIR/wandb/dist-wandb-resume``. A restart by
+        torchrun or SLURM continues the same runs by it, and rows without a step go on behind those that are there.
 
     Example:
         Two processes under torchrun::
@@ -722,6 +756,15 @@ def _check_same_job(options: Options, topology: Topology, told: Mapping[str, str
             f"Rank {topology.global_rank} opens its run with {mine}, but rank 0 with {dict(told)}. Give all ranks the "
             "same mode and scope, and open the same runs in the same order on all of them."
         )
+
+
+def _first_row(plan: RunPlan, run: AnyRun, rendezvous: Rendezvous | None, init_arguments: Mapping[str, Any]) -> int:
+    """Where rows without a step begin; one place for all writers of a shared run, which its primary finds out."""
+    if not plan.shared or plan.primary or rendezvous is None:
+        return restart.next_row(run, STEP_METRIC, init_arguments)
+    if not runs.continues(init_arguments):
+        return 0
+    return int(rendezvous.fetch(run_key(plan), "its primary").get("first_row", 0))
 
 
 def told_job(door: str, topology: Topology, timeout: float) -> dict[str, Any] | None:

@@ -479,7 +479,11 @@ class Launch:
     Args:
         agent_store: Address of the store that torchrun's agent keeps for the whole job, as `(host, port)`.
         attempt: How often the launcher has restarted the job's processes.
-        job_id: A name of this start of the job that is equal on all ranks and differs between jobs, if there is one.
+        requeues: How often SLURM has started the job again.
+        job_id: A name of the job that is equal on all ranks and differs between jobs, if there is one. SLURM starts a
+            job again under the same name.
+        torchrun_start: A name of this start of torchrun on this node, equal for all its restarts of the processes.
+        slurm_step: SLURM's name of the job and, within an srun, of the step, equal at all its starts of the job.
         parent_pid: Process id of the parent, which started this process if it is one of Lightning's scripts.
         node_rank: The node rank that `NODE_RANK` or `GROUP_RANK` tells, also before there are any ranks.
         is_lightning_child: Whether Lightning started this script again for a further rank of the first node.
@@ -487,7 +491,10 @@ class Launch:
 
     agent_store: tuple[str, int] | None
     attempt: int
+    requeues: int
     job_id: str | None
+    torchrun_start: str | None
+    slurm_step: str | None
     parent_pid: int
     node_rank: int | None
     is_lightning_child: bool
@@ -500,7 +507,10 @@ class Launch:
         return cls(
             agent_store=_agent_store(environ),
             attempt=_integer("TORCHELASTIC_RESTART_COUNT", environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
+            requeues=_integer("SLURM_RESTART_COUNT", environ.get("SLURM_RESTART_COUNT", "0")),
             job_id=_job_id(environ),
+            torchrun_start=_torchrun_start(environ),
+            slurm_step=_slurm_step(environ),
             parent_pid=os.getppid(),
             node_rank=None if node_rank is None else _integer(node_rank, environ[node_rank]),
             is_lightning_child="RANK" not in environ
@@ -519,10 +529,19 @@ def _job_id(environ: Mapping[str, str]) -> str | None:
     """TORCHELASTIC_RUN_ID is no such name: it is "none", or the user's own, the same for every start."""
     if "PMIX_NAMESPACE" in environ:
         return f"pmix-{environ['PMIX_NAMESPACE']}"
-    if "SLURM_JOB_ID" in environ and "SLURM_STEP_ID" in environ:
-        parts = (environ["SLURM_JOB_ID"], environ["SLURM_STEP_ID"], environ.get("SLURM_RESTART_COUNT", "0"))
-        return "slurm-" + "-".join(parts)
-    return None
+    return _slurm_step(environ) if "SLURM_STEP_ID" in environ else None
+
+
+def _slurm_step(environ: Mapping[str, str]) -> str | None:
+    if "SLURM_JOB_ID" not in environ:
+        return None
+    return f"slurm-{environ['SLURM_JOB_ID']}-{environ.get('SLURM_STEP_ID', 'batch')}"
+
+
+def _torchrun_start(environ: Mapping[str, str]) -> str | None:
+    """The agent gives each of its starts a directory of a random name, where workers write what made them fail."""
+    place = re.match(r"(.+)/attempt_\d+/", environ.get("TORCHELASTIC_ERROR_FILE", ""))
+    return None if place is None else f"torchrun-{socket.gethostname()}-{place[1]}"
 
 
 _BASE_IDS_VARIABLE = "DIST_WANDB_BASE_IDS"

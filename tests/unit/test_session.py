@@ -578,8 +578,8 @@ def test_a_session_whose_run_the_user_finished_is_forgotten(fake_wandb: FakeWand
 @pytest.mark.usefixtures("fake_wandb")
 @pytest.mark.parametrize("resume", ["auto", True])
 def test_resuming_by_a_note_of_one_process_is_refused_for_several(resume: Any) -> None:
-    with pytest.raises(ConfigurationError, match="takes the run id from a file of one process, but 2 ranks"):
-        open_session(Options(), {"resume": resume}, door="test", topology=TWO[0])
+    with pytest.raises(ConfigurationError, match="takes the run id from a note that one process finds, but 2 ranks"):
+        open_session(Options("new"), {"resume": resume}, door="test", topology=TWO[0])
 
 
 def test_rewinding_a_run_is_to_its_id(fake_wandb: FakeWandb) -> None:

@@ -513,8 +513,8 @@ STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
 @pytest.mark.parametrize(
     ("environ", "job_id"),
     [
-        (STEP, "slurm-7-0-0"),
-        (STEP | {"SLURM_RESTART_COUNT": "1"}, "slurm-7-0-1"),
+        (STEP, "slurm-7-0"),
+        (STEP | {"SLURM_RESTART_COUNT": "1"}, "slurm-7-0"),
         ({"PMIX_NAMESPACE": "prterun-1"}, "pmix-prterun-1"),
         (STEP | {"PMIX_NAMESPACE": "slurm.pmix.7.0"}, "pmix-slurm.pmix.7.0"),
         ({"SLURM_JOB_ID": "7"}, None),

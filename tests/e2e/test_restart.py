@@ -1,0 +1,146 @@
+"""Jobs that are killed and started again go on in the same runs: no row is missing, and none comes twice."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from history import rank_of
+from processes import Job, clean_environment, run_job, started, torchrun
+from stored import ended_runs
+from wandb_records import RecordedRun
+from wandb_server import WandbServer
+
+from dist_wandb.errors import ReadError
+from dist_wandb.offline import find_runs, read_history
+
+SCRIPT = Path(__file__).parent / "scripts" / "restarted.py"
+LIGHTNING = SCRIPT.with_name("lightning_restarted.py")
+NOTES = Path("wandb") / "dist-wandb-resume"
+RANKS, ROWS, KILLED_AT = 2, 100, 50
+
+
+@pytest.mark.parametrize(("run_mode", "group"), [("auto", ""), ("shared", "group")])
+def test_a_restart_of_torchrun_goes_on_in_the_same_run(
+    wandb_server: WandbServer, tmp_path: Path, run_mode: str, group: str
+) -> None:
+    """Without a process group by the store of the agent; with one, in a store that torchrun keeps apart, by the note.
+
+    torch's own groups over gloo do not survive a restart over the agent's store: they find the addresses of the dead.
+    """
+    environment = wandb_server.environment(tmp_path, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1" if group else "0")
+    command = list(torchrun(SCRIPT, tmp_path, run_mode, "", group)[0])
+    command.insert(command.index("--standalone"), "--max-restarts=1")
+    with started(command, cwd=tmp_path, environment=environment) as job:
+        writers = RANKS if run_mode == "shared" else 1
+        wait_until(lambda: all_flushed(tmp_path), job)
+        wandb_server.wait_until(lambda: sum(len(run.rows) for run in wandb_server.runs.values()) == writers * KILLED_AT)
+        assert len(list((tmp_path / NOTES).iterdir())) == 2
+        (tmp_path / "go-on").touch()
+        output = ended(job, exit_code=0)
+    (run,) = wandb_server.runs.values()
+    assert output.count(f"continues the run {run.run_id} of an earlier start (restart 1 of torchrun)") == 1
+    assert all(steps(run, name) == list(range(ROWS)) for name in names(run))
+    assert names(run) == ({"loss", "rank-0/loss", "rank-1/loss"} if run_mode == "shared" else {"loss"})
+    assert values(run, "loss") == [2.0 * row + 1000.0 for row in range(ROWS)]
+    assert (run.exit_codes, len(run.writers)) == ([0], 2 * writers if run_mode == "shared" else 1)
+    assert not (tmp_path / NOTES).exists()
+
+
+def test_a_second_start_offline_goes_on_in_the_runs_of_all_ranks(tmp_path: Path) -> None:
+    environment = clean_environment(WANDB_X_TRANSACTION_LOG_FLUSH_INTERVAL="1")
+    command = torchrun(SCRIPT, tmp_path, "new", "auto", "")[0]
+    with started(command, cwd=tmp_path, environment=environment) as job:
+        wait_until(lambda: all_flushed(tmp_path), job)
+        wait_until(lambda: [len(rows) for rows in stored(tmp_path).values()] == [KILLED_AT] * RANKS, job)
+        (tmp_path / "go-on").touch()
+        ended(job, exit_code=1)
+    before = stored(tmp_path)
+    with started(command, cwd=tmp_path, environment=environment) as job:
+        output = ended(job, exit_code=0)
+    assert "resume='auto', by " in output
+    after: dict[str, list[Any]] = {}
+    wait_until(lambda: sum(map(len, stored(tmp_path).values())) == RANKS * ROWS, job)
+    for path, rows in stored(tmp_path).items():
+        after.setdefault(path.name, []).append([(row["global_step"], row["loss"]) for row in rows])
+    assert after.keys() == {path.name for path in before}
+    assert [name[:-6].rpartition("-")[2] for name in after] == ["0", "1"]
+    for rank, files in enumerate(after.values()):
+        expected = [(row, row + 1000.0 * rank) for row in range(ROWS)]
+        assert files == [expected[:KILLED_AT], expected[KILLED_AT:]]
+    assert not (tmp_path / NOTES).exists()
+
+
+def all_flushed(directory: Path) -> bool:
+    """Whether all ranks have handed over their rows, and wait."""
+    return all((directory / f"flushed-{rank}").exists() for rank in range(RANKS))
+
+
+def stored(directory: Path) -> dict[Path, Sequence[dict[str, Any]]]:
+    """By file what is on disk; the files in the order of their ranks and starts."""
+    return {path: rows_in(path) for path in find_runs(directory)}
+
+
+def rows_in(path: Path) -> list[dict[str, Any]]:
+    try:
+        return read_history(path)
+    except ReadError:  # it has just begun
+        return []
+
+
+def wait_until(condition: Callable[[], bool], job: Job, *, within: float = 60) -> None:
+    deadline = time.monotonic() + within
+    while not condition():
+        (process,) = job.processes
+        assert process.poll() in (None, 0), process.communicate()[0]
+        assert time.monotonic() < deadline, f"not within {within:g} s"
+        time.sleep(0.1)
+
+
+def ended(job: Job, *, exit_code: int) -> str:
+    """The output of a job, once it has ended as it should."""
+    (process,) = job.processes
+    output: str = process.communicate(timeout=90)[0]
+    assert process.returncode == exit_code, output
+    return output
+
+
+def names(run: RecordedRun) -> set[str]:
+    return {name for row in run.rows for name in row if name.endswith("loss")}
+
+
+def steps(run: RecordedRun, name: str) -> list[int]:
+    """The places on the x axis of a metric, in the order of writers and their rows."""
+    return sorted(row["global_step"] for row in run.rows if name in row)
+
+
+def values(run: RecordedRun, name: str) -> list[float]:
+    """The values of a metric in the order of their places."""
+    return [row[name] for row in sorted(run.rows, key=lambda row: row["global_step"]) if name in row]
+
+
+def test_lightning_goes_on_from_its_checkpoint_in_the_same_runs(tmp_path: Path) -> None:
+    command: list[str | Path] = [sys.executable, LIGHTNING, str(tmp_path)]
+    failed = run_job(command, cwd=tmp_path, environment=clean_environment())
+    assert failed.exit_codes == (1,)
+    assert "RuntimeError: as asked to" in failed.output
+    first = {rank_of(run): run for run in ended_runs(tmp_path, RANKS)}
+    output = run_job(command, cwd=tmp_path, environment=clean_environment()).check()
+    runs = ended_runs(tmp_path, 2 * RANKS)
+    base_id = first[0].run_id.removesuffix("-rank-0")
+    assert output.lines("in the checkpoint ") == [f"in the checkpoint {base_id}"] * RANKS
+    assert output.lines("logged into ") == [f"logged into {base_id}-rank-{rank}" for rank in range(RANKS)]
+    for rank in range(RANKS):
+        before, after = sorted((run for run in runs if rank_of(run) == rank), key=lambda run: run.exit_code == 0)
+        assert before.path == first[rank].path
+        assert after.run_id == before.run_id == f"{base_id}-rank-{rank}"
+        for run, steps_of_it in ((before, range(4)), (after, range(4, 8))):
+            rows = [row for row in read_history(run.path) if "loss" in row]
+            assert [(row["trainer/global_step"], row["loss"]) for row in rows] == [
+                (step, 10.0 * rank + step) for step in steps_of_it
+            ]
+    assert not (tmp_path / NOTES).exists()
