@@ -111,6 +111,7 @@ class StoredRun:
         job_type: Job type of the run.
         tags: Tags of the run.
         config: The run's configuration at its end.
+        started: When the run was opened, as W&B wrote it (ISO 8601, UTC); `None` where that is lost.
         exit_code: Exit code of the run, 0 for success; `None` where the file records no end.
         rows: Number of history rows.
         metrics: The numeric metrics by name, in natural order; names with a leading underscore are W&B's own.
@@ -126,6 +127,7 @@ class StoredRun:
     job_type: str | None
     tags: tuple[str, ...]
     config: dict[str, Any]
+    started: str | None
     exit_code: int | None
     rows: int
     metrics: dict[str, MetricHistory]
@@ -346,6 +348,7 @@ class _Contents:
             job_type=self.run.get("job_type"),
             tags=tuple(self.run.get("tags", ())),
             config={name: value for name, value in self.config.items() if name != "_wandb"},
+            started=self.run.get("start_time"),
             exit_code=self.exit_code,
             rows=self.rows,
             metrics={name: self.metrics[name].summed_up() for name in sorted(self.metrics, key=natural_order)},
