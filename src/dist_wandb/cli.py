@@ -37,6 +37,7 @@ from dist_wandb.upload import UploadFile, UploadRun, plan_uploads, upload
 SPARKLINE_WIDTH = 32
 """Longest sparkline, in characters; a narrow terminal gets shorter ones."""
 
+_INTERRUPTED = 130  # the exit code that shells know for it
 _SHORTEST_SPARKLINE = 8
 _COLUMN_GAP = 2
 _INDENT = 2
@@ -52,7 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The arguments after the command's name; those of the process when `None`.
 
     Returns:
-        The exit code: 0 on success, 1 where nothing could be read, 2 for arguments that cannot be honoured.
+        The exit code: 0 on success, 1 where nothing could be read or not everything was uploaded, 2 for arguments that
+        cannot be honoured, 130 after an interrupt.
 
     Raises:
         SystemExit: After ``--help`` and ``--version`` (code 0), and for arguments argparse refuses (code 2).
@@ -64,6 +66,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of a pipe has seen enough, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except KeyboardInterrupt:
+        print("dist-wandb: interrupted. An upload goes on where it got to when it is started again.", file=sys.stderr)
+        return _INTERRUPTED
     except DistWandbError as error:
         print(f"dist-wandb: {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigurationError) else 1
@@ -273,10 +278,7 @@ def _add_show_arguments(parser: argparse.ArgumentParser) -> None:
 def _show(arguments: argparse.Namespace) -> int:
     paths = find_runs(arguments.directory)
     if not paths:
-        raise ReadError(
-            f"No W&B run lies below {str(arguments.directory)!r}: there is no run-*.wandb file in a run-* or "
-            "offline-run-* directory. Give the directory that W&B wrote to (`dir=`, by default ./wandb)."
-        )
+        raise _nothing_below(arguments.directory)
     runs, errors = read_runs(paths)
     patterns = arguments.metric or ["*"]
     if arguments.json:
@@ -286,6 +288,14 @@ def _show(arguments: argparse.Namespace) -> int:
     if not runs:
         raise ReadError(f"None of the runs below {str(arguments.directory)!r} could be read: the reasons are above.")
     return 0
+
+
+def _nothing_below(*directories: Path) -> ReadError:
+    places = " or ".join(repr(str(directory)) for directory in directories)
+    return ReadError(
+        f"No W&B run lies below {places}: there is no run-*.wandb file in a run-* or offline-run-* directory. Give the "
+        "directory that W&B wrote to (`dir=`, by default ./wandb)."
+    )
 
 
 def _print_runs(
@@ -412,11 +422,7 @@ def _add_sync_arguments(parser: argparse.ArgumentParser) -> None:
 def _sync(arguments: argparse.Namespace) -> int:
     places = {path.resolve(): path for directory in arguments.directories for path in find_runs(directory)}
     if not places:
-        raise ReadError(
-            f"No W&B run lies below {', '.join(repr(str(directory)) for directory in arguments.directories)}: there is no "
-            "run-*.wandb file in a run-* or offline-run-* directory. Give the directory that W&B wrote to (`dir=`, by "
-            "default ./wandb)."
-        )
+        raise _nothing_below(*arguments.directories)
     runs, errors = read_runs(places.values())
     plan = plan_uploads(runs)
     console = _console()
@@ -489,11 +495,9 @@ def _upload_run(run: UploadRun, progress: Progress, bar: TaskID) -> bool | None:
         label = file.shared_as.label if file.shared_as else None
         named = _visible(f"{run.run_id} {label or ''}".rstrip())
         progress.update(bar, description=named)
-        began, before = progress.tasks[bar].completed, file.sent.lines.history
+        began = progress.tasks[bar].completed
         try:
-            outcome = upload(
-                file, lambda rows, began=began, before=before: progress.update(bar, completed=began + rows - before)
-            )
+            outcome = upload(file, _moving(progress, bar, began - file.sent.lines.history))
         except UploadError as error:
             console.print(Text.assemble(("✗ ", "red"), f"{named}: {_visible(str(error))}"), soft_wrap=True)
             return False
@@ -507,6 +511,10 @@ def _upload_run(run: UploadRun, progress: Progress, bar: TaskID) -> bool | None:
         text = f"{named}: {_number_of(file.rows_left, 'row')} uploaded{place}"
         console.print(Text.assemble(("✓ ", "green"), text), soft_wrap=True)
     return None
+
+
+def _moving(progress: Progress, bar: TaskID, offset: float) -> Callable[[int], None]:
+    return lambda rows: progress.update(bar, completed=offset + rows)
 
 
 def _sync_summary(
@@ -655,9 +663,9 @@ _COMMANDS = (
     _Command(
         name="sync",
         summary="upload the W&B runs that lie below directories",
-        description="Upload the W&B runs that lie below directories: offline ones, and online ones whose upload was cut "
-        "off. The ranks of a shared run become one shared run. What W&B has confirmed is not sent again, so the command "
-        "can be repeated. Exit code 0 if everything is uploaded, else 1.",
+        description="Upload the W&B runs that lie below directories: offline ones, and online ones whose upload was "
+        "cut off. The ranks of a shared run become one shared run. What W&B has confirmed is not sent again, so the "
+        "command can be repeated. Exit code 0 if everything is uploaded, else 1.",
         example="--dry-run wandb",
         add_arguments=_add_sync_arguments,
         run=_sync,

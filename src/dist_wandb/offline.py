@@ -29,6 +29,9 @@ SIDECAR_FORMAT = 1
 TREND_LENGTH = 256
 """Largest number of points kept of a metric's history."""
 
+RUN_RECORD_LOST = "its run record is lost"
+"""How a problem of a file begins of which nothing tells which run it is."""
+
 State = Literal["finished", "failed", "unfinished"]
 
 _READER_SINCE = "0.31"  # `wandb leet inspect` is older, its --json is not
@@ -200,7 +203,7 @@ def read_run(path: str | os.PathLike[str]) -> StoredRun:
     if not contents.run and not contents.rows:
         raise ReadError(_nothing_in(path, problems))
     if not contents.run:
-        problems.append("its run record is lost, and with it name, project, group and config")
+        problems.append(f"{RUN_RECORD_LOST}, and with it name, project, group and config")
     try:
         sidecar = read_sidecar(path.parent)
     except ReadError as error:

@@ -6,6 +6,7 @@ or several, and each chunk has a checksum. A record is a protobuf message, told 
 
 from __future__ import annotations
 
+import os
 import struct
 import zlib
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from dist_wandb.errors import ReadError
 _FILE_HEADER = b":W&B\xe1\xbe\x00"
 _BLOCK = 32_768
 _CHUNK_HEADER = struct.Struct("<IHB")  # checksum, length, kind
-_FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
+_KINDS = _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 _VARINT, _FIXED_64, _BYTES, _FIXED_32 = 0, 1, 2, 5  # protobuf's wire types
 _HISTORY, _STATS, _OUTPUT_RAW = 2, 7, 13  # numbers of fields of W&B's Record
 _LINE_OF_OUTPUT = 3  # and of its OutputRawRecord
@@ -52,14 +53,17 @@ NOTHING = Lines()
 def copy_without(source: Path, target: Path, first: Lines) -> None:
     """Copy a record file, but for the first lines of its streams. All other records stay as and where they are.
 
+    Records that are damaged, or were not written to their end as the process was killed, are left out: ``wandb sync``
+    would stop at the first of them, with an error.
+
     Args:
-        source: A sound ``.wandb`` file.
+        source: A ``.wandb`` file.
         target: The copy; replaced if it is there.
         first: How many lines of each stream to leave out. Console output ends lines where it has a line break, so with
             progress bars, which write a line several times, the cut may be a few lines off.
 
     Raises:
-        ReadError: `source` is damaged, or is no record file.
+        ReadError: `source` is no record file.
         OSError: `target` cannot be written.
     """
     history, events, console = first.history, first.events, first.console
@@ -78,37 +82,36 @@ def copy_without(source: Path, target: Path, first: Lines) -> None:
 
 
 def _records(opened: BinaryIO, path: Path) -> Iterator[bytes]:
-    """The records of a file; a last one that was not written to its end is left out, as W&B does."""
+    """The records of a file that are whole."""
     if opened.read(len(_FILE_HEADER)) != _FILE_HEADER:
-        raise ReadError(f"{path}: does not begin like a .wandb file, so it cannot be uploaded in parts.")
-    begun = b""
-    for kind, chunk in _chunks(opened, path):
-        if kind in (_FULL, _FIRST) and begun:
-            raise ReadError(f"{path}: a record in it has no end. It cannot be uploaded in parts.")
-        begun += chunk
-        if kind in (_FULL, _LAST):
+        raise ReadError(f"{path}: does not begin like a .wandb file.")
+    begun: bytes | None = None
+    for kind, chunk in _chunks(opened):
+        if kind in (_FULL, _FIRST):  # one that was begun before lost its end
+            begun = chunk
+        elif begun is not None:
+            begun += chunk
+        if kind in (_FULL, _LAST) and begun is not None:
             yield begun
-            begun = b""
+            begun = None
 
 
-def _chunks(opened: BinaryIO, path: Path) -> Iterator[tuple[int, bytes]]:
+def _chunks(opened: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """The chunks that are sound; behind one that is not, the next block is where chunks surely begin again."""
     while True:
         left = _BLOCK - opened.tell() % _BLOCK
         if left < _CHUNK_HEADER.size:  # the rest of a block that is too small for a chunk is padding
-            opened.read(left)
+            opened.seek(left, os.SEEK_CUR)
             continue
         header = opened.read(_CHUNK_HEADER.size)
         if len(header) < _CHUNK_HEADER.size:
             return
         checksum, length, kind = _CHUNK_HEADER.unpack(header)
-        if kind not in (_FULL, _FIRST, _MIDDLE, _LAST):
-            raise ReadError(f"{path}: damaged before byte {opened.tell()}. It cannot be uploaded in parts.")
-        chunk = opened.read(length)
-        if len(chunk) < length:
-            return
-        if _checksum(kind, chunk) != checksum:
-            raise ReadError(f"{path}: damaged before byte {opened.tell()}. It cannot be uploaded in parts.")
-        yield kind, chunk
+        chunk = opened.read(min(length, left - _CHUNK_HEADER.size))
+        if kind in _KINDS and len(chunk) == length and _checksum(kind, chunk) == checksum:
+            yield kind, chunk
+        else:
+            opened.seek(-opened.tell() % _BLOCK, os.SEEK_CUR)
 
 
 def _checksum(kind: int, chunk: bytes) -> int:

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dist_wandb.errors import UploadError
-from dist_wandb.offline import Sidecar, StoredRun, natural_order
+from dist_wandb.offline import RUN_RECORD_LOST, Sidecar, StoredRun, natural_order
 from dist_wandb.record_file import copy_without
-from dist_wandb.run import upload_environment
+from dist_wandb.run import SIDECAR_NAME, upload_environment
 from dist_wandb.upload_log import UPLOAD_DIRECTORY, Sent, attempt_directories, read_attempt, sent_of
 
 IS_LIVE_FOR = 60.0
@@ -236,13 +236,13 @@ def _against_file(file: UploadFile, now: float) -> Iterator[str]:
         if run.exit_code is None and now - run.path.stat().st_mtime < IS_LIVE_FOR:
             yield f"{run.path.parent} is still written to: it has no end, and changed less than a minute ago. Wait."
     for problem in run.problems:
-        yield f"{run.path}: {problem}. What comes behind the damage cannot be uploaded."
+        if SIDECAR_NAME in problem or RUN_RECORD_LOST in problem:
+            yield f"{run.path}: {problem}"
     if sent.unsure:
         yield (
             f"{run.path.parent}: of its {run.rows} rows the server has confirmed {sent.lines.history}, and of "
             f"{sent.unsure} more it is not known whether they arrived: the connection broke, or the upload was killed, "
-            f"while they were sent. Look at the run. --force sends these {sent.unsure} rows again, so they may be there "
-            "twice."
+            f"while they were sent. Look at the run. --force sends these {sent.unsure} rows (again)."
         )
     says_nothing = not sent.attempts or (sent.ended and not sent.problems)
     if _is_online(file) and run.rows and not sent.lines.history and says_nothing:
@@ -259,6 +259,8 @@ def _is_online(file: UploadFile) -> bool:
 def _notes(files: Sequence[UploadFile]) -> Iterator[str]:
     for file in files:
         run, sent = file.run, file.sent
+        if run.problems:
+            yield f"{run.path.parent}: what can be read is uploaded, but {'; '.join(run.problems)}."
         if file.is_marked:
             yield f"{run.path.parent} is left out: `wandb sync` marked it as uploaded ({_mark_of(run.path).name})."
         elif not file.is_uploaded and sent.lines.history:
@@ -303,7 +305,8 @@ def _upload(file: UploadFile, lock: int | None, on_progress: Callable[[int], Non
     attempt.mkdir()
     had_mark = _mark_of(file.path).exists()
     try:
-        source = _rest_of(file, attempt) if file.sent.lines else file.path
+        as_it_is = not file.sent.lines and not file.run.problems and file.run.exit_code is not None
+        source = file.path if as_it_is else _rest_of(file, attempt)
         said = _run_wandb_sync(source, file, attempt, lock, lambda rows: on_progress(file.sent.lines.history + rows))
     finally:
         shutil.rmtree(attempt / "rest", ignore_errors=True)
@@ -317,7 +320,7 @@ def _upload(file: UploadFile, lock: int | None, on_progress: Callable[[int], Non
 
 
 def _rest_of(file: UploadFile, attempt: Path) -> Path:
-    """A copy of a run's directory whose file lacks what the server has; what the file refers to is linked."""
+    """A copy of a run's directory whose file lacks what the server has, and what is damaged; other files are linked."""
     rest = attempt / "rest"  # no run's directory by its name, so it is never taken for another run
     (rest / "files").mkdir(parents=True)
     copy_without(file.path, rest / file.path.name, file.sent.lines)
@@ -397,7 +400,7 @@ def _outcome(file: UploadFile, this_time: Sent, said: str) -> Outcome:
     address = re.search(r"View run .*at (https?://\S+)", said)
     url = address[1] if address else None
     if this_time.problems:
-        problem = "; ".join(this_time.problems[:2])
+        problem = next((text for text in this_time.problems if text.startswith("HTTP ")), this_time.problems[0])
         return Outcome(sent, url, f"{problem}. {_advice(problem)}", _concerns_all(problem))
     if not this_time.ended:
         return Outcome(sent, url, _last_words(said), concerns_all=not this_time.lines)

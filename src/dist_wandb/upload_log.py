@@ -1,9 +1,9 @@
 """What W&B has confirmed of a run, read from the log that W&B's own uploader keeps.
 
 ``wandb sync`` ends with exit code 0 and marks a run as uploaded also where the server refused it, and sending a run a
-second time doubles its rows. But the uploader, online as in ``wandb sync``, logs each request with the number of lines in
-it, each reason to try it again, and each answer, at once and unbuffered: that tells what has arrived, also after it was
-killed.
+second time doubles its rows. But the uploader, online as in ``wandb sync``, logs each request with the number of lines
+in it, each reason to try it again, and each answer, at once and unbuffered: that tells what has arrived, also after it
+was killed.
 """
 
 from __future__ import annotations
