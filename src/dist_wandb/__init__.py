@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         RendezvousError,
         TopologyError,
         UnsupportedVersionError,
+        UploadError,
     )
     from dist_wandb.lightning import DistWandbLogger as DistWandbLogger
     from dist_wandb.policy import RunPlan, plan_run
@@ -41,6 +42,7 @@ __all__ = [
     "Topology",
     "TopologyError",
     "UnsupportedVersionError",
+    "UploadError",
     "__version__",
     "get_run",
     "init",
@@ -66,6 +68,7 @@ _ROOMS = {
             "RendezvousError",
             "TopologyError",
             "UnsupportedVersionError",
+            "UploadError",
         ),
         "errors",
     ),

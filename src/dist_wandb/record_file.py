@@ -20,6 +20,7 @@ _FILE_HEADER = b":W&B\xe1\xbe\x00"
 _BLOCK = 32_768
 _CHUNK_HEADER = struct.Struct("<IHB")  # checksum, length, kind
 _KINDS = _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
+_DAMAGED = 0
 _VARINT, _FIXED_64, _BYTES, _FIXED_32 = 0, 1, 2, 5  # protobuf's wire types
 _HISTORY, _STATS, _OUTPUT_RAW = 2, 7, 13  # numbers of fields of W&B's Record
 _LINE_OF_OUTPUT = 3  # and of its OutputRawRecord
@@ -89,6 +90,8 @@ def _records(opened: BinaryIO, path: Path) -> Iterator[bytes]:
     for kind, chunk in _chunks(opened):
         if kind in (_FULL, _FIRST):  # one that was begun before lost its end
             begun = chunk
+        elif kind == _DAMAGED:
+            begun = None
         elif begun is not None:
             begun += chunk
         if kind in (_FULL, _LAST) and begun is not None:
@@ -97,7 +100,7 @@ def _records(opened: BinaryIO, path: Path) -> Iterator[bytes]:
 
 
 def _chunks(opened: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """The chunks that are sound; behind one that is not, the next block is where chunks surely begin again."""
+    """The chunks; in the place of a damaged one nothing, as behind it chunks surely begin again with the next block."""
     while True:
         left = _BLOCK - opened.tell() % _BLOCK
         if left < _CHUNK_HEADER.size:  # the rest of a block that is too small for a chunk is padding
@@ -112,6 +115,7 @@ def _chunks(opened: BinaryIO) -> Iterator[tuple[int, bytes]]:
             yield kind, chunk
         else:
             opened.seek(-opened.tell() % _BLOCK, os.SEEK_CUR)
+            yield _DAMAGED, b""
 
 
 def _checksum(kind: int, chunk: bytes) -> int:

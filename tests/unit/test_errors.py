@@ -12,6 +12,7 @@ from dist_wandb.errors import (
     RendezvousError,
     TopologyError,
     UnsupportedVersionError,
+    UploadError,
     suggest,
 )
 
@@ -22,6 +23,7 @@ KINDS = (
     MissingExtraError,
     UnsupportedVersionError,
     ReadError,
+    UploadError,
 )
 
 
