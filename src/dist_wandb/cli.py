@@ -32,7 +32,7 @@ from dist_wandb.offline import MetricHistory, Sidecar, StoredRun, find_runs, rea
 from dist_wandb.policy import RANK_SCOPES, RUN_MODES, RunPlan, plan_run
 from dist_wandb.run import check_id
 from dist_wandb.topology import Topology
-from dist_wandb.upload import UploadFile, UploadRun, plan_uploads, upload
+from dist_wandb.upload import UploadFile, UploadRun, is_uploaded, plan_uploads, upload
 
 SPARKLINE_WIDTH = 32
 """Longest sparkline, in characters; a narrow terminal gets shorter ones."""
@@ -313,7 +313,7 @@ def _print_runs(
 
 def _heading(run: StoredRun) -> Text:
     style = _STATE_STYLES[run.state]
-    facts = [_state_in_words(run), _number_of(run.rows, "row")]
+    facts = [_state_in_words(run), _number_of(run.rows, "row"), *(["uploaded"] if is_uploaded(run) else [])]
     facts += [f"{what} {_visible(value)}" for what, value in (("project", run.project), ("group", run.group)) if value]
     facts += _origin(run.sidecar) if run.sidecar else []
     heading = Text.assemble(("● ", style), (_visible(run.run_id), "bold"), "  ", _visible(run.name or ""))
@@ -401,7 +401,8 @@ def _run_as_json(run: StoredRun, patterns: Iterable[str]) -> dict[str, Any]:
         name: {**asdict(metric), "trend": shortened(metric.trend, SPARKLINE_WIDTH)}
         for name, metric in _matching(run, patterns).items()
     }
-    return {**asdict(run), "path": str(run.path), "state": run.state, "label": run.label, "metrics": metrics}
+    own = {"path": str(run.path), "state": run.state, "label": run.label, "uploaded": is_uploaded(run)}
+    return {**asdict(run), **own, "metrics": metrics}
 
 
 # --- sync -------------------------------------------------------------------------------------------------------------

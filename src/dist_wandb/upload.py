@@ -149,6 +149,11 @@ def plan_uploads(runs: Iterable[StoredRun], *, now: float | None = None) -> list
     return [_planned(run_id, project, files, now) for (project, run_id), files in together.items()]
 
 
+def is_uploaded(run: StoredRun) -> bool:
+    """Whether a file is uploaded: the server has confirmed all of it, or ``wandb sync`` marked it."""
+    return _file(run, 0, [run]).is_uploaded
+
+
 def _planned(run_id: str, project: str | None, runs: list[StoredRun], now: float) -> UploadRun:
     ordered = sorted(runs, key=_place_in_order)
     files = tuple(_file(run, number, ordered) for number, run in enumerate(ordered))

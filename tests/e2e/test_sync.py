@@ -18,6 +18,7 @@ from wandb_records import HISTORY, PLAIN, RecordedRun, WriterRecord
 from wandb_server import Request, WandbServer
 
 import dist_wandb
+from dist_wandb.cli import main
 from dist_wandb.offline import find_runs, read_runs
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -98,7 +99,9 @@ def has_rows(request: Request) -> bool:
 # --- shared runs ------------------------------------------------------------------------------------------------------
 
 
-def test_an_offline_shared_run_becomes_what_the_online_one_is(offline: Path, tmp_path: Path) -> None:
+def test_an_offline_shared_run_becomes_what_the_online_one_is(
+    offline: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with WandbServer() as online:
         environment = online.environment(tmp_path, PYTHONPATH=MODULES, **WATCHED)
         job = torchrun(SCRIPTS / "shared_online.py", tmp_path / "online")
@@ -118,6 +121,8 @@ def test_an_offline_shared_run_becomes_what_the_online_one_is(offline: Path, tmp
         assert (last.message["complete"], last.client) == (True, by_label(found)["rank-0"][0].client)
         before = len(server.answered)
         assert "1 run: 1 uploaded before" in sync(server, offline).check().output
+        assert main(["show", str(offline)]) == 0
+        assert capsys.readouterr().out.count("finished · 5 rows · uploaded") == 2
         assert len(server.answered) == before
         assert server.unknown == online.unknown == []
 

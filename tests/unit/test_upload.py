@@ -30,7 +30,9 @@ def rows(number: int) -> dict[str, Any]:
     return {"msg": "filestream: sending request", "history_lines": number}
 
 
-def stored(directory: Path, name: str = "offline-run-1-exp", *, changed: float = LONG_AGO, **values: Any) -> StoredRun:
+def stored(
+    directory: Path, folder: str = "offline-run-1-exp", *, changed: float = LONG_AGO, **values: Any
+) -> StoredRun:
     """A run of five rows; its file is empty, as planning reads nothing but the logs beside it."""
     path = directory / folder / "run-exp.wandb"
     path.parent.mkdir(parents=True, exist_ok=True)
