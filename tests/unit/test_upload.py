@@ -115,8 +115,9 @@ def test_the_files_of_a_restarted_shared_run_have_one_end(tmp_path: Path) -> Non
 
 
 def test_the_files_of_a_resumed_plain_run_go_on_one_behind_the_other(tmp_path: Path) -> None:
-    run = planned(*(stored(tmp_path, f"offline-run-{n}-exp", started=f"2026-01-0{n}T00:00:00Z") for n in (3, 1, 2)))
-    assert order(run) == [f"{tmp_path.name}/offline-run-{n}-exp" for n in (1, 2, 3)]
+    starts = {"offline-run-1-exp": "2026-01-03", "offline-run-2-exp": "2026-01-01", "offline-run-3-exp": "2026-01-02"}
+    run = planned(*(stored(tmp_path, folder, started=f"{day}T00:00:00Z") for folder, day in starts.items()))
+    assert order(run) == [f"{tmp_path.name}/offline-run-{number}-exp" for number in (2, 3, 1)]
     assert [(file.resumes, file.finishes) for file in run.files] == [(False, True), (True, True), (True, True)]
 
 
