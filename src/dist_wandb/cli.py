@@ -470,7 +470,7 @@ def _upload_all(runs: Sequence[UploadRun], console: Console) -> list[UploadRun]:
     """Upload runs one after the other; those that failed, or were not tried because all would."""
     failed: list[UploadRun] = []
     rows = sum(file.rows_left for run in runs for file in run.files)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("rows"))
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TextColumn("rows"))
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         bar = progress.add_task("", total=rows)
         for number, run in enumerate(runs):
