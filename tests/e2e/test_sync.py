@@ -119,6 +119,8 @@ def test_an_offline_shared_run_becomes_what_the_online_one_is(
         }
         last = [request for request, _ in server.answered if request.scope == "file_stream"][-1]
         assert (last.message["complete"], last.client) == (True, by_label(found)["rank-0"][0].client)
+        put = [request.path for request, _ in server.answered if request.scope == "files"]
+        assert sum(path.endswith("wandb-summary.json") for path in put) == 1  # the primary's
         before = len(server.answered)
         assert "1 run: 1 uploaded before" in sync(server, offline).check().output
         assert main(["show", str(offline)]) == 0
