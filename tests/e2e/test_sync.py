@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -302,25 +303,30 @@ def test_an_online_run_that_was_cut_off_gets_its_missing_rows(tmp_path: Path, wa
     assert "1 uploaded before" in sync(wandb_server, directory).check().output
 
 
-def test_an_interrupted_upload_goes_on(plain: Path, wandb_server: WandbServer) -> None:
+def test_an_upload_that_was_killed_or_interrupted_goes_on(plain: Path, wandb_server: WandbServer) -> None:
     fault = wandb_server.fail("UpsertBucket", delay=30, drop=True)
     environment = sync_environment(wandb_server, plain)
     with started(sync_command(plain), cwd=plain, environment=environment) as job:
-        wait_until(lambda: fault.hits > 0)
+        wait_until(lambda: fault.hits == 1)
+        job.processes[0].kill()  # what it started goes on
+        job.processes[0].communicate(timeout=TIMEOUT)
         second = sync(wandb_server, plain)
+    assert second.exit_codes == (1,)
+    assert "another process uploads it at this moment" in second.output
+    with started(sync_command(plain), cwd=plain, environment=environment) as job:
+        wait_until(lambda: fault.hits == 2)
         job.processes[0].send_signal(signal.SIGINT)
         output, _ = job.processes[0].communicate(timeout=TIMEOUT)
-    assert (second.exit_codes, job.processes[0].returncode) == ((1,), 130)
-    assert "another process uploads it at this moment" in second.output
-    assert "goes on where it got to" in output
+        wait_until(lambda: not job.living(), within=10)
+    assert (job.processes[0].returncode, "goes on where it got to" in output) == (130, True)
     fault.stop()
     sync(wandb_server, plain).check()
     run = wandb_server.run("exp")
     assert (losses(run), run.exit_codes) == ([row["loss"] for row in ROWS], [0])
 
 
-def wait_until(condition: Any) -> None:
-    deadline = time.monotonic() + TIMEOUT
+def wait_until(condition: Callable[[], bool], within: float = TIMEOUT) -> None:
+    deadline = time.monotonic() + within
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)
