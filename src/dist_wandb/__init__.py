@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         TopologyError,
         UnavailableError,
         UnsupportedVersionError,
+        UploadError,
     )
     from dist_wandb.lightning import DistWandbLogger as DistWandbLogger
     from dist_wandb.policy import RunPlan, plan_run
@@ -43,6 +44,7 @@ __all__ = [
     "TopologyError",
     "UnavailableError",
     "UnsupportedVersionError",
+    "UploadError",
     "__version__",
     "get_run",
     "init",
@@ -69,6 +71,7 @@ _ROOMS = {
             "TopologyError",
             "UnavailableError",
             "UnsupportedVersionError",
+            "UploadError",
         ),
         "errors",
     ),

@@ -1,4 +1,4 @@
-"""The command line: ``dist-wandb plan`` before a job starts, ``dist-wandb show`` after it has run.
+"""The command line: ``dist-wandb plan`` before a job starts, ``dist-wandb show`` and ``sync`` after it has run.
 
 Each command is one function that adds its arguments and one that runs it; `_COMMANDS` lists them.
 """
@@ -22,19 +22,22 @@ from rich import box
 from rich.cells import cell_len
 from rich.console import Console
 from rich.padding import Padding
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 from rich.text import Text
 
 from dist_wandb._version import __version__
-from dist_wandb.errors import ConfigurationError, DistWandbError, ReadError
+from dist_wandb.errors import ConfigurationError, DistWandbError, ReadError, UploadError
 from dist_wandb.offline import MetricHistory, Sidecar, StoredRun, find_runs, read_runs
 from dist_wandb.policy import RANK_SCOPES, RUN_MODES, RunPlan, plan_run
 from dist_wandb.run import check_id
 from dist_wandb.topology import Topology
+from dist_wandb.upload import UploadFile, UploadRun, is_uploaded, plan_uploads, upload
 
 SPARKLINE_WIDTH = 32
 """Longest sparkline, in characters; a narrow terminal gets shorter ones."""
 
+_INTERRUPTED = 130  # the exit code that shells know for it
 _SHORTEST_SPARKLINE = 8
 _COLUMN_GAP = 2
 _INDENT = 2
@@ -50,7 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The arguments after the command's name; those of the process when `None`.
 
     Returns:
-        The exit code: 0 on success, 1 where nothing could be read, 2 for arguments that cannot be honoured.
+        The exit code: 0 on success, 1 where nothing could be read or not everything was uploaded, 2 for arguments that
+        cannot be honoured, 130 after an interrupt.
 
     Raises:
         SystemExit: After ``--help`` and ``--version`` (code 0), and for arguments argparse refuses (code 2).
@@ -62,6 +66,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of a pipe has seen enough, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except KeyboardInterrupt:
+        print("dist-wandb: interrupted. An upload goes on where it got to when it is started again.", file=sys.stderr)
+        return _INTERRUPTED
     except DistWandbError as error:
         print(f"dist-wandb: {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigurationError) else 1
@@ -271,10 +278,7 @@ def _add_show_arguments(parser: argparse.ArgumentParser) -> None:
 def _show(arguments: argparse.Namespace) -> int:
     paths = find_runs(arguments.directory)
     if not paths:
-        raise ReadError(
-            f"No W&B run lies below {str(arguments.directory)!r}: there is no run-*.wandb file in a run-* or "
-            "offline-run-* directory. Give the directory that W&B wrote to (`dir=`, by default ./wandb)."
-        )
+        raise _nothing_below(arguments.directory)
     runs, errors = read_runs(paths)
     patterns = arguments.metric or ["*"]
     if arguments.json:
@@ -284,6 +288,14 @@ def _show(arguments: argparse.Namespace) -> int:
     if not runs:
         raise ReadError(f"None of the runs below {str(arguments.directory)!r} could be read: the reasons are above.")
     return 0
+
+
+def _nothing_below(*directories: Path) -> ReadError:
+    places = " or ".join(repr(str(directory)) for directory in directories)
+    return ReadError(
+        f"No W&B run lies below {places}: there is no run-*.wandb file in a run-* or offline-run-* directory. Give the "
+        "directory that W&B wrote to (`dir=`, by default ./wandb)."
+    )
 
 
 def _print_runs(
@@ -301,7 +313,7 @@ def _print_runs(
 
 def _heading(run: StoredRun) -> Text:
     style = _STATE_STYLES[run.state]
-    facts = [_state_in_words(run), _number_of(run.rows, "row")]
+    facts = [_state_in_words(run), _number_of(run.rows, "row"), *(["uploaded"] if is_uploaded(run) else [])]
     facts += [f"{what} {_visible(value)}" for what, value in (("project", run.project), ("group", run.group)) if value]
     facts += _origin(run.sidecar) if run.sidecar else []
     heading = Text.assemble(("● ", style), (_visible(run.run_id), "bold"), "  ", _visible(run.name or ""))
@@ -389,7 +401,139 @@ def _run_as_json(run: StoredRun, patterns: Iterable[str]) -> dict[str, Any]:
         name: {**asdict(metric), "trend": shortened(metric.trend, SPARKLINE_WIDTH)}
         for name, metric in _matching(run, patterns).items()
     }
-    return {**asdict(run), "path": str(run.path), "state": run.state, "label": run.label, "metrics": metrics}
+    own = {"path": str(run.path), "state": run.state, "label": run.label, "uploaded": is_uploaded(run)}
+    return {**asdict(run), **own, "metrics": metrics}
+
+
+# --- sync -------------------------------------------------------------------------------------------------------------
+
+
+def _add_sync_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "directories", metavar="DIR", type=Path, nargs="+", help="where to look, at any depth; or one .wandb file"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="say what would be uploaded, and stop there")
+    parser.add_argument(
+        "--force",
+        action="store_true",
+        help="upload also what is refused, for reasons that are told: rows may be there twice, or be missing",
+    )
+
+
+def _sync(arguments: argparse.Namespace) -> int:
+    places = {path.resolve(): path for directory in arguments.directories for path in find_runs(directory)}
+    if not places:
+        raise _nothing_below(*arguments.directories)
+    runs, errors = read_runs(places.values())
+    plan = plan_uploads(runs)
+    console = _console()
+    for run in plan:
+        console.print(_planned_upload(run, forced=arguments.force), soft_wrap=True)
+    for error in errors.values():
+        console.print(Text.assemble(("✗ not readable  ", "red"), _visible(str(error))), soft_wrap=True)
+    wanted = [run for run in plan if not run.is_uploaded and (arguments.force or not run.refusals)]
+    refused = [run for run in plan if not run.is_uploaded and run not in wanted]
+    failed: list[UploadRun] = []
+    if not arguments.dry_run:
+        failed = _upload_all(wanted, console)
+    console.print(_sync_summary(plan, wanted, refused, failed, arguments.dry_run), soft_wrap=True)
+    return 1 if refused or failed or errors else 0
+
+
+def _planned_upload(run: UploadRun, *, forced: bool) -> Text:
+    """What is to be done with one run, a line for each of its files."""
+    done = run.is_uploaded
+    kind = f"shared run of {_number_of(len(run.files), 'file')}" if run.is_shared else "run"
+    what = "uploaded already" if done else "refused" if run.refusals and not forced else "to upload"
+    facts = [kind, _number_of(sum(file.run.rows for file in run.files), "row")]
+    facts += [f"project {_visible(run.project)}"] if run.project else []
+    style = {"uploaded already": "dim", "refused": "red", "to upload": "green"}[what]
+    text = Text.assemble(("● ", style), (_visible(run.run_id), "bold"), "  ", _visible(run.describing.name or ""))
+    text.rstrip()
+    text.append(f"\n  {what}", style).append("".join(f" · {fact}" for fact in facts))
+    for number, file in enumerate(run.files, start=1):
+        text.append(f"\n  {number}. {_planned_file(file)}").append(f"  {_visible(str(file.path.parent))}", "dim")
+    for reason in run.refusals:
+        text.append("\n  ").append(f"! {_visible(reason)}", "yellow")
+    for note in run.notes:
+        text.append(f"\n  {_visible(note)}", "dim")
+    return text
+
+
+def _planned_file(file: UploadFile) -> str:
+    left = "uploaded already" if file.is_uploaded else _number_of(file.rows_left, "row")
+    role = file.shared_as
+    return f"{_visible(role.label or '')}{' (primary)' if role.primary else ''}: {left}" if role else left
+
+
+def _upload_all(runs: Sequence[UploadRun], console: Console) -> list[UploadRun]:
+    """Upload runs one after the other; those that failed, or were not tried because all would."""
+    failed: list[UploadRun] = []
+    rows = sum(file.rows_left for run in runs for file in run.files)
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TextColumn("rows"))
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        bar = progress.add_task("", total=rows)
+        for number, run in enumerate(runs):
+            concerns_all = _upload_run(run, progress, bar)
+            if concerns_all is not None:
+                failed.append(run)
+            if concerns_all:
+                failed += runs[number + 1 :]
+                break
+    return failed
+
+
+def _upload_run(run: UploadRun, progress: Progress, bar: TaskID) -> bool | None:
+    """Upload the files of one run in their order, up to the first that fails.
+
+    Returns:
+        `None` if all went well; else whether other runs would fail for the same reason.
+    """
+    console = progress.console
+    for file in run.files:
+        if file.is_uploaded:
+            continue
+        label = file.shared_as.label if file.shared_as else None
+        named = _visible(f"{run.run_id} {label or ''}".rstrip())
+        progress.update(bar, description=named)
+        began = progress.tasks[bar].completed
+        try:
+            outcome = upload(file, _moving(progress, bar, began - file.sent.lines.history))
+        except UploadError as error:
+            console.print(Text.assemble(("✗ ", "red"), f"{named}: {_visible(str(error))}"), soft_wrap=True)
+            return False
+        progress.update(bar, completed=began + file.rows_left)
+        if outcome.problem is not None:
+            confirmed = f"{outcome.sent.lines.history} of {file.run.rows} rows are confirmed"
+            text = f"{named} failed, {confirmed}: {_visible(outcome.problem)}"
+            console.print(Text.assemble(("✗ ", "red"), text), soft_wrap=True)
+            return outcome.concerns_all
+        place = f"  {_visible(outcome.url)}" if outcome.url else ""
+        text = f"{named}: {_number_of(file.rows_left, 'row')} uploaded{place}"
+        console.print(Text.assemble(("✓ ", "green"), text), soft_wrap=True)
+    return None
+
+
+def _moving(progress: Progress, bar: TaskID, offset: float) -> Callable[[int], None]:
+    return lambda rows: progress.update(bar, completed=offset + rows)
+
+
+def _sync_summary(
+    plan: Sequence[UploadRun],
+    wanted: Sequence[UploadRun],
+    refused: Sequence[UploadRun],
+    failed: Sequence[UploadRun],
+    dry_run: bool,
+) -> Text:
+    counts = {
+        "to upload" if dry_run else "uploaded": len(wanted) - len(failed),
+        "uploaded before": sum(run.is_uploaded for run in plan),
+        "not uploaded": len(failed),
+        "refused (--force uploads them all the same)": len(refused),
+    }
+    parts = [f"{count} {words}" for words, count in counts.items() if count]
+    end = "\nNothing was uploaded: this was a dry run." if dry_run else ""
+    return Text(f"\n{_number_of(len(plan), 'run')}: {', '.join(parts) or 'nothing to do'}{end}")
 
 
 # --- words, numbers and pictures --------------------------------------------------------------------------------------
@@ -516,5 +660,15 @@ _COMMANDS = (
         example="wandb --metric 'val/*'",
         add_arguments=_add_show_arguments,
         run=_show,
+    ),
+    _Command(
+        name="sync",
+        summary="upload the W&B runs that lie below directories",
+        description="Upload the W&B runs that lie below directories: offline ones, and online ones whose upload was "
+        "cut off. The ranks of a shared run become one shared run. What W&B has confirmed is not sent again, so the "
+        "command can be repeated. Exit code 0 if everything is uploaded, else 1.",
+        example="--dry-run wandb",
+        add_arguments=_add_sync_arguments,
+        run=_sync,
     ),
 )

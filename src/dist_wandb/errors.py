@@ -41,6 +41,10 @@ class ReadError(DistWandbError):
     """A run's files on disk cannot be read."""
 
 
+class UploadError(DistWandbError):
+    """A run's file cannot be uploaded now."""
+
+
 def suggest(value: object, allowed: Iterable[str]) -> str:
     """The allowed values as text, with the nearest match of `value` named where there is one.
 

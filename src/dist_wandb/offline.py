@@ -30,6 +30,9 @@ SIDECAR_FORMAT = 1
 TREND_LENGTH = 256
 """Largest number of points kept of a metric's history."""
 
+RUN_RECORD_LOST = "its run record is lost"
+"""How a problem of a file begins of which nothing tells which run it is."""
+
 State = Literal["finished", "failed", "unfinished"]
 
 _READER_SINCE = "0.31"  # `wandb leet inspect` is older, its --json is not
@@ -112,6 +115,7 @@ class StoredRun:
         job_type: Job type of the run.
         tags: Tags of the run.
         config: The run's configuration at its end.
+        started: When the run was opened, as W&B wrote it (ISO 8601, UTC); `None` where that is lost.
         exit_code: Exit code of the run, 0 for success; `None` where the file records no end.
         rows: Number of history rows.
         metrics: The numeric metrics by name, in natural order; names with a leading underscore are W&B's own.
@@ -127,6 +131,7 @@ class StoredRun:
     job_type: str | None
     tags: tuple[str, ...]
     config: dict[str, Any]
+    started: str | None
     exit_code: int | None
     rows: int
     metrics: dict[str, MetricHistory]
@@ -199,7 +204,7 @@ def read_run(path: str | os.PathLike[str]) -> StoredRun:
     if not contents.run and not contents.rows:
         raise ReadError(_nothing_in(path, problems))
     if not contents.run:
-        problems.append("its run record is lost, and with it name, project, group and config")
+        problems.append(f"{RUN_RECORD_LOST}, and with it name, project, group and config")
     try:
         sidecar = read_sidecar(path.parent)
     except ReadError as error:
@@ -357,6 +362,7 @@ class _Contents:
             job_type=self.run.get("job_type"),
             tags=tuple(self.run.get("tags", ())),
             config={name: value for name, value in self.config.items() if name != "_wandb"},
+            started=self.run.get("start_time"),
             exit_code=self.exit_code,
             rows=self.rows,
             metrics={name: self.metrics[name].summed_up() for name in sorted(self.metrics, key=natural_order)},

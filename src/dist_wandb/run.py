@@ -9,6 +9,7 @@ import math
 import os
 import pickle
 import re
+import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -50,6 +51,16 @@ _WANDB_MODES: dict[str, Mode] = {
     "offline": "offline",
     "dryrun": "offline",
     "disabled": "disabled",
+}
+_OF_ONE_RUN = frozenset(
+    f"WANDB_{name}"
+    for name in (
+        *("RUN_ID", "NAME", "NOTES", "TAGS", "RUN_GROUP", "JOB_TYPE", "SWEEP_ID", "RESUME", "SERVICE"),
+        *("MODE", "SILENT", "QUIET", "X_LABEL", "X_PRIMARY", "X_UPDATE_FINISH_STATE"),
+    )
+)
+_UPLOAD_PATIENCE = {  # W&B waits 2 s after the first failure, and twice as long after each further one
+    f"WANDB_X_{client}_RETRY_MAX": "6" for client in ("GRAPHQL", "FILE_STREAM", "FILE_TRANSFER")
 }
 _DESCRIBING = ("entity", "project", "name", "notes", "tags", "group", "job_type", "dir", "mode", "resume", "config")
 # Arguments of wandb.init in every supported version: only others are worth importing wandb for, to look.
@@ -358,7 +369,7 @@ def open_run(
         arguments.setdefault("reinit", "create_new")
     _make_directory(arguments)
     run = _init(arguments)
-    if run.offline and (topology.world_size > 1 or offline):
+    if topology.world_size > 1 and (run.offline or plan.has_writers) and not run.disabled:
         _write_sidecar(run, plan, topology)
     return run
 
@@ -423,7 +434,15 @@ def _planned_arguments(plan: RunPlan, topology: Topology, given: Mapping[str, An
     if plan.has_writers and mode == "online":
         arguments["mode"] = None
         arguments["settings"] = _shared_settings(given.get("settings"), plan)
+    elif plan.has_writers and mode == "offline":
+        arguments["settings"] = _labelled_settings(given.get("settings"), plan)
     return arguments
+
+
+def _copied_settings(given: wandb.Settings | Mapping[str, Any] | None) -> wandb.Settings:
+    import wandb
+
+    return wandb.Settings(**given) if isinstance(given, Mapping) else (given or wandb.Settings()).model_copy()
 
 
 def _settings_with_limits(given: wandb.Settings | Mapping[str, Any] | None, upload_timeout: float) -> wandb.Settings:
@@ -431,9 +450,7 @@ def _settings_with_limits(given: wandb.Settings | Mapping[str, Any] | None, uplo
 
     What the user has set, also in the environment, stays; so does what this version of wandb does not know.
     """
-    import wandb
-
-    settings = wandb.Settings(**given) if isinstance(given, Mapping) else (given or wandb.Settings()).model_copy()
+    settings = _copied_settings(given)
     limits = {"finish_timeout": upload_timeout, "x_transaction_log_flush_interval": _FLUSH_INTERVAL}
     for name in limits.keys() & type(settings).model_fields.keys() - settings.model_fields_set:
         if f"WANDB_{name.upper()}" not in os.environ:
@@ -441,13 +458,17 @@ def _settings_with_limits(given: wandb.Settings | Mapping[str, Any] | None, uplo
     return settings
 
 
+def _labelled_settings(given: wandb.Settings | Mapping[str, Any] | None, plan: RunPlan) -> wandb.Settings:
+    """A copy of the user's settings with this rank's label: system metrics get it when they are taken, not later."""
+    settings = _copied_settings(given)
+    settings.x_label = plan.label or plan.hardware
+    return settings
+
+
 def _shared_settings(given: wandb.Settings | Mapping[str, Any] | None, plan: RunPlan) -> wandb.Settings:
     """A copy of the user's settings with W&B's shared mode switched on for this rank."""
-    import wandb
-
-    settings = wandb.Settings(**given) if isinstance(given, Mapping) else (given or wandb.Settings()).model_copy()
+    settings = _labelled_settings(given, plan)
     settings.mode = "shared"
-    settings.x_label = plan.label or plan.hardware
     settings.x_primary = plan.primary
     settings.x_update_finish_state = plan.primary
     return settings
@@ -485,7 +506,7 @@ def forget_inherited_service() -> None:
 
 
 def _write_sidecar(run: Run, plan: RunPlan, topology: Topology) -> None:
-    """Record beside an offline run what its file does not hold, so that it can be uploaded truthfully later."""
+    """Record beside a run what its file does not hold, so that it can be uploaded truthfully later."""
     directory = Path(run.dir).parent
     record = {
         "format": _SIDECAR_FORMAT,
@@ -507,6 +528,45 @@ def _write_sidecar(run: Run, plan: RunPlan, topology: Topology) -> None:
     unfinished = directory / f".{SIDECAR_NAME}.tmp"
     unfinished.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     unfinished.replace(directory / SIDECAR_NAME)
+
+
+def upload_environment(
+    directory: Path, *, shared: bool, label: str | None, primary: bool, finishes: bool, resume: str | None
+) -> dict[str, str]:
+    """The environment in which ``wandb sync`` uploads one file as what it is; made from that of this process.
+
+    Settings of one run (its id, name, tags, group, …) are left out, because they would be meant for another one.
+    Without settings by the user, W&B gives up after about two minutes without a server, instead of two hours.
+
+    Args:
+        directory: Where W&B is to keep its log. The settings that ``wandb login`` or ``wandb offline`` left in the
+            project's W&B directory are copied there.
+        shared: Whether the file is that of a writer of a shared run.
+        label: The writer's label; `None` in a plain run.
+        primary: Whether the writer is the shared run's primary, or the run is a plain one.
+        finishes: Whether the end of the file is the end of the run.
+        resume: W&B's ``resume``, for a plain run that goes on; `None` for a run of its own.
+
+    Returns:
+        A copy of the environment.
+    """
+    environment = {name: value for name, value in os.environ.items() if name not in _OF_ONE_RUN}
+    roles = {"X_PRIMARY": primary, "X_UPDATE_FINISH_STATE": finishes}
+    environment.update({f"WANDB_{name}": str(value).lower() for name, value in roles.items()})
+    environment["WANDB_MODE"] = "shared" if shared else "online"
+    environment["WANDB_DIR"] = str(directory)
+    if label is not None:
+        environment["WANDB_X_LABEL"] = label
+    if resume is not None:
+        environment["WANDB_RESUME"] = resume
+    for name, value in _UPLOAD_PATIENCE.items():
+        environment.setdefault(name, value)
+    (directory / "wandb").mkdir(parents=True, exist_ok=True)
+    for name in ("wandb", ".wandb"):
+        settings = Path(os.environ.get("WANDB_DIR") or ".", name, "settings")
+        if settings.is_file():
+            shutil.copy(settings, directory / "wandb")
+    return environment
 
 
 def define_step_metric(run: AnyRun, step_metric: str) -> None:

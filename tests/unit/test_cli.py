@@ -94,9 +94,10 @@ def test_version(capsys: Capture) -> None:
 @pytest.mark.parametrize(
     ("argv", "expected"),
     [
-        (["--help"], ["plan", "show"]),
+        (["--help"], ["plan", "show", "sync"]),
         (["plan", "--help"], ["--layout", "auto, shared, new"]),
         (["show", "-h"], ["DIR"]),
+        (["sync", "-h"], ["DIR", "--dry-run", "--force"]),
     ],
 )
 def test_help_names_what_there_is(argv: list[str], expected: list[str], capsys: Capture) -> None:
@@ -426,3 +427,20 @@ def test_a_sparkline_of_a_rising_series_rises_from_bottom_to_top(values: list[fl
     line = sparkline(sorted(values), width)
     assert list(line) == sorted(line)
     assert (line[0], line[-1]) in {("▁", "█"), ("▄", "▄")}
+
+
+def test_show_says_what_is_uploaded(write_run: WriteRun, capsys: Capture) -> None:
+    write_run("kept", {"loss": 1.0})
+    path = write_run("sent", {"loss": 1.0})
+    log = path.parent / "dist-wandb-upload" / "attempt-1" / "wandb" / "logs" / "debug-sync.1.log"
+    log.parent.mkdir(parents=True)
+    messages = [{"msg": "filestream: sending request", "history_lines": 1}, {"msg": "filestream: request sent"}]
+    log.write_text("".join(f"{json.dumps(entry)}\n" for entry in [*messages, {"msg": "sender: closed"}]))
+    directory = str(path.parents[1])
+    assert main(["show", directory]) == 0
+    out = capsys.readouterr().out
+    assert "● kept\n  finished · 1 row\n" in out
+    assert "● sent\n  finished · 1 row · uploaded\n" in out
+    assert main(["show", "--json", directory]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert {run["run_id"]: run["uploaded"] for run in shown["runs"]} == {"kept": False, "sent": True}

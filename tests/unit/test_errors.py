@@ -13,6 +13,7 @@ from dist_wandb.errors import (
     TopologyError,
     UnavailableError,
     UnsupportedVersionError,
+    UploadError,
     suggest,
 )
 
@@ -24,6 +25,7 @@ KINDS = (
     UnsupportedVersionError,
     UnavailableError,
     ReadError,
+    UploadError,
 )
 
 

@@ -382,9 +382,16 @@ def test_offline_and_disabled_stay_so_in_every_run_mode(
     before = copy.copy(arguments)
     opened(FIRST, rank_mode, arguments)
     (told,) = fake_wandb.arguments
-    assert {name: told.get(name) for name in ("mode", "settings")} == {
-        name: before.get(name) for name in ("mode", "settings")
-    }
+    assert told.get("mode") == before.get("mode")
+    if rank_mode == "shared" and wandb_mode != "disabled":  # system metrics get their label when they are taken
+        assert set_by_user(told["settings"]) == {**set_by_user(before.get("settings")), "x_label": "rank-0"}
+        assert "x_label" not in set_by_user(before.get("settings"))
+    else:
+        assert told.get("settings") == before.get("settings")
+
+
+def set_by_user(settings: wandb.Settings | None) -> dict[str, Any]:
+    return {} if settings is None else {name: getattr(settings, name) for name in settings.model_fields_set}
 
 
 @pytest.mark.parametrize("rank_mode", ["auto", "shared", "new"])
@@ -523,10 +530,68 @@ def test_offline_runs_of_one_writer_have_the_file_too(fake_wandb: FakeWandb, mod
     assert (record["run_mode"], record["shared"], record["primary"]) == (mode, False, True)
 
 
-@pytest.mark.parametrize("wandb_mode", ["online", "disabled"])
-def test_other_runs_have_no_such_file(fake_wandb: FakeWandb, wandb_mode: str) -> None:
-    opened(FIRST, "shared", {"mode": wandb_mode})
+def test_the_writer_of_an_online_shared_run_has_it_too_as_its_upload_may_be_cut_off(fake_wandb: FakeWandb) -> None:
+    opened(SECOND, "shared", {"mode": "online"})
+    record = json.loads((Path(fake_wandb.runs[0].dir).parent / runs.SIDECAR_NAME).read_text())
+    assert (record["shared"], record["label"], record["primary"]) == (True, "rank-1", False)
+
+
+@pytest.mark.parametrize(("mode", "wandb_mode"), [("auto", "online"), ("new", "online"), ("shared", "disabled")])
+def test_other_runs_have_no_such_file(fake_wandb: FakeWandb, mode: str, wandb_mode: str) -> None:
+    opened(FIRST, mode, {"mode": wandb_mode})
     assert not list(fake_wandb.directory.rglob("*dist-wandb.json*"))
+
+
+# --- the environment of an upload -------------------------------------------------------------------------------------
+
+
+ROLES: dict[str, Any] = {"shared": True, "label": "rank-1", "primary": False, "finishes": False, "resume": None}
+
+
+def test_an_upload_gets_the_role_of_the_writer_and_nothing_of_another_run(
+    bare_environment: None,  # noqa: ARG001  # used for its effect
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    for name in ("RUN_ID", "NAME", "TAGS", "RUN_GROUP", "RESUME", "SERVICE", "MODE", "SILENT", "X_LABEL"):
+        monkeypatch.setenv(f"WANDB_{name}", "another's")
+    monkeypatch.setenv("WANDB_ENTITY", "team")
+    monkeypatch.setenv("WANDB_X_GRAPHQL_RETRY_MAX", "2")
+    before = dict(os.environ)
+    environment = runs.upload_environment(tmp_path, **ROLES)
+    assert {name: value for name, value in environment.items() if name.startswith("WANDB_")} == {
+        "WANDB_MODE": "shared",
+        "WANDB_DIR": str(tmp_path),
+        "WANDB_X_LABEL": "rank-1",
+        "WANDB_X_PRIMARY": "false",
+        "WANDB_X_UPDATE_FINISH_STATE": "false",
+        "WANDB_ENTITY": "team",
+        "WANDB_X_GRAPHQL_RETRY_MAX": "2",
+        "WANDB_X_FILE_STREAM_RETRY_MAX": "6",
+        "WANDB_X_FILE_TRANSFER_RETRY_MAX": "6",
+    }
+    assert environment["PATH"] == before["PATH"]
+    assert dict(os.environ) == before
+
+
+@pytest.mark.usefixtures("bare_environment")
+def test_the_upload_of_a_plain_run_has_no_label(tmp_path: Path) -> None:
+    plain = {"shared": False, "label": None, "primary": True, "finishes": True, "resume": "must"}
+    environment = runs.upload_environment(tmp_path, **plain)  # type: ignore[arg-type]  # of several types
+    wanted = {"MODE": "online", "X_PRIMARY": "true", "X_UPDATE_FINISH_STATE": "true", "RESUME": "must"}
+    assert {name: environment[f"WANDB_{name}"] for name in wanted} == wanted
+    assert "WANDB_X_LABEL" not in environment
+
+
+@pytest.mark.usefixtures("bare_environment")
+def test_the_settings_of_the_projects_directory_go_with_an_upload(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path / "project"))
+    (tmp_path / "project" / "wandb").mkdir(parents=True)
+    (tmp_path / "project" / "wandb" / "settings").write_text("[default]\nbase_url = http://own\n")
+    runs.upload_environment(tmp_path / "attempt", **ROLES)
+    assert "http://own" in (tmp_path / "attempt" / "wandb" / "settings").read_text()
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""One rank that logs into a shared run."""
+"""One rank that logs into a shared run, online or as the environment says."""
 
 import sys
 
@@ -9,7 +9,18 @@ import dist_wandb
 
 def main(directory: str) -> None:
     dist.init_process_group("gloo")
-    with dist_wandb.init("tests", run_mode="shared", id="exp", name="nm", dir=directory, config={"lr": 0.1}) as run:
+    with dist_wandb.init(
+        "tests",
+        run_mode="shared",
+        id="exp",
+        name="nm",
+        group="g",
+        job_type="train",
+        notes="why",
+        tags=["t"],
+        dir=directory,
+        config={"lr": 0.1},
+    ) as run:
         for step in range(5):
             run.log({"loss": 2.0 * step + run.topology.global_rank}, step=step)
         sys.stdout.write(f"hello from {run.topology.global_rank}\n")

@@ -1,0 +1,336 @@
+"""`dist-wandb sync` with the real `wandb sync`: what arrives is what an online run sends, once, whatever goes wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import Finished, clean_environment, run_job, started, torchrun
+from stored import ended_runs
+from wandb_records import HISTORY, PLAIN, RecordedRun, WriterRecord
+from wandb_server import Request, WandbServer
+
+import dist_wandb
+from dist_wandb.cli import main
+from dist_wandb.offline import find_runs, read_runs
+
+SCRIPTS = Path(__file__).parent / "scripts"
+SUPPORT = Path(__file__).parents[1] / "support"
+MODULES = os.pathsep.join([str(Path(dist_wandb.__file__).parents[1]), str(SUPPORT)])
+COMMAND = "import sys; from dist_wandb.cli import main; sys.exit(main())"
+WATCHED = {"WANDB_CONSOLE": "wrap", "WANDB_X_STATS_SAMPLING_INTERVAL": "1"}
+IMPATIENT = {f"WANDB_X_{client}_RETRY_MAX": "1" for client in ("GRAPHQL", "FILE_STREAM", "FILE_TRANSFER")}
+ROWS = [{"loss": 10.0 - step} for step in range(5)]
+MORE_ROWS = [{"loss": -1.0 - step} for step in range(4)]
+TIMEOUT = 90
+LONG_AGO = 1e9  # seconds since the epoch
+
+
+def sync_command(*arguments: object) -> list[str | Path]:
+    return [sys.executable, "-c", COMMAND, "sync", *map(str, arguments)]
+
+
+def sync_environment(server: WandbServer, directory: Path) -> dict[str, str]:
+    return server.environment(directory, PYTHONPATH=MODULES, **WATCHED, **IMPATIENT)
+
+
+def sync(server: WandbServer, directory: Path, *options: str) -> Finished:
+    command = sync_command(*options, directory)
+    return run_job(command, cwd=directory, environment=sync_environment(server, directory), timeout=TIMEOUT)
+
+
+@pytest.fixture(scope="module")
+def recorded_offline(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A shared run of two ranks, written offline."""
+    directory = tmp_path_factory.mktemp("offline")
+    environment = clean_environment(PYTHONPATH=MODULES, **WATCHED)
+    job = torchrun(SCRIPTS / "shared_online.py", directory)
+    run_job(*job, cwd=directory, environment=environment, timeout=TIMEOUT).check()
+    ended_runs(directory, 2)
+    return directory
+
+
+@pytest.fixture
+def offline(recorded_offline: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    directory = tmp_path / "copy"
+    shutil.copytree(recorded_offline, directory, symlinks=True)
+    return directory
+
+
+def plain_run(directory: Path, **order: Any) -> list[str | Path]:
+    """The command that writes a run `exp` with wandb itself."""
+    order = {"init": {"id": "exp", "dir": str(directory)}, "rows": ROWS, **order}
+    return [sys.executable, SCRIPTS / "wandb_client.py", json.dumps(order)]
+
+
+@pytest.fixture(scope="module")
+def recorded_plainly(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A plain run of five rows, written offline."""
+    directory = tmp_path_factory.mktemp("plain")
+    run_job(plain_run(directory), cwd=directory, environment=clean_environment(**WATCHED), timeout=TIMEOUT).check()
+    ended_runs(directory, 1)
+    return directory
+
+
+@pytest.fixture
+def plain(recorded_plainly: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    directory = tmp_path / "copy"
+    shutil.copytree(recorded_plainly, directory, symlinks=True)
+    return directory
+
+
+def losses(run: RecordedRun) -> list[float]:
+    return [row["loss"] for row in run.rows]
+
+
+def has_rows(request: Request) -> bool:
+    return HISTORY in request.message.get("files", {})
+
+
+# --- shared runs ------------------------------------------------------------------------------------------------------
+
+
+def test_an_offline_shared_run_becomes_what_the_online_one_is(
+    offline: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with WandbServer() as online:
+        environment = online.environment(tmp_path, PYTHONPATH=MODULES, **WATCHED)
+        job = torchrun(SCRIPTS / "shared_online.py", tmp_path / "online")
+        run_job(*job, cwd=tmp_path, environment=environment, timeout=TIMEOUT).check()
+        expected = online.run("exp")
+    with WandbServer() as server:
+        planned = sync(server, offline, "--dry-run").check().output
+        assert (server.answered, "2. rank-0 (primary): 5 rows" in planned) == ([], True)
+        assert "✓ exp rank-1: 5 rows uploaded" in sync(server, offline).check().output
+        found = server.run("exp")
+        assert described(found) == described(expected)
+        assert described(found)["group"] == "g"
+        assert {label: written(*writer) for label, writer in by_label(found).items()} == {
+            label: written(*writer) for label, writer in by_label(expected).items()
+        }
+        last = [request for request, _ in server.answered if request.scope == "file_stream"][-1]
+        assert (last.message["complete"], last.client) == (True, by_label(found)["rank-0"][0].client)
+        put = [request.path for request, _ in server.answered if request.scope == "files"]
+        assert sum(path.endswith("wandb-summary.json") for path in put) == 1  # the primary's
+        before = len(server.answered)
+        assert "1 run: 1 uploaded before" in sync(server, offline).check().output
+        assert main(["show", str(offline)]) == 0
+        assert capsys.readouterr().out.count("finished · 5 rows · uploaded") == 2
+        assert len(server.answered) == before
+        assert server.unknown == online.unknown == []
+
+
+def described(run: RecordedRun) -> dict[str, Any]:
+    """All that is said of a run as a whole."""
+    return {
+        "name": run.display_name,
+        "group": run.group,
+        "tags": run.tags,
+        "notes": run.notes,
+        "job type": run.job_type,
+        "config": run.config,
+        "metrics": run.metric_definitions,
+        "completions": run.completions,
+        "exit codes": run.exit_codes,
+        "summary": without_own(run.summary),
+        "files": sorted(run.files),
+    }
+
+
+def by_label(run: RecordedRun) -> dict[str, tuple[WriterRecord, RecordedRun]]:
+    """The writers of a run by the one label that their console lines have."""
+    labels = {client: {json.loads(line)["label"] for line in writer.console} for client, writer in run.writers.items()}
+    assert PLAIN not in labels
+    return {label: (run.writers[client], run) for client, (label,) in labels.items()}
+
+
+def written(writer: WriterRecord, run: RecordedRun) -> dict[str, Any]:
+    """All that one writer sent, but for times, readings, and what wandb says of online and offline."""
+    upserts = [upsert for upsert in run.upserts if upsert.client == writer.client]
+    first = upserts[0]
+    return {
+        "rows": [{**without_own(row), "_step": row["_step"]} for row in writer.rows],
+        "events": (set(writer.events[0]), labels_of_events(writer)),
+        "console": [json.loads(line)["content"] for line in writer.console if "hello" in line],
+        "summary": without_own(writer.summary),
+        "completions": (writer.completions, writer.exit_codes),
+        "described by": (first.display_name, first.group, first.tags, first.notes, first.job_type),
+        "config": {name: item for name, item in (upserts[-1].config or {}).items() if name != "_wandb"},
+    }
+
+
+def labels_of_events(writer: WriterRecord) -> set[str]:
+    names = {name for event in writer.events for name in event}
+    return {name.partition("/l:")[2] for name in names if name.startswith("system.")}
+
+
+def without_own(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if not name.startswith("_")}
+
+
+def test_a_shared_run_that_is_not_whole_is_refused(offline: Path, wandb_server: WandbServer) -> None:
+    shutil.rmtree(offline / "wandb" / "rank-1")
+    finished = sync(wandb_server, offline)
+    assert (finished.exit_codes, wandb_server.answered) == ((1,), [])
+    assert "Of its 2 ranks, rank 1 is not here." in finished.output
+
+
+def test_a_killed_rank_is_uploaded_as_failed_once_it_is_dead(offline: Path, wandb_server: WandbServer) -> None:
+    (primary,) = offline.glob("wandb/rank-0/wandb/offline-run-*/run-exp.wandb")
+    content = primary.read_bytes()
+    primary.write_bytes(content[: int(0.9 * len(content))])
+    left, _ = read_runs(find_runs(offline))
+    finished = sync(wandb_server, offline)
+    assert (finished.exit_codes, wandb_server.answered) == ((1,), [])
+    assert "is still written to" in finished.output
+    os.utime(primary, (LONG_AGO, LONG_AGO))
+    assert "marked as failed" in sync(wandb_server, offline).check().output
+    run = wandb_server.run("exp")
+    assert (run.exit_codes, len(run.rows)) == ([1], sum(run.rows for run in left))
+
+
+def test_the_primary_waits_for_secondaries_that_fail(offline: Path, wandb_server: WandbServer) -> None:
+    fault = wandb_server.fail("file_stream", status=404, only=has_rows)
+    finished = sync(wandb_server, offline)
+    assert finished.exit_codes == (1,)
+    assert "0 of 5 rows are confirmed: HTTP 404" in finished.output
+    assert (
+        wandb_server.run("exp").completions,
+        len({upsert.client for upsert in wandb_server.run("exp").upserts}),
+    ) == (0, 1)
+    assert not list(offline.rglob("*.synced"))
+    fault.stop()
+    sync(wandb_server, offline).check()
+    run = wandb_server.run("exp")
+    assert (len(run.rows), run.exit_codes) == (10, [0])
+    assert sorted(row["rank-1/loss"] for row in run.rows if "rank-1/loss" in row) == [1.0, 3.0, 5.0, 7.0, 9.0]
+
+
+def test_a_writer_of_an_online_shared_run_that_was_cut_off_gets_its_rows(
+    tmp_path: Path, wandb_server: WandbServer
+) -> None:
+    fault = wandb_server.fail("file_stream", status=404, only=lambda request: "rank-1/loss" in str(request.message))
+    environment = wandb_server.environment(tmp_path, PYTHONPATH=MODULES, **WATCHED)
+    job = torchrun(SCRIPTS / "shared_online.py", tmp_path)
+    run_job(*job, cwd=tmp_path, environment=environment, timeout=TIMEOUT)
+    fault.stop()
+    before = wandb_server.run("exp")
+    assert [row for row in before.rows if "rank-1/loss" in row] == []
+    assert before.exit_codes == [0]
+    finished = sync(wandb_server, tmp_path).check()
+    assert "2. rank-0 (primary): uploaded already" in finished.output
+    run = wandb_server.run("exp")
+    assert sorted(row["rank-1/loss"] for row in run.rows if "rank-1/loss" in row) == [1.0, 3.0, 5.0, 7.0, 9.0]
+    assert sorted(row["rank-0/loss"] for row in run.rows if "rank-0/loss" in row) == [0.0, 2.0, 4.0, 6.0, 8.0]
+    assert (run.exit_codes, PLAIN in run.writers) == ([0], False)
+    assert sum("hello from 1" in line for line in run.console) == 1
+
+
+# --- plain runs -------------------------------------------------------------------------------------------------------
+
+
+def test_refusals_are_told_and_can_be_repeated(plain: Path, wandb_server: WandbServer) -> None:
+    wandb_server.stop()
+    dead = sync(wandb_server, plain)
+    wandb_server.restart()
+    fault = wandb_server.fail("graphql", status=401)
+    unknown = sync(wandb_server, plain)
+    fault.stop()
+    assert (dead.exit_codes, unknown.exit_codes) == ((1,), (1,))
+    assert "connection refused" in dead.output
+    assert "HTTP 401 for POST /graphql. W&B does not accept who you are" in unknown.output
+    assert wandb_server.runs == {}
+    assert "✓ exp: 5 rows uploaded" in sync(wandb_server, plain).check().output
+    run = wandb_server.run("exp")
+    assert (losses(run), run.exit_codes, list(run.writers)) == ([row["loss"] for row in ROWS], [0], [PLAIN])
+
+
+def test_files_that_were_refused_are_sent_without_the_rows(plain: Path, wandb_server: WandbServer) -> None:
+    fault = wandb_server.fail("files", status=404)
+    assert sync(wandb_server, plain).exit_codes == (1,)
+    fault.stop()
+    sync(wandb_server, plain).check()
+    run = wandb_server.run("exp")
+    assert (losses(run), run.exit_codes) == ([row["loss"] for row in ROWS], [0])
+    assert {"config.yaml", "wandb-summary.json", "requirements.txt"} <= run.files.keys()
+
+
+def test_rows_of_which_nobody_knows_whether_they_arrived_are_not_sent_again(
+    plain: Path, wandb_server: WandbServer
+) -> None:
+    fault = wandb_server.fail("file_stream", drop=True, processed=True, only=has_rows)
+    assert sync(wandb_server, plain).exit_codes == (1,)
+    fault.stop()
+    refused = sync(wandb_server, plain)
+    assert refused.exit_codes == (1,)
+    told = re.search(
+        r"the server has confirmed 0, and of (\d) more it is not known whether they arrived", refused.output
+    )
+    assert told is not None
+    all_losses = [row["loss"] for row in ROWS]
+    there = all_losses[: int(told[1])]  # as many as came with the first request
+    assert losses(wandb_server.run("exp")) == there
+    sync(wandb_server, plain, "--force").check()
+    assert losses(wandb_server.run("exp")) == there + all_losses
+
+
+def test_an_online_run_that_was_cut_off_gets_its_missing_rows(tmp_path: Path, wandb_server: WandbServer) -> None:
+    directory, more = tmp_path / "run", tmp_path / "more"
+    directory.mkdir()
+    environment = wandb_server.environment(directory, **WATCHED, **IMPATIENT)
+    command = plain_run(directory, more_rows=MORE_ROWS, goes_on_after=str(more))
+    with started(command, cwd=directory, environment=environment) as job:
+        wandb_server.wait_until(lambda: any(len(run.rows) == len(ROWS) for run in wandb_server.runs.values()))
+        wandb_server.stop()
+        more.touch()
+        output, _ = job.processes[0].communicate(timeout=TIMEOUT)
+        assert "Fatal error while uploading data" in output
+    wandb_server.restart()
+    assert losses(wandb_server.run("exp")) == [row["loss"] for row in ROWS]
+    assert "goes on behind the 5 rows" in sync(wandb_server, directory).check().output
+    run = wandb_server.run("exp")
+    assert losses(run) == [row["loss"] for row in ROWS + MORE_ROWS]
+    assert [row["_step"] for row in run.rows] == list(range(len(ROWS + MORE_ROWS)))
+    assert run.exit_codes == [0]
+    assert [sum(f"logged {row}" in line for line in run.console) for row in ROWS + MORE_ROWS] == [1] * 9
+    assert "1 uploaded before" in sync(wandb_server, directory).check().output
+
+
+def test_an_upload_that_was_killed_or_interrupted_goes_on(plain: Path, wandb_server: WandbServer) -> None:
+    fault = wandb_server.fail("UpsertBucket", delay=30, drop=True)
+    environment = sync_environment(wandb_server, plain)
+    with started(sync_command(plain), cwd=plain, environment=environment) as job:
+        wait_until(lambda: fault.hits == 1)
+        job.processes[0].kill()  # what it started goes on
+        job.processes[0].communicate(timeout=TIMEOUT)
+        second = sync(wandb_server, plain)
+    assert second.exit_codes == (1,)
+    assert "another process uploads it at this moment" in second.output
+    with started(sync_command(plain), cwd=plain, environment=environment) as job:
+        wait_until(lambda: fault.hits == 2)
+        job.processes[0].send_signal(signal.SIGINT)
+        output, _ = job.processes[0].communicate(timeout=TIMEOUT)
+        wait_until(lambda: not job.living(), within=10)
+    assert (job.processes[0].returncode, "goes on where it got to" in output) == (130, True)
+    fault.stop()
+    sync(wandb_server, plain).check()
+    run = wandb_server.run("exp")
+    assert (losses(run), run.exit_codes) == ([row["loss"] for row in ROWS], [0])
+
+
+def wait_until(condition: Callable[[], bool], within: float = TIMEOUT) -> None:
+    deadline = time.monotonic() + within
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

@@ -1,0 +1,482 @@
+"""What is uploaded together, in which order, what is refused and why; and uploads by a stand-in for `wandb sync`."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dist_wandb import cli
+from dist_wandb.cli import main
+from dist_wandb.errors import ReadError, UploadError
+from dist_wandb.offline import Sidecar, StoredRun
+from dist_wandb.record_file import Lines
+from dist_wandb.upload import Outcome, UploadFile, UploadRun, plan_uploads, upload
+from dist_wandb.upload_log import Sent
+
+ENDED: list[dict[str, Any]] = [{"msg": "sender: closed"}]
+CONFIRMED: dict[str, Any] = {"msg": "filestream: request sent"}
+NOW, LONG_AGO = 1_000_000.0, 1_000.0
+NO_RUN_RECORD = "its run record is lost, and with it name, project, group and config"
+
+
+def rows(number: int) -> dict[str, Any]:
+    return {"msg": "filestream: sending request", "history_lines": number}
+
+
+def stored(
+    directory: Path, folder: str = "offline-run-1-exp", *, changed: float = LONG_AGO, **values: Any
+) -> StoredRun:
+    """A run of five rows; its file is empty, as planning reads nothing but the logs beside it."""
+    path = directory / folder / "run-exp.wandb"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+    os.utime(path, (changed, changed))
+    given: dict[str, Any] = {
+        "path": path,
+        "run_id": "exp",
+        "name": "nm",
+        "project": "digits",
+        "group": None,
+        "job_type": None,
+        "tags": (),
+        "config": {},
+        "started": "2026-01-01T00:00:00Z",
+        "exit_code": 0,
+        "rows": 5,
+        "metrics": {},
+        "sidecar": None,
+        "problems": (),
+        **values,
+    }
+    return StoredRun(**given)
+
+
+def of_rank(directory: Path, rank: int, *, world_size: int = 2, session: int = 1, **values: Any) -> StoredRun:
+    """A writer of a shared run, rank 0 its primary."""
+    scope, primary = values.pop("rank_scope", "global"), values.pop("primary", rank == 0)
+    sidecar = Sidecar(
+        run_id="exp",
+        base_id="exp",
+        run_mode="shared",
+        rank_scope=scope,
+        shared=True,
+        label=f"rank-{rank}",
+        primary=primary,
+        update_finish_state=primary,
+        group=None,
+        global_rank=rank,
+        local_rank=rank,
+        node_rank=0,
+        world_size=world_size,
+        num_nodes=1,
+    )
+    values = {"started": f"2026-01-0{session}T00:00:0{rank}Z", "sidecar": sidecar, **values}
+    return stored(directory / f"rank-{rank}", f"offline-run-{session}-exp", **values)
+
+
+def log_of_attempt(run: StoredRun, *entries: dict[str, Any], number: int = 1) -> None:
+    log = run.path.parent / "dist-wandb-upload" / f"attempt-{number}" / "wandb" / "logs" / "debug-sync.1.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("".join(f"{json.dumps(entry)}\n" for entry in entries))
+
+
+def planned(*runs: StoredRun) -> UploadRun:
+    (run,) = plan_uploads(runs, now=NOW)
+    return run
+
+
+def order(run: UploadRun) -> list[str]:
+    return [f"{file.path.parent.parent.name}/{file.path.parent.name}" for file in run.files]
+
+
+# --- what goes together, and in which order ---------------------------------------------------------------------------
+
+
+def test_the_primary_comes_last_and_ends_the_run(tmp_path: Path) -> None:
+    run = planned(*(of_rank(tmp_path, rank, world_size=3) for rank in range(3)))
+    assert order(run) == [f"rank-{rank}/offline-run-1-exp" for rank in (1, 2, 0)]
+    assert [file.finishes for file in run.files] == [False, False, True]
+    assert (run.is_shared, run.refusals, run.notes) == (True, (), ())
+    assert run.describing is run.files[-1].run
+
+
+def test_the_files_of_a_restarted_shared_run_have_one_end(tmp_path: Path) -> None:
+    run = planned(*(of_rank(tmp_path, rank, session=session) for rank in range(2) for session in (2, 1)))
+    assert order(run) == [f"rank-{rank}/offline-run-{session}-exp" for rank in (1, 0) for session in (1, 2)]
+    assert [file.finishes for file in run.files] == [False, False, False, True]
+    assert run.refusals == ()
+
+
+def test_the_files_of_a_resumed_plain_run_go_on_one_behind_the_other(tmp_path: Path) -> None:
+    starts = {"offline-run-1-exp": "2026-01-03", "offline-run-2-exp": "2026-01-01", "offline-run-3-exp": "2026-01-02"}
+    run = planned(*(stored(tmp_path, folder, started=f"{day}T00:00:00Z") for folder, day in starts.items()))
+    assert order(run) == [f"{tmp_path.name}/offline-run-{number}-exp" for number in (2, 3, 1)]
+    assert [(file.resumes, file.finishes) for file in run.files] == [(False, True), (True, True), (True, True)]
+
+
+def test_other_runs_are_runs_of_their_own(tmp_path: Path) -> None:
+    given = [
+        stored(tmp_path, "offline-run-1-a", run_id="a"),
+        stored(tmp_path, "offline-run-1-b", run_id="b"),
+        stored(tmp_path, "offline-run-2-a", run_id="a", project="other"),
+    ]
+    assert [(run.run_id, run.project) for run in plan_uploads(given, now=NOW)] == [
+        ("a", "digits"),
+        ("b", "digits"),
+        ("a", "other"),
+    ]
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("age", "exit_code", "refused"), [(30, None, True), (90, None, False), (30, 1, False)])
+def test_a_run_that_is_still_written_to_is_refused(
+    tmp_path: Path, age: float, exit_code: int | None, refused: bool
+) -> None:
+    run = planned(stored(tmp_path, exit_code=exit_code, changed=NOW - age))
+    assert any("is still written to" in reason for reason in run.refusals) is refused
+    assert any("marked as failed" in note for note in run.notes) is (exit_code is None)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "reasons"),
+    [
+        ([1], ["The primary's file is not here", "Of its 2 ranks, rank 0 is not here"]),
+        ([0], ["Of its 2 ranks, rank 1 is not here"]),
+        ([0, 1], []),
+    ],
+)
+def test_a_shared_run_that_is_not_whole_is_refused(tmp_path: Path, ranks: list[int], reasons: list[str]) -> None:
+    run = planned(*(of_rank(tmp_path, rank) for rank in ranks))
+    assert len(run.refusals) == len(reasons)
+    assert all(reason in refusal for reason, refusal in zip(reasons, run.refusals, strict=True))
+
+
+def test_of_many_missing_ranks_some_are_named(tmp_path: Path) -> None:
+    (reason,) = planned(of_rank(tmp_path, 0, world_size=64)).refusals
+    assert "ranks 1, 2, 3, 4, 5, 6, 7, 8 and others are not here" in reason
+
+
+def test_the_ranks_of_one_node_are_not_counted(tmp_path: Path) -> None:
+    assert planned(of_rank(tmp_path, 0, world_size=8, rank_scope="worker")).refusals == ()
+
+
+def test_several_primaries_are_refused(tmp_path: Path) -> None:
+    run = planned(of_rank(tmp_path, 0), of_rank(tmp_path, 1, primary=True))
+    assert run.refusals == ("It has several primaries: 'rank-0', 'rank-1'.",)
+
+
+def test_a_rank_whose_sidecar_is_gone_is_refused(tmp_path: Path) -> None:
+    run = planned(of_rank(tmp_path, 0), of_rank(tmp_path, 1, sidecar=None))
+    assert any("rank-1/offline-run-1-exp has no dist-wandb.json" in reason for reason in run.refusals)
+
+
+def test_copies_are_refused(tmp_path: Path) -> None:
+    (reason,) = planned(stored(tmp_path / "a"), stored(tmp_path / "b")).refusals
+    assert "are copies of one file: their rows would be uploaded 2 times" in reason
+
+
+@pytest.mark.parametrize(
+    ("problem", "refused"),
+    [(NO_RUN_RECORD, True), ("dist-wandb.json: not what dist_wandb writes", True), ("skipped corrupt data", False)],
+)
+def test_damage_is_refused_where_it_is_not_known_what_the_file_is(tmp_path: Path, problem: str, refused: bool) -> None:
+    run = planned(stored(tmp_path, problems=(problem,)))
+    assert any(problem in reason for reason in run.refusals) is refused
+    assert any(f"what can be read is uploaded, but {problem}" in note for note in run.notes)
+
+
+def test_rows_that_may_have_arrived_are_refused(tmp_path: Path) -> None:
+    run = stored(tmp_path)
+    log_of_attempt(run, rows(2), CONFIRMED, rows(3))
+    (reason,) = planned(run).refusals
+    assert "of its 5 rows the server has confirmed 2, and of 3 more it is not known whether they arrived" in reason
+
+
+ONLINE_LOGS: dict[str, tuple[list[dict[str, Any]] | None, bool]] = {
+    "no log": (None, True),
+    "a log that tells nothing": (ENDED, True),
+    "a server that never answered": ([{"level": "ERROR", "msg": "no such host"}, *ENDED], False),
+    "killed before it sent anything": ([], False),
+    "cut off": ([rows(2), CONFIRMED], False),
+}
+
+
+@pytest.mark.parametrize(("entries", "refused"), ONLINE_LOGS.values(), ids=ONLINE_LOGS.keys())
+def test_an_online_run_is_refused_if_nobody_knows_what_arrived(
+    tmp_path: Path, entries: list[dict[str, Any]] | None, refused: bool
+) -> None:
+    run = stored(tmp_path, "run-1-exp")
+    if entries is not None:
+        (run.path.parent / "logs").mkdir()
+        text = "".join(f"{json.dumps(entry)}\n" for entry in entries)
+        (run.path.parent / "logs" / "debug-internal.log").write_text(text)
+    assert any("does not tell which rows arrived" in reason for reason in planned(run).refusals) is refused
+
+
+def test_unequal_descriptions_are_told(tmp_path: Path) -> None:
+    run = planned(of_rank(tmp_path, 0), of_rank(tmp_path, 1, name="other", config={"lr": 1}))
+    assert run.notes == ("The ranks have unequal name, config: the run gets the primary's.",)
+    assert run.describing.name == "nm"
+
+
+# --- what is uploaded already -----------------------------------------------------------------------------------------
+
+
+STATES: dict[str, tuple[list[dict[str, Any]], bool, int]] = {
+    "all confirmed": ([rows(5), CONFIRMED, *ENDED], True, 0),
+    "not all": ([rows(4), CONFIRMED, *ENDED], False, 1),
+    "not at its end": ([rows(5), CONFIRMED], False, 0),
+    "with a problem": ([rows(5), CONFIRMED, {"level": "ERROR", "msg": "a file was refused"}, *ENDED], False, 0),
+}
+
+
+@pytest.mark.parametrize(("entries", "uploaded", "left"), STATES.values(), ids=STATES.keys())
+def test_only_what_the_server_confirmed_is_uploaded(
+    tmp_path: Path, entries: list[dict[str, Any]], uploaded: bool, left: int
+) -> None:
+    run = stored(tmp_path)
+    log_of_attempt(run, *entries)
+    (run.path.parent / "run-exp.wandb.synced").touch()  # `wandb sync` makes it whatever happened
+    (file,) = planned(run).files
+    assert (file.is_uploaded, file.rows_left) == (uploaded, left)
+
+
+def test_what_wandb_sync_uploaded_is_left_out(tmp_path: Path) -> None:
+    runs = [of_rank(tmp_path, rank) for rank in range(2)]
+    (runs[1].path.parent / "run-exp.wandb.synced").touch()
+    run = planned(*runs)
+    assert [file.is_uploaded for file in run.files] == [True, False]
+    assert any("`wandb sync` marked it as uploaded" in note for note in run.notes)
+
+
+def test_against_what_is_uploaded_nothing_is_said(tmp_path: Path) -> None:
+    run = of_rank(tmp_path, 0)
+    log_of_attempt(run, rows(5), CONFIRMED, *ENDED)
+    assert (planned(run).is_uploaded, planned(run).refusals) == (True, ())
+
+
+# --- uploading --------------------------------------------------------------------------------------------------------
+
+
+WANDB_SYNC = """#!{python}
+import json, os, pathlib, sys
+here = pathlib.Path({here!r})
+source = pathlib.Path(sys.argv[-1])
+log = pathlib.Path(os.environ["WANDB_DIR"], "wandb", "logs", "debug-sync.1.log")
+log.parent.mkdir(exist_ok=True)
+log.write_text((here / "log").read_text())
+source.with_name(source.name + ".synced").touch()
+told = {{name: value for name, value in os.environ.items() if name.startswith("WANDB_")}}
+(here / "told").write_text(json.dumps({{"arguments": sys.argv[1:], "environment": told, "content": source.exists()}}))
+print("wandb: View run nm at https://server/team/digits/runs/exp")
+"""
+
+
+@pytest.fixture
+def wandb_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bare_environment: None) -> Path:  # noqa: ARG001
+    """A stand-in for `wandb sync`: it writes the log that the test left in this directory, and what it was told."""
+    here = tmp_path / "stand-in"
+    here.mkdir()
+    program = here / "python"
+    program.write_text(WANDB_SYNC.format(python=sys.executable, here=str(here)))
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setattr(sys, "executable", str(program))
+    return here
+
+
+def uploaded(here: Path, run: UploadRun, *entries: dict[str, Any], file: int = 0) -> tuple[Outcome, dict[str, Any]]:
+    (here / "log").write_text("".join(f"{json.dumps(entry)}\n" for entry in entries))
+    outcome = upload(run.files[file])
+    told: dict[str, Any] = json.loads((here / "told").read_text())
+    return outcome, told
+
+
+def test_a_file_is_uploaded_as_what_it_is(tmp_path: Path, wandb_sync: Path) -> None:
+    run = planned(of_rank(tmp_path, 0), of_rank(tmp_path, 1))
+    outcome, told = uploaded(wandb_sync, run, rows(5), CONFIRMED, *ENDED)
+    assert (outcome.problem, outcome.sent.lines.history) == (None, 5)
+    assert outcome.url == "https://server/team/digits/runs/exp"
+    assert told["arguments"][:3] == ["-m", "wandb", "sync"]
+    assert told["arguments"][-1] == str(run.files[0].path)
+    environment = told["environment"]
+    assert (environment["WANDB_MODE"], environment["WANDB_X_LABEL"]) == ("shared", "rank-1")
+    assert (environment["WANDB_X_PRIMARY"], environment["WANDB_X_UPDATE_FINISH_STATE"]) == ("false", "false")
+    _, told = uploaded(wandb_sync, run, rows(5), CONFIRMED, *ENDED, file=1)
+    environment = told["environment"]
+    assert (environment["WANDB_X_PRIMARY"], environment["WANDB_X_UPDATE_FINISH_STATE"]) == ("true", "true")
+    assert planned(*(file.run for file in run.files)).is_uploaded
+
+
+def test_the_mark_of_wandb_sync_goes_where_the_upload_failed(tmp_path: Path, wandb_sync: Path) -> None:
+    run = planned(stored(tmp_path))
+    mark = run.files[0].path.with_name("run-exp.wandb.synced")
+    outcome, _ = uploaded(wandb_sync, run, {"level": "ERROR", "msg": "api: HTTP error", "status": 404}, *ENDED)
+    assert outcome.problem is not None
+    assert "no such entity or project" in outcome.problem
+    assert (outcome.concerns_all, mark.exists()) == (False, False)
+    outcome, _ = uploaded(wandb_sync, planned(run.files[0].run), rows(5), CONFIRMED, *ENDED)
+    assert (outcome.problem, mark.exists()) == (None, True)
+
+
+@pytest.mark.parametrize(
+    ("entries", "problem", "concerns_all"),
+    [
+        ([{"level": "ERROR", "msg": "api: HTTP error", "status": 401}, *ENDED], "run `wandb login`", True),
+        ([{"level": "ERROR", "msg": "x", "error": "dial tcp: refused"}, *ENDED], "once W&B can be reached", True),
+        ([rows(4), CONFIRMED, *ENDED], "the server confirmed 4 of 5 rows", False),
+        ([], "`wandb sync` ended without uploading it: View run nm at", True),
+        ([rows(4), CONFIRMED], "`wandb sync` ended without uploading it", False),
+    ],
+)
+def test_what_went_wrong_is_told(
+    tmp_path: Path, wandb_sync: Path, entries: list[dict[str, Any]], problem: str, concerns_all: bool
+) -> None:
+    outcome, _ = uploaded(wandb_sync, planned(stored(tmp_path)), *entries)
+    assert problem in str(outcome.problem)
+    assert outcome.concerns_all is concerns_all
+
+
+def test_a_plan_that_is_out_of_date_is_not_carried_out(tmp_path: Path, wandb_sync: Path) -> None:
+    run = planned(stored(tmp_path))
+    uploaded(wandb_sync, run, rows(5), CONFIRMED, *ENDED)
+    with pytest.raises(UploadError, match="another process has uploaded from it meanwhile"):
+        upload(run.files[0])
+
+
+def test_a_directory_that_cannot_be_written_to_is_told(tmp_path: Path, wandb_sync: Path) -> None:  # noqa: ARG001
+    run = planned(stored(tmp_path))
+    (run.files[0].path.parent / "dist-wandb-upload").write_text("in the way")
+    with pytest.raises(UploadError, match="An upload needs to write beside it"):
+        upload(run.files[0])
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [[], ["--dry-run"]])
+def test_the_command_names_directories_without_runs(
+    tmp_path: Path, options: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "other").mkdir()
+    assert main(["sync", *options, str(tmp_path), str(tmp_path / "other")]) == 1
+    assert f"No W&B run lies below {str(tmp_path)!r} or {str(tmp_path / 'other')!r}" in capsys.readouterr().err
+
+
+class Uploads:
+    """Stands in for `upload.upload`: what it was asked for, and what it answers."""
+
+    def __init__(self) -> None:
+        self.of: list[str] = []
+        self.outcomes: dict[str, Outcome] = {}
+
+    def __call__(self, file: UploadFile, on_progress: Callable[[int], None]) -> Outcome:
+        name = f"{file.run.run_id} {file.run.label or ''}".rstrip()
+        self.of.append(name)
+        on_progress(file.run.rows)
+        return self.outcomes.get(name, Outcome(Sent(Lines(file.run.rows)), "https://server/exp", None))
+
+
+@pytest.fixture
+def uploads(monkeypatch: pytest.MonkeyPatch) -> Uploads:
+    stand_in = Uploads()
+    monkeypatch.setattr(cli, "upload", stand_in)
+    return stand_in
+
+
+def command(
+    monkeypatch: pytest.MonkeyPatch, runs: list[StoredRun], *options: str, errors: dict[Path, ReadError] | None = None
+) -> int:
+    """Run ``dist-wandb sync`` on runs as if they had been read from disk."""
+    monkeypatch.setattr(cli, "find_runs", lambda _directory: [run.path for run in runs])
+    monkeypatch.setattr(cli, "read_runs", lambda _paths: (runs, errors or {}))
+    return main(["sync", *options, "somewhere"])
+
+
+def test_the_command_says_what_it_will_do_and_does_it(
+    tmp_path: Path, uploads: Uploads, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [of_rank(tmp_path, 0), of_rank(tmp_path, 1)]
+    assert command(monkeypatch, runs, "--dry-run") == 0
+    assert uploads.of == []
+    plan = [
+        "● exp  nm",
+        "  to upload · shared run of 2 files · 10 rows · project digits",
+        f"  1. rank-1: 5 rows  {runs[1].path.parent}",
+        f"  2. rank-0 (primary): 5 rows  {runs[0].path.parent}",
+    ]
+    end = ["", "1 run: 1 to upload", "Nothing was uploaded: this was a dry run."]
+    assert capsys.readouterr().out.splitlines() == plan + end
+    assert command(monkeypatch, runs) == 0
+    assert uploads.of == ["exp rank-1", "exp rank-0"]
+    done = [f"✓ exp rank-{rank}: 5 rows uploaded  https://server/exp" for rank in (1, 0)]
+    assert capsys.readouterr().out.splitlines() == [*plan, *done, "", "1 run: 1 uploaded"]
+
+
+def test_what_is_refused_is_told_and_can_be_forced(
+    tmp_path: Path, uploads: Uploads, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(monkeypatch, [of_rank(tmp_path, 0)]) == 1
+    out = capsys.readouterr().out
+    assert "  refused · shared run of 1 file" in out
+    assert "! Of its 2 ranks, rank 1 is not here." in out
+    assert out.endswith("1 run: 1 refused (--force uploads them all the same)\n")
+    assert uploads.of == []
+    assert command(monkeypatch, [of_rank(tmp_path, 0)], "--force") == 0
+    assert uploads.of == ["exp rank-0"]
+
+
+def test_what_is_uploaded_is_not_uploaded_again_not_even_by_force(
+    tmp_path: Path, uploads: Uploads, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = stored(tmp_path)
+    log_of_attempt(run, rows(5), CONFIRMED, *ENDED)
+    assert command(monkeypatch, [run], "--force") == 0
+    assert uploads.of == []
+    assert "1 run: 1 uploaded before" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("concerns_all", "tried"), [(True, ["a"]), (False, ["a", "b"])])
+def test_a_failure_ends_all_uploads_if_it_concerns_all(
+    tmp_path: Path,
+    uploads: Uploads,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    concerns_all: bool,
+    tried: list[str],
+) -> None:
+    uploads.outcomes["a"] = Outcome(Sent(Lines(2)), None, "no way there", concerns_all)
+    runs = [stored(tmp_path / name, run_id=name) for name in ("a", "b")]
+    assert command(monkeypatch, runs) == 1
+    assert uploads.of == tried
+    out = capsys.readouterr().out
+    assert "✗ a failed, 2 of 5 rows are confirmed: no way there" in out
+    assert f"2 runs: {'2 not uploaded' if concerns_all else '1 uploaded, 1 not uploaded'}" in out
+
+
+def test_a_file_that_cannot_be_read_is_told_and_the_others_are_uploaded(
+    tmp_path: Path, uploads: Uploads, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    errors = {tmp_path: ReadError("is empty")}
+    assert command(monkeypatch, [stored(tmp_path)], errors=errors) == 1
+    assert uploads.of == ["exp"]
+    assert "✗ not readable  is empty" in capsys.readouterr().out
+
+
+def test_an_interrupt_has_its_own_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: Any) -> Outcome:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "upload", interrupted)
+    assert command(monkeypatch, [stored(tmp_path)]) == 130
+    assert "goes on where it got to" in capsys.readouterr().err
