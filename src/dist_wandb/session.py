@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from dist_wandb import run as runs
 from dist_wandb.announcement import announcement
+from dist_wandb.config import Agreement
 from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.options import ConfigSync, Options, SystemMetrics
 from dist_wandb.policy import (
     RankScope,
     RunMode,
     RunPlan,
+    Unit,
     needs_base_id,
     needs_layout,
     plan_run,
@@ -66,6 +68,7 @@ class Session:
         step_metric: Name of the x axis; `None` for none.
         rendezvous: The job's store, where there is one.
         name: Name of the session, equal on all ranks.
+        agreement: This rank's part in the agreement on the config.
 
     Attributes:
         brings_together: Whether the numbers of several ranks become one: if not, every rank's row is its own.
@@ -82,6 +85,7 @@ class Session:
         step_metric: str | None = STEP_METRIC,
         rendezvous: Rendezvous | None = None,
         name: str = "",
+        agreement: Agreement | None = None,
     ) -> None:
         self.options = options
         self.topology = topology
@@ -91,6 +95,7 @@ class Session:
         self._step_metric = step_metric
         self._rendezvous = rendezvous
         self._name = name
+        self._agreement = agreement or Agreement(options, topology, None)
         self._pid = os.getpid()
         self._row_maker = Rows(
             RunWriter(run, plan, step_metric),
@@ -99,7 +104,10 @@ class Session:
             counts=step_metric == STEP_METRIC,
             rank=topology.global_rank,
         )
-        self._exchange = self._make_exchange()
+        unit = unit_of(topology, options.rank_scope)
+        self._agreement.reach_by(self._find_store)
+        self._agreement.attach(run, plan, unit.name)
+        self._exchange = self._make_exchange(unit)
         self._rows = 0
         _sessions.append(self)
 
@@ -134,7 +142,20 @@ class Session:
 
     @property
     def config(self) -> Any:
-        """The run's config; on a rank without a run, something that accepts every use and does nothing."""
+        """The run's config; on a rank without a run, that of the run which its primary has.
+
+        There it reads the same, a heartbeat later at most. The first read waits for the primary to open its run, up to
+        `join_timeout`; if it never does, it reads what this rank was given. What is written there does not reach the
+        run: it shows on this rank, until the primary sets another value.
+
+        Example:
+            Two ranks, ``run_mode="auto"``, ``config={"lr": 0.1}``::
+
+                session.config["lr"]  # rank 0: 0.1; rank 1, which has no run: 0.1
+                if rank == 0:
+                    session.config.update({"lr": 0.2}, allow_val_change=True)
+                session.config.lr  # rank 0: 0.2; rank 1: 0.2 within a heartbeat
+        """
         return self.run.config
 
     def log(
@@ -212,6 +233,7 @@ class Session:
         Returns:
             Whether all that this rank logged is, together with what the other ranks logged for the same rows.
         """
+        self._agreement.catch_up()
         return self._exchange.flush(timeout, together=together)
 
     def finish(self, exit_code: int | None = None) -> None:
@@ -233,13 +255,17 @@ class Session:
         """
         if os.getpid() != self._pid:
             return  # a fork of the process that the session belongs to
+        if not failed:
+            self._agreement.catch_up()
         self._exchange.close(failed=failed)
+        self._agreement.let_go()
         _sessions.remove(self)
         self._tell_of_unused_patterns()
 
     def retire(self) -> None:
         """Be no longer a session: its run was finished behind its back, so nothing can be written."""
         self._exchange.retire()
+        self._agreement.let_go()
         _sessions.remove(self)
 
     def announce(self, where: str | None = None) -> None:
@@ -265,13 +291,13 @@ class Session:
             self._rendezvous.publish(BASE_ID, self.plan.base_id)
             _tell_job(self.options, self._rendezvous, init_arguments)
 
-    def _make_exchange(self) -> Exchange:
-        unit = unit_of(self.topology, self.options.rank_scope)
+    def _make_exchange(self, unit: Unit) -> Exchange:
         self.brings_together = unit.size > 1 and self.options.reductions is not None
         if not self.brings_together:
             return StraightThrough(self._row_maker)
         spread = check_spread(self.options.spread)
-        return RoundsExchange(unit, self._find_store, self._row_maker, self.options.limits, spread)
+        look = self._agreement.look
+        return RoundsExchange(unit, self._find_store, self._row_maker, self.options.limits, spread, look)
 
     def _find_store(self) -> Rendezvous | None:
         if self._rendezvous is not None:
@@ -357,11 +383,17 @@ def open_session(
     name, rendezvous = _meet(options, topology, door, number)
     if rendezvous:
         topology = learn_layout(rendezvous, topology, needed=_needs_layout(options, topology))
+    agreement = Agreement(options, topology, init_arguments.get("config"))
+    agreement.reach_by(lambda: rendezvous)
+    agreement.compare()
     wanted = runs.wanted_id(init_arguments)
     base_id = _base_id(options, topology, rendezvous, wanted=wanted, proposed=proposed_id, session_name=name)
     init_arguments = _share_job(options, topology, rendezvous, init_arguments)
     plan = _plan(topology, options, base_id, runs.wanted_group(init_arguments))
     _let_primary_open_first(plan, rendezvous, init_arguments)
+    if plan.opens_run:
+        init_arguments = agreement.completed(init_arguments, plan, unit_of(topology, options.rank_scope).name)
+        init_arguments = agreement.takeable(init_arguments)
     adopted = adopt(plan) if adopt and plan.opens_run else None
     before = runs.running_run()
     has_run = any(session.run for session in _live_sessions()) or (topology.world_size > 1 and before is not None)
@@ -378,6 +410,7 @@ def open_session(
         step_metric=step_metric,
         rendezvous=rendezvous,
         name=name,
+        agreement=agreement,
     )
     if rendezvous is not None and plan.announces:
         rendezvous.publish(_run_key(plan), {"url": session.url})
@@ -426,8 +459,9 @@ def init(
             with those who have.
         heartbeat: After how many seconds a rank that logs nothing takes part in an exchange all the same, so that
             what only others log is written.
-        config_sync: What to do about ranks that pass different values of `config`: `"warn"` once, raise an error
-            (`"check"`), or nothing (`"off"`). In any case the primary's values hold.
+        config_sync: What to do about ranks that pass different values for a name in `config`: `"warn"` once, raise an
+            error on all ranks (`"check"`, which waits for them up to `join_timeout`), or nothing (`"off"`). In any case
+            the primary's values hold; with ``run_mode="new"``, where each rank keeps its own, only `"check"` objects.
         system_metrics: With ``run_mode="auto"``: record the hardware of the primary's node (`"primary"`) or of all
             nodes (`"all-nodes"`).
         strict: Whether a run that W&B cannot open is an error. Otherwise it is written to disk, with a warning.
@@ -438,7 +472,7 @@ def init(
         The session of this rank, with `log`, `flush`, `finish`, `run`, `plan`, `topology`, `id`, `url` and `config`.
 
     Raises:
-        ConfigurationError: An argument that cannot be honoured.
+        ConfigurationError: An argument that cannot be honoured, or ``config_sync="check"`` and different configs.
         TopologyError: This process's rank is unknown, or the launcher's variables contradict each other.
         RendezvousError: The ranks could not agree on a run id within `join_timeout`.
 
@@ -568,7 +602,9 @@ def _share_job(
     _check_same_job(options, topology, job["options"])
     own = {name: value for name, value in init_arguments.items() if value is not None}
     if options.run_mode == "shared":  # every writer sends what describes the run, and W&B keeps what came last
-        return {**own, **job["arguments"], **{name: own[name] for name in ("dir", "mode") if name in own}}
+        places = {name: own[name] for name in ("dir", "mode") if name in own}
+        own.pop("config", None)
+        return {**own, **job["arguments"], **places}
     return {**job["arguments"], **own}
 
 
