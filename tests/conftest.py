@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +18,7 @@ import wandb
 from wandb_server import WandbServer
 
 from dist_wandb import gloo, rendezvous, restart, session, sync
+from dist_wandb.config_values import given_values
 from dist_wandb.options import Options
 from dist_wandb.rendezvous import Rendezvous
 from dist_wandb.topology import Topology
@@ -36,11 +38,26 @@ def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
 
 
-class FakeConfig(dict[str, Any]):
-    """A run's config: `update` takes wandb's switch."""
+class FakeConfig(wandb.Config):  # type: ignore[misc, name-defined]  # wandb does not tell type checkers of it
+    """wandb's own config, with nobody behind it; `sent` is what it would have sent to W&B."""
 
-    def update(self, *values: Any, allow_val_change: bool = False, **more: Any) -> None:  # noqa: ARG002  # as wandb's
-        super().update(*values, **more)
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        super().__init__()
+        object.__setattr__(self, "sent", [])
+        super().update(dict(values))
+        self._set_callback(self._send)
+
+    def _send(self, key: str | None = None, val: Any = None, data: Mapping[str, Any] | None = None) -> None:
+        message = json.loads(json.dumps({key: val} if data is None else data))  # raises as wandb does
+        self.sent.append(message)
+
+    def __eq__(self, other: object) -> bool:
+        return dict(self) == other
+
+    __hash__ = None  # type: ignore[assignment]  # as dicts
+
+    def _load_defaults(self) -> None:
+        """There is no file of defaults."""
 
 
 def _mode_of(settings: wandb.Settings | Mapping[str, Any] | None) -> str | None:
@@ -52,7 +69,9 @@ def _mode_of(settings: wandb.Settings | Mapping[str, Any] | None) -> str | None:
 class FakeRun:
     """Remembers what is done with it. Like a `wandb.Run`, it has no attributes but its own."""
 
-    def __init__(self, arguments: dict[str, Any], number: int, directory: Path) -> None:
+    def __init__(
+        self, arguments: dict[str, Any], number: int, directory: Path, sweep: Mapping[str, Any] | None = None
+    ) -> None:
         mode = arguments.get("mode") or _mode_of(arguments.get("settings")) or os.environ.get("WANDB_MODE") or "online"
         self.offline = mode in ("offline", "dryrun")
         self.disabled = mode == "disabled"
@@ -61,7 +80,10 @@ class FakeRun:
         self.url = f"https://wandb.example/team/digits/runs/{self.id}" if mode in ("online", "shared") else None
         self.dir = str(directory / f"run-{number}" / "files")
         Path(self.dir).mkdir(parents=True)
-        self.config = FakeConfig()
+        self.config = FakeConfig(given_values(arguments.get("config")))
+        self.sweep_id = "sweep" if sweep else None
+        if sweep:
+            self.config.update_locked(sweep, user="sweep", _allow_val_change=True)
         self.resumed = False
         self.summary: dict[str, Any] = {}
         self.logged: list[tuple[dict[str, Any], dict[str, Any]]] = []
@@ -101,11 +123,12 @@ class FakeWandb:
         self.settings: list[wandb.Settings | Mapping[str, Any] | None] = []
         self.environments: list[dict[str, str]] = []
         self.runs: list[FakeRun] = []
+        self.sweep: dict[str, Any] = {}  # what an agent would have the next run be
         self._one_at_a_time = threading.Lock()  # ranks may be threads
 
     def init(self, **arguments: Any) -> FakeRun:
         with self._one_at_a_time:
-            run = FakeRun(arguments, len(self.runs), self.directory)
+            run = FakeRun(arguments, len(self.runs), self.directory, self.sweep)
             self.settings.append(arguments.get("settings"))
             self.arguments.append(_without_limits(arguments))
             self.environments.append(dict(os.environ))

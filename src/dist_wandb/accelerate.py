@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -29,6 +30,8 @@ except ModuleNotFoundError as error:
     ) from error
 
 from dist_wandb import run as runs
+from dist_wandb.config import Mirror
+from dist_wandb.config_values import given_values
 from dist_wandb.metrics import is_metric
 from dist_wandb.options import ConfigSync, Options, SystemMetrics
 from dist_wandb.policy import RankScope, RunMode
@@ -45,6 +48,7 @@ if TYPE_CHECKING:
 _NAME = "dist_wandb"
 _STOCK_NAME = "wandb"
 _DOOR = "DistWandbTracker"
+_PAUSE = 0.05  # seconds between two looks whether the main process has begun
 _MOST_EARLY_ROWS = 1000  # kept on a rank that waits for the main process to call init_trackers
 
 
@@ -184,9 +188,11 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
             )
         if tracker not in accelerator.trackers:
             accelerator.trackers.append(tracker)
+        if config is not None:
+            tracker.take_config(config)
         tracker.start()
         if config is not None:
-            tracker.store_init_configuration(config)
+            tracker.store_given_configuration(config)
         return tracker
 
     def start(self) -> None:
@@ -198,7 +204,11 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
     @property
     def tracker(self) -> AnyRun:
         """The W&B run of this rank. On a rank without one, something that accepts every use and does nothing."""
-        return self.session.run if self._is_started() or not self._may_join_late() else NullRun()
+        if self._is_started() or not self._may_join_late():
+            return self.session.run
+        run = NullRun()
+        run.show_config(Mirror(_UntilStarted(self)))
+        return run
 
     @property
     def session(self) -> Session:
@@ -213,6 +223,15 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
                 "Call accelerator.init_trackers or DistWandbTracker.attach(accelerator) first, and end_training last."
             )
         return self._session
+
+    def take_config(self, config: Mapping[str, Any]) -> None:
+        """Take what the run is to be started with as its config, unless the constructor was given one."""
+        self._given_arguments = {"config": config, **self._given_arguments}
+
+    def store_given_configuration(self, values: Mapping[str, Any]) -> None:
+        """Write what all ranks were given into the config, on a rank whose own values hold."""
+        if self.session.plan.primary:
+            self.store_init_configuration(values)
 
     def store_init_configuration(self, values: Mapping[str, Any]) -> None:
         """Write `values` into the config of this rank's run."""
@@ -273,6 +292,20 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
         runs.check_init_arguments(init_kwargs, "init_trackers")
         self._given_arguments = {"project": project, **init_kwargs}
 
+    def config_once_started(self) -> Mapping[str, Any]:
+        """The config, on a rank that joins late: waits for the main process to begin, up to `join_timeout`."""
+        deadline = time.monotonic() + self._options.join_timeout
+        while not self._is_started():
+            if time.monotonic() >= deadline:
+                warnings.warn(
+                    f"The config was read on rank {PartialState().process_index}, but the main process did not call "
+                    f"accelerator.init_trackers within {self._options.join_timeout:g} s. So it is empty.",
+                    stacklevel=5,
+                )
+                return {}
+            time.sleep(_PAUSE)
+        return given_values(self.session.config)
+
     def _warn_of_dropped_rows(self) -> None:
         number = f"{len(self._early_rows)} rows{' and more' if len(self._early_rows) == _MOST_EARLY_ROWS else ''}"
         warnings.warn(
@@ -300,6 +333,28 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
         while self._early_rows:
             values, step, kwargs = self._early_rows.popleft()
             self.log(values, step, **kwargs)
+
+
+class _UntilStarted:
+    """Where a rank that joins late has the config from.
+
+    Args:
+        tracker: The tracker of this rank.
+    """
+
+    def __init__(self, tracker: DistWandbTracker) -> None:
+        self._tracker = tracker
+        self._written: dict[str, Any] = {}
+
+    def read(self, name: str | None = None) -> Mapping[str, Any]:
+        """Wait for the main process, and read what it has."""
+        if name in self._written:
+            return self._written
+        return {**self._written, **self._tracker.config_once_started()}
+
+    def write(self, values: Mapping[str, Any]) -> None:
+        """Keep values here."""
+        self._written.update(values)
 
 
 def _copied(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -381,7 +436,7 @@ def _init_trackers(original: Callable[..., None]) -> Callable[..., None]:
         tracker = _tracker_off_main(self, project_name, ours)
         if tracker is not None:
             tracker.start()
-            tracker.store_init_configuration(config or {})
+            tracker.store_given_configuration(config or {})
         elif self.is_main_process and (instance := _instance_in(self)) is not None:
             instance.configure(project_name, ours)
             instance.start()  # Accelerate before 1.8 leaves that to the constructor

@@ -79,6 +79,8 @@ class _NullExperiment(NullRun, DummyExperiment):  # type: ignore[misc]  # its it
     def __init__(self, run_id: str | None, session: Session | None) -> None:
         super().__init__(id=run_id)
         self.__dict__["session"] = session
+        if session is not None:
+            self.show_config(session.config)
 
     def finish(self, exit_code: int | None = None, **_kwargs: Any) -> None:
         """End this rank's part: W&B's own `finish` does, where this rank has a run."""

@@ -35,6 +35,7 @@ class Opening:
         plan: What this rank does with W&B.
         rendezvous: The job's store, where there is one.
         arguments: Keyword arguments of `wandb.init`.
+        complete: Completes them with what is known only once the primary has opened its run: the config.
         create_new: Whether the run is made beside one that this process already has.
         is_alone: Whether no other run of this process is open.
         as_given: Whether wandb is to get no settings but the user's.
@@ -45,6 +46,7 @@ class Opening:
     plan: RunPlan
     rendezvous: Rendezvous | None
     arguments: Mapping[str, Any]
+    complete: Callable[[Mapping[str, Any]], Mapping[str, Any]]
     create_new: bool
     is_alone: bool
     as_given: bool
@@ -137,7 +139,7 @@ class Opening:
         return runs.open_run(
             self.plan,
             self.topology,
-            self.arguments,
+            self.complete(self.arguments),
             create_new=self.create_new,
             upload_timeout=None if is_exact else self.options.upload_timeout,
             offline=offline,

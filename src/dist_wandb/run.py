@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from urllib.parse import quote
 
+from dist_wandb.config_values import given_values, told, understood
 from dist_wandb.delivery import untaken, unwritten
 from dist_wandb.errors import ConfigurationError, UnavailableError, suggest
 from dist_wandb.policy import unit_run_id
@@ -99,6 +100,10 @@ class NullRun:
 
     def __init__(self, id: str | None = None, name: str | None = None, url: str | None = None) -> None:  # noqa: A002
         self.__dict__.update(id=id, name=name, url=url)
+
+    def show_config(self, config: object) -> None:
+        """Have `config` read as the config of the run that this rank's numbers go to."""
+        self.__dict__["config"] = config
 
     def __bool__(self) -> Literal[False]:
         return False
@@ -220,8 +225,9 @@ def told_to_others(init_arguments: Mapping[str, Any]) -> dict[str, Any]:
     described = {name: init_arguments[name] for name in _DESCRIBING if init_arguments.get(name) is not None}
     if "dir" in described:
         described["dir"] = os.fspath(described["dir"])
-    if isinstance(described.get("config"), Mapping):
-        described["config"] = {key: value for key, value in described["config"].items() if _is_json({key: value})}
+    if not isinstance(described.get("config", ""), str):
+        values = given_values(described["config"])
+        described["config"] = {key: value for key, value in values.items() if _is_json({key: value})}
     return {name: value for name, value in described.items() if _is_json(value)}
 
 
@@ -230,6 +236,51 @@ def _is_json(value: object) -> bool:
         return bool(json.loads(json.dumps(value)) == value or isinstance(value, (list, tuple)))
     except (TypeError, ValueError):
         return False
+
+
+def takes(value: object) -> bool:
+    """Whether W&B can hold a value in the config of a run. Asked of a config that belongs to no run."""
+    import wandb
+
+    kind = _kind_of_config()
+    if kind is None or isinstance(value, wandb.Artifact):
+        return True
+    probe = kind()
+    try:
+        probe.update({"value": value}, allow_val_change=True)
+        json.dumps(probe["value"], default=_json_of_builtin)
+    except Exception:  # noqa: BLE001  # values have code of their own, which may raise anything
+        return False
+    return True
+
+
+def _kind_of_config() -> type[Any] | None:
+    """The class of the configs of runs. wandb has this name for all to use, but does not say so to type checkers."""
+    import wandb
+
+    return getattr(wandb, "Config", None)
+
+
+def _json_of_builtin(value: object) -> Any:
+    """What W&B makes of objects of Python that JSON does not know."""
+    if isinstance(value, (set, frozenset)):
+        return list(value)
+    if isinstance(value, complex):
+        return str(value)
+    raise TypeError(type(value).__name__)
+
+
+def is_wandbs_own(error: Exception) -> bool:
+    """Whether W&B raised an error on purpose, such as that over a config value that may not be changed."""
+    import wandb
+
+    return isinstance(error, wandb.Error)
+
+
+def is_wandbs_config(config: object) -> bool:
+    """Whether this is the config of a run of wandb's; not one that says it is, in somebody's tests."""
+    kind = _kind_of_config()
+    return kind is not None and issubclass(type(config), kind)
 
 
 def wanted_id(init_arguments: Mapping[str, Any]) -> str | None:
@@ -650,15 +701,29 @@ def last_logged(run: AnyRun, name: str) -> int | None:
 def pickled(run: AnyRun | None) -> bytes | None:
     """What a child process needs to go on writing into `run`, or `None` where the run cannot be handed on."""
     try:
-        return pickle.dumps(run) if run else None
+        return pickle.dumps((run, told(given_values(getattr(run, "config", None))))) if run else None
     except (pickle.PicklingError, AttributeError, TypeError):  # a stand-in for a run, in somebody's tests
         return None
 
 
 def unpickled(data: bytes) -> Run:
     """The run of the parent process, in the child: wandb attaches it to the parent's service at its first use."""
-    run: Run = pickle.loads(data)  # noqa: S301  # written by `pickled` in the parent of this very process
+    run: Run
+    run, config = pickle.loads(data)  # noqa: S301  # written by `pickled` in the parent of this very process
+    if config:
+        _fill_config(run, understood(config))
     return run
+
+
+def _fill_config(run: Run, values: Mapping[str, Any]) -> None:
+    """Put values into the config of an attached run, which wandb leaves empty.
+
+    They are in W&B already, perhaps with newer values that another child has set, so they must not be sent again.
+    wandb has only a private method that does not.
+    """
+    update = getattr(run.config, "_update", None)
+    if update is not None:
+        update(dict(values), allow_val_change=True, ignore_locked=True)
 
 
 def where(run: AnyRun, plan: RunPlan | None = None) -> str:

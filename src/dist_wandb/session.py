@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from dist_wandb import restart
 from dist_wandb import run as runs
 from dist_wandb.announcement import announcement
+from dist_wandb.config import Agreement
 from dist_wandb.ends import Ending, ProcessEnd, exit_code_of
 from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.opening import Opening, run_key, writer_keys
@@ -74,6 +75,7 @@ class Session:
         keeper: Keeps the note by which a later start finds the runs, on the rank that tells the job.
         reopen: Opens the run again, on disk, should wandb's own process die; given the config.
         attached: The unit's run where this rank only records the hardware of its node in it.
+        agreement: This rank's part in the agreement on the config.
 
     Attributes:
         brings_together: Whether the numbers of several ranks become one: if not, every rank's row is its own.
@@ -94,17 +96,20 @@ class Session:
         keeper: restart.Keeper | None = None,
         reopen: Callable[[Mapping[str, Any]], AnyRun] | None = None,
         attached: AnyRun | None = None,
+        agreement: Agreement | None = None,
     ) -> None:
         self.options = options
         self.topology = topology
         self.plan = plan
         self.owns_run = owns_run
-        self._record = Record(run, topology.global_rank, reopen or (lambda _: NullRun()))
+        self._record = Record(run, topology.global_rank, self._reopened)
+        self._reopen = reopen
         self._step_metric = step_metric
         self._rendezvous = rendezvous
         self._name = name
         self._first_row = first_row
         self._keeper = keeper
+        self._agreement = agreement or Agreement(options, topology, None)
         self._pid = os.getpid()
         self._row_maker = Rows(
             RunWriter(self._record, plan, step_metric),
@@ -115,8 +120,10 @@ class Session:
             rank=topology.global_rank,
         )
         self._unit = unit_of(topology, options.rank_scope)
-        self._exchange = self._make_exchange()
         self._attached = attached or NullRun()
+        self._agreement.reach_by(self._find_store)
+        self._agreement.attach(run, plan, self._unit.name)
+        self._exchange = self._make_exchange()
         self._rows = 0
         self._failure: int | None = None
         _sessions.append(self)
@@ -158,7 +165,20 @@ class Session:
 
     @property
     def config(self) -> Any:
-        """The run's config; on a rank without a run, something that accepts every use and does nothing."""
+        """The run's config; on a rank without a run, that of the run which its primary has.
+
+        There it reads the same, a heartbeat later at most. The first read waits for the primary to open its run, up to
+        `join_timeout`; if it never does, it reads what this rank was given. What is written there does not reach the
+        run: it shows on this rank, until the primary sets another value.
+
+        Example:
+            Two ranks, ``run_mode="auto"``, ``config={"lr": 0.1}``::
+
+                session.config["lr"]  # rank 0: 0.1; rank 1, which has no run: 0.1
+                if rank == 0:
+                    session.config.update({"lr": 0.2}, allow_val_change=True)
+                session.config.lr  # rank 0: 0.2; rank 1: 0.2 within a heartbeat
+        """
         return self.run.config
 
     def log(
@@ -236,6 +256,7 @@ class Session:
         Returns:
             Whether all that this rank logged is, together with what the other ranks logged for the same rows.
         """
+        self._agreement.catch_up()
         return self._exchange.flush(timeout, together=together)
 
     def finish(self, exit_code: int | None = None) -> None:
@@ -316,7 +337,10 @@ class Session:
         """
         if os.getpid() != self._pid:
             return  # a fork of the process that the session belongs to
+        if not failed:
+            self._agreement.catch_up()
         self._exchange.close(within, failed=failed)
+        self._agreement.let_go()
         self._forget()
         self._tell_of_unused_patterns()
 
@@ -334,6 +358,7 @@ class Session:
     def retire(self) -> None:
         """Be no longer a session: its run was finished behind its back, so nothing can be written."""
         self._exchange.retire()
+        self._agreement.let_go()
         self._forget()
         self._take_back_note()
 
@@ -373,7 +398,8 @@ class Session:
                 return HeldBack(self._row_maker, self._has_all_writers, self.options.limits)
             return StraightThrough(self._row_maker)
         spread = check_spread(self.options.spread)
-        return RoundsExchange(self._unit, self._find_store, self._row_maker, self.options.limits, spread)
+        look = self._agreement.look
+        return RoundsExchange(self._unit, self._find_store, self._row_maker, self.options.limits, spread, look)
 
     @property
     def writer(self) -> int:
@@ -390,6 +416,12 @@ class Session:
         if self._rendezvous is not None:
             return self._rendezvous
         return Rendezvous.find(self._name, self.topology, self.options.join_timeout)
+
+    def _reopened(self, config: Mapping[str, Any]) -> AnyRun:
+        """The run once more, on disk, with the config that it had."""
+        run = self._reopen(config) if self._reopen is not None else NullRun()
+        self._agreement.attach(run, self.plan, self._unit.name)
+        return run
 
     def _tell_of_unused_patterns(self) -> None:
         unused = [pattern for pattern in self._row_maker.unused if pattern != "*"]
@@ -478,6 +510,9 @@ def open_session(
     restart.check_resume(init_arguments, options, topology, has_store=has_store)
     if rendezvous:
         topology = learn_layout(rendezvous, topology, needed=_needs_layout(options, topology))
+    agreement = Agreement(options, topology, init_arguments.get("config"))
+    agreement.reach_by(lambda: rendezvous)
+    agreement.compare()
     keeper = earlier = None
     if restarts and tells_job(topology):
         keeper = restart.Keeper(restart.session_name(door, number), options, topology, init_arguments)
@@ -490,12 +525,14 @@ def open_session(
     adopted = adopt(plan) if adopt and plan.opens_run else None
     before = runs.running_run()
     has_run = any(session.run for session in _live_sessions()) or (topology.world_size > 1 and before is not None)
+    unit = unit_of(topology, options.rank_scope).name
     opening = Opening(
         options,
         topology,
         plan,
         rendezvous,
         init_arguments,
+        complete=lambda arguments: agreement.takeable(agreement.completed(arguments, plan, unit)),
         create_new=create_new and has_run,
         is_alone=not has_run and before is None,
         as_given=as_given,
@@ -519,6 +556,7 @@ def open_session(
         keeper=keeper,
         reopen=opening.reopen(step_metric),
         attached=attached,
+        agreement=agreement,
     )
     opening.tell(session.url, offline=runs.is_offline(run), writer=session.writer, first_row=first_row)
     if keeper is not None and owns_run and run and not run.disabled:
@@ -573,8 +611,9 @@ def init(
             with those who have.
         heartbeat: After how many seconds a rank that logs nothing takes part in an exchange all the same, so that
             what only others log is written.
-        config_sync: What to do about ranks that pass different values of `config`: `"warn"` once, raise an error
-            (`"check"`), or nothing (`"off"`). In any case the primary's values hold.
+        config_sync: What to do about ranks that pass different values for a name in `config`: `"warn"` once, raise an
+            error on all ranks (`"check"`, which waits for them up to `join_timeout`), or nothing (`"off"`). In any case
+            the primary's values hold; with ``run_mode="new"``, where each rank keeps its own, only `"check"` objects.
         system_metrics: With ``run_mode="auto"``: record the hardware of the primary's node (`"primary"`) or of all
             nodes (`"all-nodes"`).
         strict: Whether a run that W&B cannot open is an error. Otherwise it is written to disk, with a warning.
@@ -586,7 +625,7 @@ def init(
         The session of this rank, with `log`, `flush`, `finish`, `run`, `plan`, `topology`, `id`, `url` and `config`.
 
     Raises:
-        ConfigurationError: An argument that cannot be honoured.
+        ConfigurationError: An argument that cannot be honoured, or ``config_sync="check"`` and different configs.
         TopologyError: This process's rank is unknown, or the launcher's variables contradict each other.
         RendezvousError: The ranks could not agree on a run id within `join_timeout`.
 
@@ -736,7 +775,9 @@ def _share_job(
     _check_same_job(options, topology, job["options"])
     own = {name: value for name, value in init_arguments.items() if value is not None}
     if options.run_mode == "shared":  # every writer sends what describes the run, and W&B keeps what came last
-        return {**own, **job["arguments"], **{name: own[name] for name in ("dir", "mode") if name in own}}
+        places = {name: own[name] for name in ("dir", "mode") if name in own}
+        own.pop("config", None)
+        return {**own, **job["arguments"], **places}
     return {**job["arguments"], **own}
 
 

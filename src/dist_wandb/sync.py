@@ -211,6 +211,7 @@ class RoundsExchange:
         rows: Makes totals of contributions, and rows of what is finished.
         limits: How long, and how much, to wait.
         spread: Patterns of names whose spread over ranks is wanted.
+        look: Called now and then on the thread.
     """
 
     def __init__(
@@ -220,6 +221,7 @@ class RoundsExchange:
         rows: Rows,
         limits: Limits,
         spread: Sequence[str] = (),
+        look: Callable[[], None] = lambda: None,
     ) -> None:
         self.unit = unit
         self.limits = limits
@@ -228,6 +230,7 @@ class RoundsExchange:
         self.collectives = 0
         self._find = find
         self._rows = rows
+        self._look = look
         self._inbox: SimpleQueue[Contribution | _Flush | None] = SimpleQueue()
         self._waiting: deque[Contribution] = deque()  # for a device to compute what is in them
         self._flushes: list[_Flush] = []
@@ -564,6 +567,7 @@ class RoundsExchange:
 
     def _wait_for_reason(self) -> None:
         """Sleep until this rank has something to say, others wait for it, or a heartbeat has passed."""
+        self._look()
         is_idle = not (self._more or self.rounds.pending or self._closing)
         if not is_idle:
             timeout = 0.0

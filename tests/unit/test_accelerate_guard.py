@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -379,7 +380,7 @@ def test_attach_starts_a_tracker_that_accelerate_calls_and_wraps_nothing(fake_wa
     tracker = DistWandbTracker.attach(accelerator, "digits", config={"lr": 0.1}, tags=["a"], run_mode="shared")
     accelerator.log({"loss": 0.5}, step=1)
     accelerator.end_training()
-    assert fake_wandb.arguments == [{"project": "digits", "tags": ["a"]}]
+    assert fake_wandb.arguments == [{"project": "digits", "tags": ["a"], "config": {"lr": 0.1}}]
     (run,) = fake_wandb.runs
     assert (run.config, run.rows, run.exit_codes) == ({"lr": 0.1}, [{"loss": 0.5, "global_step": 1}], [None])
     assert accelerator.get_tracker("dist_wandb") is tracker
@@ -501,15 +502,16 @@ def test_off_the_main_process_init_trackers_reaches_the_tracker(
 
 
 @pytest.fixture
-def main_process_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[Options], Session]:
+def main_process_at(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Session]:
     """Open the session of the main process, beside this process, at a store that both reach."""
     store = dist.HashStore()
 
     def find(namespace: str, topology: Topology, timeout: float) -> Rendezvous:
         return Rendezvous(store, namespace, topology, timeout)
 
-    def open_on_main(options: Options) -> Session:
-        main = open_session(options, {}, door="DistWandbTracker", topology=Topology(0, 0, 0, 2, 2, 1), number=1)
+    def open_on_main(options: Options, config: dict[str, Any] | None = None) -> Session:
+        arguments = {} if config is None else {"config": config}
+        main = open_session(options, arguments, door="DistWandbTracker", topology=Topology(0, 0, 0, 2, 2, 1), number=1)
         main.release()
         return main
 
@@ -519,7 +521,7 @@ def main_process_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[Options], Sess
 
 @pytest.mark.usefixtures("off_main")
 def test_rows_that_came_before_the_main_process_are_written_once_it_has_started(
-    fake_wandb: FakeWandb, main_process_at: Callable[[Options], Session]
+    fake_wandb: FakeWandb, main_process_at: Callable[..., Session]
 ) -> None:
     accelerator = accelerator_with(DistWandbTracker())
     accelerator.log({"loss": 0.5})
@@ -537,7 +539,7 @@ def test_rows_that_came_before_the_main_process_are_written_once_it_has_started(
 
 @pytest.mark.usefixtures("off_main")
 def test_more_early_rows_than_are_kept_are_missed_aloud(
-    fake_wandb: FakeWandb, main_process_at: Callable[[Options], Session]
+    fake_wandb: FakeWandb, main_process_at: Callable[..., Session]
 ) -> None:
     tracker = DistWandbTracker()
     accelerator = accelerator_with(tracker)
@@ -550,3 +552,59 @@ def test_more_early_rows_than_are_kept_are_missed_aloud(
     main_process_at(Options("new", join_timeout=5.0))
     accelerator.log({"loss": 0.5}, step=most + 1)
     assert [row["global_step"] for row in fake_wandb.runs[1].rows] == list(range(1, most + 2))
+
+
+# --- the config -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("off_main", "fake_wandb")
+@pytest.mark.parametrize("way", ["init_trackers", "attach"])
+def test_a_rank_without_a_run_reads_the_main_processs_config_whatever_it_was_given(
+    main_process_at: Callable[..., Session], way: str
+) -> None:
+    main_process_at(Options(reduce=None, join_timeout=5.0), {"lr": 0.1})
+    accelerator = accelerator_with(DistWandbTracker(reduce=None, join_timeout=5.0))
+    ways: dict[str, Callable[[], object]] = {
+        "init_trackers": lambda: accelerator.init_trackers("digits", config={"lr": 0.2}),
+        "attach": lambda: DistWandbTracker.attach(accelerator, config={"lr": 0.2}),
+    }
+    with pytest.warns(UserWarning, match="'lr' is 0.2 on rank 1, but 0.1 on rank 0"):
+        ways[way]()
+    tracker = accelerator.get_tracker("dist_wandb")
+    assert dict(tracker.tracker.config) == dict(tracker.session.config) == {"lr": 0.1}
+    tracker.store_init_configuration({"own": 1})
+    assert tracker.tracker.config.own == 1
+
+
+@pytest.mark.usefixtures("off_main")
+def test_with_runs_of_their_own_ranks_keep_the_config_that_they_were_given(
+    fake_wandb: FakeWandb, main_process_at: Callable[..., Session]
+) -> None:
+    main_process_at(Options("new", join_timeout=5.0), {"lr": 0.1, "more": 1})
+    accelerator = accelerator_with(DistWandbTracker(run_mode="new", join_timeout=5.0))
+    accelerator.init_trackers("digits", config={"lr": 0.2})
+    assert fake_wandb.runs[1].config == {"lr": 0.2, "more": 1}
+
+
+@pytest.mark.usefixtures("off_main", "fake_wandb")
+def test_who_reads_the_config_before_the_main_process_has_begun_waits_for_it(
+    main_process_at: Callable[..., Session],
+) -> None:
+    config = (
+        accelerator_with(DistWandbTracker(reduce=None, join_timeout=20.0)).get_tracker("dist_wandb", unwrap=True).config
+    )
+    config.update({"own": 1})
+    assert config["own"] == 1
+    main = threading.Timer(0.2, main_process_at, [Options(reduce=None, join_timeout=5.0), {"lr": 0.1}])
+    main.start()
+    assert dict(config) == {"own": 1, "lr": 0.1}
+    main.join()
+
+
+@pytest.mark.usefixtures("off_main", "fake_wandb", "main_process_at")
+def test_if_the_main_process_never_begins_the_config_is_empty() -> None:
+    config = (
+        accelerator_with(DistWandbTracker(reduce=None, join_timeout=0.1)).get_tracker("dist_wandb", unwrap=True).config
+    )
+    with pytest.warns(UserWarning, match="main process did not call accelerator.init_trackers within 0.1 s"):
+        assert config.get("lr", 7) == 7

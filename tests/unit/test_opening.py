@@ -154,17 +154,12 @@ def test_a_secondary_that_cannot_attach_writes_to_disk_alone(job: Job, unreliabl
 @pytest.mark.usefixtures("fake_wandb")
 def test_more_writers_than_wandb_supports_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     plan = dist_wandb.plan_run(Topology(0, 0, 0, 301, 301, 1), "shared", "global", "exp")
+    topology = Topology(0, 0, 0, 301, 301, 1)
+    given = {"mode": "disabled"}
     way = opening.Opening(
-        Options("shared"),
-        Topology(0, 0, 0, 301, 301, 1),
-        plan,
-        None,
-        {},
-        create_new=False,
-        is_alone=True,
-        as_given=False,
+        Options("shared"), topology, plan, None, given, dict, create_new=False, is_alone=True, as_given=False
     )
-    way._warn_of_many()
+    way.run()
     assert "301 ranks write into the shared run exp, but W&B supports 300. Use rank_scope='worker'" in caplog.text
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import wandb
 
-from dist_wandb.run import is_finished
+from dist_wandb.run import _fill_config, is_finished, takes
+
+if TYPE_CHECKING:
+    from tests.conftest import FakeWandb
 
 
 @pytest.mark.usefixtures("bare_environment")
@@ -16,3 +20,15 @@ def test_wandb_tells_whether_a_run_is_finished(tmp_path: Path) -> None:
     assert not is_finished(run)
     run.finish()
     assert is_finished(run)
+
+
+def test_wandb_has_a_config_that_can_be_asked_what_it_takes() -> None:
+    assert takes(Path("a"))
+    assert not takes(object())
+
+
+def test_wandbs_config_can_be_filled_without_sending_anything(fake_wandb: FakeWandb) -> None:
+    run: Any = fake_wandb.init(config={"lr": 0.1})
+    _fill_config(run, {"lr": 0.2, "names": {1: "a"}})
+    assert dict(run.config) == {"lr": 0.2, "names": {1: "a"}}
+    assert run.config.sent == []

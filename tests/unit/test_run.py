@@ -895,6 +895,16 @@ def test_a_run_is_handed_on_as_a_pickle() -> None:
     assert runs.unpickled(data) == run
 
 
+def test_a_run_is_handed_on_with_its_config_which_wandb_leaves_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    run: Any = SimpleNamespace(config={"lr": 0.1, "names": {1: "a"}})
+    data = runs.pickled(run)
+    filled: list[object] = []
+    monkeypatch.setattr(runs, "_fill_config", lambda _, values: filled.append(values))
+    assert data is not None
+    assert runs.unpickled(data)
+    assert filled == [{"lr": 0.1, "names": {1: "a"}}]
+
+
 @pytest.mark.parametrize("run", [None, NullRun(), mock.Mock(), SimpleNamespace(handle=lambda: None)], ids=repr)
 def test_what_is_no_run_or_cannot_be_pickled_is_not_handed_on(run: Any) -> None:
     assert runs.pickled(run) is None

@@ -1,0 +1,41 @@
+"""One config on all ranks: real processes, real frameworks, real wandb, offline."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from processes import Finished, clean_environment, run_job, torchrun
+from stored import ended_runs
+
+SCRIPTS = Path(__file__).parent / "scripts"
+SUPPORT = Path(__file__).parents[1] / "support"
+REFUSED = "<object object>"
+
+
+def run(*commands: list[str | Path], cwd: Path) -> Finished:
+    environment = clean_environment(PYTHONPATH=str(SUPPORT))
+    return run_job(*commands, cwd=cwd, environment=environment, timeout=150).check()
+
+
+def test_every_rank_reads_the_config_of_a_sweep_with_what_rank_0_sets_later(tmp_path: Path) -> None:
+    finished = run(*torchrun(SCRIPTS / "config_everywhere.py", tmp_path), cwd=tmp_path)
+    config = {"lr": 0.5, "model": REFUSED, "net": {"h": [1]}, "steps": 7}
+    for where, runs in (("accelerate", 1), ("auto", 1), ("shared", 2), ("new", 2)):
+        start = f"SAW {where} "
+        seen = [json.loads(line.removeprefix(start)) for line in finished.lines(start)]
+        assert seen == [config] * 2
+        assert [stored.config for stored in ended_runs(tmp_path / where, runs)] == [config] * runs
+    warned = "UserWarning: The ranks were given different configs: 'lr' is 0.2 on rank 1, but 0.1 on rank 0."
+    assert finished.output.count(warned) == 2  # with "new", it is what that is for
+    assert finished.output.count("UserWarning: W&B cannot hold these values") == 4  # once for each session
+    assert finished.output.count("UserWarning") == 6
+
+
+def test_every_rank_of_a_trainer_reads_and_writes_the_config(tmp_path: Path) -> None:
+    finished = run([sys.executable, SCRIPTS / "config_lightning.py", str(tmp_path)], cwd=tmp_path)
+    config = {"lr": 0.1, "model": REFUSED, "written": [1, 2], "width": 2, "steps": 7}
+    assert [json.loads(line.removeprefix("SAW ")) for line in finished.lines("SAW ")] == [config] * 2
+    (stored,) = ended_runs(tmp_path, 1)
+    assert stored.config == config
