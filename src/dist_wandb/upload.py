@@ -224,8 +224,12 @@ def _copies(runs: Sequence[StoredRun]) -> Iterator[str]:
 
 
 def _missing_ranks(shared: Sequence[Sidecar]) -> str:
-    """The ranks of which there is no file; with worker scope the number of a run's ranks is not known."""
-    if any(sidecar.rank_scope != "global" for sidecar in shared):
+    """The ranks of which there is no file.
+
+    With worker scope the number of a run's ranks is not known; where ranks only attached for their nodes' hardware, nor
+    is theirs.
+    """
+    if any(sidecar.rank_scope != "global" or sidecar.run_mode != "shared" for sidecar in shared):
         return ""
     world_size = max(sidecar.world_size for sidecar in shared)
     missing = sorted(set(range(world_size)) - {sidecar.global_rank for sidecar in shared})

@@ -64,7 +64,7 @@ def of_rank(directory: Path, rank: int, *, world_size: int = 2, session: int = 1
     sidecar = Sidecar(
         run_id="exp",
         base_id="exp",
-        run_mode="shared",
+        run_mode=values.pop("run_mode", "shared"),
         rank_scope=scope,
         shared=True,
         label=f"rank-{rank}",
@@ -167,6 +167,11 @@ def test_of_many_missing_ranks_some_are_named(tmp_path: Path) -> None:
 
 def test_the_ranks_of_one_node_are_not_counted(tmp_path: Path) -> None:
     assert planned(of_rank(tmp_path, 0, world_size=8, rank_scope="worker")).refusals == ()
+
+
+def test_ranks_that_attached_for_hardware_alone_are_not_missed(tmp_path: Path) -> None:
+    """With ``system_metrics="all-nodes"`` one rank of each node has a file; how many nodes there are is not known."""
+    assert planned(of_rank(tmp_path, 0, world_size=8, run_mode="auto")).refusals == ()
 
 
 def test_several_primaries_are_refused(tmp_path: Path) -> None:
