@@ -147,7 +147,7 @@ class Agreement:
 
     def completed(self, init_arguments: Mapping[str, Any], plan: RunPlan, unit: str) -> Mapping[str, Any]:
         """The arguments of `wandb.init` for another writer of a shared run: what its primary has, if it has told."""
-        if not plan.shared or plan.primary:
+        if not plan.has_writers or plan.primary:
             return init_arguments
         record = self._peek(_config_key(unit))
         return init_arguments if record is None else {**init_arguments, "config": understood(record["values"])}
@@ -257,8 +257,9 @@ class Agreement:
         """Look now, but do not wait long for a store whose host has stalled."""
         if self._may_meet():
             looking = threading.Thread(target=self.look, kwargs={"at_once": True}, daemon=True)
-            looking.start()
-            looking.join(_PATIENCE)
+            with suppress(RuntimeError):  # Python is going down, and some versions start no threads then
+                looking.start()
+                looking.join(_PATIENCE)
 
     def _may_meet(self) -> bool:
         """Whether there are other ranks to ask: not in a fork either, where the connection is the parent's."""

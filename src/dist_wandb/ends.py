@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dist_wandb.errors import RendezvousError
 
@@ -21,9 +21,11 @@ if TYPE_CHECKING:
     from dist_wandb.policy import Unit
     from dist_wandb.rendezvous import Rendezvous
 
+_T = TypeVar("_T")
 FAILED = 1
 _CTRL_C = 255  # as wandb records it
 SIGTERM = 128 + signal.SIGTERM  # as shells report it
+STORE_PATIENCE = 2.0  # seconds that the job's store gets to answer
 _PAUSE = 0.02  # seconds between two looks whether writers have ended
 _AFTER_SIGTERM = 10.0  # seconds that runs get to end; launchers kill after 30
 
@@ -49,16 +51,16 @@ class Ending:
         Returns:
             `exit_code`; if it is that of a failure, that of the first one.
         """
-        if exit_code and self._rendezvous is not None:
-            with suppress(RendezvousError):
-                return int(self._rendezvous.claim(self._key("failed"), exit_code))
-        return exit_code
+        rendezvous = self._rendezvous
+        if not exit_code or rendezvous is None:
+            return exit_code
+        return int(briefly(lambda: rendezvous.claim(self._key("failed"), exit_code), exit_code))
 
     def tell_written(self) -> None:
         """Say that this rank writes nothing more into the unit's run."""
-        if self._rendezvous is not None:
-            with suppress(RendezvousError):
-                self._rendezvous.publish(self._written(self._unit.index), 1)
+        rendezvous = self._rendezvous
+        if rendezvous is not None:
+            briefly(lambda: rendezvous.publish(self._written(self._unit.index), 1), None)
 
     def await_writers(self, deadline: float, writers: Collection[int]) -> bool:
         """Wait for other ranks of the unit to have said `tell_written`.
@@ -71,21 +73,24 @@ class Ending:
             Whether they have.
         """
         awaited = [self._written(index) for index in writers]
-        if self._rendezvous is None or not awaited:
+        rendezvous = self._rendezvous
+        if rendezvous is None or not awaited:
             return True
-        with suppress(RendezvousError):
-            while not self._rendezvous.has(awaited):
-                if time.monotonic() >= deadline:
-                    return False
-                time.sleep(_PAUSE)
-        return True
+
+        def wait() -> bool:
+            with suppress(RendezvousError):
+                while not rendezvous.has(awaited):
+                    if time.monotonic() >= deadline:
+                        return False
+                    time.sleep(_PAUSE)
+            return True
+
+        return briefly(wait, False, max(0.0, deadline - time.monotonic()) + STORE_PATIENCE)
 
     def exit_code(self, gone: Collection[int]) -> int:
         """The exit code of the first rank that failed; 1 if some are gone without a word; else 0."""
-        told: Any = None
-        if self._rendezvous is not None:
-            with suppress(RendezvousError):
-                told = self._rendezvous.peek(self._key("failed"))
+        rendezvous = self._rendezvous
+        told = None if rendezvous is None else briefly(lambda: rendezvous.peek(self._key("failed")), None)
         return int(told or (FAILED if gone else 0))
 
     def _key(self, what: str) -> str:
@@ -93,6 +98,30 @@ class Ending:
 
     def _written(self, index: int) -> str:
         return self._key(f"written/{index}")
+
+
+def briefly(use_store: Callable[[], _T], otherwise: _T, within: float = STORE_PATIENCE) -> _T:
+    """Use the job's store, but do not wait for one that has stalled: its calls have no limit of their own.
+
+    Args:
+        use_store: Uses it.
+        otherwise: What counts if it does not answer, or is gone.
+        within: How long it is waited for, in seconds.
+    """
+    answers: list[_T] = []
+
+    def ask() -> None:
+        with suppress(RendezvousError):
+            answers.append(use_store())
+
+    asking = threading.Thread(target=ask, name="dist_wandb-store", daemon=True)
+    try:
+        asking.start()
+    except RuntimeError:  # Python is going down, and some versions start no threads then
+        ask()
+    else:
+        asking.join(within)
+    return answers[0] if answers else otherwise
 
 
 def exit_code_of(error: BaseException | None) -> int | None:
@@ -115,12 +144,13 @@ class ProcessEnd:
     """Calls a function when this process ends, before what was registered for its end until then.
 
     Args:
-        function: Given the exit code of the process, as far as it can be told: that of an exception which nobody
-            caught, or of `sys.exit` where `code_of_exit` tells it.
+        function: Given the exit code of the process, as far as it can be told (that of an exception which nobody
+            caught, or of `sys.exit` where `code_of_exit` tells it), and whether the process ends in the middle of its
+            work: by an exception or a signal, rather than by `sys.exit`.
         code_of_exit: What `sys.exit` was called with; `None` if that is not known.
     """
 
-    def __init__(self, function: Callable[[int], None], code_of_exit: Callable[[], int | None]) -> None:
+    def __init__(self, function: Callable[[int, bool], None], code_of_exit: Callable[[], int | None]) -> None:
         self._function = function
         self._code_of_exit = code_of_exit
         self._failure_before: object = None
@@ -159,24 +189,25 @@ class ProcessEnd:
 
         In a thread, since the main thread may have been interrupted anywhere: what it holds must not be waited for.
         """
-        if self._pid == os.getpid() and not self._is_ending:  # else a fork, such as a DataLoader's worker
+        if self._is_ending and self._pid == os.getpid():
+            return  # to be ended by several hands, as SLURM and torchrun's agent do, is no reason to hurry
+        if self._pid == os.getpid():  # else a fork, such as a DataLoader's worker
             self._is_ending = True
-            ending = threading.Thread(target=self._function, args=(SIGTERM,), daemon=True)
+            ending = threading.Thread(target=self._function, args=(SIGTERM, True), daemon=True)
             ending.start()
             ending.join(_AFTER_SIGTERM)
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
 
     def _end(self) -> None:
-        if self._pid == os.getpid():
-            self._function(self._exit_code())
-
-    def _exit_code(self) -> int:
+        if self._pid != os.getpid():
+            return
         in_flight = sys.exc_info()[1]  # in a child of multiprocessing, which ends within a `finally`
         failure = in_flight or _last_failure()
         if isinstance(failure, BaseException) and failure is not self._failure_before:
-            return exit_code_of(failure) or 0
-        return self._code_of_exit() or 0
+            self._function(exit_code_of(failure) or 0, not isinstance(failure, SystemExit))
+        else:
+            self._function(self._code_of_exit() or 0, False)
 
 
 def _last_failure() -> object:

@@ -72,6 +72,9 @@ class Opening:
                 self._tell({"error": str(error)})
                 raise
             return self._open_on_disk(error)
+        except Exception as error:
+            self._tell({"error": str(error)})  # arguments that wandb does not take: nobody is to wait for this run
+            raise
 
     def attach(self) -> AnyRun:
         """Attach to the unit's run for the hardware of this node, where the plan says so. Training needs it not."""
@@ -94,34 +97,40 @@ class Opening:
         """
         return self._try(offline=True)
 
-    def reopen(self, step_metric: str | None) -> Callable[[Mapping[str, Any]], AnyRun]:
-        """A function that opens the same run again, on disk, with the config that it is given."""
+    def again(self, run_id: str, config: Mapping[str, Any], step_metric: str | None) -> AnyRun:
+        """Open the same run again, on disk.
 
-        def open_again(config: Mapping[str, Any]) -> AnyRun:
-            again = replace(self, arguments={**self.arguments, "config": config}, create_new=True)
-            run = again.on_disk()
-            if step_metric is not None:
-                runs.define_step_metric(run, step_metric)
-            return run
+        Args:
+            run_id: Its id, which W&B may have made.
+            config: Its config.
+            step_metric: Name of its x axis; `None` for none.
 
-        return open_again
+        Raises:
+            UnavailableError: Not even that is possible.
+        """
+        kept = {name: value for name, value in self.arguments.items() if name not in ("fork_from", "resume_from")}
+        arguments = {**kept, "config": config, "id": run_id}
+        run = replace(self, arguments=arguments, complete=lambda given: given, create_new=True).on_disk()
+        if step_metric is not None:
+            runs.define_step_metric(run, step_metric)
+        return run
 
     def tell(self, url: str | None, *, offline: bool, writer: int, first_row: int = 0) -> None:
         """Tell other ranks that this rank's run is open: those without one, and the other writers of a shared one.
 
         Args:
             url: Address of the run.
-            offline: Whether it is on disk only.
+            offline: Whether it is anywhere but at the server.
             writer: Index of this rank in its unit.
             first_row: Where on the x axis rows without a step begin.
         """
+        self._tell_of_opening()
         self._tell({"url": url, "offline": offline, "first_row": first_row})
         if self.plan.has_writers and self.rendezvous is not None:
             self.rendezvous.publish(_writer_key(self.plan, writer), 1)
 
     def _open(self, *, offline: bool) -> AnyRun:
-        if self.plan.has_writers and self.plan.primary and self.rendezvous is not None:
-            self.rendezvous.publish(f"{run_key(self.plan)}/opening", 1)
+        self._tell_of_opening()
         attempts = _ATTEMPTS if self.plan.has_writers and not self.plan.primary else 1
         pause = _PAUSE
         for _ in range(attempts - 1):
@@ -177,6 +186,10 @@ class Opening:
         if "error" in told:
             raise UnavailableError(f"its primary could not open the run: {told['error']}")
         return bool(told["offline"])
+
+    def _tell_of_opening(self) -> None:
+        if self.plan.has_writers and self.plan.primary and self.rendezvous is not None:
+            self.rendezvous.publish(f"{run_key(self.plan)}/opening", 1)
 
     def _tell(self, what: Mapping[str, Any]) -> None:
         if self.rendezvous is not None and self.plan.announces:

@@ -32,10 +32,10 @@ class Record:
     Args:
         run: The run, or a `NullRun`.
         rank: Index of this rank in the job, for messages.
-        reopen: Opens another run of the same id on disk, given the config of the one that is lost.
+        reopen: Opens another run on disk, given the id and the config of the one that is lost.
     """
 
-    def __init__(self, run: AnyRun, rank: int, reopen: Callable[[Mapping[str, Any]], AnyRun]) -> None:
+    def __init__(self, run: AnyRun, rank: int, reopen: Callable[[str, Mapping[str, Any]], AnyRun]) -> None:
         self.run = run
         self._rank = rank
         self._reopen = reopen
@@ -49,25 +49,31 @@ class Record:
 
     def log(self, row: dict[str, Any], **kwargs: Any) -> None:
         """Log a row, as `wandb.Run.log` does; if wandb's own process is gone, into a record on disk."""
+        run = self.run
         try:
-            self.run.log(row, **kwargs)
+            run.log(row, **kwargs)
         except OSError as error:
-            self._switch(self.run, error)
+            self._switch(run, error)
             self.run.log(row, **kwargs)
         now = time.monotonic()
-        self._unsafe.append((now, row))
-        while self._unsafe and self._unsafe[0][0] < now - _UNSAFE:
-            self._unsafe.popleft()
+        with self._lock:
+            self._unsafe.append((now, row))
+            while self._unsafe and self._unsafe[0][0] < now - _UNSAFE:
+                self._unsafe.popleft()
 
     def finish(self, exit_code: int | None) -> str | None:
-        """End the run; what went wrong, as `dist_wandb.run.finish` says it."""
+        """End the run; what went wrong, as `dist_wandb.run.finish` says it. Never raises."""
+        run = self.run
+        try:
+            return runs.finish(run, exit_code)
+        except Exception as error:  # noqa: BLE001  # OSError or one of wandb's own: its process is gone
+            self._switch(run, error)
         try:
             return runs.finish(self.run, exit_code)
-        except OSError as error:
-            self._switch(self.run, error)
-            return runs.finish(self.run, exit_code)
+        except Exception as error:  # noqa: BLE001  # training has ended well all the same
+            return f"the run {run.id} could not be ended: {error!r}"
 
-    def _switch(self, lost: AnyRun, error: OSError) -> None:
+    def _switch(self, lost: AnyRun, error: Exception) -> None:
         """Go on in another run of the same id, on disk, beginning with what the lost one had not written there yet."""
         with self._lock:
             if self.run is not lost:
@@ -84,7 +90,7 @@ class Record:
             )
             self._service = _Service.replace(self._service)
             try:
-                self.run = self._reopen(dict(lost.config))
+                self.run = self._reopen(str(lost.id), dict(lost.config))
             except DistWandbError as second:
                 self.run = NullRun()
                 _log.warning("dist_wandb: rank %d cannot write it there: %s. It logs no more.", self._rank, second)
@@ -118,8 +124,15 @@ class _Service:
 
 def _fingerprint(row: Mapping[str, Any]) -> frozenset[tuple[str, float | str]]:
     """What tells a row from others, as it is logged and as it is read back: its numbers."""
+    numbers = {name: _number(value) for name, value in row.items() if not name.startswith("_")}
     return frozenset(
-        (name, "NaN" if math.isnan(value) else float(value))
-        for name, value in row.items()
-        if isinstance(value, (int, float)) and not name.startswith("_")
+        (name, "NaN" if math.isnan(number) else number) for name, number in numbers.items() if number is not None
     )
+
+
+def _number(value: Any) -> float | None:
+    """Numbers of Python and numpy, and tensors of one element; `None` for what is no number."""
+    with suppress(Exception):  # values have code of their own
+        plain = value.item() if hasattr(value, "item") else value
+        return float(plain) if isinstance(plain, (int, float)) else None
+    return None

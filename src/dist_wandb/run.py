@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import json
+import logging
 import math
 import os
 import pickle
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
     Run: TypeAlias = wandb.Run
     AnyRun: TypeAlias = "wandb.Run | NullRun"
+
+_log = logging.getLogger("dist_wandb")
 
 Mode = Literal["online", "offline", "disabled"]
 
@@ -421,7 +424,16 @@ def open_run(
     _make_directory(arguments)
     run = _init(arguments)
     if topology.world_size > 1 and (run.offline or plan.has_writers) and not run.disabled:
-        _write_sidecar(run, plan, topology)
+        try:
+            _write_sidecar(run, plan, topology)
+        except OSError as error:
+            _log.warning(
+                "dist_wandb: rank %d could not write %s beside its run (%s). Without it dist-wandb sync does not know "
+                "the run's place in the job.",
+                topology.global_rank,
+                SIDECAR_NAME,
+                error.strerror or error,
+            )
     return run
 
 
@@ -740,9 +752,9 @@ def where(run: AnyRun, plan: RunPlan | None = None) -> str:
     return f"offline, in {directory}"
 
 
-def is_offline(run: AnyRun) -> bool:
-    """Whether a run is on disk only."""
-    return bool(run and run.offline)
+def is_online(run: AnyRun) -> bool:
+    """Whether W&B's server has a run, rather than a disk or nobody."""
+    return bool(run) and not run.offline and not run.disabled
 
 
 def url(run: AnyRun) -> str | None:

@@ -19,7 +19,7 @@ from dist_wandb import restart
 from dist_wandb import run as runs
 from dist_wandb.announcement import announcement
 from dist_wandb.config import Agreement
-from dist_wandb.ends import Ending, ProcessEnd, exit_code_of
+from dist_wandb.ends import Ending, ProcessEnd, briefly, exit_code_of
 from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.opening import Opening, run_key, writer_keys
 from dist_wandb.options import ConfigSync, Options, SystemMetrics
@@ -73,7 +73,7 @@ class Session:
         name: Name of the session, equal on all ranks.
         first_row: Place on the x axis of the first row without a step: behind those of a run that is continued.
         keeper: Keeps the note by which a later start finds the runs, on the rank that tells the job.
-        reopen: Opens the run again, on disk, should wandb's own process die; given the config.
+        opening: How the run was opened: to tell others of it, and to open it again should wandb's own process die.
         attached: The unit's run where this rank only records the hardware of its node in it.
         agreement: This rank's part in the agreement on the config.
 
@@ -94,7 +94,7 @@ class Session:
         name: str = "",
         first_row: int = 0,
         keeper: restart.Keeper | None = None,
-        reopen: Callable[[Mapping[str, Any]], AnyRun] | None = None,
+        opening: Opening | None = None,
         attached: AnyRun | None = None,
         agreement: Agreement | None = None,
     ) -> None:
@@ -103,7 +103,7 @@ class Session:
         self.plan = plan
         self.owns_run = owns_run
         self._record = Record(run, topology.global_rank, self._reopened)
-        self._reopen = reopen
+        self._opening = opening
         self._step_metric = step_metric
         self._rendezvous = rendezvous
         self._name = name
@@ -278,30 +278,43 @@ class Session:
         """
         self._failure = exit_code or None
 
-    def _finish(self, exit_code: int | None, within: float) -> None:
+    def _finish(self, exit_code: int | None, within: float, *, failed: bool | None = None) -> None:
         if self not in _sessions or os.getpid() != self._pid:
             return
+        failed = bool(self._failure) or (bool(exit_code) if failed is None else failed)  # then nobody is waited for
         exit_code = exit_code or self._failure or exit_code
         deadline = time.monotonic() + within
-        ending = Ending(None if self.plan.run_mode == "new" else self._rendezvous, self._unit)
+        ending = self._ending()
         exit_code = ending.tell(exit_code)
-        self.release(failed=bool(exit_code), within=within)
+        self.release(failed=failed, within=within)
         if self.owns_run and not self.plan.primary:
             self._end_run(exit_code)
             ending.tell_written()
         elif self.owns_run:
-            exit_code = self._finish_last(ending, exit_code, deadline)
+            exit_code = self._finish_last(ending, exit_code, None if failed else deadline)
         if not exit_code:
             self._take_back_note()
+
+    def _ending(self) -> Ending:
+        return Ending(None if self.plan.run_mode == "new" else self._rendezvous, self._unit)
 
     def _take_back_note(self) -> None:
         """No later start is to continue runs that have ended well."""
         if self._keeper is not None:
-            self._keeper.take_back()
+            briefly(self._keeper.take_back, None)
 
-    def _finish_last(self, ending: Ending, exit_code: int | None, deadline: float) -> int | None:
-        """End the run as its primary: after its other writers, and with the exit code of the first that failed."""
-        if not exit_code:
+    def _finish_last(self, ending: Ending, exit_code: int | None, deadline: float | None) -> int | None:
+        """End the run as its primary: after its other writers, and with the exit code of the first that failed.
+
+        Args:
+            ending: What the ranks tell each other.
+            exit_code: This rank's.
+            deadline: Until when the other writers are waited for; `None` if they are not.
+
+        Returns:
+            The run's exit code.
+        """
+        if deadline is not None:
             lost = self._exchange.lost
             if self.plan.has_writers and not ending.await_writers(deadline, self._writers() - lost):
                 _log.warning(
@@ -310,21 +323,24 @@ class Session:
                     self.topology.global_rank,
                     self.plan.run_id,
                 )
-            exit_code = ending.exit_code(lost) or exit_code
+            exit_code = exit_code or ending.exit_code(lost) or exit_code
         self._end_run(exit_code)
         return exit_code
 
     def _writers(self) -> set[int]:
         """Indices in the unit of the other ranks that write into its run."""
-        if self._rendezvous is None:
+        rendezvous, keys = self._rendezvous, dict(enumerate(writer_keys(self.plan, self._unit)))
+        if rendezvous is None:
             return set()
-        with suppress(RendezvousError):
-            keys = dict(enumerate(writer_keys(self.plan, self._unit)))
-            return {index for index, key in keys.items() if self._rendezvous.has([key])} - {self._unit.index}
-        return set()
+        none: set[int] = set()
+        attached = briefly(lambda: {index for index, key in keys.items() if rendezvous.has([key])}, none)
+        return attached - {self._unit.index}
 
     def _end_run(self, exit_code: int | None) -> None:
-        problem = runs.finish(self._attached, exit_code) if self._attached else self._record.finish(exit_code)
+        if self._attached:
+            with suppress(Exception):  # only system metrics of this node, which training needs not
+                runs.finish(self._attached, exit_code)
+        problem = self._record.finish(exit_code)
         if problem:
             _log.warning("dist_wandb: rank %d: %s", self.topology.global_rank, problem)
 
@@ -344,14 +360,15 @@ class Session:
         self._forget()
         self._tell_of_unused_patterns()
 
-    def end_with_process(self, exit_code: int) -> None:
+    def end_with_process(self, exit_code: int, *, failed: bool) -> None:
         """Finish, as the process ends and nobody has.
 
         Args:
             exit_code: Of the process.
+            failed: Whether it ends in the middle of its work.
         """
         try:
-            self._finish(exit_code, min(self.options.limits.finish_timeout, WITHOUT_FINISH))
+            self._finish(exit_code, min(self.options.limits.finish_timeout, WITHOUT_FINISH), failed=failed)
         except Exception:  # noqa: BLE001  # other sessions must end as well
             _log.exception("dist_wandb: the run of rank %d could not be ended", self.topology.global_rank)
 
@@ -360,10 +377,12 @@ class Session:
         self._exchange.retire()
         self._agreement.let_go()
         self._forget()
+        self._ending().tell_written()
         self._take_back_note()
 
     def _forget(self) -> None:
-        _sessions.remove(self)
+        if self in _sessions:
+            _sessions.remove(self)
         if not _sessions:
             _process_end.let_sigterm_be()
 
@@ -389,22 +408,26 @@ class Session:
         if self._rendezvous is not None and tells_job(self.topology):
             self._rendezvous.publish(BASE_ID, self.plan.base_id)
             _tell_job(self.options, self._rendezvous, init_arguments)
+        if self._opening is not None:
+            self._opening = replace(self._opening, rendezvous=self._rendezvous)
+            self.tell_of_run()
+
+    def tell_of_run(self) -> None:
+        """Tell other ranks of this rank's run, as far as there is a store."""
+        if self._opening is not None:
+            is_online = runs.is_online(self.run)
+            self._opening.tell(self.url, offline=not is_online, writer=self._unit.index, first_row=self._first_row)
 
     def _make_exchange(self) -> Exchange:
         self.brings_together = self._unit.size > 1 and self.options.reductions is not None
         if not self.brings_together:
-            awaits_writers = self.plan.shared and self._rendezvous is not None and not runs.is_offline(self.run)
+            awaits_writers = self.plan.shared and self._rendezvous is not None and runs.is_online(self.run)
             if awaits_writers:
                 return HeldBack(self._row_maker, self._has_all_writers, self.options.limits)
             return StraightThrough(self._row_maker)
         spread = check_spread(self.options.spread)
         look = self._agreement.look
         return RoundsExchange(self._unit, self._find_store, self._row_maker, self.options.limits, spread, look)
-
-    @property
-    def writer(self) -> int:
-        """Index of this rank among the ranks of its unit."""
-        return self._unit.index
 
     def _has_all_writers(self) -> bool:
         try:
@@ -417,10 +440,11 @@ class Session:
             return self._rendezvous
         return Rendezvous.find(self._name, self.topology, self.options.join_timeout)
 
-    def _reopened(self, config: Mapping[str, Any]) -> AnyRun:
-        """The run once more, on disk, with the config that it had."""
-        run = self._reopen(config) if self._reopen is not None else NullRun()
+    def _reopened(self, run_id: str, config: Mapping[str, Any]) -> AnyRun:
+        """The run once more, on disk, with the id and the config that it had."""
+        run = self._opening.again(run_id, config, self._step_metric) if self._opening is not None else NullRun()
         self._agreement.attach(run, self.plan, self._unit.name)
+        _process_end.register()  # to come before the end of wandb's new process
         return run
 
     def _tell_of_unused_patterns(self) -> None:
@@ -554,11 +578,11 @@ def open_session(
         name=name,
         first_row=first_row,
         keeper=keeper,
-        reopen=opening.reopen(step_metric),
+        opening=opening,
         attached=attached,
         agreement=agreement,
     )
-    opening.tell(session.url, offline=runs.is_offline(run), writer=session.writer, first_row=first_row)
+    session.tell_of_run()
     if keeper is not None and owns_run and run and not run.disabled:
         keeper.leave(plan.base_id or str(run.id))
         if earlier is not None:
@@ -680,11 +704,11 @@ def get_run() -> Session | NullRun:
 _sessions: list[Session] = []
 
 
-def _end_with_process(exit_code: int) -> None:
+def _end_with_process(exit_code: int, failed: bool) -> None:
     """Finish what nobody has finished: the last session first, and the threads at last."""
     for session in reversed(_sessions.copy()):
-        session.end_with_process(exit_code)
-    end_all(failed=bool(exit_code))
+        session.end_with_process(exit_code, failed=failed)
+    end_all(failed=failed)
 
 
 _process_end = ProcessEnd(_end_with_process, runs.code_of_exit)
@@ -774,7 +798,8 @@ def _share_job(
     job = rendezvous.fetch(_JOB, "rank 0")
     _check_same_job(options, topology, job["options"])
     own = {name: value for name, value in init_arguments.items() if value is not None}
-    if options.run_mode == "shared":  # every writer sends what describes the run, and W&B keeps what came last
+    if options.run_mode == "shared" or (options.run_mode == "auto" and options.all_nodes):
+        # every writer sends what describes the run, and W&B keeps what came last
         places = {name: own[name] for name in ("dir", "mode") if name in own}
         own.pop("config", None)
         return {**own, **job["arguments"], **places}
@@ -805,7 +830,11 @@ def _first_row(plan: RunPlan, run: AnyRun, rendezvous: Rendezvous | None, init_a
         return restart.next_row(run, STEP_METRIC, init_arguments)
     if not runs.continues(init_arguments):
         return 0
-    return int(rendezvous.fetch(run_key(plan), "its primary").get("first_row", 0))
+    try:
+        return int(rendezvous.fetch(run_key(plan), "its primary").get("first_row", 0))
+    except RendezvousError as error:
+        _log.warning("dist_wandb: rows without a step begin at 0 under this rank's label: %s", error)
+        return 0
 
 
 def told_job(door: str, topology: Topology, timeout: float) -> dict[str, Any] | None:

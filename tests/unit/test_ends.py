@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch.distributed as dist
 
+from dist_wandb import ends
 from dist_wandb.ends import Ending, ProcessEnd, exit_code_of
 from dist_wandb.policy import Unit, unit_of
 from dist_wandb.rendezvous import Rendezvous
@@ -145,6 +146,24 @@ def test_a_rank_that_fails_waits_for_nobody(job: Job) -> None:
     assert codes_of(first) == [1]
 
 
+def test_a_process_that_exits_with_a_code_waits_as_one_that_ends_well(job: Job) -> None:
+    first, second, third = job(THREE, lambda _: {"id": "exp"}, run_mode="shared")
+    for session in (first, second, third):
+        session.log({"loss": float(session.topology.global_rank)}, step=0)
+    others = [
+        threading.Thread(target=session.end_with_process, args=(3,), kwargs={"failed": False})
+        for session in (second, third)
+    ]
+    for thread in others:
+        thread.start()
+    first.end_with_process(3, failed=False)
+    for thread in others:
+        thread.join()
+    run: Any = first.run
+    assert run.rows == [{"loss": 1.0, "rank-0/loss": 0.0, "global_step": 0}]
+    assert codes_of(first) == [3]
+
+
 def test_a_failure_that_was_told_before_the_end_is_the_runs_unless_it_was_overcome(
     job: Job, fake_wandb: FakeWandb
 ) -> None:
@@ -177,26 +196,26 @@ def test_what_an_exception_means(error: BaseException | None, code: int | None) 
 
 
 @pytest.fixture
-def codes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def codes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
     monkeypatch.setattr(atexit, "register", lambda _: None)
     monkeypatch.delattr(sys, "last_value", raising=False)
     return []
 
 
 def test_an_exception_that_nobody_caught_is_the_code_of_the_process(
-    codes: list[int], monkeypatch: pytest.MonkeyPatch
+    codes: list[tuple[int, bool]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    end = ProcessEnd(codes.append, lambda: 3)
+    end = ProcessEnd(lambda code, failed: codes.append((code, failed)), lambda: 3)
     monkeypatch.setattr(sys, "last_value", ValueError(), raising=False)  # an earlier one, of an interactive shell
     end.register()
     end._end()
     monkeypatch.setattr(sys, "last_value", KeyboardInterrupt())
     end._end()
-    assert codes == [3, 255]
+    assert codes == [(3, False), (255, True)]
 
 
-def test_a_child_of_multiprocessing_ends_while_its_exception_is_under_way(codes: list[int]) -> None:
-    end = ProcessEnd(codes.append, lambda: None)
+def test_a_child_of_multiprocessing_ends_while_its_exception_is_under_way(codes: list[tuple[int, bool]]) -> None:
+    end = ProcessEnd(lambda code, failed: codes.append((code, failed)), lambda: None)
     end.register()
     try:
         try:
@@ -206,20 +225,22 @@ def test_a_child_of_multiprocessing_ends_while_its_exception_is_under_way(codes:
     except SystemExit:
         end._end()
     end._end()
-    assert codes == [4, 4, 0]
+    assert codes == [(4, False), (4, False), (0, False)]
 
 
-def test_a_fork_ends_nothing(codes: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    end = ProcessEnd(codes.append, lambda: None)
+def test_a_fork_ends_nothing(codes: list[tuple[int, bool]], monkeypatch: pytest.MonkeyPatch) -> None:
+    end = ProcessEnd(lambda code, failed: codes.append((code, failed)), lambda: None)
     end.register()
     monkeypatch.setattr(os, "getpid", lambda: -1)
     end._end()
     assert codes == []
 
 
-def test_sigterm_ends_runs_first_and_then_the_process(codes: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sigterm_ends_runs_first_and_then_the_process(
+    codes: list[tuple[int, bool]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     killed: list[tuple[int, int]] = []
-    end = ProcessEnd(codes.append, lambda: None)
+    end = ProcessEnd(lambda code, failed: codes.append((code, failed)), lambda: None)
     end.register()
     end.catch_sigterm()
     try:
@@ -229,12 +250,52 @@ def test_sigterm_ends_runs_first_and_then_the_process(codes: list[int], monkeypa
             assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    assert codes == [143]
+    assert codes == [(143, True)]
     assert killed == [(os.getpid(), signal.SIGTERM)]
 
 
-def test_who_handles_sigterm_is_left_alone(codes: list[int]) -> None:
-    end = ProcessEnd(codes.append, lambda: None)
+def test_a_second_sigterm_does_not_disturb_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    killed: list[int] = []
+    ended: list[int] = []
+
+    def end_slowly(code: int, _failed: bool) -> None:
+        ended.append(code)
+        time.sleep(0.3)
+        ended.append(code)
+
+    end = ProcessEnd(end_slowly, lambda: None)
+    monkeypatch.setattr(atexit, "register", lambda _: None)
+    end.register()
+    end.catch_sigterm()
+    main = threading.get_ident()
+    threading.Timer(0.1, lambda: signal.pthread_kill(main, signal.SIGTERM)).start()
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "kill", lambda _, number: killed.append(len(ended) * 100 + number))
+            signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    assert killed == [200 + signal.SIGTERM]
+
+
+def test_a_store_that_has_stalled_is_not_waited_for() -> None:
+    stalled = threading.Event()
+    begun = time.monotonic()
+    assert ends.briefly(stalled.wait, otherwise=True, within=0.1) is True
+    assert time.monotonic() - begun < 5
+    stalled.set()
+
+
+def test_where_no_thread_can_be_started_the_store_is_asked_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert ends.briefly(lambda: 3, 0) == 3
+
+
+def test_who_handles_sigterm_is_left_alone(codes: list[tuple[int, bool]]) -> None:
+    end = ProcessEnd(lambda code, failed: codes.append((code, failed)), lambda: None)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
         end.catch_sigterm()

@@ -13,6 +13,7 @@ from dist_wandb import opening, session
 from dist_wandb import run as runs
 from dist_wandb.errors import UnavailableError
 from dist_wandb.options import Options
+from dist_wandb.rendezvous import Rendezvous
 from dist_wandb.run import NullRun
 from dist_wandb.topology import Topology
 
@@ -161,6 +162,47 @@ def test_more_writers_than_wandb_supports_are_warned_of(caplog: pytest.LogCaptur
     )
     way.run()
     assert "301 ranks write into the shared run exp, but W&B supports 300. Use rank_scope='worker'" in caplog.text
+
+
+@pytest.mark.usefixtures("store")
+def test_a_primary_that_opens_before_there_is_a_store_tells_of_its_run_later(
+    fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {"id": "exp"}
+    with monkeypatch.context() as patch:
+        patch.setattr(Rendezvous, "find", lambda *_, **__: None)
+        first = session.open_session(Options("shared"), given, door="test", topology=TWO[0], number=1)
+    first.meet(given, "test", 1)
+    options = Options("shared", join_timeout=5.0)
+    second = session.open_session(options, given, door="test", topology=TWO[1], number=1, create_new=False)
+    assert second.run
+    assert len(fake_wandb.runs) == 2
+
+
+@pytest.mark.usefixtures("store")
+def test_who_attaches_for_hardware_sends_what_the_primary_sends(fake_wandb: FakeWandb) -> None:
+    nodes = [Topology(rank, 0, rank, 2, 1, 2) for rank in range(2)]
+    options = Options(system_metrics="all-nodes", join_timeout=5.0)
+    mine = {"id": "exp", "name": "nm", "config": {"lr": 0.1}}
+    theirs = {"id": "exp", "name": "other", "tags": ["t"], "config": {"lr": 0.2}}
+    for topology, given in zip(nodes, (mine, theirs), strict=True):
+        session.open_session(options, given, door="test", topology=topology, number=1, create_new=False)
+    first, second = fake_wandb.arguments
+    assert {name: second[name] for name in mine} == {name: first[name] for name in mine} == mine
+    assert second["settings"].x_label == "worker-1"
+    assert second["reinit"] == "create_new"
+
+
+def test_a_disk_that_takes_no_file_beside_the_run_ends_no_training(
+    job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(runs, "_write_sidecar", full)
+    first, _ = job(TWO, lambda _: {"id": "exp", "mode": "offline"})
+    assert first.run.offline
+    assert "rank 0 could not write dist-wandb.json beside its run (No space left on device)" in caplog.text
 
 
 # --- rows wait for all writers ----------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import torch
 
 import dist_wandb
 from dist_wandb import record
@@ -56,9 +57,9 @@ class Stand:
     def _clear_away(self) -> None:
         self.cleared += 1
 
-    def _reopen(self, config: Mapping[str, Any]) -> Any:
+    def _reopen(self, run_id: str, config: Mapping[str, Any]) -> Any:
         self.config = config
-        return self.fake.init(id="exp", mode="offline")
+        return self.fake.init(id=run_id, mode="offline")
 
 
 @pytest.fixture
@@ -88,8 +89,8 @@ def test_when_it_dies_they_go_on_where_the_file_ends(stand: Stand, caplog: pytes
 
 
 def test_rows_that_cannot_be_told_apart_by_numpy_or_nan_are_not_doubled(stand: Stand) -> None:
-    stand.record.log({"loss": float("nan"), "lr": np.float64(0.5)})
-    stand.on_disk = [{"loss": float("nan"), "lr": 0.5}]
+    stand.record.log({"loss": float("nan"), "lr": np.float32(0.1), "acc": torch.tensor(0.25)})
+    stand.on_disk = [{"loss": float("nan"), "lr": float(np.float32(0.1)), "acc": 0.25}]
     stand.kill()
     stand.record.log({"loss": 1.0})
     assert stand.second.rows == [{"loss": 1.0}]
@@ -124,10 +125,24 @@ def test_a_process_that_is_gone_at_the_end_leaves_the_last_rows_in_a_record(stan
     assert stand.second.exit_codes == [0]
 
 
+def test_an_error_of_wandbs_own_at_the_end_is_no_error_of_the_training(stand: Stand) -> None:
+    class HandleAbandonedError(Exception):
+        pass
+
+    def abandoned(**_: Any) -> None:
+        raise HandleAbandonedError
+
+    stand.record.log({"loss": 1.0})
+    stand.lost.finish = abandoned  # type: ignore[method-assign, assignment]
+    stand.fake.init, init = lambda **_: stand.lost, stand.fake.init  # type: ignore[method-assign]  # nor does the next
+    assert stand.record.finish(0) == "the run exp could not be ended: HandleAbandonedError()"
+    stand.fake.init = init  # type: ignore[method-assign]
+
+
 def test_if_no_record_can_be_made_training_goes_on(
     stand: Stand, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def full(_: object) -> Any:
+    def full(*_: object) -> Any:
         raise UnavailableError("disk full")
 
     monkeypatch.setattr(stand.record, "_reopen", full)
@@ -151,7 +166,8 @@ def test_two_runs_of_a_process_replace_wandbs_process_once(
 
 def test_a_session_shows_the_run_that_it_writes_into(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs, "clear_away", lambda: None)
-    session = dist_wandb.init("digits", id="exp")
+    session = dist_wandb.init("digits", config={"lr": 0.1})
+    session.config.update({"epochs": 3})
     fake_wandb.runs[0].log = dead  # type: ignore[method-assign]
     session.log({"loss": 1.0}, step=1)
     run: Any = session.run
@@ -159,5 +175,7 @@ def test_a_session_shows_the_run_that_it_writes_into(fake_wandb: FakeWandb, monk
     assert fake_wandb.runs[1].offline
     assert fake_wandb.runs[1].rows == [{"loss": 1.0, "global_step": 1}]
     assert fake_wandb.arguments[1]["reinit"] == "create_new"
+    assert fake_wandb.arguments[1]["id"] == fake_wandb.runs[0].id == "made-by-wandb-0"
+    assert session.config["epochs"] == 3
     session.finish()
     assert fake_wandb.runs[1].exit_codes == [None]
