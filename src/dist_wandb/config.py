@@ -70,6 +70,7 @@ class Agreement:
         self._has_compared = self._sync == "off" or tells_job(topology)
         self._has_told_given = self._sync == "off" or not tells_job(topology)
         self._find: Callable[[], Rendezvous | None] = lambda: None
+        self._replace_run: Callable[[Exception], None] | None = None
         self._rendezvous: Rendezvous | None = None
         self._pid = os.getpid()
         self._lock = threading.RLock()
@@ -94,6 +95,18 @@ class Agreement:
     def reach_by(self, find: Callable[[], Rendezvous | None]) -> None:
         """Say how the job's store is found, which may be there later than this rank's session."""
         self._find = find
+
+    def on_lost(self, replace_run: Callable[[Exception], None]) -> None:
+        """Say what is to be done if wandb's own process is found gone: it has to `attach` the run's replacement."""
+        self._replace_run = replace_run
+
+    def rescue(self, values: Mapping[str, Any], error: OSError) -> None:
+        """Write values that wandb could not take, as its own process is gone, into what replaces the run."""
+        if self._replace_run is None:
+            raise error
+        self._replace_run(error)
+        if self._config is not None:
+            _plainly_update(self._config, values)
 
     def compare(self) -> None:
         """Tell what this rank was given; with ``config_sync="check"``, agree with all ranks whether that is the same.
@@ -625,6 +638,8 @@ class _Watching:
         """Write values; whether wandb can hold all of them. What it refuses for other reasons, the user is to know."""
         try:
             write(values)
+        except OSError as error:
+            self._agreement_of().rescue(given_values(values), error)
         except Exception as error:
             if runs.is_wandbs_own(error) or not isinstance(values, dict):
                 raise

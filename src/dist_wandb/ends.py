@@ -9,9 +9,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, TypeVar
 
 from dist_wandb.errors import RendezvousError
 
@@ -155,14 +155,15 @@ class ProcessEnd:
         self._code_of_exit = code_of_exit
         self._failure_before: object = None
         self._pid: int | None = None
-        self._handler_before: Any = None
         self._is_ending = False
+        self._finishing = 0
+        self._is_due = False
 
     def register(self) -> None:
         """Be the first to be called, from now on. wandb registers an end of its own when its first run is opened."""
         if self._pid != os.getpid():  # in a fork nothing is registered
             self._failure_before = _last_failure()
-            self._handler_before = None
+            self._finishing, self._is_due = 0, False
         if multiprocessing.parent_process() is None:
             atexit.unregister(self._end)
             atexit.register(self._end)
@@ -184,6 +185,17 @@ class ProcessEnd:
         if is_main and signal.getsignal(signal.SIGTERM) == self._on_sigterm:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
+    @contextmanager
+    def finishing(self) -> Iterator[None]:
+        """While a run is being ended by the main thread, SIGTERM waits for that, though not for long."""
+        self._finishing += 1
+        try:
+            yield
+        finally:
+            self._finishing -= 1
+            if self._is_due and not self._finishing:
+                _die_of(signal.SIGTERM)
+
     def _on_sigterm(self, number: int, _frame: FrameType | None) -> None:
         """End the runs, then die of the signal as the process would have.
 
@@ -191,13 +203,19 @@ class ProcessEnd:
         """
         if self._is_ending and self._pid == os.getpid():
             return  # to be ended by several hands, as SLURM and torchrun's agent do, is no reason to hurry
+        if self._finishing and self._pid == os.getpid():
+            self._is_due = True
+            limit = threading.Timer(_AFTER_SIGTERM, os._exit, (SIGTERM,))
+            limit.daemon = True
+            with suppress(RuntimeError):  # Python is going down, and some versions start no threads then
+                limit.start()
+            return
         if self._pid == os.getpid():  # else a fork, such as a DataLoader's worker
             self._is_ending = True
             ending = threading.Thread(target=self._function, args=(SIGTERM, True), daemon=True)
             ending.start()
             ending.join(_AFTER_SIGTERM)
-        signal.signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)
+        _die_of(number)
 
     def _end(self) -> None:
         if self._pid != os.getpid():
@@ -208,6 +226,12 @@ class ProcessEnd:
             self._function(exit_code_of(failure) or 0, not isinstance(failure, SystemExit))
         else:
             self._function(self._code_of_exit() or 0, False)
+
+
+def _die_of(number: int) -> None:
+    """End the process by a signal, as if nobody had handled it."""
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
 
 
 def _last_failure() -> object:

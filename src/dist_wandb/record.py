@@ -73,6 +73,10 @@ class Record:
         except Exception as error:  # noqa: BLE001  # training has ended well all the same
             return f"the run {run.id} could not be ended: {error!r}"
 
+    def replace(self, error: Exception) -> None:
+        """Go on in a record on disk, because somebody else has found wandb's own process gone."""
+        self._switch(self.run, error)
+
     def _switch(self, lost: AnyRun, error: Exception) -> None:
         """Go on in another run of the same id, on disk, beginning with what the lost one had not written there yet."""
         with self._lock:

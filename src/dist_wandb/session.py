@@ -122,6 +122,7 @@ class Session:
         self._unit = unit_of(topology, options.rank_scope)
         self._attached = attached or NullRun()
         self._agreement.reach_by(self._find_store)
+        self._agreement.on_lost(self._record.replace)
         self._agreement.attach(run, plan, self._unit.name)
         self._exchange = self._make_exchange()
         self._rows = 0
@@ -287,13 +288,15 @@ class Session:
         ending = self._ending()
         exit_code = ending.tell(exit_code)
         self.release(failed=failed, within=within)
-        if self.owns_run and not self.plan.primary:
-            self._end_run(exit_code)
-            ending.tell_written()
-        elif self.owns_run:
-            exit_code = self._finish_last(ending, exit_code, None if failed else deadline)
-        if not exit_code:
-            self._take_back_note()
+        with _process_end.finishing():
+            if self.owns_run and not self.plan.primary:
+                self._end_run(exit_code)
+                ending.tell_written()
+            elif self.owns_run:
+                exit_code = self._finish_last(ending, exit_code, None if failed else deadline)
+            if not exit_code:
+                self._take_back_note()
+        _let_sigterm_be()
 
     def _ending(self) -> Ending:
         return Ending(None if self.plan.run_mode == "new" else self._rendezvous, self._unit)
@@ -379,12 +382,11 @@ class Session:
         self._forget()
         self._ending().tell_written()
         self._take_back_note()
+        _let_sigterm_be()
 
     def _forget(self) -> None:
         if self in _sessions:
             _sessions.remove(self)
-        if not _sessions:
-            _process_end.let_sigterm_be()
 
     def announce(self, where: str | None = None) -> None:
         """Say in one line, on a unit's primary, what was decided and where the runs are.
@@ -712,6 +714,13 @@ def _end_with_process(exit_code: int, failed: bool) -> None:
 
 
 _process_end = ProcessEnd(_end_with_process, runs.code_of_exit)
+
+
+def _let_sigterm_be() -> None:
+    if not _sessions:
+        _process_end.let_sigterm_be()
+
+
 _opened: Counter[str] = Counter()
 
 

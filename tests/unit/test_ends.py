@@ -278,6 +278,25 @@ def test_a_second_sigterm_does_not_disturb_the_end(monkeypatch: pytest.MonkeyPat
     assert killed == [200 + signal.SIGTERM]
 
 
+def test_sigterm_lets_the_end_of_a_run_go_on(codes: list[tuple[int, bool]], monkeypatch: pytest.MonkeyPatch) -> None:
+    killed: list[str] = []
+    done: list[str] = []
+    end = ProcessEnd(lambda code, failed: codes.append((code, failed)), lambda: None)
+    end.register()
+    end.catch_sigterm()
+    monkeypatch.setattr(os, "_exit", lambda _: None)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "kill", lambda _, number: killed.append(f"{number} after {done}"))
+            with end.finishing():
+                signal.raise_signal(signal.SIGTERM)
+                done.append("uploaded")
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    assert killed == [f"{int(signal.SIGTERM)} after ['uploaded']"]
+    assert codes == []
+
+
 def test_a_store_that_has_stalled_is_not_waited_for() -> None:
     stalled = threading.Event()
     begun = time.monotonic()

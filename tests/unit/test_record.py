@@ -179,3 +179,28 @@ def test_a_session_shows_the_run_that_it_writes_into(fake_wandb: FakeWandb, monk
     assert session.config["epochs"] == 3
     session.finish()
     assert fake_wandb.runs[1].exit_codes == [None]
+
+
+def test_a_change_of_the_config_finds_it_too(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "clear_away", lambda: None)
+    monkeypatch.setattr(runs, "is_wandbs_config", lambda _: True)
+    session = dist_wandb.init("digits", config={"lr": 0.1})
+    lost: Any = fake_wandb.runs[0]
+    kind: Any = type(lost.config).__mro__[2]
+    monkeypatch.setattr(kind, "update", _dies_once(kind.update))
+    session.config.update({"epochs": 3})
+    run: Any = session.run
+    assert run is fake_wandb.runs[1]
+    assert dict(run.config) == {"lr": 0.1, "epochs": 3}
+
+
+def _dies_once(update: Any) -> Any:
+    died: list[bool] = []
+
+    def dying(*args: Any, **kwargs: Any) -> Any:
+        if not died:
+            died.append(True)
+            dead()
+        return update(*args, **kwargs)
+
+    return dying
