@@ -131,10 +131,7 @@ def print_where(log_dir: Path, run_mode: str, world_size: int) -> None:
     print(f"    dist-wandb show {log_dir}")
     print(f"    wandb leet {log_dir / ('wandb' if one_folder else 'wandb/rank-0/wandb')}")
     print("Upload those that were written offline with")
-    print(f"    wandb sync {log_dir / ('wandb' if one_folder else 'wandb/rank-*/wandb')}")
-    if run_mode == "shared" and world_size > 1:
-        print("For a shared run, though, this makes the ranks overwrite each other's console and system metrics.")
-        print("A command that uploads it as if it had been online comes with a later release of dist_wandb.")
+    print(f"    dist-wandb sync {log_dir}")
 
 
 def parse_args() -> argparse.Namespace:
