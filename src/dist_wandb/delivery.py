@@ -16,6 +16,8 @@ _NOT_SENT = {
     "filestream: fatal error": "rows and console lines",
     "runupserter: failed": "name, config and the like",
     "runfiles:": "files",
+    "file transfer: upload: failed": "files",
+    "sender: failed to log artifact": "artifacts",  # of which wandb itself says nothing at all
 }
 _NOT_WRITTEN = {"writer: failed": "rows"}
 _FULL = 2**20  # bytes that are left on a disk that is as good as full

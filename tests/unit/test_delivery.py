@@ -56,6 +56,17 @@ def test_the_first_reason_of_each_kind_counts(log: Any) -> None:
     }
 
 
+def test_files_and_artifacts_are_told_of_which_wandb_says_nothing(log: Any) -> None:
+    path = log(
+        error("file transfer: upload: failed to upload: status: 404 Not Found", task="DefaultUploadTask{...}"),
+        error("sender: failed to log artifact: ArtifactSaver.createArtifact: returned error 404", artifactID=""),
+    )
+    assert untaken(path) == {
+        "files": "to upload: status: 404 Not Found",
+        "artifacts": "ArtifactSaver.createArtifact: returned error 404",
+    }
+
+
 def test_what_was_tried_again_with_success_is_no_loss(log: Any) -> None:
     path = log({"level": "INFO", "msg": "filestream: fatal error: no"}, error("api: HTTP error", status="409"))
     assert untaken(path) == {}
