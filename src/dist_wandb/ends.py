@@ -230,6 +230,8 @@ class ProcessEnd:
 
 def _die_of(number: int) -> None:
     """End the process by a signal, as if nobody had handled it."""
+    if threading.current_thread() is not threading.main_thread():  # which alone may say how signals are handled
+        os._exit(128 + number)
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
 
