@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -237,6 +238,12 @@ def wandb_server() -> Iterator[WandbServer]:
     with WandbServer() as server:
         yield server
     assert server.unknown == []
+
+
+def pytest_configure() -> None:
+    """Let what tests start be interrupted: a shell's background job inherits, and hands on, that SIGINT is ignored."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(trylast=True)
