@@ -366,6 +366,24 @@ def test_a_pickle_opens_no_run_and_keeps_ids_options_and_waiting_calls(mode: str
     ]
 
 
+@pytest.mark.parametrize(
+    ("statuses", "code"), [(("failed",), 1), (("failed", "success"), 0), (("success", "failed"), 1), (("success",), 0)]
+)
+def test_the_last_stage_of_the_trainer_says_how_the_run_ends(
+    tmp_path: Path, statuses: tuple[str, ...], code: int
+) -> None:
+    """A script may catch the exception of a Trainer, and end as if nothing had been."""
+
+    def use(logger: WandbLogger) -> None:
+        logger.log_metrics({"loss": 0.5}, 1)
+        for status in statuses:
+            logger.finalize(status)
+        session._end_with_process(0, failed=False)
+
+    stand_in = drive_with(DistWandbLogger, {}, use, tmp_path)
+    assert stand_in.run.finish.call_args_list == [mock.call(exit_code=code)]
+
+
 def test_in_auto_mode_a_pickle_opens_the_run_that_the_children_go_on_with(tmp_path: Path) -> None:
     def use(logger: WandbLogger) -> None:
         assert isinstance(logger, DistWandbLogger)
