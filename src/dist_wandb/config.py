@@ -27,6 +27,7 @@ from dist_wandb.config_values import (
     told,
     understood,
 )
+from dist_wandb.ends import briefly
 from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.policy import tells_job
 
@@ -269,10 +270,7 @@ class Agreement:
     def catch_up(self) -> None:
         """Look now, but do not wait long for a store whose host has stalled."""
         if self._may_meet():
-            looking = threading.Thread(target=self.look, kwargs={"at_once": True}, daemon=True)
-            with suppress(RuntimeError):  # Python is going down, and some versions start no threads then
-                looking.start()
-                looking.join(_PATIENCE)
+            briefly(lambda: self.look(at_once=True), None, _PATIENCE)
 
     def _may_meet(self) -> bool:
         """Whether there are other ranks to ask: not in a fork either, where the connection is the parent's."""

@@ -1,4 +1,4 @@
-"""What W&B's server, or the disk, did not take of a run, as the log of wandb's own process tells it.
+"""The log of wandb's own process: its entries, and what it tells of a run that the server, or the disk, did not take.
 
 wandb says it in a line among others, without the run, the reason or what to do. The log is the only place that has the
 reason: lines of JSON. If a later wandb writes something else there, nothing is found, and wandb's own line remains.
@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 _NOT_SENT = {
     "filestream: fatal error": "rows and console lines",
@@ -21,6 +22,26 @@ _NOT_SENT = {
 }
 _NOT_WRITTEN = {"writer: failed": "rows"}
 _FULL = 2**20  # bytes that are left on a disk that is as good as full
+
+
+def log_of(run_directory: Path) -> Path:
+    """Where wandb's own process logs what it does for a run."""
+    return run_directory / "logs" / "debug-internal.log"
+
+
+def entries(log: Iterable[bytes], containing: bytes = b"") -> Iterator[dict[str, Any]]:
+    """The entries of such a log; a line that was cut off, as its writer was killed, is passed over.
+
+    Args:
+        log: Its lines.
+        containing: What a line must have in it to be looked at.
+    """
+    for line in log:
+        if containing in line:
+            with suppress(ValueError):
+                entry = json.loads(line)
+                if isinstance(entry, dict):
+                    yield entry
 
 
 def untaken(log: Path) -> dict[str, str]:
@@ -52,24 +73,20 @@ def unwritten(log: Path) -> dict[str, str]:
 
 
 def _given_up(log: Path, known: Mapping[str, str]) -> dict[str, str]:
+    with suppress(OSError), log.open("rb") as lines:
+        return _reasons(entries(lines, b'"level":"ERROR'), known)
+    return {}
+
+
+def _reasons(errors: Iterable[Mapping[str, Any]], known: Mapping[str, str]) -> dict[str, str]:
     found: dict[str, str] = {}
-    for entry in _errors(log):
+    for entry in errors:
         message = str(entry.get("msg", ""))
         for start, what in known.items():
             if message.startswith(start):
                 reason = str(entry.get("error", "")) or message.removeprefix(start).lstrip(": ")
                 found.setdefault(what, _essence(reason))
     return found
-
-
-def _errors(log: Path) -> Iterator[dict[str, object]]:
-    with suppress(OSError), log.open(encoding="utf-8", errors="replace") as lines:
-        for line in lines:
-            if '"level":"ERROR' in line:
-                with suppress(ValueError):  # a line that was cut off
-                    entry = json.loads(line)
-                    if isinstance(entry, dict):
-                        yield entry
 
 
 def _essence(reason: str) -> str:

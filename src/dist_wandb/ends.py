@@ -175,14 +175,12 @@ class ProcessEnd:
 
     def catch_sigterm(self) -> None:
         """Let SIGTERM end runs before it ends the process, unless somebody else handles it."""
-        is_main = threading.current_thread() is threading.main_thread()
-        if is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        if _is_main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             signal.signal(signal.SIGTERM, self._on_sigterm)
 
     def let_sigterm_be(self) -> None:
         """Undo `catch_sigterm`."""
-        is_main = threading.current_thread() is threading.main_thread()
-        if is_main and signal.getsignal(signal.SIGTERM) == self._on_sigterm:
+        if _is_main_thread() and signal.getsignal(signal.SIGTERM) == self._on_sigterm:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     @contextmanager
@@ -201,21 +199,22 @@ class ProcessEnd:
 
         In a thread, since the main thread may have been interrupted anywhere: what it holds must not be waited for.
         """
-        if self._is_ending and self._pid == os.getpid():
-            return  # to be ended by several hands, as SLURM and torchrun's agent do, is no reason to hurry
-        if self._finishing and self._pid == os.getpid():
+        if self._pid != os.getpid():  # a fork, such as a DataLoader's worker
+            _die_of(number)
+        elif self._is_ending:
+            pass  # to be ended by several hands, as SLURM and torchrun's agent do, is no reason to hurry
+        elif self._finishing:
             self._is_due = True
             limit = threading.Timer(_AFTER_SIGTERM, os._exit, (SIGTERM,))
             limit.daemon = True
             with suppress(RuntimeError):  # Python is going down, and some versions start no threads then
                 limit.start()
-            return
-        if self._pid == os.getpid():  # else a fork, such as a DataLoader's worker
+        else:
             self._is_ending = True
             ending = threading.Thread(target=self._function, args=(SIGTERM, True), daemon=True)
             ending.start()
             ending.join(_AFTER_SIGTERM)
-        _die_of(number)
+            _die_of(number)
 
     def _end(self) -> None:
         if self._pid != os.getpid():
@@ -230,10 +229,15 @@ class ProcessEnd:
 
 def _die_of(number: int) -> None:
     """End the process by a signal, as if nobody had handled it."""
-    if threading.current_thread() is not threading.main_thread():  # which alone may say how signals are handled
+    if not _is_main_thread():
         os._exit(128 + number)
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
+
+
+def _is_main_thread() -> bool:
+    """Whether this is the thread that alone may say how signals are handled."""
+    return threading.current_thread() is threading.main_thread()
 
 
 def _last_failure() -> object:

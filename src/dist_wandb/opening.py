@@ -66,7 +66,7 @@ class Opening:
         if self.plan.shared and self.plan.primary:
             self._warn_of_many()
         try:
-            return self._open(offline=self._follows_primary() and self._is_primary_offline())
+            return self._open()
         except UnavailableError as error:
             if self.options.strict:
                 self._tell({"error": str(error)})
@@ -81,7 +81,7 @@ class Opening:
         if not self.plan.attaches:
             return runs.NullRun()
         try:
-            return self._open(offline=self._follows_primary() and self._is_primary_offline())
+            return self._open()
         except (UnavailableError, RendezvousError) as error:
             _log.warning(
                 "dist_wandb: rank %d does not record the hardware of its node: %s", self.topology.global_rank, error
@@ -129,7 +129,8 @@ class Opening:
         if self.plan.has_writers and self.rendezvous is not None:
             self.rendezvous.publish(_writer_key(self.plan, writer), 1)
 
-    def _open(self, *, offline: bool) -> AnyRun:
+    def _open(self) -> AnyRun:
+        offline = self._follows_primary() and self._is_primary_offline()
         self._tell_of_opening()
         attempts = _ATTEMPTS if self.plan.has_writers and not self.plan.primary else 1
         pause = _PAUSE
@@ -181,7 +182,7 @@ class Opening:
 
     def _is_primary_offline(self) -> bool:
         assert self.rendezvous is not None, "asked by those who follow a primary only"  # noqa: S101
-        self.rendezvous.fetch(f"{run_key(self.plan)}/opening", "its primary")
+        self.rendezvous.fetch(_opening_key(self.plan), "its primary")
         told = self.rendezvous.fetch(run_key(self.plan), "its primary", runs.init_timeout(self.arguments))
         if "error" in told:
             raise UnavailableError(f"its primary could not open the run: {told['error']}")
@@ -189,7 +190,7 @@ class Opening:
 
     def _tell_of_opening(self) -> None:
         if self.plan.has_writers and self.plan.primary and self.rendezvous is not None:
-            self.rendezvous.publish(f"{run_key(self.plan)}/opening", 1)
+            self.rendezvous.publish(_opening_key(self.plan), 1)
 
     def _tell(self, what: Mapping[str, Any]) -> None:
         if self.rendezvous is not None and self.plan.announces:
@@ -220,4 +221,8 @@ def writer_keys(plan: RunPlan, unit: Unit) -> list[str]:
 
 
 def _writer_key(plan: RunPlan, index: int) -> str:
-    return f"run/{plan.name_suffix}/writer/{index}"
+    return f"{run_key(plan)}/writer/{index}"
+
+
+def _opening_key(plan: RunPlan) -> str:
+    return f"{run_key(plan)}/opening"

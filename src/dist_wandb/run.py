@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from urllib.parse import quote
 
 from dist_wandb.config_values import given_values, told, understood
-from dist_wandb.delivery import untaken, unwritten
+from dist_wandb.delivery import log_of, untaken, unwritten
 from dist_wandb.errors import ConfigurationError, UnavailableError, suggest
 from dist_wandb.policy import unit_run_id
 
@@ -41,11 +41,8 @@ Mode = Literal["online", "offline", "disabled"]
 SIDECAR_NAME = "dist-wandb.json"
 _BEYOND_INIT_TIMEOUT = 30.0  # seconds
 _FLUSH_INTERVAL = 1.0  # seconds until rows are on disk: what a killed process may lose. wandb's own is 15
-_NO_CREDENTIALS = re.compile(
-    r"api[ _]key|log ?in", re.IGNORECASE
-)  # wandb calls it wrong usage that nobody has logged in
+_NO_CREDENTIALS = re.compile(r"api[ _]key|log ?in", re.IGNORECASE)  # to wandb, not to have any is wrong usage
 _SIDECAR_FORMAT = 1
-_LOG = "debug-internal.log"  # of wandb's own process, in each run's directory
 # W&B's client refuses the first seven; its documentation adds the backslash and the percent sign.
 _FORBIDDEN_IN_IDS = ":;,#?/'\\%"
 _WANDB_MODES: dict[str, Mode] = {
@@ -686,7 +683,7 @@ def finish(run: AnyRun, exit_code: int | None) -> str | None:
     if not run or run.disabled:
         return None
     directory = Path(str(run.dir)).parent
-    given_up = (unwritten if run.offline else untaken)(directory / "logs" / _LOG)
+    given_up = (unwritten if run.offline else untaken)(log_of(directory))
     if not given_up:
         return None
     reasons = "; ".join(f"{what}: {reason}" for what, reason in given_up.items())
@@ -759,7 +756,7 @@ def is_online(run: AnyRun) -> bool:
 
 def url(run: AnyRun) -> str | None:
     """Address of a run in W&B; `None` for one that has none. wandb warns when an offline run is asked."""
-    return None if not run or run.offline or run.disabled else run.url
+    return run.url if is_online(run) else None
 
 
 def group_url(run: AnyRun, group: str | None) -> str | None:

@@ -8,13 +8,13 @@ was killed.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dist_wandb.delivery import entries, log_of
 from dist_wandb.record_file import NOTHING, Lines
 
 UPLOAD_DIRECTORY = "dist-wandb-upload"
@@ -66,7 +66,7 @@ def sent_of(run_file: Path) -> Sent:
     """
     sent = Sent()
     if not run_file.parent.resolve().name.startswith("offline-"):
-        sent = read_log(run_file.parent / "logs" / "debug-internal.log")
+        sent = read_log(log_of(run_file.parent))
     for directory in attempt_directories(run_file):
         sent = sent.followed_by(read_attempt(directory))
     return sent
@@ -99,13 +99,8 @@ def read_log(path: Path) -> Sent:
 
 def _read(log: Iterable[bytes]) -> Sent:
     reader = _Reader()
-    for line in log:
-        try:
-            entry = json.loads(line)
-        except ValueError:  # cut off, as its writer was killed
-            continue
-        if isinstance(entry, dict):
-            reader.take(str(entry.get("msg", "")), str(entry.get("level", "")), entry)
+    for entry in entries(log):
+        reader.take(str(entry.get("msg", "")), str(entry.get("level", "")), entry)
     return reader.sent()
 
 
