@@ -90,6 +90,7 @@ class FakeRun:
         self.logged: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self.defined: list[tuple[str, dict[str, Any]]] = []
         self.exit_codes: list[int | None] = []
+        self._is_finished = False
 
     @property
     def rows(self) -> list[dict[str, Any]]:
@@ -102,7 +103,9 @@ class FakeRun:
         self.defined.append((name, kwargs))
 
     def finish(self, exit_code: int | None = None) -> None:
-        self.exit_codes.append(exit_code)
+        if not self._is_finished:  # as wandb's
+            self.exit_codes.append(exit_code)
+        self._is_finished = True
 
 
 _LIMITS = {"finish_timeout", "x_transaction_log_flush_interval"}

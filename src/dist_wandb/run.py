@@ -12,7 +12,7 @@ import pickle
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -664,6 +664,33 @@ def offline_by_environment(*, on: bool) -> Iterator[None]:
 def is_finished(run: AnyRun) -> bool:
     """Whether a run has been finished, by us or by the user. wandb tells it by a private name only."""
     return bool(run) and bool(getattr(run, "_is_finished", False))
+
+
+def before_finish(run: AnyRun, act: Callable[[int | None], None]) -> Callable[[], None]:
+    """Have something done before the user finishes a run by itself: ``run.finish()``, ``wandb.finish()``, or a new run.
+
+    The run's `finish` is covered by one of this very object; its class stays as it is, and so do other runs.
+
+    Args:
+        run: The run, or a `NullRun`.
+        act: Called with the exit code that the user gave. It may finish the run.
+
+    Returns:
+        Takes it back. Called by itself at the first `finish`.
+    """
+
+    def finish(exit_code: int | None = None, **kwargs: Any) -> None:
+        take_back()
+        act(exit_code)
+        if not is_finished(run):
+            run.finish(exit_code, **kwargs)
+
+    def take_back() -> None:
+        if vars(run).get("finish") is finish:
+            del vars(run)["finish"]
+
+    vars(run)["finish"] = finish  # a NullRun forgets attributes that are set
+    return take_back
 
 
 def finish(run: AnyRun, exit_code: int | None) -> str | None:

@@ -127,6 +127,7 @@ class Session:
         self._exchange = self._make_exchange()
         self._rows = 0
         self._failure: int | None = None
+        self._let_finish_be = runs.before_finish(run, self.finish)
         _sessions.append(self)
         _process_end.register()
 
@@ -360,6 +361,7 @@ class Session:
             self._agreement.catch_up()
         self._exchange.close(within, failed=failed)
         self._agreement.let_go()
+        self._let_finish_be()
         self._forget()
         self._tell_of_unused_patterns()
 
@@ -446,6 +448,7 @@ class Session:
         """The run once more, on disk, with the id and the config that it had."""
         run = self._opening.again(run_id, config, self._step_metric) if self._opening is not None else NullRun()
         self._agreement.attach(run, self.plan, self._unit.name)
+        self._let_finish_be = runs.before_finish(run, self.finish)
         _process_end.register()  # to come before the end of wandb's new process
         return run
 

@@ -492,7 +492,7 @@ def test_where_no_note_can_be_left_there_is_one_warning(
 def test_a_run_finished_by_the_user_is_not_continued(start: Start, fake_wandb: FakeWandb) -> None:
     start(options={"run_mode": "auto"})
     assert note_files() == ["latest"]
-    fake_wandb.runs[0]._is_finished = True  # type: ignore[attr-defined]  # as wandb.finish() does
+    fake_wandb.runs[0]._is_finished = True  # as wandb.finish() does
     dist_wandb.get_run()
     assert note_files() == []
 

@@ -303,6 +303,47 @@ def test_what_the_session_lacks_is_looked_up_on_its_run(fake_wandb: FakeWandb) -
     assert fake_wandb.runs[0].defined[-1] == ("epoch", {})
 
 
+@pytest.mark.parametrize("by_wandb", [False, True])
+def test_run_that_the_user_finishes_has_first_what_is_still_on_its_way(
+    fake_wandb: FakeWandb, job: Job, on_ranks: OnRanks, monkeypatch: pytest.MonkeyPatch, by_wandb: bool
+) -> None:
+    sessions = job(TWO)
+    run = sessions[0].run
+    monkeypatch.setattr(wandb, "run", run)
+
+    def log_and_finish(rank: int) -> None:
+        sessions[rank].log({"loss": float(rank)}, step=1)
+        if by_wandb and rank == 0:
+            wandb.finish(exit_code=0)
+        else:
+            sessions[rank].run.finish(0)
+
+    on_ranks(2, log_and_finish)
+    assert fake_wandb.runs[0].rows == [{"loss": 0.5, "global_step": 1}]
+    assert fake_wandb.runs[0].exit_codes == [0]
+    assert not dist_wandb.get_run()  # on the rank without a run as well
+    assert "finish" not in vars(run)
+
+
+def test_run_of_the_users_is_left_as_it_was(fake_wandb: FakeWandb) -> None:
+    run = wandb.init()
+    session = open_session(Options(), {}, door="test", adopt=lambda _: run)
+    assert session.run is run
+    assert "finish" in vars(run)
+    session.finish()
+    assert "finish" not in vars(run)
+    assert fake_wandb.runs[0].exit_codes == []
+
+
+def test_run_of_the_users_is_finished_once_when_they_do(fake_wandb: FakeWandb) -> None:
+    run = wandb.init()
+    open_session(Options(), {}, door="test", adopt=lambda _: run)
+    run.finish()
+    run.finish()
+    assert fake_wandb.runs[0].exit_codes == [None]
+    assert not dist_wandb.get_run()
+
+
 @pytest.mark.usefixtures("fake_wandb")
 @pytest.mark.parametrize("name", ["lgo", "finnish", "_private", "__deepcopy__"])
 def test_a_misspelt_method_of_a_real_run_raises(name: str) -> None:
@@ -569,7 +610,7 @@ def test_a_run_that_was_there_is_not_ended(fake_wandb: FakeWandb, monkeypatch: p
 
 def test_a_session_whose_run_the_user_finished_is_forgotten(fake_wandb: FakeWandb) -> None:
     open_session(Options(), {}, door="test")
-    fake_wandb.runs[0]._is_finished = True  # type: ignore[attr-defined]  # as wandb.finish() does
+    fake_wandb.runs[0]._is_finished = True  # as wandb.finish() does
     assert not get_run()
     open_session(Options(), {}, door="test")
     assert "reinit" not in fake_wandb.arguments[1]
