@@ -1,0 +1,292 @@
+"""Every case of the contract on one rank, through one door: a case is written once, and knows nothing of the door."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import wandb
+from accelerate import Accelerator
+from lightning.fabric import Fabric
+from lightning.pytorch import LightningModule, Trainer
+from torch.utils.data import DataLoader
+from torchmetrics import MeanMetric
+
+import dist_wandb
+from dist_wandb import DistWandbLogger
+from dist_wandb.accelerate import DistWandbTracker
+
+ROWS = 4
+PROJECT = "contract"
+_PATIENCE = 20.0  # seconds in which what one rank set must show on another
+
+
+class Part(ABC):
+    """One rank's part in a job, as the user of a door holds it."""
+
+    rank: int
+
+    @property
+    @abstractmethod
+    def run(self) -> Any:
+        """What the door gives as the W&B run of this rank."""
+
+    @abstractmethod
+    def log(self, values: Mapping[str, Any], step: int) -> None:
+        """Log a row as users of this door do."""
+
+    @abstractmethod
+    def log_image(self, name: str, pixels: np.ndarray[Any, Any], step: int) -> None:
+        """Log an image, by the door's own method where it has one."""
+
+    @abstractmethod
+    def log_table(self, name: str, columns: list[str | int], data: list[list[Any]], step: int) -> None:
+        """Log a table, by the door's own method where it has one."""
+
+
+Case = Callable[[Part], None]
+
+
+class Plain(Part):
+    def __init__(self, session: dist_wandb.Session) -> None:
+        self.rank = dist.get_rank()
+        self._session = session
+
+    @property
+    def run(self) -> Any:
+        return self._session.run
+
+    def log(self, values: Mapping[str, Any], step: int) -> None:
+        self._session.log(values, step)
+
+    def log_image(self, name: str, pixels: np.ndarray[Any, Any], step: int) -> None:
+        self._session.log({name: wandb.Image(pixels)}, step)
+
+    def log_table(self, name: str, columns: list[str | int], data: list[list[Any]], step: int) -> None:
+        self._session.log({name: wandb.Table(columns=columns, data=data)}, step)
+
+
+class Logger(Part):
+    """What a Lightning logger can be asked for, in the Trainer and in Fabric."""
+
+    def __init__(self, logger: DistWandbLogger) -> None:
+        self.rank = dist.get_rank()
+        self._logger = logger
+
+    @property
+    def run(self) -> Any:
+        return self._logger.experiment
+
+    def log(self, values: Mapping[str, Any], step: int) -> None:
+        self._logger.log_metrics(values, step)
+
+    def log_image(self, name: str, pixels: np.ndarray[Any, Any], step: int) -> None:
+        self._logger.log_image(name, [pixels], step)
+
+    def log_table(self, name: str, columns: list[str | int], data: list[list[Any]], step: int) -> None:
+        self._logger.log_table(name, columns, data, step=step)
+
+
+class InFabric(Logger):
+    def __init__(self, fabric: Fabric, logger: DistWandbLogger) -> None:
+        super().__init__(logger)
+        self._fabric = fabric
+
+    def log(self, values: Mapping[str, Any], step: int) -> None:
+        self._fabric.log_dict(values, step)
+
+
+class Accelerated(Part):
+    def __init__(self, accelerator: Accelerator) -> None:
+        self.rank = accelerator.process_index
+        self._accelerator = accelerator
+
+    @property
+    def run(self) -> Any:
+        return self._accelerator.get_tracker("dist_wandb", unwrap=True)
+
+    def log(self, values: Mapping[str, Any], step: int) -> None:
+        self._accelerator.log(values, step=step)
+
+    def log_image(self, name: str, pixels: np.ndarray[Any, Any], step: int) -> None:
+        self._accelerator.get_tracker("dist_wandb").log_images({name: [pixels]}, step=step)
+
+    def log_table(self, name: str, columns: list[str | int], data: list[list[Any]], step: int) -> None:
+        self._accelerator.get_tracker("dist_wandb").log_table(name, columns, data, step=step)
+
+
+class CaseModule(LightningModule):
+    """Plays a case in the only training step."""
+
+    def __init__(self, play: Callable[[], None]) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+        self.play = play
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:  # noqa: ARG002  # Lightning's
+        self.play()
+        result: torch.Tensor = self.layer(batch).mean()
+        return result
+
+    def train_dataloader(self) -> DataLoader[torch.Tensor]:
+        return DataLoader([torch.ones(1)] * 2)  # type: ignore[arg-type]  # a list is a dataset, one item per rank
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def plain(directory: Path, name: str, config: Mapping[str, Any], case: Case) -> None:
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
+    with dist_wandb.init(project=PROJECT, id=name, dir=str(directory), config=dict(config)) as session:
+        case(Plain(session))
+
+
+def lightning(directory: Path, name: str, config: Mapping[str, Any], case: Case) -> None:
+    logger = DistWandbLogger(project=PROJECT, id=name, save_dir=str(directory))
+    logger.log_hyperparams(dict(config))
+    trainer = Trainer(
+        accelerator="cpu",
+        strategy="ddp",
+        devices=2,
+        logger=logger,
+        max_steps=1,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(CaseModule(lambda: case(Logger(logger))))
+    logger.experiment.finish()
+
+
+def fabric(directory: Path, name: str, config: Mapping[str, Any], case: Case) -> None:
+    logger = DistWandbLogger(project=PROJECT, id=name, save_dir=str(directory))
+    held = Fabric(accelerator="cpu", strategy="ddp", devices=2, loggers=[logger])
+    held.launch()
+    logger.log_hyperparams(dict(config))
+    case(InFabric(held, logger))
+    logger.experiment.finish()
+
+
+def accelerate(directory: Path, name: str, config: Mapping[str, Any], case: Case) -> None:
+    accelerator = Accelerator(cpu=True, log_with=DistWandbTracker(id=name, dir=str(directory)))
+    accelerator.init_trackers(PROJECT, config=dict(config))
+    case(Accelerated(accelerator))
+    accelerator.get_tracker("dist_wandb").finish()
+
+
+def accelerate_by_name(directory: Path, name: str, config: Mapping[str, Any], case: Case) -> None:
+    accelerator = Accelerator(cpu=True, log_with="dist_wandb")
+    init_kwargs = {"dist_wandb": {"id": name, "dir": str(directory)}}
+    accelerator.init_trackers(PROJECT, config=dict(config), init_kwargs=init_kwargs)
+    case(Accelerated(accelerator))
+    accelerator.get_tracker("dist_wandb").finish()
+
+
+def say(name: str, part: Part, **facts: Any) -> None:
+    """Tell the test what this rank saw."""
+    sys.stdout.write(f"SAW {json.dumps({'case': name, 'rank': part.rank, **facts})}\n")
+    sys.stdout.flush()
+
+
+def means(part: Part) -> None:
+    """Rank 1 has one row less, and another rhythm."""
+    for step in range(ROWS - part.rank):
+        part.log({"loss": 10.0 * part.rank + step, "epoch": 3, "tensor": torch.tensor(2.0 * part.rank)}, step)
+    say("means", part, id=part.run.id, truthy=bool(part.run))
+
+
+def metrics(part: Part) -> None:
+    """Rank 0 has one value of 1, rank 1 three of 3: the mean of all four is 2.5."""
+    metric = MeanMetric(sync_on_compute=False)
+    for _ in range(1 + 2 * part.rank):
+        metric.update(1.0 + 2.0 * part.rank)
+    part.log({"merged": metric}, 1)
+
+
+def config(part: Part) -> None:
+    """What the job was given, and what the primary sets later."""
+    given = part.run.config["lr"]
+    if part.rank == 0:
+        part.run.config.update({"later": 7})
+    deadline = time.monotonic() + _PATIENCE
+    while part.run.config.get("later") is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    part.log({"loss": 1.0}, 0)
+    say("config", part, lr=given, later=part.run.config["later"])
+
+
+def odd_config(part: Part) -> None:
+    part.log({"loss": 1.0}, 0)
+    say("odd_config", part, lr=part.run.config["lr"])
+
+
+def media(part: Part) -> None:
+    """All ranks say the same, as scripts without guards do; the primary's own is written."""
+    pixels = np.full((4 + part.rank, 4, 3), 255, np.uint8)
+    part.log_image("picture", pixels, 1)
+    part.log_table("predictions", ["rank", "label"], [[part.rank, "cat"], [part.rank, "dog"]], 1)
+    part.log({"loss": float(part.rank)}, 1)
+
+
+def guarded(part: Part) -> None:
+    """What only one rank says does not wait for the other, nor stop it."""
+    for step in range(ROWS):
+        if part.rank == step % 2:
+            part.log({f"only_on_{part.rank}": float(step)}, step)
+    if part.rank == 1:
+        part.log({"late": 5.0}, ROWS)
+
+
+def silent(part: Part) -> None:
+    del part  # nothing is logged on any rank
+
+
+def unguarded_run(part: Part) -> None:
+    """The run is used on every rank as if it were there."""
+    run = part.run
+    run.define_metric("best", summary="max")
+    run.summary["best"] = 0.5
+    run.config.update({"by_all": 1}, allow_val_change=True)
+    run.log_code  # noqa: B018  # an attribute that is a method on one rank, and nothing on the other
+    part.log({"loss": 1.0}, 0)
+
+
+def fails(part: Part) -> None:
+    """Rank 1 raises; rank 0 goes on until its launcher ends it."""
+    part.log({"loss": 10.0 * part.rank}, 0)
+    dist_wandb.get_run().flush()  # a rank that fails waits for nobody: what it has just logged may miss its row
+    if part.rank == 1:
+        raise RuntimeError("raised by the case")
+    time.sleep(_PATIENCE)
+
+
+DOORS = {
+    "plain": plain,
+    "lightning": lightning,
+    "fabric": fabric,
+    "accelerate": accelerate,
+    "accelerate-by-name": accelerate_by_name,
+}
+CASES: tuple[Case, ...] = (means, metrics, config, odd_config, media, guarded, silent, unguarded_run)
+CONFIG: dict[str, Any] = {"lr": 0.1}
+
+
+def main(door: str, directory: str, which: str) -> None:
+    for case in CASES if which == "all" else (fails,):
+        given = {**CONFIG, "odd": object()} if case is odd_config else CONFIG
+        begin = time.monotonic()
+        DOORS[door](Path(directory), case.__name__.replace("_", "-"), given, case)
+        sys.stdout.write(f"TOOK {case.__name__} {time.monotonic() - begin:.1f}\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

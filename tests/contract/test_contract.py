@@ -1,0 +1,141 @@
+"""One contract for all doors: the same cases, two ranks each, give the same runs, whichever door was used."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import Finished, run_job, torchrun
+from wandb_records import RecordedRun
+from wandb_server import WandbServer
+
+PLAY = Path(__file__).parent / "scripts" / "play.py"
+DOORS = ("plain", "lightning", "fabric", "accelerate", "accelerate-by-name")
+ROWS = 4
+
+
+@dataclass(frozen=True)
+class Played:
+    """What is left of a job that played all cases through one door.
+
+    Args:
+        door: Name of the door.
+        server: Where its runs arrived.
+        finished: What the job printed.
+    """
+
+    door: str
+    server: WandbServer
+    finished: Finished
+
+    def run(self, name: str) -> RecordedRun:
+        """The one run of a case."""
+        return self.server.run(name)
+
+    def seen(self, case: str) -> list[dict[str, Any]]:
+        """What the ranks told of a case, in their order."""
+        facts = [json.loads(line.removeprefix("SAW ")) for line in self.finished.lines("SAW ")]
+        return sorted((fact for fact in facts if fact["case"] == case), key=lambda fact: int(fact["rank"]))
+
+    def series(self, name: str, metric: str) -> list[tuple[int, Any]]:
+        """Steps and values of one metric in the run of a case."""
+        axis = "trainer/global_step" if self.door in ("lightning", "fabric") else "global_step"
+        return [(row[axis], row[metric]) for row in self.run(name).rows if metric in row]
+
+
+def play(door: str, which: str, directory: Path, server: WandbServer) -> Finished:
+    job = torchrun(PLAY, door, directory, which)
+    return run_job(*job, cwd=directory, environment=server.environment(directory, WANDB_CONSOLE="wrap"), timeout=150)
+
+
+@pytest.fixture(scope="module", params=DOORS)
+def played(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
+    with WandbServer() as server:
+        finished = play(request.param, "all", tmp_path_factory.mktemp(request.param), server).check()
+        yield Played(request.param, server, finished)
+        assert server.unknown == []
+
+
+def test_one_run_has_the_means_of_all_ranks(played: Played) -> None:
+    assert played.series("means", "loss") == [(0, 5.0), (1, 6.0), (2, 7.0), (3, 3.0)]  # the last is rank 0's alone
+    assert played.series("means", "tensor") == [(0, 1.0), (1, 1.0), (2, 1.0), (3, 0.0)]
+    epochs = [epoch for _, epoch in played.series("means", "epoch")]
+    assert epochs == [3] * ROWS
+    assert all(isinstance(epoch, int) for epoch in epochs)
+    assert played.run("means").summary["loss"] == 3.0
+
+
+def test_each_case_is_one_run_that_ended_once_and_well(played: Played) -> None:
+    names = {"means", "metrics", "config", "odd-config", "media", "guarded", "silent", "unguarded-run"}
+    assert {run.run_id for run in played.server.runs.values()} == names
+    assert {run.project for run in played.server.runs.values()} == {"contract"}
+    assert {name: played.run(name).exit_codes for name in names} == {name: [0] for name in names}
+
+
+def test_all_ranks_know_the_run_and_one_has_it(played: Played) -> None:
+    assert [(fact["id"], fact["truthy"]) for fact in played.seen("means")] == [("means", True), ("means", False)]
+
+
+def test_states_of_metrics_are_merged(played: Played) -> None:
+    assert played.series("metrics", "merged") == [(1, 2.5)]
+
+
+def test_config_is_the_same_on_all_ranks(played: Played) -> None:
+    assert [(fact["lr"], fact["later"]) for fact in played.seen("config")] == [(0.1, 7)] * 2
+    assert played.run("config").config == {"lr": 0.1, "later": 7}
+
+
+def test_config_value_that_cannot_be_written_is_shown_as_text(played: Played) -> None:
+    assert [fact["lr"] for fact in played.seen("odd_config")] == [0.1, 0.1]
+    assert played.run("odd-config").config["lr"] == 0.1
+    assert played.run("odd-config").config["odd"].startswith("<object object")
+    assert played.series("odd-config", "loss") == [(0, 1.0)]
+
+
+def test_media_are_the_primarys_in_the_row_of_the_numbers(played: Played) -> None:
+    ((step, picture),) = played.series("media", "picture")
+    images = picture["_type"] == "images/separated"  # a list of images; one alone is an image-file
+    assert (step, picture["height"]) == (1, 4)
+    assert len(picture["filenames"] if images else [picture["path"]]) == 1
+    ((step, table),) = played.series("media", "predictions")
+    assert (step, table["_type"], table["nrows"]) == (1, "table-file", 2)
+    stored = json.loads(played.run("media").files[table["path"]])
+    assert stored == {"columns": ["rank", "label"], "data": [[0, "cat"], [0, "dog"]]}
+    assert played.series("media", "loss") == [(1, 0.5)]
+
+
+def test_what_one_rank_alone_logs_is_written(played: Played) -> None:
+    assert played.series("guarded", "only_on_0") == [(0, 0.0), (2, 2.0)]
+    assert played.series("guarded", "only_on_1") == [(1, 1.0), (3, 3.0)]
+    assert played.series("guarded", "late") == [(ROWS, 5.0)]
+
+
+def test_job_that_logs_nothing_is_an_ended_run_without_rows(played: Played) -> None:
+    assert played.run("silent").rows == []
+    assert played.run("silent").config == {"lr": 0.1}
+
+
+def test_run_is_used_on_all_ranks_without_a_guard(played: Played) -> None:
+    run = played.run("unguarded-run")
+    assert run.summary["best"] == 0.5
+    assert run.config == {"lr": 0.1, "by_all": 1}
+
+
+def test_job_says_one_line_for_each_run_and_no_warning(played: Played) -> None:
+    assert len(played.finished.lines("dist_wandb: run_mode=")) == 8
+    said = [line for line in played.finished.lines("dist_wandb: ") if "run_mode=" not in line]
+    assert said == []
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_exception_marks_the_run_as_failed(door: str, wandb_server: WandbServer, tmp_path: Path) -> None:
+    finished = play(door, "fails", tmp_path, wandb_server)
+    assert finished.exit_codes == (1,)
+    assert "RuntimeError: raised by the case" in finished.output
+    run = wandb_server.run("fails")
+    assert (run.completions, run.exit_codes) == (1, [1])
+    assert [row["loss"] for row in run.rows if "loss" in row] == [5.0]
