@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 TWO = [Topology(rank, rank, 0, 2, 2, 1) for rank in (0, 1)]
 NODES = [Topology(rank, rank % 2, rank // 2, 4, 2, 2) for rank in range(4)]
-LIMITS = {"join_timeout": 0.3, "finish_timeout": 0.3, "heartbeat": 0.05}
+LIMITS: dict[str, Any] = {"join_timeout": 0.3, "finish_timeout": 0.3, "heartbeat": 0.05}
 
 
 def until(condition: Callable[[], bool], within: float = 10.0) -> bool:
