@@ -29,7 +29,7 @@ from dist_wandb.config_values import (
 )
 from dist_wandb.ends import briefly
 from dist_wandb.errors import ConfigurationError, RendezvousError
-from dist_wandb.policy import tells_job
+from dist_wandb.policy import tells_job, unit_run_id
 
 if TYPE_CHECKING:
     from dist_wandb.options import Options
@@ -79,7 +79,9 @@ class Agreement:
         self._next_look = 0.0
         self._warned: set[str] = set()
         self._refused: set[str] = set()  # names whose values W&B cannot hold, as has been said
+        self._run: AnyRun = runs.NullRun()
         self._config: Any = None  # that of this rank's run
+        self._facts: dict[str, Any] = {}  # what the followed rank told of its run last
         self._tells: tuple[str, ...] = ()
         self._follows: str | None = None
         self._completes = False  # what is followed adds to what this rank has; otherwise it replaces it
@@ -225,11 +227,13 @@ class Agreement:
         self._completes = leads_unit or plan.run_mode == "new"
         if isinstance(run, runs.NullRun):
             run.show_config(Mirror(self))
+            run.show_facts(self.facts, unit_run_id(plan) if plan.base_id is not None else None)
         else:
-            self._config = run.config
+            self._run = run
+            self._config = getattr(run, "config", None)  # a stand-in for a run, in somebody's tests, may have none
             if getattr(run, "sweep_id", None):
-                self._imposed = self._not_given(given_values(run.config))
-            _watch(run.config, self)
+                self._imposed = self._not_given(given_values(self._config))
+            _watch(self._config, self)
         self.look(at_once=True)
 
     # While it lasts
@@ -318,13 +322,14 @@ class Agreement:
         if not self._tells or self._config is None:
             return
         values = {name: told(value) for name, value in given_values(self._config).items()}
-        text = json.dumps(values)
+        facts = runs.facts_of(self._run)
+        text = json.dumps([values, facts])
         rendezvous = self._reach() if text != self._last_told else None
         if rendezvous is None:
             return
         given = {name: digest for name, (_, digest) in self._comparable.items()}
         for key in self._tells:
-            rendezvous.publish(key, {"values": values, "imposed": self._imposed, "given": given})
+            rendezvous.publish(key, {"values": values, "imposed": self._imposed, "given": given, "facts": facts})
         self._last_told = text
 
     def _not_given(self, values: Mapping[str, Any]) -> list[str]:
@@ -346,6 +351,7 @@ class Agreement:
         changed = [name for name in values if name not in self._seen or self._seen[name] != values[name]]
         new = [name for name in changed if name not in kept]
         self._seen, self._is_known = values, True
+        self._facts = runs.understood_facts(record["facts"])
         if self._config is None:
             now = {**self._mirrored, **{name: understood(values[name]) for name in new}}
             order = [*values, *(name for name in now if name not in values)]
@@ -396,6 +402,17 @@ class Agreement:
                 "reads the values that it was given itself.",
                 stacklevel=5,
             )
+
+    def facts(self) -> Mapping[str, Any]:
+        """What is known of the primary's run, on a rank without one, by the names that a `wandb.Run` has for it.
+
+        Returns:
+            Values by name, a heartbeat old at most. Waits for the primary as `read` does; nothing, if it never comes.
+        """
+        if not self._is_known and not self._gave_up:
+            self._wait_for_primary()
+        self.look()
+        return self._facts
 
     def write(self, values: Mapping[str, Any]) -> None:
         """Keep what was written on a rank without a run, for this rank alone, until the primary tells another value."""

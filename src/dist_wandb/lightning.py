@@ -32,10 +32,11 @@ from dist_wandb.options import ConfigSync, Options, SystemMetrics
 from dist_wandb.policy import RankScope, RunMode, RunPlan
 from dist_wandb.reduction import PerRank, Reduce, Spread
 from dist_wandb.rendezvous import make_id
-from dist_wandb.run import NullRun
+from dist_wandb.run import NullPart, NullRun
+from dist_wandb.script_ids import ScriptIds
 from dist_wandb.session import Session, holds, open_session
 from dist_wandb.sync import Limits
-from dist_wandb.topology import Launch, ScriptIds, Topology
+from dist_wandb.topology import Launch, Topology
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -68,25 +69,66 @@ def _opened_too_early(run_id: str, run_mode: str, needs: str) -> ConfigurationEr
     )
 
 
+# Methods of a run that give something back, which scripts go on with.
+_GIVE_BACK = frozenset(
+    {
+        *("use_artifact", "log_artifact", "link_artifact", "upsert_artifact", "finish_artifact", "link_model"),
+        *("use_model", "define_metric", "log_code", "save", "restore", "status", "display", "to_html"),
+        *("get_url", "get_project_url", "get_sweep_url", "project_name"),  # of older versions
+    }
+)
+
+
 class _NullExperiment(NullRun, DummyExperiment):  # type: ignore[misc]  # its items are of another kind
     """What `experiment` is on a rank without a run: Lightning asks for a `DummyExperiment` there.
 
+    As Lightning's own, it answers calls of its methods with `None`, but for those with which a script goes on.
+
     Args:
-        run_id: Id of the run that this rank's numbers go to.
-        session: The session of this rank, which ends with `finish` as it does on ranks that have a run.
+        logger: Whose experiment it is. It may have no session yet.
     """
 
-    def __init__(self, run_id: str | None, session: Session | None) -> None:
-        super().__init__(id=run_id)
-        self.__dict__["session"] = session
-        if session is not None:
-            self.show_config(session.config)
+    def __init__(self, logger: DistWandbLogger) -> None:
+        super().__init__()
+        self.__dict__["logger"] = logger
+
+    @property
+    def config(self) -> Any:
+        """The config of the run that this rank's numbers go to."""
+        session = self._session
+        return _Nothing() if session is None else session.config
 
     def finish(self, exit_code: int | None = None, **_kwargs: Any) -> None:
         """End this rank's part: W&B's own `finish` does, where this rank has a run."""
-        session: Session | None = self.__dict__["session"]
+        session = self._session
         if session is not None:
             session.finish(exit_code)
+
+    @property
+    def _session(self) -> Session | None:
+        logger: DistWandbLogger | None = self.__dict__.get("logger")
+        return None if logger is None else logger._session  # noqa: SLF001  # of the same door
+
+    def facts(self) -> Mapping[str, Any]:
+        """What is known of the run: before there is a session, what the logger knows before."""
+        session, logger = self._session, self.__dict__.get("logger")
+        if session is not None and isinstance(session.run, NullRun):
+            return session.run.facts()
+        return super().facts() if logger is None else {"id": logger.version, "name": None, "url": None}
+
+    def __getattr__(self, name: str) -> Any:
+        found = super().__getattr__(name)
+        return _Nothing() if isinstance(found, NullRun) and name not in _GIVE_BACK else found
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "logger": None}
+
+
+class _Nothing(NullPart):
+    """A part of a stand-in for a run that answers calls with `None`."""
+
+    def __call__(self, *_args: Any, **_kwargs: Any) -> None:  # type: ignore[override]  # on purpose
+        """Accept a call of anything."""
 
 
 class DistWandbLogger(WandbLogger):
@@ -133,8 +175,9 @@ class DistWandbLogger(WandbLogger):
         be used before, as with the stock logger. In the other modes pass `config=`, call `log_hyperparams` or `watch`
         (they are kept until the run is open), or use `experiment` from `setup` on.
 
-        Lightning's ddp strategy starts the script again for each further rank. For these processes the logger sets the
-        variable `DIST_WANDB_BASE_IDS` in this process's environment, so that all of them know one run id.
+        Lightning's ddp strategy starts the script again for each further rank. That all of them know one run id, this
+        process keeps it in a small file in the directory for temporary files, as long as it lives. The environment
+        stays as it is: ``offline=True`` sets `WANDB_MODE` while the run is made, and takes it back.
 
     Example:
         Two ranks::
@@ -232,7 +275,7 @@ class DistWandbLogger(WandbLogger):
         """
         session = self._open()
         if session is None or not session.run:
-            return _NullExperiment(self.version, session)
+            return _NullExperiment(self)
         return session.run
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
@@ -456,7 +499,7 @@ class DistWandbLogger(WandbLogger):
         if provisional is not None:
             provisional.release()
         if self._session.owns_run and self._wandb_init.get("sync_tensorboard"):
-            self._session.run.define_metric("*", step_metric="global_step")
+            runs.define_tensorboard_steps(self._session.run)
         self._take_over(self._session)
         if topology.world_size > 1:
             self._announce(self._session)
@@ -499,7 +542,7 @@ class DistWandbLogger(WandbLogger):
     def _take_over(self, session: Session) -> None:
         """Bring what the stock logger's methods look at up to date, and make the calls that waited for the run."""
         self._experiment = session.run or None
-        self._base_id = session.plan.base_id or (session.run.id if session.run else self._base_id)
+        self._base_id = session.plan.base_id or (str(session.run.id) if session.run else self._base_id)
         if session.topology.world_size == 1:
             _script_ids.offer(self._number, str(self._base_id))
         kept, self._kept_calls = self._kept_calls, []

@@ -38,6 +38,13 @@ _log = logging.getLogger("dist_wandb")
 
 Mode = Literal["online", "offline", "disabled"]
 
+# What a primary tells of its run to ranks without one.
+FACTS = frozenset(
+    {
+        *("id", "name", "url", "entity", "project", "project_url", "path", "group", "job_type", "tags", "notes"),
+        *("dir", "start_time", "sweep_id", "offline", "disabled", "resumed"),
+    }
+)
 SIDECAR_NAME = "dist-wandb.json"
 _BEYOND_INIT_TIMEOUT = 30.0  # seconds
 _FLUSH_INTERVAL = 1.0  # seconds until rows are on disk: what a killed process may lose. wandb's own is 15
@@ -81,6 +88,11 @@ class NullRun:
     Every call on it is accepted and does nothing, at any depth of attributes and items, so that the same script runs
     on all ranks: ``run.config.update({...})``, ``run.summary["best"] = 0.9``. It is falsy, so ``if run:`` tells.
 
+    What its primary tells of the run that this rank's numbers go to, it tells too: `id`, `name`, `url`, `entity`,
+    `project`, `project_url`, `path`, `group`, `job_type`, `tags`, `notes`, `dir` (on the primary's node), `start_time`,
+    `sweep_id`, `offline`, `disabled`, `resumed` and `config`. The first look waits for the primary to open its run,
+    up to `join_timeout`; what the primary changes later shows within a heartbeat.
+
     Args:
         id: Id of the run that this rank's numbers go to, as far as it is known.
         name: Display name of that run.
@@ -92,36 +104,83 @@ class NullRun:
             run = dist_wandb.init(run_mode="auto").run
             bool(run)  # rank 0: True; rank 1: False
             run.alert("done")  # rank 0: sends an alert; rank 1: does nothing
+            run.id, run.project  # the same on both ranks
     """
 
-    id: str | None
-    name: str | None
-    url: str | None
-
     def __init__(self, id: str | None = None, name: str | None = None, url: str | None = None) -> None:  # noqa: A002
-        self.__dict__.update(id=id, name=name, url=url)
+        self.__dict__["_known"] = {"id": id, "name": name, "url": url}
+        self.__dict__["_ask"] = None
+
+    @property
+    def id(self) -> str | None:
+        """Id of the run that this rank's numbers go to, as far as it is known."""
+        found: str | None = self._fact("id")
+        return found
+
+    @property
+    def name(self) -> str | None:
+        """Display name of that run, as far as it is known."""
+        found: str | None = self._fact("name")
+        return found
+
+    @name.setter
+    def name(self, name: str) -> None:
+        """Accept and forget."""
+
+    @property
+    def url(self) -> str | None:
+        """Address of that run; `None` offline, and as far as it is not known."""
+        found: str | None = self._fact("url")
+        return found
 
     def show_config(self, config: object) -> None:
         """Have `config` read as the config of the run that this rank's numbers go to."""
         self.__dict__["config"] = config
+
+    def show_facts(self, ask: Callable[[], Mapping[str, Any]], planned_id: str | None) -> None:
+        """Have what `ask` returns, by name, read as what is known of the run that this rank's numbers go to.
+
+        Args:
+            ask: Tells what is known.
+            planned_id: Id of the run as long as nothing is told.
+        """
+        self.__dict__["_ask"] = ask
+        self.__dict__["_known"] = {**self.__dict__["_known"], "id": planned_id}
+
+    def facts(self) -> Mapping[str, Any]:
+        """What is known of the run that this rank's numbers go to, by the names that a `wandb.Run` has for it."""
+        ask: Callable[[], Mapping[str, Any]] | None = self.__dict__["_ask"]
+        told = ask() if ask is not None else {}
+        return {**self.__dict__["_known"], **told}
+
+    def _fact(self, name: str) -> Any:
+        return self.facts().get(name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy, or what another process gets, knows what was known then."""
+        return {**self.__dict__, "_known": dict(self.facts()), "_ask": None}
 
     def __bool__(self) -> Literal[False]:
         return False
 
     def __call__(self, *_args: Any, **_kwargs: Any) -> NullRun:
         """Accept a call of anything."""
-        return NullRun()
+        return NullPart()
 
-    def __getattr__(self, name: str) -> NullRun:
+    def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # protocols like copy and pickle must see that they are not implemented
             raise AttributeError(name)
-        return NullRun()
+        if name in FACTS and "_ask" in self.__dict__:
+            facts = self.facts()
+            if name in facts:
+                return facts[name]
+        return NullPart()
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Accept and forget."""
 
     def __getitem__(self, key: Any) -> NullRun:
-        return NullRun()
+        return NullPart()
 
     def __setitem__(self, key: Any, value: Any) -> None:
         """Accept and forget."""
@@ -146,6 +205,13 @@ class NullRun:
 
     def __repr__(self) -> str:
         return "NullRun()"
+
+
+class NullPart(NullRun):
+    """Stands in for a part of a run, such as its summary or an artifact: all of it is of this kind, names included."""
+
+    def _fact(self, name: str) -> Any:  # noqa: ARG002  # of a part nothing is known
+        return NullPart()
 
 
 def check_init_arguments(given: Mapping[str, Any], door: str) -> None:
@@ -439,7 +505,7 @@ def _init(arguments: Mapping[str, Any]) -> Run:
     import wandb
 
     try:
-        return wandb.init(**arguments)
+        return wandb.init(**_without_stale(arguments))
     except (TypeError, ValueError):  # arguments, or settings, that wandb does not know
         raise
     except wandb.errors.UsageError as error:
@@ -448,6 +514,16 @@ def _init(arguments: Mapping[str, Any]) -> Run:
         raise UnavailableError(_one_line(error)) from error
     except Exception as error:  # a dead or refusing server, a dead process of wandb's own, a fault of wandb's
         raise UnavailableError(_one_line(error)) from error
+
+
+def _without_stale(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Leave out an `anonymous` that says nothing, where wandb warns of it: there `None` is not its default any more."""
+    import wandb
+
+    parameter = inspect.signature(wandb.init, follow_wrapped=False).parameters.get("anonymous")
+    if arguments.get("anonymous") is not None or parameter is None or parameter.default is None:
+        return arguments
+    return {name: value for name, value in arguments.items() if name != "anonymous"}
 
 
 def init_timeout(init_arguments: Mapping[str, Any]) -> float:
@@ -631,8 +707,15 @@ def upload_environment(
 
 def define_step_metric(run: AnyRun, step_metric: str) -> None:
     """Make `step_metric` the x axis of every metric, as Lightning's own logger does for ``trainer/global_step``."""
-    run.define_metric(step_metric)
-    run.define_metric("*", step_metric=step_metric, step_sync=True)
+    if hasattr(run, "define_metric"):  # a stand-in for a run, in somebody's tests, may not have it
+        run.define_metric(step_metric)
+        run.define_metric("*", step_metric=step_metric, step_sync=True)
+
+
+def define_tensorboard_steps(run: AnyRun) -> None:
+    """Make the steps of tensorboard the x axis of every metric, as Lightning's own logger does."""
+    if hasattr(run, "define_metric"):
+        run.define_metric("*", step_metric="global_step")
 
 
 def is_silent() -> bool:
@@ -706,15 +789,17 @@ def finish(run: AnyRun, exit_code: int | None) -> str | None:
     Raises:
         OSError: wandb's own process is gone.
     """
+    if not hasattr(run, "finish"):  # a stand-in for a run, in somebody's tests
+        return None
     run.finish(exit_code=exit_code)
-    if not run or run.disabled:
+    if not run or is_disabled(run):
         return None
     directory = Path(str(run.dir)).parent
-    given_up = (unwritten if run.offline else untaken)(log_of(directory))
+    given_up = (unwritten if is_offline(run) else untaken)(log_of(directory))
     if not given_up:
         return None
     reasons = "; ".join(f"{what}: {reason}" for what, reason in given_up.items())
-    if run.offline:
+    if is_offline(run):
         return f"not all of the run {run.id} could be written to disk ({reasons}). What is missing is lost."
     return (
         f"W&B's server did not take all of the run {run.id} ({reasons}). It is on disk. Once the server answers, "
@@ -742,10 +827,19 @@ def pickled(run: AnyRun | None) -> bytes | None:
         return None
 
 
-def unpickled(data: bytes) -> Run:
-    """The run of the parent process, in the child: wandb attaches it to the parent's service at its first use."""
+def unpickled(data: bytes) -> Run | None:
+    """The run of the parent process, in the child, attached to the parent's service.
+
+    Returns:
+        The run; `None`, with a warning, where wandb cannot attach to it.
+    """
     run: Run
     run, config = pickle.loads(data)  # noqa: S301  # written by `pickled` in the parent of this very process
+    try:
+        _ = getattr(run, "config", None)  # wandb attaches at the first use
+    except Exception as error:  # noqa: BLE001  # one of wandb's own: WANDB_SERVICE is gone from the environment, or it
+        _log.warning("dist_wandb: this process opens the run of its parent anew, as wandb says: %s", _one_line(error))
+        return None
     if config:
         _fill_config(run, understood(config))
     return run
@@ -766,24 +860,46 @@ def where(run: AnyRun, plan: RunPlan | None = None) -> str:
     """Where a run is to be found, as text: its address, or the directory it is written to."""
     if not run:
         return "nowhere"
-    if run.disabled:
+    if is_disabled(run):
         return "nowhere, as W&B is disabled"
-    if not run.offline:
-        return str(run.url)
+    if not is_offline(run):
+        return str(url(run) or "at an unknown address")
     directory = Path(run.dir).parent
     if plan is not None and plan.shared:  # see _own_directory
         return f"offline, a file for each rank below {directory.parents[2]}"
     return f"offline, in {directory}"
 
 
+def is_disabled(run: AnyRun) -> bool:
+    """Whether a run goes nowhere. A stand-in for a run, in somebody's tests, may not say."""
+    return bool(getattr(run, "disabled", False))
+
+
+def is_offline(run: AnyRun) -> bool:
+    """Whether a run is on disk alone. A stand-in for a run, in somebody's tests, may not say."""
+    return bool(getattr(run, "offline", False))
+
+
 def is_online(run: AnyRun) -> bool:
     """Whether W&B's server has a run, rather than a disk or nobody."""
-    return bool(run) and not run.offline and not run.disabled
+    return bool(run) and not is_offline(run) and not is_disabled(run)
 
 
 def url(run: AnyRun) -> str | None:
     """Address of a run in W&B; `None` for one that has none. wandb warns when an offline run is asked."""
-    return run.url if is_online(run) else None
+    return getattr(run, "url", None) if is_online(run) else None
+
+
+def facts_of(run: AnyRun) -> dict[str, Any]:
+    """What is to be known of a run on ranks without one: of `FACTS` what JSON can hold."""
+    asked = FACTS if is_online(run) else FACTS - {"url", "project_url"}  # wandb warns when an offline run is asked
+    facts = {name: getattr(run, name, None) for name in sorted(asked)}
+    return {name: facts.get(name) for name in sorted(FACTS) if _is_json(facts.get(name))}
+
+
+def understood_facts(told: Mapping[str, Any]) -> dict[str, Any]:
+    """What `facts_of` said, from JSON: W&B's tags are a tuple."""
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in told.items()}
 
 
 def group_url(run: AnyRun, group: str | None) -> str | None:

@@ -588,7 +588,7 @@ def open_session(
         agreement=agreement,
     )
     session.tell_of_run()
-    if keeper is not None and owns_run and run and not run.disabled:
+    if keeper is not None and owns_run and run and not runs.is_disabled(run):
         keeper.leave(plan.base_id or str(run.id))
         if earlier is not None:
             restart.announce(earlier, topology)

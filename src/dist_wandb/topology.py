@@ -11,7 +11,7 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
@@ -542,45 +542,3 @@ def _torchrun_start(environ: Mapping[str, str]) -> str | None:
     """The agent gives each of its starts a directory of a random name, where workers write what made them fail."""
     place = re.match(r"(.+)/attempt_\d+/", environ.get("TORCHELASTIC_ERROR_FILE", ""))
     return None if place is None else f"torchrun-{socket.gethostname()}-{place[1]}"
-
-
-_BASE_IDS_VARIABLE = "DIST_WANDB_BASE_IDS"
-
-
-class ScriptIds:
-    """Base ids that Lightning's main process hands to the further starts of the same script, one per logger.
-
-    Those processes ask for the id before any process group exists. They inherit the environment, so the main process
-    writes its ids into the variable `DIST_WANDB_BASE_IDS`, with its own process id in front: nobody else's child reads
-    them.
-
-    Args:
-        environ: The environment variables; the process's own when `None`.
-    """
-
-    def __init__(self, environ: MutableMapping[str, str] | None = None) -> None:
-        self._environ = os.environ if environ is None else environ
-        self._next = 0
-
-    def take(self, proposal: str) -> tuple[int, str]:
-        """The number of this process's next logger, and its base id: the parent's, else `proposal`, offered on."""
-        number, self._next = self._next, self._next + 1
-        launch = Launch.detect(self._environ)
-        owner, ids = self._read()
-        if launch.is_lightning_child and owner == launch.parent_pid and number < len(ids) and ids[number]:
-            return number, ids[number]
-        if not launch.is_lightning_child:
-            self.offer(number, proposal)
-        return number, proposal
-
-    def offer(self, number: int, base_id: str) -> None:
-        """Tell scripts started from now on the base id of logger `number`."""
-        owner, ids = self._read()
-        ids = ids if owner == os.getpid() else []
-        ids += [""] * (number + 1 - len(ids))
-        ids[number] = base_id
-        self._environ[_BASE_IDS_VARIABLE] = f"{os.getpid()}:{','.join(ids)}"
-
-    def _read(self) -> tuple[int, list[str]]:
-        owner, _, ids = self._environ.get(_BASE_IDS_VARIABLE, "").partition(":")
-        return (int(owner), ids.split(",")) if owner.isdigit() else (0, [])

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 from urllib.parse import quote
 
+from wandb_artifacts import ArtifactQueries
 from wandb_records import ENTITY, EVENTS, HISTORY, PROJECT, RecordedArtifact, RecordedRun, Records, upsert_of
 
 FEATURES = ("CLIENT_IDS", "LARGE_FILENAMES", "ARTIFACT_TAGS", "STRUCTURED_CONSOLE_LOGS")
@@ -50,6 +51,7 @@ class GraphQL:
         self._counts_lines = counts_lines
         self._answers: dict[str, Callable[[_Variables, str], _Data]] = {
             "Viewer": self._viewer,
+            "GetDefaultEntity": self._viewer,
             "ServerFeaturesQuery": self._server_features,
             "OrganizationCoreWeaveOrganizationID": self._no_organization,
             "UpsertBucket": self._upsert_bucket,
@@ -63,6 +65,7 @@ class GraphQL:
             "UpdateArtifactManifest": self._update_artifact_manifest,
             "CreateArtifactFiles": self._create_artifact_files,
             "CommitArtifact": self._commit_artifact,
+            **ArtifactQueries(records, url).answers,
         }
 
     def answer(self, operation: str, variables: _Variables, client: str) -> _Data:
@@ -130,6 +133,8 @@ class GraphQL:
             name=given["artifactCollectionName"],
             kind=given["artifactTypeName"],
             aliases=tuple(alias["alias"] for alias in given.get("aliases") or ()),
+            digest=given["digest"],
+            metadata=given.get("metadata"),
         )
         self._records.artifacts[artifact.artifact_id] = artifact
         created = {"id": artifact.artifact_id, "state": "PENDING", "artifactSequence": {"latestArtifact": None}}

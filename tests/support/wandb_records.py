@@ -236,6 +236,9 @@ class RecordedArtifact:
         name: Name of its collection, without a version.
         kind: Its type, for example ``"model"``.
         aliases: Aliases it was given.
+        digest: What the client says of its content.
+        metadata: What the client says about it, as JSON.
+        used_by: Keys of the runs that used it.
         files: By name the content of its files.
         manifest: Content of its manifest, decoded.
         committed: Whether the client declared it complete.
@@ -247,9 +250,17 @@ class RecordedArtifact:
     name: str
     kind: str
     aliases: tuple[str, ...]
+    digest: str = ""
+    metadata: str | None = None
+    used_by: list[str] = field(default_factory=list)
     files: dict[str, bytes] = field(default_factory=dict)
     manifest: dict[str, Any] | None = None
     committed: bool = False
+
+    @property
+    def project(self) -> str:
+        """Owner and name of the project it is in."""
+        return self.run.rpartition("/")[0]
 
 
 @dataclass
@@ -281,3 +292,8 @@ class Records:
             self.artifacts[owner].manifest = json.loads(content)
         else:
             raise KeyError(kind)
+
+    def get(self, kind: str, owner: str, name: str) -> bytes:
+        """The content of a file of an artifact, or of its manifest."""
+        artifact = self.artifacts[owner]
+        return json.dumps(artifact.manifest).encode() if kind == "manifest" else artifact.files[name]

@@ -41,7 +41,7 @@ class Request:
     """One request of a client.
 
     Args:
-        scope: ``"graphql"``, ``"file_stream"``, ``"files"`` (files put), or ``"other"``.
+        scope: ``"graphql"``, ``"file_stream"``, ``"files"`` (files put and got), or ``"other"``.
         operation: Name of the GraphQL operation, else method and path.
         client: The shared writer that sent it, or `PLAIN`.
         message: The decoded body of GraphQL and of the file stream.
@@ -63,10 +63,12 @@ class Answer:
     Args:
         status: The status of HTTP; `None` if the connection was closed without an answer.
         body: Encoded as JSON.
+        content: The content of a file, in place of `body`.
     """
 
     status: int | None
     body: Mapping[str, Any] = field(default_factory=dict)
+    content: bytes | None = None
 
 
 @dataclass(eq=False)
@@ -269,6 +271,8 @@ class WandbServer:
                 return Answer(200, {"limits": {}})
             if request.scope == "files":
                 _, _, kind, owner, name = map(unquote, request.path.split("/"))
+                if request.operation.startswith("GET "):
+                    return Answer(200, content=self._records.get(kind, owner, name))
                 self._records.put(kind, owner, name, request.content)
                 return Answer(200)
         except (UnknownOperationError, KeyError, ValueError, TypeError) as error:
@@ -341,7 +345,7 @@ class _Handler(BaseHTTPRequestHandler):
         if answer.status is None:
             self.close_connection = True
             return
-        body = json.dumps(answer.body).encode()
+        body = json.dumps(answer.body).encode() if answer.content is None else answer.content
         self.send_response(answer.status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
@@ -357,7 +361,7 @@ class _Handler(BaseHTTPRequestHandler):
             return Request("graphql", operation_name(message), client, self.path, message)
         if self.command == "POST" and self.path.endswith("/file_stream"):
             return Request("file_stream", line, client, self.path, json.loads(body))
-        scope = "files" if self.command == "PUT" and self.path.startswith("/storage/") else "other"
+        scope = "files" if self.command in ("PUT", "GET") and self.path.startswith("/storage/") else "other"
         return Request(scope, line, client, self.path, content=body)
 
     def _body(self) -> bytes:

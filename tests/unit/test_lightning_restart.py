@@ -24,7 +24,8 @@ from dist_wandb.errors import ReadError
 from dist_wandb.lightning_checkpoints import KEY, BaseIdInCheckpoints
 from dist_wandb.options import Options
 from dist_wandb.restart import Keeper
-from dist_wandb.topology import ScriptIds, Topology
+from dist_wandb.script_ids import ScriptIds
+from dist_wandb.topology import Topology
 
 if TYPE_CHECKING:
     from tests.conftest import FakeWandb
@@ -33,12 +34,15 @@ NOTES = Path("wandb") / restart.NOTES_DIRECTORY
 
 
 @pytest.fixture(autouse=True)
-def fresh_process(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:  # noqa: ARG001  # goes first
+def fresh_process(
+    fake_wandb: FakeWandb,  # noqa: ARG001  # goes first
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Callable[[], None]:
     """No logger was made yet; call it to have that again, as in a job's next start."""
 
     def begin() -> None:
-        monkeypatch.delenv("DIST_WANDB_BASE_IDS", raising=False)
-        monkeypatch.setattr(door, "_script_ids", ScriptIds())
+        monkeypatch.setattr(door, "_script_ids", ScriptIds(tmp_path))
 
     begin()
     return begin
@@ -146,17 +150,19 @@ def leave_note(base_id: str, *, world_size: int = 2, session: str = "DistWandbLo
     Keeper(session, Options("new"), topology, {"dir": ".", "project": "digits", **arguments}).leave(base_id)
 
 
-def test_a_logger_that_may_continue_knows_the_id_before_there_are_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its children, which ddp starts from the script, learn it by the environment."""
+def test_a_logger_that_may_continue_knows_the_id_before_there_are_ranks(
+    fresh_process: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its children, which ddp starts from the script, learn it from their parent."""
     leave_note("earlier")
     logger = DistWandbLogger(project="digits", run_mode="new", resume="auto")
     assert logger._base_id == "earlier"
-    assert os.environ["DIST_WANDB_BASE_IDS"].endswith(":earlier")
+    leave_note("another one")
     monkeypatch.setenv("NODE_RANK", "0")
     monkeypatch.setenv("LOCAL_RANK", "1")
-    monkeypatch.setenv("DIST_WANDB_BASE_IDS", f"{os.getppid()}:from-parent")
-    monkeypatch.setattr(door, "_script_ids", ScriptIds())
-    assert DistWandbLogger(project="digits", run_mode="new", resume="auto").version == "from-parent"
+    monkeypatch.setattr(os, "getppid", os.getpid)  # as if this were its child
+    fresh_process()
+    assert DistWandbLogger(project="digits", run_mode="new", resume="auto").version == "earlier"
 
 
 @pytest.mark.parametrize("arguments", [{}, {"resume": "auto", "id": "exp"}, {"resume": "never"}])
@@ -173,7 +179,9 @@ def test_a_world_of_one_leaves_resuming_to_wandb(fake_wandb: FakeWandb) -> None:
     assert len(list(NOTES.iterdir())) == 1
 
 
-def test_several_ranks_continue_what_the_note_says(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_ranks_continue_what_the_note_says(
+    fake_wandb: FakeWandb, fresh_process: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     leave_note("earlier")
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -185,8 +193,7 @@ def test_several_ranks_continue_what_the_note_says(fake_wandb: FakeWandb, monkey
     session = first._session
     assert session is not None
     sessions_room._sessions.remove(session)  # as by SIGKILL
-    monkeypatch.setattr(door, "_script_ids", ScriptIds())
-    monkeypatch.delenv("DIST_WANDB_BASE_IDS")
+    fresh_process()
     second = DistWandbLogger(project="digits", resume="auto", **options)  # type: ignore[arg-type]
     assert second.experiment.id == before
     assert fake_wandb.arguments[-1]["resume"] == "allow"

@@ -20,9 +20,10 @@ from lightning.pytorch.loggers.logger import DummyExperiment
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import nn
 
-from dist_wandb import DistWandbLogger, run, session
+from dist_wandb import DistWandbLogger, lightning, run, session
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.rows import DEGRADED
+from dist_wandb.script_ids import ScriptIds
 from dist_wandb.topology import Topology
 
 Drive = Callable[[WandbLogger], object]
@@ -529,12 +530,10 @@ def test_variables_that_tell_half_do_not_keep_calls_from_waiting(
     )
 
 
-def test_the_id_of_the_run_is_offered_to_the_scripts_that_lightning_starts(tmp_path: Path) -> None:
-    offered: list[str] = []
-
-    def use(logger: WandbLogger) -> None:
-        _ = logger.experiment
-        offered.append(os.environ["DIST_WANDB_BASE_IDS"])
-
-    drive_with(DistWandbLogger, {}, use, tmp_path)
-    assert re.fullmatch(rf"{os.getpid()}:,*made-by-wandb", offered[0])
+def test_the_id_of_the_run_is_offered_to_the_scripts_that_lightning_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offered = ScriptIds(tmp_path)
+    monkeypatch.setattr(lightning, "_script_ids", offered)
+    drive_with(DistWandbLogger, {}, lambda logger: logger.experiment, tmp_path)
+    assert offered._offered == ["made-by-wandb"]

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dist_wandb.errors import TopologyError
-from dist_wandb.topology import Launch, ScriptIds, Topology, node_identity
+from dist_wandb.topology import Launch, Topology, node_identity
 
 Environ = dict[str, str]
 Fields = tuple[int | None, ...]
@@ -539,58 +539,3 @@ def test_a_job_is_named_only_by_what_differs_between_jobs(environ: Environ, job_
 )
 def test_lightnings_further_processes_are_recognised(environ: Environ, child: bool) -> None:
     assert Launch.detect(environ).is_lightning_child is child
-
-
-# --- ids for Lightning's scripts --------------------------------------------------------------------------------------
-
-CHILD = {"LOCAL_RANK": "1", "NODE_RANK": "0", "WORLD_SIZE": "2"}
-
-
-def test_the_main_process_offers_the_ids_of_its_loggers_in_order() -> None:
-    environ: Environ = {}
-    ids = ScriptIds(environ)
-    assert (ids.take("first"), ids.take("second")) == ((0, "first"), (1, "second"))
-    assert environ["DIST_WANDB_BASE_IDS"] == f"{os.getpid()}:first,second"
-
-
-def test_a_child_takes_the_ids_of_its_parent() -> None:
-    ids = ScriptIds(CHILD | {"DIST_WANDB_BASE_IDS": f"{os.getppid()}:first,second"})
-    assert [ids.take("own"), ids.take("own"), ids.take("own")] == [(0, "first"), (1, "second"), (2, "own")]
-
-
-def test_a_child_offers_nothing() -> None:
-    environ = CHILD | {"DIST_WANDB_BASE_IDS": f"{os.getppid()}:first"}
-    ids = ScriptIds(environ)
-    ids.take("own")
-    ids.take("own")
-    assert environ["DIST_WANDB_BASE_IDS"] == f"{os.getppid()}:first"
-
-
-def test_ids_of_a_process_that_is_not_the_parent_are_not_taken() -> None:
-    assert ScriptIds(CHILD | {"DIST_WANDB_BASE_IDS": f"{os.getpid()}:first"}).take("own") == (0, "own")
-
-
-def test_a_main_process_does_not_take_or_keep_what_it_inherited() -> None:
-    environ = {"DIST_WANDB_BASE_IDS": f"{os.getppid()}:first,second"}
-    assert ScriptIds(environ).take("own") == (0, "own")
-    assert environ["DIST_WANDB_BASE_IDS"] == f"{os.getpid()}:own"
-
-
-def test_an_id_that_became_known_later_replaces_the_one_offered() -> None:
-    environ: Environ = {}
-    ids = ScriptIds(environ)
-    ids.take("first")
-    ids.take("second")
-    ids.offer(0, "of the run")
-    assert environ["DIST_WANDB_BASE_IDS"] == f"{os.getpid()}:of the run,second"
-
-
-def test_a_garbled_variable_is_ignored() -> None:
-    assert ScriptIds(CHILD | {"DIST_WANDB_BASE_IDS": "first,second"}).take("own") == (0, "own")
-
-
-def test_a_slot_that_was_lost_is_no_base_id() -> None:
-    """The variable was cleared between two loggers, so that the first one's id is not in it any more."""
-    environ = {"DIST_WANDB_BASE_IDS": f"{os.getppid()}:,second", "NODE_RANK": "0", "LOCAL_RANK": "1"}
-    ids = ScriptIds(environ)
-    assert [ids.take(proposal)[1] for proposal in ("mine", "also mine")] == ["mine", "second"]

@@ -1,0 +1,121 @@
+"""Lightning's ddp: what the stock logger offers, and what each of two ranks is told of the one run. Says it in JSON."""
+
+import json
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.loggers.logger import DummyExperiment
+from torch.utils.data import DataLoader, TensorDataset
+
+from dist_wandb import DistWandbLogger
+
+FACTS = ("id", "name", "url", "entity", "project", "project_url", "path", "group", "job_type", "tags", "notes")
+STATE = ("dir", "start_time", "offline", "disabled", "resumed", "sweep_id")
+BEFORE = dict(os.environ)
+
+
+def say(rank: int, what: str, value: object) -> None:
+    sys.stdout.write(f"SAW {json.dumps([what, rank, value])}\n")
+
+
+def places(logger: DistWandbLogger) -> list[str | None]:
+    return [logger.name, logger.version, logger.save_dir]
+
+
+def use_at_any_depth(experiment: Any) -> None:
+    experiment.config.update({"only": "here"})
+    experiment.summary["best"].deeper["still"] = 0.9
+    experiment.log({"lost": 1.0})
+    experiment.log_artifact("a").wait().name.split(":")
+    experiment.define_metric("loss", summary="min")
+    assert isinstance(experiment, DummyExperiment)
+    assert experiment.something(foo="bar") is None
+    assert not experiment
+
+
+class Model(LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 1)
+
+    def setup(self, stage: str) -> None:  # noqa: ARG002  # Lightning passes it
+        assert isinstance(self.logger, DistWandbLogger)
+        experiment = self.logger.experiment
+        say(self.global_rank, "facts", {name: getattr(experiment, name) for name in FACTS + STATE})
+        say(self.global_rank, "config", experiment.config["lr"])
+        say(self.global_rank, "logger", places(self.logger))
+        say(self.global_rank, "log_dir", self.trainer.log_dir)
+        if self.global_rank:
+            use_at_any_depth(experiment)
+        else:
+            experiment.name = "renamed"
+        deadline = time.monotonic() + 20
+        while experiment.name != "renamed" and time.monotonic() < deadline:
+            time.sleep(0.1)
+        say(self.global_rank, "name later", experiment.name)
+
+    def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:  # noqa: ARG002
+        loss: torch.Tensor = self.layer(batch[0]).mean()
+        self.log("loss", loss)
+        return loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def use_artifacts(directory: Path, rank: int) -> None:
+    """Find the checkpoint of the first run from a second one, on all ranks, and download it."""
+    logger = DistWandbLogger(project="tests", id="second", save_dir=directory)
+    used = logger.use_artifact("model-exp:latest", "model")
+    say(rank, "used", bool(used) and [used.version, sorted(used.aliases), used.metadata["original_filename"]])
+    shutil.rmtree(os.environ["WANDB_CACHE_DIR"], ignore_errors=True)  # what is downloaded comes from the server
+    used.download(root=str(directory / "by-use"))
+    path = logger.download_artifact("model-exp:v0", directory / "by-name", "model", use_artifact=True)
+    say(rank, "downloaded", path and DistWandbLogger.id_in(Path(path) / "model.ckpt"))
+    logger.experiment.finish()
+    path = DistWandbLogger.download_artifact("tests/model-exp:best", directory / "by-api", "model")
+    say(rank, "downloaded without a run", path and sorted(file.name for file in Path(path).iterdir()))
+
+
+def main(directory: Path) -> None:
+    logger = DistWandbLogger(
+        "night",
+        directory,
+        "exp",
+        project="tests",
+        log_model=True,
+        group="g",
+        job_type="train",
+        tags=["a", "b"],
+        notes="n",
+        config={"lr": 0.1},
+        heartbeat=0.2,
+    )
+    say(int(os.environ.get("LOCAL_RANK", "0")), "version before", logger.version)
+    trainer = Trainer(
+        accelerator="cpu",
+        strategy="ddp",
+        devices=2,
+        max_epochs=2,
+        logger=logger,
+        log_every_n_steps=1,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(Model(), DataLoader(TensorDataset(torch.ones(4, 2))))
+    say(trainer.global_rank, "checkpoints", getattr(trainer.checkpoint_callback, "dirpath", None))
+    say(trainer.global_rank, "log_dir later", trainer.log_dir)
+    logger.experiment.finish()
+    use_artifacts(directory, trainer.global_rank)
+    changed = {name for name in os.environ.keys() | BEFORE.keys() if os.environ.get(name) != BEFORE.get(name)}
+    say(trainer.global_rank, "changed", sorted(name for name in changed if "WANDB" in name))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

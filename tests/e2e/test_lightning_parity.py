@@ -1,0 +1,73 @@
+"""Lightning, with the real wandb: what a user of the stock logger has, on all ranks, and without its stale parts."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from processes import Finished, clean_environment, run_job
+from stored import ended_runs
+from wandb_server import WandbServer
+
+SCRIPTS = Path(__file__).parent / "scripts"
+STALE = ("anonymous", "require(")  # what the stock logger makes wandb warn of at every start
+
+
+def seen(finished: Finished) -> dict[str, list[Any]]:
+    """What the ranks said, in the order of ranks."""
+    said = [json.loads(line.removeprefix("SAW ")) for line in finished.lines("SAW ")]
+    said.sort(key=lambda one: (one[0], one[1]))
+    return {what: [value for name, _, value in said if name == what] for what, *_ in said}
+
+
+def check_nothing_stale(finished: Finished) -> None:
+    wandbs = [line for line in finished.output.splitlines() if line.startswith("wandb: WARNING")]
+    assert wandbs == []
+    assert not [word for word in STALE if word in finished.output]
+
+
+def test_both_ranks_know_the_run_and_its_checkpoint_comes_back(wandb_server: WandbServer, tmp_path: Path) -> None:
+    command: list[str | Path] = [sys.executable, SCRIPTS / "lightning_parity.py", tmp_path]
+    environment = wandb_server.environment(tmp_path)
+    finished = run_job(command, cwd=tmp_path, environment=environment, timeout=120).check()
+    check_nothing_stale(finished)
+    said = seen(finished)
+    place = f"{wandb_server.url}/tester/tests"
+    first, second = said["facts"]
+    assert first == second
+    described = {"group": "g", "job_type": "train", "tags": ["a", "b"], "notes": "n", "offline": False}
+    named = {"id": "exp", "name": "night", "url": f"{place}/runs/exp", "project_url": place, "path": "tester/tests/exp"}
+    owned = {"entity": "tester", "project": "tests", "disabled": False, "resumed": False, "sweep_id": None}
+    assert {**described, **named, **owned}.items() <= first.items()
+    assert Path(first["dir"]).is_relative_to(tmp_path / "wandb")
+    expected: dict[str, list[Any]] = {
+        "config": [0.1, 0.1],
+        "version before": ["exp", "exp"],
+        "logger": [["tests", "exp", str(tmp_path)]] * 2,
+        "log_dir": [str(tmp_path)] * 2,
+        "log_dir later": [str(tmp_path)] * 2,
+        "checkpoints": [str(tmp_path / "tests" / "exp" / "checkpoints")] * 2,
+        "name later": ["renamed", "renamed"],
+        "used": [["v0", ["best", "latest"], "epoch=1-step=4.ckpt"], False],
+        "downloaded": ["exp", None],
+        "downloaded without a run": [["model.ckpt"], None],
+        "changed": [["WANDB_SERVICE"], []],  # wandb's own, on the rank that used it
+    }
+    assert {what: said[what] for what in expected} == expected
+    (artifact,) = wandb_server.artifacts
+    assert (artifact.kind, artifact.used_by) == ("model", ["tester/tests/second"] * 2)
+    for way in ("by-use", "by-name", "by-api"):
+        assert (tmp_path / way / "model.ckpt").read_bytes() == artifact.files["model.ckpt"]
+
+
+def test_a_lightning_cli_fits_with_the_config_that_it_printed(tmp_path: Path) -> None:
+    environment = clean_environment()
+    del environment["WANDB_MODE"]  # the logger is to say that it is offline
+    command: list[str | Path] = [sys.executable, "-W", "ignore", SCRIPTS / "lightning_cli.py", tmp_path]
+    finished = run_job(command, cwd=tmp_path, environment=environment).check()
+    check_nothing_stale(finished)
+    assert finished.lines("SAW") == ["SAW True"], "the environment is as it was"
+    (stored,) = ended_runs(tmp_path, 1)
+    assert (stored.run_id, stored.tags) == ("exp", ("x",))
