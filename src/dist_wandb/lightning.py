@@ -492,7 +492,9 @@ class DistWandbLogger(WandbLogger):
         if topology.world_size == 1:
             return self._wandb_init
         arguments = {name: value for name, value in self._wandb_init.items() if name != "anonymous" or value}
-        return {"mode": "offline", **arguments} if self._offline else arguments
+        stock = {"resume": "allow", **({"mode": "offline"} if self._offline else {})}  # the stock logger's ways
+        unsaid = {name: value for name, value in stock.items() if arguments.get(name) is None}  # as by LightningCLI
+        return {**arguments, **unsaid}
 
     def _is_another(self, running: Run | None) -> bool:
         """Whether the run of this process is another logger's, and not the one that this logger was asked for."""

@@ -18,7 +18,7 @@ from dist_wandb import session as sessions_room
 if TYPE_CHECKING:
     from tests.conftest import FakeRun, FakeWandb
 
-SHORT = {"join_timeout": 0.1, "finish_timeout": 1.0}  # limits where the other ranks never come
+SHORT: dict[str, Any] = {"join_timeout": 0.1, "finish_timeout": 1.0}  # limits where the other ranks never come
 STEP = "trainer/global_step"
 
 
@@ -76,7 +76,7 @@ def test_media_go_where_the_ranks_run_is(
 ) -> None:
     as_rank(monkeypatch, rank)
     monkeypatch.setenv("PMIX_NAMESPACE", "prterun-1")  # names the job: no store is needed
-    logger = DistWandbLogger(id="exp", run_mode=mode, offline=True, **SHORT)  # type: ignore[arg-type]
+    logger = DistWandbLogger(id="exp", run_mode=mode, offline=True, **SHORT)
     log_media(logger)
     session = logger._session
     assert session is not None
@@ -163,6 +163,21 @@ def test_a_users_own_run_is_used_as_by_the_stock_logger(monkeypatch: pytest.Monk
         assert DistWandbLogger(id="other").experiment is mine
 
 
+def test_arguments_that_are_none_are_as_if_not_given(monkeypatch: pytest.MonkeyPatch, fake_wandb: FakeWandb) -> None:
+    """LightningCLI passes all arguments of `wandb.init`, most of them as None."""
+    as_rank(monkeypatch, 0)
+    monkeypatch.setenv("PMIX_NAMESPACE", "prterun-1")
+    unsaid: dict[str, Any] = dict.fromkeys(("reinit", "mode", "resume", "settings", "group", "config", "tags"))
+    for name in "ab":
+        logger = DistWandbLogger(id=name, run_mode="new", offline=True, **unsaid, **SHORT)
+        logger.log_metrics({"loss": 1.0}, 0)
+        live(fake_wandb.runs[0], monkeypatch)
+    assert [arguments["id"] for arguments in fake_wandb.arguments] == ["a-rank-0", "b-rank-0"]
+    assert [arguments["reinit"] for arguments in fake_wandb.arguments] == [None, "create_new"]
+    assert all(run.offline for run in fake_wandb.runs)
+    assert {arguments["resume"] for arguments in fake_wandb.arguments} == {"allow"}  # later stages open them again
+
+
 # --- signals ----------------------------------------------------------------------------------------------------------
 
 
@@ -173,7 +188,7 @@ def test_sigterm_ends_runs_of_several_ranks_in_fabric_where_nobody_handles_it(
 ) -> None:
     if world > 1:
         as_rank(monkeypatch, 0)
-    logger = DistWandbLogger(id="exp", **SHORT)  # type: ignore[arg-type]
+    logger = DistWandbLogger(id="exp", **SHORT)
     _ = logger.experiment
     module = BoringModel()
     if not in_fabric:
