@@ -297,7 +297,7 @@ class DistWandbLogger(WandbLogger):
     def watch(
         self, model: nn.Module, log: str | None = "gradients", log_freq: int = 100, log_graph: bool = True
     ) -> None:
-        """Log gradients and parameters of `model` from this rank; kept until the run is open.
+        """Log gradients and parameters of `model`, of a shared run's ranks from its primary; kept until the run is open.
 
         Args:
             model: The module to watch.
@@ -307,8 +307,13 @@ class DistWandbLogger(WandbLogger):
         """
         self._once_open("_watch", model, log, log_freq, log_graph)
 
+    def _watch(self, model: nn.Module, log: str | None, log_freq: int, log_graph: bool) -> None:
+        """W&B writes what it watches under plain names, which in a shared run are the primary's alone."""
+        session = self._open()
+        if session is not None and session.plan.primary:
+            super().watch(model, log, log_freq, log_graph)
+
     _log_hyperparams = WandbLogger.log_hyperparams.__wrapped__  # type: ignore[attr-defined]
-    _watch = WandbLogger.watch
     log_table = _where_runs_are(WandbLogger.log_table)
     log_text = _where_runs_are(WandbLogger.log_text)
     log_image = _where_runs_are(WandbLogger.log_image)

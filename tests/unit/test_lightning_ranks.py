@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pytest
 import wandb
@@ -109,6 +110,25 @@ def test_in_a_shared_run_per_rank_says_which_media_other_ranks_write(
     assert made == KINDS
     written = [name for row in fake_wandb.runs[0].rows for name in row if name != STEP]
     assert written == [f"rank-1/{name}" for name in named]
+
+
+@pytest.mark.parametrize(
+    ("mode", "rank", "watches"), [("auto", 1, False), ("shared", 0, True), ("shared", 1, False), ("new", 1, True)]
+)
+def test_what_is_watched_is_logged_by_who_writes_plain_names(
+    monkeypatch: pytest.MonkeyPatch, fake_wandb: FakeWandb, mode: Any, rank: int, watches: bool
+) -> None:
+    as_rank(monkeypatch, rank)
+    monkeypatch.setenv("PMIX_NAMESPACE", "prterun-1")
+    logger = DistWandbLogger(id="exp", run_mode=mode, offline=True, **SHORT)
+    told = mock.Mock()
+    _ = logger.experiment
+    for run in fake_wandb.runs:
+        monkeypatch.setattr(run, "watch", told, raising=False)
+    module = BoringModel()
+    logger.watch(module, log="all", log_freq=7)
+    calls = [mock.call(module, log="all", log_freq=7, log_graph=True)]
+    assert told.call_args_list == (calls if watches else [])
 
 
 def test_the_methods_for_media_read_as_the_stock_loggers() -> None:
