@@ -297,7 +297,7 @@ class DistWandbLogger(WandbLogger):
     def watch(
         self, model: nn.Module, log: str | None = "gradients", log_freq: int = 100, log_graph: bool = True
     ) -> None:
-        """Log gradients and parameters of `model`, of a shared run's ranks from its primary; kept until the run is open.
+        """Log gradients and parameters of `model` from this rank, if it writes plain names; kept until the run is open.
 
         Args:
             model: The module to watch.
