@@ -82,6 +82,7 @@ class Agreement:
         self._run: AnyRun = runs.NullRun()
         self._config: Any = None  # that of this rank's run
         self._facts: dict[str, Any] = {}  # what the followed rank told of its run last
+        self._is_resumed = False
         self._tells: tuple[str, ...] = ()
         self._follows: str | None = None
         self._completes = False  # what is followed adds to what this rank has; otherwise it replaces it
@@ -231,6 +232,7 @@ class Agreement:
         else:
             self._run = run
             self._config = getattr(run, "config", None)  # a stand-in for a run, in somebody's tests, may have none
+            self._is_resumed = bool(getattr(run, "resumed", False))
             if getattr(run, "sweep_id", None):
                 self._imposed = self._not_given(given_values(self._config))
             _watch(self._config, self)
@@ -347,6 +349,7 @@ class Agreement:
         if not self._is_known:
             same = {name for name, digest in record["given"].items() if self._comparable.get(name, [""])[-1] == digest}
             self._own -= same
+            self._own |= self._of_earlier_starts(values)
         kept = self._own - set(record["imposed"]) if self._completes else set()
         changed = [name for name in values if name not in self._seen or self._seen[name] != values[name]]
         new = [name for name in changed if name not in kept]
@@ -362,6 +365,13 @@ class Agreement:
         if due:
             self._from_primary |= due.keys()
             _plainly_update(self._config, due)
+
+    def _of_earlier_starts(self, told_first: Mapping[str, Any]) -> set[str]:
+        """Names that a run which goes on holds with another value than the followed rank's does."""
+        if self._config is None or not self._is_resumed:
+            return set()
+        mine = given_values(self._config)
+        return {name for name in mine.keys() & told_first.keys() if told(mine[name]) != told_first[name]}
 
     # What users do
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 import weakref
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from multiprocessing.context import get_spawning_popen  # undocumented, but what torch.multiprocessing relies on too
 from pathlib import Path
@@ -77,6 +78,22 @@ _GIVE_BACK = frozenset(
         *("get_url", "get_project_url", "get_sweep_url", "project_name"),  # of older versions
     }
 )
+
+
+def _where_runs_are(stock_method: Callable[..., None]) -> Callable[..., None]:
+    """A method of the stock logger for media, on all ranks that have a run: what it makes of them are files.
+
+    The stock logger lets rank 0 alone do it. Its wrapper is taken off: the session decides where they go.
+    """
+    method = inspect.unwrap(stock_method)
+
+    @functools.wraps(method)
+    def log(self: DistWandbLogger, *args: Any, **kwargs: Any) -> None:
+        session = self._open()
+        if session is not None and session.plan.opens_run:
+            method(self, *args, **kwargs)
+
+    return log
 
 
 class _NullExperiment(NullRun, DummyExperiment):  # type: ignore[misc]  # its items are of another kind
@@ -293,6 +310,8 @@ class DistWandbLogger(WandbLogger):
         if session is None:
             return
         self._announce(session)
+        if self._module is None and session.topology.world_size > 1:
+            session.catch_sigterm()  # in Fabric nobody does; the Trainer has by now, to save a checkpoint
         weights = self._weights_of(metrics) if session.brings_together else None
         session.log(self._prefixed(metrics), step, weights or None)
 
@@ -321,7 +340,7 @@ class DistWandbLogger(WandbLogger):
     def watch(
         self, model: nn.Module, log: str | None = "gradients", log_freq: int = 100, log_graph: bool = True
     ) -> None:
-        """Log gradients and parameters of `model` from this rank; kept until the run is open.
+        """Log gradients and parameters of `model` from this rank, if it writes plain names; kept until the run is open.
 
         Args:
             model: The module to watch.
@@ -331,14 +350,18 @@ class DistWandbLogger(WandbLogger):
         """
         self._once_open("_watch", model, log, log_freq, log_graph)
 
-    # The stock logger lets rank 0 alone do these. Its wrapper is taken off: the session decides where they go.
+    def _watch(self, model: nn.Module, log: str | None, log_freq: int, log_graph: bool) -> None:
+        """W&B writes what it watches under plain names, which in a shared run are the primary's alone."""
+        session = self._open()
+        if session is not None and session.plan.primary:
+            super().watch(model, log, log_freq, log_graph)
+
     _log_hyperparams = WandbLogger.log_hyperparams.__wrapped__  # type: ignore[attr-defined]
-    _watch = WandbLogger.watch
-    log_table = WandbLogger.log_table.__wrapped__  # type: ignore[attr-defined]
-    log_text = WandbLogger.log_text.__wrapped__  # type: ignore[attr-defined]
-    log_image = WandbLogger.log_image.__wrapped__  # type: ignore[attr-defined]
-    log_audio = WandbLogger.log_audio.__wrapped__  # type: ignore[attr-defined]
-    log_video = WandbLogger.log_video.__wrapped__  # type: ignore[attr-defined]
+    log_table = _where_runs_are(WandbLogger.log_table)
+    log_text = _where_runs_are(WandbLogger.log_text)
+    log_image = _where_runs_are(WandbLogger.log_image)
+    log_audio = _where_runs_are(WandbLogger.log_audio)
+    log_video = _where_runs_are(WandbLogger.log_video)
 
     @property
     def version(self) -> str | None:
@@ -479,7 +502,8 @@ class DistWandbLogger(WandbLogger):
         return rank == 0 and not Launch.detect().node_rank and not self._runs_are_in_children
 
     def _open_session(self, topology: Topology) -> Session:
-        provisional, in_hand = self._session, self._run_in_hand(topology)
+        is_another = self._session is None and self._is_another(runs.running_run())
+        provisional, in_hand = self._session, None if is_another else self._run_in_hand(topology)
         with runs.offline_by_environment(on=self._offline and topology.world_size == 1):
             self._session = open_session(
                 self._options,
@@ -490,7 +514,7 @@ class DistWandbLogger(WandbLogger):
                 number=self._number,
                 proposed_id=in_hand.id if in_hand else self._base_id,
                 adopt=lambda plan: self._adopt(in_hand, plan),
-                create_new=topology.world_size > 1,
+                create_new=topology.world_size > 1 or is_another,
                 announces=False,
                 catches_sigterm=False,  # the Trainer does, to save a checkpoint
                 restarts=topology.world_size > 1,  # of a world of one W&B's own way of resuming holds
@@ -516,7 +540,13 @@ class DistWandbLogger(WandbLogger):
         if topology.world_size == 1:
             return self._wandb_init
         arguments = {name: value for name, value in self._wandb_init.items() if name != "anonymous" or value}
-        return {"mode": "offline", **arguments} if self._offline else arguments
+        stock = {"resume": "allow", **({"mode": "offline"} if self._offline else {})}  # the stock logger's ways
+        unsaid = {name: value for name, value in stock.items() if arguments.get(name) is None}  # as by LightningCLI
+        return {**arguments, **unsaid}
+
+    def _is_another(self, running: Run | None) -> bool:
+        """Whether the run of this process is another logger's, and not the one that this logger was asked for."""
+        return running is not None and self._id not in (None, running.id) and holds(running)
 
     def _run_in_hand(self, topology: Topology) -> Run | None:
         """A run of this process that is to be used: the early one, the user's, or in `auto` mode the running one."""

@@ -124,7 +124,8 @@ class Rows:
     ) -> tuple[dict[str, Totals], dict[str, Snapshot], dict[str, Any]]:
         """What is to be brought together with other ranks', numbers and states of metrics, and what is this rank's own.
 
-        This rank's own is on the primary what is not brought together, in a shared run what has its label.
+        This rank's own is on the primary what is not brought together, in a shared run what has its label: the numbers
+        of every rank, and of ranks other than the primary also what is no number.
         """
         unit: dict[str, Totals] = {}
         snapshots: dict[str, Snapshot] = {}
@@ -137,6 +138,8 @@ class Rows:
                 snapshots[self.metrics.name_of(name, value, rounds.names)] = value
             elif self.writes:
                 mine[name] = value
+            elif not is_number(value):
+                mine.update(self._under_label(name, value))
         return unit, snapshots, {**mine, **self._labelled(values)}
 
     def reduction(self, name: str) -> Reduction:
@@ -147,14 +150,17 @@ class Rows:
         return self._reductions[name]
 
     def _labelled(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        label = self._writer.label
-        if label is None or not self._per_rank:
+        if self._writer.label is None or not self._per_rank:
             return {}
-        return {
-            f"{label}/{name}": value
-            for name, value in values.items()
-            if is_number(value) and matches_any(name, self._per_rank)
-        }
+        labelled: dict[str, Any] = {}
+        for name, value in values.items():
+            if is_number(value):
+                labelled.update(self._under_label(name, value))
+        return labelled
+
+    def _under_label(self, name: str, value: Any) -> dict[str, Any]:
+        label = self._writer.label
+        return {} if label is None or not matches_any(name, self._per_rank) else {f"{label}/{name}": value}
 
     def _weights(self, weight: Any) -> Any:
         if weight is None or isinstance(weight, (int, float)):

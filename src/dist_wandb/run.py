@@ -483,8 +483,8 @@ def open_run(
         arguments.update(_planned_arguments(plan, topology, arguments))
     if upload_timeout is not None:
         arguments["settings"] = _settings_with_limits(arguments.get("settings"), upload_timeout)
-    if create_new:
-        arguments.setdefault("reinit", "create_new")
+    if create_new and arguments.get("reinit") is None:  # LightningCLI passes None for all that is not in its config
+        arguments["reinit"] = "create_new"
     _make_directory(arguments)
     run = _init(arguments)
     if topology.world_size > 1 and (run.offline or plan.has_writers) and not run.disabled:

@@ -195,7 +195,8 @@ class Session:
 
         The numbers that the ranks of a unit log under one name at one step become one number, by `reduce`; it is
         written as soon as all of them are there. Without a step, the k-th number of a name on each rank belong
-        together. What is no number (text, media, tables, lists) is the primary's own, and goes into its row.
+        together. What is no number (text, media, tables, lists) goes into the primary's row as the primary says it, and
+        in a shared run from the other ranks under their labels.
 
         Args:
             metrics: Values by name: numbers of Python and numpy, tensors of one element on any device, metrics and
@@ -376,6 +377,10 @@ class Session:
             self._finish(exit_code, min(self.options.limits.finish_timeout, WITHOUT_FINISH), failed=failed)
         except Exception:  # noqa: BLE001  # other sessions must end as well
             _log.exception("dist_wandb: the run of rank %d could not be ended", self.topology.global_rank)
+
+    def catch_sigterm(self) -> None:
+        """Let SIGTERM end the runs of this process before it ends the process, unless somebody else handles it."""
+        _process_end.catch_sigterm()
 
     def retire(self) -> None:
         """Be no longer a session: its run was finished behind its back, so nothing can be written."""
@@ -629,8 +634,8 @@ def init(
             primary writes its own numbers. `"auto"` is `"mean"`, but `None` with ``run_mode="new"``.
         spread: Also write the spread over ranks (``NAME/min``, ``NAME/max``, ``NAME/std``, ``NAME/argmax_rank``), of
             all names or of those that match the patterns.
-        per_rank: In a shared run, which names each rank also writes under its label (``rank-3/loss``): `True` for
-            all, `False` for none, or patterns.
+        per_rank: In a shared run, which names each rank also writes under its label (``rank-3/loss``, and media of
+            ranks other than the primary): `True` for all, `False` for none, or patterns.
         join_timeout: How long to wait for ranks that have not opened their session, in seconds.
         peer_timeout: How long a rank that takes part may keep the others waiting, in seconds: because it does not
             answer, or does not log a name that it usually does. Then they go on without it, and flag their rows.

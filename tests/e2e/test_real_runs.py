@@ -76,23 +76,19 @@ def check_announcements(finished: Finished) -> None:
     assert all("4 ranks on 2 nodes" in line and "(offline, " in line for line in lines)
 
 
-@pytest.mark.parametrize("run_mode", ["auto", "shared", "new"])
-def test_lightning_ddp_fit_then_test_is_one_run(tmp_path: Path, run_mode: str) -> None:
-    finished = run(
-        [sys.executable, SCRIPTS / "fit_and_test.py", str(tmp_path), "ddp", run_mode, "global"], cwd=tmp_path
-    )
-    ranks = vector("1x2", run_mode, "global")
-    check_lightning(finished, tmp_path, run_mode)
-    assert len(ended_runs(tmp_path, sum(rank["opens_run"] for rank in ranks))) > 0
+# For the other modes see test_lightning_everything.py.
 
 
-@pytest.mark.parametrize("run_mode", ["auto", "shared", "new"])
-def test_lightning_ddp_spawn_fit_then_test(tmp_path: Path, run_mode: str) -> None:
-    """With `auto` the parent holds one run for both; else each stage's new processes open the same ids again."""
-    finished = run(
-        [sys.executable, SCRIPTS / "fit_and_test.py", str(tmp_path), "ddp_spawn", run_mode, "worker"], cwd=tmp_path
-    )
-    check_lightning(finished, tmp_path, run_mode, openings=1 if run_mode == "auto" else 2)
+def test_lightning_ddp_fit_then_test_is_one_run(tmp_path: Path) -> None:
+    finished = run([sys.executable, SCRIPTS / "fit_and_test.py", str(tmp_path), "ddp", "auto", "global"], cwd=tmp_path)
+    check_lightning(finished, tmp_path, "auto")
+
+
+def test_lightning_ddp_spawn_fit_then_test(tmp_path: Path) -> None:
+    """Each stage's new processes open the same ids again."""
+    command: list[str | Path] = [sys.executable, SCRIPTS / "fit_and_test.py", str(tmp_path), "ddp_spawn", "shared"]
+    finished = run([*command, "worker"], cwd=tmp_path)
+    check_lightning(finished, tmp_path, "shared", openings=2)
 
 
 def check_lightning(finished: Finished, directory: Path, run_mode: str, openings: int = 1) -> None:

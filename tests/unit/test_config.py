@@ -283,6 +283,26 @@ def test_in_new_mode_what_a_rank_sets_itself_is_its_own(job: Job) -> None:
     assert dict(sessions[1].config) == {"seed": 1, "lr": 0.1, "where": 1}
 
 
+@pytest.mark.parametrize("resumed", [True, False])
+def test_in_new_mode_a_run_that_goes_on_keeps_what_it_had_of_its_own(
+    open_rank: Open, fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, resumed: bool
+) -> None:
+    """W&B hands the config of its earlier start to a run that is resumed."""
+    begin = fake_wandb.init
+
+    def init(**arguments: Any) -> Any:
+        run = begin(**arguments)
+        run.resumed = resumed
+        run.config.update({"seen_by": len(fake_wandb.runs) - 1, "epochs": 3})
+        return run
+
+    monkeypatch.setattr(fake_wandb, "init", init)
+    first, second = (open_rank(topology, {}, run_mode="new") for topology in TWO)
+    assert reads(second, {"seen_by": 1 if resumed else 0, "epochs": 3})
+    first.config.update({"seen_by": 7, "epochs": 4}, allow_val_change=True)
+    assert reads(second, {"seen_by": 1 if resumed else 7, "epochs": 4})
+
+
 def test_in_new_mode_what_all_ranks_were_given_alike_follows_rank_0(open_rank: Open) -> None:
     first = open_rank(TWO[0], {"lr": 0.1, "seed": 0}, run_mode="new")
     first.config.update({"lr": 0.2, "seed": 7}, allow_val_change=True)  # before rank 1 has looked

@@ -209,7 +209,7 @@ def test_a_weight_that_turns_out_to_be_none_is_an_error_and_nothing_is_posted(va
 def test_in_a_shared_run_each_rank_writes_its_numbers_under_its_label() -> None:
     unit = Unit(run_mode="shared")
     unit.log_on_all([{"loss": 1.0, "text": "a"}, {"loss": 2.0, "text": "b"}], 5)
-    assert unit.runs[1].rows == [{"rank-1/loss": 2.0, "global_step": 5}]  # at once
+    assert unit.runs[1].rows == [{"rank-1/text": "b", "rank-1/loss": 2.0, "global_step": 5}]  # at once
     assert unit.close() == [{"loss": 1.5, "rank-0/loss": 1.0, "text": "a", "global_step": 5}]  # one row
     assert len(unit.runs[1].rows) == 1
 
@@ -240,6 +240,15 @@ def test_which_numbers_are_labelled_is_said_by_patterns(per_rank: PerRank, label
     assert [set(row) for row in unit.runs[1].rows] == (
         [{"global_step"} | {f"rank-1/{name}" for name in labelled}] if labelled else []
     )
+
+
+def test_what_is_no_number_is_labelled_on_ranks_other_than_the_primary() -> None:
+    unit = Unit(run_mode="shared", reduce={"lr": "first", "*": "mean"}, per_rank=["loss", "text", "lr"])
+    unit.log_on_all([{"loss": 1.0, "text": "a", "lr": 1.0, "more": [1]}] * 2, 5)
+    own = {"rank-1/loss": 1.0, "rank-1/text": "a", "rank-1/lr": 1.0, "global_step": 5}
+    assert unit.runs[1].rows == [own]
+    plain = {"loss": 1.0, "text": "a", "lr": 1.0, "more": [1]}
+    assert unit.close() == [{**plain, "rank-0/loss": 1.0, "rank-0/lr": 1.0, "global_step": 5}]
 
 
 @pytest.mark.parametrize("run_mode", ["auto", "new"])

@@ -1,0 +1,65 @@
+"""Fabric on two ranks: it only ever calls `log_metrics` of its loggers, so nobody says that a run is at its end."""
+
+import contextlib
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.fabric import Fabric
+from lightning.fabric.loggers import CSVLogger
+
+from dist_wandb import DistWandbLogger
+from dist_wandb.policy import check_run_mode
+
+STEPS = 4
+
+
+def work(fabric: Fabric, how: str) -> None:
+    model: Any = torch.nn.Linear(2, 1)
+    model, optimizer = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for step in range(STEPS):
+        loss = model(torch.ones(2, 2)).mean()
+        fabric.backward(loss)
+        optimizer.step()
+        fabric.log_dict({"loss": 10.0 * fabric.global_rank + step}, step=step)
+    for logger in fabric.loggers:
+        if isinstance(logger, DistWandbLogger):
+            logger.log_hyperparams({"lr": 0.1, "seen_by": fabric.global_rank})
+            logger.log_image("image", [np.full((2, 2, 3), fabric.global_rank, dtype=np.uint8)], step=STEPS)
+            logger._session.flush()  # type: ignore[union-attr]  # a rank that fails waits for nobody
+    fabric.barrier()
+    if how == "raises" and fabric.global_rank == 1:
+        raise RuntimeError("training failed")
+    if how == "raises":
+        time.sleep(60)  # asks nobody, so that only a signal ends this rank
+
+
+def main(directory: str, strategy: str, *scenarios: str) -> None:
+    """Each scenario is a list of run modes, one for each logger, and perhaps " raises"."""
+    for scenario in scenarios:
+        modes, _, how = scenario.partition(" ")
+        place = Path(directory) / scenario.replace(" ", "-")
+        loggers: list[Any] = [
+            DistWandbLogger(
+                save_dir=place, project="tests", id=mode, offline=True, run_mode=check_run_mode(mode), peer_timeout=5.0
+            )
+            for mode in modes.split(",")
+        ]
+        table = CSVLogger(str(place), name="csv", flush_logs_every_n_steps=1)
+        fabric = Fabric(accelerator="cpu", strategy=strategy, devices=2, loggers=[*loggers, table])
+        launch: Any = fabric.launch  # its type knows functions without further arguments only
+        is_last = scenario == scenarios[-1]
+        with contextlib.nullcontext() if is_last else contextlib.suppress(Exception):
+            if strategy == "ddp":
+                launch()
+                work(fabric, how)
+            else:
+                launch(work, how)
+        sys.stdout.write(f"\nAFTER {scenario}\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,85 @@
+"""Fabric, which never says that a run is at its end: runs are whole all the same, and say how the job ended."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from history import History, history_of, rank_of
+from processes import Finished, clean_environment, run_job
+from stored import ended_runs
+
+from dist_wandb.offline import StoredRun
+
+SCRIPT = Path(__file__).parent / "scripts" / "fabric_runs.py"
+X = "trainer/global_step"
+STEPS = 4  # as in the script
+
+
+def run_script(directory: Path, strategy: str, *scenarios: str) -> Finished:
+    command: list[str | Path] = [sys.executable, SCRIPT, directory, strategy, *scenarios]
+    return run_job(command, cwd=directory, environment=clean_environment(), timeout=120)
+
+
+def runs_of(directory: Path, number: int, exit_code: int) -> dict[str, tuple[StoredRun, History]]:
+    """By run id and rank (`exp/0`) the runs below a directory, which ended as they should."""
+    runs = {f"{run.run_id}/{rank_of(run)}": run for run in ended_runs(directory, number) if run.sidecar}
+    runs |= {f"{run.run_id}/0": run for run in ended_runs(directory, number) if not run.sidecar}  # that of a parent
+    assert {name: run.exit_code for name, run in runs.items()} == dict.fromkeys(runs, exit_code)
+    return {name: (run, history_of(run, X)) for name, run in runs.items()}
+
+
+def check(found: tuple[StoredRun, History], mean: float, prefix: str = "") -> None:
+    """Check the rows and the config of a run; `mean` is that of the ranks."""
+    run, history = found
+    assert history.last(f"{prefix}loss") == {step: 10.0 * mean + step for step in range(STEPS)}
+    assert len(history.values(f"{prefix}loss")) == STEPS
+    assert len(history.values(f"{prefix}image._type")) == (0 if prefix == "rank-0/" else 1)
+    assert not history.is_flagged
+    assert run.config["lr"] == 0.1
+
+
+def check_auto(directory: Path, exit_code: int = 0) -> None:
+    check(runs_of(directory, 1, exit_code)["auto/0"], 0.5)
+
+
+def check_shared(directory: Path, exit_code: int) -> None:
+    runs = runs_of(directory, 2, exit_code)
+    check(runs["shared/0"], 0.5)
+    check(runs["shared/0"], 0, "rank-0/")
+    check(runs["shared/1"], 1, "rank-1/")
+
+
+def check_new(directory: Path) -> None:
+    runs = runs_of(directory, 2, 0)
+    for rank in (0, 1):
+        check(runs[f"new-rank-{rank}/{rank}"], rank)
+        assert runs[f"new-rank-{rank}/{rank}"][0].config["seen_by"] == rank
+
+
+def test_ddp_with_two_loggers(tmp_path: Path) -> None:
+    finished = run_script(tmp_path, "ddp", "auto,new").check()
+    runs = runs_of(tmp_path, 3, 0)
+    check(runs["auto/0"], 0.5)
+    for rank in (0, 1):
+        check(runs[f"new-rank-{rank}/{rank}"], rank)
+    assert len(finished.lines("dist_wandb: ")) == 2, finished.output
+    assert list(tmp_path.glob("*/csv/*/metrics.csv"))
+
+
+def test_ddp_spawn_of_which_a_rank_raises(tmp_path: Path) -> None:
+    """Its sibling gets SIGTERM, which nobody but dist_wandb handles; the parent raises."""
+    finished = run_script(tmp_path, "ddp_spawn", "shared raises", "auto raises")
+    assert finished.exit_codes == (1,), finished.output
+    assert finished.lines("AFTER") == ["AFTER shared raises"]
+    assert "RuntimeError: training failed" in finished.output
+    check_shared(tmp_path / "shared-raises", 1)
+    check_auto(tmp_path / "auto-raises", 1)
+
+
+def test_ddp_fork_in_one_process_after_another(tmp_path: Path) -> None:
+    finished = run_script(tmp_path, "ddp_fork", "auto raises", "auto", "new").check()
+    assert len(finished.lines("AFTER")) == 3
+    check_auto(tmp_path / "auto-raises", 1)
+    check_auto(tmp_path / "auto")
+    check_new(tmp_path / "new")
