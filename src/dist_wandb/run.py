@@ -12,6 +12,7 @@ import pickle
 import re
 import shutil
 import sys
+import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -775,11 +776,38 @@ def images(values: Iterable[Any]) -> list[Any]:
     return [wandb.Image(value) for value in values]
 
 
+def image(value: Any, files: Path | None = None, **arguments: Any) -> Any:
+    """A W&B image.
+
+    Args:
+        value: What `wandb.Image` takes, or the bytes of a PNG, which are not encoded anew.
+        files: Directory for a file of these bytes; it is needed until the image is logged.
+        **arguments: Of `wandb.Image`.
+    """
+    import wandb
+
+    if isinstance(value, bytes) and files is not None:
+        path = files / f"{uuid.uuid4().hex}.png"
+        path.write_bytes(value)
+        value = str(path)
+    return wandb.Image(value, **arguments)
+
+
 def table(columns: list[str | int] | None, data: list[list[Any]] | None, dataframe: Any) -> Any:
     """A W&B table, from `columns` and `data` or from `dataframe`."""
     import wandb
 
     return wandb.Table(columns=columns, data=data, dataframe=dataframe)
+
+
+def table_of_any(columns: list[str | int], data: list[list[Any]]) -> Any:
+    """A W&B table, also of columns that have cells of different types."""
+    import wandb
+
+    try:
+        return wandb.Table(columns=columns, data=data)
+    except TypeError:
+        return wandb.Table(columns=columns, data=data, allow_mixed_types=True)
 
 
 class RunWriter:
@@ -798,6 +826,7 @@ class RunWriter:
     def __init__(self, run: AnyRun | Record, plan: RunPlan, step_metric: str | None) -> None:
         self.label = plan.label
         self.is_primary = plan.primary
+        self.leads = plan.announces
         self._run = run
         self._step_metric = step_metric
 
