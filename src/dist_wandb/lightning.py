@@ -26,6 +26,7 @@ except ModuleNotFoundError as error:
 
 from dist_wandb import restart
 from dist_wandb import run as runs
+from dist_wandb.gathers import gathered, gathered_table
 from dist_wandb.lightning_checkpoints import BaseIdInCheckpoints, base_id_in
 from dist_wandb.lightning_weights import epoch_weights
 from dist_wandb.options import ConfigSync, Options, SystemMetrics
@@ -291,11 +292,80 @@ class DistWandbLogger(WandbLogger):
     # The stock logger lets rank 0 alone do these. Its wrapper is taken off: the session decides where they go.
     _log_hyperparams = WandbLogger.log_hyperparams.__wrapped__  # type: ignore[attr-defined]
     _watch = WandbLogger.watch
-    log_table = WandbLogger.log_table.__wrapped__  # type: ignore[attr-defined]
+    _log_table = WandbLogger.log_table.__wrapped__  # type: ignore[attr-defined]
     log_text = WandbLogger.log_text.__wrapped__  # type: ignore[attr-defined]
-    log_image = WandbLogger.log_image.__wrapped__  # type: ignore[attr-defined]
+    _log_image = WandbLogger.log_image.__wrapped__  # type: ignore[attr-defined]
     log_audio = WandbLogger.log_audio.__wrapped__  # type: ignore[attr-defined]
     log_video = WandbLogger.log_video.__wrapped__  # type: ignore[attr-defined]
+
+    def log_table(
+        self,
+        key: str,
+        columns: list[str] | None = None,
+        data: list[list[Any]] | None = None,
+        dataframe: Any = None,
+        step: int | None = None,
+        *,
+        gather: bool = False,
+        limit: int | None = None,
+    ) -> None:
+        """Log a table, from `columns` and `data` or from `dataframe`.
+
+        Args:
+            key: Its name.
+            columns: Names of the columns.
+            data: Rows.
+            dataframe: A data frame of pandas, in place of the two.
+            step: Value of ``trainer/global_step`` in its row.
+            gather: Whether the rows of all ranks become one table, with a column ``rank``; call it on every rank. See
+                `dist_wandb.gathered`.
+            limit: How many rows all ranks may give together; only with `gather`.
+
+        Example:
+            Two ranks::
+
+                logger.log_table("predictions", ["label"], [[labels[rank]]], gather=True)
+                # rank 0: labels "cat", "dog"; it writes one table, [[0, "cat"], [1, "dog"]] under rank, label
+        """
+        if gather:
+            self._log_value(key, gathered_table(columns, data, dataframe, limit=limit), step)
+        else:
+            self._log_table(key, columns, data, dataframe, step)
+
+    def log_image(
+        self,
+        key: str,
+        images: list[Any],
+        step: int | None = None,
+        *,
+        gather: bool = False,
+        limit: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Log images: tensors, arrays, images of PIL, paths.
+
+        Args:
+            key: Their name.
+            images: The images.
+            step: Value of ``trainer/global_step`` in their row.
+            gather: Whether the images of all ranks become one panel, with the rank in their captions; call it on every
+                rank. See `dist_wandb.gathered`.
+            limit: How many images all ranks may give together; only with `gather`.
+            **kwargs: Arguments of `wandb.Image`, as lists with one item per image; with `gather` not `masks`.
+
+        Example:
+            Two ranks::
+
+                logger.log_image("samples", [image], caption=["cat"], gather=True)
+                # rank 0 writes one panel: "rank 0: cat", "rank 1: cat"
+        """
+        if gather:
+            self._log_value(key, gathered(images, limit=limit, **kwargs), step)
+        else:
+            self._log_image(key, images, step, **kwargs)
+
+    def _log_value(self, key: str, value: Any, step: int | None) -> None:
+        self.log_metrics({key: value}, step)
 
     @property
     def version(self) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 from dist_wandb import run as runs
@@ -56,9 +57,34 @@ def png(image: Any, how: Mapping[str, Any]) -> bytes:
         image: What `wandb.Image` takes.
         how: Arguments of `wandb.Image` that decide about the pixels.
     """
-    picture = image if hasattr(image, "save") else runs.image(image, **how).image
-    if picture.mode not in _AS_PNG:
-        picture = picture.convert("RGB")
+    if hasattr(image, "save"):
+        return _saved(image)
+    if is_image(image):
+        return _file_in(image)
+    made = runs.image(image, **how)
+    try:
+        return _file_in(made)
+    finally:
+        path = _path_of(made)
+        if path is not None:
+            path.unlink(missing_ok=True)  # wandb keeps its files until the process ends, or a run takes them
+
+
+def _file_in(image: Any) -> bytes:
+    """The file that a `wandb.Image` has made, if that is a PNG; else one of its pixels."""
+    path = _path_of(image)
+    if path is not None and path.suffix == ".png" and path.is_file():
+        return path.read_bytes()
+    return _saved(image.image)
+
+
+def _path_of(image: object) -> Path | None:
+    """Where a `wandb.Image` has its file, which has no public name."""
+    path = getattr(image, "_path", None)
+    return Path(path) if isinstance(path, str) else None
+
+
+def _saved(picture: Any) -> bytes:
     file = BytesIO()
-    picture.save(file, format="PNG")
+    (picture if picture.mode in _AS_PNG else picture.convert("RGB")).save(file, format="PNG")
     return file.getvalue()

@@ -190,6 +190,7 @@ def _check_against_signature(unknown: list[str], door: str) -> None:
             raise ConfigurationError(f"{door} got the argument {name!r}, which wandb.init does not know. {hint}")
 
 
+_TOLD_BY_TYPE = frozenset({int, float, str, bool, type(None), None})
 _OUR_ARGUMENTS = (
     *("run_mode", "rank_scope", "reduce", "spread", "per_rank"),
     *("join_timeout", "peer_timeout", "finish_timeout", "max_pending_rows", "heartbeat"),
@@ -801,13 +802,34 @@ def table(columns: list[str | int] | None, data: list[list[Any]] | None, datafra
 
 
 def table_of_any(columns: list[str | int], data: list[list[Any]]) -> Any:
-    """A W&B table, also of columns that have cells of different types."""
+    """A W&B table, also of columns that have cells of different types.
+
+    wandb finds out the types of columns row by row, which takes 70 microseconds for five cells. Of numbers, text and the
+    like some rows tell the same as all.
+    """
     import wandb
 
+    telling = _telling_rows(data)
     try:
-        return wandb.Table(columns=columns, data=data)
+        found = wandb.Table(columns=columns, data=telling)
     except TypeError:
-        return wandb.Table(columns=columns, data=data, allow_mixed_types=True)
+        found = wandb.Table(columns=columns, data=telling, allow_mixed_types=True)
+    found.data = data
+    return found
+
+
+def _telling_rows(data: list[list[Any]]) -> list[list[Any]]:
+    """Rows that have, in each column, all types of cells; all rows where types are not all there is to tell."""
+    seen: set[tuple[Any, ...]] = set()
+    telling = []
+    for row in data:
+        kinds = tuple([type(cell) if cell == cell else None for cell in row])  # noqa: PLR0124  # NaN is a type to wandb
+        if kinds not in seen:
+            if not _TOLD_BY_TYPE.issuperset(kinds):
+                return data
+            seen.add(kinds)
+            telling.append(row)
+    return telling
 
 
 class RunWriter:
