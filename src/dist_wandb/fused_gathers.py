@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from dist_wandb.errors import ConfigurationError
 from dist_wandb.fused_metrics import shown
 from dist_wandb.gathers import Encoded, Gathered, Kind, Part, decoded, differ, fair, framed, unframed, whole
 from dist_wandb.rounds import Key
@@ -99,11 +100,20 @@ class FusedGathers:
             b"" if own is None else own.cut(self._rank, share[group.rank], size)
             for own, share, size in zip(mine, shares, room, strict=False)
         ]
-        received = [unframed(data) for data in group.collect(framed(*sent))]
+        received = [self._apart(data, len(keys)) for data in group.collect(framed(*sent))]
         if self.collects and received:
             for key, *blobs in zip(keys, *received, strict=True):
                 self._values[key] = self._whole(key, [blob for blob in blobs if blob])
         self._last.update(keys)
+
+    def _apart(self, data: bytes, number: int) -> list[bytes]:
+        """What a rank sent for each cell; nothing if it cannot be understood."""
+        try:
+            parts = unframed(data)
+        except ConfigurationError as error:
+            self._warn("apart", str(error))
+            parts = []
+        return parts if len(parts) == number else [b""] * number
 
     def take_values(self, key: Key) -> tuple[dict[str, Any], int]:
         """The whole by the name it has in the row, and how many ranks had a part in it."""

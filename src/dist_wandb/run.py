@@ -190,7 +190,7 @@ def _check_against_signature(unknown: list[str], door: str) -> None:
             raise ConfigurationError(f"{door} got the argument {name!r}, which wandb.init does not know. {hint}")
 
 
-_TOLD_BY_TYPE = frozenset({int, float, str, bool, type(None), None})
+_TOLD_BY_TYPE = frozenset({int, float, str, bool, type(None), None})  # `None` for NaN, which is a type to wandb
 _OUR_ARGUMENTS = (
     *("run_mode", "rank_scope", "reduce", "spread", "per_rank"),
     *("join_timeout", "peer_timeout", "finish_timeout", "max_pending_rows", "heartbeat"),
@@ -804,8 +804,8 @@ def table(columns: list[str | int] | None, data: list[list[Any]] | None, datafra
 def table_of_any(columns: list[str | int], data: list[list[Any]]) -> Any:
     """A W&B table, also of columns that have cells of different types.
 
-    wandb finds out the types of columns row by row, which takes 70 microseconds for five cells. Of numbers, text and the
-    like some rows tell the same as all.
+    wandb finds out the types of columns row by row, which takes long. Of numbers, text and the like a few rows tell the
+    same as all.
     """
     import wandb
 
@@ -823,7 +823,7 @@ def _telling_rows(data: list[list[Any]]) -> list[list[Any]]:
     seen: set[tuple[Any, ...]] = set()
     telling = []
     for row in data:
-        kinds = tuple([type(cell) if cell == cell else None for cell in row])  # noqa: PLR0124  # NaN is a type to wandb
+        kinds = tuple([None if type(cell) is float and math.isnan(cell) else type(cell) for cell in row])
         if kinds not in seen:
             if not _TOLD_BY_TYPE.issuperset(kinds):
                 return data
