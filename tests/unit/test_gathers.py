@@ -256,6 +256,33 @@ def test_a_rank_is_ready_once_its_devices_are_and_its_images_are_encoded() -> No
     assert len(value.encoded().items) == 1
 
 
+class OnDevice:
+    """As a tensor of a device that has not computed yet."""
+
+    device = SimpleNamespace(type="cuda")
+    is_cpu = False
+
+    def is_complex(self) -> bool:
+        return False
+
+    def detach(self) -> OnDevice:
+        return self
+
+    def to(self, device: str, *, non_blocking: bool) -> torch.Tensor:
+        assert (device, non_blocking) == ("cpu", True)
+        return torch.tensor([7.0])
+
+
+def test_cells_on_a_device_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    event = SimpleNamespace(is_over=False, query=lambda: event.is_over, synchronize=lambda: None)
+    monkeypatch.setattr(gathers, "event_after", lambda tensor: event if isinstance(tensor, OnDevice) else None)
+    monkeypatch.setattr(gathers, "as_tensor", lambda value: value if hasattr(value, "is_complex") else None)
+    value = gathered([[OnDevice(), [OnDevice()]]], ["a", "b"])
+    assert not value.is_ready()
+    event.is_over = True
+    assert sent(value).items == [[[7.0], [[7.0]]]]
+
+
 # --- bytes ------------------------------------------------------------------------------------------------------------
 
 
