@@ -259,7 +259,7 @@ def test_a_rank_is_ready_once_its_devices_are_and_its_images_are_encoded() -> No
 class OnDevice:
     """As a tensor of a device that has not computed yet."""
 
-    device = SimpleNamespace(type="cuda")
+    device = torch.device("cuda")
     is_cpu = False
 
     def is_complex(self) -> bool:
@@ -274,12 +274,13 @@ class OnDevice:
 
 
 def test_cells_on_a_device_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    event = SimpleNamespace(is_over=False, query=lambda: event.is_over, synchronize=lambda: None)
+    has_computed = False
+    event = SimpleNamespace(query=lambda: has_computed, synchronize=lambda: None)
     monkeypatch.setattr(gathers, "event_after", lambda tensor: event if isinstance(tensor, OnDevice) else None)
     monkeypatch.setattr(gathers, "as_tensor", lambda value: value if hasattr(value, "is_complex") else None)
     value = gathered([[OnDevice(), [OnDevice()]]], ["a", "b"])
     assert not value.is_ready()
-    event.is_over = True
+    has_computed = True
     assert sent(value).items == [[[7.0], [[7.0]]]]
 
 
