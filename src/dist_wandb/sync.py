@@ -555,7 +555,10 @@ class RoundsExchange:
             self._rows.metrics.exchange(metrics, self._the_group())
         gathered = [key for key in keys if is_gathered_name(key.name)]
         if gathered and (self._has_primary() or self._rows.gathers.collects):
+            began = time.monotonic()
             self._rows.gathers.exchange(gathered, self._the_group())
+            spent = time.monotonic() - began  # on a slow network it is long, but no rank is silent meanwhile
+            self._times = deque((number, at + spent) for number, at in self._times)
 
     def _write_due(self) -> None:
         due, self._due = self._due, ()

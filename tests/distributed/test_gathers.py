@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -160,6 +161,32 @@ def test_bytes_are_bounded_and_sent_in_pieces(
     assert written(unit, "small")[0] == whole(1, 1)
     assert written(unit)[0] == [[rank, "x" * 990] for rank in range(2) for _ in range(9)]
     assert "'table' has 18 of 30 rows (9 of 15 of rank 0, 9 of 15 of rank 1)" in caplog.text
+
+
+def test_a_network_on_which_all_pieces_take_longer_than_a_rank_may_is_no_dead_rank(
+    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send = gloo.GlooGroup._send_to_first
+
+    def send_slowly(group: gloo.GlooGroup, *arguments: Any) -> None:
+        time.sleep(0.3)
+        send(group, *arguments)
+
+    monkeypatch.setattr(gloo.GlooGroup, "_send_to_first", send_slowly)
+    monkeypatch.setattr(gloo, "_PIECE", 1000)
+    unit = ranks(2, limits=replace(QUICK, peer_timeout=1))
+    for rank in range(2):
+        unit.log(rank, {"loss": 1.0}, 0)
+    unit.flush()
+    unit.log(0, {"loss": 1.0, "table": gathered([["x" * 990]] * 6, ["text"])}, 1)
+    unit.log(1, {"table": gathered([["x" * 990]] * 6, ["text"])}, 1)
+    eventually(lambda: 1 in written(unit))
+    unit.log(1, {"loss": 2.0}, 1)
+    unit.close()
+    assert len(written(unit)[1]) == 12
+    assert [row["loss"] for row in unit.run.rows if "loss" in row] == [1.0, 1.5], "it was waited for"
+    assert not unit.flagged()
+    assert "broke" not in caplog.text
 
 
 def test_what_waits_for_others_is_bounded(

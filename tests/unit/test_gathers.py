@@ -479,16 +479,6 @@ def test_the_public_name_is_the_function() -> None:
     assert dist_wandb.gathered is gathered
 
 
-def test_wandbs_images_tell_what_they_have() -> None:
-    """By private names of wandb's, each guarded: without them captions are lost, and images encoded twice."""
-    image = wandb.Image(np.zeros((2, 2)), caption="x", boxes={"p": {"box_data": [], "class_labels": {0: "a"}}})
-    assert pictures.caption(image) == "x"
-    assert pictures.has_overlays(image)
-    path = pictures._path_of(image)
-    assert path is not None
-    assert path.is_file()
-
-
 @pytest.fixture(autouse=True)
 def _log_level(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "dist_wandb")
