@@ -71,7 +71,7 @@ class FusedGathers:
     def keep(self, key: Key, value: Gathered) -> None:
         """Remember what this rank contributes to a cell."""
         try:
-            self._kept[key] = value.encoded()
+            self._kept[key] = value.encoded().within(_MOST_BYTES)  # more is never sent
         except Exception as error:  # noqa: BLE001  # whatever a value raises must not end the exchange
             self._warn(f"encode {key.name}", f"{shown(key.name)!r} on rank {self._rank} cannot be sent: {error!r}")
         while self._size(self._kept) > _MOST_HELD:
@@ -97,7 +97,7 @@ class FusedGathers:
         ]
         room = fair([size for rank in told for _, size, _ in rank], _MOST_BYTES)[group.rank * len(keys) :]
         sent = [
-            b"" if own is None else own.cut(self._rank, share[group.rank], size)
+            b"" if own is None else own.within(size, share[group.rank]).as_bytes(self._rank)
             for own, share, size in zip(mine, shares, room, strict=False)
         ]
         received = [self._apart(data, len(keys)) for data in group.collect(framed(*sent))]
@@ -150,7 +150,7 @@ class FusedGathers:
         try:
             parts = sorted((decoded(kind, blob) for blob in blobs), key=lambda part: part.rank)
             self._tell_of_cuts(key, parts)
-            value = whole(kind, parts, self._directory())
+            value = whole(kind, parts, self._directory)
         except Exception as error:  # noqa: BLE001  # whatever comes of it must not end the exchange
             self._warn(f"whole {name}", f"{name!r} could not be put together from what the ranks sent: {error!r}")
             return {}, len(blobs)

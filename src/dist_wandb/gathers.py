@@ -12,8 +12,9 @@ import operator
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import date, datetime
+from itertools import accumulate, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 Kind = Literal["table", "images"]
 Columns = list[str | int]
+Files = Callable[[], Path]
 
 MOST: dict[Kind, int] = {"table": 10_000, "images": 108}  # as many as W&B keeps of a table, and of a list of images
 _RANK, _RANK_OTHERWISE = "rank", "global_rank"  # the column, and its name where users have one of that name
@@ -69,21 +71,15 @@ class Encoded(NamedTuple):
     total: int
     limit: int
 
-    def cut(self, rank: int, number: int, size: int) -> bytes:
-        """The first items, as bytes.
+    def within(self, size: int, number: int | None = None) -> Encoded:
+        """The first items, as many as have so many bytes together, and at most so many as `number`."""
+        sums = accumulate(map(len, self.items[:number]))
+        items = self.items[: sum(1 for _ in takewhile(size.__ge__, sums))]
+        return self._replace(items=items, size=sum(map(len, items)))
 
-        Args:
-            rank: This rank, as it is told to the others.
-            number: How many items at most.
-            size: How many bytes they may have together.
-        """
-        kept = []
-        for item in self.items[:number]:
-            size -= len(item)
-            if size < 0:
-                break
-            kept.append(item)
-        return framed(json.dumps([rank, self.columns, self.total]).encode(), *kept)
+    def as_bytes(self, rank: int) -> bytes:
+        """All of it, as it is told to the others by this rank."""
+        return framed(json.dumps([rank, self.columns, self.total]).encode(), *self.items)
 
 
 class Part(NamedTuple):
@@ -514,13 +510,13 @@ def fair(wanted: Sequence[int], limit: int) -> list[int]:
     return shares
 
 
-def whole(kind: Kind, parts: Sequence[Part], files: Path | None = None) -> Any:
+def whole(kind: Kind, parts: Sequence[Part], files: Files | None = None) -> Any:
     """The table or the images of some ranks as what W&B logs; `None` if there are no images.
 
     Args:
         kind: Which of the two.
         parts: What ranks give, in their order.
-        files: A directory for files of images that came from other ranks; they are needed until the row is written.
+        files: Makes a directory for files of images that came from other ranks; it is needed until the row is written.
     """
     if kind == "images":
         return [_named_image(part.rank, picture, files) for part in parts for picture in part.items] or None
@@ -567,11 +563,12 @@ def _numbered(columns: Iterable[str | int]) -> list[tuple[str | int, int]]:
     return numbered
 
 
-def _named_image(rank: int, picture: Picture, files: Path | None) -> Any:
+def _named_image(rank: int, picture: Picture, files: Files | None) -> Any:
     caption = picture.beside.get("caption")
     named = f"rank {rank}" if caption is None else f"rank {rank}: {caption}"
     return _wandb_image(picture._replace(beside={**picture.beside, "caption": named}), files)
 
 
-def _wandb_image(picture: Picture, files: Path | None) -> Any:
-    return runs.image(picture.value, files, **picture.pixels, **picture.beside)
+def _wandb_image(picture: Picture, files: Files | None) -> Any:
+    value, arguments = picture.value, {**picture.pixels, **picture.beside}
+    return runs.image(value, files() if files and isinstance(value, bytes) else None, **arguments)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -78,7 +80,10 @@ def test_one_table_of_all_ranks_in_the_row_of_their_numbers(
     unit.close()
 
 
-def test_one_panel_of_all_ranks_with_their_captions_and_pixels(ranks: Callable[..., Ranks]) -> None:
+def test_one_panel_of_all_ranks_with_their_captions_and_pixels(
+    ranks: Callable[..., Ranks], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     unit = ranks(3, run=Looking())
     for rank in range(3):
         unit.log(rank, {"samples": gathered(images(50 * rank, rank), caption=["cat", None][:rank])}, 1)
@@ -89,6 +94,7 @@ def test_one_panel_of_all_ranks_with_their_captions_and_pixels(ranks: Callable[.
             "samples": [("rank 1: cat", (50,) * 3), ("rank 2: cat", (100,) * 3), ("rank 2", (101,) * 3)],
         }
     ]
+    assert not list(tmp_path.iterdir()), "files on their way to W&B are removed"
 
 
 def test_images_in_cells_dates_and_numbers_that_are_not_finite_arrive(ranks: Callable[..., Ranks]) -> None:
