@@ -35,7 +35,7 @@ _RANK, _RANK_OTHERWISE = "rank", "global_rank"  # the column, and its name where
 _DEFAULT_COLUMNS = ("Input", "Output", "Expected")  # W&B's own, where none are given
 _PLAIN = frozenset({int, float, str, bool, type(None)})
 _PLAIN_ARRAYS = "biufU"  # kinds of numpy arrays whose lists are plain
-_OF_PIXELS = ("mode", "file_type", "normalize")  # arguments of wandb.Image that decide about the pixels
+_OF_PIXELS = ("mode", "file_type")  # arguments of wandb.Image that decide about the pixels
 _BESIDE = ("caption", "grouping", "classes", "boxes")  # and those that go along as JSON
 _LENGTH = 8  # bytes of a length
 
@@ -215,7 +215,7 @@ def gathered(
             What is beyond it, or beyond 64 MiB, is left out, with a warning that has the numbers. `None` for as many as
             W&B shows: 10,000 rows, 108 images.
         **per_image: Of images: arguments of `wandb.Image`, as lists with one item per image: `caption`, `grouping`,
-            `classes`, `boxes`, `mode`, `file_type`, `normalize`.
+            `classes`, `boxes`, `mode`, `file_type`.
 
     Returns:
         What `log` of the session, the logger or the tracker takes as a value.
