@@ -68,6 +68,13 @@ class FusedGathers:
                 "cells its repr stands in its place; boxes and masks of a wandb.Image are left out.",
             )
 
+    def alone(self, name: str, value: Gathered) -> Any:
+        """What W&B logs of this rank's part, where nobody else gives anything; `None` for nothing."""
+        self.check(name, value)
+        parts = [value.part(self._rank)]
+        self._tell_of_cuts(name, value.kind, parts)
+        return whole(value.kind, parts)
+
     def keep(self, key: Key, value: Gathered) -> None:
         """Remember what this rank contributes to a cell."""
         try:
@@ -149,7 +156,7 @@ class FusedGathers:
         name, kind = shown(key.name), _kind(key)
         try:
             parts = sorted((decoded(kind, blob) for blob in blobs), key=lambda part: part.rank)
-            self._tell_of_cuts(key, parts)
+            self._tell_of_cuts(name, kind, parts)
             value = whole(kind, parts, self._directory)
         except Exception as error:  # noqa: BLE001  # whatever comes of it must not end the exchange
             self._warn(f"whole {name}", f"{name!r} could not be put together from what the ranks sent: {error!r}")
@@ -160,8 +167,8 @@ class FusedGathers:
         self._files = self._files or Path(tempfile.mkdtemp(prefix="dist_wandb-"))
         return self._files
 
-    def _tell_of_cuts(self, key: Key, parts: Sequence[Part]) -> None:
-        name, what = shown(key.name), "rows" if _kind(key) == "table" else "images"
+    def _tell_of_cuts(self, name: str, kind: Kind, parts: Sequence[Part]) -> None:
+        what = "rows" if kind == "table" else "images"
         if differ(parts):
             self._warn(
                 f"columns {name}",

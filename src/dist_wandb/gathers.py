@@ -14,7 +14,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import date, datetime
-from itertools import accumulate, takewhile
+from itertools import accumulate, islice, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -255,33 +255,32 @@ def gathered_table(
     Raises:
         ConfigurationError: As in `gathered`.
     """
-    most = _checked_limit(limit, "table")
-    names, rows = _columns_and_rows(columns, data if dataframe is None else dataframe)
-    taken = _Taken()
+    most, taken = _checked_limit(limit, "table"), _Taken()
+    names, rows, total = _columns_and_rows(columns, data if dataframe is None else dataframe, most)
     for place, row in enumerate(rows):
-        if isinstance(row, str) or not hasattr(row, "__len__") or len(row) != len(names):
-            what = f"has {len(row)} cells" if hasattr(row, "__len__") else f"is {type(row).__name__}"
+        if isinstance(row, (str, Mapping)) or not hasattr(row, "__len__") or len(row) != len(names):
+            what = f"has {len(row)} cells" if isinstance(row, (list, tuple)) else f"is {type(row).__name__}"
             raise ConfigurationError(f"Row {place} of the table {what}, but its columns are {names}. Pass equal lists.")
-    kept = [
-        list(row) if _PLAIN.issuperset(map(type, row)) else [_cell(cell, taken) for cell in row] for row in rows[:most]
-    ]
-    return Gathered("table", kept, len(rows), most, names, taken=taken)
+    kept = [list(row) if _PLAIN.issuperset(map(type, row)) else [_cell(cell, taken) for cell in row] for row in rows]
+    return Gathered("table", kept, total, most, names, taken=taken)
 
 
-def _columns_and_rows(columns: Sequence[str | int] | None, data: Any) -> tuple[Columns, Sequence[Any]]:
+def _columns_and_rows(columns: Sequence[str | int] | None, data: Any, most: int) -> tuple[Columns, Sequence[Any], int]:
+    """Names of the columns, the first rows, and how many rows there are."""
     if _is_table(data):
-        return list(data.columns), data.data
+        return list(data.columns), data.data[:most], len(data.data)
     if _is_frame(data):
-        return list(data.columns), list(data.itertuples(index=False, name=None))
+        return list(data.columns), list(islice(data.itertuples(index=False, name=None), most)), len(data)
     names = list(_DEFAULT_COLUMNS if columns is None else columns)
     if any(type(name) not in (str, int) for name in names):
         raise ConfigurationError(
             f"columns={names!r} has names that are neither text nor integers. Pass e.g. ['label']."
         )
-    rows = data.tolist() if type(data).__name__ == "ndarray" else [] if data is None else data
-    if not isinstance(rows, (list, tuple)):
+    rows = [] if data is None else data
+    if not isinstance(rows, (list, tuple)) and type(rows).__name__ != "ndarray":
         raise ConfigurationError(f"A table was given {type(data).__name__} as its rows, but takes a list of lists.")
-    return names, rows
+    first = rows[:most]
+    return names, first if isinstance(first, (list, tuple)) else first.tolist(), len(rows)
 
 
 def _is_table(value: object) -> bool:

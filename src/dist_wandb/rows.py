@@ -11,7 +11,7 @@ from typing import Any
 
 from dist_wandb.fused_gathers import FusedGathers, is_gathered_name
 from dist_wandb.fused_metrics import FusedMetrics, computed_alone, is_metric_name
-from dist_wandb.gathers import Gathered, whole
+from dist_wandb.gathers import Gathered
 from dist_wandb.metrics import Snapshot, is_metric
 from dist_wandb.reduction import Reduction, Totals, matches_any, reduction_of
 from dist_wandb.rounds import Finished, Key, Rounds
@@ -106,8 +106,7 @@ class Rows:
         if is_metric(value):
             return computed_alone(name, value)
         if isinstance(value, Gathered):
-            self.gathers.check(name, value)
-            value = whole(value.kind, [value.part(self._rank)])
+            value = self.gathers.alone(name, value)
         return {} if value is None else {name: value}
 
     def post(self, contribution: Contribution, rounds: Rounds) -> Iterable[str]:

@@ -7,7 +7,7 @@ import enum
 import importlib.util
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
@@ -125,8 +125,21 @@ def test_what_changes_after_it_was_logged_does_not_change_what_arrives() -> None
     assert found == [expected[0], *expected[1:], expected[0]]
 
 
+class Frame:
+    """As one of pandas."""
+
+    columns = ("a", "b")
+
+    def __len__(self) -> int:
+        return 2
+
+    def itertuples(self, *, index: bool, name: str | None) -> Iterator[tuple[Any, ...]]:
+        assert (index, name) == (False, None)
+        return iter([(1, "x"), (2, "y")])
+
+
 def test_a_table_of_wandbs_a_frame_and_an_array_are_taken() -> None:
-    frame = SimpleNamespace(columns=["a", "b"], itertuples=lambda **_: iter([(1, "x"), (2, "y")]))
+    frame = Frame()
     for value in (
         gathered(wandb.Table(columns=["a", "b"], data=[[1, "x"], [2, "y"]])),
         gathered(frame),
@@ -136,6 +149,8 @@ def test_a_table_of_wandbs_a_frame_and_an_array_are_taken() -> None:
         assert sent(value)[1:] == (["a", "b"], 2, [[1, "x"], [2, "y"]])
     assert sent(gathered_table(["a", "b"], np.array([[1, 2]]))).items == [[1, 2]]
     assert sent(gathered_table()).columns == wandb.Table().columns
+    cut = [gathered(frame, limit=1), gathered_table(["a", "b"], [[1, "x"], [2]], limit=1)]
+    assert [sent(value)[2:] for value in cut] == [(2, [[1, "x"]])] * 2
 
 
 @pytest.mark.parametrize(
@@ -146,7 +161,8 @@ def test_a_table_of_wandbs_a_frame_and_an_array_are_taken() -> None:
             r"Row 1 of the table has 1 cells, but its columns are \['a', 'b'\]",
         ),
         (lambda: gathered([1], ["a"]), "Row 0 of the table is int"),
-        (lambda: gathered(["ab"], ["a", "b"]), "Row 0 of the table"),
+        (lambda: gathered(["ab"], ["a", "b"]), "Row 0 of the table is str"),
+        (lambda: gathered([{"a": 1}], ["a"]), "Row 0 of the table is dict"),
         (lambda: gathered([], [1.5]), "neither text nor integers"),  # type: ignore[list-item]
         (lambda: gathered("rows", ["a"]), "given str as its rows"),
         (lambda: gathered([[1]], ["a"], limit=0), "limit=0 is no number of rows"),
@@ -473,14 +489,16 @@ def test_lightnings_door_gathers(fake_wandb: FakeWandb) -> None:
 
 
 @pytest.mark.usefixtures("fake_wandb")
-def test_accelerates_door_gathers(fake_wandb: FakeWandb) -> None:
+def test_accelerates_door_gathers(fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture) -> None:
     tracker = DistWandbTracker(wrap=False)
     tracker.start()
     tracker.log_table("t", ["a"], [[1], [2]], step=3, gather=True, limit=1)
-    tracker.log_images({"i": [np.zeros((2, 2))]}, step=5, gather=True)
+    tracker.log_images({"i": [np.zeros((2, 2))] * 3}, step=5, gather=True, limit=2)
     first, second = fake_wandb.runs[0].rows
     assert (rows_of(first["t"]), first["global_step"]) == ([[0, 1]], 3)
-    assert [pictures.caption(image) for image in second["i"]] == ["rank 0"]
+    assert [pictures.caption(image) for image in second["i"]] == ["rank 0"] * 2
+    assert "'t' has 1 of 2 rows" in caplog.text
+    assert "'i' has 2 of 3 images" in caplog.text
     tracker.finish()
 
 
