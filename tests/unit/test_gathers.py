@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 import wandb
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -384,6 +384,7 @@ def test_columns_of_one_name_are_told_apart_and_the_users_rank_is_kept() -> None
 
 
 @given(st.lists(st.tuples(*[st.sampled_from([1, 0.5, math.nan, None, "x", True])] * 2), max_size=12))
+@example([(math.nan, "x"), (0.5, None), (None, "x")])
 def test_wandb_finds_the_same_types_in_the_rows_that_tell_as_in_all(rows: list[tuple[Any, Any]]) -> None:
     data: list[list[Any]] = [list(row) for row in rows]
     try:
