@@ -41,7 +41,7 @@ class FusedGathers:
 
     Args:
         rank: This rank's index in the job.
-        collects: Whether it is the one that gets and writes the whole.
+        collects: Whether it writes the whole, if it is the first of those that take part.
     """
 
     def __init__(self, rank: int, *, collects: bool) -> None:

@@ -80,7 +80,7 @@ class Rows:
         self.global_rank_of: Any = lambda index: index
         self.unused = dict.fromkeys(reduce or ())  # patterns that no name has matched yet
         self.metrics = FusedMetrics(rank, computes=self.writes)
-        self.gathers = FusedGathers(rank, collects=writer.leads)
+        self.gathers = FusedGathers(rank, collects=self.writes)
         self._writer = writer
         self._reduce = reduce or {}
         self._per_rank = tuple(per_rank)

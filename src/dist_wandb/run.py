@@ -848,7 +848,6 @@ class RunWriter:
     def __init__(self, run: AnyRun | Record, plan: RunPlan, step_metric: str | None) -> None:
         self.label = plan.label
         self.is_primary = plan.primary
-        self.leads = plan.announces
         self._run = run
         self._step_metric = step_metric
 

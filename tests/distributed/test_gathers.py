@@ -301,7 +301,10 @@ def test_a_table_that_comes_much_too_late_replaces_nothing(
     assert caplog.text.count("came so long after the others that theirs is forgotten") == 1
 
 
-def test_what_others_gather_while_the_primary_is_away_is_written_when_it_is_back(ranks: Callable[..., Ranks]) -> None:
+def test_what_others_gather_while_the_primary_is_away_is_written_when_it_is_back(
+    ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fused_gathers, "_REMEMBERED", 0)
     unit = ranks(3, limits=replace(QUICK, peer_timeout=1))
     for rank in range(3):
         unit.log(rank, {"loss": 1.0, "table": table(rank)}, 0)
@@ -315,6 +318,25 @@ def test_what_others_gather_while_the_primary_is_away_is_written_when_it_is_back
     stall.over.set()
     unit.close()
     assert written(unit) == {0: whole(1, 1, 1), **dict.fromkeys((1, 2), whole(0, 1, 1))}
+
+
+def test_images_that_were_logged_right_before_a_failure_are_written(
+    ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unit = ranks(2, run=Looking())
+    for rank in range(2):
+        unit.log(rank, {"loss": 1.0}, 0)
+    unit.flush()
+    png = pictures.png
+
+    def png_slowly(*arguments: Any) -> bytes:
+        time.sleep(0.2)
+        return png(*arguments)
+
+    monkeypatch.setattr(pictures, "png", png_slowly)
+    unit.log(0, {"samples": gathered(images(7))}, 1)
+    unit.die(0)
+    assert unit.last("samples") == {1: [("rank 0", (7,) * 3)]}
 
 
 def test_what_cannot_be_encoded_or_read_ends_nothing(
