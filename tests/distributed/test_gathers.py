@@ -180,16 +180,19 @@ def test_a_network_on_which_all_pieces_take_longer_than_a_rank_may_is_no_dead_ra
 
     monkeypatch.setattr(gloo.GlooGroup, "_send_to_first", send_slowly)
     monkeypatch.setattr(gloo, "_PIECE", 1000)
-    unit = ranks(2, limits=replace(QUICK, peer_timeout=1))
+    unit = ranks(2, limits=replace(QUICK, peer_timeout=2))
     for rank in range(2):
         unit.log(rank, {"loss": 1.0}, 0)
     unit.flush()
-    unit.log(0, {"loss": 1.0, "table": gathered([["x" * 990]] * 6, ["text"])}, 1)
-    unit.log(1, {"table": gathered([["x" * 990]] * 6, ["text"])}, 1)
+    unit.log(0, {"loss": 1.0}, 1)
+    eventually(lambda: unit.exchanges[0]._times and unit.exchanges[1]._times)
+    for rank in range(2):
+        unit.log(rank, {"table": gathered([[f"{rank}" * 990]] * (1 + 5 * rank), ["text"])}, 1)
     eventually(lambda: 1 in written(unit))
+    time.sleep(0.2)
     unit.log(1, {"loss": 2.0}, 1)
     unit.close()
-    assert len(written(unit)[1]) == 12
+    assert written(unit)[1] == [[rank, f"{rank}" * 990] for rank in (0, *[1] * 6)]
     assert [row["loss"] for row in unit.run.rows if "loss" in row] == [1.0, 1.5], "it was waited for"
     assert not unit.flagged()
     assert "broke" not in caplog.text
