@@ -9,10 +9,20 @@ from __future__ import annotations
 import sys
 import traceback
 
-from benchmarks import accelerate_step, common, delay, growth, lightning_step, log_cost, reduction_cost, startup
+from benchmarks import (
+    accelerate_step,
+    common,
+    delay,
+    gather_cost,
+    growth,
+    lightning_step,
+    log_cost,
+    reduction_cost,
+    startup,
+)
 from rich.console import Console
 
-_BENCHMARKS = (startup, log_cost, lightning_step, reduction_cost, accelerate_step, growth, delay)
+_BENCHMARKS = (startup, log_cost, lightning_step, reduction_cost, accelerate_step, gather_cost, growth, delay)
 
 
 def main() -> int:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         UnsupportedVersionError,
         UploadError,
     )
+    from dist_wandb.gathers import gathered
     from dist_wandb.lightning import DistWandbLogger as DistWandbLogger
     from dist_wandb.policy import RunPlan, plan_run
     from dist_wandb.run import NullRun
@@ -46,6 +47,7 @@ __all__ = [
     "UnsupportedVersionError",
     "UploadError",
     "__version__",
+    "gathered",
     "get_run",
     "init",
     "plan_run",
@@ -58,6 +60,7 @@ _ROOMS = {
     "RunPlan": "policy",
     "Session": "session",
     "Topology": "topology",
+    "gathered": "gathers",
     "get_run": "session",
     "init": "session",
     "plan_run": "policy",

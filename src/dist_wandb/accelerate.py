@@ -32,6 +32,7 @@ except ModuleNotFoundError as error:
 from dist_wandb import run as runs
 from dist_wandb.config import Mirror
 from dist_wandb.config_values import given_values
+from dist_wandb.gathers import gathered, gathered_table
 from dist_wandb.metrics import is_metric
 from dist_wandb.options import ConfigSync, Options, SystemMetrics
 from dist_wandb.policy import RankScope, RunMode
@@ -253,9 +254,32 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
                 self._warn_of_dropped_rows()
             self._early_rows.append((_copied(values), step, _copied(kwargs)))
 
-    def log_images(self, values: Mapping[str, list[Any]], step: int | None = None, **kwargs: Any) -> None:
-        """Log lists of images (arrays or PIL images) by name."""
-        images = {name: runs.images(list_of_images) for name, list_of_images in values.items()}
+    def log_images(
+        self,
+        values: Mapping[str, list[Any]],
+        step: int | None = None,
+        *,
+        gather: bool = False,
+        limit: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Log lists of images (arrays or PIL images) by name.
+
+        Args:
+            values: Lists of images by name.
+            step: Place of the row on the x axis (`global_step`).
+            gather: Whether the images of all ranks become one panel, with the rank in their captions; call it on every
+                rank. See `dist_wandb.gathered`.
+            limit: How many images all ranks may give together under each name; only with `gather`.
+            **kwargs: As in `log`.
+
+        Example:
+            Two ranks::
+
+                tracker.log_images({"samples": [image]}, step=1, gather=True)
+                # rank 0 writes one panel of two images, "rank 0" and "rank 1"
+        """
+        images = {name: gathered(held, limit=limit) if gather else runs.images(held) for name, held in values.items()}
         self.log(images, step, **kwargs)
 
     def log_table(
@@ -265,10 +289,35 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
         data: list[list[Any]] | None = None,
         dataframe: Any = None,
         step: int | None = None,
+        *,
+        gather: bool = False,
+        limit: int | None = None,
         **kwargs: Any,
     ) -> None:
-        """Log a table, from `columns` and `data` or from `dataframe`."""
-        self.log({table_name: runs.table(columns=columns, data=data, dataframe=dataframe)}, step, **kwargs)
+        """Log a table, from `columns` and `data` or from `dataframe`.
+
+        Args:
+            table_name: Its name.
+            columns: Names of the columns.
+            data: Rows.
+            dataframe: A data frame of pandas, in place of the two.
+            step: Place of the row on the x axis (`global_step`).
+            gather: Whether the rows of all ranks become one table, with a column ``rank``; call it on every rank. See
+                `dist_wandb.gathered`.
+            limit: How many rows all ranks may give together; only with `gather`.
+            **kwargs: As in `log`.
+
+        Example:
+            Two ranks::
+
+                tracker.log_table("predictions", ["label"], [[labels[rank]]], step=1, gather=True)
+                # rank 0: labels "cat", "dog"; it writes one table, [[0, "cat"], [1, "dog"]] under rank, label
+        """
+        if gather:
+            value: Any = gathered_table(columns, data, dataframe, limit=limit)
+        else:
+            value = runs.table(columns=columns, data=data, dataframe=dataframe)
+        self.log({table_name: value}, step, **kwargs)
 
     def finish(self) -> None:
         """End this rank's part. Called by `end_training`; a second call does nothing."""

@@ -25,8 +25,8 @@ _LENGTH = 8  # bytes of a length
 
 
 def is_metric_name(name: str) -> bool:
-    """Whether a name of the rounds stands for a metric."""
-    return _SEPARATOR in name
+    """Whether a name of the rounds stands for a metric: it has the layout of its states, which is a list."""
+    return f"{_SEPARATOR}[" in name
 
 
 def shown(name: str) -> str:

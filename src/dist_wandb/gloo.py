@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 _FORMING = 10.0  # seconds for members that have met to connect; it cannot be broken off
+_PIECE = 2**20  # bytes that each member sends at once: the time limit is for a piece, not for all of it
 _PAIR = 2  # members that need one collective only
 _SLICE = timedelta(milliseconds=100)  # how long to wait before looking whether waiting is to end
 
@@ -28,7 +29,13 @@ class BrokenError(Exception):
 
 
 class Group(Protocol):
-    """The members of an epoch, as one of them exchanges numbers with the others."""
+    """The members of an epoch, as one of them exchanges numbers with the others.
+
+    Attributes:
+        rank: Index of this member.
+    """
+
+    rank: int
 
     def reduce(self, sums: Sequence[float], maxima: Sequence[float]) -> tuple[list[float], list[float]]:
         """The sums and the maxima, number by number, of what all members give."""
@@ -39,12 +46,17 @@ class Group(Protocol):
     def gather(self, data: bytes) -> list[bytes]:
         """What all members give, in their order."""
 
+    def collect(self, data: bytes) -> list[bytes]:
+        """What all members give, in their order, on the first of them; nothing on the others."""
+
     def close(self) -> None:
         """Let go of the others."""
 
 
 class Alone:
     """The group of one member."""
+
+    rank = 0
 
     def reduce(self, sums: Sequence[float], maxima: Sequence[float]) -> tuple[list[float], list[float]]:
         """What was given."""
@@ -55,6 +67,10 @@ class Alone:
         return sums, maxima
 
     def gather(self, data: bytes) -> list[bytes]:
+        """What was given."""
+        return [data]
+
+    def collect(self, data: bytes) -> list[bytes]:
         """What was given."""
         return [data]
 
@@ -90,6 +106,7 @@ class GlooGroup:
     """
 
     def __init__(self, store: Store, rank: int, size: int, timeout: float, is_over: Callable[[], bool]) -> None:
+        self.rank = rank
         self._size = size
         self._timeout = timeout
         self._is_over = is_over
@@ -103,7 +120,8 @@ class GlooGroup:
         self._sum, self._max = dist.AllreduceOptions(), dist.AllreduceOptions()
         self._sum.reduceOp, self._max.reduceOp = dist.ReduceOp(dist.ReduceOp.SUM), dist.ReduceOp(dist.ReduceOp.MAX)
         self._gather = distributed_c10d.AllgatherOptions()  # type: ignore[attr-defined]  # dist itself exports the others only
-        for options in (self._sum, self._max, self._gather):
+        self._to_first = distributed_c10d.GatherOptions()
+        for options in (self._sum, self._max, self._gather, self._to_first):
             options.timeout = timedelta(seconds=timeout)
         self.collectives = 0
         self.bytes = 0
@@ -169,16 +187,44 @@ class GlooGroup:
         Raises:
             BrokenError: A member is gone or too late, or waiting was to end.
         """
-        lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self._size)]
-        own_length = torch.tensor([len(data)])
-        self._wait(lambda group: [group.allgather([lengths], [own_length], self._gather)], own_length.nbytes)
-        longest = max(int(length) for length in lengths)
+        lengths = self._lengths(data)
+        longest = max(lengths)
         if longest == 0:
             return [b""] * self._size
         padded = torch.frombuffer(bytearray(data.ljust(longest, b"\0")), dtype=torch.uint8)
         received = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self._size)]
         self._wait(lambda group: [group.allgather([received], [padded], self._gather)], longest)
-        return [bytes(told.numpy()[: int(length)]) for told, length in zip(received, lengths, strict=True)]
+        return [bytes(told.numpy()[:length]) for told, length in zip(received, lengths, strict=True)]
+
+    def collect(self, data: bytes) -> list[bytes]:
+        """What all members give, in their order, on the first of them; nothing on the others.
+
+        It goes in pieces, so that each is within the time limit also where the network is slow, and only the first
+        member needs memory for what the others give.
+
+        Raises:
+            BrokenError: A member is gone or too late, or waiting was to end.
+        """
+        lengths = self._lengths(data)
+        told: list[list[bytes]] = [[] for _ in lengths]
+        for start in range(0, max(lengths), _PIECE):
+            size = min(_PIECE, max(lengths) - start)
+            piece = torch.frombuffer(bytearray(data[start : start + size].ljust(size, b"\0")), dtype=torch.uint8)
+            received = [torch.empty(size, dtype=torch.uint8) for _ in lengths] if self.rank == 0 else []
+            self._send_to_first(received, piece)
+            for parts, tensor, length in zip(told, received, lengths, strict=False):
+                parts.append(bytes(tensor.numpy()[: max(0, length - start)]))
+        return [b"".join(parts) for parts in told] if self.rank == 0 else []
+
+    def _send_to_first(self, received: list[torch.Tensor], piece: torch.Tensor) -> None:
+        wanted = [received] if self.rank == 0 else []
+        self._wait(lambda group: [group.gather(wanted, [piece], self._to_first)], piece.nbytes)
+
+    def _lengths(self, data: bytes) -> list[int]:
+        lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self._size)]
+        own = torch.tensor([len(data)])
+        self._wait(lambda group: [group.allgather([lengths], [own], self._gather)], own.nbytes)
+        return [int(length) for length in lengths]
 
     def close(self) -> None:
         """Let go of the others. What is under way still is left to itself: destroying it would wait for its end."""

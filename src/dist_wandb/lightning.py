@@ -27,6 +27,7 @@ except ModuleNotFoundError as error:
 
 from dist_wandb import restart
 from dist_wandb import run as runs
+from dist_wandb.gathers import gathered, gathered_table
 from dist_wandb.lightning_checkpoints import BaseIdInCheckpoints, base_id_in
 from dist_wandb.lightning_weights import epoch_weights
 from dist_wandb.options import ConfigSync, Options, SystemMetrics
@@ -357,11 +358,80 @@ class DistWandbLogger(WandbLogger):
             super().watch(model, log, log_freq, log_graph)
 
     _log_hyperparams = WandbLogger.log_hyperparams.__wrapped__  # type: ignore[attr-defined]
-    log_table = _where_runs_are(WandbLogger.log_table)
+    _log_table = _where_runs_are(WandbLogger.log_table)
     log_text = _where_runs_are(WandbLogger.log_text)
-    log_image = _where_runs_are(WandbLogger.log_image)
+    _log_image = _where_runs_are(WandbLogger.log_image)
     log_audio = _where_runs_are(WandbLogger.log_audio)
     log_video = _where_runs_are(WandbLogger.log_video)
+
+    def log_table(
+        self,
+        key: str,
+        columns: list[str] | None = None,
+        data: list[list[Any]] | None = None,
+        dataframe: Any = None,
+        step: int | None = None,
+        *,
+        gather: bool = False,
+        limit: int | None = None,
+    ) -> None:
+        """Log a table, from `columns` and `data` or from `dataframe`.
+
+        Args:
+            key: Its name.
+            columns: Names of the columns.
+            data: Rows.
+            dataframe: A data frame of pandas, in place of the two.
+            step: Value of ``trainer/global_step`` in its row.
+            gather: Whether the rows of all ranks become one table, with a column ``rank``; call it on every rank. See
+                `dist_wandb.gathered`.
+            limit: How many rows all ranks may give together; only with `gather`.
+
+        Example:
+            Two ranks::
+
+                logger.log_table("predictions", ["label"], [[labels[rank]]], gather=True)
+                # rank 0: labels "cat", "dog"; it writes one table, [[0, "cat"], [1, "dog"]] under rank, label
+        """
+        if gather:
+            self._log_value(key, gathered_table(columns, data, dataframe, limit=limit), step)
+        else:
+            self._log_table(key, columns, data, dataframe, step)
+
+    def log_image(
+        self,
+        key: str,
+        images: list[Any],
+        step: int | None = None,
+        *,
+        gather: bool = False,
+        limit: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Log images: tensors, arrays, images of PIL, paths.
+
+        Args:
+            key: Their name.
+            images: The images.
+            step: Value of ``trainer/global_step`` in their row.
+            gather: Whether the images of all ranks become one panel, with the rank in their captions; call it on every
+                rank. See `dist_wandb.gathered`.
+            limit: How many images all ranks may give together; only with `gather`.
+            **kwargs: Arguments of `wandb.Image`, as lists with one item per image; with `gather` not `masks`.
+
+        Example:
+            Two ranks::
+
+                logger.log_image("samples", [image], caption=["cat"], gather=True)
+                # rank 0 writes one panel: "rank 0: cat", "rank 1: cat"
+        """
+        if gather:
+            self._log_value(key, gathered(images, limit=limit, **kwargs), step)
+        else:
+            self._log_image(key, images, step, **kwargs)
+
+    def _log_value(self, key: str, value: Any, step: int | None) -> None:
+        self.log_metrics({key: value}, step)
 
     @property
     def version(self) -> str | None:

@@ -9,7 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dist_wandb.fused_gathers import FusedGathers, is_gathered_name
 from dist_wandb.fused_metrics import FusedMetrics, computed_alone, is_metric_name
+from dist_wandb.gathers import Gathered
 from dist_wandb.metrics import Snapshot, is_metric
 from dist_wandb.reduction import Reduction, Totals, matches_any, reduction_of
 from dist_wandb.rounds import Finished, Key, Rounds
@@ -19,7 +21,7 @@ from dist_wandb.values import Later, checked_weight, is_number
 _log = logging.getLogger("dist_wandb")
 
 DEGRADED = "dist_wandb/degraded"
-_A_METRIC = Totals(voices=1)  # in the rounds it has no number
+_NO_NUMBER = Totals(voices=1)  # what metrics, tables and images are in the rounds
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class Contribution:
             value.is_ready()
             for values in (self.metrics.values(), weights)
             for value in values
-            if isinstance(value, (Later, Snapshot))
+            if isinstance(value, (Later, Snapshot, Gathered))
         )
 
 
@@ -78,6 +80,7 @@ class Rows:
         self.global_rank_of: Any = lambda index: index
         self.unused = dict.fromkeys(reduce or ())  # patterns that no name has matched yet
         self.metrics = FusedMetrics(rank, computes=self.writes)
+        self.gathers = FusedGathers(rank, collects=self.writes)
         self._writer = writer
         self._reduce = reduce or {}
         self._per_rank = tuple(per_rank)
@@ -92,13 +95,19 @@ class Rows:
     def write_own(self, contribution: Contribution) -> None:
         """Write what this rank says as a row, without other ranks: the first of a unit under plain names."""
         metrics: Mapping[str, Any] = contribution.metrics
-        if any(map(is_metric, metrics.values())):
+        if any(is_metric(value) or isinstance(value, Gathered) for value in metrics.values()):
             metrics = {
-                key: number
-                for name, value in metrics.items()
-                for key, number in (computed_alone(name, value) if is_metric(value) else {name: value}).items()
+                key: number for name, value in metrics.items() for key, number in self._alone(name, value).items()
             }
         self._writer.write(metrics, contribution.step, commit=contribution.commit)
+
+    def _alone(self, name: str, value: Any) -> dict[str, Any]:
+        """What this rank alone writes of a value, by the names it has in the row."""
+        if is_metric(value):
+            return computed_alone(name, value)
+        if isinstance(value, Gathered):
+            value = self.gathers.alone(name, value)
+        return {} if value is None else {name: value}
 
     def post(self, contribution: Contribution, rounds: Rounds) -> Iterable[str]:
         """Hand what this rank says to the rounds; write, or keep for its row, what is this rank's own.
@@ -109,10 +118,10 @@ class Rows:
         values = contribution.metrics
         if any(type(value) is Later for value in values.values()):
             values = {name: value.number() if type(value) is Later else value for name, value in values.items()}
-        unit, snapshots, mine = self._sorted(values, self._weights(contribution.weight), rounds)
-        keys = rounds.post({**unit, **dict.fromkeys(snapshots, _A_METRIC)}, contribution.step, contribution.calls)
+        unit, others, mine = self._sorted(values, self._weights(contribution.weight), rounds)
+        keys = rounds.post({**unit, **dict.fromkeys(others, _NO_NUMBER)}, contribution.step, contribution.calls)
         for key in keys[len(unit) :]:
-            self.metrics.keep(key, snapshots[key.name])
+            (self.gathers if is_gathered_name(key.name) else self.metrics).keep(key, others[key.name])
         if mine and keys and self.writes:
             self._extras[keys[0]] = mine, self._x(contribution.step, contribution.calls)
         elif mine:
@@ -121,26 +130,29 @@ class Rows:
 
     def _sorted(
         self, values: Mapping[str, Any], weights: Any, rounds: Rounds
-    ) -> tuple[dict[str, Totals], dict[str, Snapshot], dict[str, Any]]:
-        """What is to be brought together with other ranks', numbers and states of metrics, and what is this rank's own.
+    ) -> tuple[dict[str, Totals], dict[str, Any], dict[str, Any]]:
+        """What is to be brought together with other ranks', numbers and what has none, and what is this rank's own.
 
         This rank's own is on the primary what is not brought together, in a shared run what has its label: the numbers
         of every rank, and of ranks other than the primary also what is no number.
         """
         unit: dict[str, Totals] = {}
-        snapshots: dict[str, Snapshot] = {}
+        others: dict[str, Any] = {}
         mine: dict[str, Any] = {}
         by_name = isinstance(weights, dict)
         for name, value in values.items():
             if is_number(value) and self.reduction(name) != "first":
                 unit[name] = Totals.of(value, weights.get(name, 1.0) if by_name else weights)
             elif isinstance(value, Snapshot):
-                snapshots[self.metrics.name_of(name, value, rounds.names)] = value
+                others[self.metrics.name_of(name, value, rounds.names)] = value
+            elif isinstance(value, Gathered):
+                self.gathers.check(name, value)
+                others[self.gathers.name_of(name, value)] = value
             elif self.writes:
                 mine[name] = value
             elif not is_number(value):
                 mine.update(self._under_label(name, value))
-        return unit, snapshots, {**mine, **self._labelled(values)}
+        return unit, others, {**mine, **self._labelled(values)}
 
     def reduction(self, name: str) -> Reduction:
         """How the ranks' numbers of a name become one: by the first pattern that matches, else their mean."""
@@ -185,6 +197,7 @@ class Rows:
                 self._add(row, value)
         if last is not None:
             self._write(row, last)
+            self.gathers.written()
             place = last.key.place
             self.last_place = f"row {last.calls + 1}" if place.counted else f"step {place.step}"
 
@@ -207,13 +220,15 @@ class Rows:
         name, totals = value.key.name, value.totals
         row.update(self._extras.pop(value.key, ({}, None))[0])
         missing = value.missing
-        if is_metric_name(name):
-            metrics, voices = self.metrics.take_values(value.key)
-            forgotten = totals.voices - voices  # states of ranks that were lost meanwhile, or came too late
+        if not totals.number and (is_metric_name(name) or is_gathered_name(name)):
+            others, voices = (self.metrics if is_metric_name(name) else self.gathers).take_values(value.key)
+            forgotten = totals.voices - voices  # parts of ranks that were lost meanwhile, or came too late
             if forgotten > 0 and value.corrects:
+                if is_gathered_name(name):
+                    self.gathers.tell_of_incomplete(value.key)
                 return  # what was written before it is better
-            row.update(metrics)
-            missing = max(missing, forgotten if metrics else 0)
+            row.update(others)
+            missing = max(missing, forgotten if others else 0)
         if totals.number:
             row[name] = totals.reduced(self.reduction(name))
         if missing:

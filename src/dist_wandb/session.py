@@ -21,6 +21,7 @@ from dist_wandb.announcement import announcement
 from dist_wandb.config import Agreement
 from dist_wandb.ends import Ending, ProcessEnd, briefly, exit_code_of
 from dist_wandb.errors import ConfigurationError, RendezvousError
+from dist_wandb.gathers import Gathered
 from dist_wandb.opening import Opening, run_key, writer_keys
 from dist_wandb.options import ConfigSync, Options, SystemMetrics
 from dist_wandb.policy import (
@@ -128,6 +129,7 @@ class Session:
         self._rows = 0
         self._failure: int | None = None
         self._let_finish_be = runs.before_finish(run, self.finish)
+        self._has_told_of_own_rows = False
         _sessions.append(self)
         _process_end.register()
 
@@ -196,7 +198,8 @@ class Session:
         The numbers that the ranks of a unit log under one name at one step become one number, by `reduce`; it is
         written as soon as all of them are there. Without a step, the k-th number of a name on each rank belong
         together. What is no number (text, media, tables, lists) goes into the primary's row as the primary says it, and
-        in a shared run from the other ranks under their labels.
+        in a shared run from the other ranks under their labels. Tables and images of all ranks are logged with
+        `dist_wandb.gathered`.
 
         Args:
             metrics: Values by name: numbers of Python and numpy, tensors of one element on any device, metrics and
@@ -222,6 +225,8 @@ class Session:
         else:
             if weight is not None:
                 take_weight(weight, self.topology.global_rank)
+            if self._unit.size > 1 and any(isinstance(value, Gathered) for value in metrics.values()):
+                self._tell_of_own_rows()
             if step is None and self._step_metric == STEP_METRIC and STEP_METRIC not in metrics:
                 step = self._first_row + self._rows
             self._exchange.put(Contribution(metrics, step, commit))
@@ -247,6 +252,22 @@ class Session:
         self._exchange.put(
             Contribution(values, step, None, None if weight is None else take_weight(weight, rank), self._rows)
         )
+
+    def _tell_of_own_rows(self) -> None:
+        """Say once that tables and images are not gathered, as nothing is."""
+        if self.plan.run_mode == "auto":
+            raise ConfigurationError(
+                f"Rank {self.topology.global_rank} logs a table or images of all ranks, but with reduce=None nothing "
+                "is brought together: what the other ranks give would be lost. Leave reduce out, or gather out."
+            )
+        if not self._has_told_of_own_rows and self.plan.announces:
+            _log.warning(
+                "dist_wandb: with run_mode=%r and no reduction nothing is brought together, so tables and images that "
+                "are logged to be gathered have the rows of one rank only, in the run or under the label of each. To "
+                "gather them, pass reduce='mean'.",
+                self.plan.run_mode,
+            )
+        self._has_told_of_own_rows = True
 
     def flush(self, timeout: float | None = None, *, together: bool = False) -> bool:
         """Wait until all that was logged is handed to W&B.

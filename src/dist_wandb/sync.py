@@ -19,6 +19,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dist_wandb.errors import RendezvousError
+from dist_wandb.fused_gathers import is_gathered_name
 from dist_wandb.fused_metrics import is_metric_name, shown
 from dist_wandb.membership import Epoch, Membership, Stopped, Word
 from dist_wandb.policy import Unit
@@ -34,6 +35,7 @@ _log = logging.getLogger("dist_wandb")
 _FIRST_PAUSE = 0.01  # seconds until the next round while others are waited for; doubled up to a heartbeat
 _GRACE = 5.0  # seconds that a member of a broken epoch is given to speak up
 _LAST_WORDS = 2.0  # seconds that the thread is given to write what is there, when its time is over
+_LAST_LOOK = 0.5  # seconds that a device, or the encoding of images, is given then
 _LAST_ROUND = 1.0  # seconds that a process which ends gives the others to end as well
 WITHOUT_FINISH = 10.0  # seconds that a process which ends waits at most for others, if nobody finished its session
 _LOOK_FOR_BROKEN = 0.5  # seconds between two looks, while waiting for others, whether one of them broke off
@@ -511,7 +513,7 @@ class RoundsExchange:
         if any(greeting["names"] for greeting in told):
             self._exchange_names()
         due = {Key.of(key): None for greeting in told for key in greeting["due"]}
-        self._exchange_metrics(due)
+        self._exchange_others(due)
         self._write_due()
 
     def _round(self) -> Outcome:
@@ -520,10 +522,11 @@ class RoundsExchange:
             raise Stopped
         self._mind_patience()
         result = self._the_group().reduce(*self.rounds.pack(regroup=self._is_somebody_waiting()))
+        self._rows.gathers.passed()
         outcome = self._take(*result)
         if outcome.needs_names:
             self._exchange_names()
-        self._exchange_metrics(value.key for value in self._due)
+        self._exchange_others(value.key for value in self._due)
         self._write_due()
         self._more = outcome.more
         self._tell_of_late(outcome.late, outcome.lost)
@@ -545,10 +548,17 @@ class RoundsExchange:
         self._names_due = False
         self._rows.metrics.settle(self.rounds)
 
-    def _exchange_metrics(self, due: Iterable[Key]) -> None:
-        keys = [key for key in due if is_metric_name(key.name)]
-        if keys:
-            self._rows.metrics.exchange(keys, self._the_group())
+    def _exchange_others(self, due: Iterable[Key]) -> None:
+        keys = list(due)
+        metrics = [key for key in keys if is_metric_name(key.name)]
+        if metrics:
+            self._rows.metrics.exchange(metrics, self._the_group())
+        gathered = [key for key in keys if is_gathered_name(key.name)]
+        if gathered and (self._has_primary() or self._rows.gathers.collects):
+            began = time.monotonic()
+            self._rows.gathers.exchange(gathered, self._the_group())
+            spent = time.monotonic() - began  # on a slow network it is long, but no rank is silent meanwhile
+            self._times = deque((number, at + spent) for number, at in self._times)
 
     def _write_due(self) -> None:
         due, self._due = self._due, ()
@@ -797,11 +807,11 @@ class RoundsExchange:
         from dist_wandb.gloo import Alone
 
         try:
-            while self._drain(0):
+            while self._drain(_LAST_LOOK if self._waiting else 0):
                 pass
             if self._waiting:
                 lost = f"{len(self._waiting)} rows of rank {self.unit.global_rank} are lost"
-                self._warn("device", f"{lost}: the device has not computed what is in them.")
+                self._warn("device", f"{lost}: the device has not computed what is in them, or it is not encoded.")
             self.group = Alone()
             self._be_alone()
             self.rounds.closing = True
@@ -822,7 +832,7 @@ class RoundsExchange:
             outcome = self._take(*self.rounds.pack())
             if outcome.needs_names:
                 self._exchange_names()
-            self._exchange_metrics(value.key for value in self._due)
+            self._exchange_others(value.key for value in self._due)
             self._write_due()
             if outcome.closed or not (outcome.more or self.rounds.pending or self.rounds.closing):
                 break

@@ -31,7 +31,7 @@ class HostCopy:
 
         together = torch.stack([tensor.detach().reshape(()) for tensor in tensors])
         self._copy = together.to("cpu", non_blocking=True)
-        self._event = _event_after(together)
+        self._event = event_after(together)
         self._source = together if self._event is None else None
         self._numbers: list[float] | None = None
 
@@ -102,7 +102,7 @@ def _take_others(metrics: Mapping[str, Any], rank: int) -> dict[str, Any]:
         if type(value) in _AS_THEY_ARE:
             taken[name] = value
             continue
-        tensor = _as_tensor(value)
+        tensor = as_tensor(value)
         if tensor is None:
             taken[name] = _taken(name, value, rank)
             continue
@@ -141,7 +141,7 @@ def take_weight(weight: object, rank: int) -> Any:
 def _take_one_weight(argument: str, value: object, rank: int) -> Any:
     if type(value) is float or type(value) is int:
         return checked_weight(argument, value, rank)
-    tensor = _as_tensor(value)
+    tensor = as_tensor(value)
     if tensor is not None and tensor.numel() == 1 and not tensor.is_complex():
         if tensor.device.type != "cpu":
             return Later(HostCopy([tensor]), 0)
@@ -206,14 +206,15 @@ def _number_of_host(value: Any) -> float | None:
     return float(value) if isinstance(value, Real) else None
 
 
-def _as_tensor(value: object) -> torch.Tensor | None:
+def as_tensor(value: object) -> torch.Tensor | None:
+    """A value if it is a tensor."""
     torch = sys.modules.get("torch")  # nobody has a tensor without importing it
     return value if torch is not None and isinstance(value, torch.Tensor) else None
 
 
 def copied_tensor(value: Any) -> Any:
     """A tensor's numbers as they are now, without its graph; what is no tensor as it is."""
-    tensor = _as_tensor(value)
+    tensor = as_tensor(value)
     return value if tensor is None else tensor.detach().clone()
 
 
@@ -239,14 +240,14 @@ def _is_complex_scalar(value: Any) -> bool:
 
 
 def _shown(value: object) -> str:
-    tensor = _as_tensor(value)  # whose numbers are perhaps on a device, which is not to be waited for
+    tensor = as_tensor(value)  # whose numbers are perhaps on a device, which is not to be waited for
     if tensor is not None:
         return f"a tensor of shape {tuple(tensor.shape)} and {tensor.dtype}"
     shape = getattr(value, "shape", None)
     return f"{type(value).__name__} of shape {tuple(shape)}" if shape else repr(value)
 
 
-def _event_after(tensor: torch.Tensor) -> Any:
+def event_after(tensor: torch.Tensor) -> Any:
     """An event of the tensor's device after all that was asked of it; `None` where the device has no events."""
     import torch
 

@@ -9,134 +9,24 @@ import random
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 import torchmetrics
-from torch.distributed import HashStore
+from units import QUICK, Ranks, Row, Stall, eventually, making
 
-from dist_wandb import gloo
+from dist_wandb import gathered, gloo
 from dist_wandb.gloo import BrokenError, GlooGroup
-from dist_wandb.policy import Unit, plan_run
-from dist_wandb.reduction import check_reduce
-from dist_wandb.rendezvous import Rendezvous
-from dist_wandb.rows import DEGRADED, Contribution, Rows
-from dist_wandb.run import NullRun, RunWriter
-from dist_wandb.sync import Limits, RoundsExchange
-from dist_wandb.topology import Topology
-from dist_wandb.values import HostCopy, Later, take
-
-Row = dict[str, Any]
-QUICK = Limits(join_timeout=10, peer_timeout=10, finish_timeout=20, heartbeat=0.1)
-
-
-class RecordingRun:
-    """Keeps the rows it is given."""
-
-    def __init__(self) -> None:
-        self.rows: list[Row] = []
-
-    def log(self, row: Row) -> None:
-        self.rows.append(row)
-
-
-def _itself(rendezvous: Rendezvous) -> Rendezvous:
-    return rendezvous
-
-
-@dataclass
-class Ranks:
-    """The ranks of one unit; rank 0 writes."""
-
-    size: int
-    limits: Limits = QUICK
-    reduce: Any = "mean"
-    spread: Sequence[str] = ()
-    store: HashStore = field(default_factory=HashStore)
-    run: RecordingRun = field(default_factory=RecordingRun)
-    exchanges: dict[int, RoundsExchange] = field(default_factory=dict)
-
-    def open(self, *ranks: int) -> Ranks:
-        for rank in ranks or range(self.size):
-            topology = Topology(rank, rank, 0, self.size, self.size, 1)
-            rendezvous = Rendezvous(self.store, "test", topology, 20)
-            plan = plan_run(topology, "auto", "global", "exp")
-            run: Any = self.run if rank == 0 else NullRun()
-            rows = Rows(RunWriter(run, plan, "global_step"), check_reduce(self.reduce), rank=rank)
-            unit = Unit("", rank, self.size, rank)
-            find = functools.partial(_itself, rendezvous)
-            self.exchanges[rank] = RoundsExchange(unit, find, rows, self.limits, self.spread)
-        return self
-
-    def log(self, rank: int, metrics: Row, step: int | None = None, weight: Any = None, calls: int = 0) -> None:
-        self.exchanges[rank].put(Contribution(take(metrics, rank), step, None, weight, calls))
-
-    def together(self, action: Callable[[RoundsExchange], Any], *ranks: int) -> list[Any]:
-        exchanges = [self.exchanges[rank] for rank in ranks or self.exchanges]
-        with ThreadPoolExecutor(len(exchanges)) as pool:
-            return list(pool.map(action, exchanges))
-
-    def flush(self, *ranks: int) -> None:
-        assert all(self.together(lambda exchange: exchange.flush(), *ranks))
-
-    def close(self, *ranks: int) -> None:
-        assert all(self.together(lambda exchange: exchange.close(), *ranks))
-
-    def die(self, rank: int) -> None:
-        """As a killed process: no word is left, and the connections are gone."""
-        self.exchanges[rank].close(failed=True)
-
-    def last(self, name: str) -> dict[int, Any]:
-        """By step what was written last under a name."""
-        return {row["global_step"]: row[name] for row in self.run.rows if name in row}
-
-    def flagged(self) -> dict[int, int]:
-        return self.last(DEGRADED)
 
 
 @pytest.fixture
 def ranks() -> Iterator[Callable[..., Ranks]]:
     """Makes units, and ends their threads."""
-    made: list[Ranks] = []
-
-    def make(size: int, *present: int, **arguments: Any) -> Ranks:
-        made.append(Ranks(size, **arguments))
-        return made[-1].open(*present)
-
-    yield make
-    for unit in made:
-        unit.together(lambda exchange: exchange.leave(failed=True))
-        assert all(exchange.has_ended for exchange in unit.exchanges.values())
-
-
-class Stall:
-    """Holds up the thread of a rank, as a stopped process would: a number that does not come to the host."""
-
-    def __init__(self) -> None:
-        self.over = threading.Event()
-
-    def number(self, *, asked: bool = False) -> Later:
-        """A number, zero; if `asked`, one that also tells whether it has come."""
-        copy = HostCopy([torch.zeros(())])
-        copy.numbers = self._wait  # type: ignore[method-assign]
-        if asked:
-            copy.is_ready = self.over.is_set  # type: ignore[method-assign]
-        return Later(copy, 0)
-
-    def _wait(self) -> list[float]:
-        self.over.wait(60)
-        return [0.0]
-
-
-def eventually(condition: Callable[[], object], within: float = 15) -> None:
-    deadline = time.monotonic() + within
-    while not condition():
-        assert time.monotonic() < deadline, "it does not happen"
-        time.sleep(0.01)
+    with making() as make:
+        yield make
 
 
 def has_rows(unit: Ranks, number: int) -> bool:
@@ -578,7 +468,7 @@ def test_faults_lose_nothing_and_count_nothing_twice(
     ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     faults = Faults(seed, often=0.03)
-    for name in ("reduce", "reduce_tensors", "gather"):
+    for name in ("reduce", "reduce_tensors", "gather", "collect"):
         monkeypatch.setattr(gloo.GlooGroup, name, faults.wrap(getattr(gloo.GlooGroup, name)))
     unit = ranks(3, reduce="sum", spread=["x*"], limits=replace(QUICK, finish_timeout=60))
     schedule = random.Random(seed)
@@ -592,13 +482,16 @@ def test_faults_lose_nothing_and_count_nothing_twice(
             for name, value in values.items():
                 wanted[name][step] += value
             means[rank].update(1)
-            unit.log(rank, {**values, "steps": means[rank]}, step)
+            table = {"table": gathered([[step, rank]], ["step", "by"])} if step % 4 == 0 else {}
+            unit.log(rank, {**values, **table, "steps": means[rank]}, step)
             time.sleep(schedule.random() / 200)
     unit.close()
     assert faults.number > 3, "the test must disturb"
     for name, steps in wanted.items():
         assert unit.last(name) == steps
     assert unit.last("steps") == {step: 3.0 * (step + 1) for step in range(40)}
+    tables = {step: table.data for step, table in unit.last("table").items()}
+    assert tables == {step: [[rank, step, rank] for rank in range(3)] for step in range(0, 40, 4)}
     assert not unit.flagged()
 
 

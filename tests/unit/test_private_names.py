@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import wandb
 
+from dist_wandb import pictures
 from dist_wandb.run import _fill_config, is_finished, takes
 
 if TYPE_CHECKING:
@@ -32,3 +34,13 @@ def test_wandbs_config_can_be_filled_without_sending_anything(fake_wandb: FakeWa
     _fill_config(run, {"lr": 0.2, "names": {1: "a"}})
     assert dict(run.config) == {"lr": 0.2, "names": {1: "a"}}
     assert run.config.sent == []
+
+
+def test_wandbs_images_tell_what_they_have() -> None:
+    """By private names of wandb's, each guarded: without them captions are lost, and images encoded twice."""
+    image = wandb.Image(np.zeros((2, 2)), caption="x", boxes={"p": {"box_data": [], "class_labels": {0: "a"}}})
+    assert pictures.caption(image) == "x"
+    assert pictures.has_overlays(image)
+    path = pictures._path_of(image)
+    assert path is not None
+    assert path.is_file()

@@ -92,7 +92,7 @@ class Logger(Part):
         self._logger.log_image(name, [pixels], step)
 
     def log_table(self, name: str, columns: list[str | int], data: list[list[Any]], step: int) -> None:
-        self._logger.log_table(name, columns, data, step=step)
+        self._logger.log_table(name, [str(column) for column in columns], data, step=step)
 
 
 class InFabric(Logger):

@@ -1,0 +1,366 @@
+"""Tables and images of all ranks, with real gloo groups: ranks are threads of this process."""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from units import QUICK, Ranks, RecordingRun, Row, Stall, eventually, making
+
+from dist_wandb import fused_gathers, gathered, gloo, pictures
+
+
+@pytest.fixture
+def ranks() -> Iterator[Callable[..., Ranks]]:
+    """Makes units, and ends their threads."""
+    with making() as make:
+        yield make
+
+
+class Looking(RecordingRun):
+    """Looks at images when they are logged, as W&B does: their captions, and their first pixel."""
+
+    def log(self, row: Row) -> None:
+        seen = {name: self._seen(value) for name, value in row.items()}
+        super().log({**row, **seen})
+
+    @staticmethod
+    def _seen(value: Any) -> Any:
+        if not isinstance(value, list):
+            return value
+        return [(pictures.caption(image), image.image.getpixel((0, 0))) for image in value]
+
+
+def rows_of(rank: int, number: int) -> list[list[Any]]:
+    return [[f"{rank}-{place}", place / 2] for place in range(number)]
+
+
+def table(rank: int, number: int = 1, **arguments: Any) -> Any:
+    return gathered(rows_of(rank, number), ["text", "score"], **arguments)
+
+
+def whole(*numbers: int) -> list[list[Any]]:
+    return [[rank, *row] for rank, number in enumerate(numbers) for row in rows_of(rank, number)]
+
+
+def written(unit: Ranks, name: str = "table") -> dict[int, list[list[Any]]]:
+    """By step the rows of the table that was written last."""
+    return {step: found.data for step, found in unit.last(name).items()}
+
+
+def images(color: int, number: int = 1) -> list[np.ndarray[Any, Any]]:
+    return [np.full((4, 6, 3), color + place, dtype=np.uint8) for place in range(number)]
+
+
+# --- ranks that are well ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("numbers", [(2, 3), (0, 4, 1), (3, 0, 2, 1)])
+def test_one_table_of_all_ranks_in_the_row_of_their_numbers(
+    ranks: Callable[..., Ranks], numbers: tuple[int, ...]
+) -> None:
+    unit = ranks(len(numbers))
+    for step in range(2):
+        for rank, number in enumerate(numbers):
+            unit.log(rank, {"loss": float(rank), "table": table(rank, number)}, step)
+    unit.flush()
+    assert [sorted(row) for row in unit.run.rows] == [["global_step", "loss", "table"]] * 2
+    assert unit.run.rows[0]["table"].columns == ["rank", "text", "score"]
+    assert written(unit) == dict.fromkeys(range(2), whole(*numbers))
+    unit.close()
+
+
+def test_one_panel_of_all_ranks_with_their_captions_and_pixels(
+    ranks: Callable[..., Ranks], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    unit = ranks(3, run=Looking())
+    for rank in range(3):
+        unit.log(rank, {"samples": gathered(images(50 * rank, rank), caption=["cat", None][:rank])}, 1)
+    unit.close()
+    assert unit.run.rows == [
+        {
+            "global_step": 1,
+            "samples": [("rank 1: cat", (50,) * 3), ("rank 2: cat", (100,) * 3), ("rank 2", (101,) * 3)],
+        }
+    ]
+    assert not list(tmp_path.iterdir()), "files on their way to W&B are removed"
+
+
+def test_images_in_cells_dates_and_numbers_that_are_not_finite_arrive(ranks: Callable[..., Ranks]) -> None:
+    moment = dt.datetime(2026, 1, 2, 3, 4, 5, tzinfo=dt.timezone.utc)
+    unit = ranks(2)
+    for rank in range(2):
+        cells = [Image.new("L", (4, 4), 7 * rank), moment, float("inf"), {"a": [rank, None]}]
+        unit.log(rank, {"table": gathered([cells], ["image", "at", "score", "more"])}, 0)
+    unit.close()
+    for rank, row in enumerate(written(unit)[0]):
+        assert row[2:] == [moment, float("inf"), {"a": [rank, None]}]
+    assert [row[1].format for row in written(unit)[0]] == ["png", "png"]
+
+
+def test_columns_that_differ_are_matched_by_name(ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture) -> None:
+    unit = ranks(2)
+    for step in range(2):
+        unit.log(0, {"table": gathered([[1, 2]], ["a", "b"])}, step)
+        unit.log(1, {"table": gathered([[4, 3]], ["c", "b"])}, step)
+    unit.close()
+    assert unit.run.rows[0]["table"].columns == ["rank", "a", "b", "c"]
+    assert written(unit)[0] == [[0, 1, 2, None], [1, None, 3, 4]]
+    assert caplog.text.count("different columns") == 1
+
+
+def test_a_name_may_be_logged_again_at_a_step_and_without_one(ranks: Callable[..., Ranks]) -> None:
+    unit = ranks(2)
+    for rank in range(2):
+        for number in (1, 2):
+            unit.log(rank, {"table": table(rank, number)}, 5)
+    unit.flush()
+    assert [row["table"].data for row in unit.run.rows] == [whole(1, 1), whole(2, 2)]
+    for rank in range(2):
+        unit.log(rank, {"table": table(rank, 3)})
+    unit.close()
+    assert unit.run.rows[-1]["table"].data == whole(3, 3)
+
+
+def test_kinds_of_cells_that_differ_between_ranks_lose_nothing(ranks: Callable[..., Ranks]) -> None:
+    unit = ranks(2)
+    unit.log(0, {"table": gathered([[1]], ["a"])}, 0)
+    unit.log(1, {"table": gathered([["one"], [None]], ["a"])}, 0)
+    unit.close()
+    assert written(unit)[0] == [[0, 1], [1, "one"], [1, None]]
+
+
+# --- limits -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_limit_holds_for_all_ranks_together_and_is_said(
+    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
+) -> None:
+    unit = ranks(3)
+    for rank, number in enumerate((2, 30, 40)):
+        unit.log(rank, {"table": table(rank, number, limit=12)}, 0)
+    unit.close()
+    assert written(unit)[0] == whole(2, 5, 5)
+    assert "'table' has 12 of 72 rows (2 of 2 of rank 0, 5 of 30 of rank 1, 5 of 40 of rank 2)" in caplog.text
+
+
+def test_bytes_are_bounded_and_sent_in_pieces(
+    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fused_gathers, "_MOST_BYTES", 20_000)
+    monkeypatch.setattr(gloo, "_PIECE", 1000)
+    unit = ranks(2)
+    for rank in range(2):
+        unit.log(rank, {"small": table(rank), "table": gathered([["x" * 990]] * 15, ["text"])}, 0)
+    unit.close()
+    assert written(unit, "small")[0] == whole(1, 1)
+    assert written(unit)[0] == [[rank, "x" * 990] for rank in range(2) for _ in range(9)]
+    assert "'table' has 18 of 30 rows (9 of 15 of rank 0, 9 of 15 of rank 1)" in caplog.text
+
+
+def test_a_network_on_which_all_pieces_take_longer_than_a_rank_may_is_no_dead_rank(
+    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send = gloo.GlooGroup._send_to_first
+
+    def send_slowly(group: gloo.GlooGroup, *arguments: Any) -> None:
+        time.sleep(0.3)
+        send(group, *arguments)
+
+    monkeypatch.setattr(gloo.GlooGroup, "_send_to_first", send_slowly)
+    monkeypatch.setattr(gloo, "_PIECE", 1000)
+    unit = ranks(2, limits=replace(QUICK, peer_timeout=2))
+    for rank in range(2):
+        unit.log(rank, {"loss": 1.0}, 0)
+    unit.flush()
+    unit.log(0, {"loss": 1.0}, 1)
+    eventually(lambda: unit.exchanges[0]._times and unit.exchanges[1]._times)
+    for rank in range(2):
+        unit.log(rank, {"table": gathered([[f"{rank}" * 990]] * (1 + 5 * rank), ["text"])}, 1)
+    eventually(lambda: 1 in written(unit))
+    time.sleep(0.2)
+    unit.log(1, {"loss": 2.0}, 1)
+    unit.close()
+    assert written(unit)[1] == [[rank, f"{rank}" * 990] for rank in (0, *[1] * 6)]
+    assert [row["loss"] for row in unit.run.rows if "loss" in row] == [1.0, 1.5], "it was waited for"
+    assert not unit.flagged()
+    assert "broke" not in caplog.text
+
+
+def test_what_waits_for_others_is_bounded(
+    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fused_gathers, "_MOST_HELD", 3000)
+    unit = ranks(2, limits=replace(QUICK, heartbeat=1))
+    for rank in range(2):
+        unit.log(rank, {"table": table(rank)}, 0)
+    unit.flush()
+    for step in range(1, 5):
+        unit.log(0, {"table": gathered([["x" * 990]], ["text"])}, step)
+    eventually(lambda: "wait on rank 0 for other ranks" in caplog.text)
+    for step in range(1, 5):
+        unit.log(1, {"table": gathered([["y"]], ["text"])}, step)
+    unit.close()
+    assert [len(written(unit)[step]) for step in range(5)] == [2, 1, 1, 2, 2]
+
+
+def test_nothing_is_kept_of_what_all_ranks_have_passed_but_for_the_last(ranks: Callable[..., Ranks]) -> None:
+    unit = ranks(2)
+    for step in range(30):
+        for rank in range(2):
+            unit.log(rank, {"table": table(rank)}, step)
+    unit.flush()
+    assert written(unit) == dict.fromkeys(range(30), whole(1, 1))
+    for exchange in unit.exchanges.values():
+        assert len(exchange._rows.gathers._kept) <= fused_gathers._REMEMBERED + 1
+    unit.close()
+
+
+# --- ranks that are not -----------------------------------------------------------------------------------------------
+
+
+def test_a_call_on_one_rank_is_written_and_others_numbers_go_on(ranks: Callable[..., Ranks]) -> None:
+    unit = ranks(3)
+    for step in range(2):
+        unit.log(1, {"table": table(1, 2)}, step)
+        for rank in range(3):
+            unit.log(rank, {"loss": 1.0}, step)
+    eventually(lambda: len(unit.last("table")) == 2)
+    assert written(unit)[1] == [[1, *row] for row in rows_of(1, 2)]
+    assert unit.last("loss") == {0: 1.0, 1: 1.0}
+    unit.close()
+
+
+def test_a_dead_rank_is_missing_in_the_table_and_flagged(ranks: Callable[..., Ranks]) -> None:
+    unit = ranks(3)
+    for rank in range(3):
+        unit.log(rank, {"table": table(rank)}, 0)
+    unit.flush()
+    for rank in range(2):
+        unit.log(rank, {"table": table(rank)}, 1)
+    unit.die(2)
+    unit.close(0, 1)
+    assert written(unit) == {0: whole(1, 1, 1), 1: whole(1, 1)}
+    assert unit.flagged() == {1: 1}
+
+
+def test_a_rank_that_dies_while_it_sends_leaves_the_others_table(
+    ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unit = ranks(3)
+    dying = threading.Event()
+    collect = gloo.GlooGroup.collect
+
+    def die(group: gloo.GlooGroup, data: bytes) -> list[bytes]:
+        if group.rank == 2:
+            dying.set()
+            unit.exchanges[2]._stopped.wait(30)
+            raise gloo.BrokenError("dead")
+        return collect(group, data)
+
+    monkeypatch.setattr(gloo.GlooGroup, "collect", die)
+    for rank in range(3):
+        unit.log(rank, {"loss": float(rank), "table": table(rank)}, 0)
+    assert dying.wait(10)
+    unit.die(2)
+    unit.close(0, 1)
+    assert written(unit) == {0: whole(1, 1)}
+    assert unit.last("loss") == {0: 1.0}, "its number had arrived"
+    assert unit.flagged() == {0: 1}
+
+
+def test_a_table_that_comes_late_is_added(ranks: Callable[..., Ranks]) -> None:
+    unit = ranks(2)
+    unit.log(0, {"table": table(0)}, 0)
+    eventually(lambda: written(unit) == {0: whole(1)})
+    unit.log(1, {"table": table(1)}, 0)
+    eventually(lambda: written(unit) == {0: whole(1, 1)})
+    unit.close()
+
+
+def test_a_table_that_comes_much_too_late_replaces_nothing(
+    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
+) -> None:
+    unit = ranks(2)
+    for step in range(fused_gathers._REMEMBERED + 3):
+        unit.log(0, {"table": table(0)}, step)
+    unit.flush(0)
+    unit.log(1, {"table": table(1)}, 0)
+    unit.log(1, {"table": table(1)}, fused_gathers._REMEMBERED + 2)
+    unit.close()
+    assert written(unit)[0] == whole(1)
+    assert written(unit)[fused_gathers._REMEMBERED + 2] == whole(1, 1)
+    assert caplog.text.count("came so long after the others that theirs is forgotten") == 1
+
+
+def test_what_others_gather_while_the_primary_is_away_is_written_when_it_is_back(
+    ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fused_gathers, "_REMEMBERED", 0)
+    unit = ranks(3, limits=replace(QUICK, peer_timeout=1))
+    for rank in range(3):
+        unit.log(rank, {"loss": 1.0, "table": table(rank)}, 0)
+    unit.flush()
+    stall = Stall()
+    unit.log(0, {"loss": stall.number()}, 1)
+    for step in (1, 2):
+        for rank in (1, 2):
+            unit.log(rank, {"table": table(rank)}, step)
+    eventually(lambda: len(unit.exchanges[1]._unwritten) == 2)
+    stall.over.set()
+    unit.close()
+    assert written(unit) == {0: whole(1, 1, 1), **dict.fromkeys((1, 2), whole(0, 1, 1))}
+
+
+def test_images_that_were_logged_right_before_a_failure_are_written(
+    ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unit = ranks(2, run=Looking())
+    for rank in range(2):
+        unit.log(rank, {"loss": 1.0}, 0)
+    unit.flush()
+    png = pictures.png
+
+    def png_slowly(*arguments: Any) -> bytes:
+        time.sleep(0.2)
+        return png(*arguments)
+
+    monkeypatch.setattr(pictures, "png", png_slowly)
+    unit.log(0, {"samples": gathered(images(7))}, 1)
+    unit.die(0)
+    assert unit.last("samples") == {1: [("rank 0", (7,) * 3)]}
+
+
+def test_what_cannot_be_encoded_or_read_ends_nothing(
+    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unit = ranks(2, run=Looking())
+    for rank in range(2):
+        shape = (4, 4) if rank == 0 else (2, 3, 4, 5, 6)
+        unit.log(rank, {"samples": gathered([np.zeros(shape, dtype=np.uint8)])}, 0)
+    unit.flush()
+    assert unit.run.rows[0]["samples"] == [("rank 0", 0)]
+    assert "'samples' on rank 1 cannot be sent" in caplog.text
+    monkeypatch.setattr(fused_gathers, "framed", lambda *parts: b"".join(part[:-1] for part in parts))
+    for step in (1, 2):
+        for rank in range(2):
+            unit.log(rank, {"loss": 1.0, "table": table(rank)}, step)
+    unit.close()
+    assert unit.last("loss") == {1: 1.0, 2: 1.0}
+    assert "bytes that a rank sent as a table or images are cut off" in caplog.text
+
+
+@pytest.fixture(autouse=True)
+def _log_level(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "dist_wandb")

@@ -1,0 +1,89 @@
+"""Tables and images of all ranks through every door, one after the other, in one job of two processes."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from lightning.pytorch import LightningModule, Trainer
+from PIL import Image
+from torch.utils.data import DataLoader, TensorDataset
+
+import dist_wandb
+from dist_wandb import DistWandbLogger
+from dist_wandb.accelerate import DistWandbTracker
+from dist_wandb.policy import RunMode
+
+COLUMNS: list[Any] = ["text", "score", "image"]
+
+
+def rows(rank: int) -> list[list[Any]]:
+    """One row on rank 0, two on rank 1."""
+    image = Image.new("RGB", (4, 4), (rank, 0, 0))
+    return [[f"é {rank}-{place}", float("nan") if rank else 0.5, image] for place in range(1 + rank)]
+
+
+def picture(rank: int) -> torch.Tensor:
+    return torch.full((3, 4, 4), 100 + rank)
+
+
+class Model(LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 1)
+
+    def training_step(self, batch: list[torch.Tensor]) -> torch.Tensor:
+        result: torch.Tensor = self.layer(batch[0]).mean()
+        return result
+
+    def on_train_epoch_end(self) -> None:
+        assert isinstance(self.logger, DistWandbLogger)
+        rank = self.global_rank
+        self.logger.log_table("table", COLUMNS, rows(rank), step=1, gather=True)
+        self.logger.log_image("images", [picture(rank)], step=2, caption=[f"of {rank}"], gather=True)
+        if rank == 1:
+            self.logger.log_table("one", ["a"], [[1]], step=3, gather=True)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def lightning(directory: Path, run_mode: RunMode) -> None:
+    logger = DistWandbLogger(save_dir=directory, id="exp", project="tests", run_mode=run_mode, heartbeat=0.2)
+    trainer = Trainer(
+        accelerator="cpu",
+        strategy="ddp",
+        devices=2,
+        max_epochs=1,
+        logger=logger,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(Model(), DataLoader(TensorDataset(torch.ones(4, 2))))
+    logger.experiment.finish()
+
+
+def accelerate(directory: Path) -> None:
+    accelerator = Accelerator(cpu=True, log_with=DistWandbTracker(id="exp", dir=str(directory)))
+    accelerator.init_trackers("tests")
+    tracker = accelerator.get_tracker("dist_wandb")
+    rank = accelerator.process_index
+    tracker.log_table("table", COLUMNS, rows(rank), step=1, gather=True)
+    tracker.log_images({"images": [picture(rank)] * (rank + 1)}, step=2, gather=True)
+    accelerator.end_training()
+
+
+def plain(directory: Path) -> None:
+    with dist_wandb.init("tests", id="exp", dir=str(directory)) as run:
+        rank = run.topology.global_rank
+        run.log({"loss": float(rank), "table": dist_wandb.gathered(rows(rank), COLUMNS)}, step=1)
+
+
+if __name__ == "__main__":
+    into = Path(sys.argv[1])
+    lightning(into / "auto", "auto")
+    lightning(into / "shared", "shared")
+    plain(into / "plain")
+    accelerate(into / "accelerate")

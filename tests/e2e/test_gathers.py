@@ -1,0 +1,78 @@
+"""Tables and images of all ranks through every door: what is on disk afterwards, as W&B's own readers would see it."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from history import history_of
+from PIL import Image
+from processes import clean_environment, run_job, torchrun
+from stored import ended_runs
+
+from dist_wandb.offline import StoredRun
+
+SCRIPT = Path(__file__).parent / "scripts" / "gathers.py"
+SUPPORT = Path(__file__).parents[1] / "support"
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the job wrote its runs."""
+    into = tmp_path_factory.mktemp("gathers")
+    environment = clean_environment(PYTHONPATH=str(SUPPORT))
+    run_job(*torchrun(SCRIPT, into), cwd=into, environment=environment, timeout=150).check()
+    return into
+
+
+def table_in(run: StoredRun, name: str) -> dict[str, Any]:
+    """A table as W&B has it in a file of its own."""
+    (path,) = (run.path.parent / "files" / "media" / "table").glob(f"{name}_*.table.json")
+    table: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return table
+
+
+def check_table(run: StoredRun) -> None:
+    table = table_in(run, "table")
+    assert table["columns"] == ["rank", "text", "score", "image"]
+    (zero, *ones) = table["data"]
+    assert zero[:3] == [0, "é 0-0", 0.5]
+    assert [row[:2] for row in ones] == [[1, "é 1-0"], [1, "é 1-1"]]
+    assert all(math.isnan(row[2]) for row in ones)
+    assert [row[3] for row in table["data"]] == ["Image"] * 3, "as W&B writes images of tables offline"
+
+
+def check_images(run: StoredRun, captions: list[str], x: str, colors: list[int]) -> None:
+    rows = history_of(run, x)
+    (panel,) = rows.rows_with("images.filenames")
+    assert panel[x] == 2
+    assert panel["images.captions"] == captions
+    files = [run.path.parent / "files" / name for name in panel["images.filenames"]]
+    assert [Image.open(file).getpixel((0, 0)) for file in files] == [(color,) * 3 for color in colors]
+
+
+@pytest.mark.parametrize("run_mode", ["auto", "shared"])
+def test_through_lightning(directory: Path, run_mode: str) -> None:
+    runs = ended_runs(directory / run_mode, 1 if run_mode == "auto" else 2)
+    primary, *others = sorted(runs, key=lambda run: str(run.path))
+    check_table(primary)
+    check_images(primary, ["rank 0: of 0", "rank 1: of 1"], "trainer/global_step", [100, 101])
+    assert table_in(primary, "one") == {"columns": ["rank", "a"], "data": [[1, 1]]}
+    for other in others:
+        assert not list(other.path.parent.glob("files/media/**/*.*"))
+
+
+def test_through_accelerate(directory: Path) -> None:
+    (run,) = ended_runs(directory / "accelerate", 1)
+    check_table(run)
+    check_images(run, ["rank 0", "rank 1", "rank 1"], "global_step", [100, 101, 101])
+
+
+def test_in_one_row_with_numbers(directory: Path) -> None:
+    (run,) = ended_runs(directory / "plain", 1)
+    check_table(run)
+    (row,) = history_of(run).rows
+    assert (row["loss"], row["table._type"], row["table.nrows"]) == (0.5, "table-file", 3)
