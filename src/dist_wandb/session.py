@@ -12,7 +12,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb import restart
@@ -22,7 +22,15 @@ from dist_wandb.config import Agreement
 from dist_wandb.ends import Ending, ProcessEnd, briefly, exit_code_of
 from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.opening import Opening, run_key, writer_keys
-from dist_wandb.options import ConfigSync, Options, SystemMetrics
+from dist_wandb.options import (
+    ConfigSync,
+    Current,
+    Options,
+    SystemMetrics,
+    around,
+    rank_scope_or_default,
+    run_mode_or_default,
+)
 from dist_wandb.policy import (
     RankScope,
     RunMode,
@@ -78,6 +86,7 @@ class Session:
         agreement: This rank's part in the agreement on the config.
 
     Attributes:
+        opened_inside: The session of the decorated function in which this one was opened, if any.
         brings_together: Whether the numbers of several ranks become one: if not, every rank's row is its own.
     """
 
@@ -125,6 +134,7 @@ class Session:
         self._agreement.on_lost(self._record.replace)
         self._agreement.attach(run, plan, self._unit.name)
         self._exchange = self._make_exchange()
+        self.opened_inside = entered()
         self._rows = 0
         self._failure: int | None = None
         self._let_finish_be = runs.before_finish(run, self.finish)
@@ -602,8 +612,8 @@ def open_session(
 def init(
     project: str | None = None,
     *,
-    run_mode: RunMode = "auto",
-    rank_scope: RankScope = "global",
+    run_mode: RunMode | None = None,
+    rank_scope: RankScope | None = None,
     reduce: Reduce = "auto",
     spread: Spread = False,
     per_rank: PerRank = True,
@@ -622,8 +632,10 @@ def init(
     Args:
         project: Name of the W&B project.
         run_mode: `"auto"`: one run for the unit, opened by its first rank. `"shared"`: one run that all ranks of the
-            unit write into. `"new"`: one run per rank, grouped.
-        rank_scope: `"global"`: all ranks are one unit. `"worker"`: the ranks of each node are.
+            unit write into. `"new"`: one run per rank, grouped. `None`: what the decorator `wandb_init` around was
+            given, else what the variable `DIST_WANDB_RUN_MODE` says, else `"auto"`.
+        rank_scope: `"global"`: all ranks are one unit. `"worker"`: the ranks of each node are. `None`: likewise, with
+            `DIST_WANDB_RANK_SCOPE`; else `"global"`.
         reduce: How one number comes from the ranks' numbers: `"mean"`, `"sum"`, `"min"`, `"max"`, `"first"`, a mapping
             of name patterns to those, of which the first that matches counts, or `None` for no reduction: then the
             primary writes its own numbers. `"auto"` is `"mean"`, but `None` with ``run_mode="new"``.
@@ -676,8 +688,8 @@ def init(
                 run.log({"loss": 0.6}, step=1)  # on rank 1, which has no run; rank 0 writes one row, loss=0.5
     """
     options = Options(
-        run_mode,
-        rank_scope,
+        run_mode_or_default(run_mode),
+        rank_scope_or_default(rank_scope),
         reduce,
         spread,
         per_rank,
@@ -690,22 +702,53 @@ def init(
         system_metrics,
         strict,
     )
-    arguments = dict(wandb_init)
+    arguments = {**_wandb_arguments(around()), **wandb_init}
     if project is not None:
         arguments["project"] = project
     return open_session(options, arguments, door="dist_wandb.init")
 
 
+def check_init(given: Mapping[str, Any]) -> None:
+    """Check arguments of `init` without opening anything.
+
+    Args:
+        given: Arguments by name.
+
+    Raises:
+        ConfigurationError: An argument that cannot be honoured.
+    """
+    options = {name: value for name, value in given.items() if name in _OPTIONS}
+    options["run_mode"] = run_mode_or_default(options.get("run_mode"))
+    options["rank_scope"] = rank_scope_or_default(options.get("rank_scope"))
+    Options(**options)
+    runs.check_init_arguments({name: value for name, value in given.items() if name not in _OPTIONS}, "wandb_init")
+
+
+def _wandb_arguments(around: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the arguments of the decorator around, those that further runs share: all of W&B's that name no one run."""
+    return {name: value for name, value in around.items() if name not in _OPTIONS and name not in _OF_ONE_RUN}
+
+
 def get_run() -> Session | NullRun:
     """The session that was opened last in this process and is not finished; a `NullRun` if there is none.
+
+    Inside a function that `wandb_init` decorates, it is the last one of that call: calls that run at the same time, in
+    threads or in tasks of asyncio, each have their own.
 
     Returns:
         What `init` returned, so that ``get_run().log(...)`` counts on every rank. It is truthy on all ranks of a job,
         also on those that open no run; the `NullRun` is falsy.
     """
-    return next(reversed(_live_sessions()), NullRun())
+    live, inside = _live_sessions(), entered()
+    mine = [session for session in live if inside in (session, session.opened_inside)]
+    return next(reversed(mine or live), NullRun())
 
 
+entered: Current[Session | None] = Current("entered", None)
+"""The session of the decorated function around the code that runs."""
+
+_OPTIONS = tuple(field.name for field in fields(Options))
+_OF_ONE_RUN = ("id", "name", "notes", "config", "resume", "resume_from", "fork_from")
 _sessions: list[Session] = []
 
 

@@ -472,6 +472,11 @@ def _boot_id() -> str:
         return ""
 
 
+def wish(variable: str, environ: Mapping[str, str] | None = None) -> str | None:
+    """What the user says of all runs of the job by an environment variable; `None` if it is unset."""
+    return (os.environ if environ is None else environ).get(variable)
+
+
 @dataclass(frozen=True)
 class Launch:
     """What the launcher tells about the job as a whole, beyond who is who.
