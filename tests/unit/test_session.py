@@ -303,6 +303,20 @@ def test_what_the_session_lacks_is_looked_up_on_its_run(fake_wandb: FakeWandb) -
     assert fake_wandb.runs[0].defined[-1] == ("epoch", {})
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_job_without_a_store_ends_at_once_with_what_there_is(
+    fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture, rank: int
+) -> None:
+    session = open_session(Options(), {"id": "exp"}, door="test", topology=Topology(rank, rank, 0, 2, 2, 1))
+    session.log({"loss": 0.5}, step=1)
+    begin = time.monotonic()
+    session.finish()
+    assert time.monotonic() - begin < 5
+    assert f"Rank {rank} found no store of the job until it finished" in caplog.text
+    rows = [{"loss": 0.5, DEGRADED: 1, "global_step": 1}]
+    assert [run.rows for run in fake_wandb.runs] == [rows] * (rank == 0)
+
+
 @pytest.mark.parametrize("by_wandb", [False, True])
 def test_run_that_the_user_finishes_has_first_what_is_still_on_its_way(
     fake_wandb: FakeWandb, job: Job, on_ranks: OnRanks, monkeypatch: pytest.MonkeyPatch, by_wandb: bool
