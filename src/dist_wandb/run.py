@@ -863,6 +863,12 @@ def table(columns: list[str | int] | None, data: list[list[Any]] | None, datafra
     return wandb.Table(columns=columns, data=data, dataframe=dataframe)
 
 
+def is_media(value: object) -> bool:
+    """Whether a value is one of wandb's own objects (an image, a table), or a list with one."""
+    values = value if isinstance(value, (list, tuple)) else [value]
+    return any(type(item).__module__.partition(".")[0] == "wandb" for item in values)
+
+
 class RunWriter:
     """Writes the rows of one rank into its run.
 

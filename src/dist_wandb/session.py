@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
-import operator
 import os
 import sys
+import threading
 import time
 import warnings
 from collections import Counter
@@ -19,6 +19,7 @@ from dist_wandb import restart
 from dist_wandb import run as runs
 from dist_wandb.announcement import announcement
 from dist_wandb.config import Agreement
+from dist_wandb.config_values import given_values, told
 from dist_wandb.ends import Ending, ProcessEnd, briefly, exit_code_of
 from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.opening import Opening, run_key, writer_keys
@@ -43,13 +44,14 @@ from dist_wandb.policy import (
     unit_run_id,
 )
 from dist_wandb.record import Record
-from dist_wandb.reduction import LARGEST_EXACT_INTEGER, PerRank, Reduce, Spread, check_patterns, check_spread
+from dist_wandb.reduction import PerRank, Reduce, Spread, check_patterns, check_spread
+from dist_wandb.relay import Relay, RemoteSession
 from dist_wandb.rendezvous import BASE_ID, Rendezvous, agree_on_base_id, id_of_job, learn_layout, make_id
 from dist_wandb.rows import Contribution, Rows
 from dist_wandb.run import NullRun, RunWriter
 from dist_wandb.sync import WITHOUT_FINISH, Exchange, HeldBack, Limits, RoundsExchange, StraightThrough, end_all
 from dist_wandb.topology import Topology
-from dist_wandb.values import Weight, take, take_weight
+from dist_wandb.values import Weight, check_row, checked_step, take, take_weight
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -135,7 +137,10 @@ class Session:
         self._agreement.attach(run, plan, self._unit.name)
         self._exchange = self._make_exchange()
         self.opened_inside = entered()
+        self._relay = Relay(self._from_child)
+        self._remote: RemoteSession | None = None
         self._rows = 0
+        self._counting = threading.RLock()  # several threads may log; one that is interrupted may log again
         self._failure: int | None = None
         self._let_finish_be = runs.before_finish(run, self.finish)
         _sessions.append(self)
@@ -225,23 +230,31 @@ class Session:
                 run.log({"loss": 0.4}, step=1, weight=3)  # rank 0: writes loss=0.45 and rank-0/loss=0.4
                 run.log({"loss": 0.6}, step=1, weight=1)  # rank 1: writes rank-1/loss=0.6
         """
-        _check_metrics(metrics, self.topology)
-        if self.brings_together:
-            self._put(metrics, step, weight)
-        else:
-            if weight is not None:
-                take_weight(weight, self.topology.global_rank)
-            if step is None and self._step_metric == STEP_METRIC and STEP_METRIC not in metrics:
-                step = self._first_row + self._rows
-            self._exchange.put(Contribution(metrics, step, commit))
-        if commit is not False:  # a row that is not committed goes on in the next call
-            self._rows += 1
+        if os.getpid() != self._pid:
+            self._elsewhere().log(metrics, step, weight, commit=commit)
+            return
+        check_row(metrics, self.topology.global_rank)
+        with self._counting:
+            if self.brings_together:
+                self._put(metrics, step, weight)
+            else:
+                self._put_straight(metrics, step, weight, commit)
+            if commit is not False:  # a row that is not committed goes on in the next call
+                self._rows += 1
+
+    def _put_straight(self, metrics: Mapping[str, Any], step: int | None, weight: Weight, commit: bool | None) -> None:
+        """Hand over a row that is this rank's own."""
+        if weight is not None:
+            take_weight(weight, self.topology.global_rank)
+        if step is None and self._step_metric == STEP_METRIC and STEP_METRIC not in metrics:
+            step = self._first_row + self._rows
+        self._exchange.put(Contribution(metrics, step, commit))
+
+    def _from_child(self, metrics: Mapping[str, Any], step: int | None, weight: Weight, commit: bool | None) -> None:
+        self.log(metrics, step, weight, commit=commit)
 
     def _put(self, metrics: Mapping[str, Any], step: int | None, weight: Weight) -> None:
         """Hand what this rank says to the exchange."""
-        if os.getpid() != self._pid:
-            _tell_of_foreign_process(self.topology)
-            return
         if self not in _sessions:
             raise ConfigurationError(
                 f"log was called on rank {self.topology.global_rank} after the session was finished. Log before "
@@ -252,7 +265,7 @@ class Session:
         if step is None and self._step_metric in values and type(values[self._step_metric]) is int:
             step = values.pop(self._step_metric)
         if step is not None:
-            step = _checked_step(step, rank)
+            step = checked_step(step, rank)
         self._exchange.put(
             Contribution(values, step, None, None if weight is None else take_weight(weight, rank), self._rows)
         )
@@ -268,6 +281,8 @@ class Session:
         Returns:
             Whether all that this rank logged is, together with what the other ranks logged for the same rows.
         """
+        if os.getpid() != self._pid:
+            return self._elsewhere().flush(timeout)
         self._agreement.catch_up()
         return self._exchange.flush(timeout, together=together)
 
@@ -367,6 +382,7 @@ class Session:
         """
         if os.getpid() != self._pid:
             return  # a fork of the process that the session belongs to
+        self._relay.close(0.0 if failed else self.options.limits.finish_timeout if within is None else within)
         if not failed:
             self._agreement.catch_up()
         self._exchange.close(within, failed=failed)
@@ -472,8 +488,24 @@ class Session:
             )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """In another process, such as a spawned DataLoader worker, there is nothing to log with."""
-        return _SessionElsewhere, (self.topology,)
+        """In another process, such as a spawned worker, what hands over to this one what is logged there."""
+        address = self._relay.open() if os.getpid() == self._pid else self._relay.address
+        facts: dict[str, Any] = {"id": self.plan.run_id}
+        if os.getpid() == self._pid and self.run:
+            facts = {"id": str(self.run.id), "url": self.url, "config": told(given_values(self.run.config))}
+        return RemoteSession, (address, self.topology, facts)
+
+    def _elsewhere(self) -> RemoteSession:
+        """This session in a fork of its process."""
+        if self._remote is None:
+            kind, arguments = self.__reduce__()
+            self._remote = kind(*arguments)
+        return self._remote
+
+    def prepare_fork(self) -> None:
+        """Be ready to take what a fork of this process logs."""
+        if os.getpid() == self._pid:
+            self._relay.open()
 
     def __enter__(self) -> Self:
         return self
@@ -759,6 +791,13 @@ def _end_with_process(exit_code: int, failed: bool) -> None:
     end_all(failed=failed)
 
 
+def _prepare_fork() -> None:
+    for session in _sessions.copy():
+        session.prepare_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_prepare_fork)
 _process_end = ProcessEnd(_end_with_process, runs.code_of_exit)
 
 
@@ -905,60 +944,3 @@ def told_job(door: str, topology: Topology, timeout: float) -> dict[str, Any] | 
     """
     rendezvous = Rendezvous.find(f"{door}/{_opened[door] + 1}", topology, timeout)
     return rendezvous.peek(_JOB) if rendezvous else None
-
-
-def _check_metrics(metrics: object, topology: Topology) -> None:
-    if not isinstance(metrics, Mapping):
-        raise ConfigurationError(
-            f"log was given {type(metrics).__name__} on rank {topology.global_rank}, but it takes a mapping of names "
-            'to values, as in log({"loss": 0.5}).'
-        )
-    for name in metrics:
-        if not isinstance(name, str) or "\0" in name:
-            raise ConfigurationError(
-                f"log was given the name {name!r} ({type(name).__name__}) on rank {topology.global_rank}, but names "
-                "are text, without NUL characters. Nothing of this row was written."
-            )
-
-
-def _checked_step(step: object, rank: int) -> int:
-    try:
-        number = operator.index(step)  # type: ignore[arg-type]  # what is no integer raises
-    except TypeError:
-        raise ConfigurationError(
-            f"step={step!r} on rank {rank} is no integer, but rows of the ranks are matched by it. Pass the number of "
-            "optimizer steps so far."
-        ) from None
-    if abs(number) > LARGEST_EXACT_INTEGER:
-        raise ConfigurationError(
-            f"step={step!r} on rank {rank} is beyond 2**53, where ranks cannot tell steps apart. Pass the number of "
-            "optimizer steps so far, or a time in seconds."
-        )
-    return number
-
-
-_told_of_foreign_processes: set[int] = set()
-
-
-def _tell_of_foreign_process(topology: Topology) -> None:
-    """Say once in a process that a session of another process was used there. The training must not end by it."""
-    if os.getpid() not in _told_of_foreign_processes:
-        _told_of_foreign_processes.add(os.getpid())
-        _log.error(
-            "dist_wandb: %s was asked to log, but the session belongs to rank %d, another process. Its numbers are not "
-            "written. Log in the training process, for example what the DataLoader's worker returned.",
-            multiprocessing.current_process().name,
-            topology.global_rank,
-        )
-
-
-class _SessionElsewhere(NullRun):
-    """What a session is in a process that it was pickled into: it accepts every use, and says that it is in vain."""
-
-    def __init__(self, topology: Topology) -> None:
-        super().__init__()
-        self.__dict__["topology"] = topology
-
-    def log(self, *_args: Any, **_kwargs: Any) -> None:
-        """Say that nothing is logged here."""
-        _tell_of_foreign_process(self.__dict__["topology"])
