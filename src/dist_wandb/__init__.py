@@ -13,6 +13,7 @@ from dist_wandb._version import __version__
 
 if TYPE_CHECKING:
     from dist_wandb.accelerate import DistWandbTracker as DistWandbTracker
+    from dist_wandb.decorator import wandb_init
     from dist_wandb.errors import (
         ConfigurationError,
         DistWandbError,
@@ -51,6 +52,7 @@ __all__ = [
     "get_run",
     "init",
     "plan_run",
+    "wandb_init",
 ]
 
 _ROOMS = {
@@ -64,6 +66,7 @@ _ROOMS = {
     "get_run": "session",
     "init": "session",
     "plan_run": "policy",
+    "wandb_init": "decorator",
     **dict.fromkeys(
         (
             "ConfigurationError",

@@ -34,7 +34,7 @@ from dist_wandb.config import Mirror
 from dist_wandb.config_values import given_values
 from dist_wandb.gathers import gathered, gathered_table
 from dist_wandb.metrics import is_metric
-from dist_wandb.options import ConfigSync, Options, SystemMetrics
+from dist_wandb.options import ConfigSync, Options, SystemMetrics, rank_scope_or_default, run_mode_or_default
 from dist_wandb.policy import RankScope, RunMode
 from dist_wandb.reduction import PerRank, Reduce, Spread
 from dist_wandb.run import NullRun
@@ -61,7 +61,7 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
 
     Args:
         project: Name of the W&B project. Wins over the one given to `init_trackers`.
-        run_mode: Which ranks open a run: `"auto"`, `"shared"` or `"new"`; as in `dist_wandb.init`.
+        run_mode: Which ranks open a run: `"auto"`, `"shared"` or `"new"`; `None` and the rest as in `dist_wandb.init`.
         rank_scope: `"global"` or `"worker"`; as in `dist_wandb.init`.
         reduce: How one number comes from the ranks' numbers; as in `dist_wandb.init`.
         spread: Of which names the spread over ranks is written too; as in `dist_wandb.init`.
@@ -99,8 +99,8 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
         self,
         project: str | None = None,
         *,
-        run_mode: RunMode = "auto",
-        rank_scope: RankScope = "global",
+        run_mode: RunMode | None = None,
+        rank_scope: RankScope | None = None,
         reduce: Reduce = "auto",
         spread: Spread = False,
         per_rank: PerRank = True,
@@ -117,8 +117,8 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
     ) -> None:
         super().__init__()
         self._options = Options(
-            run_mode,
-            rank_scope,
+            run_mode_or_default(run_mode),
+            rank_scope_or_default(rank_scope),
             reduce,
             spread,
             per_rank,

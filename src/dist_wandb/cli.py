@@ -1,4 +1,4 @@
-"""The command line: ``dist-wandb plan`` before a job starts, ``dist-wandb show`` and ``sync`` after it has run.
+"""The command line: ``dist-wandb plan`` and ``doctor`` before a job starts, ``show`` and ``sync`` after it has run.
 
 Each command is one function that adds its arguments and one that runs it; `_COMMANDS` lists them.
 """
@@ -27,11 +27,12 @@ from rich.table import Table
 from rich.text import Text
 
 from dist_wandb._version import __version__
+from dist_wandb.doctor import GENERATED, Diagnosis, examine
 from dist_wandb.errors import ConfigurationError, DistWandbError, ReadError, UploadError
 from dist_wandb.offline import MetricHistory, Sidecar, StoredRun, find_runs, read_runs
 from dist_wandb.policy import RANK_SCOPES, RUN_MODES, RunPlan, plan_run
 from dist_wandb.run import check_id
-from dist_wandb.topology import Topology
+from dist_wandb.topology import Topology, Trace
 from dist_wandb.upload import UploadFile, UploadRun, is_uploaded, plan_uploads, upload
 
 SPARKLINE_WIDTH = 32
@@ -259,6 +260,108 @@ def _layout(text: str) -> list[int]:
         raise argparse.ArgumentTypeError(
             f"{error}, in {text!r}. Give the processes of each node, separated by commas: 3,5"
         ) from None
+
+
+# --- doctor -----------------------------------------------------------------------------------------------------------
+
+
+def _add_doctor_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--run-mode", metavar="MODE", help=f"{', '.join(RUN_MODES)} (default: as dist_wandb.init)")
+    parser.add_argument("--rank-scope", metavar="SCOPE", help=f"{', '.join(RANK_SCOPES)} (default: as dist_wandb.init)")
+    parser.add_argument(
+        "--timeout",
+        type=_seconds,
+        default=5.0,
+        metavar="S",
+        help="seconds that W&B's server may take to answer; 0 not to ask it (default: 5)",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    found = examine(arguments.run_mode, arguments.rank_scope, patience=arguments.timeout or None)
+    if arguments.json:
+        _print_json(found.as_json())
+    else:
+        console = _console()
+        console.print(_findings(found), soft_wrap=True)
+        for style, mark, sentences in (("red", "✗", found.errors), ("yellow", "!", found.warnings)):
+            for sentence in sentences:
+                console.print(Text.assemble((f"{mark} ", style), _visible(sentence)), soft_wrap=True)
+    return 1 if found.errors else 0
+
+
+def _findings(found: Diagnosis) -> Table:
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, _COLUMN_GAP, 0, 0))
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for name, lines in (
+        ("this process", _who(found)),
+        ("would open", [_what_it_opens(found)]),
+        ("launchers", [_trace_in_words(trace) for trace in found.traces] or ["none"]),
+        ("wandb", _wandb_in_words(found)),
+        ("versions", [", ".join(f"{name} {known}" for name, known in found.versions.items() if known)]),
+    ):
+        table.add_row(name, Text(_visible(lines[0])))
+        for line in lines[1:]:
+            table.add_row("", Text(_visible(line), style="dim"))
+    table.add_row()
+    return table
+
+
+def _who(found: Diagnosis) -> list[str]:
+    topology = found.topology
+    if topology is None:
+        return ["not known: see below"]
+    if topology.world_size == 1:
+        return ["the only process of its job"]
+    known = {"local rank": topology.local_rank, "node": topology.node_rank}
+    places = [f"{name} {value}" for name, value in known.items() if value is not None]
+    of_nodes = f" of {topology.num_nodes}" if topology.node_rank is not None and topology.num_nodes else ""
+    who = f"rank {topology.global_rank} of {topology.world_size}"
+    sources = (f"{name}={getattr(topology, name)} from {source}" for name, source in topology.sources.items())
+    return [", ".join([who, *places]) + of_nodes, *sources]
+
+
+def _what_it_opens(found: Diagnosis) -> str:
+    plan = found.plan
+    if plan is None:
+        return "not known" if found.errors else "what the ranks find out together: their layout over nodes is not told"
+    how = f"run_mode={plan.run_mode}, rank_scope={plan.rank_scope}"
+    if not plan.opens_run:
+        return f"nothing: its numbers go to another rank's run ({how})"
+    which = f"the run {plan.run_id}" if plan.run_id else "a run whose id W&B makes"
+    if plan.base_id == GENERATED:
+        how += f"; {GENERATED} is made when runs are opened"
+    role = (f", as {plan.label}" + (", the primary" if plan.primary else "")) if plan.shared else ""
+    return f"{which}{role}{f', in the group {plan.group}' if plan.group else ''} ({how})"
+
+
+def _trace_in_words(trace: Trace) -> str:
+    names = " ".join(f"{name}={value}" for name, value in trace.variables.items())
+    return f"{trace.launcher}: {trace.verdict}{f', as {trace.reason}' if trace.reason else ''} ({names})"
+
+
+def _wandb_in_words(found: Diagnosis) -> list[str]:
+    setup, server = found.setup, found.server
+    key = f"API key from {setup.key_from}" if setup.key_from else "no API key"
+    facts = [setup.mode or "would raise", setup.base_url, key]
+    if server is not None:
+        facts.append(
+            (f"it knows you as {server.user}" if server.user else "it answers") if server.answers else "silent"
+        )
+    of_runs = {"entity": setup.entity, "project": setup.project}
+    return [", ".join(filter(None, facts)), *(f"{name} {value}" for name, value in of_runs.items() if value)]
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds of at least 0")
+    return seconds
 
 
 # --- show -------------------------------------------------------------------------------------------------------------
@@ -651,6 +754,16 @@ _COMMANDS = (
         example="--nodes 2 --procs-per-node 4 --run-mode shared --rank-scope worker",
         add_arguments=_add_plan_arguments,
         run=_plan,
+    ),
+    _Command(
+        name="doctor",
+        summary="say what this process would be taken for, and whether wandb is set up",
+        description="Say what this process would be taken for if it called dist_wandb.init now, from which source, "
+        "what run it would open, whether wandb is configured and its server answers, and what to look out for. Start "
+        "it as you start your script. Nothing is opened or written. Exit code 1 if it would be an error.",
+        example="--run-mode shared",
+        add_arguments=_add_doctor_arguments,
+        run=_doctor,
     ),
     _Command(
         name="show",

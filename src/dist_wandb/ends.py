@@ -131,9 +131,10 @@ def exit_code_of(error: BaseException | None) -> int | None:
         error: The exception that ends a block or a process, if any.
 
     Returns:
-        `None` for no exception; the code of `sys.exit`; 255 for Ctrl-C, as wandb records it; else 1.
+        `None` for no exception, and for the end of a generator that is not exhausted; the code of `sys.exit`; 255 for
+        Ctrl-C, as wandb records it; else 1.
     """
-    if error is None:
+    if error is None or isinstance(error, GeneratorExit):
         return None
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else int(error.code is not None)

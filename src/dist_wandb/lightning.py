@@ -30,7 +30,7 @@ from dist_wandb import run as runs
 from dist_wandb.gathers import gathered, gathered_table
 from dist_wandb.lightning_checkpoints import BaseIdInCheckpoints, base_id_in
 from dist_wandb.lightning_weights import epoch_weights
-from dist_wandb.options import ConfigSync, Options, SystemMetrics
+from dist_wandb.options import ConfigSync, Options, SystemMetrics, rank_scope_or_default, run_mode_or_default
 from dist_wandb.policy import RankScope, RunMode, RunPlan
 from dist_wandb.reduction import PerRank, Reduce, Spread
 from dist_wandb.rendezvous import make_id
@@ -169,7 +169,7 @@ class DistWandbLogger(WandbLogger):
         prefix: Text put before every metric's name.
         checkpoint_name: Name of the checkpoint artifact.
         add_file_policy: `"mutable"` to copy checkpoints before the upload, else `"immutable"`.
-        run_mode: Which ranks open a run: `"auto"`, `"shared"` or `"new"`; as in `dist_wandb.init`.
+        run_mode: Which ranks open a run: `"auto"`, `"shared"` or `"new"`; `None` and the rest as in `dist_wandb.init`.
         rank_scope: `"global"` or `"worker"`; as in `dist_wandb.init`.
         reduce: How one number comes from the ranks' numbers; as in `dist_wandb.init`.
         spread: Of which names the spread over ranks is written too; as in `dist_wandb.init`.
@@ -220,8 +220,8 @@ class DistWandbLogger(WandbLogger):
         checkpoint_name: str | None = None,
         add_file_policy: Literal["mutable", "immutable"] = "mutable",
         *,
-        run_mode: RunMode = "auto",
-        rank_scope: RankScope = "global",
+        run_mode: RunMode | None = None,
+        rank_scope: RankScope | None = None,
         reduce: Reduce = "auto",
         spread: Spread = False,
         per_rank: PerRank = True,
@@ -236,8 +236,8 @@ class DistWandbLogger(WandbLogger):
         **kwargs: Any,
     ) -> None:
         self._options = Options(
-            run_mode,
-            rank_scope,
+            run_mode_or_default(run_mode),
+            rank_scope_or_default(rank_scope),
             reduce,
             spread,
             per_rank,
@@ -267,10 +267,10 @@ class DistWandbLogger(WandbLogger):
             **kwargs,
         )
         runs.check_init_arguments(self._wandb_init, _DOOR)
-        if experiment is not None and run_mode != "auto":
+        if experiment is not None and self._options.run_mode != "auto":
             raise ConfigurationError(
-                f"experiment= hands DistWandbLogger one run, but run_mode={run_mode!r} needs a run of its own on every "
-                "rank. Leave experiment out, or use run_mode='auto'."
+                f"experiment= hands DistWandbLogger one run, but run_mode={self._options.run_mode!r} needs a run of "
+                "its own on every rank. Leave experiment out, or use run_mode='auto'."
             )
         self._session: Session | None = None
         self._module: weakref.ref[LightningModule] | None = None

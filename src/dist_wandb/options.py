@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 from dist_wandb.errors import ConfigurationError, suggest
 from dist_wandb.policy import RankScope, RunMode, check_rank_scope, check_run_mode
 from dist_wandb.reduction import PerRank, Reduce, Reduction, Spread, check_patterns, check_reduce, check_spread
 from dist_wandb.sync import Limits
+from dist_wandb.topology import wish
 
 ConfigSync: TypeAlias = Literal["warn", "check", "off"]
 SystemMetrics: TypeAlias = Literal["primary", "all-nodes"]
 
 CONFIG_SYNCS: tuple[ConfigSync, ...] = ("warn", "check", "off")
 SYSTEM_METRICS: tuple[SystemMetrics, ...] = ("primary", "all-nodes")
+_T = TypeVar("_T")
 _UPLOAD_TIMEOUT = 600.0  # seconds
 _LONGEST = 1e9  # the largest limit: 30 years in seconds; longer ones overflow in Python's and torch's clocks
 
@@ -106,3 +111,63 @@ def _check_limit(name: str, value: object, example: str, kinds: tuple[type, ...]
         raise ConfigurationError(f"{name}={value!r} is no number of the right kind. {unit} Pass e.g. {example}.")
     if not 0 < value <= _LONGEST:  # type: ignore[operator]  # a number
         raise ConfigurationError(f"{name}={value!r} must be greater than 0 and at most {_LONGEST:.0e}. {unit}")
+
+
+class Current(Generic[_T]):
+    """What holds in this thread or task as long as a block lasts.
+
+    Args:
+        name: For debuggers.
+        default: What holds outside of any block.
+    """
+
+    def __init__(self, name: str, default: _T) -> None:
+        self._variable = ContextVar(name, default=default)
+
+    def __call__(self) -> _T:
+        """What holds here."""
+        return self._variable.get()
+
+    @contextmanager
+    def by(self, value: _T) -> Iterator[None]:
+        """Have `value` hold in a block."""
+        token = self._variable.set(value)
+        try:
+            yield
+        finally:
+            self._variable.reset(token)
+
+
+_NOTHING: Mapping[str, Any] = {}
+around = Current("around", _NOTHING)
+"""The arguments of the decorator `wandb_init` around the code that runs."""
+
+
+def run_mode_or_default(run_mode: RunMode | None) -> RunMode:
+    """The run mode that holds: the given one, else the decorator's around, else the environment's, else `"auto"`.
+
+    Raises:
+        ConfigurationError: `DIST_WANDB_RUN_MODE` is none of them.
+    """
+    return run_mode if run_mode is not None else _wish("run_mode", check_run_mode) or "auto"
+
+
+def rank_scope_or_default(rank_scope: RankScope | None) -> RankScope:
+    """The rank scope that holds, as in `run_mode_or_default`; else `"global"`.
+
+    Raises:
+        ConfigurationError: `DIST_WANDB_RANK_SCOPE` is none of them.
+    """
+    return rank_scope if rank_scope is not None else _wish("rank_scope", check_rank_scope) or "global"
+
+
+def _wish(name: str, check: Callable[[object], _T]) -> _T | None:
+    decorator: _T | None = around().get(name)
+    if decorator is not None:
+        return decorator
+    variable = f"DIST_WANDB_{name.upper()}"
+    text = wish(variable)
+    try:
+        return check(text) if text else None
+    except ConfigurationError as error:
+        raise ConfigurationError(f"The environment variable {variable} says: {error}") from None

@@ -15,9 +15,11 @@ import sys
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from netrc import NetrcParseError, netrc
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from dist_wandb.config_values import given_values, told, understood
 from dist_wandb.delivery import log_of, untaken, unwritten
@@ -446,6 +448,54 @@ def _user_setting(init_arguments: Mapping[str, Any], name: str) -> Any:
     return getattr(settings, name, None) if name in settings.model_fields_set else None
 
 
+@dataclass(frozen=True)
+class Setup:
+    """How wandb is set up in this environment.
+
+    Args:
+        mode: What `wandb.init` would do: `"online"`, `"offline"` or `"disabled"`; `None` if it would raise.
+        problem: Why it would; empty otherwise.
+        base_url: Address of the server.
+        entity: Owner of new runs, if one is set.
+        project: Project of new runs, if one is set.
+        key: The API key, if there is one.
+        key_from: Where it comes from.
+        inherits_service: Whether another process has told this one to use its wandb process.
+    """
+
+    mode: Mode | None
+    problem: str
+    base_url: str
+    entity: str | None
+    project: str | None
+    key: str | None = field(repr=False)
+    key_from: str | None
+    inherits_service: bool
+
+
+def setup() -> Setup:
+    """Find out how wandb is set up in this environment. Opens nothing, and asks no server."""
+    import wandb
+
+    try:
+        mode, settings = wanted_mode({}), wandb.setup().settings
+    except Exception as error:  # noqa: BLE001  # ours, pydantic's, or what an inherited WANDB_SERVICE leads to
+        return Setup(None, _one_line(error), "", None, None, None, None, _inherits_service())
+    url = str(settings.base_url)
+    key, key_from = (settings.api_key, "WANDB_API_KEY") if settings.api_key else _key_in_netrc(url)
+    return Setup(mode, "", url, settings.entity, settings.project, key, key_from, _inherits_service())
+
+
+def _key_in_netrc(base_url: str) -> tuple[str | None, str | None]:
+    host = urlsplit(base_url).hostname or ""
+    for path in filter(None, (os.environ.get("NETRC"), "~/.netrc", "~/_netrc")):
+        with suppress(OSError, NetrcParseError):
+            entry = netrc(Path(path).expanduser()).authenticators(host)
+            if entry:
+                return entry[2], path
+    return None, None
+
+
 def open_run(
     plan: RunPlan,
     topology: Topology,
@@ -639,9 +689,13 @@ def forget_inherited_service() -> None:
     Ranks that are children of one process which used wandb would share that process's service, and it refuses a run
     id that a sibling has open: "run ID X is in use". The service writes its owner's process id into the variable.
     """
-    owner = re.match(r"\d+-(\d+)-", os.environ.get("WANDB_SERVICE", ""))
-    if owner is not None and int(owner[1]) != os.getpid():
+    if _inherits_service():
         del os.environ["WANDB_SERVICE"]
+
+
+def _inherits_service() -> bool:
+    owner = re.match(r"\d+-(\d+)-", os.environ.get("WANDB_SERVICE", ""))
+    return owner is not None and int(owner[1]) != os.getpid()
 
 
 def _write_sidecar(run: Run, plan: RunPlan, topology: Topology) -> None:
@@ -976,6 +1030,12 @@ def _telling_rows(data: list[list[Any]]) -> list[list[Any]]:
             seen.add(kinds)
             telling.append(row)
     return telling
+
+
+def is_media(value: object) -> bool:
+    """Whether a value is one of wandb's own objects (an image, a table), or a list with one."""
+    values = value if isinstance(value, (list, tuple)) else [value]
+    return any(type(item).__module__.partition(".")[0] == "wandb" for item in values)
 
 
 class RunWriter:

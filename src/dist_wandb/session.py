@@ -4,26 +4,35 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
-import operator
 import os
 import sys
+import threading
 import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb import restart
 from dist_wandb import run as runs
 from dist_wandb.announcement import announcement
 from dist_wandb.config import Agreement
+from dist_wandb.config_values import given_values, told
 from dist_wandb.ends import Ending, ProcessEnd, briefly, exit_code_of
 from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.gathers import Gathered
 from dist_wandb.opening import Opening, run_key, writer_keys
-from dist_wandb.options import ConfigSync, Options, SystemMetrics
+from dist_wandb.options import (
+    ConfigSync,
+    Current,
+    Options,
+    SystemMetrics,
+    around,
+    rank_scope_or_default,
+    run_mode_or_default,
+)
 from dist_wandb.policy import (
     RankScope,
     RunMode,
@@ -36,13 +45,14 @@ from dist_wandb.policy import (
     unit_run_id,
 )
 from dist_wandb.record import Record
-from dist_wandb.reduction import LARGEST_EXACT_INTEGER, PerRank, Reduce, Spread, check_patterns, check_spread
+from dist_wandb.reduction import PerRank, Reduce, Spread, check_patterns, check_spread
+from dist_wandb.relay import Relay, RemoteSession
 from dist_wandb.rendezvous import BASE_ID, Rendezvous, agree_on_base_id, id_of_job, learn_layout, make_id
 from dist_wandb.rows import Contribution, Rows
 from dist_wandb.run import NullRun, RunWriter
 from dist_wandb.sync import WITHOUT_FINISH, Exchange, HeldBack, Limits, RoundsExchange, StraightThrough, end_all
 from dist_wandb.topology import Topology
-from dist_wandb.values import Weight, take, take_weight
+from dist_wandb.values import Weight, check_row, checked_step, take, take_weight
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -79,6 +89,7 @@ class Session:
         agreement: This rank's part in the agreement on the config.
 
     Attributes:
+        opened_inside: The session of the decorated function in which this one was opened, if any.
         brings_together: Whether the numbers of several ranks become one: if not, every rank's row is its own.
     """
 
@@ -126,7 +137,11 @@ class Session:
         self._agreement.on_lost(self._record.replace)
         self._agreement.attach(run, plan, self._unit.name)
         self._exchange = self._make_exchange()
+        self.opened_inside = entered()
+        self._relay = Relay(self._from_child)
+        self._remote: RemoteSession | None = None
         self._rows = 0
+        self._counting = threading.RLock()  # several threads may log; one that is interrupted may log again
         self._failure: int | None = None
         self._let_finish_be = runs.before_finish(run, self.finish)
         self._has_told_of_own_rows = False
@@ -219,25 +234,33 @@ class Session:
                 run.log({"loss": 0.4}, step=1, weight=3)  # rank 0: writes loss=0.45 and rank-0/loss=0.4
                 run.log({"loss": 0.6}, step=1, weight=1)  # rank 1: writes rank-1/loss=0.6
         """
-        _check_metrics(metrics, self.topology)
-        if self.brings_together:
-            self._put(metrics, step, weight)
-        else:
-            if weight is not None:
-                take_weight(weight, self.topology.global_rank)
-            if self._unit.size > 1 and any(isinstance(value, Gathered) for value in metrics.values()):
-                self._tell_of_own_rows()
-            if step is None and self._step_metric == STEP_METRIC and STEP_METRIC not in metrics:
-                step = self._first_row + self._rows
-            self._exchange.put(Contribution(metrics, step, commit))
-        if commit is not False:  # a row that is not committed goes on in the next call
-            self._rows += 1
+        if os.getpid() != self._pid:
+            self._elsewhere().log(metrics, step, weight, commit=commit)
+            return
+        check_row(metrics, self.topology.global_rank)
+        with self._counting:
+            if self.brings_together:
+                self._put(metrics, step, weight)
+            else:
+                self._put_straight(metrics, step, weight, commit)
+            if commit is not False:  # a row that is not committed goes on in the next call
+                self._rows += 1
+
+    def _put_straight(self, metrics: Mapping[str, Any], step: int | None, weight: Weight, commit: bool | None) -> None:
+        """Hand over a row that is this rank's own."""
+        if weight is not None:
+            take_weight(weight, self.topology.global_rank)
+        if self._unit.size > 1 and any(isinstance(value, Gathered) for value in metrics.values()):
+            self._tell_of_own_rows()
+        if step is None and self._step_metric == STEP_METRIC and STEP_METRIC not in metrics:
+            step = self._first_row + self._rows
+        self._exchange.put(Contribution(metrics, step, commit))
+
+    def _from_child(self, metrics: Mapping[str, Any], step: int | None, weight: Weight, commit: bool | None) -> None:
+        self.log(metrics, step, weight, commit=commit)
 
     def _put(self, metrics: Mapping[str, Any], step: int | None, weight: Weight) -> None:
         """Hand what this rank says to the exchange."""
-        if os.getpid() != self._pid:
-            _tell_of_foreign_process(self.topology)
-            return
         if self not in _sessions:
             raise ConfigurationError(
                 f"log was called on rank {self.topology.global_rank} after the session was finished. Log before "
@@ -248,7 +271,7 @@ class Session:
         if step is None and self._step_metric in values and type(values[self._step_metric]) is int:
             step = values.pop(self._step_metric)
         if step is not None:
-            step = _checked_step(step, rank)
+            step = checked_step(step, rank)
         self._exchange.put(
             Contribution(values, step, None, None if weight is None else take_weight(weight, rank), self._rows)
         )
@@ -280,6 +303,8 @@ class Session:
         Returns:
             Whether all that this rank logged is, together with what the other ranks logged for the same rows.
         """
+        if os.getpid() != self._pid:
+            return self._elsewhere().flush(timeout)
         self._agreement.catch_up()
         return self._exchange.flush(timeout, together=together)
 
@@ -379,6 +404,7 @@ class Session:
         """
         if os.getpid() != self._pid:
             return  # a fork of the process that the session belongs to
+        self._relay.close(0.0 if failed else self.options.limits.finish_timeout if within is None else within)
         if not failed:
             self._agreement.catch_up()
         self._exchange.close(within, failed=failed)
@@ -488,8 +514,24 @@ class Session:
             )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """In another process, such as a spawned DataLoader worker, there is nothing to log with."""
-        return _SessionElsewhere, (self.topology,)
+        """In another process, such as a spawned worker, what hands over to this one what is logged there."""
+        address = self._relay.open() if os.getpid() == self._pid else self._relay.address
+        facts: dict[str, Any] = {"id": self.plan.run_id}
+        if os.getpid() == self._pid and self.run:
+            facts = {"id": str(self.run.id), "url": self.url, "config": told(given_values(self.run.config))}
+        return RemoteSession, (address, self.topology, facts)
+
+    def _elsewhere(self) -> RemoteSession:
+        """This session in a fork of its process."""
+        if self._remote is None:
+            kind, arguments = self.__reduce__()
+            self._remote = kind(*arguments)
+        return self._remote
+
+    def prepare_fork(self) -> None:
+        """Be ready to take what a fork of this process logs."""
+        if os.getpid() == self._pid:
+            self._relay.open()
 
     def __enter__(self) -> Self:
         return self
@@ -628,8 +670,8 @@ def open_session(
 def init(
     project: str | None = None,
     *,
-    run_mode: RunMode = "auto",
-    rank_scope: RankScope = "global",
+    run_mode: RunMode | None = None,
+    rank_scope: RankScope | None = None,
     reduce: Reduce = "auto",
     spread: Spread = False,
     per_rank: PerRank = True,
@@ -648,8 +690,10 @@ def init(
     Args:
         project: Name of the W&B project.
         run_mode: `"auto"`: one run for the unit, opened by its first rank. `"shared"`: one run that all ranks of the
-            unit write into. `"new"`: one run per rank, grouped.
-        rank_scope: `"global"`: all ranks are one unit. `"worker"`: the ranks of each node are.
+            unit write into. `"new"`: one run per rank, grouped. `None`: what the decorator `wandb_init` around was
+            given, else what the variable `DIST_WANDB_RUN_MODE` says, else `"auto"`.
+        rank_scope: `"global"`: all ranks are one unit. `"worker"`: the ranks of each node are. `None`: likewise, with
+            `DIST_WANDB_RANK_SCOPE`; else `"global"`.
         reduce: How one number comes from the ranks' numbers: `"mean"`, `"sum"`, `"min"`, `"max"`, `"first"`, a mapping
             of name patterns to those, of which the first that matches counts, or `None` for no reduction: then the
             primary writes its own numbers. `"auto"` is `"mean"`, but `None` with ``run_mode="new"``.
@@ -702,8 +746,8 @@ def init(
                 run.log({"loss": 0.6}, step=1)  # on rank 1, which has no run; rank 0 writes one row, loss=0.5
     """
     options = Options(
-        run_mode,
-        rank_scope,
+        run_mode_or_default(run_mode),
+        rank_scope_or_default(rank_scope),
         reduce,
         spread,
         per_rank,
@@ -716,22 +760,53 @@ def init(
         system_metrics,
         strict,
     )
-    arguments = dict(wandb_init)
+    arguments = {**_wandb_arguments(around()), **wandb_init}
     if project is not None:
         arguments["project"] = project
     return open_session(options, arguments, door="dist_wandb.init")
 
 
+def check_init(given: Mapping[str, Any]) -> None:
+    """Check arguments of `init` without opening anything.
+
+    Args:
+        given: Arguments by name.
+
+    Raises:
+        ConfigurationError: An argument that cannot be honoured.
+    """
+    options = {name: value for name, value in given.items() if name in _OPTIONS}
+    options["run_mode"] = run_mode_or_default(options.get("run_mode"))
+    options["rank_scope"] = rank_scope_or_default(options.get("rank_scope"))
+    Options(**options)
+    runs.check_init_arguments({name: value for name, value in given.items() if name not in _OPTIONS}, "wandb_init")
+
+
+def _wandb_arguments(around: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the arguments of the decorator around, those that further runs share: all of W&B's that name no one run."""
+    return {name: value for name, value in around.items() if name not in _OPTIONS and name not in _OF_ONE_RUN}
+
+
 def get_run() -> Session | NullRun:
     """The session that was opened last in this process and is not finished; a `NullRun` if there is none.
+
+    Inside a function that `wandb_init` decorates, it is the last one of that call: calls that run at the same time, in
+    threads or in tasks of asyncio, each have their own.
 
     Returns:
         What `init` returned, so that ``get_run().log(...)`` counts on every rank. It is truthy on all ranks of a job,
         also on those that open no run; the `NullRun` is falsy.
     """
-    return next(reversed(_live_sessions()), NullRun())
+    live, inside = _live_sessions(), entered()
+    mine = [session for session in live if inside in (session, session.opened_inside)]
+    return next(reversed(mine or live), NullRun())
 
 
+entered: Current[Session | None] = Current("entered", None)
+"""The session of the decorated function around the code that runs."""
+
+_OPTIONS = tuple(field.name for field in fields(Options))
+_OF_ONE_RUN = ("id", "name", "notes", "config", "resume", "resume_from", "fork_from")
 _sessions: list[Session] = []
 
 
@@ -742,6 +817,13 @@ def _end_with_process(exit_code: int, failed: bool) -> None:
     end_all(failed=failed)
 
 
+def _prepare_fork() -> None:
+    for session in _sessions.copy():
+        session.prepare_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_prepare_fork)
 _process_end = ProcessEnd(_end_with_process, runs.code_of_exit)
 
 
@@ -888,60 +970,3 @@ def told_job(door: str, topology: Topology, timeout: float) -> dict[str, Any] | 
     """
     rendezvous = Rendezvous.find(f"{door}/{_opened[door] + 1}", topology, timeout)
     return rendezvous.peek(_JOB) if rendezvous else None
-
-
-def _check_metrics(metrics: object, topology: Topology) -> None:
-    if not isinstance(metrics, Mapping):
-        raise ConfigurationError(
-            f"log was given {type(metrics).__name__} on rank {topology.global_rank}, but it takes a mapping of names "
-            'to values, as in log({"loss": 0.5}).'
-        )
-    for name in metrics:
-        if not isinstance(name, str) or "\0" in name:
-            raise ConfigurationError(
-                f"log was given the name {name!r} ({type(name).__name__}) on rank {topology.global_rank}, but names "
-                "are text, without NUL characters. Nothing of this row was written."
-            )
-
-
-def _checked_step(step: object, rank: int) -> int:
-    try:
-        number = operator.index(step)  # type: ignore[arg-type]  # what is no integer raises
-    except TypeError:
-        raise ConfigurationError(
-            f"step={step!r} on rank {rank} is no integer, but rows of the ranks are matched by it. Pass the number of "
-            "optimizer steps so far."
-        ) from None
-    if abs(number) > LARGEST_EXACT_INTEGER:
-        raise ConfigurationError(
-            f"step={step!r} on rank {rank} is beyond 2**53, where ranks cannot tell steps apart. Pass the number of "
-            "optimizer steps so far, or a time in seconds."
-        )
-    return number
-
-
-_told_of_foreign_processes: set[int] = set()
-
-
-def _tell_of_foreign_process(topology: Topology) -> None:
-    """Say once in a process that a session of another process was used there. The training must not end by it."""
-    if os.getpid() not in _told_of_foreign_processes:
-        _told_of_foreign_processes.add(os.getpid())
-        _log.error(
-            "dist_wandb: %s was asked to log, but the session belongs to rank %d, another process. Its numbers are not "
-            "written. Log in the training process, for example what the DataLoader's worker returned.",
-            multiprocessing.current_process().name,
-            topology.global_rank,
-        )
-
-
-class _SessionElsewhere(NullRun):
-    """What a session is in a process that it was pickled into: it accepts every use, and says that it is in vain."""
-
-    def __init__(self, topology: Topology) -> None:
-        super().__init__()
-        self.__dict__["topology"] = topology
-
-    def log(self, *_args: Any, **_kwargs: Any) -> None:
-        """Say that nothing is logged here."""
-        _tell_of_foreign_process(self.__dict__["topology"])

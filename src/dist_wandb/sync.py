@@ -401,10 +401,11 @@ class RoundsExchange:
         while (found := self._find()) is None:
             if self._is_over():
                 raise Stopped
-            if time.monotonic() > deadline:
+            if time.monotonic() > deadline or self._closing:  # who finishes makes no process group any more
+                waited = "until it finished" if self._closing else f"within {self.limits.join_timeout:g} s"
                 raise RendezvousError(
-                    f"Rank {self.unit.global_rank} found no store of the job within {self.limits.join_timeout:g} s, "
-                    "so its numbers cannot be brought together with those of other ranks. Call init_process_group."
+                    f"Rank {self.unit.global_rank} found no store of the job {waited}, so its numbers cannot be "
+                    "brought together with those of other ranks. Call init_process_group."
                 )
             time.sleep(0.05)
         return found

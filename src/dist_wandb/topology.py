@@ -14,6 +14,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from typing import Literal
 
 from dist_wandb.errors import TopologyError
 
@@ -398,6 +399,71 @@ def _agreeing(readings: _Readings, environ: Mapping[str, str]) -> Topology:
     return readings.topology()
 
 
+@dataclass(frozen=True)
+class Trace:
+    """What one launcher has left in the environment, and what is made of it.
+
+    Args:
+        launcher: Its name.
+        variables: Its variables that are set, with their values.
+        verdict: ``"used"``: the ranks are taken from it; ``"agrees"`` with what is used; ``"contradicts"`` that: it is
+            stale, or was for another process; ``"half"``: it lacks the global rank or the world size; ``"unreadable"``;
+            ``"not this process"``: of a batch shell, not of one of the processes that it starts.
+        reason: Why, in words; empty if there is nothing to say.
+    """
+
+    launcher: str
+    variables: Mapping[str, str]
+    verdict: Literal["used", "agrees", "contradicts", "half", "unreadable", "not this process"]
+    reason: str = ""
+
+
+def traces(environ: Mapping[str, str] | None = None) -> list[Trace]:
+    """What all launchers have left in the environment, in the order in which they are asked.
+
+    Args:
+        environ: The environment variables to read; the process's own when `None`.
+    """
+    environ = os.environ if environ is None else environ
+    found: list[Trace] = []
+    used: _Readings | None = None
+    told: set[str] = set()
+    for family in _FAMILIES:
+        names = dict.fromkeys((*family.present, *family.variables.values()))
+        variables = {name: environ[name] for name in names if name in environ}
+        if not variables.keys() - told or not (family.is_present(environ) or isinstance(family, _Slurm)):
+            continue
+        told.update(variables)
+        trace, readings = _trace(family, variables, environ, used)
+        found.append(trace)
+        used = used or (readings if trace.verdict == "used" else None)
+    return found
+
+
+def _trace(
+    family: _Family, variables: Mapping[str, str], environ: Mapping[str, str], used: _Readings | None
+) -> tuple[Trace, _Readings | None]:
+    if not family.is_present(environ):
+        reason = "srun has not started this process: the variables are those of the job, or of its batch shell"
+        return Trace(family.launcher, variables, "not this process", reason), None
+    try:
+        readings = family.read(environ)
+    except TopologyError as error:
+        return Trace(family.launcher, variables, "unreadable", str(error)), None
+    if used is not None:
+        verdict = "agrees" if readings.agrees_with(used) else "contradicts"
+        reason = "" if verdict == "agrees" else f"it says {_ranks(readings)}, but {_ranks(used)} is used"
+        return Trace(family.launcher, variables, verdict, reason), None  # type: ignore[arg-type]  # one of two
+    if not readings.is_complete:
+        missing = " and ".join(sorted({"global_rank", "world_size"} - readings.values.keys()))
+        return Trace(family.launcher, variables, "half", f"the {missing} of this process is not told"), None
+    return Trace(family.launcher, variables, "used"), readings
+
+
+def _ranks(readings: _Readings) -> str:
+    return f"rank {readings.values.get('global_rank', '?')} of {readings.values.get('world_size', '?')}"
+
+
 def _incomplete(readings: _Readings, environ: Mapping[str, str]) -> Topology | None:
     """Half a family: Lightning's own children on the first node are clear enough, anything else is not."""
     values = readings.values
@@ -470,6 +536,11 @@ def _boot_id() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:  # not Linux
         return ""
+
+
+def wish(variable: str, environ: Mapping[str, str] | None = None) -> str | None:
+    """What the user says of all runs of the job by an environment variable; `None` if it is unset."""
+    return (os.environ if environ is None else environ).get(variable)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import sys
 from collections.abc import Iterable, Mapping
 from numbers import Real
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.metrics import is_metric, take_snapshot
+from dist_wandb.reduction import LARGEST_EXACT_INTEGER
 
 if TYPE_CHECKING:
     import torch
@@ -180,6 +182,54 @@ def _flat(metrics: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
             yield from ((f"{name}.{inner}", item) for inner, item in _flat(value))
         else:
             yield name, value
+
+
+def check_row(metrics: object, rank: int) -> None:
+    """Refuse what is no row.
+
+    Args:
+        metrics: What `log` was given.
+        rank: The rank that logs, for messages.
+
+    Raises:
+        ConfigurationError: It is no mapping, or a name is no text that W&B can store.
+    """
+    if not isinstance(metrics, Mapping):
+        raise ConfigurationError(
+            f"log was given {type(metrics).__name__} on rank {rank}, but it takes a mapping of names "
+            'to values, as in log({"loss": 0.5}).'
+        )
+    for name in metrics:
+        if not isinstance(name, str) or "\0" in name:
+            raise ConfigurationError(
+                f"log was given the name {name!r} ({type(name).__name__}) on rank {rank}, but names "
+                "are text, without NUL characters. Nothing of this row was written."
+            )
+
+
+def checked_step(step: object, rank: int) -> int:
+    """The step as an integer that ranks can tell from others.
+
+    Args:
+        step: What `log` was given.
+        rank: The rank that logs, for messages.
+
+    Raises:
+        ConfigurationError: It is no integer, or too large for that.
+    """
+    try:
+        number = operator.index(step)  # type: ignore[arg-type]  # what is no integer raises
+    except TypeError:
+        raise ConfigurationError(
+            f"step={step!r} on rank {rank} is no integer, but rows of the ranks are matched by it. Pass the number of "
+            "optimizer steps so far."
+        ) from None
+    if abs(number) > LARGEST_EXACT_INTEGER:
+        raise ConfigurationError(
+            f"step={step!r} on rank {rank} is beyond 2**53, where ranks cannot tell steps apart. Pass the number of "
+            "optimizer steps so far, or a time in seconds."
+        )
+    return number
 
 
 def _taken(name: str, value: Any, rank: int) -> Any:

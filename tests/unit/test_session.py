@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import inspect
-import logging
 import math
 import multiprocessing
-import pickle
 import re
 import time
 import warnings
@@ -21,7 +19,6 @@ import wandb
 
 import dist_wandb
 from dist_wandb import DistWandbLogger, DistWandbTracker
-from dist_wandb import session as sessions_room
 from dist_wandb.errors import ConfigurationError, RendezvousError, TopologyError
 from dist_wandb.options import Options
 from dist_wandb.rendezvous import Rendezvous
@@ -303,6 +300,20 @@ def test_what_the_session_lacks_is_looked_up_on_its_run(fake_wandb: FakeWandb) -
     assert fake_wandb.runs[0].defined[-1] == ("epoch", {})
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_job_without_a_store_ends_at_once_with_what_there_is(
+    fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture, rank: int
+) -> None:
+    session = open_session(Options(), {"id": "exp"}, door="test", topology=Topology(rank, rank, 0, 2, 2, 1))
+    session.log({"loss": 0.5}, step=1)
+    begin = time.monotonic()
+    session.finish()
+    assert time.monotonic() - begin < 5
+    assert f"Rank {rank} found no store of the job until it finished" in caplog.text
+    rows = [{"loss": 0.5, DEGRADED: 1, "global_step": 1}]
+    assert [run.rows for run in fake_wandb.runs] == [rows] * (rank == 0)
+
+
 @pytest.mark.parametrize("by_wandb", [False, True])
 def test_run_that_the_user_finishes_has_first_what_is_still_on_its_way(
     fake_wandb: FakeWandb, job: Job, on_ranks: OnRanks, monkeypatch: pytest.MonkeyPatch, by_wandb: bool
@@ -405,7 +416,8 @@ def test_what_no_option_says_is_the_default_of_every_door() -> None:
     for door in (dist_wandb.init, DistWandbLogger, DistWandbTracker):
         parameters = inspect.signature(door).parameters
         defaults = {field.name: parameters[field.name].default for field in fields(options)}
-        assert defaults == asdict(options), door
+        asked_elsewhere = {"run_mode": None, "rank_scope": None}
+        assert defaults == {**asdict(options), **asked_elsewhere}, door
 
 
 def test_limits_are_handed_to_the_exchange() -> None:
@@ -966,42 +978,3 @@ def test_a_pattern_for_what_only_another_rank_logs_is_not_told_of(job: Job, on_r
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         on_ranks(2, lambda rank: sessions[rank].finish())
-
-
-# --- in another process -----------------------------------------------------------------------------------------------
-
-
-def test_a_pickled_session_accepts_every_use_and_says_once_that_it_is_anothers(
-    job: Job, fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sessions_room, "_told_of_foreign_processes", set())
-    copies = [pickle.loads(pickle.dumps(session)) for session in job(TWO)]  # noqa: S301  # our own bytes
-    with caplog.at_level(logging.ERROR, "dist_wandb"):
-        for copy in copies:
-            assert not copy
-            assert copy.flush() is not True
-            copy.finish()
-            copy.config.update({"lr": 0.1})
-            assert caplog.records == []
-        for copy in reversed(copies):
-            copy.log({"loss": 0.5})
-            copy.log({"loss": 0.5}, step=3, weight=2)
-    (record,) = caplog.records
-    assert "the session belongs to rank 1, another process. Its numbers are not written." in record.getMessage()
-    (run,) = fake_wandb.runs
-    assert (run.rows, run.exit_codes, dict(run.config)) == ([], [], {})
-
-
-def test_a_session_in_a_fork_says_once_that_it_is_anothers(
-    job: Job, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sessions_room, "_told_of_foreign_processes", set())
-    first, _ = job(TWO)
-    monkeypatch.setattr(first, "_pid", -1)  # as if this process were a fork of the session's
-    with caplog.at_level(logging.ERROR, "dist_wandb"):
-        for _ in range(3):
-            first.log({"loss": 0.5})
-        first.finish()
-        first.release()
-    assert len(caplog.records) == 1
-    assert get_run()

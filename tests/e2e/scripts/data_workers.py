@@ -1,4 +1,4 @@
-"""Two ranks train with a DataLoader whose worker processes use the session, which they should not."""
+"""Two ranks train with a DataLoader whose worker processes use the session as well."""
 
 import sys
 from pathlib import Path
@@ -21,11 +21,11 @@ class Logging(Dataset[torch.Tensor]):
         return 8
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        self.run.log({"in_worker": float(index)})
-        self.run.log({"loss": 1000.0}, step=0)
-        self.run.flush()
+        self.run.log({"in_worker": 3.0})
+        self.run.log({"by_index": float(index)}, step=index)
         if index >= 6:  # the last of each of two workers
-            self.run.finish()
+            assert self.run.flush()
+            self.run.finish()  # ends nothing here
         return torch.tensor([float(index)])
 
 

@@ -1,0 +1,201 @@
+"""The decorator `wandb_init`: a function whose calls are each one session."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import warnings
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, ParamSpec, TypeVar, cast, overload
+
+from dist_wandb.errors import ConfigurationError
+from dist_wandb.options import around
+from dist_wandb.policy import RankScope, RunMode
+from dist_wandb.session import Session, check_init, entered, init
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+@overload
+def wandb_init(function: Callable[_P, _R], /) -> Callable[_P, _R]: ...
+
+
+@overload
+def wandb_init(
+    function: None = None, /, *, run_mode: RunMode | None = None, rank_scope: RankScope | None = None, **arguments: Any
+) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]: ...
+
+
+def wandb_init(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    run_mode: RunMode | None = None,
+    rank_scope: RankScope | None = None,
+    **arguments: Any,
+) -> Callable[..., Any]:
+    """Decorate a function so that each call of it is one session: opened before, finished after, on every rank.
+
+    Works with and without parentheses, on functions, methods, coroutine functions, generators and asynchronous
+    generators. Inside, `get_run` gives the session. A decorated function that is called by another one joins its
+    session. An exception ends the run with exit code 1, `SystemExit` with its own; a generator that is not exhausted
+    ends well.
+
+    Args:
+        function: What is decorated, where there are no parentheses.
+        run_mode: As in `dist_wandb.init`.
+        rank_scope: As in `dist_wandb.init`.
+        **arguments: All other arguments of `dist_wandb.init`, and so of `wandb.init`.
+
+    Returns:
+        The decorated function, or the decorator.
+
+    Raises:
+        ConfigurationError: Arguments that cannot be honoured, at once; or what is decorated is no function.
+
+    Note:
+        What holds for `run_mode` and `rank_scope`: what `dist_wandb.init` is given itself, then what the decorator
+        around it was given, then the environment (`DIST_WANDB_RUN_MODE`, `DIST_WANDB_RANK_SCOPE`), then the defaults.
+        W&B's own arguments hold before W&B's own variables (`WANDB_PROJECT` and so on), as ever.
+
+        The ranks must be known when the function is called: by the launcher, or an initialised torch.distributed. With
+        `torch.multiprocessing.spawn` decorate what is called after `init_process_group`.
+
+        In a coroutine, opening and finishing the run hold up the event loop, as wandb does.
+
+    Example:
+        Two processes under torchrun::
+
+            @dist_wandb.wandb_init(run_mode="shared", project="digits")
+            def train(lr):
+                dist_wandb.get_run().log({"loss": 0.4}, step=1)  # rank 0: loss and rank-0/loss; rank 1: rank-1/loss
+
+
+            train(lr=0.1)
+    """
+    if function is not None and not inspect.isroutine(function):
+        raise ConfigurationError(
+            f"wandb_init was given {function!r}, which is no function. Use @wandb_init or @wandb_init(project=...) "
+            "on a function or method; project and the like go by keyword."
+        )
+    given = {"run_mode": run_mode, "rank_scope": rank_scope, **arguments}
+    check_init(given)
+    decorate = functools.partial(_decorated, given=given)
+    return decorate if function is None else decorate(function)
+
+
+def _decorated(function: Callable[..., Any], given: Mapping[str, Any]) -> Callable[..., Any]:
+    if isinstance(function, (staticmethod, classmethod)) or not inspect.isroutine(function):
+        raise ConfigurationError(
+            f"wandb_init decorates functions and methods, but was put on {function!r}. Put it below @staticmethod or "
+            "@classmethod, and on a method rather than on a class."
+        )
+    wrap = next((wrap for is_kind, wrap in _WRAPPERS if is_kind(function)), _function)
+    return functools.update_wrapper(wrap(function, given), function)
+
+
+@contextmanager
+def _session(given: Mapping[str, Any]) -> Iterator[Session]:
+    """The session of the decorated function around this call, if there is one; else one of its own."""
+    outer = entered()
+    if outer is None:
+        with init(**given) as session:
+            yield session
+    else:
+        _tell_what_is_not_used(given)
+        yield outer
+
+
+@contextmanager
+def _inside(session: Session, given: Mapping[str, Any]) -> Iterator[None]:
+    """While a decorated function runs, in this thread or task."""
+    with entered.by(session), around.by(given):
+        yield
+
+
+def _tell_what_is_not_used(given: Mapping[str, Any]) -> None:
+    outer = around()
+    other = [name for name, value in given.items() if value is not None and value != outer.get(name)]
+    if other:
+        warnings.warn(
+            f"A decorated function was called by another one, whose run it joins. So {', '.join(other)} of its own "
+            "wandb_init is not used. Open a run of its own with dist_wandb.init, if that is meant.",
+            stacklevel=5,
+        )
+
+
+def _function(function: Callable[..., _R], given: Mapping[str, Any]) -> Callable[..., _R]:
+    def call(*args: Any, **kwargs: Any) -> _R:
+        with _session(given) as session, _inside(session, given):
+            return function(*args, **kwargs)
+
+    return call
+
+
+def _coroutine(function: Callable[..., Awaitable[_R]], given: Mapping[str, Any]) -> Callable[..., Awaitable[_R]]:
+    async def call(*args: Any, **kwargs: Any) -> _R:
+        with _session(given) as session, _inside(session, given):
+            return await function(*args, **kwargs)
+
+    return call
+
+
+def _generator(
+    function: Callable[..., Generator[Any, Any, _R]], given: Mapping[str, Any]
+) -> Callable[..., Generator[Any, Any, _R]]:
+    def call(*args: Any, **kwargs: Any) -> Generator[Any, Any, _R]:
+        with _session(given) as session:
+            generator = function(*args, **kwargs)
+            resume: Callable[[], Any] = functools.partial(next, generator)
+            while True:
+                try:
+                    with _inside(session, given):
+                        item = resume()
+                except StopIteration as end:
+                    return cast("_R", end.value)
+                try:
+                    sent = yield item
+                except GeneratorExit:
+                    generator.close()
+                    raise
+                except BaseException as error:  # noqa: BLE001  # it is the generator's to handle
+                    resume = functools.partial(generator.throw, error)
+                else:
+                    resume = functools.partial(generator.send, sent)
+
+    return call
+
+
+def _async_generator(
+    function: Callable[..., AsyncGenerator[Any, Any]], given: Mapping[str, Any]
+) -> Callable[..., AsyncGenerator[Any, Any]]:
+    async def call(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
+        with _session(given) as session:
+            generator = function(*args, **kwargs)
+            resume: Callable[[], Awaitable[Any]] = functools.partial(anext, generator)
+            while True:
+                try:
+                    with _inside(session, given):
+                        item = await resume()
+                except StopAsyncIteration:
+                    return
+                try:
+                    sent = yield item
+                except GeneratorExit:
+                    await generator.aclose()
+                    raise
+                except BaseException as error:  # noqa: BLE001  # it is the generator's to handle
+                    resume = functools.partial(generator.athrow, error)
+                else:
+                    resume = functools.partial(generator.asend, sent)
+
+    return call
+
+
+_WRAPPERS: tuple[tuple[Callable[[Any], bool], Callable[..., Callable[..., Any]]], ...] = (
+    (inspect.iscoroutinefunction, _coroutine),
+    (inspect.isasyncgenfunction, _async_generator),
+    (inspect.isgeneratorfunction, _generator),
+)

@@ -1,0 +1,208 @@
+"""What ``dist-wandb doctor`` finds out: who this process is, what it would open, and whether wandb can."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from base64 import b64encode
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+from dist_wandb import run as runs
+from dist_wandb.errors import ConfigurationError, DistWandbError
+from dist_wandb.options import rank_scope_or_default, run_mode_or_default
+from dist_wandb.policy import RankScope, RunMode, RunPlan, check_rank_scope, check_run_mode, needs_layout, plan_run
+from dist_wandb.topology import Topology, Trace, traces
+
+PACKAGES = ("dist-wandb", "wandb", "torch", "torchmetrics", "lightning", "pytorch-lightning", "accelerate")
+GENERATED = "ID"
+"""Stands for the id that the ranks agree on when they open their runs."""
+
+_MOST_WRITERS = 300  # of a shared run, by W&B's documentation
+_REFUSED = (401, 403)
+
+
+@dataclass(frozen=True)
+class Server:
+    """What W&B's server says.
+
+    Args:
+        answers: Whether it does.
+        user: Whom it takes the API key for; `None` if it does not know the key.
+        problem: What is wrong, as text; empty if nothing is.
+    """
+
+    answers: bool
+    user: str | None = None
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What would happen if this process called `dist_wandb.init` now.
+
+    Args:
+        topology: Whom it would be taken for; `None` if that is an error.
+        traces: What launchers have left in the environment.
+        plan: What it would do with W&B; `None` if that is an error, or depends on what only the other ranks know.
+        setup: How wandb is set up.
+        server: What W&B's server says; `None` if it was not asked.
+        versions: Of Python and of the packages that matter; `None` for those that are not installed.
+        errors: What would raise, in words.
+        warnings: What may surprise, in words.
+    """
+
+    topology: Topology | None
+    traces: tuple[Trace, ...]
+    plan: RunPlan | None
+    setup: runs.Setup
+    server: Server | None
+    versions: dict[str, str | None]
+    errors: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it as what JSON can hold. The API key is left out."""
+        found = asdict(replace(self, setup=replace(self.setup, key=None), topology=None))
+        found["setup"]["has_key"] = self.setup.key is not None
+        del found["setup"]["key"]
+        if self.topology is not None:
+            found["topology"] = {name: value for name, value in asdict(self.topology).items() if name != "sources"}
+            found["sources"] = dict(self.topology.sources)
+        return found
+
+
+def examine(
+    run_mode: RunMode | None = None, rank_scope: RankScope | None = None, *, patience: float | None = 5.0
+) -> Diagnosis:
+    """Find out what would happen if this process called `dist_wandb.init` now. Opens nothing.
+
+    Args:
+        run_mode: As in `dist_wandb.init`.
+        rank_scope: As in `dist_wandb.init`.
+        patience: How long W&B's server may take to answer, in seconds; `None` not to ask it.
+
+    Returns:
+        What was found.
+    """
+    errors: list[str] = []
+    topology = plan = None
+    try:
+        topology = Topology.detect()
+    except DistWandbError as error:
+        errors.append(str(error))
+    found, setup = tuple(traces()), runs.setup()
+    try:
+        mode = check_run_mode(run_mode_or_default(run_mode))
+        scope = check_rank_scope(rank_scope_or_default(rank_scope))
+        plan = _plan(topology, mode, scope) if topology is not None else None
+    except ConfigurationError as error:
+        errors.append(str(error))
+    if setup.problem:
+        errors.append(setup.problem)
+    server = ask(setup.base_url, setup.key, patience) if patience and setup.mode == "online" else None
+    diagnosis = Diagnosis(topology, found, plan, setup, server, _versions(), tuple(errors), ())
+    return replace(diagnosis, warnings=tuple(_warnings(diagnosis)))
+
+
+def ask(base_url: str, key: str | None, patience: float) -> Server:
+    """Ask W&B's server who this is, by its GraphQL query `viewer`.
+
+    Args:
+        base_url: Address of the server.
+        key: The API key, if there is one.
+        patience: How long it may take to answer, in seconds.
+
+    Returns:
+        What it says.
+    """
+    query = json.dumps({"query": "query Viewer { viewer { username entity } }", "variables": {}}).encode()
+    request = Request(f"{base_url.rstrip('/')}/graphql", query, {"Content-Type": "application/json"})  # noqa: S310
+    if key:
+        request.add_header("Authorization", f"Basic {b64encode(f'api:{key}'.encode()).decode()}")
+    try:
+        with urlopen(request, timeout=patience) as answer:  # noqa: S310  # the address that wandb itself uses
+            viewer = (json.load(answer).get("data") or {}).get("viewer") or {}
+    except HTTPError as error:
+        refused = error.code in _REFUSED
+        problem = "it refuses this API key" if refused and key else f"it answers with {error.code} {error.reason}"
+        return Server(answers=True, problem="" if refused and not key else problem)
+    except (OSError, ValueError, AttributeError) as error:
+        return Server(answers=False, problem=str(error) or type(error).__name__)
+    user = viewer.get("username") or viewer.get("entity")
+    return Server(answers=True, user=user, problem="" if user or not key else "it does not know this API key")
+
+
+def _plan(topology: Topology, run_mode: RunMode, rank_scope: RankScope) -> RunPlan | None:
+    if needs_layout(topology, run_mode, rank_scope) and not topology.knows_layout:
+        return None  # the ranks tell each other
+    base_id = runs.wanted_id({}) or (GENERATED if topology.world_size > 1 else None)
+    return plan_run(topology, run_mode, rank_scope, base_id, group=runs.wanted_group({}))
+
+
+def _versions() -> dict[str, str | None]:
+    found: dict[str, str | None] = {"python": platform.python_version()}
+    for package in PACKAGES:
+        found[package] = None
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
+
+
+def _warnings(found: Diagnosis) -> Iterator[str]:
+    yield from _about_launchers(found)
+    yield from _about_wandb(found)
+    plan, topology = found.plan, found.topology
+    if plan is not None and plan.shared and topology is not None and topology.world_size > _MOST_WRITERS:
+        yield (
+            f"A shared run with {topology.world_size} writers is beyond the {_MOST_WRITERS} that W&B recommends. Use "
+            "rank_scope='worker' or run_mode='auto'."
+        )
+
+
+def _about_launchers(found: Diagnosis) -> Iterator[str]:
+    for trace in found.traces:
+        names = ", ".join(f"{name}={value}" for name, value in trace.variables.items())
+        if trace.verdict in ("contradicts", "unreadable"):
+            yield f"{trace.launcher} has left variables that are left aside: {trace.reason}. Unset them: {names}"
+        elif trace.verdict == "not this process":
+            yield f"{trace.launcher}'s variables are there ({names}), but {trace.reason}. So it is a job of its own."
+    topology = found.topology
+    if topology is None:
+        return
+    used = next((trace for trace in found.traces if trace.verdict == "used"), None)
+    if used is not None and topology.world_size > 1 and not topology.knows_layout:
+        yield (
+            f"{used.launcher} does not tell the place of this process among the nodes. In rank_scope='worker', and in "
+            "run_mode='shared', the ranks find it out together when the run is opened."
+        )
+
+
+def _about_wandb(found: Diagnosis) -> Iterator[str]:
+    setup, server = found.setup, found.server
+    if setup.mode == "online" and setup.key is None:
+        yield f"There is no API key for {setup.base_url}. Run `wandb login`, or set WANDB_MODE=offline."
+    if server is not None and server.problem:
+        what = "does not answer" if not server.answers else "is not content"
+        yield f"The server {setup.base_url} {what}: {server.problem}. Runs would be written to disk."
+    if setup.inherits_service:
+        yield (
+            "WANDB_SERVICE is inherited from another process, so W&B would use that one's wandb process. With "
+            "run_mode='shared' it is dropped, as it refuses two writers of one run."
+        )
+    directory = runs.wandb_directory({})
+    if not _is_writable(directory):
+        yield f"{str(directory)!r}, where runs are written, cannot be written to. Set WANDB_DIR, or pass dir=."
+
+
+def _is_writable(directory: Path) -> bool:
+    """Whether a directory, or the nearest one above it that exists, takes files."""
+    existing = next((path for path in (directory, *directory.absolute().parents) if path.exists()), Path("/"))
+    return existing.is_dir() and os.access(existing, os.W_OK)

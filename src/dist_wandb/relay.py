@@ -1,0 +1,281 @@
+"""What processes log that a rank has started: it goes to the session in the rank's own process, by a local socket."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import pickle
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from multiprocessing.connection import Client, Connection, Listener
+from typing import TYPE_CHECKING, Any
+
+from dist_wandb.run import NullRun, is_media
+from dist_wandb.topology import Topology
+from dist_wandb.values import Weight, check_row, checked_step, copied_tensor, take_weight
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_log = logging.getLogger("dist_wandb")
+
+_PAUSE = 0.2  # seconds between two looks whether the session ends
+_BACKLOG = 64  # children that may knock at the same time
+_FLUSH_PATIENCE = 60.0  # seconds
+_LOG, _FLUSH = "log", "flush"
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a session's process takes what its children log.
+
+    Args:
+        place: Of the socket.
+        key: Known to this job's processes alone.
+    """
+
+    place: Any
+    key: bytes = field(repr=False)
+
+
+class Relay:
+    """Takes what children of this process log, in threads of their own.
+
+    Args:
+        deliver: Called with the arguments of `Session.log`, in the order in which each child said them.
+    """
+
+    def __init__(self, deliver: Callable[..., None]) -> None:
+        self._deliver = deliver
+        self._listener: Listener | None = None
+        self._address: Address | None = None
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    @property
+    def address(self) -> Address | None:
+        """Where it listens; `None` as long as nobody has asked it to."""
+        return self._address
+
+    def open(self) -> Address | None:
+        """Listen, from now on; `None` once it is closed, or where no socket can be made."""
+        with self._lock:
+            if self._address is None and not self._closing.is_set():
+                key = secrets.token_bytes(32)
+                try:
+                    self._listener = Listener(family="AF_UNIX", backlog=_BACKLOG, authkey=key)
+                except OSError as error:
+                    _log.warning("dist_wandb: processes that this one starts cannot log: %s", error)
+                    return None
+                self._address = Address(self._listener.address, key)
+                self._begin(self._accept, self._listener)
+            return None if self._closing.is_set() else self._address
+
+    def close(self, within: float) -> None:
+        """Take what children have said until now, and no more.
+
+        Args:
+            within: How long that may take, in seconds.
+        """
+        with self._lock:
+            self._closing.set()
+            listener, address = self._listener, self._address
+        if listener is None or address is None:
+            return
+        with suppress(OSError), socket.socket(socket.AF_UNIX) as knock:
+            knock.connect(address.place)  # wakes who waits for the next child
+        deadline = time.monotonic() + within
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        listener.close()
+
+    def _begin(self, what: Callable[[Any], None], argument: Any) -> None:
+        thread = threading.Thread(target=what, args=(argument,), name="dist_wandb-relay", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self, listener: Listener) -> None:
+        while True:
+            try:
+                connection = listener.accept()
+            except (OSError, EOFError, multiprocessing.AuthenticationError):
+                if self._closing.is_set():
+                    return
+                time.sleep(_PAUSE)  # somebody else's process knocked
+                continue
+            self._begin(self._serve, connection)
+            if self._closing.is_set():
+                return
+
+    def _serve(self, connection: Connection) -> None:
+        with connection, suppress(EOFError, OSError):
+            while connection.poll(0.0 if self._closing.is_set() else _PAUSE) or not self._closing.is_set():
+                if connection.poll():
+                    self._take(connection)
+
+    def _take(self, connection: Connection) -> None:
+        # Its sender has shown that it knows the key, so it is a child of this very process.
+        kind, arguments = pickle.loads(connection.recv_bytes())  # noqa: S301
+        if kind == _FLUSH:
+            connection.send_bytes(b"")
+            return
+        try:
+            self._deliver(*arguments)
+        except Exception:  # noqa: BLE001  # the training must not suffer from it
+            _log.exception("dist_wandb: a row that another process handed over is lost")
+
+
+class RemoteSession:
+    """What a session is in another process, into which it was pickled or forked: what is logged arrives all the same.
+
+    Rows go to the process that holds the session, in the order of the calls, until that session ends. Text, numbers,
+    tensors, arrays and torchmetrics' objects may be logged, but no media of W&B: they lie in files of this process.
+
+    Args:
+        address: Of the session's process; `None` if it does not listen.
+        topology: Who the rank is that holds the session.
+        facts: `id`, `url` and `config` of its run, as they were.
+    """
+
+    def __init__(self, address: Address | None, topology: Topology, facts: Mapping[str, Any]) -> None:
+        self.topology = topology
+        self.id: str | None = facts.get("id")
+        self.url: str | None = facts.get("url")
+        self.config: dict[str, Any] = dict(facts.get("config", {}))
+        self._address = address
+        self._facts = facts
+        self._connection: tuple[int, Connection] | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def run(self) -> NullRun:
+        """There is no run in this process: something that accepts every use and does nothing."""
+        return NullRun(self.id, None, self.url)
+
+    def log(
+        self,
+        metrics: Mapping[str, Any],
+        step: int | None = None,
+        weight: Weight = None,
+        *,
+        commit: bool | None = None,
+    ) -> None:
+        """Log one row, as `Session.log` does in the session's own process. Waits for tensors on a device.
+
+        Args:
+            metrics: Values by name.
+            step: Place of the row on the x axis; counted by the session if `None`, over all processes.
+            weight: What a mean over ranks is weighted with.
+            commit: As in `wandb.Run.log`.
+
+        Raises:
+            ConfigurationError: As for `Session.log`.
+        """
+        rank = self.topology.global_rank
+        check_row(metrics, rank)
+        if weight is not None:
+            take_weight(weight, rank)
+        place = None if step is None else checked_step(step, rank)
+        values = _without_media(metrics, rank)
+        if values or not metrics:
+            self._send(_LOG, (_on_host(values), place, _on_host(weight), commit))
+
+    def flush(self, timeout: float | None = None) -> bool:
+        """Wait until the session's process has taken what was logged here.
+
+        Args:
+            timeout: How long to wait, in seconds; `None` for 60.
+
+        Returns:
+            Whether it has.
+        """
+        if not self._send(_FLUSH, ()) or self._connection is None:
+            return False
+        with suppress(EOFError, OSError):
+            connection = self._connection[1]
+            if connection.poll(_FLUSH_PATIENCE if timeout is None else timeout):
+                connection.recv_bytes()
+                return True
+        return False
+
+    def finish(self, exit_code: int | None = None) -> None:
+        """Nothing ends here: the run is the other process's. What was logged here is handed over.
+
+        Args:
+            exit_code: Not used.
+        """
+        del exit_code
+        self.flush()
+
+    def _send(self, kind: str, arguments: tuple[Any, ...]) -> bool:
+        try:
+            message = pickle.dumps((kind, arguments))
+            with self._lock:
+                self._connect().send_bytes(message)
+        except (OSError, EOFError, multiprocessing.AuthenticationError, ConnectionError) as error:
+            _tell_once(self.topology.global_rank, str(error) or type(error).__name__)
+            return False
+        except Exception as error:  # noqa: BLE001  # objects have pickling code of their own
+            _log.error("dist_wandb: a row could not be handed to another process, and is lost: %s", error)
+            return False
+        return True
+
+    def _connect(self) -> Connection:
+        if self._address is None:
+            raise ConnectionError("it was not prepared for other processes, or has ended")
+        if self._connection is None or self._connection[0] != os.getpid():  # a fork must not share a connection
+            self._connection = os.getpid(), Client(self._address.place, authkey=self._address.key)
+        return self._connection[1]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RemoteSession, (self._address, self.topology, self._facts)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        """Hand over what was logged, and let exceptions through."""
+        self.finish()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(NullRun(), name)
+
+    def __repr__(self) -> str:
+        return f"<dist_wandb.RemoteSession of rank {self.topology.global_rank} run={self.id!r}>"
+
+
+def _without_media(metrics: Mapping[str, Any], rank: int) -> dict[str, Any]:
+    media = [name for name, value in metrics.items() if is_media(value)]
+    if media:
+        _tell_once(rank, f"{', '.join(media)}: what W&B keeps in files of the process that made it")
+    return {name: value for name, value in metrics.items() if name not in media}
+
+
+def _on_host(value: Any) -> Any:
+    """Values without what only this process has: graphs, and memory of devices."""
+    if isinstance(value, Mapping):
+        return {name: _on_host(item) for name, item in value.items()}
+    tensor = copied_tensor(value)
+    return value if tensor is value else tensor.cpu()
+
+
+_told: set[tuple[int, str]] = set()
+
+
+def _tell_once(rank: int, why: str) -> None:
+    if (os.getpid(), why) not in _told:
+        _told.add((os.getpid(), why))
+        _log.error(
+            "dist_wandb: %s logged for rank %d, whose session is another process's, but that could not be handed "
+            "over (%s). Log in the training process instead.",
+            multiprocessing.current_process().name,
+            rank,
+            why,
+        )

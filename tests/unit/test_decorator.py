@@ -1,0 +1,370 @@
+"""`wandb_init`: decorated functions of every kind, how they nest, and what holds of what was said where."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import threading
+import warnings
+from collections.abc import AsyncGenerator, Generator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import wandb
+
+import dist_wandb
+from dist_wandb import DistWandbLogger, DistWandbTracker, Session, get_run, wandb_init
+from dist_wandb.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from tests.conftest import FakeWandb
+
+Says = pytest.MonkeyPatch
+
+
+@wandb_init(id="module")
+def at_module_level(text: str, times: int = 2) -> str:
+    """Say it again."""
+    return text * times
+
+
+# --- what is decorated ------------------------------------------------------------------------------------------------
+
+
+def test_each_call_of_a_function_is_a_run(fake_wandb: FakeWandb) -> None:
+    @wandb_init(project="digits", id="exp")
+    def train(lr: float, *, epochs: int) -> float:
+        session = get_run()
+        assert isinstance(session, Session)
+        session.log({"lr": lr})
+        return lr * epochs
+
+    assert fake_wandb.runs == []
+    assert train(0.5, epochs=4) == 2.0
+    assert train(0.25, epochs=4) == 1.0
+    assert [run.rows for run in fake_wandb.runs] == [
+        [{"lr": 0.5, "global_step": 0}],
+        [{"lr": 0.25, "global_step": 0}],
+    ]
+    assert [run.exit_codes for run in fake_wandb.runs] == [[None], [None]]
+    assert {(given["project"], given["id"]) for given in fake_wandb.arguments} == {("digits", "exp")}
+    assert not get_run()
+
+
+def test_works_without_parentheses_and_with_empty_ones(fake_wandb: FakeWandb) -> None:
+    @wandb_init
+    def bare() -> object:
+        return get_run()
+
+    @wandb_init()
+    def empty() -> object:
+        return get_run()
+
+    assert isinstance(bare(), Session)
+    assert isinstance(empty(), Session)
+    assert len(fake_wandb.runs) == 2
+
+
+@pytest.mark.usefixtures("fake_wandb")
+def test_function_stays_what_it_was() -> None:
+    assert at_module_level.__name__ == "at_module_level"
+    assert at_module_level.__doc__ == "Say it again."
+    assert at_module_level("a", times=3) == "aaa"
+    assert pickle.loads(pickle.dumps(at_module_level)) is at_module_level  # noqa: S301  # our own
+
+
+def test_methods_of_all_kinds(fake_wandb: FakeWandb) -> None:
+    class Trial:
+        lr = 0.1
+
+        @wandb_init
+        def of_instance(self) -> float:
+            return self.lr * bool(get_run())
+
+        @classmethod
+        @wandb_init
+        def of_class(cls) -> float:
+            return cls.lr * bool(get_run())
+
+        @staticmethod
+        @wandb_init
+        def of_none() -> bool:
+            return bool(get_run())
+
+    assert (Trial().of_instance(), Trial.of_class(), Trial.of_none()) == (0.1, 0.1, True)
+    assert len(fake_wandb.runs) == 3
+
+
+@pytest.mark.usefixtures("fake_wandb")
+@pytest.mark.parametrize("wrong", [type("Class", (), {}), staticmethod(len), classmethod(type), 3, "digits"])
+def test_what_is_no_function_is_refused(wrong: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"which is no function|decorates functions and methods"):
+        wandb_init(wrong)
+    with pytest.raises(ConfigurationError, match="decorates functions and methods"):
+        wandb_init(project="digits")(wrong)
+
+
+def test_coroutines_that_run_at_the_same_time_have_a_run_each(fake_wandb: FakeWandb) -> None:
+    both_run = asyncio.Barrier(2) if hasattr(asyncio, "Barrier") else None
+
+    @wandb_init
+    async def train(lr: float) -> float:
+        if both_run is not None:
+            await both_run.wait()
+        await asyncio.sleep(0.01)
+        get_run().log({"lr": lr})
+        await asyncio.sleep(0.01)
+        get_run().log({"lr": lr + 1})
+        return lr
+
+    async def main() -> tuple[float, float]:
+        return await asyncio.gather(train(1.0), train(2.0))
+
+    assert list(asyncio.run(main())) == [1.0, 2.0]
+    assert [[row["lr"] for row in run.rows] for run in fake_wandb.runs] == [[1.0, 2.0], [2.0, 3.0]]
+    assert [run.exit_codes for run in fake_wandb.runs] == [[None], [None]]
+
+
+def test_calls_in_threads_have_a_run_each(fake_wandb: FakeWandb) -> None:
+    both_run = threading.Barrier(2, timeout=20)
+
+    @wandb_init
+    def train(lr: float) -> None:
+        both_run.wait()
+        get_run().log({"lr": lr})
+        both_run.wait()
+
+    threads = [threading.Thread(target=train, args=(lr,)) for lr in (1.0, 2.0)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted([row["lr"] for row in run.rows] for run in fake_wandb.runs) == [[1.0], [2.0]]
+
+
+def test_generator_is_one_run_from_its_first_item_to_its_end(fake_wandb: FakeWandb) -> None:
+    @wandb_init
+    def losses() -> Generator[float, float, str]:
+        scale = 1.0
+        for step in range(3):
+            get_run().log({"loss": scale * step})
+            try:
+                scale = (yield scale * step) or scale
+            except ValueError as error:
+                scale = float(str(error))
+        return "end"
+
+    generator = losses()
+    assert fake_wandb.runs == []
+    assert next(generator) == 0.0
+    assert generator.send(10.0) == 10.0
+    assert generator.throw(ValueError("5")) == 10.0
+    with pytest.raises(StopIteration) as end:
+        next(generator)
+    assert end.value.value == "end"
+    (run,) = fake_wandb.runs
+    assert [row["loss"] for row in run.rows] == [0.0, 10.0, 10.0]
+    assert run.exit_codes == [None]
+
+
+def test_generator_that_is_left_early_ends_well_and_one_that_raises_does_not(fake_wandb: FakeWandb) -> None:
+    closed = []
+
+    @wandb_init
+    def numbers() -> Generator[int, None, None]:
+        try:
+            yield 1
+            yield 2
+            raise RuntimeError("beyond")
+        finally:
+            closed.append(True)
+
+    for _ in numbers():
+        break
+    assert fake_wandb.runs[0].exit_codes == [None]
+    with pytest.raises(RuntimeError, match="beyond"):
+        list(numbers())
+    assert fake_wandb.runs[1].exit_codes == [1]
+    assert closed == [True, True]
+
+
+def test_asynchronous_generator_is_one_run(fake_wandb: FakeWandb) -> None:
+    @wandb_init
+    async def losses() -> AsyncGenerator[float, float]:
+        scale = 1.0
+        for step in range(3):
+            await asyncio.sleep(0)
+            get_run().log({"loss": scale * step})
+            try:
+                scale = (yield scale * step) or scale
+            except ValueError as error:
+                scale = float(str(error))
+
+    async def main() -> list[float]:
+        generator = losses()
+        items = [await anext(generator), await generator.asend(10.0), await generator.athrow(ValueError("5"))]
+        items += [item async for item in generator]
+        other = losses()
+        await anext(other)
+        await other.aclose()
+        return items
+
+    assert asyncio.run(main()) == [0.0, 10.0, 10.0]
+    assert [[row["loss"] for row in run.rows] for run in fake_wandb.runs] == [[0.0, 10.0, 10.0], [0.0]]
+    assert [run.exit_codes for run in fake_wandb.runs] == [[None], [None]]
+
+
+# --- ends -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(ValueError("bad"), 1), (SystemExit(3), 3), (SystemExit(0), 0), (KeyboardInterrupt(), 255)]
+)
+def test_exception_is_the_exit_code_and_goes_on(fake_wandb: FakeWandb, error: BaseException, code: int) -> None:
+    @wandb_init
+    def train() -> None:
+        raise error
+
+    with pytest.raises(type(error)) as raised:
+        train()
+    assert raised.value is error
+    assert fake_wandb.runs[0].exit_codes == [code]
+
+
+# --- nesting ----------------------------------------------------------------------------------------------------------
+
+
+def test_nested_function_joins_the_outer_run(fake_wandb: FakeWandb) -> None:
+    @wandb_init
+    def inner() -> object:
+        get_run().log({"inner": 1})
+        return get_run()
+
+    @wandb_init(id="exp")
+    def outer() -> None:
+        assert inner() is get_run()
+        get_run().log({"outer": 2})
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        outer()
+    (run,) = fake_wandb.runs
+    assert run.rows == [{"inner": 1, "global_step": 0}, {"outer": 2, "global_step": 1}]
+    assert run.exit_codes == [None]
+
+
+def test_failure_that_the_outer_function_handles_is_none(fake_wandb: FakeWandb) -> None:
+    @wandb_init
+    def inner() -> None:
+        raise ValueError("handled")
+
+    @wandb_init
+    def outer() -> None:
+        with pytest.raises(ValueError, match="handled"):
+            inner()
+
+    outer()
+    assert fake_wandb.runs[0].exit_codes == [None]
+
+
+def test_arguments_of_a_nested_function_that_are_not_used_are_told(fake_wandb: FakeWandb) -> None:
+    @wandb_init(run_mode="new", project="digits", name="inner")
+    def inner() -> None:
+        pass
+
+    @wandb_init(project="digits")
+    def outer() -> None:
+        inner()
+
+    with pytest.warns(UserWarning, match="So run_mode, name of its own wandb_init is not used"):
+        outer()
+    assert len(fake_wandb.runs) == 1
+
+
+def test_explicit_init_inside_is_a_further_run_and_takes_what_is_not_said(fake_wandb: FakeWandb) -> None:
+    @wandb_init(run_mode="new", project="digits", id="exp", name="outer", config={"lr": 1}, tags=["t"])
+    def train() -> None:
+        outer = get_run()
+        with dist_wandb.init(project="other", tags=["u"]) as further:
+            assert get_run() is further
+            assert further.options.run_mode == "new"
+        with dist_wandb.init(run_mode="auto") as further:
+            assert further.options.run_mode == "auto"
+        assert get_run() is outer
+
+    train()
+    described = [
+        {name: given.get(name) for name in ("project", "id", "name", "tags")} for given in fake_wandb.arguments
+    ]
+    assert described == [
+        {"project": "digits", "id": "exp", "name": "outer", "tags": ["t"]},
+        {"project": "other", "id": None, "name": None, "tags": ["u"]},
+        {"project": "digits", "id": None, "name": None, "tags": ["t"]},
+    ]
+    assert [run.config for run in fake_wandb.runs] == [{"lr": 1}, {}, {}]
+
+
+# --- what holds -------------------------------------------------------------------------------------------------------
+
+
+def options_of_all_doors(**arguments: Any) -> list[tuple[str, str]]:
+    with dist_wandb.init(**arguments) as session:
+        found = [session.options]
+    found += [DistWandbLogger(**arguments)._options, DistWandbTracker(**arguments)._options]
+    return [(options.run_mode, options.rank_scope) for options in found]
+
+
+@pytest.mark.usefixtures("fake_wandb")
+def test_argument_then_decorator_then_environment_then_default(monkeypatch: Says) -> None:
+    assert options_of_all_doors() == [("auto", "global")] * 3
+    monkeypatch.setenv("DIST_WANDB_RUN_MODE", "shared")
+    monkeypatch.setenv("DIST_WANDB_RANK_SCOPE", "worker")
+    assert options_of_all_doors() == [("shared", "worker")] * 3
+    assert options_of_all_doors(run_mode="auto") == [("auto", "worker")] * 3
+    decorated = wandb_init(run_mode="new")(options_of_all_doors)
+    assert decorated() == [("new", "worker")] * 3
+    assert decorated(run_mode="auto", rank_scope="global") == [("auto", "global")] * 3
+    monkeypatch.setenv("DIST_WANDB_RUN_MODE", "")
+    assert options_of_all_doors() == [("auto", "worker")] * 3
+
+
+@pytest.mark.usefixtures("fake_wandb")
+@pytest.mark.parametrize("variable", ["DIST_WANDB_RUN_MODE", "DIST_WANDB_RANK_SCOPE"])
+def test_unknown_value_in_the_environment_is_an_error_that_names_the_variable(monkeypatch: Says, variable: str) -> None:
+    monkeypatch.setenv(variable, "share")
+    with pytest.raises(ConfigurationError, match=f"The environment variable {variable} says: .*='share' is unknown"):
+        dist_wandb.init()
+
+
+def test_project_of_the_decorator_holds_before_wandbs_variable(fake_wandb: FakeWandb, monkeypatch: Says) -> None:
+    monkeypatch.setenv("WANDB_PROJECT", "of-the-environment")
+    wandb_init(project="digits")(lambda: None)()
+    wandb_init(lambda: None)()
+    assert [given.get("project") for given in fake_wandb.arguments] == ["digits", None]  # wandb.init reads its own
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"run_mode": "share"}, "run_mode='share' is unknown"),
+        ({"rank_scope": "node"}, "rank_scope='node' is unknown"),
+        ({"reduce": "avg"}, "reduce='avg' is no reduction"),
+        ({"finish_timeout": -1}, "finish_timeout=-1 must be greater than 0"),
+        ({"projekt": "digits"}, "projekt.*project"),
+    ],
+)
+def test_bad_arguments_are_refused_where_the_function_is_defined(
+    fake_wandb: FakeWandb, arguments: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        wandb_init(**arguments)
+    assert fake_wandb.runs == []
+
+
+def test_run_of_wandb_is_the_sessions(fake_wandb: FakeWandb) -> None:
+    @wandb_init
+    def train() -> object:
+        return get_run().run
+
+    assert train() is fake_wandb.runs[0]
+    assert wandb.run is None

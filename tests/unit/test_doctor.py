@@ -1,0 +1,273 @@
+"""`dist-wandb doctor`: whom this process would be taken for, what it would open, and whether wandb is set up."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+import wandb
+from wandb_server import WandbServer
+
+from dist_wandb import run as runs
+from dist_wandb.cli import main
+from dist_wandb.doctor import PACKAGES, ask, examine
+from dist_wandb.topology import traces
+
+KEY = "0123456789" * 4
+TORCHRUN = {
+    "TORCHELASTIC_RUN_ID": "none",
+    "RANK": "1",
+    "LOCAL_RANK": "1",
+    "GROUP_RANK": "0",
+    "WORLD_SIZE": "4",
+    "LOCAL_WORLD_SIZE": "2",
+    "GROUP_WORLD_SIZE": "2",
+}
+STALE_SLURM = {"SLURM_PROCID": "0", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2"}
+
+
+@pytest.fixture
+def say(bare_environment: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:  # noqa: ARG001  # goes first
+    """Set variables in an environment that has no launcher, no key and no server."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path))
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.delenv("NETRC", raising=False)
+    monkeypatch.chdir(tmp_path)
+
+    def set_variables(**variables: str) -> None:
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        wandb.teardown()  # its settings are read once in a process
+
+    yield set_variables
+    wandb.teardown()
+
+
+# --- who and what -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("say")
+def test_process_without_a_launcher_is_a_job_of_its_own() -> None:
+    found = examine()
+    assert found.topology is not None
+    assert found.topology.world_size == 1
+    assert found.plan is not None
+    assert (found.plan.run_id, found.plan.opens_run) == (None, True)
+    assert (found.traces, found.errors, found.warnings, found.server) == ((), (), (), None)
+    assert found.versions.keys() == {"python", *PACKAGES}
+    assert found.versions["wandb"] == wandb.__version__
+
+
+def test_rank_its_sources_and_its_run_are_told(say: Any) -> None:
+    say(**TORCHRUN)
+    found = examine("new", "worker")
+    assert found.topology is not None
+    assert (found.topology.global_rank, found.topology.node_rank, found.topology.num_nodes) == (1, 0, 2)
+    assert found.topology.sources["node_rank"] == "GROUP_RANK (torchrun)"
+    assert found.plan is not None
+    assert (found.plan.run_id, found.plan.group) == ("ID-worker-0-rank-1", "ID-worker-0")
+    assert [(trace.launcher, trace.verdict) for trace in found.traces] == [("torchrun", "used")]
+    assert found.errors == found.warnings == ()
+
+
+def test_environment_says_mode_id_and_group(say: Any) -> None:
+    say(**TORCHRUN, DIST_WANDB_RUN_MODE="shared", WANDB_RUN_ID="exp", WANDB_RUN_GROUP="night")
+    plan = examine().plan
+    assert plan is not None
+    assert (plan.run_mode, plan.run_id, plan.group, plan.label) == ("shared", "exp", "night", "worker-0-rank-1")
+
+
+def test_layout_that_only_the_ranks_together_find_out_is_no_error(say: Any) -> None:
+    say(OMPI_COMM_WORLD_RANK="1", OMPI_COMM_WORLD_SIZE="4")
+    found = examine("shared")
+    assert found.plan is None
+    assert found.errors == ()
+    assert "Open MPI does not tell the place of this process among the nodes" in found.warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("variables", "error"),
+    [
+        ({"RANK": "1"}, "RANK (RANK and WORLD_SIZE)=1, but not the world_size"),
+        ({"RANK": "7", "WORLD_SIZE": "4"}, "global_rank=7 (RANK"),
+        ({"RANK": "one", "WORLD_SIZE": "4"}, "RANK='one'"),
+        ({"WANDB_MODE": ""}, "WANDB_MODE is set but empty"),
+        ({"WANDB_MODE": "ofline"}, "'ofline' is unknown"),
+        ({"DIST_WANDB_RUN_MODE": "share"}, "DIST_WANDB_RUN_MODE says: run_mode='share' is unknown"),
+    ],
+)
+def test_what_would_raise_is_told(say: Any, variables: dict[str, str], error: str) -> None:
+    say(**variables)
+    (told,) = examine().errors
+    assert error in told
+    assert main(["doctor", "--timeout", "0"]) == 1
+
+
+# --- what launchers have left -----------------------------------------------------------------------------------------
+
+
+def verdicts(environ: dict[str, str]) -> dict[str, str]:
+    return {trace.launcher: trace.verdict for trace in traces(environ)}
+
+
+def test_traces_of_all_launchers_are_judged() -> None:
+    assert verdicts({}) == {}
+    assert verdicts(TORCHRUN) == {"torchrun": "used"}
+    assert verdicts({**TORCHRUN, **STALE_SLURM}) == {"torchrun": "used", "SLURM": "contradicts"}
+    agreeing = {"SLURM_PROCID": "1", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "4"}
+    assert verdicts({**TORCHRUN, **agreeing}) == {"torchrun": "used", "SLURM": "agrees"}
+    assert verdicts({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}) == {"SLURM": "not this process"}
+    assert verdicts({"RANK": "1"}) == {"RANK and WORLD_SIZE": "half"}
+    assert verdicts({"PMI_RANK": "x", "PMI_SIZE": "2"}) == {"MPICH": "unreadable"}
+    assert verdicts({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "PMI_RANK": "1", "PMI_SIZE": "3"}) == {
+        "Open MPI": "used",
+        "MPICH": "contradicts",
+    }
+
+
+def test_stale_variables_are_named_with_what_to_do(say: Any) -> None:
+    say(**TORCHRUN, **STALE_SLURM)
+    (warning,) = examine("new").warnings
+    assert "SLURM has left variables that are left aside: it says rank 0 of 2, but rank 1 of 4 is used" in warning
+    assert "Unset them: SLURM_PROCID=0, SLURM_NTASKS=2" in warning
+
+
+def test_batch_shell_is_told_from_a_task(say: Any) -> None:
+    say(SLURM_JOB_ID="3", SLURM_PROCID="0", SLURM_NTASKS="4")
+    found = examine()
+    assert found.topology is not None
+    assert found.topology.world_size == 1
+    assert "srun has not started this process" in found.warnings[0]
+
+
+# --- wandb ------------------------------------------------------------------------------------------------------------
+
+
+def test_server_that_knows_the_key(say: Any, wandb_server: WandbServer) -> None:
+    say(WANDB_MODE="online", WANDB_BASE_URL=wandb_server.url, WANDB_API_KEY=KEY, WANDB_PROJECT="digits")
+    found = examine()
+    assert found.server is not None
+    assert (found.server.answers, found.server.user, found.server.problem) == (True, "tester", "")
+    assert (found.setup.mode, found.setup.key_from, found.setup.project) == ("online", "WANDB_API_KEY", "digits")
+    assert found.warnings == ()
+    request, status = wandb_server.answered[-1]
+    assert (request.operation, status) == ("Viewer", 200)
+
+
+@pytest.mark.parametrize(
+    ("fault", "problem"),
+    [
+        ({"status": 401}, "it refuses this API key"),
+        ({"status": 500}, "it answers with 500"),
+        ({"drop": True}, "Remote end closed connection"),
+        ({"delay": 3.0}, "timed out"),
+    ],
+)
+def test_server_that_is_not_content_is_told(
+    say: Any, wandb_server: WandbServer, fault: dict[str, Any], problem: str
+) -> None:
+    say(WANDB_MODE="online", WANDB_BASE_URL=wandb_server.url, WANDB_API_KEY=KEY)
+    wandb_server.fail("graphql", **fault)
+    found = examine(patience=0.5)
+    assert found.server is not None
+    assert problem in found.server.problem
+    assert found.server.answers is ("status" in fault)
+    assert problem in found.warnings[0]
+    assert "Runs would be written to disk" in found.warnings[0]
+
+
+def test_dead_server_is_told_and_not_waited_for() -> None:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))  # nobody listens
+        server = ask(f"http://127.0.0.1:{held.getsockname()[1]}", None, 5.0)
+    assert not server.answers
+    assert "refused" in server.problem
+
+
+def test_server_that_refuses_strangers_is_fine_for_a_stranger(wandb_server: WandbServer) -> None:
+    wandb_server.fail("graphql", status=401)
+    assert ask(wandb_server.url, None, 5.0).problem == ""
+    assert ask(wandb_server.url, KEY, 5.0).problem == "it refuses this API key"
+
+
+def test_key_in_netrc_is_found_and_never_shown(say: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    say(WANDB_MODE="online", WANDB_BASE_URL="http://127.0.0.1:9")
+    assert examine(patience=None).setup.key is None
+    assert "There is no API key for http://127.0.0.1:9" in examine(patience=None).warnings[0]
+    place = tmp_path / ".netrc"
+    place.write_text(f"machine 127.0.0.1\n  login user\n  password {KEY}\n")
+    place.chmod(stat.S_IRUSR | stat.S_IWUSR)
+    wandb.teardown()
+    found = examine(patience=None)
+    assert found.setup.key == KEY
+    assert found.setup.key_from is not None
+    assert main(["doctor", "--timeout", "0"]) == 0
+    assert main(["doctor", "--timeout", "0", "--json"]) == 0
+    assert KEY not in capsys.readouterr().out + repr(found)
+
+
+def test_inherited_service_is_told(say: Any) -> None:
+    say(WANDB_SERVICE=f"3-{os.getppid()}-unix-/nowhere")
+    assert "WANDB_SERVICE is inherited from another process" in examine().warnings[0]
+    assert "WANDB_SERVICE" in os.environ  # looking changes nothing
+
+
+def test_directory_that_takes_no_files_is_told(say: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    say(WANDB_DIR=str(tmp_path / "file" / "below"))
+    (warning,) = examine().warnings
+    assert "where runs are written, cannot be written to" in warning
+    assert list(tmp_path.glob("*/below")) == []
+
+
+def test_more_writers_than_wandb_recommends_are_told(say: Any) -> None:
+    say(**{**TORCHRUN, "WORLD_SIZE": "400", "LOCAL_WORLD_SIZE": "200"})
+    (warning,) = examine("shared").warnings
+    assert "400 writers is beyond the 300" in warning
+
+
+# --- what it prints ---------------------------------------------------------------------------------------------------
+
+
+def test_printed_for_people(say: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    say(**TORCHRUN, **STALE_SLURM)
+    assert main(["doctor", "--run-mode", "shared"]) == 0
+    out = capsys.readouterr().out
+    assert "rank 1 of 4, local rank 1, node 0 of 2" in out
+    assert "global_rank=1 from RANK (torchrun)" in out
+    assert "the run ID, as worker-0-rank-1 (run_mode=shared, rank_scope=global; ID is made when runs are opened)" in out
+    assert "SLURM: contradicts" in out
+    assert "! SLURM has left variables" in out
+    assert f"wandb {wandb.__version__}" in out
+
+
+def test_printed_as_json(say: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    say(**TORCHRUN)
+    assert main(["doctor", "--run-mode", "auto", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["topology"]["global_rank"] == 1
+    assert printed["sources"]["global_rank"] == "RANK (torchrun)"
+    assert printed["plan"]["opens_run"] is False
+    assert printed["traces"][0]["verdict"] == "used"
+    assert (printed["setup"]["mode"], printed["setup"]["has_key"]) == ("offline", False)
+    assert printed["errors"] == printed["warnings"] == []
+
+
+@pytest.mark.parametrize("seconds", ["-1", "soon", "inf", "nan"])
+def test_bad_timeout_is_refused(seconds: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["doctor", "--timeout", seconds])
+    assert "is not a number of seconds" in capsys.readouterr().err
+
+
+def test_setup_of_wandb_is_read_without_its_key_in_sight(say: Any) -> None:
+    say(WANDB_API_KEY=KEY, WANDB_ENTITY="team")
+    setup = runs.setup()
+    assert (setup.mode, setup.entity, setup.key, setup.key_from) == ("offline", "team", KEY, "WANDB_API_KEY")
+    assert KEY not in repr(setup)

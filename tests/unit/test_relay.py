@@ -1,0 +1,260 @@
+"""What other processes log for a session: forks, and those that it was pickled into."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import pickle
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+import wandb
+from torchmetrics import MeanMetric
+
+import dist_wandb
+from dist_wandb import relay
+from dist_wandb.errors import ConfigurationError
+from dist_wandb.relay import Address, Relay, RemoteSession
+from dist_wandb.topology import Topology
+
+if TYPE_CHECKING:
+    from tests.conftest import FakeWandb, Job, OnRanks
+
+ONE = Topology.single()
+TWO = [Topology(rank, rank, 0, 2, 2, 1) for rank in (0, 1)]
+_PATIENCE = 30  # seconds
+
+
+def through_a_pickle(session: dist_wandb.Session) -> RemoteSession:
+    copy = pickle.loads(pickle.dumps(session))  # noqa: S301  # our own bytes
+    assert isinstance(copy, RemoteSession)
+    return copy
+
+
+def in_fork(work: Callable[[], None]) -> int:
+    """Run `work` in a fork of this process; its exit code."""
+    process = multiprocessing.get_context("fork").Process(target=work)
+    process.start()
+    process.join(_PATIENCE)
+    if process.is_alive():
+        process.kill()
+    assert process.exitcode is not None
+    return process.exitcode
+
+
+@pytest.fixture(autouse=True)
+def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(relay, "_told", set())
+    yield
+    for thread in threading.enumerate():
+        if thread.name == "dist_wandb-relay":
+            thread.join(_PATIENCE)
+    assert not [thread for thread in threading.enumerate() if thread.name == "dist_wandb-relay"]
+
+
+def test_rows_of_a_pickled_session_arrive_before_the_run_ends(fake_wandb: FakeWandb) -> None:
+    with dist_wandb.init(config={"lr": 0.1}) as session:
+        copy = through_a_pickle(session)
+        copy.log({"loss": 0.5})
+        copy.log({"loss": 0.25, "text": "t", "nested": {"a": 1}}, step=7)
+        copy.log({"tensor": torch.tensor(2.0, requires_grad=True), "numpy": np.float32(3.0)})
+    (run,) = fake_wandb.runs
+    assert run.rows == [
+        {"loss": 0.5, "global_step": 0},
+        {"loss": 0.25, "text": "t", "nested": {"a": 1}, "global_step": 7},
+        {"tensor": 2.0, "numpy": 3.0, "global_step": 2},
+    ]
+    assert run.exit_codes == [None]
+
+
+@pytest.mark.usefixtures("fake_wandb")
+def test_facts_of_the_run_go_with_it_and_everything_else_is_accepted() -> None:
+    with dist_wandb.init(id="exp", config={"lr": 0.1}) as session:
+        copy = through_a_pickle(session)
+        assert (copy.id, copy.url, copy.config) == ("exp", session.url, {"lr": 0.1})
+        assert copy
+        assert not copy.run
+        copy.summary["best"] = 1
+        copy.define_metric("loss")
+        copy.run.alert("done")
+        assert through_a_pickle(copy).id == "exp"  # type: ignore[arg-type]  # into a process of that process
+        assert "rank 0 run='exp'" in repr(copy)
+
+
+def test_ranks_bring_together_what_their_children_log(fake_wandb: FakeWandb, job: Job, on_ranks: OnRanks) -> None:
+    sessions = job(TWO)
+
+    def work(rank: int) -> None:
+        copy = through_a_pickle(sessions[rank])
+        copy.log({"loss": 1.0 + 2 * rank}, step=1, weight=3 - 2 * rank)
+        metric = MeanMetric(sync_on_compute=False)
+        metric.update(1.0 + 2 * rank)
+        copy.log({"merged": metric}, step=2)
+        assert copy.flush()
+        sessions[rank].finish()
+
+    on_ranks(2, work)
+    rows = {row["global_step"]: row for row in fake_wandb.runs[0].rows}
+    assert rows[1]["loss"] == 1.5
+    assert rows[2]["merged"] == 2.0
+
+
+def test_rows_of_a_fork_arrive(fake_wandb: FakeWandb) -> None:
+    with dist_wandb.init() as session:
+        session.log({"loss": 0.0})
+
+        def work() -> None:
+            session.log({"loss": 1.0})
+            dist_wandb.get_run().log({"loss": 2.0})
+            assert session.flush()
+            session.finish()  # which ends nothing here
+
+        assert in_fork(work) == 0
+        session.log({"loss": 3.0})
+    assert [row["loss"] for row in fake_wandb.runs[0].rows] == [0.0, 1.0, 2.0, 3.0]
+    assert [row["global_step"] for row in fake_wandb.runs[0].rows] == [0, 1, 2, 3]
+
+
+def test_many_children_at_once_lose_nothing(fake_wandb: FakeWandb) -> None:
+    rows, children = 200, 4
+    with dist_wandb.init() as session:
+
+        def work(child: int) -> None:
+            for row in range(rows):
+                session.log({f"child-{child}": row})
+
+        context = multiprocessing.get_context("fork")
+        processes = [context.Process(target=work, args=(child,)) for child in range(children)]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(_PATIENCE)
+        assert [process.exitcode for process in processes] == [0] * children
+    written = fake_wandb.runs[0].rows
+    assert len({row["global_step"] for row in written}) == rows * children
+    for child in range(children):
+        assert [row[f"child-{child}"] for row in written if f"child-{child}" in row] == list(range(rows))
+
+
+def test_child_that_lives_longer_than_the_session_is_told_once_and_goes_on(
+    fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture
+) -> None:
+    session = dist_wandb.init()
+    copy = through_a_pickle(session)
+    copy.log({"loss": 1.0})
+    assert copy.flush()
+    session.finish()
+    time.sleep(2 * relay._PAUSE)
+    with caplog.at_level(logging.ERROR, "dist_wandb"):
+        for _ in range(5):
+            copy.log({"loss": 2.0})
+        assert not copy.flush(1.0)
+        copy.finish()
+    assert [row["loss"] for row in fake_wandb.runs[0].rows] == [1.0]
+    assert 1 <= len(caplog.records) <= 2  # the connection breaks in one way, and cannot be made anew in another
+    assert "whose session is another process's, but that could not be handed over" in caplog.text
+
+
+def test_media_are_refused_by_name_and_numbers_beside_them_arrive(
+    fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture
+) -> None:
+    with dist_wandb.init() as session:
+        copy = through_a_pickle(session)
+        html = wandb.Html("<b>x</b>")
+        copy.log({"picture": html, "pictures": [html], "loss": 1.0})
+        copy.log({"picture": html, "pictures": [html]})
+    assert fake_wandb.runs[0].rows == [{"loss": 1.0, "global_step": 0}]
+    (record,) = caplog.records
+    assert "picture, pictures: what W&B keeps in files of the process that made it" in record.getMessage()
+
+
+def test_what_cannot_be_pickled_is_told_and_nothing_else_is_lost(
+    fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture
+) -> None:
+    with dist_wandb.init() as session:
+        copy = through_a_pickle(session)
+        copy.log({"function": lambda: None})
+        copy.log({"loss": 1.0})
+    assert fake_wandb.runs[0].rows == [{"loss": 1.0, "global_step": 0}]
+    assert "a row could not be handed to another process, and is lost" in caplog.text
+
+
+def test_row_that_the_session_refuses_is_told_and_nothing_else_is_lost(
+    fake_wandb: FakeWandb, job: Job, on_ranks: OnRanks, caplog: pytest.LogCaptureFixture
+) -> None:
+    sessions = job(TWO)
+    copy = through_a_pickle(sessions[0])
+    copy.log({"vector": torch.ones(2)}, step=1)
+    copy.log({"loss": 1.0}, step=1)
+    assert copy.flush()
+    sessions[1].log({"loss": 2.0}, step=1)
+    on_ranks(2, lambda rank: sessions[rank].finish())
+    assert fake_wandb.runs[0].rows == [{"loss": 1.5, "global_step": 1}]
+    assert "a row that another process handed over is lost" in caplog.text
+
+
+@pytest.mark.usefixtures("fake_wandb")
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([("loss", 1)],), "takes a mapping"),
+        (({1: 2},), "names are text"),
+        (({"loss": 1.0}, 1.5), "step=1.5"),
+        (({"loss": 1.0}, 1, -1), "weight"),
+    ],
+)
+def test_bad_input_is_an_error_where_it_is_logged(arguments: tuple[Any, ...], message: str) -> None:
+    with dist_wandb.init() as session, pytest.raises(ConfigurationError, match=message):
+        through_a_pickle(session).log(*arguments)
+
+
+@pytest.mark.usefixtures("fake_wandb")
+def test_nothing_listens_before_there_is_a_child() -> None:
+    with dist_wandb.init() as session:
+        assert session._relay.address is None
+        assert in_fork(lambda: None) == 0
+        assert session._relay.address is not None
+
+
+def test_stranger_without_the_key_is_not_served() -> None:
+    taken: list[Any] = []
+    held = Relay(lambda *arguments: taken.append(arguments))
+    address = held.open()
+    assert address is not None
+    stranger = RemoteSession(Address(address.place, b"guessed"), ONE, {})
+    stranger.log({"loss": 1.0})
+    friend = RemoteSession(address, ONE, {})
+    friend.log({"loss": 2.0})
+    assert friend.flush()
+    held.close(5.0)
+    assert [arguments[0] for arguments in taken] == [{"loss": 2.0}]
+    assert held.open() is None
+    assert str(address.key) not in repr(address)
+
+
+def test_session_in_a_fork_of_a_fork_is_the_same(fake_wandb: FakeWandb) -> None:
+    with dist_wandb.init() as session:
+
+        def work() -> None:
+            session.log({"depth": 1})
+            os._exit(in_fork(lambda: session.log({"depth": 2})))
+
+        assert in_fork(work) == 0
+    assert [row["depth"] for row in fake_wandb.runs[0].rows] == [1, 2]
+
+
+def test_failing_session_does_not_wait_for_its_children(fake_wandb: FakeWandb) -> None:
+    session = dist_wandb.init()
+    copy = through_a_pickle(session)
+    copy.log({"loss": 1.0})
+    assert copy.flush()
+    begin = time.monotonic()
+    session.finish(exit_code=1)
+    assert time.monotonic() - begin < 5
+    assert fake_wandb.runs[0].exit_codes == [1]
