@@ -17,7 +17,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from dist_wandb.errors import ConfigurationError, MissingExtraError, TopologyError, UnsupportedVersionError
+from dist_wandb.errors import (
+    ConfigurationError,
+    MissingExtraError,
+    RendezvousError,
+    TopologyError,
+    UnsupportedVersionError,
+)
 
 try:
     import accelerate
@@ -227,7 +233,7 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
 
         After `finish` it is the run that was finished, of which id, address and summary can be read.
         """
-        if not self._is_started() and self._last_run is not None:
+        if self._session is None and self._last_run is not None:
             return self._last_run
         if self._is_started() or not self._may_join_late():
             return self.session.run
@@ -302,7 +308,10 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
 
     def finish(self) -> None:
         """End this rank's part. Called by `end_training`; a second call does nothing."""
-        if self._early_rows and not self._is_started():
+        if self._early_rows or self._last_run is None:  # the main process waits for ranks that logged nothing, too
+            with contextlib.suppress(RendezvousError):  # the job is over, and its store gone
+                self._is_started()
+        if self._early_rows:
             self._warn_of_dropped_rows()
             self._early_rows.clear()
         if self._session is not None:

@@ -1,4 +1,4 @@
-"""By which names Accelerate and scripts find the tracker: in ``log_with``, in ``"all"``, and in place of ``"wandb"``."""
+"""By which names Accelerate and scripts find the tracker: in `log_with`, in ``"all"``, and in place of ``"wandb"``."""
 
 from __future__ import annotations
 

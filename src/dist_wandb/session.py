@@ -54,6 +54,7 @@ _log = logging.getLogger("dist_wandb")
 
 STEP_METRIC = "global_step"
 _JOB = "job"
+_OVER = "over"  # said by who told the job, so that a late rank does not take it for one to join
 
 
 class Session:
@@ -296,7 +297,13 @@ class Session:
                 exit_code = self._finish_last(ending, exit_code, None if failed else deadline)
             if not exit_code:
                 self._take_back_note()
+        self._tell_over()
         _let_sigterm_be()
+
+    def _tell_over(self) -> None:
+        rendezvous = self._rendezvous
+        if rendezvous is not None and tells_job(self.topology):
+            briefly(lambda: rendezvous.publish(_OVER, 1), None)
 
     def _ending(self) -> Ending:
         return Ending(None if self.plan.run_mode == "new" else self._rendezvous, self._unit)
@@ -855,10 +862,15 @@ def told_job(door: str, topology: Topology, timeout: float) -> dict[str, Any] | 
         timeout: How long the job's store may take to answer, in seconds.
 
     Returns:
-        The options under ``"options"``; `None` if that rank has not opened the session, or there is no store.
+        The options under ``"options"``; `None` if that rank has not opened the session, or there is no store. Sessions
+        that it has finished already are passed over: this rank had no part in them.
     """
-    rendezvous = Rendezvous.find(f"{door}/{_opened[door] + 1}", topology, timeout)
-    return rendezvous.peek(_JOB) if rendezvous else None
+    while True:
+        rendezvous = Rendezvous.find(f"{door}/{_opened[door] + 1}", topology, timeout)
+        job = rendezvous.peek(_JOB) if rendezvous else None
+        if rendezvous is None or job is None or not rendezvous.has([_OVER]):
+            return job
+        _opened[door] += 1
 
 
 def _check_metrics(metrics: object, topology: Topology) -> None:
