@@ -210,7 +210,10 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
     def start(self) -> None:
         """Open this rank's run, if it has one to open. Called by `init_trackers`; a second call does nothing."""
         if self._session is None:
-            self._session = open_session(self._options, self._arguments, door=_DOOR, topology=_topology())
+            topology = _topology()
+            if self._may_join_late():
+                told_job(_DOOR, topology, self._options.join_timeout)  # which passes over what went without this rank
+            self._session = open_session(self._options, self._arguments, door=_DOOR, topology=topology)
 
     @property
     def run_name(self) -> str | None:
