@@ -526,7 +526,7 @@ def _init_trackers(original: Callable[..., None]) -> Callable[..., None]:
         self: Accelerator, project_name: str, config: dict[str, Any] | None = None, init_kwargs: Any = None
     ) -> None:
         if not _has_ours(self):
-            original(self, project_name, config, init_kwargs)
+            original(self, project_name, config, init_kwargs or {})  # before 1.14 it takes no None
             return
         ours = _meant_for_us(self, init_kwargs)
         if config is not None:
@@ -538,7 +538,7 @@ def _init_trackers(original: Callable[..., None]) -> Callable[..., None]:
         elif tracker.wraps:
             tracker.start()
             tracker.store_given_configuration(config or {})
-        original(self, project_name, config, init_kwargs)
+        original(self, project_name, config, init_kwargs or {})
         others = [held for held in self.trackers if held is not tracker]
         if len(others) + 1 < len(self.trackers):  # started again, it is there twice, and would log all twice
             self.trackers[:] = [*others, tracker]
@@ -550,7 +550,7 @@ def _log(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def log(self: Accelerator, values: dict[str, Any], step: int | None = None, log_kwargs: Any = None) -> None:
         if not _has_ours(self):
-            return original(self, values, step, log_kwargs)
+            return original(self, values, step, log_kwargs or {})
         ours = _meant_for_us(self, log_kwargs)
         tracker = _tracker_off_main(self)
         if tracker is not None:

@@ -1,4 +1,4 @@
-"""How published scripts use Accelerate's trackers, one way after the other in one job, and all of it without a guard."""
+"""How published scripts use Accelerate's trackers: one way after the other, in one job, most of it without a guard."""
 
 import sys
 from typing import Any

@@ -20,7 +20,8 @@ def train(directory: str, name: str) -> None:
     for step in range(STEPS):
         accelerator.log({"loss": 10.0 * rank + step}, step=step)
     accelerator.wait_for_everyone()
-    seen = f"{name} rank {rank} of {tracker.session.topology.world_size} {type(tracker.tracker).__name__}"
+    topology = tracker.session.topology
+    seen = f"{name} rank {rank} of {topology.world_size} on {topology.num_nodes} node"
     (Path(directory) / f"saw-{name}-{rank}").write_text(seen)
 
 
