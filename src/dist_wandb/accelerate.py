@@ -346,7 +346,7 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
                 f"init_trackers was called again on rank {PartialState().process_index} with another "
                 f"{', '.join(map(repr, new))}, but its run is open: it goes on as it is. Call tracker.finish() on all "
                 "ranks before, for another run.",
-                stacklevel=4,
+                stacklevel=5,
             )
 
     def config_once_started(self) -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""The GraphQL operations that wandb 0.31 sends for runs, files and artifacts, answered from a server's records."""
+"""The GraphQL operations that wandb 0.31 and 0.19 send for runs, files and artifacts, answered from a server's records."""
 
 from __future__ import annotations
 
@@ -63,6 +63,10 @@ class GraphQL:
             "UpdateArtifactManifest": self._update_artifact_manifest,
             "CreateArtifactFiles": self._create_artifact_files,
             "CommitArtifact": self._commit_artifact,
+            # of wandb 0.19 alone
+            "ProbeServerCapabilities": lambda *_: dict.fromkeys(("QueryType", "MutationType", "ServerInfoType")),
+            "InputFields": lambda *_: {"TypeInfo": {"inputFields": []}},
+            "RunStoppedStatus": lambda *_: {"project": {"run": {"stopped": False}}},
         }
 
     def answer(self, operation: str, variables: _Variables, client: str) -> _Data:
@@ -157,7 +161,7 @@ class GraphQL:
                 "uploadMultipartUrls": None,
                 "artifact": {"id": spec["artifactID"]},
             }
-            for spec in variables["input"]["artifactFiles"]
+            for spec in variables.get("input", variables)["artifactFiles"]  # wandb 0.19 gives it by itself
         ]
         return {"createArtifactFiles": {"files": {"edges": [{"node": node} for node in nodes]}}}
 

@@ -480,6 +480,7 @@ OWN_SERVICE = f"3-{os.getpid()}-unix-/tmp/socket"
         ("new", OTHERS_SERVICE, True),
         ("shared", "of another form", True),
     ],
+    ids=["another's", "its own", "auto", "new", "another form"],  # without process ids, which differ
 )
 def test_only_a_shared_run_leaves_the_service_of_another_process(
     fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, mode: str, service: str, kept: bool
@@ -910,7 +911,11 @@ def test_a_run_is_handed_on_with_its_config_which_wandb_leaves_out(monkeypatch: 
     assert filled == [{"lr": 0.1, "names": {1: "a"}}]
 
 
-@pytest.mark.parametrize("run", [None, NullRun(), mock.Mock(), SimpleNamespace(handle=lambda: None)], ids=repr)
+@pytest.mark.parametrize(
+    "run",
+    [None, NullRun(), mock.Mock(), SimpleNamespace(handle=lambda: None)],
+    ids=["None", "NullRun", "Mock", "namespace"],
+)
 def test_what_is_no_run_or_cannot_be_pickled_is_not_handed_on(run: Any) -> None:
     assert runs.pickled(run) is None
 
