@@ -64,7 +64,7 @@ def test_what_is_under_tracker_name_is_wandb_is_logged(idioms: WandbServer) -> N
         range(1, STEPS + 1), ("html", 1)
     )
     assert series(recorded, "score") == dict.fromkeys(range(1, STEPS + 1), 0.5)
-    assert {value["_type"] for value in series(recorded, "samples").values()} == {"table-file"}
+    assert series(recorded, "by_name") == {step: [step] for step in range(1, STEPS + 1)}
 
 
 def test_by_name_with_what_is_kept_under_wandb(idioms: WandbServer) -> None:

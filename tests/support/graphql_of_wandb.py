@@ -1,4 +1,4 @@
-"""The GraphQL operations that wandb 0.31 and 0.19 send for runs, files and artifacts, answered from a server's records."""
+"""The GraphQL operations that wandb 0.31 and 0.19 send for runs and artifacts, answered from a server's records."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 from wandb_records import ENTITY, EVENTS, HISTORY, PROJECT, RecordedArtifact, RecordedRun, Records, upsert_of
 
+_PROBED = ("Query", "Mutation", "ServerInfo")
 FEATURES = ("CLIENT_IDS", "LARGE_FILENAMES", "ARTIFACT_TAGS", "STRUCTURED_CONSOLE_LOGS")
 
 _Variables = Mapping[str, Any]
@@ -63,8 +64,8 @@ class GraphQL:
             "UpdateArtifactManifest": self._update_artifact_manifest,
             "CreateArtifactFiles": self._create_artifact_files,
             "CommitArtifact": self._commit_artifact,
-            # of wandb 0.19 alone
-            "ProbeServerCapabilities": lambda *_: dict.fromkeys(("QueryType", "MutationType", "ServerInfoType")),
+            # of wandb 0.19 alone; tables need more there, which is not answered
+            "ProbeServerCapabilities": lambda *_: {f"{kind}Type": {"fields": []} for kind in _PROBED},
             "InputFields": lambda *_: {"TypeInfo": {"inputFields": []}},
             "RunStoppedStatus": lambda *_: {"project": {"run": {"stopped": False}}},
         }

@@ -52,7 +52,7 @@ def validate(accelerator: Accelerator, step: int) -> None:
         if tracker.name == "wandb":
             tracker.log({"validation": [wandb.Html(f"step {step}")], "score": 0.5}, step=step)
     assert accelerator.trackers[0].run is accelerator.trackers[0].tracker
-    accelerator.get_tracker("wandb").log_table("samples", columns=["step"], data=[[step]], step=step)
+    accelerator.get_tracker("wandb").log({"by_name": [step]}, step=step)
 
 
 def no_trainer(directory: str) -> None:
