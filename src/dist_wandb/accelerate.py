@@ -312,8 +312,7 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
     def finish(self) -> None:
         """End this rank's part. Called by `end_training`; a second call does nothing."""
         if self._early_rows or self._last_run is None:  # the main process waits for ranks that logged nothing, too
-            with contextlib.suppress(RendezvousError):  # the job is over, and its store gone
-                self._is_started()
+            self._is_started()
         if self._early_rows:
             self._warn_of_dropped_rows()
             self._early_rows.clear()
@@ -386,9 +385,10 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
     def _is_started(self) -> bool:
         """Whether this rank is started; if it may join late, and the main process has begun, it is from now on."""
         if self._session is None and self._may_join_late():
-            job = told_job(_DOOR, _topology(), self._options.join_timeout)
-            if job is not None:
-                self._join_late(replace(self._options, **job["options"]))
+            with contextlib.suppress(RendezvousError):  # the job is over, and its store gone: the training may go on
+                job = told_job(_DOOR, _topology(), self._options.join_timeout)
+                if job is not None:
+                    self._join_late(replace(self._options, **job["options"]))
         return self._session is not None
 
     def _join_late(self, options: Options) -> None:
