@@ -246,7 +246,7 @@ def fresh_wandb(bare_environment: None, tmp_path: Path, monkeypatch: pytest.Monk
     wandb.teardown()
 
 
-OF_USER = pytest.param("settings", marks=pytest.mark.newest, id="user")  # wandb 0.19 reads it from elsewhere
+OF_USER = pytest.param("settings", marks=pytest.mark.newest, id="user")  # wandb 0.19 does not find it there
 
 
 @pytest.mark.parametrize("file", [OF_USER, pytest.param("wandb/settings", id="workspace")])
