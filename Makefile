@@ -6,11 +6,12 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 DEMO_DIR := runs/demo
 WORKERS ?= 2
+OLDEST := .venv-oldest
 
-.PHONY: help demo test lint format bench clean
+.PHONY: help demo test test-oldest lint format bench clean
 
 help:  ## List the targets
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
 
 demo: $(VENV)/.examples  ## Train on real data in two processes, offline, and show what was logged
 	@rm -rf $(DEMO_DIR)
@@ -20,6 +21,10 @@ demo: $(VENV)/.examples  ## Train on real data in two processes, offline, and sh
 test: $(VENV)/.development  ## Run all tests; those of whole jobs in WORKERS processes side by side
 	$(BIN)/python -m pytest --ignore tests/e2e
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile tests/e2e
+
+test-oldest: $(OLDEST)/.ready  ## Run the tests of the core and of Accelerate with the oldest supported versions
+	$(OLDEST)/bin/python -m pytest -n $(WORKERS) --dist loadfile -m "not newest" -k "not milliseconds" \
+		tests/unit tests/e2e/test_accelerate.py
 
 lint: $(VENV)/.development  ## Check style and types
 	$(BIN)/ruff check
@@ -34,7 +39,7 @@ bench: $(VENV)/.development  ## Run the benchmarks (BENCH=--quick to try them); 
 	$(BIN)/python -m benchmarks.run_all $(BENCH)
 
 clean:  ## Remove the environment and everything that was made
-	rm -rf $(VENV) runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis benchmarks/results
+	rm -rf $(VENV) $(OLDEST) runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis benchmarks/results
 
 # pip learnt dependency groups in 25.1.
 $(VENV)/.examples: pyproject.toml constraints.txt
@@ -46,4 +51,14 @@ $(VENV)/.examples: pyproject.toml constraints.txt
 
 $(VENV)/.development: $(VENV)/.examples
 	@$(INSTALL) --group test --group lint
+	@touch $@
+
+# What .venv has, torch above all, is not installed again: what is older comes before it on the path.
+$(OLDEST)/.ready: $(VENV)/.development pyproject.toml constraints-oldest.txt
+	@echo "Setting up $(OLDEST) ..."
+	@test -x $(OLDEST)/bin/python || $(BIN)/python -m venv --without-pip $(OLDEST)
+	@$(BIN)/python -c "import sysconfig as s; print(s.get_path('purelib'))" > \
+		"$$($(OLDEST)/bin/python -c "import sysconfig as s; print(s.get_path('purelib'))")/newest.pth"
+	@$(BIN)/python -m pip --python $(OLDEST)/bin/python install --quiet --no-warn-conflicts \
+		--constraint constraints-oldest.txt --editable '.[all]' --group test setuptools
 	@touch $@

@@ -16,20 +16,27 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
-from dist_wandb.errors import ConfigurationError, MissingExtraError, TopologyError, UnsupportedVersionError
+from dist_wandb.errors import (
+    ConfigurationError,
+    MissingExtraError,
+    RendezvousError,
+    TopologyError,
+    UnsupportedVersionError,
+)
 
 try:
     import accelerate
-    from accelerate import Accelerator, PartialState, tracking
+    from accelerate import Accelerator, PartialState
     from accelerate.tracking import GeneralTracker
+    from accelerate.utils import DistributedType
 except ModuleNotFoundError as error:
     raise MissingExtraError(
         f"DistWandbTracker needs Accelerate, but {error.name!r} is missing. Run: pip install 'dist-wandb[accelerate]'"
     ) from error
 
 from dist_wandb import run as runs
+from dist_wandb.accelerate_names import NAME, STOCK_NAME, StandInName, register, stands_in
 from dist_wandb.config import Mirror
 from dist_wandb.config_values import given_values
 from dist_wandb.gathers import gathered, gathered_table
@@ -40,14 +47,12 @@ from dist_wandb.reduction import PerRank, Reduce, Spread
 from dist_wandb.run import NullRun
 from dist_wandb.session import Session, open_session, told_job
 from dist_wandb.sync import Limits
-from dist_wandb.topology import Topology
+from dist_wandb.topology import Leader, Topology
 from dist_wandb.values import copied_tensor
 
 if TYPE_CHECKING:
     from dist_wandb.run import AnyRun
 
-_NAME = "dist_wandb"
-_STOCK_NAME = "wandb"
 _DOOR = "DistWandbTracker"
 _PAUSE = 0.05  # seconds between two looks whether the main process has begun
 _MOST_EARLY_ROWS = 1000  # kept on a rank that waits for the main process to call init_trackers
@@ -61,6 +66,7 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
 
     Args:
         project: Name of the W&B project. Wins over the one given to `init_trackers`.
+        run_name: What Accelerate's own tracker calls the project; the same as `project`.
         run_mode: Which ranks open a run: `"auto"`, `"shared"` or `"new"`; `None` and the rest as in `dist_wandb.init`.
         rank_scope: `"global"` or `"worker"`; as in `dist_wandb.init`.
         reduce: How one number comes from the ranks' numbers; as in `dist_wandb.init`.
@@ -91,7 +97,7 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
             accelerator.end_training()
     """
 
-    name = _NAME
+    name: str = NAME
     requires_logging_directory = False
     main_process_only = False
 
@@ -99,6 +105,7 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
         self,
         project: str | None = None,
         *,
+        run_name: str | None = None,
         run_mode: RunMode | None = None,
         rank_scope: RankScope | None = None,
         reduce: Reduce = "auto",
@@ -131,12 +138,16 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
             system_metrics,
             strict,
         )
+        project = _one_project(project, run_name)
         self._own_arguments = init_kwargs if project is None else {"project": project, **init_kwargs}
         self._given_arguments: dict[str, Any] = {}  # those given to init_trackers
         runs.check_init_arguments(self._own_arguments, _DOOR)
         self._session: Session | None = None
+        self._last_run: AnyRun | None = None  # of the session that is finished
         self._early_rows: deque[tuple[Mapping[str, Any], int | None, dict[str, Any]]] = deque(maxlen=_MOST_EARLY_ROWS)
         self.wraps = wrap
+        self.is_for_name = False  # whether it was made because `log_with` had its name
+        self.asked: dict[str, Any] = {}  # of it by init_trackers
         if wrap:
             wrap_accelerator()
 
@@ -189,6 +200,7 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
             )
         if tracker not in accelerator.trackers:
             accelerator.trackers.append(tracker)
+        _name_as_scripts_do(tracker, accelerator)
         if config is not None:
             tracker.take_config(config)
         tracker.start()
@@ -199,17 +211,44 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
     def start(self) -> None:
         """Open this rank's run, if it has one to open. Called by `init_trackers`; a second call does nothing."""
         if self._session is None:
-            arguments = {**self._given_arguments, **self._own_arguments}
-            self._session = open_session(self._options, arguments, door=_DOOR, topology=_topology())
+            topology = _topology()
+            if self._may_join_late():
+                told_job(_DOOR, topology, self._options.join_timeout)  # which passes over what went without this rank
+            self._session = open_session(self._options, self._arguments, door=_DOOR, topology=topology)
+
+    @property
+    def run_name(self) -> str | None:
+        """Name of the W&B project, by which Accelerate's own tracker knows it."""
+        return self._arguments.get("project")
+
+    @property
+    def init_kwargs(self) -> dict[str, Any]:
+        """The arguments of `wandb.init`, but for the project."""
+        return {name: value for name, value in self._arguments.items() if name != "project"}
+
+    @property
+    def run(self) -> AnyRun:
+        """The same as `tracker`."""
+        return self.tracker
 
     @property
     def tracker(self) -> AnyRun:
-        """The W&B run of this rank. On a rank without one, something that accepts every use and does nothing."""
+        """The W&B run of this rank. On a rank without one, something that accepts every use and does nothing.
+
+        After `finish` it is the run that was finished, of which id, address and summary can be read.
+        """
+        if self._session is None and self._last_run is not None:
+            return self._last_run
         if self._is_started() or not self._may_join_late():
             return self.session.run
         run = NullRun()
         run.show_config(Mirror(_UntilStarted(self)))
         return run
+
+    @property
+    def is_open(self) -> bool:
+        """Whether this rank's part is started and not finished. Starts nothing."""
+        return self._session is not None
 
     @property
     def session(self) -> Session:
@@ -321,11 +360,14 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
 
     def finish(self) -> None:
         """End this rank's part. Called by `end_training`; a second call does nothing."""
-        if self._early_rows and not self._is_started():
+        if self._early_rows or self._last_run is None:  # the main process waits for ranks that logged nothing, too
+            self._is_started()
+        if self._early_rows:
             self._warn_of_dropped_rows()
             self._early_rows.clear()
         if self._session is not None:
             self._session.finish()
+            self._last_run = self._session.run
             self._session = None
 
     def configure(self, project: str, init_kwargs: Mapping[str, Any]) -> None:
@@ -338,8 +380,22 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
         Raises:
             ConfigurationError: An argument that `wandb.init` does not know.
         """
-        runs.check_init_arguments(init_kwargs, "init_trackers")
-        self._given_arguments = {"project": project, **init_kwargs}
+        if self.is_open:
+            self._tell_of_vain({"project": project, **init_kwargs})
+        else:
+            runs.check_init_arguments(init_kwargs, "init_trackers")
+            self._given_arguments = self.asked = {"project": project, **init_kwargs}
+
+    def _tell_of_vain(self, asked: Mapping[str, Any]) -> None:
+        """Say what a further `init_trackers` cannot change of a run that is open."""
+        new = [name for name in asked if name != "config" and _differs(asked[name], self.asked.get(name))]
+        if new:
+            warnings.warn(
+                f"init_trackers was called again on rank {PartialState().process_index} with another "
+                f"{', '.join(map(repr, new))}, but its run is open: it goes on as it is. Call tracker.finish() on all "
+                "ranks before, for another run.",
+                stacklevel=5,
+            )
 
     def config_once_started(self) -> Mapping[str, Any]:
         """The config, on a rank that joins late: waits for the main process to begin, up to `join_timeout`."""
@@ -355,6 +411,10 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
             time.sleep(_PAUSE)
         return given_values(self.session.config)
 
+    def take_early_rows(self, other: DistWandbTracker) -> None:
+        """Take over what waits in a tracker that this one replaces."""
+        self._early_rows, other._early_rows = other._early_rows, self._early_rows
+
     def _warn_of_dropped_rows(self) -> None:
         number = f"{len(self._early_rows)} rows{' and more' if len(self._early_rows) == _MOST_EARLY_ROWS else ''}"
         warnings.warn(
@@ -363,6 +423,10 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
             stacklevel=4,
         )
 
+    @property
+    def _arguments(self) -> dict[str, Any]:
+        return {**self._given_arguments, **self._own_arguments}
+
     def _may_join_late(self) -> bool:
         """Whether this rank may log before it is started: published scripts call `init_trackers` on main alone."""
         return not PartialState().is_main_process
@@ -370,9 +434,10 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
     def _is_started(self) -> bool:
         """Whether this rank is started; if it may join late, and the main process has begun, it is from now on."""
         if self._session is None and self._may_join_late():
-            job = told_job(_DOOR, _topology(), self._options.join_timeout)
-            if job is not None:
-                self._join_late(replace(self._options, **job["options"]))
+            with contextlib.suppress(RendezvousError):  # the job is over, and its store gone: the training may go on
+                job = told_job(_DOOR, _topology(), self._options.join_timeout)
+                if job is not None:
+                    self._join_late(replace(self._options, **job["options"]))
         return self._session is not None
 
     def _join_late(self, options: Options) -> None:
@@ -414,11 +479,26 @@ def _copied(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _one_project(project: str | None, run_name: str | None) -> str | None:
+    if run_name is not None and project not in (None, run_name):
+        raise ConfigurationError(
+            f"DistWandbTracker was given project={project!r} and run_name={run_name!r}, which both name the W&B "
+            "project. Give one of them; for the name of the run pass name=."
+        )
+    return run_name if project is None else project
+
+
+def _differs(value: object, other: object) -> bool:
+    return value is not other and repr(value) != repr(other)  # values of settings compare as they like
+
+
 def _topology() -> Topology:
     state = PartialState()
     if state.num_processes == 1:
         _warn_of_separate_worlds()
-    return Topology.from_framework(state.process_index, state.num_processes, "accelerate.PartialState")
+    # Megatron-LM has losses on its last rank alone: Accelerate's main process is that one
+    leader: Leader = "last" if state.distributed_type == DistributedType.MEGATRON_LM else "first"
+    return Topology.from_framework(state.process_index, state.num_processes, "accelerate.PartialState", leader=leader)
 
 
 def _warn_of_separate_worlds() -> None:
@@ -439,37 +519,54 @@ def _instance_in(accelerator: Accelerator) -> DistWandbTracker | None:
     return next((tracker for tracker in held if isinstance(tracker, DistWandbTracker)), None)
 
 
-_trackers: WeakKeyDictionary[Accelerator, DistWandbTracker] = WeakKeyDictionary()
-
-
-def _tracker_off_main(
-    accelerator: Accelerator, project: str | None = None, init_kwargs: Mapping[str, Any] | None = None
-) -> DistWandbTracker | None:
+def _tracker_off_main(accelerator: Accelerator) -> DistWandbTracker | None:
     """The tracker of a rank that Accelerate does not call; made here, if `log_with` has only its name."""
-    if accelerator.is_main_process:
+    if accelerator.is_main_process or not _has_ours(accelerator):
         return None
-    tracker = _instance_in(accelerator) or _trackers.get(accelerator)
-    if tracker is None and _NAME in accelerator.log_with:
-        tracker = _trackers[accelerator] = DistWandbTracker(project, **(init_kwargs or {}))
-    elif tracker is not None and project is not None:
-        tracker.configure(project, init_kwargs or {})
-    return tracker if tracker is None or tracker.wraps else None
+    tracker = _instance_in(accelerator) or _put_for_name(accelerator, DistWandbTracker())
+    return tracker if tracker.wraps else None
 
 
-def _stands_in_for_stock(accelerator: Accelerator) -> bool:
-    """Whether our tracker is there and Accelerate's own for wandb is not: scripts then still call it "wandb"."""
-    names = [tracker.name if isinstance(tracker, GeneralTracker) else str(tracker) for tracker in accelerator.log_with]
-    return _NAME in names and _STOCK_NAME not in names
+def _put_for_name(accelerator: Accelerator, tracker: DistWandbTracker) -> DistWandbTracker:
+    """Have a tracker take the place of its name in `log_with`, or of one that did so, with the rows that wait there."""
+    tracker.is_for_name = True
+    before = _instance_in(accelerator)
+    if before is not None:
+        tracker.take_early_rows(before)
+        accelerator.trackers[:] = [held for held in accelerator.trackers if held is not before]
+    accelerator.log_with = [tracker if held is before or _is_name(held) else held for held in accelerator.log_with]
+    return tracker
+
+
+def _is_name(held: object) -> bool:
+    return isinstance(held, str) and held == NAME
 
 
 def _has_ours(accelerator: Accelerator) -> bool:
-    return _NAME in accelerator.log_with or _instance_in(accelerator) is not None
+    return NAME in accelerator.log_with or _instance_in(accelerator) is not None
+
+
+def _to_start(accelerator: Accelerator, project: str, arguments: Mapping[str, Any]) -> DistWandbTracker:
+    """The tracker that `init_trackers` is to start, with its arguments; for a name these are the constructor's."""
+    tracker = _instance_in(accelerator)
+    if tracker is None or (tracker.is_for_name and not tracker.is_open):
+        tracker = _put_for_name(accelerator, DistWandbTracker(project, **arguments))
+        tracker.asked = {"project": project, **arguments}
+    else:
+        tracker.configure(project, arguments)
+    return tracker
+
+
+def _name_as_scripts_do(tracker: DistWandbTracker, accelerator: Accelerator) -> None:
+    """Let a tracker that stands in for Accelerate's own for wandb be found under that one's name."""
+    if stands_in([tracker, *accelerator.log_with]):
+        tracker.name = StandInName(NAME)
 
 
 def _meant_for_us(accelerator: Accelerator, kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
     """Arguments given by tracker name: those for ours, and those for wandb's where ours stands in for it."""
-    stock = (kwargs or {}).get(_STOCK_NAME, {}) if _stands_in_for_stock(accelerator) else {}
-    return {**stock, **(kwargs or {}).get(_NAME, {})}
+    stock = (kwargs or {}).get(STOCK_NAME, {}) if stands_in(accelerator.log_with) else {}
+    return {**stock, **(kwargs or {}).get(NAME, {})}
 
 
 def _init_trackers(original: Callable[..., None]) -> Callable[..., None]:
@@ -478,18 +575,22 @@ def _init_trackers(original: Callable[..., None]) -> Callable[..., None]:
         self: Accelerator, project_name: str, config: dict[str, Any] | None = None, init_kwargs: Any = None
     ) -> None:
         if not _has_ours(self):
-            return original(self, project_name, config, init_kwargs)
+            original(self, project_name, config, init_kwargs or {})  # before 1.14 it takes no None
+            return
         ours = _meant_for_us(self, init_kwargs)
         if config is not None:
             ours = {"config": config, **ours}  # told to ranks that come later; store_init_configuration sets it again
-        tracker = _tracker_off_main(self, project_name, ours)
-        if tracker is not None:
+        tracker = _to_start(self, project_name, ours)
+        _name_as_scripts_do(tracker, self)
+        if self.is_main_process:
+            tracker.start()  # Accelerate before 1.8 leaves that to the constructor
+        elif tracker.wraps:
             tracker.start()
             tracker.store_given_configuration(config or {})
-        elif self.is_main_process and (instance := _instance_in(self)) is not None:
-            instance.configure(project_name, ours)
-            instance.start()  # Accelerate before 1.8 leaves that to the constructor
-        return original(self, project_name, config, {**(init_kwargs or {}), _NAME: ours})
+        original(self, project_name, config, init_kwargs or {})
+        others = [held for held in self.trackers if held is not tracker]
+        if len(others) + 1 < len(self.trackers):  # started again, it is there twice, and would log all twice
+            self.trackers[:] = [*others, tracker]
 
     return init_trackers
 
@@ -498,12 +599,12 @@ def _log(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def log(self: Accelerator, values: dict[str, Any], step: int | None = None, log_kwargs: Any = None) -> None:
         if not _has_ours(self):
-            return original(self, values, step, log_kwargs)
+            return original(self, values, step, log_kwargs or {})
         ours = _meant_for_us(self, log_kwargs)
         tracker = _tracker_off_main(self)
         if tracker is not None:
             tracker.log(values, step, **ours)
-        return original(self, values, step, {**(log_kwargs or {}), _NAME: ours})
+        return original(self, values, step, {**(log_kwargs or {}), NAME: ours})
 
     return log
 
@@ -511,9 +612,9 @@ def _log(original: Callable[..., None]) -> Callable[..., None]:
 def _get_tracker(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def get_tracker(self: Accelerator, name: str, unwrap: bool = False) -> Any:
-        if name == _STOCK_NAME and _stands_in_for_stock(self):
-            name = _NAME
-        tracker = _tracker_off_main(self) if name == _NAME else None
+        if name == STOCK_NAME and stands_in(self.log_with):
+            name = NAME
+        tracker = _tracker_off_main(self) if name == NAME else None
         if tracker is None:
             return original(self, name, unwrap)
         return tracker.tracker if unwrap else tracker
@@ -573,8 +674,7 @@ def _parameters(method: Callable[..., Any] | None) -> tuple[str, ...]:
 
 def _register() -> None:
     """Make ``log_with="dist_wandb"`` work. There is no instance then whose constructor could wrap, so wrap here."""
-    if hasattr(tracking, "register_tracker_class"):
-        tracking.register_tracker_class(DistWandbTracker)
+    register(DistWandbTracker)
     with contextlib.suppress(UnsupportedVersionError):  # a constructor that needs it raises it
         wrap_accelerator()
 

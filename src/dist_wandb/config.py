@@ -42,7 +42,6 @@ _log = logging.getLogger("dist_wandb")
 
 # Keys in the job's store
 _GIVEN, _VERDICT, _DIFFERS, _REFUSED = "config/given", "config/verdict", "config/differs", "config/refused"
-_FIRST_RANK = 0
 _PATIENCE = 1.0  # seconds that a write waits for another thread to have looked at the store
 _AGREEMENT = "_dist_wandb_agreement"  # on wandb's config, in its instance's namespace, not among its values
 
@@ -152,13 +151,13 @@ class Agreement:
                 "compared. Open the run on all ranks, or pass config_sync='warn', which does not wait.",
                 stacklevel=5,
             )
-        first = given[_FIRST_RANK]
-        found = [text for rank in given for text in differences(given[rank], rank, first, _FIRST_RANK)]
+        main = self._topology.main_rank
+        found = [text for rank in given for text in differences(given[rank], rank, given[main], main)]
         return rendezvous.claim(_VERDICT, {"differences": found})
 
     def _await_verdict(self, rendezvous: Rendezvous) -> Any:
         try:
-            return rendezvous.fetch(_VERDICT, "rank 0")
+            return rendezvous.fetch(_VERDICT, f"rank {self._topology.main_rank}")
         except RendezvousError:  # whoever comes later finds this one, so that all go on, or none
             return rendezvous.claim(_VERDICT, {"differences": []})
 
@@ -305,11 +304,11 @@ class Agreement:
             self._has_told_given = True
 
     def _compare_with_first(self) -> None:
-        first = None if self._has_compared else self._peek(f"{_GIVEN}/{_FIRST_RANK}")
+        first = None if self._has_compared else self._peek(f"{_GIVEN}/{self._topology.main_rank}")
         if first is None:
             return
         self._has_compared = True
-        mine = differences(self._comparable, self.rank, first, _FIRST_RANK)
+        mine = differences(self._comparable, self.rank, first, self._topology.main_rank)
         if self._sync == "warn" and self._run_mode == "new":  # its ranks have runs of their own for that
             return
         if mine and self._is_first_to_say(_DIFFERS):

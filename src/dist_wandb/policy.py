@@ -89,13 +89,13 @@ def needs_base_id(topology: Topology, run_mode: RunMode, rank_scope: RankScope, 
     if run_mode == "auto":
         if all_nodes and _records_hardware(topology, run_mode, rank_scope):
             return True
-        return topology.local_rank == 0 if rank_scope == "worker" else topology.global_rank == 0
+        return _leads(topology, rank_scope)
     return True
 
 
 def tells_job(topology: Topology) -> bool:
     """Whether this rank is the one whose base id and arguments hold for all ranks of the job."""
-    return topology.global_rank == 0
+    return topology.global_rank == topology.main_rank
 
 
 def plan_run(
@@ -178,25 +178,32 @@ class _Unit:
 
     rank: int
     suffix: str
+    leads: bool
 
     @classmethod
     def of(cls, topology: Topology, scope: RankScope) -> _Unit:
         if scope == "global" or topology.num_nodes == 1:
-            return cls(topology.global_rank, "")
-        return cls(_known(topology.local_rank), f"worker-{_known(topology.node_rank)}")
-
-    @property
-    def leads(self) -> bool:
-        return self.rank == 0
+            return cls(topology.global_rank, "", _leads(topology, "global"))
+        return cls(_known(topology.local_rank), f"worker-{_known(topology.node_rank)}", _leads(topology, "worker"))
 
     @property
     def rank_suffix(self) -> str:
         return _join(self.suffix, f"rank-{self.rank}")
 
 
+def _leads(topology: Topology, scope: RankScope) -> bool:
+    """Whether a rank is the one that leads its unit: the first, or the last where a framework has its main process."""
+    by_node = scope == "worker"
+    rank = topology.local_rank if by_node else topology.global_rank
+    size = topology.local_world_size if by_node else topology.world_size
+    if topology.leader == "first":
+        return rank == 0
+    return rank is not None and size is not None and rank == size - 1
+
+
 def _records_hardware(topology: Topology, mode: RunMode, scope: RankScope) -> bool:
     """Whether a rank is the one of its node that records the node's hardware, where there is one run for all nodes."""
-    return mode == "auto" and scope == "global" and topology.num_nodes != 1 and topology.local_rank == 0
+    return mode == "auto" and scope == "global" and topology.num_nodes != 1 and _leads(topology, "worker")
 
 
 def _ordinary_run(base_id: str | None, group: str | None) -> _Decision:
@@ -285,7 +292,8 @@ def unit_of(topology: Topology, rank_scope: RankScope) -> Unit:
     """The unit that a rank belongs to. For the scope `"worker"` the layout over nodes must be known."""
     unit = _Unit.of(topology, rank_scope)
     size = _known(topology.local_world_size) if unit.suffix else topology.world_size
-    return Unit(unit.suffix, unit.rank, size, topology.global_rank)
+    index = unit.rank if topology.leader == "first" else (unit.rank + 1) % size
+    return Unit(unit.suffix, index, size, topology.global_rank)
 
 
 def _join(*parts: str | None) -> str:
@@ -301,7 +309,7 @@ def _require_layout(topology: Topology, mode: RunMode, scope: RankScope) -> None
     """Refuse to guess: a node rank taken for 0 would write into another node's run."""
     if topology.num_nodes == 1:
         return
-    for name in ("num_nodes", "node_rank", "local_rank"):
+    for name in ("num_nodes", "node_rank", "local_rank", *(["local_world_size"] * (topology.leader == "last"))):
         if getattr(topology, name) is None:
             raise TopologyError(
                 f"run_mode={mode!r} with rank_scope={scope!r} needs the {name} of rank {topology.global_rank} of "

@@ -223,17 +223,18 @@ def learn_layout(rendezvous: Rendezvous, topology: Topology, *, needed: bool) ->
 def agree_on_base_id(
     rendezvous: Rendezvous | None, topology: Topology, wanted: str | None, proposed: str | None, session_name: str
 ) -> str:
-    """The base id of rank 0, on all ranks.
+    """The base id of the rank that leads the job, rank 0 as a rule, on all ranks.
 
     Args:
         rendezvous: The job's store, if there is one yet.
         topology: Who this rank is.
-        wanted: The id that the user asked for on this rank. Rank 0's counts: scripts often make one up per process.
-        proposed: The id to use where the user asked for none, if this is rank 0; made up if `None`.
+        wanted: The id that the user asked for on this rank. The leading rank's counts: scripts often make one up per
+            process.
+        proposed: The id to use where the user asked for none, if this is the leading rank; made up if `None`.
         session_name: Name of the session, equal on all ranks, for launchers that name the job but keep no store.
 
     Raises:
-        RendezvousError: There is no way to agree, or rank 0 did not come within the time limit.
+        RendezvousError: There is no way to agree, or the leading rank did not come within the time limit.
     """
     if rendezvous is None:
         return wanted or id_of_job(session_name) or _no_way_to_agree(topology)
@@ -241,9 +242,10 @@ def agree_on_base_id(
         base_id = wanted or proposed or make_id()
         rendezvous.publish(BASE_ID, base_id)
         return base_id
-    agreed = str(rendezvous.fetch(BASE_ID, "rank 0"))
+    agreed = str(rendezvous.fetch(BASE_ID, f"rank {topology.main_rank}"))
     if wanted not in (None, agreed):
-        message = f"Rank {topology.global_rank} was given the run id {wanted!r}, rank 0 {agreed!r}: rank 0's is used."
+        main = f"rank {topology.main_rank}"
+        message = f"Rank {topology.global_rank} was given the run id {wanted!r}, {main} {agreed!r}: {main}'s is used."
         warnings.warn(f"{message} Make the id once, or leave it to dist_wandb.", stacklevel=2)
     return agreed
 

@@ -65,6 +65,7 @@ _log = logging.getLogger("dist_wandb")
 
 STEP_METRIC = "global_step"
 _JOB = "job"
+_OVER = "over"  # said by who told the job, so that a late rank does not take it for one to join
 
 
 class Session:
@@ -344,7 +345,13 @@ class Session:
                 exit_code = self._finish_last(ending, exit_code, None if failed else deadline)
             if not exit_code:
                 self._take_back_note()
+        self._tell_over()
         _let_sigterm_be()
+
+    def _tell_over(self) -> None:
+        rendezvous = self._rendezvous
+        if rendezvous is not None and tells_job(self.topology):
+            briefly(lambda: rendezvous.publish(_OVER, 1), None)
 
     def _ending(self) -> Ending:
         return Ending(None if self.plan.run_mode == "new" else self._rendezvous, self._unit)
@@ -553,7 +560,7 @@ class Session:
 
     def _plan_with_base_id(self) -> RunPlan:
         if self.plan.base_id is None and self._rendezvous is not None:
-            base_id = self._rendezvous.fetch(BASE_ID, "rank 0")
+            base_id = self._rendezvous.fetch(BASE_ID, f"rank {self.topology.main_rank}")
             self.plan = _plan(self.topology, self.options, base_id, self.plan.group)
         return self.plan
 
@@ -583,7 +590,7 @@ def open_session(
         topology: Who this rank is, where a framework knows; found out otherwise.
         step_metric: Name of the x axis; `None` for none.
         number: Which of the door's sessions of this job it is, where the door can tell; counted otherwise.
-        proposed_id: Base id to use unless the user asked for one, if this is rank 0.
+        proposed_id: Base id to use unless the user asked for one, if this is the rank that leads the job.
         adopt: Asked, where the plan opens a run, for one that is open already and is to be used instead.
         create_new: Whether to make a run beside one that this process has; wandb.init would hand out that one.
         announces: Whether to say what was decided; otherwise `Session.announce` is the door's to call.
@@ -891,7 +898,7 @@ def _base_id(
     proposed: str | None,
     session_name: str,
 ) -> str | None:
-    """The base id as far as this rank's plan needs it; rank 0 also says it for ranks that do."""
+    """The base id as far as this rank's plan needs it; the leading rank also says it for ranks that do."""
     if topology.world_size == 1:
         return wanted
     if not _needs_base_id(options, topology):
@@ -907,7 +914,7 @@ def _share_job(
     rendezvous: Rendezvous | None,
     init_arguments: Mapping[str, Any],
 ) -> Mapping[str, Any]:
-    """Rank 0 tells what describes the job; the others complete their arguments with it, as far as it is told yet."""
+    """The leading rank tells what describes the job; the others complete their arguments with what is told yet."""
     if rendezvous is None:
         return init_arguments
     if tells_job(topology):
@@ -915,7 +922,7 @@ def _share_job(
         return init_arguments
     if not _needs_base_id(options, topology):
         return init_arguments
-    job = rendezvous.fetch(_JOB, "rank 0")
+    job = rendezvous.fetch(_JOB, f"rank {topology.main_rank}")
     _check_same_job(options, topology, job["options"])
     own = {name: value for name, value in init_arguments.items() if value is not None}
     if options.run_mode == "shared" or (options.run_mode == "auto" and options.all_nodes):
@@ -939,8 +946,8 @@ def _check_same_job(options: Options, topology: Topology, told: Mapping[str, str
     mine = _told_options(options)
     if mine != told:
         raise ConfigurationError(
-            f"Rank {topology.global_rank} opens its run with {mine}, but rank 0 with {dict(told)}. Give all ranks the "
-            "same mode and scope, and open the same runs in the same order on all of them."
+            f"Rank {topology.global_rank} opens its run with {mine}, but rank {topology.main_rank} with {dict(told)}. "
+            "Give all ranks the same mode and scope, and open the same runs in the same order on all of them."
         )
 
 
@@ -958,7 +965,7 @@ def _first_row(plan: RunPlan, run: AnyRun, rendezvous: Rendezvous | None, init_a
 
 
 def told_job(door: str, topology: Topology, timeout: float) -> dict[str, Any] | None:
-    """What rank 0 told of the next session of `door` that this rank has not opened yet. Never waits for it.
+    """What the leading rank told of the next session of `door` that this rank has not opened yet. Never waits for it.
 
     Args:
         door: Name of the door.
@@ -966,7 +973,12 @@ def told_job(door: str, topology: Topology, timeout: float) -> dict[str, Any] | 
         timeout: How long the job's store may take to answer, in seconds.
 
     Returns:
-        The options under ``"options"``; `None` if rank 0 has not opened the session, or there is no store.
+        The options under ``"options"``; `None` if that rank has not opened the session, or there is no store. Sessions
+        that it has finished already are passed over: this rank had no part in them.
     """
-    rendezvous = Rendezvous.find(f"{door}/{_opened[door] + 1}", topology, timeout)
-    return rendezvous.peek(_JOB) if rendezvous else None
+    while True:
+        rendezvous = Rendezvous.find(f"{door}/{_opened[door] + 1}", topology, timeout)
+        job = rendezvous.peek(_JOB) if rendezvous else None
+        if rendezvous is None or job is None or not rendezvous.has([_OVER]):
+            return job
+        _opened[door] += 1

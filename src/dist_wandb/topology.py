@@ -18,6 +18,8 @@ from typing import Literal
 
 from dist_wandb.errors import TopologyError
 
+Leader = Literal["first", "last"]
+
 _SLURM_BATCH_STEP = 4294967290  # steps at or above are SLURM's own (batch script, extern, interactive), not an srun
 
 
@@ -33,6 +35,8 @@ class Topology:
         local_world_size: Number of processes on this node, or `None` if unknown.
         num_nodes: Number of nodes, or `None` if unknown. Not `world_size // local_world_size`: nodes may be uneven.
         sources: For each known field, where it came from (`"RANK (torchrun)"`); used in messages only.
+        leader: Whether the first or the last rank of a job, or of a node, leads it. Megatron-LM has the results of the
+            model on its last rank, which Accelerate therefore calls the main process.
 
     Raises:
         TopologyError: A value is impossible, or two values contradict each other.
@@ -50,6 +54,7 @@ class Topology:
     local_world_size: int | None
     num_nodes: int | None
     sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+    leader: Leader = "first"
 
     def __post_init__(self) -> None:
         self._fill_in_what_follows()
@@ -129,6 +134,7 @@ class Topology:
         source: str,
         *,
         local_rank: int | None = None,
+        leader: Leader = "first",
         environ: Mapping[str, str] | None = None,
     ) -> Topology:
         """Take the ranks a framework tells; the rest from launcher variables that agree with them.
@@ -138,6 +144,7 @@ class Topology:
             world_size: Number of processes of the job.
             source: Where the ranks come from, for messages.
             local_rank: Index of this process on its node, where the framework knows it.
+            leader: Which rank leads a job or a node, by the framework's rule.
             environ: The environment variables to read; the process's own when `None`.
 
         Returns:
@@ -146,7 +153,12 @@ class Topology:
         readings = _Readings({"global_rank": global_rank, "world_size": world_size}, source)
         if local_rank is not None:
             readings.add("local_rank", local_rank, source)
-        return _agreeing(readings, os.environ if environ is None else environ)
+        return replace(_agreeing(readings, os.environ if environ is None else environ), leader=leader)
+
+    @property
+    def main_rank(self) -> int:
+        """Global rank of the process that leads the job: what it was given holds for all ranks."""
+        return 0 if self.leader == "first" else self.world_size - 1
 
     @property
     def knows_layout(self) -> bool:
@@ -235,7 +247,7 @@ class Topology:
 
 
 _HINT = "Check how the job was launched, and unset variables that another launcher left behind."
-_FIELDS = tuple(f.name for f in fields(Topology) if f.name != "sources")
+_FIELDS = tuple(f.name for f in fields(Topology) if f.name not in ("sources", "leader"))
 _LAYOUT_FIELDS = ("local_rank", "node_rank", "local_world_size", "num_nodes")
 
 

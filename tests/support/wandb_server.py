@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
+from graphql_of_wandb import FEATURES, GraphQL, UnknownOperationError, operation_name
 from processes import clean_environment
-from wandb_graphql import FEATURES, GraphQL, UnknownOperationError, operation_name
 from wandb_records import PLAIN, RecordedArtifact, RecordedRun, Records
 
 if TYPE_CHECKING:

@@ -1,0 +1,84 @@
+"""By which names Accelerate and scripts find the tracker: in `log_with`, in ``"all"``, and in place of ``"wandb"``."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from accelerate import accelerator as accelerators
+from accelerate import tracking
+from accelerate.tracking import GeneralTracker
+
+NAME = "dist_wandb"
+STOCK_NAME = "wandb"
+_ALL = "all"
+_FILTER = "filter_trackers"
+_KNOWN = ("log_with", "logging_dir")
+_MARK = "__knows_dist_wandb__"
+
+
+class StandInName(str):
+    """The name of our tracker where it stands in for Accelerate's own: ``"dist_wandb"``, which equals ``"wandb"`` too.
+
+    Published scripts do what W&B can show, and others cannot, under ``if tracker.name == "wandb"``. As a key of a
+    mapping, and as text, it is ``"dist_wandb"``.
+    """
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return other == STOCK_NAME or str.__eq__(self, other) is True
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = str.__hash__
+
+
+def stands_in(log_with: Iterable[Any]) -> bool:
+    """Whether our tracker is among these and Accelerate's own for wandb is not: scripts then still call it "wandb"."""
+    names = [tracker.name if isinstance(tracker, GeneralTracker) else str(tracker) for tracker in log_with]
+    return NAME in names and STOCK_NAME not in [str(name) for name in names]
+
+
+def register(tracker_class: type[Any]) -> None:
+    """Make ``log_with="dist_wandb"`` work, and have ``"all"`` mean our tracker instead of Accelerate's own for wandb.
+
+    `Accelerator` looks up what its `log_with` means by the function `filter_trackers`, which is replaced by one that
+    does as before for all other values. Where a version has it differently, only what that version offers works.
+
+    Args:
+        tracker_class: The class of our tracker.
+    """
+    if hasattr(tracking, "register_tracker_class"):
+        tracking.register_tracker_class(tracker_class)
+    else:  # before 1.15 there is no way to say it
+        tracking.LOGGER_TYPE_TO_CLASS[NAME] = tracker_class
+    original = getattr(accelerators, _FILTER, None)
+    if original is None or hasattr(original, _MARK):
+        return
+    if tuple(inspect.signature(original).parameters) == _KNOWN:
+        setattr(accelerators, _FILTER, _filter_trackers(original))
+
+
+def _filter_trackers(original: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+    @functools.wraps(original)
+    def filter_trackers(log_with: Any, logging_dir: Any = None) -> list[Any]:
+        asked = list(log_with) if isinstance(log_with, (list, tuple)) else [log_with]
+        names = [None if isinstance(item, GeneralTracker) else str(item) for item in asked]
+        if _ALL in names:
+            found = [item for item in original(asked, logging_dir) if str(item) not in (NAME, STOCK_NAME)]
+            return found if any(_is_ours(item) for item in found) else [*found, NAME]
+        if NAME in names:
+            others = [item for item, name in zip(asked, names, strict=True) if name != NAME]
+            return [*original(others, logging_dir), NAME]
+        return original(log_with, logging_dir)
+
+    setattr(filter_trackers, _MARK, True)
+    return filter_trackers
+
+
+def _is_ours(item: object) -> bool:
+    return isinstance(item, GeneralTracker) and str(item.name) == NAME

@@ -1,0 +1,131 @@
+"""How published scripts use Accelerate's trackers: one way after the other, in one job, most of it without a guard."""
+
+import sys
+from typing import Any
+
+import torch
+import wandb
+from accelerate import Accelerator, PartialState
+from accelerate.utils import DistributedType
+
+from dist_wandb.accelerate import DistWandbTracker
+
+STEPS = 4  # optimizer steps
+ACCUMULATED = 2  # batches of each
+
+
+def accelerator_for(name: str, directory: str, **more: Any) -> Accelerator:
+    return Accelerator(cpu=True, log_with=DistWandbTracker(id=name, dir=directory, **more))
+
+
+def diffusers(directory: str) -> None:
+    """As diffusers' scripts do: trackers initialised on main alone, accumulation, validation for trackers by name."""
+    accelerator = Accelerator(
+        cpu=True, gradient_accumulation_steps=ACCUMULATED, log_with=DistWandbTracker(id="diffusers", dir=directory)
+    )
+    model = torch.nn.Linear(1, 1, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    if accelerator.is_main_process:
+        accelerator.init_trackers("tests", config={"lr": 0.0})
+    step, train_loss = 0, 0.0
+    for batch in range(STEPS * ACCUMULATED):
+        with accelerator.accumulate(model):
+            loss = (model(torch.ones(1, 1)) * 0).sum() + accelerator.process_index + batch
+            train_loss += accelerator.gather(loss.detach().repeat(1)).mean().item() / ACCUMULATED
+            accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+        if accelerator.sync_gradients:
+            step += 1
+            accelerator.log({"train_loss": train_loss}, step=step)
+            train_loss = 0.0
+            if accelerator.is_main_process:
+                validate(accelerator, step)
+        accelerator.log({"own": float(accelerator.process_index)}, step=batch)
+    accelerator.wait_for_everyone()
+    finish(accelerator)
+
+
+def validate(accelerator: Accelerator, step: int) -> None:
+    for tracker in accelerator.trackers:
+        if tracker.name == "wandb":
+            tracker.log({"validation": [wandb.Html(f"step {step}")], "score": 0.5}, step=step)
+    assert accelerator.trackers[0].run is accelerator.trackers[0].tracker
+    accelerator.get_tracker("wandb").log({"by_name": [step]}, step=step)
+
+
+def no_trainer(directory: str) -> None:
+    """As transformers' no_trainer examples do: initialised everywhere, by name, the run unwrapped on all ranks."""
+    accelerator = Accelerator(cpu=True, log_with="dist_wandb")
+    arguments = {"id": "no_trainer", "dir": directory, "tags": ["a"]}
+    accelerator.init_trackers("tests", {"lr": 0.1}, init_kwargs={"wandb": arguments})
+    run = accelerator.get_tracker("wandb", unwrap=True)
+    assert accelerator.get_tracker("dist_wandb", unwrap=True) is run
+    assert run.config["lr"] == 0.1
+    run.summary["best"] = 0.9
+    for epoch in range(STEPS):
+        accelerator.log({"accuracy": epoch + accelerator.process_index, "epoch": epoch}, step=epoch)
+        accelerator.get_tracker("dist_wandb").log({"direct": 2.0 * accelerator.process_index}, step=epoch)
+    finish(accelerator)
+
+
+def main_alone(directory: str) -> None:
+    """Everything under a guard: the other rank takes no part in this one, and its next one is the next one."""
+    accelerator = accelerator_for("main_alone", directory, finish_timeout=0.5)
+    if accelerator.is_main_process:
+        accelerator.init_trackers("tests")
+        accelerator.log({"loss": 1.0}, step=1)
+        finish(accelerator)
+    accelerator.wait_for_everyone()
+
+
+def started_again(directory: str) -> None:
+    """`init_trackers` twice: the run goes on, and nothing is there twice; after `finish` there is another run."""
+    accelerator = accelerator_for("again", directory, resume="allow")
+    for start in range(3):
+        accelerator.init_trackers("tests", config={"start": start})
+        accelerator.log({"loss": 10.0 * start + accelerator.process_index})
+        if start == 1:
+            finish(accelerator)
+            accelerator.wait_for_everyone()
+    finish(accelerator)
+
+
+def megatron(directory: str) -> None:
+    """With Megatron-LM the main process is the last one."""
+    accelerator = accelerator_for("megatron", directory, run_mode="shared")
+    before = PartialState._shared_state["distributed_type"]
+    PartialState._shared_state["distributed_type"] = DistributedType.MEGATRON_LM
+    assert accelerator.is_main_process is (accelerator.process_index == 1)
+    if accelerator.is_main_process:
+        accelerator.init_trackers("tests", config={"from": accelerator.process_index})
+    for step in range(STEPS):
+        accelerator.log({"loss": 2.0 * accelerator.process_index + step}, step=step)
+    assert accelerator.get_tracker("wandb").session.config["from"] == 1
+    finish(accelerator)
+    PartialState._shared_state["distributed_type"] = before
+
+
+def ended(directory: str) -> None:
+    """`end_training` at once, without waiting for anybody."""
+    accelerator = accelerator_for("ended", directory)
+    accelerator.init_trackers("tests")
+    accelerator.log({"loss": float(accelerator.process_index)}, step=0)
+    accelerator.end_training()
+    run = accelerator.get_tracker("dist_wandb").tracker
+    assert not accelerator.is_main_process or run.id == "ended"
+
+
+def finish(accelerator: Accelerator) -> None:
+    """End the trackers as `end_training` does, but for the process group."""
+    accelerator.get_tracker("dist_wandb").finish()
+
+
+def main(directory: str) -> None:
+    for way in (diffusers, no_trainer, main_alone, started_again, megatron, ended):
+        way(directory)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

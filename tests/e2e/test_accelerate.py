@@ -1,0 +1,129 @@
+"""Accelerate as published scripts use it, and under each of its launchers: what reaches the server."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import Finished, free_port, run_job, torchrun
+from wandb_records import RecordedRun
+from wandb_server import WandbServer
+
+SCRIPTS = Path(__file__).parent / "scripts"
+SUPPORT = Path(__file__).parents[1] / "support"
+STEPS = 4
+DEGRADED = "dist_wandb/degraded"
+
+
+def run(server: WandbServer, directory: Path, *commands: list[str | Path]) -> Finished:
+    environment = server.environment(directory, PYTHONPATH=str(SUPPORT), WANDB_CONSOLE="wrap")
+    return run_job(*commands, cwd=directory, environment=environment, timeout=120)
+
+
+def series(recorded: RecordedRun, name: str) -> dict[int, Any]:
+    """By step the value of a name that was written last."""
+    rows = [row for writer in recorded.writers.values() for row in writer.rows]
+    return {row["global_step"]: row[name] for row in rows if name in row}
+
+
+def writes(recorded: RecordedRun, name: str) -> int:
+    """How many rows have a value of a name."""
+    return sum(name in row for writer in recorded.writers.values() for row in writer.rows)
+
+
+@pytest.fixture(scope="module")
+def idioms(tmp_path_factory: pytest.TempPathFactory) -> WandbServer:
+    """What arrived from one job of two ranks that goes through all ways of `accelerate_idioms.py`."""
+    directory = tmp_path_factory.mktemp("idioms")
+    with WandbServer() as server:
+        run(server, directory, *torchrun(SCRIPTS / "accelerate_idioms.py", directory)).check()
+    assert server.unknown == []
+    return server
+
+
+def test_every_way_gave_one_run_that_ended_well(idioms: WandbServer) -> None:
+    codes = {key.rpartition("/")[2]: recorded.exit_codes for key, recorded in idioms.runs.items()}
+    once = ("diffusers", "no_trainer", "main_alone", "megatron", "ended")
+    assert codes == {**{name: [0] for name in once}, "again": [0, 0]}
+    assert [name for name in codes if name != "main_alone" and series(idioms.run(name), DEGRADED)] == []
+
+
+def test_trackers_initialised_on_main_alone_bring_all_ranks_together(idioms: WandbServer) -> None:
+    recorded = idioms.run("diffusers")
+    assert series(recorded, "train_loss") == {1: 1.0, 2: 3.0, 3: 5.0, 4: 7.0}  # gathered already: equal on all ranks
+    assert series(recorded, "own") == dict.fromkeys(range(2 * STEPS), 0.5)
+    assert writes(recorded, "train_loss") == STEPS
+
+
+def test_what_is_under_tracker_name_is_wandb_is_logged(idioms: WandbServer) -> None:
+    recorded = idioms.run("diffusers")
+    shown = series(recorded, "validation")
+    assert {step: (value["_type"], value["count"]) for step, value in shown.items()} == dict.fromkeys(
+        range(1, STEPS + 1), ("html", 1)
+    )
+    assert series(recorded, "score") == dict.fromkeys(range(1, STEPS + 1), 0.5)
+    assert series(recorded, "by_name") == {step: [step] for step in range(1, STEPS + 1)}
+
+
+def test_by_name_with_what_is_kept_under_wandb(idioms: WandbServer) -> None:
+    recorded = idioms.run("no_trainer")
+    assert (recorded.config, recorded.tags) == ({"lr": 0.1}, ("a",))
+    assert series(recorded, "accuracy") == {step: step + 0.5 for step in range(STEPS)}
+    assert series(recorded, "direct") == dict.fromkeys(range(STEPS), 1.0)
+    assert recorded.summary["best"] == 0.9
+
+
+def test_a_run_of_main_alone_lacks_the_other_rank_and_says_so(idioms: WandbServer) -> None:
+    recorded = idioms.run("main_alone")
+    assert (series(recorded, "loss"), series(recorded, DEGRADED)) == ({1: 1.0}, {1: 1})
+
+
+def test_trackers_initialised_again_log_nothing_twice_and_go_on_after_finish(idioms: WandbServer) -> None:
+    recorded = idioms.run("again")
+    assert series(recorded, "loss") == {0: 0.5, 1: 10.5, 2: 20.5}
+    assert writes(recorded, "loss") == 3
+    assert recorded.config == {"start": 2}
+
+
+def test_with_megatron_the_last_rank_is_the_primary(idioms: WandbServer) -> None:
+    recorded = idioms.run("megatron")
+    assert recorded.config == {"from": 1}
+    of_primary, of_other = sorted(recorded.writers.values(), key=lambda writer: "loss" not in writer.rows[0])
+    assert [row["loss"] for row in of_primary.rows] == [step + 1.0 for step in range(STEPS)]
+    assert {"rank-1/loss" in row for row in of_primary.rows} == {True}
+    assert [row["rank-0/loss"] for row in of_other.rows] == [float(step) for step in range(STEPS)]
+    assert (of_primary.completions, of_other.completions) == (1, 0)
+
+
+def test_end_training_waits_for_nobody_to_wait_for_everyone(idioms: WandbServer) -> None:
+    assert series(idioms.run("ended"), "loss") == {0: 0.5}
+
+
+@pytest.mark.parametrize(("launcher", "names"), [("launch", ["launch"]), ("functions", ["debug", "notebook"])])
+def test_runs_are_whole_without_end_training_under_accelerates_launchers(
+    wandb_server: WandbServer, tmp_path: Path, launcher: str, names: list[str]
+) -> None:
+    script: list[str | Path] = [SCRIPTS / "accelerate_launched.py", tmp_path, launcher]
+    options = ["--multi_gpu", "--num_processes=2", "--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no"]
+    launch = [sys.executable, "-m", "accelerate.commands.launch", *options, f"--main_process_port={free_port()}"]
+    run(wandb_server, tmp_path, [*(launch if launcher == "launch" else [sys.executable]), *script]).check()
+    for name in names:
+        recorded = wandb_server.run(name)
+        assert recorded.exit_codes == [0]
+        assert series(recorded, "loss") == {step: step + 5.0 for step in range(STEPS)}
+        for rank in (0, 1):
+            assert series(recorded, f"rank-{rank}/loss") == {step: 10.0 * rank + step for step in range(STEPS)}
+            assert (tmp_path / f"saw-{name}-{rank}").read_text() == f"{name} rank {rank} of 2 on 1 node"
+
+
+def test_an_exception_on_any_rank_marks_the_run_failed_and_keeps_its_rows(
+    wandb_server: WandbServer, tmp_path: Path
+) -> None:
+    ended = run(wandb_server, tmp_path, *torchrun(SCRIPTS / "accelerate_broken.py", tmp_path))
+    assert ended.exit_codes == (1,), ended.output
+    assert "RuntimeError: rank 1 has had enough" in ended.output
+    recorded = wandb_server.run("broken")
+    assert recorded.exit_codes == [1]
+    assert series(recorded, "loss") == {step: step + 0.5 for step in range(STEPS)}
