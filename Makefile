@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 DEMO_DIR := runs/demo
-WORKERS ?= 2
+WORKERS ?= 4
 OLDEST := .venv-oldest
 
 .PHONY: help demo test test-oldest lint format bench clean
@@ -18,13 +18,13 @@ demo: $(VENV)/.examples  ## Train on real data in two processes, offline, and sh
 	WANDB_MODE=offline $(BIN)/python examples/lightning/train_digits.py --strategy ddp --devices 2 --log-dir $(DEMO_DIR)
 	$(BIN)/dist-wandb show $(DEMO_DIR)
 
-test: $(VENV)/.development  ## Run all tests; those of whole jobs in WORKERS processes side by side
-	$(BIN)/python -m pytest --ignore tests/e2e
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile tests/e2e
+test: $(VENV)/.development  ## Run all tests; those of whole jobs, which mostly wait, WORKERS at a time
+	$(BIN)/python -m pytest -n 2 --dist loadfile tests/unit tests/distributed
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup tests/contract tests/e2e
 
 test-oldest: $(OLDEST)/.ready  ## Run the tests of the core and of Accelerate with the oldest supported versions
-	$(OLDEST)/bin/python -m pytest -n $(WORKERS) --dist loadfile -m "not newest" -k "not milliseconds" \
-		tests/unit tests/e2e/test_accelerate.py
+	$(OLDEST)/bin/python -m pytest -n 2 --dist loadgroup -m "not newest" -k "not milliseconds" \
+		tests/unit tests/contract tests/e2e/test_accelerate.py
 
 lint: $(VENV)/.development  ## Check style and types
 	$(BIN)/ruff check

@@ -243,6 +243,18 @@ def wandb_server() -> Iterator[WandbServer]:
     assert server.unknown == []
 
 
+# Fixtures that run one job for all tests of a module.
+_SHARED_JOBS = {"plain", "lightning", "idioms", "played", "recorded_offline", "recorded_plainly", "directory", "good"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep tests that look at one job on one worker, where `--dist loadgroup` spreads them."""
+    for item in items:
+        if isinstance(item, pytest.Function) and _SHARED_JOBS.intersection(item.fixturenames):
+            door = getattr(item, "callspec", None) and item.callspec.params.get("played", "")
+            item.add_marker(pytest.mark.xdist_group(f"{item.path.stem}-{door}"))
+
+
 def pytest_configure() -> None:
     """Let what tests start be interrupted: a shell's background job inherits, and hands on, that SIGINT is ignored."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():

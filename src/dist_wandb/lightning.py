@@ -357,7 +357,15 @@ class DistWandbLogger(WandbLogger):
         if session is not None and session.plan.primary:
             super().watch(model, log, log_freq, log_graph)
 
-    _log_hyperparams = WandbLogger.log_hyperparams.__wrapped__  # type: ignore[attr-defined]
+    def _log_hyperparams(self, params: dict[str, Any] | Namespace) -> None:
+        """In a shared run, what the primary has is not said again by others: W&B keeps what came last."""
+        session = self._open()
+        if session is not None and session.plan.shared and not session.plan.primary:
+            known = session.config
+            params = vars(params) if isinstance(params, Namespace) else params
+            params = {name: value for name, value in params.items() if name not in known}
+        inspect.unwrap(WandbLogger.log_hyperparams)(self, params)
+
     _log_table = _where_runs_are(WandbLogger.log_table)
     log_text = _where_runs_are(WandbLogger.log_text)
     _log_image = _where_runs_are(WandbLogger.log_image)

@@ -14,7 +14,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -566,3 +566,20 @@ logger.log_metrics({"a": 1.0}, 2)
 fake.init.return_value.log.assert_called_once_with({"a": 1.0, "trainer/global_step": 2})
 """
     subprocess.run([sys.executable, "-W", "ignore", "-c", script], timeout=120, check=True)
+
+
+@pytest.mark.parametrize(("primary", "written"), [(True, {"lr": 0.2, "new": 1}), (False, {"new": 1})])
+def test_in_a_shared_run_others_do_not_overwrite_what_the_primary_says(
+    monkeypatch: pytest.MonkeyPatch, primary: bool, written: dict[str, Any]
+) -> None:
+    config = mock.MagicMock()
+    config.__contains__.side_effect = {"lr": 0.1}.__contains__
+    run = SimpleNamespace(config=config)
+    opened = SimpleNamespace(plan=SimpleNamespace(shared=True, primary=primary), run=run, config=config)
+    logger = DistWandbLogger(run_mode="shared")
+    monkeypatch.setattr(logger, "_open", lambda: opened)
+    monkeypatch.setattr(logger, "_session", opened)
+    for params in ({"lr": 0.2, "new": 1}, Namespace(lr=0.2, new=1)):
+        logger.log_hyperparams(params)
+        config.update.assert_called_once_with(written, allow_val_change=True)
+        config.reset_mock()
