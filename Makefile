@@ -24,7 +24,7 @@ test: $(VENV)/.development  ## Run all tests; those of whole jobs, which mostly 
 
 test-oldest: $(OLDEST)/.ready  ## Run the tests of the core and of Accelerate with the oldest supported versions
 	$(OLDEST)/bin/python -m pytest -n 2 --dist loadgroup -m "not newest" -k "not milliseconds" \
-		tests/unit tests/contract tests/e2e/test_accelerate.py
+		tests/unit tests/e2e/test_accelerate.py
 
 lint: $(VENV)/.development  ## Check style and types
 	$(BIN)/ruff check

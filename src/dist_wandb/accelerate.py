@@ -14,7 +14,6 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb.errors import (
@@ -437,7 +436,7 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
             with contextlib.suppress(RendezvousError):  # the job is over, and its store gone: the training may go on
                 job = told_job(_DOOR, _topology(), self._options.join_timeout)
                 if job is not None:
-                    self._join_late(replace(self._options, **job["options"]))
+                    self._join_late(Options(**job["all"]))
         return self._session is not None
 
     def _join_late(self, options: Options) -> None:

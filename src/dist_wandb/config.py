@@ -390,6 +390,10 @@ class Agreement:
             self.look(at_once=True)
         return self._mirrored if self._is_known else {**self._given, **self._mirrored}
 
+    def known(self) -> dict[str, Any]:
+        """The config as far as it is known on a rank without a run. Waits for nobody."""
+        return dict(self._mirrored) if self._is_known else {**self._given, **self._mirrored}
+
     def _wait_for_primary(self) -> None:
         if self._follows is None or not self._may_meet():
             return

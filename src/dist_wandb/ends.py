@@ -100,6 +100,32 @@ class Ending:
         return self._key(f"written/{index}")
 
 
+class Once:
+    """Something that one thread does, while others that are about to do it wait for that."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._thread: int | None = None
+        self._done = threading.Event()
+
+    def begins(self, within: float) -> bool:
+        """Whether the caller is the one to do it. Others return once it is done, or after `within` seconds.
+
+        The thread that does it is not made to wait for itself.
+        """
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.get_ident()
+                return True
+        if self._thread != threading.get_ident():
+            self._done.wait(within)
+        return False
+
+    def ends(self) -> None:
+        """Say that it is done."""
+        self._done.set()
+
+
 def briefly(use_store: Callable[[], _T], otherwise: _T, within: float = STORE_PATIENCE) -> _T:
     """Use the job's store, but do not wait for one that has stalled: its calls have no limit of their own.
 

@@ -122,6 +122,20 @@ class Gathered:
         self._marks = [event_after(tensor) for tensor in taken.on_devices.values()]
         self._encoder: threading.Thread | None = None
         self._encoded: Encoded | Exception | None = None
+        self._is_logged = False
+
+    def use(self, rank: int) -> None:
+        """Be logged: once, as what is sent is not kept.
+
+        Raises:
+            ConfigurationError: It was logged already.
+        """
+        if self._is_logged:
+            raise ConfigurationError(
+                f"A gathered table or panel was logged a second time on rank {rank}. Make another one of the same rows "
+                "or images with dist_wandb.gathered(...)."
+            )
+        self._is_logged = True
 
     def is_ready(self) -> bool:
         """Whether `encoded` answers without waiting. Large images take long: a thread of their own encodes them."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import math
 import multiprocessing
 import os
 import pickle
 import secrets
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("dist_wandb")
 
 _PAUSE = 0.2  # seconds between two looks whether the session ends
+_LAST_ROWS = 2.0  # seconds that a session which ends takes what its children have said already
 _BACKLOG = 64  # children that may knock at the same time
 _FLUSH_PATIENCE = 60.0  # seconds
 _LOG, _FLUSH = "log", "flush"
@@ -57,7 +60,9 @@ class Relay:
         self._address: Address | None = None
         self._lock = threading.Lock()
         self._closing = threading.Event()
+        self._until = math.inf  # when taking ends, by the monotonic clock
         self._threads: list[threading.Thread] = []
+        self._has_failed = False
 
     @property
     def address(self) -> Address | None:
@@ -67,58 +72,71 @@ class Relay:
     def open(self) -> Address | None:
         """Listen, from now on; `None` once it is closed, or where no socket can be made."""
         with self._lock:
-            if self._address is None and not self._closing.is_set():
-                key = secrets.token_bytes(32)
-                try:
-                    self._listener = Listener(family="AF_UNIX", backlog=_BACKLOG, authkey=key)
-                except OSError as error:
-                    _log.warning("dist_wandb: processes that this one starts cannot log: %s", error)
-                    return None
-                self._address = Address(self._listener.address, key)
-                self._begin(self._accept, self._listener)
+            if self._address is None and not self._closing.is_set() and not self._has_failed:
+                self._listen(secrets.token_bytes(32))
             return None if self._closing.is_set() else self._address
 
-    def close(self, within: float) -> None:
+    def _listen(self, key: bytes) -> None:
+        try:
+            self._listener = _listener(key)
+            self._begin(self._accept, self._listener)
+        except (OSError, RuntimeError):  # no socket, or no thread: children say so, if they log
+            self._has_failed = True
+            if self._listener is not None:
+                self._listener.close()
+            return
+        self._address = Address(self._listener.address, key)
+
+    def let_go(self) -> None:
+        """In a fork, hold no socket of this process's: who knocks there would never be let in."""
+        if self._listener is not None:
+            self._listener.close()
+
+    def close(self, *, failed: bool = False) -> None:
         """Take what children have said until now, and no more.
 
         Args:
-            within: How long that may take, in seconds.
+            failed: Whether not even that.
         """
         with self._lock:
+            self._until = time.monotonic() + (0.0 if failed else _LAST_ROWS)
             self._closing.set()
             listener, address = self._listener, self._address
         if listener is None or address is None:
             return
         with suppress(OSError), socket.socket(socket.AF_UNIX) as knock:
+            knock.settimeout(_LAST_ROWS)
             knock.connect(address.place)  # wakes who waits for the next child
-        deadline = time.monotonic() + within
         for thread in self._threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
+            thread.join(max(0.0, self._until - time.monotonic()))
         listener.close()
 
     def _begin(self, what: Callable[[Any], None], argument: Any) -> None:
         thread = threading.Thread(target=what, args=(argument,), name="dist_wandb-relay", daemon=True)
-        self._threads.append(thread)
         thread.start()
+        self._threads = [*(held for held in self._threads if held.is_alive()), thread]
 
     def _accept(self, listener: Listener) -> None:
         while True:
             try:
                 connection = listener.accept()
             except (OSError, EOFError, multiprocessing.AuthenticationError):
-                if self._closing.is_set():
+                if self._closing.is_set():  # the knock of `close`, behind which nobody waits
                     return
                 time.sleep(_PAUSE)  # somebody else's process knocked
                 continue
-            self._begin(self._serve, connection)
-            if self._closing.is_set():
-                return
+            try:
+                self._begin(self._serve, connection)
+            except RuntimeError:  # no more threads: the child says so
+                connection.close()
 
     def _serve(self, connection: Connection) -> None:
         with connection, suppress(EOFError, OSError):
-            while connection.poll(0.0 if self._closing.is_set() else _PAUSE) or not self._closing.is_set():
-                if connection.poll():
+            while time.monotonic() < self._until:
+                if connection.poll(0.0 if self._closing.is_set() else _PAUSE):
                     self._take(connection)
+                elif self._closing.is_set():
+                    return
 
     def _take(self, connection: Connection) -> None:
         # Its sender has shown that it knows the key, so it is a child of this very process.
@@ -135,6 +153,8 @@ class Relay:
 class RemoteSession:
     """What a session is in another process, into which it was pickled or forked: what is logged arrives all the same.
 
+    Everything else that a run can do (`summary`, `alert`, `define_metric`) is accepted there and does nothing.
+
     Rows go to the process that holds the session, in the order of the calls, until that session ends. Text, numbers,
     tensors, arrays and torchmetrics' objects may be logged, but no media of W&B: they lie in files of this process.
 
@@ -148,7 +168,7 @@ class RemoteSession:
         self.topology = topology
         self.id: str | None = facts.get("id")
         self.url: str | None = facts.get("url")
-        self.config: dict[str, Any] = dict(facts.get("config", {}))
+        self.config = RemoteConfig(facts.get("config", {}))
         self._address = address
         self._facts = facts
         self._connection: tuple[int, Connection] | None = None
@@ -249,6 +269,38 @@ class RemoteSession:
 
     def __repr__(self) -> str:
         return f"<dist_wandb.RemoteSession of rank {self.topology.global_rank} run={self.id!r}>"
+
+
+class RemoteConfig(dict[str, Any]):
+    """The config of a run as it was, in another process. Names can be read as attributes; changes stay here."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"the config has no {name!r}") from None
+
+    def update(  # type: ignore[override]  # as W&B's config
+        self, values: Any = (), allow_val_change: bool | None = None, **kwargs: Any
+    ) -> None:
+        """Change values, here alone.
+
+        Args:
+            values: Values by name.
+            allow_val_change: As in W&B's config; not needed here.
+            **kwargs: Further values.
+        """
+        del allow_val_change
+        super().update(values, **kwargs)
+
+
+def _listener(key: bytes) -> Listener:
+    try:
+        return Listener(family="AF_UNIX", backlog=_BACKLOG, authkey=key)
+    except OSError:  # the path of the directory for temporary files is too long for a socket's: Linux needs none
+        if not sys.platform.startswith("linux"):
+            raise
+        return Listener(f"\0dist-wandb-{secrets.token_hex(8)}", "AF_UNIX", _BACKLOG, key)
 
 
 def _without_media(metrics: Mapping[str, Any], rank: int) -> dict[str, Any]:

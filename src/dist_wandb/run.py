@@ -813,21 +813,24 @@ def before_finish(run: AnyRun, act: Callable[[int | None], None]) -> Callable[[]
 
     Args:
         run: The run, or a `NullRun`.
-        act: Called with the exit code that the user gave. It may finish the run.
+        act: Called with the exit code that the user gave. It may finish the run, and be called by several threads.
 
     Returns:
-        Takes it back. Called by itself at the first `finish`.
+        Takes it back.
     """
+    own = vars(run).get("finish") if hasattr(run, "__dict__") else None  # disabled runs of older versions have one
+    original = getattr(run, "finish", None)
 
     def finish(exit_code: int | None = None, **kwargs: Any) -> None:
-        take_back()
         act(exit_code)
-        if not is_finished(run):
-            run.finish(exit_code, **kwargs)
+        if original is not None and not is_finished(run):
+            original(exit_code, **kwargs)
 
     def take_back() -> None:
         if vars(run).get("finish") is finish:
-            del vars(run)["finish"]
+            vars(run).pop("finish")
+            if own is not None:
+                vars(run)["finish"] = own
 
     if not hasattr(run, "finish") or not hasattr(run, "__dict__"):  # a stand-in for a run, in somebody's tests
         return lambda: None

@@ -12,15 +12,15 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb import restart
 from dist_wandb import run as runs
 from dist_wandb.announcement import announcement
 from dist_wandb.config import Agreement
-from dist_wandb.config_values import given_values, told
-from dist_wandb.ends import Ending, ProcessEnd, briefly, exit_code_of
+from dist_wandb.config_values import given_values
+from dist_wandb.ends import Ending, Once, ProcessEnd, briefly, exit_code_of
 from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.gathers import Gathered
 from dist_wandb.opening import Opening, run_key, writer_keys
@@ -65,6 +65,7 @@ _log = logging.getLogger("dist_wandb")
 
 STEP_METRIC = "global_step"
 _JOB = "job"
+_FINISHED_BY_USER = "finished_by_user"
 _OVER = "over"  # said by who told the job, so that a late rank does not take it for one to join
 
 
@@ -141,10 +142,14 @@ class Session:
         self.opened_inside = entered()
         self._relay = Relay(self._from_child)
         self._remote: RemoteSession | None = None
+        self._facts_for_forks: dict[str, Any] = {}
         self._rows = 0
         self._counting = threading.RLock()  # several threads may log; one that is interrupted may log again
         self._failure: int | None = None
-        self._let_finish_be = runs.before_finish(run, self.finish)
+        self._let_finish_be = runs.before_finish(run, self._finish_with_run)
+        self._ends_once = Once()
+        self._is_over = False
+        self._has_told_of_vain_rows = False
         self._has_told_of_own_rows = False
         _sessions.append(self)
         _process_end.register()
@@ -161,6 +166,8 @@ class Session:
         On a rank that opens no run it is the id that its primary told. If the primary has not opened its run yet, this
         waits for it up to `join_timeout`; `None` if it never does.
         """
+        if os.getpid() != self._pid:
+            return self._elsewhere().id
         if self.run:
             return str(self.run.id)
         try:
@@ -199,7 +206,7 @@ class Session:
                     session.config.update({"lr": 0.2}, allow_val_change=True)
                 session.config.lr  # rank 0: 0.2; rank 1: 0.2 within a heartbeat
         """
-        return self.run.config
+        return self.run.config if os.getpid() == self._pid else self._elsewhere().config
 
     def log(
         self,
@@ -239,6 +246,9 @@ class Session:
             self._elsewhere().log(metrics, step, weight, commit=commit)
             return
         check_row(metrics, self.topology.global_rank)
+        for value in metrics.values():
+            if isinstance(value, Gathered):
+                value.use(self.topology.global_rank)
         with self._counting:
             if self.brings_together:
                 self._put(metrics, step, weight)
@@ -257,11 +267,23 @@ class Session:
             step = self._first_row + self._rows
         self._exchange.put(Contribution(metrics, step, commit))
 
+    def _tell_of_vain_row(self) -> None:
+        if not self._has_told_of_vain_rows:
+            self._has_told_of_vain_rows = True
+            _log.warning(
+                "dist_wandb: rank %d logs, but the run it logs to was finished on the rank that has it. What it logs "
+                "from now on is not written.",
+                self.topology.global_rank,
+            )
+
     def _from_child(self, metrics: Mapping[str, Any], step: int | None, weight: Weight, commit: bool | None) -> None:
         self.log(metrics, step, weight, commit=commit)
 
     def _put(self, metrics: Mapping[str, Any], step: int | None, weight: Weight) -> None:
         """Hand what this rank says to the exchange."""
+        if self._is_over:
+            self._tell_of_vain_row()
+            return
         if self not in _sessions:
             raise ConfigurationError(
                 f"log was called on rank {self.topology.global_rank} after the session was finished. Log before "
@@ -328,15 +350,46 @@ class Session:
         """
         self._failure = exit_code or None
 
+    def _finish_with_run(self, exit_code: int | None = None) -> None:
+        """Finish, as the user finishes the run by itself. On ranks without a run that reaches nobody: tell them."""
+        rendezvous = self._rendezvous
+        if rendezvous is not None and self.run and self.plan.primary and not self.plan.shared:
+            if not exit_code:
+                self._exchange.flush()  # with what other ranks have yet to say for the same rows
+            briefly(lambda: rendezvous.publish(self._finished_by_user, 1), None)
+        self.finish(exit_code)
+
+    @property
+    def _finished_by_user(self) -> str:
+        return f"end/{self._unit.name}/{_FINISHED_BY_USER}"
+
+    def _look(self) -> None:
+        """Now and then, on the thread of the exchange."""
+        self._agreement.look()
+        rendezvous = self._rendezvous
+        if not self.run and not self._is_over and rendezvous is not None and rendezvous.has([self._finished_by_user]):
+            self._is_over = True
+            self._exchange.retire()
+            self._forget()
+
     def _finish(self, exit_code: int | None, within: float, *, failed: bool | None = None) -> None:
-        if self not in _sessions or os.getpid() != self._pid:
+        patience = within + (self.options.upload_timeout if failed is None else 0.0)
+        if os.getpid() != self._pid or not self._ends_once.begins(patience):
             return
+        try:
+            if self in _sessions:
+                self._end(exit_code, within, failed=failed)
+        finally:
+            self._ends_once.ends()
+            self._let_finish_be()
+
+    def _end(self, exit_code: int | None, within: float, *, failed: bool | None) -> None:
         failed = bool(self._failure) or (bool(exit_code) if failed is None else failed)  # then nobody is waited for
         exit_code = exit_code or self._failure or exit_code
         deadline = time.monotonic() + within
         ending = self._ending()
         exit_code = ending.tell(exit_code)
-        self.release(failed=failed, within=within)
+        self._hand_over(failed=failed, within=within)
         with _process_end.finishing():
             if self.owns_run and not self.plan.primary:
                 self._end_run(exit_code)
@@ -409,14 +462,17 @@ class Session:
             failed: Whether to wait for no other rank.
             within: How long to wait, in seconds; `None` for `finish_timeout`.
         """
-        if os.getpid() != self._pid:
-            return  # a fork of the process that the session belongs to
-        self._relay.close(0.0 if failed else self.options.limits.finish_timeout if within is None else within)
+        if os.getpid() == self._pid:  # not in a fork
+            self._hand_over(failed=failed, within=within)
+            self._let_finish_be()
+
+    def _hand_over(self, *, failed: bool, within: float | None) -> None:
+        deadline = time.monotonic() + (self.options.limits.finish_timeout if within is None else within)
+        self._relay.close(failed=failed)
         if not failed:
             self._agreement.catch_up()
-        self._exchange.close(within, failed=failed)
+        self._exchange.close(max(0.0, deadline - time.monotonic()), failed=failed)
         self._agreement.let_go()
-        self._let_finish_be()
         self._forget()
         self._tell_of_unused_patterns()
 
@@ -489,8 +545,7 @@ class Session:
                 return HeldBack(self._row_maker, self._has_all_writers, self.options.limits)
             return StraightThrough(self._row_maker)
         spread = check_spread(self.options.spread)
-        look = self._agreement.look
-        return RoundsExchange(self._unit, self._find_store, self._row_maker, self.options.limits, spread, look)
+        return RoundsExchange(self._unit, self._find_store, self._row_maker, self.options.limits, spread, self._look)
 
     def _has_all_writers(self) -> bool:
         try:
@@ -507,7 +562,7 @@ class Session:
         """The run once more, on disk, with the id and the config that it had."""
         run = self._opening.again(run_id, config, self._step_metric) if self._opening is not None else NullRun()
         self._agreement.attach(run, self.plan, self._unit.name)
-        self._let_finish_be = runs.before_finish(run, self.finish)
+        self._let_finish_be = runs.before_finish(run, self._finish_with_run)
         _process_end.register()  # to come before the end of wandb's new process
         return run
 
@@ -522,23 +577,31 @@ class Session:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """In another process, such as a spawned worker, what hands over to this one what is logged there."""
-        address = self._relay.open() if os.getpid() == self._pid else self._relay.address
-        facts: dict[str, Any] = {"id": self.plan.run_id}
-        if os.getpid() == self._pid and self.run:
-            facts = {"id": str(self.run.id), "url": self.url, "config": told(given_values(self.run.config))}
-        return RemoteSession, (address, self.topology, facts)
+        if os.getpid() != self._pid:
+            return self._elsewhere().__reduce__()
+        return RemoteSession, (self._relay.open(), self.topology, self._facts())
+
+    def _facts(self, *, waits: bool = True) -> dict[str, Any]:
+        """What other processes are told of the run; without waiting, what is known of it."""
+        if self.run or waits:
+            return {"id": self.id, "url": self.url, "config": dict(given_values(self.config))}
+        return {"id": self.plan.run_id, "url": None, "config": self._agreement.known()}
 
     def _elsewhere(self) -> RemoteSession:
         """This session in a fork of its process."""
         if self._remote is None:
-            kind, arguments = self.__reduce__()
-            self._remote = kind(*arguments)
+            self._remote = RemoteSession(self._relay.address, self.topology, self._facts_for_forks)
         return self._remote
 
     def prepare_fork(self) -> None:
         """Be ready to take what a fork of this process logs."""
         if os.getpid() == self._pid:
             self._relay.open()
+            self._facts_for_forks = self._facts(waits=False)
+
+    def after_fork(self) -> None:
+        """In the fork, let go of what only the process of the session is to hold."""
+        self._relay.let_go()
 
     def __enter__(self) -> Self:
         return self
@@ -806,7 +869,7 @@ def get_run() -> Session | NullRun:
     """
     live, inside = _live_sessions(), entered()
     mine = [session for session in live if inside in (session, session.opened_inside)]
-    return next(reversed(mine or live), NullRun())
+    return next(reversed(mine if inside is not None else mine or live), NullRun())
 
 
 entered: Current[Session | None] = Current("entered", None)
@@ -829,8 +892,13 @@ def _prepare_fork() -> None:
         session.prepare_fork()
 
 
+def _after_fork() -> None:
+    for session in _sessions:
+        session.after_fork()
+
+
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_prepare_fork)
+    os.register_at_fork(before=_prepare_fork, after_in_child=_after_fork)
 _process_end = ProcessEnd(_end_with_process, runs.code_of_exit)
 
 
@@ -939,7 +1007,8 @@ def _told_options(options: Options) -> dict[str, str]:
 
 
 def _tell_job(options: Options, rendezvous: Rendezvous, init_arguments: Mapping[str, Any]) -> None:
-    rendezvous.publish(_JOB, {"options": _told_options(options), "arguments": runs.told_to_others(init_arguments)})
+    told = {"options": _told_options(options), "all": asdict(options), "arguments": runs.told_to_others(init_arguments)}
+    rendezvous.publish(_JOB, told)
 
 
 def _check_same_job(options: Options, topology: Topology, told: Mapping[str, str]) -> None:
@@ -973,7 +1042,7 @@ def told_job(door: str, topology: Topology, timeout: float) -> dict[str, Any] | 
         timeout: How long the job's store may take to answer, in seconds.
 
     Returns:
-        The options under ``"options"``; `None` if that rank has not opened the session, or there is no store. Sessions
+        The options under ``"all"``; `None` if that rank has not opened the session, or there is no store. Sessions
         that it has finished already are passed over: this rank had no part in them.
     """
     while True:

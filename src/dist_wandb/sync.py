@@ -156,13 +156,15 @@ class HeldBack(StraightThrough):
         self._patience = limits.finish_timeout
         self._until = time.monotonic() + limits.join_timeout
         self._next_look = 0.0
+        self._lock = threading.RLock()  # rows come from several threads
 
     def put(self, contribution: Contribution) -> None:
         """Write the contribution as one row, or keep it."""
-        if self._holds():
-            self._kept_rows().append(replace(contribution, metrics=dict(contribution.metrics)))
-        else:
-            super().put(contribution)
+        with self._lock:
+            if self._holds():
+                self._kept_rows().append(replace(contribution, metrics=dict(contribution.metrics)))
+            else:
+                super().put(contribution)
 
     def flush(self, timeout: float | None = None, *, together: bool = False) -> bool:  # noqa: ARG002  # the protocol's
         """Wait for the other writers; whether what was put is written."""
@@ -185,19 +187,21 @@ class HeldBack(StraightThrough):
         self.close(WITHOUT_FINISH, failed=failed)
 
     def _holds(self) -> bool:
-        if self._kept is None:
-            return False
-        now = time.monotonic()
-        if now >= self._next_look or len(self._kept) >= self._most:
-            self._next_look = now + _LOOK_AGAIN
-            if now >= self._until or len(self._kept) >= self._most or self._is_time():
-                self._let_go()
-        return self._kept is not None
+        with self._lock:
+            if self._kept is None:
+                return False
+            now = time.monotonic()
+            if now >= self._next_look or len(self._kept) >= self._most:
+                self._next_look = now + _LOOK_AGAIN
+                if now >= self._until or len(self._kept) >= self._most or self._is_time():
+                    self._let_go()
+            return self._kept is not None
 
     def _let_go(self) -> None:
-        kept, self._kept = self._kept or (), None
-        for contribution in kept:
-            super().put(contribution)
+        with self._lock:
+            kept, self._kept = self._kept or (), None
+            for contribution in kept:
+                super().put(contribution)
 
     def _kept_rows(self) -> deque[Contribution]:
         assert self._kept is not None, "asked where rows are held back"  # noqa: S101

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import AsyncGenerator, Generator
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import wandb
 
@@ -279,6 +280,27 @@ def test_arguments_of_a_nested_function_that_are_not_used_are_told(fake_wandb: F
     with pytest.warns(UserWarning, match="So run_mode, name of its own wandb_init is not used"):
         outer()
     assert len(fake_wandb.runs) == 1
+
+
+def test_session_that_was_ended_inside_is_not_replaced_by_another(fake_wandb: FakeWandb) -> None:
+    @wandb_init
+    def train() -> None:
+        get_run().finish()
+        get_run().log({"loss": 1.0})
+        assert not get_run()
+
+    with dist_wandb.init() as other:
+        train()
+        assert get_run() is other
+    assert [run.rows for run in fake_wandb.runs] == [[], []]
+
+
+@pytest.mark.usefixtures("fake_wandb")
+def test_arguments_that_do_not_compare_are_no_obstacle_to_nesting() -> None:
+    inner = wandb_init(config={"w": np.ones(3)})(lambda: 1)
+    outer = wandb_init(config={"w": np.zeros(3)})(inner)
+    with pytest.warns(UserWarning, match="So config of its own"):
+        assert outer() == 1
 
 
 def test_explicit_init_inside_is_a_further_run_and_takes_what_is_not_said(fake_wandb: FakeWandb) -> None:

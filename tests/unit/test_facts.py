@@ -142,11 +142,13 @@ def test_what_is_not_known_accepts_every_use() -> None:
     run.summary.id.upper()
 
 
+@pytest.mark.newest  # wandb 0.19 has no public class of its runs
 @pytest.mark.parametrize("name", sorted(FACTS))
 def test_facts_are_what_a_run_of_wandb_has(name: str) -> None:
     assert isinstance(getattr(wandb.Run, name, None), property)
 
 
+@pytest.mark.newest  # wandb 0.19 has no public class of its runs
 def test_what_gives_something_back_is_what_does_so_in_wandb() -> None:
     methods = {name: getattr(wandb.Run, name) for name in dir(wandb.Run) if not name.startswith("_")}
     giving = {

@@ -108,6 +108,7 @@ def test_other_cells_are_replaced_by_their_repr(cell: Any) -> None:
     assert value.replaced == [type(cell).__name__]
 
 
+@pytest.mark.newest  # wandb 0.19 needs torchvision for tensors
 def test_what_changes_after_it_was_logged_does_not_change_what_arrives() -> None:
     inner, array, tensor, picture = [1], np.ones(2), torch.ones(2), Image.new("L", (2, 2), 5)
     rows = [[inner, array, tensor, picture]]
@@ -201,6 +202,7 @@ class Figure:
         Image.new("RGB", (3, 2), (1, 2, 3)).save(file, format=format)
 
 
+@pytest.mark.newest  # wandb 0.19 needs torchvision for tensors
 @pytest.mark.parametrize(
     "image",
     [
@@ -234,6 +236,7 @@ def test_files_and_figures_are_read_at_once(tmp_path: Path) -> None:
         gathered([tmp_path / "missing.png"])
 
 
+@pytest.mark.newest  # wandb 0.19 needs torchvision for tensors
 def test_what_stands_beside_images_goes_along_with_them() -> None:
     boxes = {"predictions": {"box_data": [{"position": {"minX": np.float32(0.5)}, "class_id": 1}]}}
     image = wandb.Image(np.zeros((2, 2)), caption="own")
@@ -249,6 +252,7 @@ def test_what_stands_beside_images_goes_along_with_them() -> None:
     assert gathered([covered]).replaced == ["boxes or masks"]
 
 
+@pytest.mark.newest  # wandb 0.19 needs torchvision for tensors
 def test_encoding_leaves_no_files_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
     make = run.image
@@ -405,6 +409,7 @@ def test_rows_whose_types_tell_not_all_are_looked_at_by_wandb() -> None:
 # --- sessions and doors -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.newest  # wandb 0.19 needs torchvision for tensors
 def test_a_world_of_one_has_the_same_table_and_captions(fake_wandb: FakeWandb) -> None:
     session = dist_wandb.init()
     session.log({"t": gathered([[torch.tensor([1.0]), 2j]], ["a", "b"]), "i": gathered([torch.rand(3, 4, 4)])}, step=1)

@@ -32,6 +32,8 @@ from dist_wandb import DistWandbLogger, session
 from dist_wandb.lightning import _NullExperiment
 from dist_wandb.topology import Topology
 
+pytestmark = pytest.mark.newest  # the demands are those of the newest Lightning
+
 
 class Told:
     """A run that has nothing but what it is told; not even attributes that every run of wandb has."""

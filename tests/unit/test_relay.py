@@ -9,6 +9,7 @@ import pickle
 import threading
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing.connection import Listener
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -232,7 +233,7 @@ def test_stranger_without_the_key_is_not_served() -> None:
     friend = RemoteSession(address, ONE, {})
     friend.log({"loss": 2.0})
     assert friend.flush()
-    held.close(5.0)
+    held.close()
     assert [arguments[0] for arguments in taken] == [{"loss": 2.0}]
     assert held.open() is None
     assert str(address.key) not in repr(address)
@@ -258,3 +259,95 @@ def test_failing_session_does_not_wait_for_its_children(fake_wandb: FakeWandb) -
     session.finish(exit_code=1)
     assert time.monotonic() - begin < 5
     assert fake_wandb.runs[0].exit_codes == [1]
+
+
+def test_children_of_ranks_without_a_run_know_as_much(job: Job, on_ranks: OnRanks) -> None:
+    sessions = job(TWO, lambda _: {"id": "exp", "config": {"lr": 0.1, "net": {"width": 3}}})
+    for session in sessions:
+        copy = through_a_pickle(session)
+        assert (copy.id, copy.url) == ("exp", session.url)
+        assert (copy.config["lr"], copy.config.lr, copy.config.net["width"]) == (0.1, 0.1, 3)
+        copy.config.update({"lr": 0.2}, allow_val_change=True)
+        assert (copy.config.lr, session.config["lr"]) == (0.2, 0.1)
+        with pytest.raises(AttributeError, match="the config has no 'epochs'"):
+            _ = copy.config.epochs
+    on_ranks(2, lambda rank: sessions[rank].finish())
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_fork_reads_the_config_on_every_rank(job: Job, on_ranks: OnRanks, rank: int) -> None:
+    sessions = job(TWO, lambda _: {"id": "exp", "config": {"lr": 0.1}})
+    session = sessions[rank]
+    assert session.config["lr"] == 0.1
+
+    def work() -> None:
+        assert (session.config["lr"], session.config.lr) == (0.1, 0.1)
+        assert session.id in ("exp", None)
+
+    assert in_fork(work) == 0
+    on_ranks(2, lambda rank: sessions[rank].finish())
+
+
+def test_a_fork_holds_no_socket_that_nobody_answers(fake_wandb: FakeWandb) -> None:
+    del fake_wandb
+    with dist_wandb.init() as session:
+
+        def work() -> None:
+            with pytest.raises(OSError, match=r"closed|Bad file descriptor"):
+                session._relay._listener.accept()  # type: ignore[union-attr]  # opened before the fork
+            session.log({"loss": 1.0})
+            assert session.flush()  # the parent's is as it was
+
+        assert in_fork(work) == 0
+
+
+@pytest.mark.usefixtures("fake_wandb")
+def test_a_child_that_does_not_stop_keeps_no_session_from_ending(caplog: pytest.LogCaptureFixture) -> None:
+    session = dist_wandb.init()
+    copy, is_over = through_a_pickle(session), threading.Event()
+
+    def work() -> None:
+        while not is_over.is_set():
+            copy.log({"loss": 1.0})
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    time.sleep(0.2)
+    begin = time.monotonic()
+    session.finish()
+    took = time.monotonic() - begin
+    is_over.set()
+    thread.join(_PATIENCE)
+    assert took < relay._LAST_ROWS + 3
+    assert len(caplog.records) < 10
+
+
+def test_a_directory_with_too_long_a_name_for_sockets_is_no_obstacle(
+    fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def listener(*arguments: Any, **named: Any) -> Any:
+        if not arguments:
+            raise OSError("AF_UNIX path too long")
+        return Listener(*arguments, **named)
+
+    monkeypatch.setattr(relay, "Listener", listener)
+    with dist_wandb.init() as session:
+        through_a_pickle(session).log({"loss": 1.0})
+    assert [row["loss"] for row in fake_wandb.runs[0].rows] == [1.0]
+
+
+def test_no_socket_at_all_is_told_by_children_that_log_and_by_nobody_else(
+    fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(relay, "_listener", mock_failure)
+    with dist_wandb.init() as session:
+        for _ in range(3):
+            copy = through_a_pickle(session)
+        assert caplog.records == []
+        copy.log({"loss": 1.0})
+    assert "it was not prepared for other processes" in caplog.text
+    assert fake_wandb.runs[0].exit_codes == [None]
+
+
+def mock_failure(_key: bytes) -> Any:
+    raise OSError("no sockets here")

@@ -6,6 +6,7 @@ import inspect
 import math
 import multiprocessing
 import re
+import threading
 import time
 import warnings
 from dataclasses import asdict, fields
@@ -334,6 +335,74 @@ def test_run_that_the_user_finishes_has_first_what_is_still_on_its_way(
     assert fake_wandb.runs[0].exit_codes == [0]
     assert not dist_wandb.get_run()  # on the rank without a run as well
     assert "finish" not in vars(run)
+
+
+def test_ranks_without_a_run_hear_that_the_user_has_finished_it(
+    fake_wandb: FakeWandb, job: Job, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = job(TWO)
+    first.log({"loss": 1.0}, step=1)
+    second.log({"loss": 2.0}, step=1)
+    begin = time.monotonic()
+    first.run.finish()  # on rank 1, wandb.finish() does nothing
+    assert time.monotonic() - begin < 5  # of the 10 s of finish_timeout
+    assert fake_wandb.runs[0].rows == [{"loss": 1.5, "global_step": 1}]
+    assert fake_wandb.runs[0].exit_codes == [None]
+    for _ in range(3):
+        second.log({"loss": 3.0}, step=2)  # which the training survives
+    assert caplog.text.count("was finished on the rank that has it") == 1
+    second.finish()
+    assert not get_run()
+
+
+def test_threads_that_finish_at_the_same_time_end_the_run_once_and_whole(fake_wandb: FakeWandb, job: Job) -> None:
+    first, second = job(TWO)
+    first.log({"loss": 1.0}, step=1)
+    ends = [threading.Thread(target=end) for end in (first.run.finish, first.finish, first.run.finish)]
+    for end in ends:
+        end.start()
+        time.sleep(0.05)
+    second.log({"loss": 2.0}, step=1)
+    second.finish()
+    for end in ends:
+        end.join(10)
+        assert not end.is_alive()
+    assert fake_wandb.runs[0].rows == [{"loss": 1.5, "global_step": 1}]
+    assert fake_wandb.runs[0].exit_codes == [None]
+
+
+def test_a_finish_that_a_run_has_of_its_own_is_put_back(fake_wandb: FakeWandb) -> None:
+    run: Any = wandb.init()
+    ended: list[int | None] = []
+
+    def own(exit_code: int | None = None) -> None:  # as disabled runs of older versions have
+        ended.append(exit_code)
+
+    run.finish = own
+    session = open_session(Options(), {}, door="test", adopt=lambda _: run)
+    session.finish()
+    assert run.finish is own
+    open_session(Options(), {}, door="test", adopt=lambda _: run)
+    run.finish(3)
+    assert ended == [3]
+    assert fake_wandb.runs[0].exit_codes == []
+
+
+def test_the_job_is_told_all_options_for_ranks_that_come_late(job: Job) -> None:
+    given: dict[str, Any] = {"reduce": {"tokens": "sum", "*": "mean"}, "spread": ["loss"], "peer_timeout": 7.0}
+    sessions = job(TWO, **given)
+    assert sessions[0]._rendezvous is not None
+    told: Any = sessions[0]._rendezvous.peek("job")
+    assert Options(**told["all"]) == sessions[0].options
+
+
+def test_a_gathered_table_is_logged_once(fake_wandb: FakeWandb) -> None:
+    table = dist_wandb.gathered([[1]], ["a"])
+    with dist_wandb.init() as session:
+        session.log({"table": table})
+        with pytest.raises(ConfigurationError, match="was logged a second time on rank 0"):
+            session.log({"table": table})
+    assert len(fake_wandb.runs[0].rows) == 1
 
 
 def test_run_of_the_users_is_left_as_it_was(fake_wandb: FakeWandb) -> None:
