@@ -824,7 +824,7 @@ def before_finish(run: AnyRun, act: Callable[[int | None], None]) -> Callable[[]
     def finish(exit_code: int | None = None, **kwargs: Any) -> None:
         act(exit_code)
         if original is not None and not is_finished(run):
-            original(exit_code, **kwargs)
+            original(exit_code=exit_code, **kwargs)
 
     def take_back() -> None:
         if vars(run).get("finish") is finish:
