@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from history import history, history_of
+from history import histories, history, history_of
 from processes import Finished, clean_environment, free_port, run_job, torchrun
 from stored import ended_runs
 from wandb_records import RecordedRun
@@ -121,15 +121,32 @@ def test_the_group_of_the_environment_is_that_of_all_runs(outcome: Outcome) -> N
     assert {run.group for run in outcome[1].runs.values()} == {"night"}
 
 
-@pytest.mark.parametrize(("way", "rows"), [("fsdp2", STEPS), ("join", STEPS), ("accumulate", 8)])
+def of_ranks(run: RecordedRun, name: str) -> list[dict[int, float]]:
+    return [column(run, f"worker-{rank}-rank-0/{name}") for rank in (0, 1)]
+
+
+@pytest.mark.parametrize(("way", "rows"), [("fsdp2", STEPS), ("accumulate", 8)])
 def test_other_ways_to_train_in_parallel_log_as_any(outcome: Outcome, way: str, rows: int) -> None:
     run = named(outcome[1], way)
-    losses = column(run, "loss")
+    losses, own = column(run, "loss"), of_ranks(run, "loss")
     assert list(losses) == list(range(rows))
+    assert losses == pytest.approx({step: (own[0][step] + own[1][step]) / 2 for step in range(rows)})
     assert losses[rows - 1] < losses[0]
     if way == "fsdp2":
-        assert list(column(run, "gradient_norm")) == list(range(rows))
-    check_ended_well(run)
+        norms = column(run, "gradient_norm")
+        assert list(norms) == list(range(rows))
+        assert of_ranks(run, "gradient_norm") == [pytest.approx(norms)] * 2
+    check_ended_well(run, writers=2)
+
+
+def test_with_uneven_inputs_the_mean_is_over_those_who_have_some(outcome: Outcome) -> None:
+    run = named(outcome[1], "join")
+    losses, own = column(run, "loss"), of_ranks(run, "loss")
+    until = STEPS - 5  # rank 1's last batch, of 2 samples where rank 0 has 32
+    mean = {step: (own[0][step] + own[1][step]) / 2 for step in range(until - 1)}
+    mean[until - 1] = (32 * own[0][until - 1] + 2 * own[1][until - 1]) / 34
+    assert losses == pytest.approx({**mean, **{step: own[0][step] for step in range(until, STEPS)}})
+    check_ended_well(run, writers=2)
 
 
 def test_a_tensor_of_several_ranks_is_logged_if_it_is_whole_and_nobody_waits_for_the_rest(outcome: Outcome) -> None:
@@ -184,11 +201,14 @@ def test_workers_of_the_example_log_into_the_run_of_their_parent(tmp_path: Path)
 
 
 def test_gradients_averaged_by_hand(tmp_path: Path) -> None:
-    run_job([sys.executable, PATTERNS / "by_hand.py"], cwd=tmp_path, environment=clean_environment()).check()
-    found = history(tmp_path)
-    assert list(found.last("loss")) == list(range(STEPS))
-    assert found.last("loss")[STEPS - 1] < found.last("loss")[0]
-    assert not found.is_flagged
+    environment = clean_environment(DIST_WANDB_RUN_MODE="shared")
+    run_job([sys.executable, PATTERNS / "by_hand.py"], cwd=tmp_path, environment=environment).check()
+    found = histories(tmp_path, 2)
+    own = [found[rank].last(f"rank-{rank}/loss") for rank in (0, 1)]
+    losses = found[0].last("loss")
+    assert losses == pytest.approx({step: (own[0][step] + own[1][step]) / 2 for step in range(STEPS)})
+    assert losses[STEPS - 1] < losses[0]
+    assert not found[0].is_flagged
 
 
 def test_an_elastic_job_goes_on_in_its_run(tmp_path: Path) -> None:

@@ -158,6 +158,7 @@ def main(directory: str, examples: str) -> None:
     tensors_of_several_ranks()
     for pattern in runpy.run_path(f"{examples}/who_writes.py")["PATTERNS"].values():
         pattern()
+    os.environ["DIST_WANDB_RUN_MODE"] = "shared"  # so that each rank's numbers are seen beside their mean
     for way in runpy.run_path(f"{examples}/parallel.py")["WAYS"].values():
         way(RANK, 2)
     never_ends(Path(directory))
