@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from dist_wandb.run import NullRun, is_media
 from dist_wandb.topology import Topology
-from dist_wandb.values import Weight, check_row, checked_step, copied_tensor, take_weight
+from dist_wandb.values import Weight, check_row, checked_step, copied_tensor, take_weight, whole_tensors
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -202,8 +202,9 @@ class RemoteSession:
         check_row(metrics, rank)
         if weight is not None:
             take_weight(weight, rank)
+            weight = whole_tensors({"weight": weight}, rank)["weight"]
         place = None if step is None else checked_step(step, rank)
-        values = _without_media(metrics, rank)
+        values = _without_media(whole_tensors(metrics, rank), rank)
         if values or not metrics:
             self._send(_LOG, (_on_host(values), place, _on_host(weight), commit))
 

@@ -52,7 +52,7 @@ from dist_wandb.rows import Contribution, Rows
 from dist_wandb.run import NullRun, RunWriter
 from dist_wandb.sync import WITHOUT_FINISH, Exchange, HeldBack, Limits, RoundsExchange, StraightThrough, end_all
 from dist_wandb.topology import Topology
-from dist_wandb.values import Weight, check_row, checked_step, take, take_weight
+from dist_wandb.values import Weight, check_row, checked_step, take, take_weight, whole_tensors
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -234,7 +234,8 @@ class Session:
 
         Raises:
             ConfigurationError: `metrics` is no mapping, a name is no text, a number is complex, a tensor has several
-                elements, the step is no integer, or a weight is negative or not finite.
+                elements or (a `DTensor`) a part of them on this rank, the step is no integer, or a weight is negative
+                or not finite.
 
         Example:
             Two ranks, ``run_mode="shared"``::
@@ -259,6 +260,7 @@ class Session:
 
     def _put_straight(self, metrics: Mapping[str, Any], step: int | None, weight: Weight, commit: bool | None) -> None:
         """Hand over a row that is this rank's own."""
+        metrics = whole_tensors(metrics, self.topology.global_rank)
         if weight is not None:
             take_weight(weight, self.topology.global_rank)
         if self._unit.size > 1 and any(isinstance(value, Gathered) for value in metrics.values()):

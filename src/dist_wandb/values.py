@@ -85,7 +85,7 @@ def take(metrics: Mapping[str, Any], rank: int) -> dict[str, Any]:
         Values by name: numbers of Python, `Later`, snapshots of torchmetrics' objects, and what is no number as it is.
 
     Raises:
-        ConfigurationError: A tensor of several elements, or a complex number.
+        ConfigurationError: A tensor of several elements, one of which this rank has only a part, or a complex number.
     """
     for value in metrics.values():
         if type(value) not in _AS_THEY_ARE:
@@ -108,6 +108,7 @@ def _take_others(metrics: Mapping[str, Any], rank: int) -> dict[str, Any]:
         if tensor is None:
             taken[name] = _taken(name, value, rank)
             continue
+        tensor = whole(repr(name), tensor, rank)
         _check_scalar(name, tensor, rank)
         if tensor.device.type == "cpu":
             taken[name] = tensor.item()
@@ -144,6 +145,7 @@ def _take_one_weight(argument: str, value: object, rank: int) -> Any:
     if type(value) is float or type(value) is int:
         return checked_weight(argument, value, rank)
     tensor = as_tensor(value)
+    tensor = tensor if tensor is None else whole(argument, tensor, rank)
     if tensor is not None and tensor.numel() == 1 and not tensor.is_complex():
         if tensor.device.type != "cpu":
             return Later(HostCopy([tensor]), 0)
@@ -260,6 +262,56 @@ def as_tensor(value: object) -> torch.Tensor | None:
     """A value if it is a tensor."""
     torch = sys.modules.get("torch")  # nobody has a tensor without importing it
     return value if torch is not None and isinstance(value, torch.Tensor) else None
+
+
+def whole(what: str, tensor: torch.Tensor, rank: int) -> torch.Tensor:
+    """A tensor as it lies on this rank, if all of it does: a `DTensor` may lie on several.
+
+    Args:
+        what: What was given the tensor, for messages.
+        tensor: A tensor of any kind.
+        rank: This rank, for messages.
+
+    Returns:
+        The tensor; of a `DTensor` that every rank has a copy of, this rank's.
+
+    Raises:
+        ConfigurationError: This rank has only a part, and to ask the others for theirs would be to wait for them.
+    """
+    placements = getattr(tensor, "placements", None)  # a plain tensor has none
+    if placements is None:
+        return tensor
+    if all(placement.is_replicate() for placement in placements):
+        local: torch.Tensor = tensor.detach().to_local()  # type: ignore[attr-defined]  # a DTensor has it
+        return local
+    raise ConfigurationError(
+        f"{what} is a DTensor of which rank {rank} has only a part (its placements are {tuple(placements)}), and log "
+        "does not wait for the other ranks. Call its .full_tensor() on every rank, outside of 'if rank == 0', and pass "
+        "what it returns."
+    )
+
+
+def whole_tensors(metrics: Mapping[str, Any], rank: int) -> Mapping[str, Any]:
+    """What is to be logged, with plain tensors in place of those that lie on several ranks.
+
+    Args:
+        metrics: Values by name; mappings among them as well.
+        rank: This rank, for messages.
+
+    Raises:
+        ConfigurationError: As `whole`.
+    """
+    others = {name: value for name, value in metrics.items() if type(value) not in _AS_THEY_ARE}
+    found = {name: _whole_value(name, value, rank) for name, value in others.items()}
+    is_same = all(value is others[name] for name, value in found.items())
+    return metrics if is_same else {**metrics, **found}
+
+
+def _whole_value(name: str, value: Any, rank: int) -> Any:
+    if isinstance(value, Mapping) and not is_metric(value):
+        return whole_tensors(value, rank)
+    tensor = as_tensor(value)
+    return value if tensor is None else whole(repr(name), tensor, rank)
 
 
 def copied_tensor(value: Any) -> Any:

@@ -1,0 +1,24 @@
+"""What the scripts beside it train: a small network, on scikit-learn's handwritten digits."""
+
+from __future__ import annotations
+
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+
+def make_model() -> nn.Module:
+    """A network with the same numbers in it on every rank."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+
+
+def load_batches(rank: int = 0, world_size: int = 1, size: int = 32) -> list[Batch]:
+    """This rank's share of the 1797 images of 8x8 pixels and of their labels, as many on each rank."""
+    digits = load_digits()
+    order = torch.randperm(len(digits.target), generator=torch.Generator().manual_seed(0))
+    mine = order[rank::world_size][: len(order) // world_size]
+    images, labels = torch.tensor(digits.data, dtype=torch.float32) / 16, torch.tensor(digits.target)
+    return [(images[indices], labels[indices]) for indices in mine.split(size)]

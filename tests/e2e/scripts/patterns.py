@@ -1,0 +1,172 @@
+"""Two ranks, started as two nodes: decorated functions, ranks that never come or end, and the examples' patterns.
+
+One scenario follows the other, each with a run id of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import runpy
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate
+
+import dist_wandb
+from dist_wandb import DistWandbError, get_run, wandb_init
+
+RANK = int(os.environ["RANK"])
+PROJECT = "tests"
+
+
+def say(*words: object) -> None:
+    sys.stdout.write(" ".join(map(str, ("SAW", *words))) + "\n")
+
+
+def log_rows(first: int = 0, number: int = 3) -> None:
+    for step in range(first, first + number):
+        get_run().log({"loss": 2.0 * step + RANK}, step=step)
+
+
+@wandb_init(project=PROJECT, id="before", run_mode="shared")
+def called_before_the_process_group() -> None:
+    log_rows(0, 2)
+    dist.init_process_group("gloo")
+    log_rows(2, 1)
+
+
+@wandb_init
+def inner() -> None:
+    log_rows(1)
+
+
+@wandb_init(project=PROJECT, id="nested")
+def outer() -> None:
+    run = get_run()
+    say("nested", RANK, bool(run), bool(run.run), run.id)
+    log_rows(0, 1)
+    inner()
+    assert get_run() is run
+
+
+@wandb_init(project=PROJECT, id="raising", run_mode="shared")
+def raising() -> None:
+    log_rows()
+    assert get_run().flush()
+    if RANK == 1:
+        get_run().log({"last words": 1.0}, step=3)
+        raise ValueError("rank 1 fails")
+
+
+@wandb_init(project=PROJECT, id="coroutine")
+async def coroutine() -> None:
+    log_rows()
+    await asyncio.sleep(0.01)
+
+
+@wandb_init(project=PROJECT, id="generator")
+def generator() -> Iterator[int]:
+    for step in range(3):
+        get_run().log({"loss": 2.0 * step + RANK}, step=step)
+        yield step
+
+
+@wandb_init(project=PROJECT, id="environment")
+def as_the_environment_says() -> None:
+    log_rows()
+
+
+@wandb_init(project=PROJECT, run_mode="auto", id="decorator")
+def as_the_decorator_says() -> None:
+    log_rows()
+    with dist_wandb.init(id="explicit", run_mode="shared"):
+        log_rows()
+    with dist_wandb.init(id="inherited"):
+        log_rows()
+
+
+def decorated() -> None:
+    called_before_the_process_group()
+    outer()
+    try:
+        raising()
+    except ValueError:
+        say("raised", RANK)
+    dist.barrier()
+    asyncio.run(coroutine())
+    assert list(generator()) == [0, 1, 2]
+    os.environ["DIST_WANDB_RUN_MODE"] = "new"
+    as_the_environment_says()
+    as_the_decorator_says()
+    del os.environ["DIST_WANDB_RUN_MODE"]
+    say("outside", RANK, bool(get_run()))
+
+
+def tensors_of_several_ranks() -> None:
+    mesh = init_device_mesh("cpu", (2,))
+    whole = DTensor.from_local(torch.tensor(3.0), mesh, [Replicate()], run_check=False)
+    part = DTensor.from_local(torch.tensor(1.0 + RANK), mesh, [Partial()], run_check=False)
+    with dist_wandb.init(PROJECT, id="dtensors") as run:
+        run.log({"loss": whole}, step=0, weight=whole)
+        if RANK == 0:  # nobody else is asked
+            try:
+                run.log({"loss": part}, step=1)
+            except DistWandbError as error:
+                say("part", error)
+        run.log({"loss": part.full_tensor()}, step=2)
+
+
+def never_ends(directory: Path) -> None:
+    """Rank 0 ends, and rank 1 goes on after that."""
+    run = dist_wandb.init(PROJECT, id="never-ends", run_mode="shared", finish_timeout=2)
+    log_rows()
+    over = directory / "over"
+    if RANK == 0:
+        begin = time.monotonic()
+        run.finish()
+        say("ended", time.monotonic() - begin < 20)
+        over.touch()
+    else:
+        wait_for(over)
+        run.finish()
+
+
+def never_comes() -> None:
+    """Rank 1 opens no session."""
+    if RANK == 0:
+        begin = time.monotonic()
+        with dist_wandb.init(PROJECT, id="never-comes", run_mode="shared", join_timeout=2):
+            log_rows()
+        say("went on", time.monotonic() - begin < 20)
+
+
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path} never came"
+        time.sleep(0.05)
+
+
+def main(directory: str, examples: str) -> None:
+    decorated()
+    tensors_of_several_ranks()
+    for pattern in runpy.run_path(f"{examples}/who_writes.py")["PATTERNS"].values():
+        pattern()
+    os.environ["DIST_WANDB_RUN_MODE"] = "shared"  # so that each rank's numbers are seen beside their mean
+    for way in runpy.run_path(f"{examples}/parallel.py")["WAYS"].values():
+        way(RANK, 2)
+    never_ends(Path(directory))
+    dist.barrier()
+    never_comes()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

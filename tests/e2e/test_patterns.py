@@ -1,0 +1,237 @@
+"""The patterns people know, as whole jobs: decorated functions, children of ranks, other ways to train in parallel."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from pathlib import Path
+
+import pytest
+from history import histories, history, history_of
+from processes import Finished, clean_environment, free_port, run_job, torchrun
+from stored import ended_runs
+from wandb_records import RecordedRun
+from wandb_server import WandbServer
+
+SCRIPTS = Path(__file__).parent / "scripts"
+EXAMPLES = Path(__file__).parents[2] / "examples"
+PATTERNS = EXAMPLES / "patterns"
+STEPS = 29  # batches that each of two ranks has in an epoch of the examples
+MEANS = {step: 2.0 * step + 0.5 for step in range(3)}
+OF_RANKS = [{step: 2.0 * step + rank for step in range(3)} for rank in (0, 1)]
+
+Outcome = tuple[Finished, WandbServer]
+
+
+@pytest.fixture(scope="module")
+def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """One job of two ranks on two nodes that goes through all scenarios."""
+    directory = tmp_path_factory.mktemp("patterns")
+    with WandbServer() as server:
+        environment = server.environment(directory, PYTHONPATH=str(PATTERNS), WANDB_RUN_GROUP="night")
+        job = torchrun(SCRIPTS / "patterns.py", directory, PATTERNS, processes=1, nodes=2)
+        finished = run_job(*job, cwd=directory, environment=environment, timeout=240).check()
+    assert server.unknown == []
+    return finished, server
+
+
+def column(run: RecordedRun, name: str) -> dict[int, float]:
+    """By place on the x axis the value of a name that was written there last."""
+    return {row["global_step"]: row[name] for row in run.rows if name in row}
+
+
+def named(server: WandbServer, name: str) -> RecordedRun:
+    (run,) = [run for run in server.runs.values() if run.display_name == name]
+    return run
+
+
+def check_ended_well(run: RecordedRun, writers: int = 1) -> None:
+    assert (run.exit_codes, run.completions, len(run.writers)) == ([0], 1, writers)
+    assert not column(run, "dist_wandb/degraded")
+
+
+# --- decorated functions ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["coroutine", "generator", "decorator", "inherited"])
+def test_a_decorated_function_has_one_run_with_the_numbers_of_all_ranks(outcome: Outcome, name: str) -> None:
+    run = outcome[1].run(name)
+    assert column(run, "loss") == MEANS
+    check_ended_well(run)
+
+
+@pytest.mark.parametrize("name", ["before", "explicit"])
+def test_a_decorated_function_may_make_the_process_group_and_take_other_arguments(outcome: Outcome, name: str) -> None:
+    run = outcome[1].run(name)
+    assert column(run, "loss") == MEANS
+    assert [column(run, f"worker-{rank}-rank-0/loss") for rank in (0, 1)] == OF_RANKS
+    check_ended_well(run, writers=2)
+
+
+def test_nested_functions_join_the_run_and_get_run_gives_it_on_all_ranks(outcome: Outcome) -> None:
+    finished, server = outcome
+    run = server.run("nested")
+    assert column(run, "loss") == {step: 2.0 * step + 0.5 for step in range(4)}
+    check_ended_well(run)
+    assert finished.lines("SAW nested") == ["SAW nested 0 True True nested", "SAW nested 1 True False nested"]
+    assert finished.lines("SAW outside") == ["SAW outside 0 False", "SAW outside 1 False"]
+
+
+def test_an_exception_on_one_rank_is_the_runs_exit_code_and_the_primary_ends_last(outcome: Outcome) -> None:
+    finished, server = outcome
+    run = server.run("raising")
+    assert finished.lines("SAW raised") == ["SAW raised 1"]
+    assert (run.exit_codes, run.completions) == ([1], 1)
+    assert column(run, "loss") == MEANS
+    assert column(run, "worker-1-rank-0/last words") == {3: 1.0}
+
+
+def test_the_environment_holds_where_nothing_else_is_said(outcome: Outcome) -> None:
+    runs = [outcome[1].run(f"environment-rank-{rank}") for rank in (0, 1)]
+    assert [column(run, "loss") for run in runs] == OF_RANKS
+    for run in runs:
+        check_ended_well(run)
+
+
+# --- the examples -----------------------------------------------------------------------------------------------------
+
+
+def test_runs_of_the_examples_are_who_writes_says(outcome: Outcome) -> None:
+    server = outcome[1]
+    own = [column(named(server, f"group-rank-{rank}"), "loss") for rank in (0, 1)]
+    mean = {step: statistics.mean(losses[step] for losses in own) for step in range(STEPS)}
+    assert column(named(server, "mean"), "loss") == pytest.approx(mean)
+    assert column(named(server, "rank-0"), "loss") == pytest.approx(own[0])
+    curves = named(server, "curves")
+    assert column(curves, "loss") == pytest.approx(mean)
+    assert [column(curves, f"rank-{rank}/loss") for rank in (0, 1)] == [pytest.approx(losses) for losses in own]
+    farthest = {step: abs(own[1][step] - mean[step]) for step in range(STEPS)}
+    assert column(curves, "loss/std") == pytest.approx(farthest)
+    shared = named(server, "shared")
+    assert column(shared, "loss") == pytest.approx(mean)
+    nodes = [column(named(server, f"node-worker-{node}"), "loss") for node in (0, 1)]
+    labelled = [column(shared, f"worker-{node}-rank-0/loss") for node in (0, 1)]
+    assert nodes == labelled == [pytest.approx(losses) for losses in own]
+    check_ended_well(shared, writers=2)
+    for name in ("mean", "rank-0", "curves", "group-rank-0", "group-rank-1", "node-worker-0", "node-worker-1"):
+        check_ended_well(named(server, name))
+
+
+def test_the_group_of_the_environment_is_that_of_all_runs(outcome: Outcome) -> None:
+    assert {run.group for run in outcome[1].runs.values()} == {"night"}
+
+
+def of_ranks(run: RecordedRun, name: str) -> list[dict[int, float]]:
+    return [column(run, f"worker-{rank}-rank-0/{name}") for rank in (0, 1)]
+
+
+@pytest.mark.parametrize(("way", "rows"), [("fsdp2", STEPS), ("accumulate", 8)])
+def test_other_ways_to_train_in_parallel_log_as_any(outcome: Outcome, way: str, rows: int) -> None:
+    run = named(outcome[1], way)
+    losses, own = column(run, "loss"), of_ranks(run, "loss")
+    assert list(losses) == list(range(rows))
+    assert losses == pytest.approx({step: (own[0][step] + own[1][step]) / 2 for step in range(rows)})
+    assert losses[rows - 1] < losses[0]
+    if way == "fsdp2":
+        norms = column(run, "gradient_norm")
+        assert list(norms) == list(range(rows))
+        assert of_ranks(run, "gradient_norm") == [pytest.approx(norms)] * 2
+    check_ended_well(run, writers=2)
+
+
+def test_with_uneven_inputs_the_mean_is_over_those_who_have_some(outcome: Outcome) -> None:
+    run = named(outcome[1], "join")
+    losses, own = column(run, "loss"), of_ranks(run, "loss")
+    until = STEPS - 5  # rank 1's last batch, of 2 samples where rank 0 has 32
+    mean = {step: (own[0][step] + own[1][step]) / 2 for step in range(until - 1)}
+    mean[until - 1] = (32 * own[0][until - 1] + 2 * own[1][until - 1]) / 34
+    assert losses == pytest.approx({**mean, **{step: own[0][step] for step in range(until, STEPS)}})
+    check_ended_well(run, writers=2)
+
+
+def test_a_tensor_of_several_ranks_is_logged_if_it_is_whole_and_nobody_waits_for_the_rest(outcome: Outcome) -> None:
+    finished, server = outcome
+    assert column(server.run("dtensors"), "loss") == {0: 3.0, 2: 3.0}
+    (line,) = finished.lines("SAW part")
+    assert "'loss' is a DTensor of which rank 0 has only a part" in line
+
+
+# --- ranks that never come, or never end ------------------------------------------------------------------------------
+
+
+def test_a_rank_that_never_ends_is_not_waited_for_beyond_the_limit(outcome: Outcome) -> None:
+    finished, server = outcome
+    run = server.run("never-ends")
+    assert finished.lines("SAW ended") == ["SAW ended True"]
+    assert finished.output.count("rank 0 did not wait longer for the other ranks to end their part") == 1
+    assert column(run, "loss") == MEANS
+    assert (run.exit_codes, run.completions) == ([0], 1)
+
+
+def test_a_rank_that_never_comes_is_not_waited_for_beyond_the_limit(outcome: Outcome) -> None:
+    finished, server = outcome
+    run = server.run("never-comes")
+    assert finished.lines("SAW went on") == ["SAW went on True"]
+    assert finished.output.count("rank 1 did not come within 2 s") == 1
+    assert column(run, "loss") == OF_RANKS[0]
+    assert column(run, "dist_wandb/degraded") == dict.fromkeys(range(3), 1)
+
+
+# --- jobs of their own ------------------------------------------------------------------------------------------------
+
+
+def test_whoever_is_handed_the_run_logs_into_it(tmp_path: Path) -> None:
+    """A child by each start method of Python, and the workers of a pool."""
+    command: list[str | Path] = [sys.executable, SCRIPTS / "children.py", tmp_path]
+    run_job(command, cwd=tmp_path, environment=clean_environment(), timeout=60).check()
+    found = history(tmp_path)
+    for method in ("spawn", "fork", "forkserver"):
+        assert found.last(f"{method}/child") == {step: float(step) for step in range(3)}
+        assert sorted(found.values(f"{method}/pool")) == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_workers_of_the_example_log_into_the_run_of_their_parent(tmp_path: Path) -> None:
+    command: list[str | Path] = [sys.executable, PATTERNS / "workers.py", "pool", "child"]
+    run_job(command, cwd=tmp_path, environment=clean_environment(), timeout=90).check()
+    runs = {run.name: history_of(run) for run in ended_runs(tmp_path, 2)}
+    assert sorted(runs["pool"].values("C")) == [0.01, 0.1, 1.0, 10.0]
+    assert max(runs["pool"].values("accuracy")) > 0.9
+    for name in ("parent/accuracy", "child/accuracy"):
+        assert list(runs["child"].last(name)) == list(range(5))
+
+
+def test_gradients_averaged_by_hand(tmp_path: Path) -> None:
+    environment = clean_environment(DIST_WANDB_RUN_MODE="shared")
+    run_job([sys.executable, PATTERNS / "by_hand.py"], cwd=tmp_path, environment=environment).check()
+    found = histories(tmp_path, 2)
+    own = [found[rank].last(f"rank-{rank}/loss") for rank in (0, 1)]
+    losses = found[0].last("loss")
+    assert losses == pytest.approx({step: (own[0][step] + own[1][step]) / 2 for step in range(STEPS)})
+    assert losses[STEPS - 1] < losses[0]
+    assert not found[0].is_flagged
+
+
+def test_an_elastic_job_goes_on_in_its_run(tmp_path: Path) -> None:
+    (command,) = torchrun(PATTERNS / "elastic.py", "--epochs", 3, "--fail-in", 0)
+    command.insert(command.index("--standalone"), "--max-restarts=1")
+    environment = clean_environment(TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
+    finished = run_job(command, cwd=tmp_path, environment=environment, timeout=180).check()
+    first, second = sorted(ended_runs(tmp_path, 2), key=lambda run: str(run.path))
+    assert first.run_id == second.run_id
+    assert (first.exit_code, second.exit_code) == (1, 0)
+    assert list(history_of(first).last("loss")) == list(range(STEPS))
+    assert list(history_of(second).last("loss")) == list(range(STEPS, 3 * STEPS))
+    assert finished.output.count(f"continues the run {first.run_id} of an earlier start") == 1
+
+
+def test_lightning_on_two_nodes_that_only_lightnings_own_variables_tell(tmp_path: Path) -> None:
+    """As on two machines without a launcher: the same command on both, with another NODE_RANK."""
+    script = EXAMPLES / "lightning" / "train_digits.py"
+    flags = ["--strategy", "ddp", "--devices", "1", "--num-nodes", "2", "--rank-scope", "worker", "--epochs", "1"]
+    nodes: list[list[str | Path]] = [["env", f"NODE_RANK={node}", sys.executable, script, *flags] for node in (0, 1)]
+    environment = clean_environment(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
+    finished = run_job(*nodes, cwd=tmp_path, environment=environment, timeout=180).check()
+    runs = {run.name: history_of(run, "trainer/global_step") for run in ended_runs(tmp_path, 2)}
+    assert runs.keys() == {"lightning-worker-0", "lightning-worker-1"}
+    assert all(len(found.values("val/accuracy")) == 1 and not found.is_flagged for found in runs.values())
+    assert all("2 ranks on 2 nodes" in line for line in finished.lines("dist_wandb: "))
