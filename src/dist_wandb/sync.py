@@ -22,6 +22,7 @@ from dist_wandb.errors import RendezvousError
 from dist_wandb.fused_gathers import is_gathered_name
 from dist_wandb.fused_metrics import is_metric_name, shown
 from dist_wandb.membership import Epoch, Membership, Stopped, Word
+from dist_wandb.patience import Patience
 from dist_wandb.policy import Unit
 from dist_wandb.rendezvous import Rendezvous
 from dist_wandb.rounds import Finished, Key, Outcome, Rounds
@@ -388,7 +389,11 @@ class RoundsExchange:
     def _take_part(self) -> None:
         rendezvous = self._find_rendezvous()
         self._rows.global_rank_of = self._global_rank
-        self._membership = Membership(self.unit, rendezvous.beside(f"unit/{self.unit.name}"), self._is_over)
+        # Who comes back from a network that was cut off takes part again; until then nobody waits for this rank.
+        limit = self.limits.join_timeout + self.limits.peer_timeout
+        patience = Patience(limit, lambda: self._stopped.is_set() or self._left)
+        beside = rendezvous.beside(f"unit/{self.unit.name}", patience)
+        self._membership = Membership(self.unit, beside, self._is_over)
         epoch = self._membership.arrive(self.limits.join_timeout)
         while True:
             following = self._go_through(epoch)
@@ -500,9 +505,15 @@ class RoundsExchange:
             return
         if not self._the_membership().meet(epoch, self.limits.peer_timeout):
             raise BrokenError("the members did not find each other")
-        store = self._the_membership().store_of(epoch)
-        rank = epoch.members.index(self.unit.index)
-        self.group = GlooGroup(store, rank, len(epoch.members), self.limits.peer_timeout, self._is_broken_off)
+        membership, rank = self._the_membership(), epoch.members.index(self.unit.index)
+        self.group = GlooGroup(
+            membership.store_of(epoch),
+            rank,
+            len(epoch.members),
+            self.limits.peer_timeout,
+            self._is_broken_off,
+            membership.address(epoch),
+        )
 
     def _greet(self) -> None:
         """Begin an epoch: do what some members had yet to do when the last one broke."""
