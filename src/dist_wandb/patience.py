@@ -35,6 +35,10 @@ class Patience:
         self._is_over = is_over
         self._stuck: threading.Thread | None = None
 
+    def at_most(self, limit: float) -> Patience:
+        """One with another limit, which is to end when this one is."""
+        return Patience(limit, self._is_over)
+
     def call(self, function: Callable[[], _T]) -> _T:
         """What `function` returns or raises.
 
@@ -69,6 +73,23 @@ class Patience:
                 return False
 
 
+_under_way: set[_Call] = set()
+
+
+def settle(within: float) -> None:
+    """Give calls that were given up a last chance to come back, because this process ends.
+
+    One that comes back while Python goes down aborts the process; one that has not heard of anybody for long does not.
+
+    Args:
+        within: How long to wait for them together, in seconds.
+    """
+    deadline = time.monotonic() + within
+    for call in list(_under_way):
+        if call.is_alive():  # in a fork it is not
+            call.join(max(0.0, deadline - time.monotonic()))
+
+
 class _Call(threading.Thread):
     """One call, in a thread that nobody has to wait for."""
 
@@ -79,7 +100,10 @@ class _Call(threading.Thread):
         self.failure: BaseException | None = None
 
     def run(self) -> None:
+        _under_way.add(self)
         try:
             self.result = self._function()
         except BaseException as error:  # noqa: BLE001  # raised where it is waited for
             self.failure = error
+        finally:
+            _under_way.discard(self)

@@ -59,7 +59,8 @@ class Rendezvous:
         self._topology = topology
         self._timeout = timeout
         self._patience = patience or Patience(max(timeout, _LEAST_PATIENCE))
-        self._impatience = Patience(_GLANCE)
+        self._impatience = self._patience.at_most(_GLANCE)
+        self._gone: RuntimeError | None = None
 
     @classmethod
     def find(cls, namespace: str, topology: Topology, timeout: float, *, lasting: bool = False) -> Rendezvous | None:
@@ -195,12 +196,21 @@ class Rendezvous:
         return True
 
     def _reaching(self, use_store: Callable[[], Any], impatience: Patience | None = None) -> Any:
-        """Use the store; with `impatience`, a store that does not answer is left to the caller."""
+        """Use the store; with `impatience`, a store that does not answer is left to the caller.
+
+        A connection that broke is not used again: it does not come back, and torch would write a trace each time.
+        """
+        import torch.distributed as dist
+
         try:
+            if self._gone is not None:
+                raise self._gone
             return (impatience or self._patience).call(use_store)
         except (RuntimeError, UnansweredError) as error:  # torch's DistError family, and what older versions raise
             if impatience is not None and isinstance(error, UnansweredError):
                 raise
+            if isinstance(error, dist.DistNetworkError):
+                self._gone = error
             raise RendezvousError(
                 f"Rank {self._topology.global_rank} cannot reach the store of the job: {error}. Its host, rank 0 or "
                 "torchrun's agent, may have ended, or the network is cut off."

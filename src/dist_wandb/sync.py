@@ -22,7 +22,7 @@ from dist_wandb.errors import RendezvousError
 from dist_wandb.fused_gathers import is_gathered_name
 from dist_wandb.fused_metrics import is_metric_name, shown
 from dist_wandb.membership import Epoch, Membership, Stopped, Word
-from dist_wandb.patience import Patience
+from dist_wandb.patience import Patience, settle
 from dist_wandb.policy import Unit
 from dist_wandb.rendezvous import Rendezvous
 from dist_wandb.rounds import Finished, Key, Outcome, Rounds
@@ -38,6 +38,7 @@ _GRACE = 5.0  # seconds that a member of a broken epoch is given to speak up
 _LAST_WORDS = 2.0  # seconds that the thread is given to write what is there, when its time is over
 _LAST_LOOK = 0.5  # seconds that a device, or the encoding of images, is given then
 _LAST_ROUND = 1.0  # seconds that a process which ends gives the others to end as well
+_LAST_ANSWERS = 3.0  # seconds that calls of the store which were given up get to come back, when the process ends
 WITHOUT_FINISH = 10.0  # seconds that a process which ends waits at most for others, if nobody finished its session
 _LOOK_FOR_BROKEN = 0.5  # seconds between two looks, while waiting for others, whether one of them broke off
 _QUICK = 0.1  # seconds between rows that follow each other quickly
@@ -889,6 +890,7 @@ def end_all(*, failed: bool) -> None:
     """
     for exchange in reversed(_live):
         exchange.leave(failed=failed)
+    settle(_LAST_ANSWERS)
 
 
 def _place(key: Key) -> str:

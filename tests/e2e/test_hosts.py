@@ -50,19 +50,25 @@ def test_all_modes_on_two_hosts(tmp_path: Path, record_property: Record) -> None
 
 def writer(rank: int, local_rank: int, node: int) -> Rank:
     """A rank of a job in which every rank writes into its node's run."""
-    label = f"worker-{node}-rank-{local_rank}"
     return {
-        **{"global_rank": rank, "local_rank": local_rank, "node_rank": node, "group": None, "opens_run": True},
-        **{"run_id": f"exp-worker-{node}", "shared": True, "label": label, "primary": local_rank == 0},
+        "global_rank": rank,
+        "local_rank": local_rank,
+        "node_rank": node,
+        "opens_run": True,
+        "run_id": f"exp-worker-{node}",
+        "group": None,
+        "shared": True,
+        "label": f"worker-{node}-rank-{local_rank}",
+        "primary": local_rank == 0,
     }
 
 
-def alone(rank: int, local_rank: int, node: int) -> Rank:
+def led(rank: int, local_rank: int, node: int) -> Rank:
     """A rank of a job whose rank 0 alone has a run."""
-    return {
-        **{"global_rank": rank, "local_rank": local_rank, "node_rank": node, "group": None, "opens_run": rank == 0},
-        **{"run_id": None if rank else "exp", "shared": False, "label": None, "primary": rank == 0},
-    }
+    leads = rank == 0
+    run_id = "exp" if leads else None
+    alone: Rank = {**writer(rank, local_rank, node), "opens_run": leads, "run_id": run_id, "primary": leads}
+    return {**alone, "shared": False, "label": None}
 
 
 def test_three_uneven_hosts(tmp_path: Path, record_property: Record) -> None:
@@ -74,7 +80,7 @@ def test_three_uneven_hosts(tmp_path: Path, record_property: Record) -> None:
         gloo = environment(GLOO_SOCKET_IFNAME=made.interface)  # the training needs it: see the test above
         run_job(*commands, cwd=tmp_path, environment=gloo, timeout=100).check()
     check_runs(tmp_path / "shared-worker", [writer(*place) for place in places], last_step=LAST)
-    check_runs(tmp_path / "auto-global", [alone(*place) for place in places], last_step=LAST)
+    check_runs(tmp_path / "auto-global", [led(*place) for place in places], last_step=LAST)
 
 
 # --- a host that is cut off -------------------------------------------------------------------------------------------
