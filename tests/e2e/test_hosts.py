@@ -5,6 +5,7 @@ The hosts are network namespaces. Where they cannot be made, the same jobs run o
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import time
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from history import History
 from hosts import Hosts, hosts, torchrun_on
 from processes import Finished, Job, clean_environment, free_port, run_job, started
@@ -158,3 +160,12 @@ def check_rows(directory: Path, *, are_real: bool) -> None:
         history = histories[f"host-worker-{host}"]
         assert history.last("loss") == {step: step + 2 * host + 0.5 for step in range(STEPS)}
         assert not any(history.flags("loss").values())
+
+
+def test_where_namespaces_cannot_be_made_hosts_are_loopback_and_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    with contextlib.ExitStack() as stack:
+        with pytest.warns(UserWarning, match=r"2 hosts were loopback.*there is no command ip"):
+            made = stack.enter_context(hosts(2))
+    assert (made.addresses, made.interface, made.are_real) == (("127.0.0.1",) * 2, "lo", False)
+    assert made.on(1, "true") == ["env", "DIST_WANDB_TEST_HOST=1", "true"]
