@@ -287,7 +287,7 @@ class GlooGroup:
                 if work.is_completed():
                     work.wait()  # raises what it failed with; or it came to its end just after the slice had
                     return
-                if self._is_over() or time.monotonic() > deadline:
+                if self._is_over() or (time.monotonic() > deadline and not work.is_completed()):
                     raise BrokenError("waiting for the others was to end") from None
             else:
                 return

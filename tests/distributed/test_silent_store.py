@@ -20,6 +20,7 @@ from dist_wandb.gloo import BrokenError, GlooGroup
 from dist_wandb.membership import Epoch, Membership
 from dist_wandb.policy import Unit
 from dist_wandb.rendezvous import Rendezvous
+from dist_wandb.sync import Limits
 from dist_wandb.topology import Topology
 
 SOON = 8.0  # seconds, on a busy machine
@@ -33,10 +34,15 @@ def wire() -> Iterator[Wire]:
 
 
 @pytest.fixture
-def unit(wire: Wire) -> Iterator[Ranks]:
+def limits() -> Limits:
+    return SHORT
+
+
+@pytest.fixture
+def unit(wire: Wire, limits: Limits) -> Iterator[Ranks]:
     """Two ranks that reach their store by the wire, and have written a row."""
     with making() as make:
-        made = make(2, store=wire.client(), limits=SHORT)
+        made = make(2, store=wire.client(), limits=limits)
         log(made, 0)
         eventually(lambda: made.last("loss") == {0: 0.5})
         yield made
@@ -51,14 +57,19 @@ def rendezvous(store: dist.Store, timeout: float = 0.3) -> Rendezvous:
     return Rendezvous(store, "test", Topology(0, 0, 0, 2, 2, 1), timeout)
 
 
+@pytest.mark.parametrize("limits", [replace(SHORT, peer_timeout=10.0)])
 def test_ranks_that_reach_each_other_go_on_without_the_store(unit: Ranks, wire: Wire) -> None:
     wire.cut()
+    stall = Stall()
+    unit.log(1, {"loss": stall.number()}, 1)
     unit.log(0, {"loss": 1.0}, 1)
-    time.sleep(0.7)  # longer than rank 0 waits before it asks the store whether the exchange was broken off
-    unit.log(1, {"loss": 2.0}, 1)
-    eventually(lambda: unit.last("loss").get(1) == 1.5)
+    time.sleep(2.0)  # rank 0 waits, and asks the store in vain whether the exchange was broken off
+    stall.over.set()
+    began = time.monotonic()
+    eventually(lambda: unit.last("loss").get(1) == 0.5)
     log(unit, 2)
     eventually(lambda: unit.last("loss").get(2) == 2.5)
+    assert time.monotonic() - began < SOON
     assert not unit.flagged()
 
 

@@ -9,7 +9,7 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,15 +33,15 @@ def environment(**extra: str) -> dict[str, str]:
 Record = Callable[[str, object], None]
 
 
-def record_kind(made: Hosts, record_property: Record) -> None:
+def record_kind(made: Hosts, record: Record) -> None:
     """Say in the report which of the two it was."""
-    record_property("hosts", "network namespaces" if made.are_real else f"loopback: {made.why_loopback}")
+    record("hosts", "network namespaces" if made.are_real else f"loopback: {made.why_loopback}")
 
 
-def test_all_modes_on_two_hosts(tmp_path: Path, record_property: Record) -> None:
+def test_all_modes_on_two_hosts(tmp_path: Path, record_testsuite_property: Record) -> None:
     """No variable helps gloo, and the hosts' names do not resolve: the exchange finds addresses by itself."""
     with hosts(2) as made:
-        record_kind(made, record_property)
+        record_kind(made, record_testsuite_property)
         commands = torchrun_on(made, SCRIPTS / "plain_loop.py", tmp_path, "before", processes=(2, 2))
         finished = run_job(*commands, cwd=tmp_path, environment=environment(), timeout=100).check()
     assert "stopped taking part" not in finished.output
@@ -73,11 +73,11 @@ def led(rank: int, local_rank: int, node: int) -> Rank:
     return {**alone, "shared": False, "label": None}
 
 
-def test_three_uneven_hosts(tmp_path: Path, record_property: Record) -> None:
+def test_three_uneven_hosts(tmp_path: Path, record_testsuite_property: Record) -> None:
     places = [(0, 0, 0), (1, 0, 1), (2, 1, 1), (3, 0, 2)]
     only = ("shared-worker", "auto-global")
     with hosts(3) as made:
-        record_kind(made, record_property)
+        record_kind(made, record_testsuite_property)
         commands = torchrun_on(made, SCRIPTS / "plain_loop.py", tmp_path, "after", *only, processes=(1, 2, 1))
         gloo = environment(GLOO_SOCKET_IFNAME=made.interface)  # the training needs it: see the test above
         run_job(*commands, cwd=tmp_path, environment=gloo, timeout=100).check()
@@ -120,16 +120,16 @@ def cut_off_in_the_middle(made: Hosts, job: Job, directory: Path) -> float:
     return cut
 
 
-def test_a_host_is_cut_off(tmp_path: Path, record_property: Record) -> None:
+def test_a_host_is_cut_off(tmp_path: Path, record_testsuite_property: Record) -> None:
     """No connection is closed. Nobody waits longer than the limits, and who cannot be heard says what is lost."""
     with hosts(2) as made:
-        record_kind(made, record_property)
+        record_kind(made, record_testsuite_property)
         with started(*ranks_on(made, tmp_path), cwd=tmp_path, environment=environment()) as job:
             cut = cut_off_in_the_middle(made, job, tmp_path)
             finished = job.wait(60).check()
     ended = {fact["rank"]: fact for fact in (json.loads(line[6:]) for line in finished.lines("ENDED "))}
-    record_property("seconds", {rank: (fact["log"], fact["finish"]) for rank, fact in ended.items()})
-    record_property("survivors go on after", check_what_was_said(finished, cut))
+    record_testsuite_property("seconds", {rank: (fact["log"], fact["finish"]) for rank, fact in ended.items()})
+    record_testsuite_property("survivors go on after", check_what_was_said(finished, cut))
     assert max(fact["log"] for fact in ended.values() if made.are_real or fact["rank"] < 2) < 0.5
     assert max(*ended[0]["finish"], *ended[1]["finish"]) < FINISH  # nobody waits for who is known to be gone
     assert max(*ended[2]["finish"], *ended[3]["finish"]) < FINISH + MORE
@@ -162,10 +162,18 @@ def check_rows(directory: Path, *, are_real: bool) -> None:
         assert not any(history.flags("loss").values())
 
 
-def test_where_namespaces_cannot_be_made_hosts_are_loopback_and_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def stack() -> Iterator[contextlib.ExitStack]:
+    """Leaves what a test has entered."""
+    with contextlib.ExitStack() as entered:
+        yield entered
+
+
+def test_where_namespaces_cannot_be_made_hosts_are_loopback_and_it_is_said(
+    stack: contextlib.ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", "")
-    with contextlib.ExitStack() as stack:
-        with pytest.warns(UserWarning, match=r"2 hosts were loopback.*there is no command ip"):
-            made = stack.enter_context(hosts(2))
+    with pytest.warns(UserWarning, match=r"2 hosts were loopback.*there is no command ip"):
+        made = stack.enter_context(hosts(2))
     assert (made.addresses, made.interface, made.are_real) == (("127.0.0.1",) * 2, "lo", False)
     assert made.on(1, "true") == ["env", "DIST_WANDB_TEST_HOST=1", "true"]
