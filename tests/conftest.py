@@ -146,8 +146,16 @@ class FakeWandb:
 class ImpatientGroup(gloo.GlooGroup):
     """A group that waits a second at most for its members to find each other: while it does, it cannot be ended."""
 
-    def __init__(self, store: dist.Store, rank: int, size: int, timeout: float, is_over: Callable[[], bool]) -> None:
-        super().__init__(store, rank, size, min(timeout, 1.0), is_over)
+    def __init__(
+        self,
+        store: dist.Store,
+        rank: int,
+        size: int,
+        timeout: float,
+        is_over: Callable[[], bool],
+        address: str | None = None,
+    ) -> None:
+        super().__init__(store, rank, size, min(timeout, 1.0), is_over, address)
         self._timeout = timeout
 
 

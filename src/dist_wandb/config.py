@@ -27,8 +27,9 @@ from dist_wandb.config_values import (
     told,
     understood,
 )
-from dist_wandb.ends import briefly
+from dist_wandb.ends import STORE_PATIENCE, briefly
 from dist_wandb.errors import ConfigurationError, RendezvousError
+from dist_wandb.patience import Patience
 from dist_wandb.policy import tells_job, unit_run_id
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ _log = logging.getLogger("dist_wandb")
 
 # Keys in the job's store
 _GIVEN, _VERDICT, _DIFFERS, _REFUSED = "config/given", "config/verdict", "config/differs", "config/refused"
+_LEAST_PATIENCE = 0.5  # seconds that the store gets to answer
 _PATIENCE = 1.0  # seconds that a write waits for another thread to have looked at the store
 _AGREEMENT = "_dist_wandb_agreement"  # on wandb's config, in its instance's namespace, not among its values
 
@@ -62,6 +64,8 @@ class Agreement:
         self._sync = options.config_sync
         self._heartbeat = options.heartbeat
         self._timeout = options.join_timeout
+        # The session's thread looks as well: a store that has stalled must not make it look dead to the other ranks.
+        self._patience = max(_LEAST_PATIENCE, min(STORE_PATIENCE, options.limits.peer_timeout / 2))
         self._topology = topology
         self.rank = topology.global_rank
         self._run_mode = options.run_mode
@@ -119,7 +123,7 @@ class Agreement:
             RendezvousError: It has to be the same, but there is no way to find out.
         """
         if self._sync == "check" and self._topology.world_size > 1:
-            self._check(self._reach())
+            self._check(self._beside())
         else:
             self.look(at_once=True)
 
@@ -289,9 +293,12 @@ class Agreement:
 
     def _reach(self) -> Rendezvous | None:
         if self._rendezvous is None:
-            found = self._find()
-            self._rendezvous = None if found is None else found.beside("agreement")
+            self._rendezvous = self._beside(Patience(self._patience))
         return self._rendezvous
+
+    def _beside(self, patience: Patience | None = None) -> Rendezvous | None:
+        found = self._find()
+        return None if found is None else found.beside("agreement", patience)
 
     def _peek(self, key: str) -> Any | None:
         rendezvous = self._reach()

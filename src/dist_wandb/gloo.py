@@ -15,10 +15,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from dist_wandb.patience import Patience, UnansweredError
+
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-_FORMING = 10.0  # seconds for members that have met to connect; it cannot be broken off
+_FORMING = 10.0  # seconds for members that have met to connect
+_FORMING_MORE = 2.0  # seconds beyond that, in which gloo should have noticed
 _PIECE = 2**20  # bytes that each member sends at once: the time limit is for a piece, not for all of it
 _PAIR = 2  # members that need one collective only
 _SLICE = timedelta(milliseconds=100)  # how long to wait before looking whether waiting is to end
@@ -91,6 +94,20 @@ class _Buffer:
         self.tensor = torch.frombuffer(self.numbers, dtype=torch.float64) if length else empty
 
 
+def _options(forming: timedelta, address: str | None) -> Any:
+    """What a group is formed with. Only by private names can it be told an address; without them gloo finds its own."""
+    try:
+        if address is not None:
+            device = dist.ProcessGroupGloo.create_device(hostname=address)
+            kinds: Any = dist.ProcessGroupGloo
+            options = kinds._Options()  # noqa: SLF001  # see tests/unit/test_private_names.py
+            options._timeout, options._devices = forming, [device]  # noqa: SLF001
+            return options
+    except (AttributeError, RuntimeError):  # other names in a later torch; or no such address
+        pass
+    return forming
+
+
 class GlooGroup:
     """A gloo process group over a store, used by one thread.
 
@@ -100,12 +117,21 @@ class GlooGroup:
         size: Number of members.
         timeout: How long a member may keep the others waiting, in seconds.
         is_over: Asked now and then while waiting for the others: whether to break off.
+        address: Of this host, by which the others are to reach this member; `None` for what gloo finds.
 
     Raises:
         BrokenError: The members did not find each other.
     """
 
-    def __init__(self, store: Store, rank: int, size: int, timeout: float, is_over: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        size: int,
+        timeout: float,
+        is_over: Callable[[], bool],
+        address: str | None = None,
+    ) -> None:
         self.rank = rank
         self._size = size
         self._timeout = timeout
@@ -114,8 +140,11 @@ class GlooGroup:
         self._buffers: dict[str, _Buffer] = {}
         try:
             forming = timedelta(seconds=min(timeout, _FORMING))
-            self._group: Any = dist.ProcessGroupGloo(store, rank, size, forming)
-        except RuntimeError as error:
+            options = _options(forming, address)
+            # It asks the store, which has no time limit, for as long as the network is cut off.
+            patience = Patience(forming.total_seconds() + _FORMING_MORE, is_over)
+            self._group: Any = patience.call(lambda: dist.ProcessGroupGloo(store, rank, size, options))
+        except (RuntimeError, UnansweredError) as error:
             raise BrokenError(str(error)) from error
         self._sum, self._max = dist.AllreduceOptions(), dist.AllreduceOptions()
         self._sum.reduceOp, self._max.reduceOp = dist.ReduceOp(dist.ReduceOp.SUM), dist.ReduceOp(dist.ReduceOp.MAX)
@@ -258,7 +287,7 @@ class GlooGroup:
                 if work.is_completed():
                     work.wait()  # raises what it failed with; or it came to its end just after the slice had
                     return
-                if self._is_over() or time.monotonic() > deadline:
+                if self._is_over() or (time.monotonic() > deadline and not work.is_completed()):
                     raise BrokenError("waiting for the others was to end") from None
             else:
                 return

@@ -14,9 +14,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dist_wandb.addresses import address_among
 from dist_wandb.errors import RendezvousError
 from dist_wandb.policy import Unit
 from dist_wandb.rendezvous import Rendezvous
+from dist_wandb.topology import wish
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -88,6 +90,7 @@ class Membership:
         self._is_stopped = is_stopped
         self.left: set[int] = set()  # ranks that are gone because they had finished
         self._gone: set[int] = set()
+        self._address: str | None = None
         self.global_ranks: dict[int, int] = {unit.index: unit.global_rank}
 
     def arrive(self, within: float) -> Epoch:
@@ -212,13 +215,24 @@ class Membership:
             Stopped: Waiting was to end.
             RendezvousError: The store is gone.
         """
-        self._rendezvous.publish(f"met/{epoch.number}/{self.unit.index}", 1)
-        keys = [f"met/{epoch.number}/{member}" for member in epoch.members]
+        if self._address is None:
+            self._address = self._rendezvous.own_address()
+        self._rendezvous.publish(f"met/{epoch.number}/{self.unit.index}", self._address)
+        keys = self._met(epoch)
 
         def come() -> Epoch | None:
             return epoch if self._rendezvous.has(keys) or self.is_broken(epoch) else None
 
         return self._until(come, within) is not None and self._rendezvous.has(keys)
+
+    def address(self, epoch: Epoch) -> str | None:
+        """The address by which the other members, which have met, reach this rank; `None` to leave it to gloo."""
+        if wish("GLOO_SOCKET_IFNAME"):
+            return None
+        return address_among(self._address, [self._rendezvous.peek(key) for key in self._met(epoch)])
+
+    def _met(self, epoch: Epoch) -> list[str]:
+        return [f"met/{epoch.number}/{member}" for member in epoch.members]
 
     def store_of(self, epoch: Epoch) -> Store:
         """Where the members of an epoch find each other for their process group."""
@@ -226,12 +240,12 @@ class Membership:
 
     def is_broken(self, epoch: Epoch) -> bool:
         """Whether some member found this epoch broken."""
-        return self._rendezvous.peek(f"broken/{epoch.number}") is not None
+        return self._rendezvous.hint(f"broken/{epoch.number}") is not None
 
     def wanting(self, epoch: Epoch) -> set[int]:
         """Ranks outside of `epoch` that want to join."""
         outside = set(range(self.unit.size)) - set(epoch.members)
-        told = {index: self._rendezvous.peek(f"want/{epoch.number}/{index}") for index in outside}
+        told = {index: self._rendezvous.hint(f"want/{epoch.number}/{index}") for index in outside}
         wanting = {index: rank for index, rank in told.items() if rank is not None}
         self.global_ranks.update(wanting)
         return set(wanting)

@@ -13,10 +13,13 @@ import string
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from dist_wandb.addresses import address_towards
 from dist_wandb.errors import RendezvousError
+from dist_wandb.patience import Patience, UnansweredError
 from dist_wandb.policy import tells_job
 from dist_wandb.topology import Launch, Topology, node_identity
 
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
 _ID_ALPHABET = string.ascii_lowercase + string.digits
 _ID_LENGTH = 8  # as W&B's own ids
 _GLANCE = 1.0  # seconds
+_LEAST_PATIENCE = 2.0  # seconds that the store gets to answer, however short others are waited for
 BASE_ID = "base_id"  # the key of it
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.002, 0.1  # seconds between two looks at the store
 
@@ -43,14 +47,20 @@ class Rendezvous:
         namespace: Prefix of the session's keys, equal on all ranks.
         topology: Who this rank is.
         timeout: How long to wait for other ranks, in seconds.
+        patience: How long to wait for the store's answers; `None` for as long as for other ranks.
     """
 
-    def __init__(self, store: Store, namespace: str, topology: Topology, timeout: float) -> None:
+    def __init__(
+        self, store: Store, namespace: str, topology: Topology, timeout: float, patience: Patience | None = None
+    ) -> None:
         import torch.distributed as dist
 
         self._store = dist.PrefixStore(namespace, store)
         self._topology = topology
         self._timeout = timeout
+        self._patience = patience or Patience(max(timeout, _LEAST_PATIENCE))
+        self._impatience = self._patience.at_most(_GLANCE)
+        self._gone: RuntimeError | None = None
 
     @classmethod
     def find(cls, namespace: str, topology: Topology, timeout: float, *, lasting: bool = False) -> Rendezvous | None:
@@ -83,14 +93,18 @@ class Rendezvous:
         """Set `key` to a JSON value unless it is set; return what it is now. The first claim of all ranks counts."""
         return json.loads(self._reaching(lambda: self._store.compare_set(key, "", json.dumps(value))))
 
-    def beside(self, namespace: str) -> Rendezvous:
+    def beside(self, namespace: str, patience: Patience | None = None) -> Rendezvous:
         """A part of this session's keys, on a connection of its own where torch can make one (2.8 and newer).
 
         A thread that waits for an answer holds its connection; the training must not find it held.
+
+        Args:
+            namespace: Prefix of the keys.
+            patience: How long to wait for answers on that connection; `None` for as long as for other ranks.
         """
         clone = getattr(self._store, "clone", None)
         store = self._store if clone is None else self._reaching(clone)
-        return Rendezvous(store, namespace, self._topology, self._timeout)
+        return Rendezvous(store, namespace, self._topology, self._timeout, patience)
 
     def store(self, prefix: str) -> Store:
         """The keys below a prefix as a store, for a process group to be formed over it."""
@@ -98,9 +112,27 @@ class Rendezvous:
 
         return dist.PrefixStore(prefix, self._store)
 
+    def own_address(self) -> str | None:
+        """The address of this host from which it reaches the store; `None` for a store that has none itself."""
+        import torch.distributed as dist
+
+        store: Any = self._store
+        while isinstance(store, dist.PrefixStore):
+            store = store.underlying_store
+        return address_towards(store.host, store.port) if isinstance(store, dist.TCPStore) else None
+
     def peek(self, key: str) -> Any | None:
-        """The value of `key` if it is there already; `None` otherwise. Never waits."""
-        return self._reaching(lambda: json.loads(self._store.get(key)) if self._store.check([key]) else None)
+        """The value of `key` if it is there already; `None` otherwise. Waits for no rank."""
+        return self._reaching(lambda: self._look_up(key))
+
+    def hint(self, key: str) -> Any | None:
+        """As `peek`, but `None` also if the store does not answer soon: for what is good to know, not needed."""
+        with suppress(UnansweredError):
+            return self._reaching(lambda: self._look_up(key), self._impatience)
+        return None
+
+    def _look_up(self, key: str) -> Any | None:
+        return json.loads(self._store.get(key)) if self._store.check([key]) else None
 
     def has(self, keys: list[str]) -> bool:
         """Whether all of these keys are set. Never waits."""
@@ -163,13 +195,25 @@ class Rendezvous:
             pause = min(2 * pause, _LONGEST_PAUSE)
         return True
 
-    def _reaching(self, use_store: Callable[[], Any]) -> Any:
+    def _reaching(self, use_store: Callable[[], Any], impatience: Patience | None = None) -> Any:
+        """Use the store; with `impatience`, a store that does not answer is left to the caller.
+
+        A connection that broke is not used again: it does not come back, and torch would write a trace each time.
+        """
+        import torch.distributed as dist
+
         try:
-            return use_store()
-        except RuntimeError as error:  # torch's DistError family, and what older versions raise
+            if self._gone is not None:
+                raise self._gone
+            return (impatience or self._patience).call(use_store)
+        except (RuntimeError, UnansweredError) as error:  # torch's DistError family, and what older versions raise
+            if impatience is not None and isinstance(error, UnansweredError):
+                raise
+            if isinstance(error, dist.DistNetworkError):
+                self._gone = error
             raise RendezvousError(
                 f"Rank {self._topology.global_rank} cannot reach the store of the job: {error}. Its host, rank 0 or "
-                "torchrun's agent, may have ended."
+                "torchrun's agent, may have ended, or the network is cut off."
             ) from error
 
 

@@ -180,10 +180,9 @@ class Session:
         """Address of that run in W&B; `None` offline, and as long as the primary has not told it."""
         if self.run:
             return runs.url(self.run)
-        with suppress(RendezvousError):  # the store is gone: so is the job
-            told = self._rendezvous and self._rendezvous.peek(run_key(self.plan))
-            return told["url"] if told else None
-        return None
+        rendezvous = self._rendezvous
+        told = briefly(lambda: rendezvous.peek(run_key(self.plan)), None) if rendezvous is not None else None
+        return told["url"] if told else None
 
     @property
     def group_url(self) -> str | None:
@@ -550,10 +549,8 @@ class Session:
         return RoundsExchange(self._unit, self._find_store, self._row_maker, self.options.limits, spread, self._look)
 
     def _has_all_writers(self) -> bool:
-        try:
-            return self._rendezvous is None or self._rendezvous.has(writer_keys(self.plan, self._unit))
-        except RendezvousError:  # the job is over
-            return True
+        rendezvous, keys = self._rendezvous, writer_keys(self.plan, self._unit)
+        return rendezvous is None or briefly(lambda: rendezvous.has(keys), True)  # the job may be over
 
     def _find_store(self) -> Rendezvous | None:
         if self._rendezvous is not None:

@@ -22,6 +22,7 @@ from dist_wandb.errors import RendezvousError
 from dist_wandb.fused_gathers import is_gathered_name
 from dist_wandb.fused_metrics import is_metric_name, shown
 from dist_wandb.membership import Epoch, Membership, Stopped, Word
+from dist_wandb.patience import Patience, settle
 from dist_wandb.policy import Unit
 from dist_wandb.rendezvous import Rendezvous
 from dist_wandb.rounds import Finished, Key, Outcome, Rounds
@@ -37,6 +38,7 @@ _GRACE = 5.0  # seconds that a member of a broken epoch is given to speak up
 _LAST_WORDS = 2.0  # seconds that the thread is given to write what is there, when its time is over
 _LAST_LOOK = 0.5  # seconds that a device, or the encoding of images, is given then
 _LAST_ROUND = 1.0  # seconds that a process which ends gives the others to end as well
+_LAST_ANSWERS = 3.0  # seconds that calls of the store which were given up get to come back, when the process ends
 WITHOUT_FINISH = 10.0  # seconds that a process which ends waits at most for others, if nobody finished its session
 _LOOK_FOR_BROKEN = 0.5  # seconds between two looks, while waiting for others, whether one of them broke off
 _QUICK = 0.1  # seconds between rows that follow each other quickly
@@ -392,7 +394,11 @@ class RoundsExchange:
     def _take_part(self) -> None:
         rendezvous = self._find_rendezvous()
         self._rows.global_rank_of = self._global_rank
-        self._membership = Membership(self.unit, rendezvous.beside(f"unit/{self.unit.name}"), self._is_over)
+        # Who comes back from a network that was cut off takes part again; until then nobody waits for this rank.
+        limit = self.limits.join_timeout + self.limits.peer_timeout
+        patience = Patience(limit, lambda: self._stopped.is_set() or self._left)
+        beside = rendezvous.beside(f"unit/{self.unit.name}", patience)
+        self._membership = Membership(self.unit, beside, self._is_over)
         epoch = self._membership.arrive(self.limits.join_timeout)
         while True:
             following = self._go_through(epoch)
@@ -504,9 +510,15 @@ class RoundsExchange:
             return
         if not self._the_membership().meet(epoch, self.limits.peer_timeout):
             raise BrokenError("the members did not find each other")
-        store = self._the_membership().store_of(epoch)
-        rank = epoch.members.index(self.unit.index)
-        self.group = GlooGroup(store, rank, len(epoch.members), self.limits.peer_timeout, self._is_broken_off)
+        membership, rank = self._the_membership(), epoch.members.index(self.unit.index)
+        self.group = GlooGroup(
+            membership.store_of(epoch),
+            rank,
+            len(epoch.members),
+            self.limits.peer_timeout,
+            self._is_broken_off,
+            membership.address(epoch),
+        )
 
     def _greet(self) -> None:
         """Begin an epoch: do what some members had yet to do when the last one broke."""
@@ -882,6 +894,7 @@ def end_all(*, failed: bool) -> None:
     """
     for exchange in reversed(_live):
         exchange.leave(failed=failed)
+    settle(_LAST_ANSWERS)
 
 
 def _place(key: Key) -> str:

@@ -1,4 +1,4 @@
-"""One rank of plain PyTorch: every mode and scope in turn, each into a directory of its own."""
+"""One rank of plain PyTorch: every mode and scope in turn, or some, each into a directory of its own."""
 
 import json
 import sys
@@ -15,10 +15,12 @@ def log_rows(run: dist_wandb.Session) -> None:
         run.log({"loss": 10.0 * run.topology.global_rank + row})
 
 
-def main(directory: str, when: str) -> None:
+def main(directory: str, when: str, *only: str) -> None:
     if when == "after":
         dist.init_process_group("gloo")
     for run_mode, rank_scope in COMBINATIONS:
+        if only and f"{run_mode}-{rank_scope}" not in only:
+            continue
         into = Path(directory) / f"{run_mode}-{rank_scope}"
         with dist_wandb.init(
             "tests", run_mode=run_mode, rank_scope=rank_scope, id="exp", name="nm", dir=str(into), config={"lr": 0.1}

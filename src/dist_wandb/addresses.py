@@ -1,0 +1,62 @@
+"""Which of its addresses a rank gives to the others, where they are on several hosts.
+
+gloo takes the address that the host's own name resolves to. On many hosts that is loopback, or none: a training by NCCL
+works there, and so must the exchange. The address from which a host reaches the job's store is one that others reach.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Collection
+
+_ANY_PORT = 9  # nothing is sent
+
+
+def address_towards(host: str, port: int = _ANY_PORT) -> str | None:
+    """The address of this host from which it reaches another one; `None` if there is no way.
+
+    Nothing is sent: a datagram socket that is connected has only been told its way.
+
+    Args:
+        host: Name or address of the other one.
+        port: A port of it.
+    """
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
+    except OSError:
+        return None
+    for family, kind, protocol, _, place in found:
+        try:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.connect(place)
+                return str(probe.getsockname()[0])
+        except OSError:  # noqa: PERF203  # a few at most
+            continue
+    return None
+
+
+def address_among(own: str | None, told: Collection[str | None]) -> str | None:
+    """The address by which the others are to reach this rank.
+
+    Args:
+        own: That from which it reaches the job's store.
+        told: What all ranks, itself included, have said of theirs.
+
+    Returns:
+        `None` where gloo's own choice is as good: on one host, or if nothing is known.
+
+    Example:
+        Rank 0 keeps the store, and reaches it as 127.0.1.1; rank 1 told 10.0.0.2. On rank 0 this is its address towards
+        10.0.0.2, such as 10.0.0.1; on rank 1 it is 10.0.0.2.
+    """
+    if own is None or len(set(told)) == 1:
+        return None
+    if not _is_loopback(own):
+        return own
+    others = sorted(address for address in told if address is not None and not _is_loopback(address))
+    return address_towards(others[0]) if others else None
+
+
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback

@@ -1,0 +1,109 @@
+"""Calls that have no time limit of their own, given one.
+
+A host whose network is cut off closes no connection: whoever asks the job's store then waits for as long as TCP tries
+again, about a quarter of an hour.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+_T = TypeVar("_T")
+_SLICE = 0.1  # seconds between two looks whether waiting is to end
+_LAST = 0.5  # seconds that a call gets when waiting is to end: what is said at the end is said then
+
+
+class UnansweredError(Exception):
+    """A call took too long; it goes on in a thread, and nobody waits for it."""
+
+
+class Patience:
+    """Makes calls in threads of their own, one for each, and gives up those that take too long.
+
+    As long as one that was given up has not come back, all others are refused at once: they would wait behind it.
+
+    Args:
+        limit: How long a call may take, in seconds.
+        is_over: Asked while a call is waited for: whether it is to be given up soon.
+    """
+
+    def __init__(self, limit: float, is_over: Callable[[], bool] = lambda: False) -> None:
+        self._limit = limit
+        self._is_over = is_over
+        self._stuck: threading.Thread | None = None
+
+    def at_most(self, limit: float) -> Patience:
+        """One with another limit, which is to end when this one is."""
+        return Patience(limit, self._is_over)
+
+    def call(self, function: Callable[[], _T]) -> _T:
+        """What `function` returns or raises.
+
+        Raises:
+            UnansweredError: It takes too long, or one before it still does.
+        """
+        if self._stuck is not None and self._stuck.is_alive():
+            raise UnansweredError("it has stopped answering")
+        call = _Call(function)
+        try:
+            call.start()
+        except RuntimeError:  # Python is going down, and some versions start no threads then
+            return function()
+        began = time.monotonic()
+        if not self._wait_for(call, began + self._limit):
+            self._stuck = call
+            raise UnansweredError(f"it has not answered for {time.monotonic() - began:.1f} s")
+        if call.failure is not None:
+            raise call.failure
+        return call.result  # type: ignore[no-any-return]  # what the function returns
+
+    def _wait_for(self, call: _Call, deadline: float) -> bool:
+        is_over = False
+        while True:
+            now = time.monotonic()
+            if not is_over and self._is_over():
+                is_over, deadline = True, min(deadline, now + _LAST)
+            call.join(max(0.0, min(_SLICE, deadline - now)))
+            if not call.is_alive():
+                return True
+            if time.monotonic() >= deadline:
+                return False
+
+
+_under_way: set[_Call] = set()
+
+
+def settle(within: float) -> None:
+    """Give calls that were given up a last chance to come back, because this process ends.
+
+    One that comes back while Python goes down aborts the process; one that has not heard of anybody for long does not.
+
+    Args:
+        within: How long to wait for them together, in seconds.
+    """
+    deadline = time.monotonic() + within
+    for call in list(_under_way):
+        if call.is_alive():  # in a fork it is not
+            call.join(max(0.0, deadline - time.monotonic()))
+
+
+class _Call(threading.Thread):
+    """One call, in a thread that nobody has to wait for."""
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        super().__init__(name="dist_wandb-call", daemon=True)
+        self._function = function
+        self.result: Any = None
+        self.failure: BaseException | None = None
+
+    def run(self) -> None:
+        _under_way.add(self)
+        try:
+            self.result = self._function()
+        except BaseException as error:  # noqa: BLE001  # raised where it is waited for
+            self.failure = error
+        finally:
+            _under_way.discard(self)

@@ -1,0 +1,171 @@
+"""The network to the job's store is cut off while ranks exchange numbers. Ranks are threads, with real gloo groups."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from stalling import Wire, wired_store
+from units import QUICK, Ranks, Stall, eventually, making
+
+from dist_wandb import gloo
+from dist_wandb.errors import RendezvousError
+from dist_wandb.gloo import BrokenError, GlooGroup
+from dist_wandb.membership import Epoch, Membership
+from dist_wandb.policy import Unit
+from dist_wandb.rendezvous import Rendezvous
+from dist_wandb.sync import Limits
+from dist_wandb.topology import Topology
+
+SOON = 8.0  # seconds, on a busy machine
+SHORT = replace(QUICK, join_timeout=2.0, peer_timeout=1.0, finish_timeout=1.0)
+
+
+@pytest.fixture
+def wire() -> Iterator[Wire]:
+    with wired_store() as (_, made):
+        yield made
+
+
+@pytest.fixture
+def limits() -> Limits:
+    return SHORT
+
+
+@pytest.fixture
+def unit(wire: Wire, limits: Limits) -> Iterator[Ranks]:
+    """Two ranks that reach their store by the wire, and have written a row."""
+    with making() as make:
+        made = make(2, store=wire.client(), limits=limits)
+        log(made, 0)
+        eventually(lambda: made.last("loss") == {0: 0.5})
+        yield made
+
+
+def log(unit: Ranks, step: int) -> None:
+    for rank in range(2):
+        unit.log(rank, {"loss": float(rank + step)}, step)
+
+
+def rendezvous(store: dist.Store, timeout: float = 0.3) -> Rendezvous:
+    return Rendezvous(store, "test", Topology(0, 0, 0, 2, 2, 1), timeout)
+
+
+@pytest.mark.parametrize("limits", [replace(SHORT, peer_timeout=10.0)])
+def test_ranks_that_reach_each_other_go_on_without_the_store(unit: Ranks, wire: Wire) -> None:
+    wire.cut()
+    stall = Stall()
+    unit.log(1, {"loss": stall.number()}, 1)
+    unit.log(0, {"loss": 1.0}, 1)
+    time.sleep(2.0)  # rank 0 waits, and asks the store in vain whether the exchange was broken off
+    stall.over.set()
+    began = time.monotonic()
+    eventually(lambda: unit.last("loss").get(1) == 0.5)
+    log(unit, 2)
+    eventually(lambda: unit.last("loss").get(2) == 2.5)
+    assert time.monotonic() - began < SOON
+    assert not unit.flagged()
+
+
+def test_a_rank_that_loses_all_writes_what_it_has_within_its_limits(unit: Ranks, wire: Wire) -> None:
+    wire.cut()
+    stall = Stall()
+    unit.log(1, {"loss": stall.number()}, 1)
+    unit.log(0, {"loss": 7.0}, 1)  # the exchange breaks, and the store does not answer
+    began = time.monotonic()
+    assert not unit.exchanges[0].close(SHORT.peer_timeout + 0.5)
+    assert time.monotonic() - began < SOON
+    stall.over.set()
+    assert (unit.last("loss")[1], unit.flagged()[1]) == (7.0, 1)
+
+
+def test_a_rank_that_cannot_reach_the_one_that_writes_says_what_is_lost(
+    unit: Ranks, wire: Wire, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, logger="dist_wandb")
+    wire.cut()
+    unit.exchanges[0]._stopped.set()  # as if it were on the other side
+    unit.log(1, {"loss": 7.0}, 1)
+    unit.exchanges[1].close(0.5)
+    eventually(lambda: "what rank 1 logged from step 0 on is lost" in caplog.text)
+
+
+def test_forming_a_group_is_given_up(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gloo, "_FORMING_MORE", 0.2)
+    store = wire.client()
+    wire.cut()
+    began = time.monotonic()
+    with pytest.raises(BrokenError, match="not answered"):
+        GlooGroup(store, 0, 2, 0.3, lambda: False)
+    assert time.monotonic() - began < SOON
+
+
+def test_a_hint_that_does_not_come_is_none_and_a_fact_an_error(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dist_wandb.rendezvous._GLANCE", 0.3)
+    monkeypatch.setattr("dist_wandb.rendezvous._LEAST_PATIENCE", 0.3)
+    asking = rendezvous(wire.client())
+    asking.publish("key", 1)
+    assert (asking.hint("key"), asking.hint("no key")) == (1, None)
+    wire.cut()
+    assert asking.hint("key") is None
+    with pytest.raises(RendezvousError, match=r"Rank 0 cannot reach the store .* or the network is cut off"):
+        asking.peek("key")
+    wire.mend()
+    eventually(lambda: asking.hint("key") == 1)
+
+
+def test_a_store_that_is_gone_is_an_error_for_hints_as_well_and_is_asked_once(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with wired_store() as (_, wire):
+        asking = rendezvous(wire.client())
+        asking.publish("key", 1)
+    for _ in range(3):
+        with pytest.raises(RendezvousError):
+            asking.hint("key")
+    assert capfd.readouterr().err.count("TCPStore.cpp") <= 1  # torch writes a trace each time
+
+
+# --- by which address ranks reach each other --------------------------------------------------------------------------
+
+
+def test_a_rank_knows_from_which_address_it_reaches_its_store(wire: Wire) -> None:
+    assert rendezvous(wire.client()).own_address() == "127.0.0.1"
+    assert rendezvous(dist.HashStore()).own_address() is None
+
+
+@pytest.mark.parametrize(("told", "wanted"), [("10.0.0.2", "10.0.0.1"), ("10.0.0.1", None)])
+def test_members_tell_each_other_their_addresses_when_they_meet(
+    monkeypatch: pytest.MonkeyPatch, told: str, wanted: str | None
+) -> None:
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    monkeypatch.setattr(Rendezvous, "own_address", lambda _: "10.0.0.1")
+    store, epoch = dist.HashStore(), Epoch(0, (0, 1))
+    rendezvous(store).publish("met/0/1", told)
+    membership = Membership(Unit("", 0, 2, 0), rendezvous(store), lambda: False)
+    assert membership.meet(epoch, SOON)
+    assert membership.address(epoch) == wanted
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "net0")  # the user has said it
+    assert membership.address(epoch) is None
+
+
+def test_a_group_is_formed_at_the_address_that_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+    create = dist.ProcessGroupGloo.create_device
+
+    def create_device(hostname: str) -> Any:
+        made.append(hostname)
+        return create(hostname=hostname)
+
+    stand_in = SimpleNamespace(create_device=create_device, _Options=dist.ProcessGroupGloo._Options)  # type: ignore[attr-defined]
+    monkeypatch.setattr(dist, "ProcessGroupGloo", stand_in)
+    assert gloo._options(gloo._SLICE, "127.0.0.2")._timeout == gloo._SLICE
+    assert (made, gloo._options(gloo._SLICE, None)) == (["127.0.0.2"], gloo._SLICE)
+    del stand_in._Options
+    assert gloo._options(gloo._SLICE, "127.0.0.2") == gloo._SLICE

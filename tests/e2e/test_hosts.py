@@ -1,0 +1,179 @@
+"""Jobs on several hosts, with addresses of their own: what is on disk, and what happens if one of them is cut off.
+
+The hosts are network namespaces. Where they cannot be made, the same jobs run on loopback, and a warning says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from history import History
+from hosts import Hosts, hosts, torchrun_on
+from processes import Finished, Job, clean_environment, free_port, run_job, started
+from stored import COMBINATIONS, ROWS, Rank, check_runs, ended_runs, vector
+
+from dist_wandb.offline import read_history
+
+SCRIPTS = Path(__file__).parent / "scripts"
+SUPPORT = Path(__file__).parents[1] / "support"
+LAST = {"global_step": ROWS - 1}
+
+
+def environment(**extra: str) -> dict[str, str]:
+    return clean_environment(PYTHONPATH=str(SUPPORT), WANDB_SILENT="true", **extra)
+
+
+Record = Callable[[str, object], None]
+
+
+def record_kind(made: Hosts, record: Record) -> None:
+    """Say in the report which of the two it was."""
+    record("hosts", "network namespaces" if made.are_real else f"loopback: {made.why_loopback}")
+
+
+def test_all_modes_on_two_hosts(tmp_path: Path, record_testsuite_property: Record) -> None:
+    """No variable helps gloo, and the hosts' names do not resolve: the exchange finds addresses by itself."""
+    with hosts(2) as made:
+        record_kind(made, record_testsuite_property)
+        commands = torchrun_on(made, SCRIPTS / "plain_loop.py", tmp_path, "before", processes=(2, 2))
+        finished = run_job(*commands, cwd=tmp_path, environment=environment(), timeout=100).check()
+    assert "stopped taking part" not in finished.output
+    for run_mode, rank_scope in COMBINATIONS:
+        ranks = vector("2x2", run_mode, rank_scope)
+        check_runs(tmp_path / f"{run_mode}-{rank_scope}", ranks, last_step=LAST)
+
+
+def writer(rank: int, local_rank: int, node: int) -> Rank:
+    """A rank of a job in which every rank writes into its node's run."""
+    return {
+        "global_rank": rank,
+        "local_rank": local_rank,
+        "node_rank": node,
+        "opens_run": True,
+        "run_id": f"exp-worker-{node}",
+        "group": None,
+        "shared": True,
+        "label": f"worker-{node}-rank-{local_rank}",
+        "primary": local_rank == 0,
+    }
+
+
+def led(rank: int, local_rank: int, node: int) -> Rank:
+    """A rank of a job whose rank 0 alone has a run."""
+    leads = rank == 0
+    run_id = "exp" if leads else None
+    alone: Rank = {**writer(rank, local_rank, node), "opens_run": leads, "run_id": run_id, "primary": leads}
+    return {**alone, "shared": False, "label": None}
+
+
+def test_three_uneven_hosts(tmp_path: Path, record_testsuite_property: Record) -> None:
+    places = [(0, 0, 0), (1, 0, 1), (2, 1, 1), (3, 0, 2)]
+    only = ("shared-worker", "auto-global")
+    with hosts(3) as made:
+        record_kind(made, record_testsuite_property)
+        commands = torchrun_on(made, SCRIPTS / "plain_loop.py", tmp_path, "after", *only, processes=(1, 2, 1))
+        gloo = environment(GLOO_SOCKET_IFNAME=made.interface)  # the training needs it: see the test above
+        run_job(*commands, cwd=tmp_path, environment=gloo, timeout=100).check()
+    check_runs(tmp_path / "shared-worker", [writer(*place) for place in places], last_step=LAST)
+    check_runs(tmp_path / "auto-global", [led(*place) for place in places], last_step=LAST)
+
+
+# --- a host that is cut off -------------------------------------------------------------------------------------------
+
+STEPS, FLUSHED = 80, 10
+FINISH, PEER = 5.0, 2.0  # seconds: finish_timeout, peer_timeout, as in the script
+MORE = 5.0  # seconds beyond those, on a busy machine
+
+
+def ranks_on(made: Hosts, directory: Path) -> list[list[str | Path]]:
+    """Four ranks, two on each of two hosts, that no launcher supervises."""
+    port = free_port()
+    commands = []
+    for rank in range(4):
+        place = {"RANK": rank, "LOCAL_RANK": rank % 2, "GROUP_RANK": rank // 2, "NODE_RANK": rank // 2}
+        world = {"WORLD_SIZE": 4, "LOCAL_WORLD_SIZE": 2, "MASTER_ADDR": made.addresses[0], "MASTER_PORT": port}
+        told = [f"{name}={value}" for name, value in {**place, **world, "GLOO_SOCKET_IFNAME": made.interface}.items()]
+        script = SCRIPTS / "hosts_cut.py"
+        commands.append(made.on(rank // 2, "env", *told, sys.executable, script, str(directory), str(STEPS), "0.1"))
+    return commands
+
+
+def cut_off_in_the_middle(made: Hosts, job: Job, directory: Path) -> float:
+    """Cut off the second host once means have arrived, and let the first one's ranks end; when it was cut off."""
+    deadline = time.monotonic() + 60
+    while not all((directory / f"begun-{rank}").exists() for rank in range(4)):
+        assert time.monotonic() < deadline, "the ranks did not begin"
+        time.sleep(0.05)
+    made.cut(1)
+    cut = time.time()
+    for rank in (0, 1):
+        job.processes[rank].wait(60)
+    if not made.are_real:
+        made.mend(1)
+    return cut
+
+
+def test_a_host_is_cut_off(tmp_path: Path, record_testsuite_property: Record) -> None:
+    """No connection is closed. Nobody waits longer than the limits, and who cannot be heard says what is lost."""
+    with hosts(2) as made:
+        record_kind(made, record_testsuite_property)
+        with started(*ranks_on(made, tmp_path), cwd=tmp_path, environment=environment()) as job:
+            cut = cut_off_in_the_middle(made, job, tmp_path)
+            finished = job.wait(60).check()
+    ended = {fact["rank"]: fact for fact in (json.loads(line[6:]) for line in finished.lines("ENDED "))}
+    record_testsuite_property("seconds", {rank: (fact["log"], fact["finish"]) for rank, fact in ended.items()})
+    record_testsuite_property("survivors go on after", check_what_was_said(finished, cut))
+    assert max(fact["log"] for fact in ended.values() if made.are_real or fact["rank"] < 2) < 0.5
+    assert max(*ended[0]["finish"], *ended[1]["finish"]) < FINISH  # nobody waits for who is known to be gone
+    assert max(*ended[2]["finish"], *ended[3]["finish"]) < FINISH + MORE
+    check_rows(tmp_path, are_real=made.are_real)
+
+
+def check_what_was_said(finished: Finished, cut: float) -> float:
+    """The survivors name who is gone, in time; who is cut off says what is lost. Seconds that the survivors waited."""
+    gone = [line for line in finished.lines("AT ") if "rank 2, 3 stopped taking part after step" in line]
+    assert len(gone) == 2, finished.output
+    after = max(float(line.split()[1]) for line in gone) - cut
+    assert after < 2 * PEER + MORE
+    for rank in (2, 3):
+        assert f"what rank {rank} logged from step " in finished.output, finished.output
+    return after
+
+
+def check_rows(directory: Path, *, are_real: bool) -> None:
+    """All rows are there: of the job with those that could be heard, of each host with both of its ranks."""
+    runs = {run.run_id: run for run in ended_runs(directory, 3)}
+    histories: dict[str, Any] = {run_id: History(read_history(run.path)) for run_id, run in runs.items()}
+    assert {run_id: run.exit_code for run_id, run in runs.items()} == {"job": 1, "host-worker-0": 0, "host-worker-1": 0}
+    losses, flags = histories["job"].last("loss"), histories["job"].flags("loss")
+    assert sorted(losses) == list(range(STEPS))
+    assert [losses[step] - step for step in range(FLUSHED + 1)] == [1.5] * (FLUSHED + 1)
+    assert [(losses[step] - step, flags[step]) for step in range(STEPS - 10, STEPS)] == [(0.5, 2)] * 10
+    for host in (0, 1) if are_real else (0,):  # processes that were stopped take each other for lost
+        history = histories[f"host-worker-{host}"]
+        assert history.last("loss") == {step: step + 2 * host + 0.5 for step in range(STEPS)}
+        assert not any(history.flags("loss").values())
+
+
+@pytest.fixture
+def stack() -> Iterator[contextlib.ExitStack]:
+    """Leaves what a test has entered."""
+    with contextlib.ExitStack() as entered:
+        yield entered
+
+
+def test_where_namespaces_cannot_be_made_hosts_are_loopback_and_it_is_said(
+    stack: contextlib.ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    with pytest.warns(UserWarning, match=r"2 hosts were loopback.*there is no command ip"):
+        made = stack.enter_context(hosts(2))
+    assert (made.addresses, made.interface, made.are_real) == (("127.0.0.1",) * 2, "lo", False)
+    assert made.on(1, "true") == ["env", "DIST_WANDB_TEST_HOST=1", "true"]

@@ -1,0 +1,176 @@
+"""Hosts of a job, as network namespaces of this machine; where they cannot be made, it is loopback, and said so."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from processes import free_port
+
+INTERFACE = "net0"  # the one of each host, beside its loopback
+_MARK = "DIST_WANDB_TEST_HOST"
+_NAMES = re.compile(r"dwt(\d+)-\w+")  # namespaces of the test run with this process id
+_PATIENCE = 20  # seconds for one command
+_NAMED = 'hostname "$0" && exec "$@"'  # $0 is the name
+
+
+class _NotPossibleError(Exception):
+    """This machine, or this user, cannot make namespaces."""
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """Hosts that reach each other, each with an address, an interface and a name of its own.
+
+    Their names resolve to nothing, or to nothing that others reach, as on many clusters.
+
+    Args:
+        addresses: That of each host; on loopback they are all the same.
+        why_loopback: Why there is only one host, with processes that take themselves for several; empty if there are.
+    """
+
+    addresses: tuple[str, ...]
+    why_loopback: str = ""
+
+    @property
+    def are_real(self) -> bool:
+        """Whether each has a network stack of its own."""
+        return not self.why_loopback
+
+    @property
+    def interface(self) -> str:
+        """Name of the interface by which a host reaches the others."""
+        return INTERFACE if self.are_real else "lo"
+
+    def on(self, host: int, *command: str | Path) -> list[str | Path]:
+        """A command, to be run on a host."""
+        marked: list[str | Path] = ["env", f"{_MARK}={host}", *command]
+        if not self.are_real:
+            return marked
+        return [
+            "ip",
+            "netns",
+            "exec",
+            _namespace(f"h{host}"),
+            "unshare",
+            "--uts",
+            "sh",
+            "-c",
+            _NAMED,
+            f"host-{host}",
+            *marked,
+        ]
+
+    def cut(self, host: int) -> None:
+        """Pull its plug: nobody hears of it any more, and no connection is closed. On loopback its processes stop."""
+        if self.are_real:
+            _ip("-n", _namespace("switch"), "link", "set", f"h{host}", "down")
+        else:
+            self._signal(host, signal.SIGSTOP)
+
+    def mend(self, host: int) -> None:
+        """Undo `cut`."""
+        if self.are_real:
+            _ip("-n", _namespace("switch"), "link", "set", f"h{host}", "up")
+        else:
+            self._signal(host, signal.SIGCONT)
+
+    def _signal(self, host: int, number: signal.Signals) -> None:
+        mark = f"{_MARK}={host}".encode()
+        for process in [path for path in Path("/proc").iterdir() if path.name.isdigit()]:
+            with contextlib.suppress(OSError):  # it has ended, or is not ours to look at
+                if mark in (process / "environ").read_bytes().split(b"\0"):
+                    os.kill(int(process.name), number)
+
+
+@contextlib.contextmanager
+def hosts(count: int) -> Iterator[Hosts]:
+    """Make hosts, and remove them; those of test runs that were killed are removed, too.
+
+    Namespaces need root. Where they cannot be made, all hosts are this machine's loopback, and a warning says why.
+    """
+    _sweep()
+    try:
+        made = _make(count)
+    except _NotPossibleError as error:
+        _sweep()
+        made = Hosts(("127.0.0.1",) * count, str(error))
+        warnings.warn(f"{count} hosts were loopback, as namespaces cannot be made here: {error}", stacklevel=3)
+    try:
+        yield made
+    finally:
+        _sweep()
+
+
+def _make(count: int) -> Hosts:
+    """The switch has a namespace as well: what filters bridges on this machine, as Docker's rules do, is not there."""
+    switch = _namespace("switch")
+    _ip("netns", "add", switch)
+    _ip("-n", switch, "link", "add", "bridge", "type", "bridge")
+    _ip("-n", switch, "link", "set", "bridge", "up")
+    addresses = tuple(f"10.77.0.{host + 1}" for host in range(count))
+    for host, address in enumerate(addresses):
+        name, port = _namespace(f"h{host}"), f"h{host}"
+        _ip("netns", "add", name)
+        _ip("-n", name, "link", "set", "lo", "up")
+        _ip("-n", name, "link", "add", INTERFACE, "type", "veth", "peer", "name", port, "netns", switch)
+        _ip("-n", switch, "link", "set", port, "master", "bridge", "up")
+        _ip("-n", name, "address", "add", f"{address}/24", "dev", INTERFACE)
+        _ip("-n", name, "link", "set", INTERFACE, "up")
+    made = Hosts(addresses)
+    _call(*made.on(0, "true"))  # whether commands can be run there
+    return made
+
+
+def _namespace(what: str) -> str:
+    return f"dwt{os.getpid()}-{what}"
+
+
+def _sweep() -> None:
+    """Remove namespaces whose test run is over; nothing shows outside of them, so nothing else is left."""
+    with contextlib.suppress(_NotPossibleError):
+        for line in _ip("netns", "list").splitlines():
+            name = line.split()[0] if line.split() else ""
+            owner = _NAMES.fullmatch(name)
+            if owner and (int(owner[1]) == os.getpid() or not Path(f"/proc/{owner[1]}").exists()):
+                _ip("netns", "delete", name)
+
+
+def _ip(*words: str) -> str:
+    return _call("ip", *words)
+
+
+def _call(*command: str | Path) -> str:
+    words = [str(word) for word in command]
+    if shutil.which(words[0]) is None:
+        raise _NotPossibleError(f"there is no command {words[0]}")
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=_PATIENCE, check=True)
+    except subprocess.CalledProcessError as error:
+        raise _NotPossibleError(f"{' '.join(words)}: {error.stderr.strip()}") from None
+    except subprocess.TimeoutExpired:
+        raise _NotPossibleError(f"{' '.join(words)}: no answer within {_PATIENCE} s") from None
+    return done.stdout
+
+
+def torchrun_on(
+    made: Hosts, script: Path, *arguments: object, processes: Sequence[int]
+) -> tuple[list[str | Path], ...]:
+    """The commands that start `script` under torchrun on each host, with so many processes on each."""
+    port = str(free_port())
+    words = [str(argument) for argument in arguments]
+    meeting = ["--nnodes", str(len(processes)), "--master-addr", made.addresses[0], "--master-port", port]
+    launcher: list[str | Path] = [sys.executable, "-m", "torch.distributed.run", *meeting]
+    return tuple(
+        made.on(host, *launcher, "--node-rank", str(host), "--nproc-per-node", str(number), script, *words)
+        for host, number in enumerate(processes)
+    )
