@@ -1,4 +1,4 @@
-"""Launchers by the variables they set: the runs of every mode and scope, leftovers of others, and the table in the docs."""
+"""Launchers by the variables they set: the runs of every mode and scope, what others left, and the docs' table."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 from launchers import DOCUMENT, LAUNCHERS, SLURM_COMMANDS, Launcher, table, table_in
 from stored import COMBINATIONS, vector_of
 
+import dist_wandb
 from dist_wandb.errors import TopologyError
 from dist_wandb.policy import RankScope, RunMode, plan_run
 from dist_wandb.topology import Launch, Topology, traces
@@ -166,3 +167,24 @@ def test_a_whole_rank_from_an_image_is_named_beside_the_launcher_that_contradict
         (inner, "contradicts"),
     ]
     assert found[1].reason == "it says rank 1 of 2, but rank 0 of 1 is used"
+
+
+@pytest.mark.usefixtures("fake_wandb")
+def test_a_job_that_stale_variables_make_of_one_process_warns_at_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", **MPICH}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.warns(
+        UserWarning, match="MPICH seems to have started it: it says rank 1 of 2, but rank 0 of 1 is used"
+    ):
+        dist_wandb.init("tests").finish()
+
+
+@pytest.mark.usefixtures("fake_wandb")
+@pytest.mark.parametrize("environ", [{"RANK": "0", "WORLD_SIZE": "1"}, *RECORDED["salloc -N1 -n4: its shell"]])
+def test_a_job_of_one_process_without_contradictions_does_not(
+    monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder, environ: Environ
+) -> None:
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    dist_wandb.init("tests").finish()
+    assert [str(warning.message) for warning in recwarn if "job of its own" in str(warning.message)] == []

@@ -15,9 +15,8 @@ def log_rows(run: dist_wandb.Session) -> None:
         run.log({"loss": 10.0 * run.topology.global_rank + row})
 
 
-def main(directory: str, when: str) -> None:
-    if when == "after":
-        dist.init_process_group("gloo")
+def main(directory: str) -> None:
+    dist.init_process_group("gloo")
     for run_mode, rank_scope in COMBINATIONS:
         into = Path(directory) / f"{run_mode}-{rank_scope}"
         with dist_wandb.init(
@@ -30,8 +29,7 @@ def main(directory: str, when: str) -> None:
         log_rows(run)
         seen = {"rank": run.topology.global_rank, "base_id": run.plan.base_id, "knows": run.topology.knows_layout}
         sys.stdout.write(f"SAW {json.dumps(seen)}\n")
-    if when == "after":
-        dist.destroy_process_group()
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
