@@ -19,7 +19,7 @@ from dist_wandb import run as runs
 from dist_wandb.errors import ConfigurationError, DistWandbError
 from dist_wandb.options import rank_scope_or_default, run_mode_or_default
 from dist_wandb.policy import RankScope, RunMode, RunPlan, check_rank_scope, check_run_mode, needs_layout, plan_run
-from dist_wandb.topology import Topology, Trace, traces
+from dist_wandb.topology import Launch, Topology, Trace, traces
 
 PACKAGES = ("dist-wandb", "wandb", "torch", "torchmetrics", "lightning", "pytorch-lightning", "accelerate")
 GENERATED = "ID"
@@ -183,6 +183,23 @@ def _about_launchers(found: Diagnosis) -> Iterator[str]:
             f"{used.launcher} does not tell the place of this process among the nodes. In rank_scope='worker', and in "
             "run_mode='shared', the ranks find it out together when the run is opened."
         )
+    if used is not None and topology.world_size > 1 and not _can_meet(topology):
+        what = "their numbers cannot be brought together"
+        if _needs_an_id(found.plan):
+            what += ", and without id= or WANDB_RUN_ID they cannot agree on a run id, which is an error"
+        yield f"{used.launcher} keeps no store in which ranks meet: before init_process_group, {what}."
+
+
+def _can_meet(topology: Topology) -> bool:
+    """Whether the ranks reach a store at this moment: that of their process group, or of torchrun's agent."""
+    return topology.origin("global_rank") == "torch.distributed" or Launch.detect().agent_store is not None
+
+
+def _needs_an_id(plan: RunPlan | None) -> bool:
+    """Whether a rank that meets nobody must be told the id, because neither the user nor the launcher names it."""
+    if plan is None or plan.base_id != GENERATED or Launch.detect().job_id is not None:
+        return False
+    return plan.opens_run and (plan.run_mode, plan.rank_scope) != ("auto", "global")
 
 
 def _about_wandb(found: Diagnosis) -> Iterator[str]:

@@ -51,7 +51,7 @@ from dist_wandb.rendezvous import BASE_ID, Rendezvous, agree_on_base_id, id_of_j
 from dist_wandb.rows import Contribution, Rows
 from dist_wandb.run import NullRun, RunWriter
 from dist_wandb.sync import WITHOUT_FINISH, Exchange, HeldBack, Limits, RoundsExchange, StraightThrough, end_all
-from dist_wandb.topology import Topology
+from dist_wandb.topology import Topology, traces
 from dist_wandb.values import Weight, check_row, checked_step, take, take_weight, whole_tensors
 
 if TYPE_CHECKING:
@@ -930,6 +930,15 @@ def _detected_topology() -> Topology:
             "or set RANK and WORLD_SIZE.",
             stacklevel=4,
         )
+    elif topology.world_size == 1 and topology.origin("global_rank") != "torch.distributed":
+        for trace in traces():
+            if trace.verdict == "contradicts":
+                warnings.warn(
+                    f"This process is taken for a job of its own by {topology.origin('global_rank')}, but "
+                    f"{trace.launcher} seems to have started it: {trace.reason}. If it is one of several ranks, unset "
+                    "what an image or a shell has left, or open the run after init_process_group.",
+                    stacklevel=4,
+                )
     return topology
 
 

@@ -411,6 +411,9 @@ def _agreeing(readings: _Readings, environ: Mapping[str, str]) -> Topology:
     return readings.topology()
 
 
+Verdict = Literal["used", "agrees", "contradicts", "outer", "half", "unreadable", "not this process"]
+
+
 @dataclass(frozen=True)
 class Trace:
     """What one launcher has left in the environment, and what is made of it.
@@ -419,14 +422,15 @@ class Trace:
         launcher: Its name.
         variables: Its variables that are set, with their values.
         verdict: ``"used"``: the ranks are taken from it; ``"agrees"`` with what is used; ``"contradicts"`` that: it is
-            stale, or was for another process; ``"half"``: it lacks the global rank or the world size; ``"unreadable"``;
+            stale, or was for another process; ``"outer"``: it may well have started what is used, as srun or mpirun
+            starts a torchrun on each node; ``"half"``: it lacks the global rank or the world size; ``"unreadable"``;
             ``"not this process"``: of a batch shell, not of one of the processes that it starts.
         reason: Why, in words; empty if there is nothing to say.
     """
 
     launcher: str
     variables: Mapping[str, str]
-    verdict: Literal["used", "agrees", "contradicts", "half", "unreadable", "not this process"]
+    verdict: Verdict
     reason: str = ""
 
 
@@ -443,10 +447,11 @@ def traces(environ: Mapping[str, str] | None = None) -> list[Trace]:
     for family in _FAMILIES:
         names = dict.fromkeys((*family.present, *family.variables.values()))
         variables = {name: environ[name] for name in names if name in environ}
-        if not variables.keys() - told or not (family.is_present(environ) or isinstance(family, _Slurm)):
+        own = {name: value for name, value in variables.items() if name not in told}
+        if not own or not (family.is_present(environ) or isinstance(family, _Slurm)):
             continue
-        told.update(variables)
-        trace, readings = _trace(family, variables, environ, used)
+        told.update(own)
+        trace, readings = _trace(family, own, environ, used)
         found.append(trace)
         used = used or (readings if trace.verdict == "used" else None)
     return found
@@ -463,13 +468,24 @@ def _trace(
     except TopologyError as error:
         return Trace(family.launcher, variables, "unreadable", str(error)), None
     if used is not None:
-        verdict = "agrees" if readings.agrees_with(used) else "contradicts"
-        reason = "" if verdict == "agrees" else f"it says {_ranks(readings)}, but {_ranks(used)} is used"
-        return Trace(family.launcher, variables, verdict, reason), None  # type: ignore[arg-type]  # one of two
+        return Trace(family.launcher, variables, *_beside(readings, used)), None
     if not readings.is_complete:
         missing = " and ".join(sorted({"global_rank", "world_size"} - readings.values.keys()))
         return Trace(family.launcher, variables, "half", f"the {missing} of this process is not told"), None
     return Trace(family.launcher, variables, "used"), readings
+
+
+def _beside(readings: _Readings, used: _Readings) -> tuple[Verdict, str]:
+    """What is made of readings that are not used. Inner launchers come first, so these may be of an outer one."""
+    if readings.agrees_with(used):
+        return "agrees", ""
+    says = f"it says {_ranks(readings)}, but {_ranks(used)} is used"
+    if _ranks(readings) == _ranks(used):
+        values = ((name, value, used.values.get(name, value)) for name, value in readings.values.items())
+        says = " and ".join(f"it says {name}={theirs}, not {ours}" for name, theirs, ours in values if theirs != ours)
+    if readings.is_complete and readings.values["world_size"] < used.values["world_size"]:
+        return "outer", f"{says}; it may have started the launcher that says so"
+    return "contradicts", says
 
 
 def _ranks(readings: _Readings) -> str:

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import statistics
 import sys
-from collections import defaultdict
 from pathlib import Path
-from typing import Any
 
-import pytest
+from arrived import check_runs, label_of, rows_of, runs_of
 from processes import run_job, torchrun
-from stored import COMBINATIONS, ROWS, Rank, display_name, unit_of_run, vector
-from wandb_records import PLAIN, RecordedRun, WriterRecord
+from stored import COMBINATIONS, vector
 from wandb_server import WandbServer
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -21,59 +16,13 @@ STARTS = 20
 OTHERS = [(rank, step) for rank in (1, 2, 3) for step in range(5)]
 
 
-@pytest.mark.parametrize(("layout", "processes"), [("1x2", 2), ("1x4", 4)])
-def test_plain_pytorch_online_is_what_the_vectors_say(
-    wandb_server: WandbServer, tmp_path: Path, layout: str, processes: int
-) -> None:
+def test_plain_pytorch_online_is_what_the_vectors_say(wandb_server: WandbServer, tmp_path: Path) -> None:
     environment = wandb_server.environment(tmp_path, PYTHONPATH=str(SUPPORT), WANDB_CONSOLE="wrap")
-    job = torchrun(SCRIPTS / "modes_online.py", tmp_path, processes=processes)
+    job = torchrun(SCRIPTS / "modes_online.py", tmp_path, processes=4)
     run_job(*job, cwd=tmp_path, environment=environment, timeout=150).check()
     for run_mode, rank_scope in COMBINATIONS:
-        project = f"{run_mode}-{rank_scope}"
-        recorded = {run.key.split("/")[2]: run for run in wandb_server.runs.values() if f"/{project}/" in run.key}
-        check_runs(recorded, vector(layout, run_mode, rank_scope))
-
-
-def check_runs(recorded: dict[str, RecordedRun], ranks: list[Rank]) -> None:
-    """Compare the runs of one project with the test vector of its mode and scope."""
-    writing: dict[str, list[Rank]] = defaultdict(list)
-    for rank in ranks:
-        if rank["run_id"] is not None:
-            writing[rank["run_id"]].append(rank)
-    assert recorded.keys() == writing.keys()
-    for run_id, writers in writing.items():
-        run, primary = recorded[run_id], writers[0]
-        assert (run.exit_codes, run.group) == ([0], primary["group"])
-        assert (run.display_name, run.tags, run.config) == (display_name(primary, "nm"), ("online",), {"lr": 0.1})
-        found = {label_of(writer): writer for writer in run.writers.values()}
-        assert found.keys() == {rank["label"] for rank in writers}
-        assert (PLAIN in run.writers) is not primary["shared"]
-        for rank in writers:
-            assert rows_of(found[rank["label"]]) == expected_rows(rank, unit_of_run(rank, ranks))
-
-
-def label_of(writer: WriterRecord) -> str | None:
-    """The one label that a writer's console lines have; `None` for a plain run's."""
-    (label,) = {json.loads(line).get("label") for line in writer.console}
-    return label if label is None else str(label)
-
-
-def rows_of(writer: WriterRecord) -> list[dict[str, Any]]:
-    """A writer's history, without what W&B adds to each row."""
-    return [{name: value for name, value in row.items() if not name.startswith("_")} for row in writer.rows]
-
-
-def expected_rows(rank: Rank, unit: list[int]) -> list[dict[str, Any]]:
-    """What a rank writes: the unit's mean where it is the primary, and its own numbers under its label."""
-    rows = []
-    for step in range(ROWS):
-        row: dict[str, Any] = {"global_step": step}
-        if rank["primary"]:
-            row["loss"] = 10.0 * statistics.mean(unit) + step
-        if rank["shared"]:
-            row[f"{rank['label']}/loss"] = 10.0 * rank["global_rank"] + step
-        rows.append(row)
-    return rows
+        recorded = runs_of(wandb_server, f"{run_mode}-{rank_scope}")
+        check_runs(recorded, vector("1x4", run_mode, rank_scope))
 
 
 def test_a_shared_run_is_whole_at_every_start(wandb_server: WandbServer, tmp_path: Path) -> None:

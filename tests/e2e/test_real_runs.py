@@ -41,15 +41,9 @@ def check_generated_ids(finished: Finished, directory: Path, world_size: int) ->
     assert ids == {f"{base_id}-rank-{rank}" for rank in range(world_size)}
 
 
-def test_plain_pytorch_under_torchrun(tmp_path: Path) -> None:
-    finished = run(*torchrun(SCRIPTS / "plain_loop.py", tmp_path, "after"), cwd=tmp_path)
-    check_all_combinations(tmp_path, "1x2")
-    check_generated_ids(finished, tmp_path, 2)
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_plain_pytorch_on_two_nodes(tmp_path: Path, when: str) -> None:
-    finished = run(*torchrun(SCRIPTS / "plain_loop.py", tmp_path, when, nodes=2), cwd=tmp_path)
+def test_plain_pytorch_on_two_nodes(tmp_path: Path) -> None:
+    """For other launchers, and before there is a process group, see test_launchers.py."""
+    finished = run(*torchrun(SCRIPTS / "plain_loop.py", tmp_path, "after", nodes=2), cwd=tmp_path)
     check_all_combinations(tmp_path, "2x2")
     check_generated_ids(finished, tmp_path, 4)
     check_announcements(finished)
@@ -59,12 +53,6 @@ def test_ranks_meet_whether_they_come_before_or_after_their_process_group(tmp_pa
     finished = run(*torchrun(SCRIPTS / "meet_late.py", tmp_path), cwd=tmp_path)
     (run_id,) = {stored.run_id for stored in ended_runs(tmp_path, 2)}
     assert finished.lines("SAW ") == [f"SAW {run_id}"] * 2
-
-
-def test_plain_pytorch_under_spawn(tmp_path: Path) -> None:
-    finished = run([sys.executable, SCRIPTS / "spawned_loop.py", str(tmp_path), str(tmp_path / "store")], cwd=tmp_path)
-    check_all_combinations(tmp_path, "1x2")
-    check_generated_ids(finished, tmp_path, 2)
 
 
 def check_announcements(finished: Finished) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -37,6 +37,13 @@ def vector(layout: str, run_mode: str, rank_scope: str) -> list[Rank]:
     wanted = {"layout": layout, "run_mode": run_mode, "rank_scope": rank_scope}
     ranks: list[Rank] = next(case["ranks"] for case in cases if wanted.items() <= case.items())
     return ranks
+
+
+def vector_of(ranks_per_node: Sequence[int], run_mode: str, rank_scope: str) -> list[Rank]:
+    """As `vector`, by the number of ranks of each node."""
+    cases: list[dict[str, Any]] = json.loads(VECTORS.read_text())
+    (layout,) = {case["layout"] for case in cases if case["ranks_per_node"] == list(ranks_per_node)}
+    return vector(layout, run_mode, rank_scope)
 
 
 def ended_runs(directory: Path, number: int, *, within: float = 30) -> list[StoredRun]:

@@ -16,6 +16,7 @@ from wandb_server import WandbServer
 from dist_wandb import run as runs
 from dist_wandb.cli import main
 from dist_wandb.doctor import PACKAGES, ask, examine
+from dist_wandb.policy import RunMode
 from dist_wandb.topology import traces
 
 KEY = "0123456789" * 4
@@ -28,7 +29,8 @@ TORCHRUN = {
     "LOCAL_WORLD_SIZE": "2",
     "GROUP_WORLD_SIZE": "2",
 }
-STALE_SLURM = {"SLURM_PROCID": "0", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2"}
+AGENT = {"TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+STALE_SLURM = {"SLURM_PROCID": "0", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "8"}
 
 
 @pytest.fixture
@@ -65,7 +67,7 @@ def test_process_without_a_launcher_is_a_job_of_its_own() -> None:
 
 
 def test_rank_its_sources_and_its_run_are_told(say: Any) -> None:
-    say(**TORCHRUN)
+    say(**TORCHRUN, **AGENT)
     found = examine("new", "worker")
     assert found.topology is not None
     assert (found.topology.global_rank, found.topology.node_rank, found.topology.num_nodes) == (1, 0, 2)
@@ -120,6 +122,8 @@ def test_traces_of_all_launchers_are_judged() -> None:
     assert verdicts({}) == {}
     assert verdicts(TORCHRUN) == {"torchrun": "used"}
     assert verdicts({**TORCHRUN, **STALE_SLURM}) == {"torchrun": "used", "SLURM": "contradicts"}
+    agents = {"SLURM_PROCID": "0", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2"}  # one on each node
+    assert verdicts({**TORCHRUN, **agents}) == {"torchrun": "used", "SLURM": "outer"}
     agreeing = {"SLURM_PROCID": "1", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "4"}
     assert verdicts({**TORCHRUN, **agreeing}) == {"torchrun": "used", "SLURM": "agrees"}
     assert verdicts({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}) == {"SLURM": "not this process"}
@@ -132,10 +136,42 @@ def test_traces_of_all_launchers_are_judged() -> None:
 
 
 def test_stale_variables_are_named_with_what_to_do(say: Any) -> None:
-    say(**TORCHRUN, **STALE_SLURM)
+    say(**TORCHRUN, **AGENT, **STALE_SLURM)
     (warning,) = examine("new").warnings
-    assert "SLURM has left variables that are left aside: it says rank 0 of 2, but rank 1 of 4 is used" in warning
-    assert "Unset them: SLURM_PROCID=0, SLURM_NTASKS=2" in warning
+    assert "SLURM has left variables that are left aside: it says rank 0 of 8, but rank 1 of 4 is used" in warning
+    assert "Unset them: SLURM_PROCID=0, SLURM_NTASKS=8" in warning
+
+
+def test_srun_that_started_torchrun_is_not_taken_for_stale(say: Any) -> None:
+    say(**TORCHRUN, **AGENT, SLURM_PROCID="0", SLURM_STEP_ID="0", SLURM_NTASKS="2")
+    found = examine("new")
+    assert found.warnings == ()
+    assert found.traces[1].reason == (
+        "it says rank 0 of 2, but rank 1 of 4 is used; it may have started the launcher that says so"
+    )
+
+
+MPICH = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+NO_STORE = "MPICH keeps no store in which ranks meet: before init_process_group, "
+NO_ID = "without id= or WANDB_RUN_ID they cannot agree on a run id"
+
+
+@pytest.mark.parametrize(
+    ("variables", "run_mode", "needs_id"),
+    [
+        ({}, "new", True),
+        ({"WANDB_RUN_ID": "exp"}, "new", False),
+        ({"PMIX_NAMESPACE": "job"}, "new", False),
+        ({}, "auto", False),
+    ],
+)
+def test_ranks_that_cannot_meet_yet_are_told(
+    say: Any, variables: dict[str, str], run_mode: RunMode, needs_id: bool
+) -> None:
+    say(**MPICH, **variables)
+    (warning,) = examine(run_mode).warnings
+    assert warning.startswith(NO_STORE)
+    assert (NO_ID in warning) is needs_id
 
 
 def test_batch_shell_is_told_from_a_task(say: Any) -> None:
@@ -227,7 +263,7 @@ def test_directory_that_takes_no_files_is_told(say: Any, tmp_path: Path) -> None
 
 
 def test_more_writers_than_wandb_recommends_are_told(say: Any) -> None:
-    say(**{**TORCHRUN, "WORLD_SIZE": "400", "LOCAL_WORLD_SIZE": "200"})
+    say(**{**TORCHRUN, **AGENT, "WORLD_SIZE": "400", "LOCAL_WORLD_SIZE": "200"})
     (warning,) = examine("shared").warnings
     assert "400 writers is beyond the 300" in warning
 
@@ -248,7 +284,7 @@ def test_printed_for_people(say: Any, capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_printed_as_json(say: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    say(**TORCHRUN)
+    say(**TORCHRUN, **AGENT)
     assert main(["doctor", "--run-mode", "auto", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed["topology"]["global_rank"] == 1

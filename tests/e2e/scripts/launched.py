@@ -1,0 +1,113 @@
+"""One rank of plain PyTorch, however it was started: every mode and scope before there is a process group, and after.
+
+Into ``DIRECTORY/saw-RANK.json`` goes what `dist-wandb doctor` foretold, and what the sessions then were.
+"""
+
+import contextlib
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from plain_loop import log_rows
+from stored import COMBINATIONS
+
+import dist_wandb
+from dist_wandb.cli import main as dist_wandb_command
+from dist_wandb.errors import RendezvousError
+from dist_wandb.topology import Topology
+
+Said = dict[str, Any]
+
+
+def doctor(run_mode: str, rank_scope: str) -> Said:
+    """What `dist-wandb doctor --json` says of this process."""
+    with said_to_a_file() as said:
+        code = dist_wandb_command(["doctor", "--json", "--run-mode", run_mode, "--rank-scope", rank_scope])
+        sys.stdout.flush()
+        said.seek(0)
+        found = json.loads(said.read())
+    return {"code": code, **{name: found.get(name) for name in ("topology", "plan", "errors", "warnings", "server")}}
+
+
+@contextlib.contextmanager
+def said_to_a_file() -> Iterator[TextIO]:
+    """Send what this process writes into a file. `sys.stdout` stays: wandb keeps hold of the one it sees first."""
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as said:
+        sys.stdout.flush()
+        kept = os.dup(1)
+        os.dup2(said.fileno(), 1)
+        try:
+            yield said
+        finally:
+            sys.stdout.flush()
+            os.dup2(kept, 1)
+            os.close(kept)
+
+
+def session(project: str, directory: str, run_mode: Any, rank_scope: Any) -> Said:
+    """What a session of this mode and scope is, once rows are logged to it."""
+    about: dict[str, Any] = {"name": "nm", "tags": ["online"], "config": {"lr": 0.1}, "dir": directory}
+    try:
+        with dist_wandb.init(project, run_mode=run_mode, rank_scope=rank_scope, **about) as run:
+            log_rows(run)
+            sys.stdout.write("hello\n")  # the server knows writers by the labels of their lines
+            topology = {name: value for name, value in asdict(run.topology).items() if name != "sources"}
+            return {"topology": topology, "plan": asdict(run.plan), "error": None}
+    except RendezvousError as error:
+        return {"topology": None, "plan": None, "error": str(error)}
+
+
+def sessions(when: str, directory: str) -> dict[str, Said]:
+    """A session of every mode and scope with the id of the environment, and one with an id that the ranks make."""
+    said = {
+        f"{mode}-{scope}": session(f"{when}-{mode}-{scope}", directory, mode, scope) for mode, scope in COMBINATIONS
+    }
+    run_id = os.environ.pop("WANDB_RUN_ID")
+    said["generated"] = session(f"{when}-generated", directory, "new", "global")
+    os.environ["WANDB_RUN_ID"] = run_id
+    return said
+
+
+def foretell() -> dict[str, Said]:
+    return {f"{mode}-{scope}": doctor(mode, scope) for mode, scope in COMBINATIONS}
+
+
+def open_process_group() -> None:
+    who = Topology.detect()
+    if "RANK" in os.environ:
+        dist.init_process_group("gloo")
+    else:
+        dist.init_process_group("gloo", rank=who.global_rank, world_size=who.world_size)
+
+
+def spawned(rank: int, directory: str, store: str) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    main(directory, "after")
+
+
+def main(directory: str, *when: str) -> None:
+    saw: dict[str, Any] = {"foretold": foretell()}
+    if "before" in when:
+        saw["before"] = sessions("before", directory)
+    if "after" in when:
+        if not dist.is_initialized():
+            open_process_group()
+        saw["after"] = sessions("after", directory)
+    rank = Topology.detect().global_rank
+    (Path(directory) / f"saw-{rank}.json").write_text(json.dumps(saw))
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "spawn":
+        mp.spawn(spawned, args=(sys.argv[2], f"{sys.argv[2]}/store"), nprocs=2)  # type: ignore[no-untyped-call]
+    else:
+        main(*sys.argv[1:])

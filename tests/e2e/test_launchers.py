@@ -1,0 +1,113 @@
+"""Jobs under every launcher: what reaches the server is what the policy's vectors say, and what the doctor foretold.
+
+`launchers.LAUNCHERS` lists the jobs, and the table in ``docs/launchers.md`` is made of it: a test that does not check
+all that the table says of its launcher fails.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from arrived import check_runs, label_of, runs_of
+from launchers import JOBS, Launcher
+from processes import run_job
+from stored import COMBINATIONS, vector_of
+from wandb_records import PLAIN, RecordedRun
+from wandb_server import WandbServer
+
+SCRIPT = Path(__file__).parent / "scripts" / "launched.py"
+SUPPORT = Path(__file__).parents[1] / "support"
+Saw = list[dict[str, Any]]
+
+
+@pytest.mark.parametrize("launcher", JOBS, ids=lambda launcher: launcher.name)
+def test_every_mode_and_scope(wandb_server: WandbServer, launcher: Launcher, tmp_path: Path) -> None:
+    environment = wandb_server.environment(tmp_path, PYTHONPATH=str(SUPPORT), WANDB_CONSOLE="wrap", WANDB_RUN_ID="exp")
+    commands = launcher.commands(SCRIPT, tmp_path)
+    finished = run_job(*commands, cwd=tmp_path, environment=environment, timeout=120).check()
+    (layout,) = launcher.layouts
+    saw: Saw = [json.loads((tmp_path / f"saw-{rank}.json").read_text()) for rank in range(sum(layout))]
+    checked = set()
+    for when in launcher.when:
+        meet = when == "after" or launcher.meets
+        for mode, scope in COMBINATIONS:
+            recorded = runs_of(wandb_server, f"{when}-{mode}-{scope}")
+            if layout == (3, 5):
+                check_invariants(recorded, saw, when, mode, scope)
+            else:
+                check_runs(recorded, vector_of(layout, mode, scope), meet=meet)
+            check_foretold(saw, when, f"{mode}-{scope}")
+            checked.add((when, mode, scope))
+        made = runs_of(wandb_server, f"{when}-generated")
+        check_generated(made, saw, when, agree=meet or launcher.names_job)
+    assert checked == launcher.cells(), finished.output
+
+
+def check_foretold(saw: Saw, when: str, combination: str) -> None:
+    """Each rank's session is what the doctor said before it, as far as a rank alone can know."""
+    for rank, facts in enumerate(saw):
+        foretold, session = facts["foretold"][combination], facts[when][combination]
+        assert session["error"] is None
+        assert (foretold["code"], foretold["errors"]) == (0, [])
+        known = {name: value for name, value in foretold["topology"].items() if value is not None}
+        assert known["global_rank"] == rank
+        assert known.items() <= session["topology"].items()
+        assert foretold["plan"] in (None, session["plan"])
+        if foretold["plan"] is None:
+            assert len(known) < len(foretold["topology"]), "only an unknown layout leaves the plan open"
+
+
+def check_generated(recorded: dict[str, RecordedRun], saw: Saw, when: str, *, agree: bool) -> None:
+    """All ranks make the same id, or are told what to do."""
+    made = [facts[when]["generated"] for facts in saw]
+    if agree:
+        (base_id,) = {session["plan"]["base_id"] for session in made}
+        assert recorded.keys() == {f"{base_id}-rank-{rank}" for rank in range(len(saw))}
+        return
+    assert recorded == {}
+    for rank, session in enumerate(made):
+        assert f"Rank {rank} of {len(saw)} (" in session["error"]
+        assert "Call init_process_group first, or pass id=" in session["error"]
+
+
+def check_invariants(recorded: dict[str, RecordedRun], saw: Saw, when: str, mode: str, scope: str) -> None:
+    """What holds of three ranks on one node and five on the other: no vector says it of them."""
+    sessions = [facts[when][f"{mode}-{scope}"] for facts in saw]
+    nodes: dict[int, list[int]] = defaultdict(list)
+    for rank, session in enumerate(sessions):
+        nodes[session["topology"]["node_rank"]].append(rank)
+        assert session["topology"]["num_nodes"] == 2
+        assert session["topology"]["local_rank"] == nodes[session["topology"]["node_rank"]].index(rank)
+    assert sorted(map(len, nodes.values())) == [3, 5]
+    units = [list(range(8))] if scope == "global" else list(nodes.values())
+    assert len(recorded) == (8 if mode == "new" else len(units))
+    assert all(run.exit_codes == [0] for run in recorded.values())
+    for unit in units:
+        of_unit = {sessions[rank]["plan"]["run_id"] for rank in unit} - {None}
+        runs = [recorded[run_id] for run_id in of_unit]
+        assert len(runs) == (len(unit) if mode == "new" else 1)
+        assert len({run.group for run in runs}) == 1
+        primaries = [rank for rank in unit if sessions[rank]["plan"]["primary"]]
+        assert primaries == (unit if mode == "new" else unit[:1])
+        if mode == "shared":
+            check_writers(runs[0], unit, sessions)
+    groups = {run.group for run in recorded.values()}
+    assert (len(groups), None in groups) == ((len(units), False) if mode == "new" else (1, True))
+
+
+def check_writers(run: RecordedRun, unit: list[int], sessions: Saw) -> None:
+    """Each rank writes under a label of its own, the first alone under plain names, and that the mean."""
+    writers = {label_of(writer): writer for writer in run.writers.values()}
+    assert PLAIN not in run.writers
+    assert len(run.writers) == len(unit)
+    assert writers.keys() == {sessions[rank]["plan"]["label"] for rank in unit}
+    for rank in unit:
+        label = sessions[rank]["plan"]["label"]
+        rows = writers[label].rows
+        assert [row[f"{label}/loss"] for row in rows] == [10.0 * rank + step for step in range(3)]
+        mean = 10.0 * sum(unit) / len(unit)
+        assert [row.get("loss") for row in rows] == [mean + step if rank == unit[0] else None for step in range(3)]

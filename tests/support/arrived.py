@@ -1,0 +1,66 @@
+"""What jobs of tests sent to the stand-in server, compared with the policy's test vectors."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections import defaultdict
+from typing import Any
+
+from stored import ROWS, Rank, display_name, unit_of_run
+from wandb_records import PLAIN, RecordedRun, WriterRecord
+from wandb_server import WandbServer
+
+
+def runs_of(server: WandbServer, project: str) -> dict[str, RecordedRun]:
+    """The runs of one project, by their ids."""
+    return {run.key.split("/")[2]: run for run in server.runs.values() if f"/{project}/" in run.key}
+
+
+def check_runs(recorded: dict[str, RecordedRun], ranks: list[Rank], *, meet: bool = True) -> None:
+    """Compare the runs of one project with the test vector of its mode and scope.
+
+    Where the ranks do not `meet`, each has its own numbers alone, and those of a unit say so.
+    """
+    writing: dict[str, list[Rank]] = defaultdict(list)
+    for rank in ranks:
+        if rank["run_id"] is not None:
+            writing[rank["run_id"]].append(rank)
+    assert recorded.keys() == writing.keys()
+    for run_id, writers in writing.items():
+        run, primary = recorded[run_id], writers[0]
+        assert (run.exit_codes, run.group) == ([0], primary["group"])
+        assert (run.display_name, run.tags, run.config) == (display_name(primary, "nm"), ("online",), {"lr": 0.1})
+        found = {label_of(writer): writer for writer in run.writers.values()}
+        assert found.keys() == {rank["label"] for rank in writers}
+        assert (PLAIN in run.writers) is not primary["shared"]
+        for rank in writers:
+            rows = rows_of(found[rank["label"]])
+            assert rows == expected_rows(rank, unit_of_run(rank, ranks), meet=meet), (run_id, rank, rows)
+
+
+def label_of(writer: WriterRecord) -> str | None:
+    """The one label that a writer's console lines have; `None` for a plain run's."""
+    (label,) = {json.loads(line).get("label") for line in writer.console}
+    return label if label is None else str(label)
+
+
+def rows_of(writer: WriterRecord) -> list[dict[str, Any]]:
+    """A writer's history, without what W&B adds to each row."""
+    return [{name: value for name, value in row.items() if not name.startswith("_")} for row in writer.rows]
+
+
+def expected_rows(rank: Rank, unit: list[int], *, meet: bool = True) -> list[dict[str, Any]]:
+    """What a rank writes: the unit's mean where it is the primary, and its own numbers under its label."""
+    missing = 0 if meet else len(unit) - 1
+    unit = unit if meet else [rank["global_rank"]]
+    rows = []
+    for step in range(ROWS):
+        row: dict[str, Any] = {"global_step": step}
+        if rank["primary"]:
+            row["loss"] = 10.0 * statistics.mean(unit) + step
+            row |= {"dist_wandb/degraded": missing} if missing else {}
+        if rank["shared"]:
+            row[f"{rank['label']}/loss"] = 10.0 * rank["global_rank"] + step
+        rows.append(row)
+    return rows

@@ -1,0 +1,250 @@
+"""The launchers that tests start jobs with, or whose variables they set. ``docs/launchers.md`` has a table of them.
+
+``python tests/support/launchers.py`` writes the table anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import socket
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from processes import free_port
+from stored import COMBINATIONS
+
+How = Literal["real", "processes", "variables"]
+When = Literal["before", "after"]
+Environ = Mapping[str, str]
+Command = list[str | Path]
+
+ROOT = Path(__file__).parents[2]
+DOCUMENT = ROOT / "docs" / "launchers.md"
+_SLURM: dict[str, list[dict[str, str]]] = json.loads((ROOT / "tests/unit/slurm_22_05.json").read_text())["layouts"]
+_BIN = Path(sys.executable).parent
+_TORCHRUN: Command = [sys.executable, "-m", "torch.distributed.run"]
+_MARKS = ("<!-- the table begins -->\n", "<!-- the table ends -->\n")
+_IN_WORDS = {"real": "**run**", "processes": "simulated", "variables": "read"}
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """One way to start a job of several ranks.
+
+    Args:
+        name: What it is called in the table.
+        how: Whether tests start jobs with it (`"real"`), start processes with its variables (`"processes"`), or only
+            read its variables (`"variables"`).
+        layouts: For each layout of ranks over nodes that is tested, the number of ranks of each node.
+        start: Gives the commands of a job whose ranks run a script with arguments; `None` where there are no processes.
+        variables: Gives the variables of every rank of a layout; `None` for real launchers.
+        when: Whether sessions are opened before there is a process group, after, or both.
+        meets: Whether ranks can meet before there is a process group: in a store that the launcher keeps.
+        names_job: Whether the launcher names the job, so that ranks that do not meet make the same id of it.
+    """
+
+    name: str
+    how: How
+    layouts: tuple[tuple[int, ...], ...]
+    start: Callable[[Command], list[Command]] | None = None
+    variables: Callable[[tuple[int, ...]], list[Environ]] | None = None
+    when: tuple[When, ...] = ("before", "after")
+    meets: bool = False
+    names_job: bool = False
+
+    def commands(self, script: Path, *arguments: object) -> list[Command]:
+        """The commands of a job whose ranks run a script."""
+        words: Command = [script, *(str(argument) for argument in arguments), *self.when]
+        if self.start is not None:
+            return self.start(words)
+        assert self.variables is not None
+        everywhere = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(lasting_port())}
+        return [_with({**everywhere, **rank}, words) for rank in self.variables(self.layouts[0])]
+
+    def cells(self) -> set[tuple[str, str, str]]:
+        """What the table promises: `(when, run mode, rank scope)`."""
+        return {(when, mode, scope) for when in self.when for mode, scope in COMBINATIONS}
+
+
+def lasting_port() -> int:
+    """A port of 127.0.0.1 that nobody uses and that the system gives to nobody: it is listened to only much later."""
+    while True:
+        port = random.randrange(20000, 30000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+
+
+def _with(variables: Environ, words: Command) -> Command:
+    return ["env", *(f"{name}={value}" for name, value in variables.items()), sys.executable, *words]
+
+
+def _ranks(layout: tuple[int, ...]) -> Iterator[tuple[int, int, int]]:
+    """Global rank, node rank and local rank of each rank."""
+    places = ((node, local) for node, size in enumerate(layout) for local in range(size))
+    return ((rank, node, local) for rank, (node, local) in enumerate(places))
+
+
+# --- started for real -------------------------------------------------------------------------------------------------
+
+
+def _torchrun(words: Command) -> list[Command]:
+    return [[*_TORCHRUN, "--standalone", "--nproc-per-node", "2", *words]]
+
+
+def _torchrun_static(words: Command) -> list[Command]:
+    place: Command = ["--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port())]
+    return [[*_TORCHRUN, *place, "--nproc-per-node", "2", "--node-rank", str(node), *words] for node in (0, 1)]
+
+
+def _torchrun_by_environment(words: Command) -> list[Command]:
+    """torchrun as Kubeflow's Trainer sets it up, each rank with one visible device."""
+    place = {"PET_NNODES": "2", "PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": str(free_port())}
+    return [
+        _with(
+            {**place, "PET_NODE_RANK": str(node), "PET_NPROC_PER_NODE": str(size)},
+            ["-m", "torch.distributed.run", "--virtual-local-rank", *words],
+        )
+        for node, size in enumerate((1, 3))
+    ]
+
+
+def _torchrun_elastic(words: Command) -> list[Command]:
+    meeting = f"127.0.0.1:{free_port()}"
+    place: Command = ["--nnodes", "1:2", "--rdzv-backend", "c10d", "--rdzv-endpoint", meeting, "--rdzv-id", "uneven"]
+    return [[*_TORCHRUN, *place, "--nproc-per-node", size, *words] for size in ("3", "5")]
+
+
+def _accelerate_launch(words: Command) -> list[Command]:
+    options = ["--multi_gpu", "--num_processes=2", "--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no"]
+    port = f"--main_process_port={free_port()}"
+    return [[sys.executable, "-m", "accelerate.commands.launch", *options, port, *words]]
+
+
+def _spawn(words: Command) -> list[Command]:
+    script, directory, *_ = words
+    return [[sys.executable, script, "spawn", directory]]
+
+
+def _open_mpi(words: Command) -> list[Command]:
+    """Open MPI 5 by PRRTE, its launcher: MPICH has put its own `mpirun` into the same place."""
+    options = ["--personality", "ompi", "--allow-run-as-root", "--oversubscribe", "-n", "4"]
+    return [[*_meeting_place(), _BIN / "prterun", *options, sys.executable, *words]]
+
+
+def _mpich(words: Command) -> list[Command]:
+    return [[*_meeting_place(), _BIN / "mpiexec.hydra", "-n", "4", sys.executable, *words]]
+
+
+def _meeting_place() -> Command:
+    return ["env", "MASTER_ADDR=127.0.0.1", f"MASTER_PORT={lasting_port()}"]
+
+
+# --- by their variables -----------------------------------------------------------------------------------------------
+
+
+def _slurm(layout: tuple[int, ...]) -> list[Environ]:
+    """As recorded: see ``tests/unit/slurm_22_05.json``."""
+    return list(_SLURM[SLURM_COMMANDS[layout]])
+
+
+SLURM_COMMANDS = {
+    (2, 2): "srun -N2 -n4 --ntasks-per-node=2",
+    (4,): "srun -N1 -n4",
+    (3, 1): "srun -N2 -n4 -m plane=3",
+}
+
+
+def _deepspeed(layout: tuple[int, ...]) -> list[Environ]:
+    return [
+        {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(local),
+            "WORLD_SIZE": str(sum(layout)),
+            "CROSS_RANK": str(node),
+            "CROSS_SIZE": str(len(layout)),
+            "LOCAL_SIZE": str(layout[node]),
+        }
+        for rank, node, local in _ranks(layout)
+    ]
+
+
+def _ray_train(layout: tuple[int, ...]) -> list[Environ]:
+    """Composer's are the same."""
+    return [
+        {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(local),
+            "WORLD_SIZE": str(sum(layout)),
+            "LOCAL_WORLD_SIZE": str(layout[node]),
+            "NODE_RANK": str(node),
+        }
+        for rank, node, local in _ranks(layout)
+    ]
+
+
+def _pytorch_job(layout: tuple[int, ...]) -> list[Environ]:
+    """A process in each pod, without torchrun; the pods of this test share a host."""
+    return [{"RANK": str(rank), "WORLD_SIZE": str(sum(layout))} for rank, _, _ in _ranks(layout)]
+
+
+LAUNCHERS = (
+    Launcher("torchrun --standalone", "real", ((2,),), _torchrun, when=("after",)),
+    Launcher("torchrun, static, two nodes", "real", ((2, 2),), _torchrun_static, meets=True),
+    Launcher(
+        "torchrun --virtual-local-rank, by PET_* (Kubeflow Trainer), uneven nodes",
+        "real",
+        ((1, 3),),
+        _torchrun_by_environment,
+        meets=True,
+    ),
+    Launcher("torchrun --nnodes 1:2, c10d, uneven nodes", "real", ((3, 5),), _torchrun_elastic, when=("after",)),
+    Launcher("accelerate launch", "real", ((2,),), _accelerate_launch, meets=True),
+    Launcher("mp.spawn", "real", ((2,),), _spawn, when=("after",)),
+    Launcher("Open MPI: mpirun", "real", ((4,),), _open_mpi, names_job=True),
+    Launcher("MPICH: mpiexec", "real", ((4,),), _mpich),
+    Launcher("SLURM: srun, as recorded", "processes", ((2, 2),), variables=_slurm, names_job=True),
+    Launcher("SLURM: srun, as recorded", "variables", ((4,), (3, 1)), variables=_slurm),
+    Launcher("DeepSpeed", "processes", ((1, 1),), variables=_deepspeed),
+    Launcher("DeepSpeed", "variables", ((2, 2), (1, 3)), variables=_deepspeed),
+    Launcher("Kubeflow PyTorchJob without torchrun", "processes", ((2,),), variables=_pytorch_job, when=("after",)),
+    Launcher("Ray Train, Composer", "variables", ((2,), (2, 2), (1, 3)), variables=_ray_train),
+)
+JOBS = tuple(launcher for launcher in LAUNCHERS if launcher.how != "variables")
+
+
+def table() -> str:
+    """The matrix of launchers, modes and scopes, in Markdown."""
+    combinations = [f"`{mode}` {scope}" for mode, scope in COMBINATIONS]
+    lines = [_row("launcher", "ranks of each node", "process group", *combinations), "|---" * 9 + "|\n"]
+    for launcher in LAUNCHERS:
+        layouts = ", ".join(" + ".join(map(str, layout)) for layout in launcher.layouts)
+        for when in launcher.when if launcher.how != "variables" else ("",):
+            done = [_IN_WORDS[launcher.how]] * len(COMBINATIONS)
+            lines.append(_row(launcher.name, layouts, _circumstances(launcher, when), *done))
+    return "".join(lines)
+
+
+def _circumstances(launcher: Launcher, when: str) -> str:
+    if when != "before":
+        return when
+    return "before; ranks meet in the launcher's store" if launcher.meets else "before; ranks do not meet"
+
+
+def _row(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |\n"
+
+
+def table_in(text: str) -> str:
+    """The table that a document has."""
+    return text.partition(_MARKS[0])[2].partition(_MARKS[1])[0]
+
+
+if __name__ == "__main__":
+    before, _, after = DOCUMENT.read_text(encoding="utf-8").partition(_MARKS[0])
+    DOCUMENT.write_text(before + _MARKS[0] + table() + _MARKS[1] + after.partition(_MARKS[1])[2], encoding="utf-8")
