@@ -120,6 +120,7 @@ def cut_off_in_the_middle(made: Hosts, job: Job, directory: Path) -> float:
     return cut
 
 
+@pytest.mark.alone  # on a busy machine neighbours take each other for lost within its short limits
 def test_a_host_is_cut_off(tmp_path: Path, record_testsuite_property: Record) -> None:
     """No connection is closed. Nobody waits longer than the limits, and who cannot be heard says what is lost."""
     with hosts(2) as made:
