@@ -66,6 +66,7 @@ _log = logging.getLogger("dist_wandb")
 STEP_METRIC = "global_step"
 _JOB = "job"
 _FINISHED_BY_USER = "finished_by_user"
+_GLANCE = 0.2  # seconds
 _OVER = "over"  # said by who told the job, so that a late rank does not take it for one to join
 
 
@@ -149,6 +150,7 @@ class Session:
         self._let_finish_be = runs.before_finish(run, self._finish_with_run)
         self._ends_once = Once()
         self._is_over = False
+        self._has_mute_store = False
         self._has_told_of_vain_rows = False
         self._has_told_of_own_rows = False
         _sessions.append(self)
@@ -368,7 +370,12 @@ class Session:
         """Now and then, on the thread of the exchange."""
         self._agreement.look()
         rendezvous = self._rendezvous
-        if not self.run and not self._is_over and rendezvous is not None and rendezvous.has([self._finished_by_user]):
+        if self.run or self._is_over or rendezvous is None or self._has_mute_store:
+            return
+        begin = time.monotonic()
+        is_finished = briefly(lambda: rendezvous.has([self._finished_by_user]), False, _GLANCE)
+        self._has_mute_store = time.monotonic() - begin >= _GLANCE  # the exchange must not wait for it again
+        if is_finished:
             self._is_over = True
             self._exchange.retire()
             self._forget()
