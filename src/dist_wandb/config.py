@@ -13,7 +13,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dist_wandb import run as runs
@@ -275,6 +275,21 @@ class Agreement:
                 _log.exception("dist_wandb: rank %d could not bring its config up to date", self.rank)
         finally:
             self._is_looking = False
+
+    @contextmanager
+    def undisturbed(self) -> Iterator[None]:
+        """Look now, and take over nothing meanwhile: what is written depends on what is there."""
+        self.look(at_once=True)
+        if self._lock.acquire(timeout=_PATIENCE):
+            was_looking, self._is_looking = self._is_looking, True
+            try:
+                yield
+            finally:
+                self._is_looking = was_looking
+                self._lock.release()
+            self.look(at_once=True)
+        else:  # another thread waits for a store that has stalled
+            yield
 
     def catch_up(self) -> None:
         """Look now, but do not wait long for a store whose host has stalled."""
@@ -631,9 +646,9 @@ class _Watching:
 
     def setdefaults(self, d: Any) -> None:
         base: Any = super()
-        self._agreement_of().before_write()
-        values = given_values(d)
-        self.update({name: values[name] for name in values if not base.__contains__(name)} if values else d)
+        with self._agreement_of().undisturbed():
+            values = given_values(d)
+            self.update({name: values[name] for name in values if not base.__contains__(name)} if values else d)
 
     def __setitem__(self, name: str, value: Any) -> None:
         base: Any = super()

@@ -359,12 +359,13 @@ class DistWandbLogger(WandbLogger):
 
     def _log_hyperparams(self, params: dict[str, Any] | Namespace) -> None:
         """In a shared run, what the primary has is not said again by others: W&B keeps what came last."""
-        session = self._open()
-        if session is not None and session.plan.shared and not session.plan.primary:
-            known = session.config
-            params = vars(params) if isinstance(params, Namespace) else params
-            params = {name: value for name, value in params.items() if name not in known}
-        inspect.unwrap(WandbLogger.log_hyperparams)(self, params)
+        session, write = self._open(), inspect.unwrap(WandbLogger.log_hyperparams)
+        if session is None or not session.plan.shared or session.plan.primary:
+            write(self, params)
+            return
+        with session.unchanged_config() as known:
+            values = vars(params) if isinstance(params, Namespace) else params
+            write(self, {name: value for name, value in values.items() if name not in known})
 
     _log_table = _where_runs_are(WandbLogger.log_table)
     log_text = _where_runs_are(WandbLogger.log_text)

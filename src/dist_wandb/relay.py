@@ -107,9 +107,13 @@ class Relay:
         with suppress(OSError), socket.socket(socket.AF_UNIX) as knock:
             knock.settimeout(_LAST_ROWS)
             knock.connect(address.place)  # wakes who waits for the next child
-        for thread in self._threads:
-            thread.join(max(0.0, self._until - time.monotonic()))
+        self._await(self._threads[:1])  # who lets children in: then no further thread begins
+        self._await(self._threads[1:])
         listener.close()
+
+    def _await(self, threads: list[threading.Thread]) -> None:
+        for thread in threads:
+            thread.join(max(0.0, self._until - time.monotonic()))
 
     def _begin(self, what: Callable[[Any], None], argument: Any) -> None:
         thread = threading.Thread(target=what, args=(argument,), name="dist_wandb-relay", daemon=True)

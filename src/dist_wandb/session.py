@@ -10,8 +10,8 @@ import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -208,6 +208,12 @@ class Session:
                 session.config.lr  # rank 0: 0.2; rank 1: 0.2 within a heartbeat
         """
         return self.run.config if os.getpid() == self._pid else self._elsewhere().config
+
+    @contextmanager
+    def unchanged_config(self) -> Iterator[Any]:
+        """The config, into which nothing comes from other ranks meanwhile: to write what is not there."""
+        with self._agreement.undisturbed():
+            yield self.config
 
     def log(
         self,

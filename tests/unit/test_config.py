@@ -22,7 +22,7 @@ import torch.distributed as dist
 import wandb
 
 import dist_wandb
-from dist_wandb import rendezvous
+from dist_wandb import config, rendezvous
 from dist_wandb.config import Agreement, Mirror
 from dist_wandb.config_values import comparable, given_values, told
 from dist_wandb.errors import ConfigurationError, RendezvousError
@@ -281,6 +281,26 @@ def test_in_new_mode_what_a_rank_sets_itself_is_its_own(job: Job) -> None:
     time.sleep(3 * HEARTBEAT)
     assert dict(sessions[0].config) == {"seed": 7, "lr": 0.1, "where": 0}
     assert dict(sessions[1].config) == {"seed": 1, "lr": 0.1, "where": 1}
+
+
+def test_what_another_writer_adds_gives_way_to_what_the_primary_sets_at_that_moment(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = job(TWO, alike({"lr": 0.1}), run_mode="shared")
+    with second.unchanged_config() as known:
+        assert "seen_by" not in known
+        first.config.update({"seen_by": 0})
+        known.update({"seen_by": 1})
+    assert reads(second, {"lr": 0.1, "seen_by": 0})
+
+    def told_just_now(values: object) -> dict[str, Any]:
+        if values == {"at": 1}:
+            first.config.update({"at": 0})
+        return given_values(values)
+
+    monkeypatch.setattr(config, "given_values", told_just_now)
+    second.config.setdefaults({"at": 1})
+    assert reads(second, {"lr": 0.1, "seen_by": 0, "at": 0})
 
 
 @pytest.mark.parametrize("resumed", [True, False])
