@@ -8,7 +8,7 @@ DEMO_DIR := runs/demo
 WORKERS ?= 2
 OLDEST := .venv-oldest
 
-.PHONY: help demo test test-alone test-oldest lint format bench clean
+.PHONY: help demo test test-oldest lint format bench clean
 
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -18,12 +18,10 @@ demo: $(VENV)/.examples  ## Train on real data in two processes, offline, and sh
 	WANDB_MODE=offline $(BIN)/python examples/lightning/train_digits.py --strategy ddp --devices 2 --log-dir $(DEMO_DIR)
 	$(BIN)/dist-wandb show $(DEMO_DIR)
 
-test: $(VENV)/.development  ## Run all tests; those of whole jobs, which mostly wait, WORKERS at a time
+test: $(VENV)/.development  ## Run all tests; those of whole jobs WORKERS at a time, those with short limits alone
 	$(BIN)/python -m pytest -n 2 --dist loadfile tests/unit tests/distributed
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not alone" tests/contract tests/e2e
-
-test-alone: $(VENV)/.development  ## Run what needs a machine with nothing else to do
-	$(BIN)/python -m pytest -m alone
+	$(BIN)/python -m pytest -m alone tests/e2e
 
 test-oldest: $(OLDEST)/.ready  ## Run the tests of the core and of Accelerate with the oldest supported versions
 	$(OLDEST)/bin/python -m pytest -n 2 --dist loadgroup -m "not newest" -k "not milliseconds" \

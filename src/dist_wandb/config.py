@@ -58,6 +58,7 @@ class Agreement:
 
     Attributes:
         rank: This rank, for messages.
+        knows_of_end: Whether this rank has no run, and has seen that the user finished the one that it logs to.
     """
 
     def __init__(self, options: Options, topology: Topology, config: object) -> None:
@@ -94,6 +95,7 @@ class Agreement:
         self._from_primary: set[str] = set()  # names of this rank's run that were set by following
         self._seen: dict[str, Any] = {}  # what the followed rank told last, as it told it
         self._is_known = self._gave_up = False
+        self.knows_of_end = False
         self._mirrored: dict[str, Any] = {}
         self._last_told = ""
 
@@ -266,6 +268,7 @@ class Agreement:
             self._tell_given()
             self._compare_with_first()
             self._follow()
+            self._look_for_end()
             self._tell()
         except RendezvousError as error:  # the store is gone, and mostly the job with it
             _log.debug("dist_wandb: the config of rank %d cannot be told or looked up: %s", self.rank, error)
@@ -387,6 +390,18 @@ class Agreement:
             self._from_primary |= due.keys()
             _plainly_update(self._config, due)
 
+    def tell_of_end(self) -> None:
+        """Tell the ranks without a run that the user finished this rank's."""
+        rendezvous = self._reach() if self._may_meet() else None
+        if rendezvous is not None:
+            for key in self._tells:
+                rendezvous.publish(_end_key(key), 1)
+
+    def _look_for_end(self) -> None:
+        if self._config is None and self._follows is not None and not self.knows_of_end:
+            rendezvous = self._reach()
+            self.knows_of_end = rendezvous is not None and rendezvous.has([_end_key(self._follows)])
+
     def _of_earlier_starts(self, told_first: Mapping[str, Any]) -> set[str]:
         """Names that a run which goes on holds with another value than the followed rank's does."""
         if self._config is None or not self._is_resumed:
@@ -477,6 +492,10 @@ class Agreement:
 
 def _config_key(unit: str) -> str:
     return f"config/of/{unit}"
+
+
+def _end_key(config_key: str) -> str:
+    return f"{config_key}/is over"
 
 
 class Source(Protocol):

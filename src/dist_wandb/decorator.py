@@ -118,9 +118,7 @@ def _inside(session: Session, given: Mapping[str, Any]) -> Iterator[None]:
 def _tell_what_is_not_used(given: Mapping[str, Any]) -> None:
     outer = around()
     said = {name: value for name, value in given.items() if value is not None}
-    other = [
-        name for name, value in said.items() if value is not outer.get(name) and repr(value) != repr(outer.get(name))
-    ]
+    other = [name for name, value in said.items() if repr(value) != repr(outer.get(name))]
     if other:
         warnings.warn(
             f"A decorated function was called by another one, whose run it joins. So {', '.join(other)} of its own "

@@ -65,8 +65,6 @@ _log = logging.getLogger("dist_wandb")
 
 STEP_METRIC = "global_step"
 _JOB = "job"
-_FINISHED_BY_USER = "finished_by_user"
-_GLANCE = 0.2  # seconds
 _OVER = "over"  # said by who told the job, so that a late rank does not take it for one to join
 
 
@@ -150,7 +148,6 @@ class Session:
         self._let_finish_be = runs.before_finish(run, self._finish_with_run)
         self._ends_once = Once()
         self._is_over = False
-        self._has_mute_store = False
         self._has_told_of_vain_rows = False
         self._has_told_of_own_rows = False
         _sessions.append(self)
@@ -361,27 +358,16 @@ class Session:
 
     def _finish_with_run(self, exit_code: int | None = None) -> None:
         """Finish, as the user finishes the run by itself. On ranks without a run that reaches nobody: tell them."""
-        rendezvous = self._rendezvous
-        if rendezvous is not None and self.run and self.plan.primary and not self.plan.shared:
+        if self._rendezvous is not None and self.run and self.plan.primary and not self.plan.shared:
             if not exit_code:
                 self._exchange.flush()  # with what other ranks have yet to say for the same rows
-            briefly(lambda: rendezvous.publish(self._finished_by_user, 1), None)
+            briefly(self._agreement.tell_of_end, None)
         self.finish(exit_code)
-
-    @property
-    def _finished_by_user(self) -> str:
-        return f"end/{self._unit.name}/{_FINISHED_BY_USER}"
 
     def _look(self) -> None:
         """Now and then, on the thread of the exchange."""
         self._agreement.look()
-        rendezvous = self._rendezvous
-        if self.run or self._is_over or rendezvous is None or self._has_mute_store:
-            return
-        begin = time.monotonic()
-        is_finished = briefly(lambda: rendezvous.has([self._finished_by_user]), False, _GLANCE)
-        self._has_mute_store = time.monotonic() - begin >= _GLANCE  # the exchange must not wait for it again
-        if is_finished:
+        if self._agreement.knows_of_end and not self._is_over:
             self._is_over = True
             self._exchange.retire()
             self._forget()

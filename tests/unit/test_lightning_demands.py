@@ -13,6 +13,7 @@ import subprocess
 import sys
 from argparse import Namespace
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -578,6 +579,7 @@ def test_in_a_shared_run_others_do_not_overwrite_what_the_primary_says(
     config.__contains__.side_effect = {"lr": 0.1}.__contains__
     run = SimpleNamespace(config=config)
     opened = SimpleNamespace(plan=SimpleNamespace(shared=True, primary=primary), run=run, config=config)
+    opened.unchanged_config = lambda: nullcontext(config)
     logger = DistWandbLogger(run_mode="shared")
     monkeypatch.setattr(logger, "_open", lambda: opened)
     monkeypatch.setattr(logger, "_session", opened)
