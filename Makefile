@@ -23,9 +23,9 @@ test: $(VENV)/.development  ## Run all tests; those of whole jobs WORKERS at a t
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not alone" tests/contract tests/e2e
 	$(BIN)/python -m pytest -m alone tests/e2e
 
-test-oldest: $(OLDEST)/.ready  ## Run the tests of the core and of Accelerate with the oldest supported versions
+test-oldest: $(OLDEST)/.ready  ## Run the tests of the core, the contract and Accelerate with the oldest supported versions
 	$(OLDEST)/bin/python -m pytest -n 2 --dist loadgroup -m "not newest" -k "not milliseconds" \
-		tests/unit tests/e2e/test_accelerate.py
+		tests/unit tests/distributed tests/contract tests/e2e/test_accelerate.py
 
 lint: $(VENV)/.development  ## Check style and types
 	$(BIN)/ruff check

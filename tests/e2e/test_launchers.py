@@ -39,7 +39,7 @@ def test_every_mode_and_scope(wandb_server: WandbServer, launcher: Launcher, tmp
             if layout == (3, 5):
                 check_invariants(recorded, saw, when, mode, scope)
             else:
-                check_runs(recorded, vector_of(layout, mode, scope), meet=meet)
+                check_runs(recorded, vector_of(layout, mode, scope, launcher.local_ranks), meet=meet)
             check_foretold(saw, when, f"{mode}-{scope}")
             checked.add((when, mode, scope))
         made = runs_of(wandb_server, f"{when}-generated")

@@ -28,7 +28,7 @@ def check_runs(recorded: dict[str, RecordedRun], ranks: list[Rank], *, meet: boo
             writing[rank["run_id"]].append(rank)
     assert recorded.keys() == writing.keys()
     for run_id, writers in writing.items():
-        run, primary = recorded[run_id], writers[0]
+        run, primary = recorded[run_id], next(rank for rank in writers if rank["primary"])
         assert (run.exit_codes, run.group) == ([0], primary["group"])
         assert (run.display_name, run.tags, run.config) == (display_name(primary, "nm"), ("online",), {"lr": 0.1})
         found = {label_of(writer): writer for writer in run.writers.values()}

@@ -11,7 +11,7 @@ from urllib.parse import quote
 from wandb_artifacts import ArtifactQueries
 from wandb_records import ENTITY, EVENTS, HISTORY, PROJECT, RecordedArtifact, RecordedRun, Records, upsert_of
 
-_PROBED = ("Query", "Mutation", "ServerInfo")
+_PROBED = {"Query": ["serverInfo"], "Mutation": [], "ServerInfo": ["cliVersionInfo"]}
 FEATURES = ("CLIENT_IDS", "LARGE_FILENAMES", "ARTIFACT_TAGS", "STRUCTURED_CONSOLE_LOGS")
 
 _Variables = Mapping[str, Any]
@@ -67,8 +67,10 @@ class GraphQL:
             "CreateArtifactFiles": self._create_artifact_files,
             "CommitArtifact": self._commit_artifact,
             **ArtifactQueries(records, url).answers,
-            # of wandb 0.19 alone; tables need more there, which is not answered
-            "ProbeServerCapabilities": lambda *_: {f"{kind}Type": {"fields": []} for kind in _PROBED},
+            # of wandb 0.19 alone
+            "ProbeServerCapabilities": lambda *_: {
+                f"{kind}Type": {"fields": [{"name": name} for name in names]} for kind, names in _PROBED.items()
+            },
             "InputFields": lambda *_: {"TypeInfo": {"inputFields": []}},
             "RunStoppedStatus": lambda *_: {"project": {"run": {"stopped": False}}},
         }
@@ -86,7 +88,7 @@ class GraphQL:
     def _viewer(self, _variables: _Variables, _client: str) -> _Data:
         teams = {"edges": [{"node": {"name": ENTITY}}]}
         viewer = {"id": "viewer", "entity": ENTITY, "username": ENTITY, "email": "tester@example.com", "flags": "{}"}
-        return {"viewer": {**viewer, "teams": teams}}
+        return {"viewer": {**viewer, "teams": teams}, "serverInfo": {"cliVersionInfo": {"max_cli_version": "1.0.0"}}}
 
     def _server_features(self, _variables: _Variables, _client: str) -> _Data:
         return {"serverInfo": {"features": [{"name": name, "isEnabled": True} for name in self._features]}}

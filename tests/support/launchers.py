@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from processes import free_port
 from stored import COMBINATIONS
@@ -25,7 +25,9 @@ Command = list[str | Path]
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = ROOT / "docs" / "launchers.md"
-_SLURM: dict[str, list[dict[str, str]]] = json.loads((ROOT / "tests/unit/slurm_22_05.json").read_text())["layouts"]
+_UNIT = ROOT / "tests" / "unit"
+_SLURM: dict[str, list[dict[str, str]]] = json.loads((_UNIT / "slurm_22_05.json").read_text())["layouts"]
+_RECORDED: dict[str, Any] = json.loads((_UNIT / "recorded_variables.json").read_text())["launchers"]
 _BIN = Path(sys.executable).parent
 _TORCHRUN: Command = [sys.executable, "-m", "torch.distributed.run"]
 _MARKS = ("<!-- the table begins -->\n", "<!-- the table ends -->\n")
@@ -46,6 +48,7 @@ class Launcher:
         when: Whether sessions are opened before there is a process group, after, or both.
         meets: Whether ranks can meet before there is a process group: in a store that the launcher keeps.
         names_job: Whether the launcher names the job, so that ranks that do not meet make the same id of it.
+        local_ranks: For each global rank, where they do not count up on each node.
     """
 
     name: str
@@ -56,6 +59,7 @@ class Launcher:
     when: tuple[When, ...] = ("before", "after")
     meets: bool = False
     names_job: bool = False
+    local_ranks: tuple[int, ...] = ()
 
     def commands(self, script: Path, *arguments: object) -> list[Command]:
         """The commands of a job whose ranks run a script."""
@@ -160,37 +164,18 @@ SLURM_COMMANDS = {
 }
 
 
-def _deepspeed(layout: tuple[int, ...]) -> list[Environ]:
-    return [
-        {
-            "RANK": str(rank),
-            "LOCAL_RANK": str(local),
-            "WORLD_SIZE": str(sum(layout)),
-            "CROSS_RANK": str(node),
-            "CROSS_SIZE": str(len(layout)),
-            "LOCAL_SIZE": str(layout[node]),
-        }
-        for rank, node, local in _ranks(layout)
-    ]
-
-
-def _ray_train(layout: tuple[int, ...]) -> list[Environ]:
-    """Composer's are the same."""
-    return [
-        {
-            "RANK": str(rank),
-            "LOCAL_RANK": str(local),
-            "WORLD_SIZE": str(sum(layout)),
-            "LOCAL_WORLD_SIZE": str(layout[node]),
-            "NODE_RANK": str(node),
-        }
-        for rank, node, local in _ranks(layout)
-    ]
+def _recorded(launcher: str) -> Callable[[tuple[int, ...]], list[Environ]]:
+    """As recorded: see ``tests/unit/recorded_variables.json``."""
+    return lambda layout: list(_RECORDED[launcher]["layouts"]["+".join(map(str, layout))])
 
 
 def _pytorch_job(layout: tuple[int, ...]) -> list[Environ]:
-    """A process in each pod, without torchrun; the pods of this test share a host."""
-    return [{"RANK": str(rank), "WORLD_SIZE": str(sum(layout))} for rank, _, _ in _ranks(layout)]
+    """A process in each pod, without torchrun; the pods of this test share a host.
+
+    Source: ``setPodEnv`` in ``pkg/controller.v1/pytorch/envvar.go`` of kubeflow/training-operator.
+    """
+    world = {"WORLD_SIZE": str(sum(layout)), "PET_NPROC_PER_NODE": "1", "PET_NNODES": str(sum(layout))}
+    return [{**world, "RANK": str(rank), "PET_NODE_RANK": str(rank)} for rank, _, _ in _ranks(layout)]
 
 
 LAUNCHERS = (
@@ -210,10 +195,17 @@ LAUNCHERS = (
     Launcher("MPICH: mpiexec", "real", ((4,),), _mpich),
     Launcher("SLURM: srun, as recorded", "processes", ((2, 2),), variables=_slurm, names_job=True),
     Launcher("SLURM: srun, as recorded", "variables", ((4,), (3, 1)), variables=_slurm),
-    Launcher("DeepSpeed", "processes", ((1, 1),), variables=_deepspeed),
-    Launcher("DeepSpeed", "variables", ((2, 2), (1, 3)), variables=_deepspeed),
+    Launcher(
+        "DeepSpeed, as recorded",
+        "processes",
+        ((1, 3),),
+        variables=_recorded("DeepSpeed"),
+        local_ranks=(0, 1, 2, 0),  # on uneven nodes it gives each rank the remainder of its global rank
+    ),
+    Launcher("DeepSpeed, as recorded", "variables", ((2,), (1, 1), (2, 2)), variables=_recorded("DeepSpeed")),
     Launcher("Kubeflow PyTorchJob without torchrun", "processes", ((2,),), variables=_pytorch_job, when=("after",)),
-    Launcher("Ray Train, Composer", "variables", ((2,), (2, 2), (1, 3)), variables=_ray_train),
+    Launcher("Composer, as recorded", "variables", ((2,), (2, 2), (1, 3)), variables=_recorded("Composer")),
+    Launcher("Ray Train, as recorded", "variables", ((2,), (4,)), variables=_recorded("Ray Train")),
 )
 JOBS = tuple(launcher for launcher in LAUNCHERS if launcher.how != "variables")
 

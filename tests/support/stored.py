@@ -39,11 +39,27 @@ def vector(layout: str, run_mode: str, rank_scope: str) -> list[Rank]:
     return ranks
 
 
-def vector_of(ranks_per_node: Sequence[int], run_mode: str, rank_scope: str) -> list[Rank]:
-    """As `vector`, by the number of ranks of each node."""
+def vector_of(
+    ranks_per_node: Sequence[int], run_mode: str, rank_scope: str, local_ranks: Sequence[int] = ()
+) -> list[Rank]:
+    """As `vector`, by the number of ranks of each node.
+
+    Args:
+        ranks_per_node: For each node.
+        run_mode: Of the vector.
+        rank_scope: Of the vector.
+        local_ranks: For each global rank, where they do not count up on each node.
+    """
     cases: list[dict[str, Any]] = json.loads(VECTORS.read_text())
     (layout,) = {case["layout"] for case in cases if case["ranks_per_node"] == list(ranks_per_node)}
-    return vector(layout, run_mode, rank_scope)
+    ranks = vector(layout, run_mode, rank_scope)
+    at = {(rank["node_rank"], rank["local_rank"]): rank for rank in ranks}
+    placed: list[Rank] = []
+    for rank, local in zip(ranks, local_ranks or [rank["local_rank"] for rank in ranks], strict=True):
+        there = at[rank["node_rank"], local]
+        decided = there if rank_scope == "worker" else rank
+        placed.append({**decided, "global_rank": rank["global_rank"], "local_rank": local, "label": there["label"]})
+    return placed
 
 
 def ended_runs(directory: Path, number: int, *, within: float = 30) -> list[StoredRun]:

@@ -29,6 +29,10 @@ class ArtifactQueries:
             "UseArtifact": self._use,
             "FetchArtifactManifest": self._manifest,
             "GetArtifactMembershipFileUrls": self._file_urls,
+            # of wandb 0.19 alone
+            "ProbeServerArtifact": lambda *_: {"ArtifactInfoType": {"fields": [{"name": "aliases"}]}},
+            "ArtifactByID": self._by_id,
+            "ArtifactByIDShort": self._by_id,
         }
 
     def version_of(self, artifact: RecordedArtifact) -> int:
@@ -86,6 +90,15 @@ class ArtifactQueries:
                 "aliases": [],
             },
         }
+
+    def _by_id(self, variables: _Variables, _client: str) -> _Data:
+        artifact = self._records.artifacts[variables["id"]]
+        entity, project = artifact.project.split("/")
+        collection = {"name": artifact.name, "project": {"entityName": entity, "name": project}}
+        aliases = [{"alias": alias, "artifactCollection": collection} for alias in artifact.aliases]
+        manifest = {"file": {"directUrl": self._download_url("manifest", artifact.artifact_id, "wandb_manifest.json")}}
+        told = {"artifactSequence": collection, "aliases": aliases, "currentManifest": manifest}
+        return {"artifact": {**self._membership(artifact)["artifact"], **told}}
 
     def _use(self, variables: _Variables, _client: str) -> _Data:
         given = variables.get("input") or variables

@@ -39,7 +39,7 @@ def test_variables_give_the_runs_of_the_vectors(
 ) -> None:
     assert launcher.variables is not None
     nodes = [f"node-{node}" for node, size in enumerate(layout) for _ in range(size)]
-    ranks = vector_of(layout, run_mode, rank_scope)
+    ranks = vector_of(layout, run_mode, rank_scope, launcher.local_ranks)
     environments = launcher.variables(layout)
     assert len(environments) == len(ranks)
     for environ, rank in zip(environments, ranks, strict=True):
