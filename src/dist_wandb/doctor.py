@@ -188,9 +188,15 @@ def _warnings(found: Diagnosis) -> Iterator[str]:
 
 def _about_launchers(found: Diagnosis) -> Iterator[str]:
     is_alone = found.topology is not None and found.topology.world_size == 1
+    used = next((trace for trace in found.traces if trace.verdict == "used"), None)
     for trace in found.traces:
-        names = ", ".join(f"{name}={value}" for name, value in trace.variables.items())
-        if trace.verdict in ("contradicts", "unreadable"):
+        names = _names(trace)
+        if trace.verdict == "contradicts" and is_alone and used is not None:
+            yield (
+                f"{used.launcher} makes this process a job of its own ({_names(used)}), but {trace.launcher} seems to "
+                f"have started it: {trace.reason}. If it is one of several ranks, unset the former, else {names}"
+            )
+        elif trace.verdict in ("contradicts", "unreadable"):
             yield f"{trace.launcher} has left variables that are left aside: {trace.reason}. Unset them: {names}"
         elif trace.verdict == "not this process" and is_alone:
             yield f"{trace.launcher}'s variables are there ({names}), but {trace.reason}. So it is a job of its own."
@@ -199,9 +205,12 @@ def _about_launchers(found: Diagnosis) -> Iterator[str]:
                 f"{trace.launcher}'s {trace.reason}. So this process is taken for a job of its own. If it is one of "
                 "several ranks, open the run after init_process_group, or set RANK and WORLD_SIZE."
             )
-    used = next((trace for trace in found.traces if trace.verdict == "used"), None)
     if found.topology is not None and used is not None and found.topology.world_size > 1:
         yield from _about_meeting(found, found.topology, used)
+
+
+def _names(trace: Trace) -> str:
+    return ", ".join(f"{name}={value}" for name, value in trace.variables.items())
 
 
 def _about_meeting(found: Diagnosis, topology: Topology, used: Trace) -> Iterator[str]:

@@ -154,6 +154,15 @@ def test_stale_variables_are_named_with_what_to_do(say: Any) -> None:
     assert "Unset them: SLURM_PROCID=0, SLURM_NTASKS=8" in warning
 
 
+def test_whole_rank_of_an_image_is_what_is_to_be_unset_under_a_launcher(say: Any) -> None:
+    say(RANK="0", WORLD_SIZE="1", OMPI_COMM_WORLD_RANK="1", OMPI_COMM_WORLD_SIZE="4")
+    (warning,) = examine().warnings
+    assert warning.startswith(
+        "RANK and WORLD_SIZE makes this process a job of its own (RANK=0, WORLD_SIZE=1), but Open MPI"
+    )
+    assert "If it is one of several ranks, unset the former" in warning
+
+
 def test_srun_that_started_torchrun_is_not_taken_for_stale(say: Any) -> None:
     say(**TORCHRUN, **AGENT, SLURM_PROCID="0", SLURM_STEP_ID="0", SLURM_NTASKS="2")
     found = examine("new")
