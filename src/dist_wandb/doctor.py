@@ -255,12 +255,15 @@ def _about_wandb(found: Diagnosis) -> Iterator[str]:
             "WANDB_SERVICE is inherited from another process, so W&B would use that one's wandb process. With "
             "run_mode='shared' it is dropped, as it refuses two writers of one run."
         )
-    directory = runs.wandb_directory({})
+    directory = runs.wandb_directory({}).absolute()
     if not _is_writable(directory):
-        yield f"{str(directory)!r}, where runs are written, cannot be written to. Set WANDB_DIR, or pass dir=."
+        yield (
+            f"{str(directory)!r}, where runs are written, cannot be written to, so wandb takes a temporary directory. "
+            "Set WANDB_DIR, or pass dir=."
+        )
 
 
 def _is_writable(directory: Path) -> bool:
     """Whether a directory, or the nearest one above it that exists, takes files."""
-    existing = next((path for path in (directory, *directory.absolute().parents) if path.exists()), Path("/"))
+    existing = next((path for path in (directory, *directory.parents) if path.exists()), Path("/"))
     return existing.is_dir() and os.access(existing, os.W_OK)

@@ -352,7 +352,7 @@ def test_directory_that_takes_no_files_is_told(say: Any, tmp_path: Path) -> None
     (tmp_path / "file").write_text("")
     say(WANDB_DIR=str(tmp_path / "file" / "below"))
     (warning,) = examine().warnings
-    assert "where runs are written, cannot be written to" in warning
+    assert warning.startswith(f"'{tmp_path}/file/below/wandb', where runs are written, cannot be written to")
     assert list(tmp_path.glob("*/below")) == []
 
 
