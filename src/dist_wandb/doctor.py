@@ -196,6 +196,11 @@ def _about_launchers(found: Diagnosis) -> Iterator[str]:
                 f"{used.launcher} makes this process a job of its own ({_names(used)}), but {trace.launcher} seems to "
                 f"have started it: {trace.reason}. If it is one of several ranks, unset the former, else {names}"
             )
+        elif trace.verdict == "other rank" and used is not None:
+            yield (
+                f"{used.launcher} and {trace.launcher} give this process different ranks: {trace.reason}. Unset those "
+                f"that are stale: {_names(used)}; or {names}"
+            )
         elif trace.verdict in ("contradicts", "unreadable"):
             yield f"{trace.launcher} has left variables that are left aside: {trace.reason}. Unset them: {names}"
         elif trace.verdict == "not this process" and is_alone:

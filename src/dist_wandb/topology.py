@@ -467,7 +467,16 @@ def _agreeing(readings: _Readings, environ: Mapping[str, str]) -> Topology:
 
 
 Verdict = Literal[
-    "used", "agrees", "contradicts", "outer", "half", "rank alone", "unreadable", "not asked", "not this process"
+    "used",
+    "agrees",
+    "contradicts",
+    "other rank",
+    "outer",
+    "half",
+    "rank alone",
+    "unreadable",
+    "not asked",
+    "not this process",
 ]
 
 
@@ -479,8 +488,10 @@ class Trace:
         launcher: Its name.
         variables: Its variables that are set, with their values.
         verdict: ``"used"``: the ranks are taken from it; ``"agrees"`` with what is used; ``"contradicts"`` that: it is
-            stale, or was for another process; ``"outer"``: it may well have started what is used, as srun or mpirun
-            starts a torchrun on each node; ``"half"``: it lacks the global rank or the world size;
+            stale, or was for another process; ``"other rank"``: it contradicts that, but for as many processes, so that
+            either may be stale, as an ``export RANK=$SLURM_PROCID`` in a batch script is; ``"outer"``:
+            it may well have started what is used, as srun or mpirun starts a torchrun on each node;
+            ``"half"``: it lacks the global rank or the world size;
             ``"rank alone"``: a rank above 0 of a launcher whose variables do not tell more; ``"unreadable"``;
             ``"not asked"``: it would be used if those before it were not half there or unreadable;
             ``"not this process"``: of a batch shell, not of one of the processes that it starts.
@@ -556,6 +567,8 @@ def _beside(readings: _Readings, used: _Readings) -> tuple[Verdict, str]:
         theirs, ours = readings.values["world_size"], used.values["world_size"]
         if theirs < ours or theirs == used.values.get("num_nodes", 1) > 1:
             return "outer", f"{says}; it may have started the launcher that says so"
+        if theirs == ours and readings.values["global_rank"] != used.values["global_rank"]:
+            return "other rank", says
     return "contradicts", says
 
 

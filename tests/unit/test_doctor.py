@@ -163,6 +163,15 @@ def test_whole_rank_of_an_image_is_what_is_to_be_unset_under_a_launcher(say: Any
     assert "If it is one of several ranks, unset the former" in warning
 
 
+def test_rank_that_is_another_for_srun_is_told_without_saying_which_is_stale(say: Any) -> None:
+    say(RANK="0", WORLD_SIZE="4", SLURM_PROCID="3", SLURM_STEP_ID="0", SLURM_NTASKS="4")
+    warning = examine().warnings[0]
+    assert warning.startswith(
+        "RANK and WORLD_SIZE and SLURM give this process different ranks: it says rank 3 of 4, but"
+    )
+    assert "Unset those that are stale: RANK=0, WORLD_SIZE=4; or SLURM_PROCID=3, SLURM_NTASKS=4" in warning
+
+
 def test_srun_that_started_torchrun_is_not_taken_for_stale(say: Any) -> None:
     say(**TORCHRUN, **AGENT, SLURM_PROCID="0", SLURM_STEP_ID="0", SLURM_NTASKS="2")
     found = examine("new")

@@ -187,7 +187,16 @@ def test_a_job_of_one_process_with_the_rank_of_another_warns_at_its_start(monkey
         dist_wandb.init("tests").finish()
 
 
-@pytest.mark.parametrize(("layout", "verdict"), [((1, 1), "outer"), ((2,), "contradicts")])
+@pytest.mark.usefixtures("fake_wandb")
+def test_a_rank_that_a_batch_script_exports_to_all_tasks_warns_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``export RANK=$SLURM_PROCID`` before srun: all tasks are rank 0."""
+    for name, value in {"RANK": "0", "WORLD_SIZE": "4", **RECORDED["srun -N1 -n4"][3]}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.warns(UserWarning, match=r"SLURM contradicts RANK .*: it says rank 3 of 4, but rank 0 of 4 is used"):
+        dist_wandb.init("tests").finish()
+
+
+@pytest.mark.parametrize(("layout", "verdict"), [((1, 1), "outer"), ((2,), "other rank")])
 def test_srun_with_a_torchrun_of_one_process_on_each_node_is_not_stale(layout: tuple[int, ...], verdict: str) -> None:
     """torchrun counts nodes in an order of its own."""
     nodes, size = len(layout), layout[0]
