@@ -29,13 +29,14 @@ Job = Callable[..., list[session.Session]]
 
 _LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_", "NODE_RANK", "GROUP_", "CROSS_", "ROLE_", "MASTER_")
 _FAMILIES = ("TORCHELASTIC_", "SLURM_", "OMPI_", "PMI", "MPI_", "WANDB_", "DIST_WANDB_")
+_RARE_FAMILIES = ("HOROVOD_", "JSM_", "MV2_", "PALS_", "FLUX_", "PET_")
 
 
 @pytest.fixture
 def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """No variable of a launcher, of wandb or of ours, whatever started the tests."""
     for name in list(os.environ):
-        if name.startswith(_LAUNCHERS + _FAMILIES):
+        if name.startswith(_LAUNCHERS + _FAMILIES + _RARE_FAMILIES):
             monkeypatch.delenv(name)
 
 

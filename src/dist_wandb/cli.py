@@ -344,8 +344,10 @@ def _trace_in_words(trace: Trace) -> str:
 
 def _wandb_in_words(found: Diagnosis) -> list[str]:
     setup, server = found.setup, found.server
+    if setup.problem:
+        return ["would raise: see below"]
     key = f"API key from {setup.key_from}" if setup.key_from else "no API key"
-    facts = [setup.mode or "would raise", setup.base_url, key]
+    facts = [setup.mode, setup.base_url, key]
     if server is not None:
         facts.append(
             (f"it knows you as {server.user}" if server.user else "it answers") if server.answers else "silent"

@@ -9,23 +9,33 @@ from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from http.client import HTTPException
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
-from urllib.error import HTTPError
-from urllib.request import Request, urlopen
+from urllib.error import HTTPError, URLError
+from urllib.request import Request, build_opener
 
 from dist_wandb import run as runs
 from dist_wandb.errors import ConfigurationError, DistWandbError
+from dist_wandb.opening import MOST_WRITERS
 from dist_wandb.options import rank_scope_or_default, run_mode_or_default
-from dist_wandb.policy import RankScope, RunMode, RunPlan, check_rank_scope, check_run_mode, needs_layout, plan_run
-from dist_wandb.topology import Launch, Topology, Trace, traces
+from dist_wandb.policy import (
+    RankScope,
+    RunMode,
+    RunPlan,
+    check_rank_scope,
+    check_run_mode,
+    needs_layout,
+    plan_run,
+    writers_of,
+)
+from dist_wandb.topology import Launch, Topology, Trace, job_name, traces
 
 PACKAGES = ("dist-wandb", "wandb", "torch", "torchmetrics", "lightning", "pytorch-lightning", "accelerate")
 GENERATED = "ID"
 """Stands for the id that the ranks agree on when they open their runs."""
 
-_MOST_WRITERS = 300  # of a shared run, by W&B's documentation
 _REFUSED = (401, 403)
 
 
@@ -95,6 +105,7 @@ def examine(
     errors: list[str] = []
     topology = plan = None
     try:
+        Launch.detect()
         topology = Topology.detect()
     except DistWandbError as error:
         errors.append(str(error))
@@ -125,17 +136,26 @@ def ask(base_url: str, key: str | None, patience: float) -> Server:
     """
     query = json.dumps({"query": "query Viewer { viewer { username entity } }", "variables": {}}).encode()
     request = Request(f"{base_url.rstrip('/')}/graphql", query, {"Content-Type": "application/json"})  # noqa: S310
-    if key:
-        request.add_header("Authorization", f"Basic {b64encode(f'api:{key}'.encode()).decode()}")
+    if key:  # not for a host that this one may point to
+        request.add_unredirected_header("Authorization", f"Basic {b64encode(f'api:{key}'.encode()).decode()}")
     try:
-        with urlopen(request, timeout=patience) as answer:  # noqa: S310  # the address that wandb itself uses
-            viewer = (json.load(answer).get("data") or {}).get("viewer") or {}
+        with build_opener().open(request, timeout=patience) as answer:
+            text = answer.read()
     except HTTPError as error:
         refused = error.code in _REFUSED
         problem = "it refuses this API key" if refused and key else f"it answers with {error.code} {error.reason}"
         return Server(answers=True, problem="" if refused and not key else problem)
-    except (OSError, ValueError, AttributeError) as error:
+    except URLError as error:
+        return Server(answers=False, problem=str(error.reason))
+    except OSError as error:
         return Server(answers=False, problem=str(error) or type(error).__name__)
+    except (HTTPException, ValueError) as error:  # the text may have a part of a proxy's password in it
+        problem = f"{type(error).__name__}. Are WANDB_BASE_URL, and HTTPS_PROXY where it is set, right?"
+        return Server(answers=False, problem=problem)
+    try:
+        viewer = (json.loads(text).get("data") or {}).get("viewer") or {}
+    except (ValueError, AttributeError):
+        return Server(answers=True, problem="what it answers is not what a W&B server does. Is WANDB_BASE_URL right?")
     user = viewer.get("username") or viewer.get("entity")
     return Server(answers=True, user=user, problem="" if user or not key else "it does not know this API key")
 
@@ -160,32 +180,58 @@ def _warnings(found: Diagnosis) -> Iterator[str]:
     yield from _about_launchers(found)
     yield from _about_wandb(found)
     plan, topology = found.plan, found.topology
-    if plan is not None and plan.shared and topology is not None and topology.world_size > _MOST_WRITERS:
-        yield (
-            f"A shared run with {topology.world_size} writers is beyond the {_MOST_WRITERS} that W&B recommends. Use "
-            "rank_scope='worker' or run_mode='auto'."
-        )
+    writers = writers_of(topology, plan) if plan is not None and plan.shared and topology is not None else None
+    if plan is not None and writers is not None and writers > MOST_WRITERS:
+        instead = "" if plan.rank_scope == "worker" else "rank_scope='worker' or "
+        yield f"A shared run with {writers} writers is beyond the {MOST_WRITERS} of W&B. Use {instead}run_mode='auto'."
 
 
 def _about_launchers(found: Diagnosis) -> Iterator[str]:
-    for trace in found.traces:
-        names = ", ".join(f"{name}={value}" for name, value in trace.variables.items())
-        if trace.verdict in ("contradicts", "unreadable"):
-            yield f"{trace.launcher} has left variables that are left aside: {trace.reason}. Unset them: {names}"
-        elif trace.verdict == "not this process":
-            yield f"{trace.launcher}'s variables are there ({names}), but {trace.reason}. So it is a job of its own."
-    topology = found.topology
-    if topology is None:
-        return
+    is_alone = found.topology is not None and found.topology.world_size == 1
     used = next((trace for trace in found.traces if trace.verdict == "used"), None)
-    if used is not None and topology.world_size > 1 and not topology.knows_layout:
+    for trace in found.traces:
+        names = _names(trace)
+        if trace.verdict == "contradicts" and is_alone and used is not None:
+            yield (
+                f"{used.launcher} makes this process a job of its own ({_names(used)}), but {trace.launcher} seems to "
+                f"have started it: {trace.reason}. If it is one of several ranks, unset the former, else {names}"
+            )
+        elif trace.verdict == "other rank" and used is not None:
+            yield (
+                f"{used.launcher} and {trace.launcher} give this process different ranks: {trace.reason}. Unset those "
+                f"that are stale: {_names(used)}; or {names}"
+            )
+        elif trace.verdict in ("contradicts", "unreadable"):
+            yield f"{trace.launcher} has left variables that are left aside: {trace.reason}. Unset them: {names}"
+        elif trace.verdict == "not this process" and is_alone:
+            yield f"{trace.launcher}'s variables are there ({names}), but {trace.reason}. So it is a job of its own."
+        elif trace.verdict == "rank alone":
+            yield (
+                f"{trace.launcher}'s {trace.reason}. So this process is taken for a job of its own. If it is one of "
+                "several ranks, open the run after init_process_group, or set RANK and WORLD_SIZE."
+            )
+    if found.topology is not None and used is not None and found.topology.world_size > 1:
+        yield from _about_meeting(found, found.topology, used)
+
+
+def _names(trace: Trace) -> str:
+    return ", ".join(f"{name}={value}" for name, value in trace.variables.items())
+
+
+def _about_meeting(found: Diagnosis, topology: Topology, used: Trace) -> Iterator[str]:
+    """What ranks that do not know enough each for itself can do."""
+    can_meet = _can_meet(topology)
+    if not topology.knows_layout:
+        instead = "the ranks find it out together when the run is opened."
+        if not can_meet:
+            instead = "open the run after init_process_group, where the ranks find it out; before, it is an error."
         yield (
             f"{used.launcher} does not tell the place of this process among the nodes. In rank_scope='worker', and in "
-            "run_mode='shared', the ranks find it out together when the run is opened."
+            f"run_mode='shared', {instead}"
         )
-    if used is not None and topology.world_size > 1 and not _can_meet(topology):
+    if not can_meet:
         what = "their numbers cannot be brought together"
-        if _needs_an_id(found.plan):
+        if _needs_an_id(found.plan, topology):
             what += ", and without id= or WANDB_RUN_ID they cannot agree on a run id, which is an error"
         yield f"{used.launcher} keeps no store in which ranks meet: before init_process_group, {what}."
 
@@ -195,9 +241,9 @@ def _can_meet(topology: Topology) -> bool:
     return topology.origin("global_rank") == "torch.distributed" or Launch.detect().agent_store is not None
 
 
-def _needs_an_id(plan: RunPlan | None) -> bool:
+def _needs_an_id(plan: RunPlan | None, topology: Topology) -> bool:
     """Whether a rank that meets nobody must be told the id, because neither the user nor the launcher names it."""
-    if plan is None or plan.base_id != GENERATED or Launch.detect().job_id is not None:
+    if plan is None or plan.base_id != GENERATED or job_name(topology) is not None:
         return False
     return plan.opens_run and (plan.run_mode, plan.rank_scope) != ("auto", "global")
 
@@ -214,12 +260,15 @@ def _about_wandb(found: Diagnosis) -> Iterator[str]:
             "WANDB_SERVICE is inherited from another process, so W&B would use that one's wandb process. With "
             "run_mode='shared' it is dropped, as it refuses two writers of one run."
         )
-    directory = runs.wandb_directory({})
+    directory = runs.wandb_directory({}).absolute()
     if not _is_writable(directory):
-        yield f"{str(directory)!r}, where runs are written, cannot be written to. Set WANDB_DIR, or pass dir=."
+        yield (
+            f"{str(directory)!r}, where runs are written, cannot be written to, so wandb takes a temporary directory. "
+            "Set WANDB_DIR, or pass dir=."
+        )
 
 
 def _is_writable(directory: Path) -> bool:
     """Whether a directory, or the nearest one above it that exists, takes files."""
-    existing = next((path for path in (directory, *directory.absolute().parents) if path.exists()), Path("/"))
+    existing = next((path for path in (directory, *directory.parents) if path.exists()), Path("/"))
     return existing.is_dir() and os.access(existing, os.W_OK)

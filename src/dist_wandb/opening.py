@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from dist_wandb import run as runs
 from dist_wandb.errors import RendezvousError, UnavailableError
+from dist_wandb.policy import writers_of
 
 if TYPE_CHECKING:
     from dist_wandb.options import Options
@@ -22,7 +23,8 @@ _log = logging.getLogger("dist_wandb")
 
 _ATTEMPTS = 3  # of a secondary: the server may not have heard of the run yet (wandb issues 9871, 10497)
 _PAUSE = 1.0  # seconds before the second attempt, doubled before the third
-_MOST_WRITERS = 300  # of one run, as W&B states
+MOST_WRITERS = 300
+"""How many writers one run may have, as W&B states."""
 
 
 @dataclass(frozen=True)
@@ -197,15 +199,15 @@ class Opening:
             self.rendezvous.publish(run_key(self.plan), what)
 
     def _warn_of_many(self) -> None:
-        by_node = self.plan.rank_scope == "worker"
-        writers = self.topology.local_world_size if by_node else self.topology.world_size
-        if writers is not None and writers > _MOST_WRITERS:
+        writers = writers_of(self.topology, self.plan)
+        if writers is not None and writers > MOST_WRITERS:
+            by_node = self.plan.rank_scope == "worker"
             instead = "" if by_node else "rank_scope='worker', which makes a run for each node, or "
             _log.warning(
                 "dist_wandb: %d ranks write into the shared run %s, but W&B supports %d. Use %srun_mode='auto'.",
                 writers,
                 self.plan.run_id,
-                _MOST_WRITERS,
+                MOST_WRITERS,
                 instead,
             )
 

@@ -21,7 +21,7 @@ from dist_wandb.addresses import address_towards
 from dist_wandb.errors import RendezvousError
 from dist_wandb.patience import Patience, UnansweredError
 from dist_wandb.policy import tells_job
-from dist_wandb.topology import Launch, Topology, node_identity
+from dist_wandb.topology import Launch, Topology, job_name, node_identity
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -281,7 +281,7 @@ def agree_on_base_id(
         RendezvousError: There is no way to agree, or the leading rank did not come within the time limit.
     """
     if rendezvous is None:
-        return wanted or id_of_job(session_name) or _no_way_to_agree(topology)
+        return wanted or id_of_job(session_name, topology) or _no_way_to_agree(topology)
     if tells_job(topology):
         base_id = wanted or proposed or make_id()
         rendezvous.publish(BASE_ID, base_id)
@@ -294,16 +294,17 @@ def agree_on_base_id(
     return agreed
 
 
-def id_of_job(session_name: str) -> str | None:
+def id_of_job(session_name: str, topology: Topology) -> str | None:
     """A base id made from the launcher's name for this start of the job; `None` where it has no such name.
 
     Args:
         session_name: Name of the session, equal on all ranks.
+        topology: Who this rank is.
     """
-    job_id = Launch.detect().job_id
-    if job_id is None:
+    name = job_name(topology)
+    if name is None:
         return None
-    digest = hashlib.sha256(f"{job_id}/{session_name}".encode()).digest()
+    digest = hashlib.sha256(f"{name}/{session_name}".encode()).digest()
     return "".join(_ID_ALPHABET[byte % len(_ID_ALPHABET)] for byte in digest[:_ID_LENGTH])
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from netrc import NetrcParseError, netrc
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, urlsplit, urlunsplit
 
 from dist_wandb.config_values import given_values, told, understood
 from dist_wandb.delivery import log_of, untaken, unwritten
@@ -455,7 +455,7 @@ class Setup:
     Args:
         mode: What `wandb.init` would do: `"online"`, `"offline"` or `"disabled"`; `None` if it would raise.
         problem: Why it would; empty otherwise.
-        base_url: Address of the server.
+        base_url: Address of the server, without a password that it may have.
         entity: Owner of new runs, if one is set.
         project: Project of new runs, if one is set.
         key: The API key, if there is one.
@@ -480,10 +480,25 @@ def setup() -> Setup:
     try:
         mode, settings = wanted_mode({}), wandb.setup().settings
     except Exception as error:  # noqa: BLE001  # ours, pydantic's, or what an inherited WANDB_SERVICE leads to
-        return Setup(None, _one_line(error), "", None, None, None, None, _inherits_service())
-    url = str(settings.base_url)
+        return Setup(None, _without_input(error), "", None, None, None, None, _inherits_service())
+    url = without_password(str(settings.base_url))
     key, key_from = (settings.api_key, "WANDB_API_KEY") if settings.api_key else _key_in_netrc(url)
     return Setup(mode, "", url, settings.entity, settings.project, key, key_from, _inherits_service())
+
+
+def without_password(url: str) -> str:
+    """An address without the name and the password that it may have."""
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+
+
+def _without_input(error: Exception) -> str:
+    """What an error says, on one line. pydantic's would also repeat the values, which may be secrets."""
+    errors = getattr(error, "errors", None)
+    if not callable(errors):
+        return _one_line(error)
+    told = (f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in errors())
+    return f"W&B refuses what its settings (WANDB_*, or its settings file) say of {'; '.join(told)}"
 
 
 def _key_in_netrc(base_url: str) -> tuple[str | None, str | None]:

@@ -929,16 +929,33 @@ def _detected_topology() -> Topology:
             "or set RANK and WORLD_SIZE.",
             stacklevel=4,
         )
-    elif topology.world_size == 1 and topology.origin("global_rank") != "torch.distributed":
-        for trace in traces():
-            if trace.verdict == "contradicts":
-                warnings.warn(
-                    f"This process is taken for a job of its own by {topology.origin('global_rank')}, but "
-                    f"{trace.launcher} seems to have started it: {trace.reason}. If it is one of several ranks, unset "
-                    "what an image or a shell has left, or open the run after init_process_group.",
-                    stacklevel=4,
-                )
+    elif topology.origin("global_rank") != "torch.distributed":
+        _warn_of_doubts(topology)
     return topology
+
+
+def _warn_of_doubts(topology: Topology) -> None:
+    """Say so where a launcher seems to have started this process as another one than it is taken for."""
+    for trace in traces():
+        if trace.verdict == "rank alone":
+            warnings.warn(
+                f"This process is taken for a job of its own, but {trace.launcher}'s {trace.reason}. If it is one "
+                "of several ranks, open the run after init_process_group, or set RANK and WORLD_SIZE.",
+                stacklevel=5,
+            )
+        elif trace.verdict == "other rank":
+            warnings.warn(
+                f"{trace.launcher} contradicts {topology.origin('global_rank')}: {trace.reason}. If the latter is "
+                "the same on several ranks, unset it (a batch script may have exported it).",
+                stacklevel=5,
+            )
+        elif trace.verdict == "contradicts" and topology.world_size == 1:
+            warnings.warn(
+                f"This process is taken for a job of its own by {topology.origin('global_rank')}, but "
+                f"{trace.launcher} seems to have started it: {trace.reason}. If it is one of several ranks, unset "
+                "what an image or a shell has left, or open the run after init_process_group.",
+                stacklevel=5,
+            )
 
 
 def _plan(topology: Topology, options: Options, base_id: str | None, group: str | None) -> RunPlan:
@@ -977,9 +994,9 @@ def _base_id(
     if topology.world_size == 1:
         return wanted
     if not _needs_base_id(options, topology):
-        return wanted or (None if rendezvous else id_of_job(session_name))
+        return wanted or (None if rendezvous else id_of_job(session_name, topology))
     if rendezvous is None and options.run_mode == "auto" and options.rank_scope == "global":
-        return wanted or id_of_job(session_name) or proposed or make_id()  # no other rank's plan names it
+        return wanted or id_of_job(session_name, topology) or proposed or make_id()  # no other rank's plan names it
     return agree_on_base_id(rendezvous, topology, wanted, proposed, session_name)
 
 

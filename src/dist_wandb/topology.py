@@ -12,6 +12,7 @@ import re
 import socket
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Literal
@@ -102,11 +103,8 @@ class Topology:
             TopologyError: As for `detect`.
         """
         environ = os.environ if environ is None else environ
-        for family in _FAMILIES:
-            if family.is_present(environ):
-                readings = family.read(environ)
-                return _agreeing(readings, environ) if readings.is_complete else _incomplete(readings, environ)
-        return None
+        believed = _believed(environ)
+        return None if believed is None else _agreeing(believed[1], environ)
 
     @classmethod
     def from_torch_distributed(cls, environ: Mapping[str, str] | None = None) -> Topology | None:
@@ -266,6 +264,13 @@ class _Readings:
     def is_complete(self) -> bool:
         return {"global_rank", "world_size"} <= self.values.keys()
 
+    def complete_on_first_node(self) -> bool:
+        """Fill in the global rank of Lightning's own processes on the first node, where it is the local rank."""
+        is_clear = {"world_size", "local_rank"} <= self.values.keys() and self.values.get("node_rank") == 0
+        if is_clear and not self.is_complete:
+            self.add("global_rank", self.values["local_rank"], self.sources["local_rank"])
+        return is_clear
+
     def agrees_with(self, other: _Readings) -> bool:
         """Whether both tell the same ranks: launcher variables that do not are another launcher's, or stale."""
         shared = self.values.keys() & other.values.keys()
@@ -340,6 +345,15 @@ def _env_variables(**others: str) -> dict[str, str]:
     return {"global_rank": "RANK", "world_size": "WORLD_SIZE", "local_rank": "LOCAL_RANK", **others}
 
 
+def _mpi_variables(world: str, local: str) -> dict[str, str]:
+    return {
+        "global_rank": f"{world}RANK",
+        "world_size": f"{world}SIZE",
+        "local_rank": f"{local}RANK",
+        "local_world_size": f"{local}SIZE",
+    }
+
+
 # The innermost launcher comes first: torchrun under srun leaves both families, and its own is the true one.
 _FAMILIES: tuple[_Family, ...] = (
     _Torchrun(
@@ -362,16 +376,18 @@ _FAMILIES: tuple[_Family, ...] = (
         ("LOCAL_RANK", "WORLD_SIZE"),
         {"world_size": "WORLD_SIZE", "local_rank": "LOCAL_RANK", "node_rank": "NODE_RANK"},
     ),
+    _Family(  # HOROVOD_CROSS_RANK counts only the nodes that have this local rank: left out
+        "Horovod",
+        ("HOROVOD_RANK",),
+        _mpi_variables("HOROVOD_", "HOROVOD_LOCAL_"),
+    ),
     _Family(  # OMPI_COMM_WORLD_NODE_RANK is a rank on the node, not of the node: left out
         "Open MPI",
         ("OMPI_COMM_WORLD_RANK",),
-        {
-            "global_rank": "OMPI_COMM_WORLD_RANK",
-            "world_size": "OMPI_COMM_WORLD_SIZE",
-            "local_rank": "OMPI_COMM_WORLD_LOCAL_RANK",
-            "local_world_size": "OMPI_COMM_WORLD_LOCAL_SIZE",
-        },
+        _mpi_variables("OMPI_COMM_WORLD_", "OMPI_COMM_WORLD_LOCAL_"),
     ),
+    _Family("jsrun", ("JSM_NAMESPACE_RANK",), _mpi_variables("JSM_NAMESPACE_", "JSM_NAMESPACE_LOCAL_")),
+    _Family("MVAPICH2", ("MV2_COMM_WORLD_RANK",), _mpi_variables("MV2_COMM_WORLD_", "MV2_COMM_WORLD_LOCAL_")),
     _Family(
         "MPICH",
         ("PMI_RANK",),
@@ -394,6 +410,45 @@ _FAMILIES: tuple[_Family, ...] = (
     ),
 )
 
+# Ranks that tell of other processes, by variables that do not tell how many there are.
+_RANKS_ALONE = {
+    "NODE_RANK": "Lightning",
+    "PET_NODE_RANK": "torchrun",
+    "PMIX_RANK": "PMIx",
+    "PALS_RANKID": "PALS",
+    "FLUX_TASK_RANK": "Flux",
+}
+
+
+def _believed(environ: Mapping[str, str]) -> tuple[_Family, _Readings] | None:
+    """The first family that tells the ranks, and what it says; `None` where no family is present.
+
+    The half of a family counts for nothing but an error, unless a later one says the same in full: a batch script that
+    exports WORLD_SIZE for its srun leaves such a half.
+
+    Raises:
+        TopologyError: What is present cannot be read, or is only half there.
+    """
+    half: _Readings | None = None
+    for family in _FAMILIES:
+        if not family.is_present(environ):
+            continue
+        if half is None:
+            readings = family.read(environ)
+            if readings.values == {"world_size": 1}:  # so much is true of any process that nobody started
+                continue
+            if readings.is_complete or readings.complete_on_first_node():
+                return family, readings
+            half = readings
+            continue
+        with suppress(TopologyError):
+            readings = family.read(environ)
+            if readings.is_complete and readings.agrees_with(half):
+                return family, readings
+    if half is not None:
+        raise _half_there(half)
+    return None
+
 
 def _agreeing(readings: _Readings, environ: Mapping[str, str]) -> Topology:
     """Complete readings from every family that tells the same ranks. A variable belongs to the first that has it."""
@@ -411,7 +466,18 @@ def _agreeing(readings: _Readings, environ: Mapping[str, str]) -> Topology:
     return readings.topology()
 
 
-Verdict = Literal["used", "agrees", "contradicts", "outer", "half", "unreadable", "not this process"]
+Verdict = Literal[
+    "used",
+    "agrees",
+    "contradicts",
+    "other rank",
+    "outer",
+    "half",
+    "rank alone",
+    "unreadable",
+    "not asked",
+    "not this process",
+]
 
 
 @dataclass(frozen=True)
@@ -422,8 +488,12 @@ class Trace:
         launcher: Its name.
         variables: Its variables that are set, with their values.
         verdict: ``"used"``: the ranks are taken from it; ``"agrees"`` with what is used; ``"contradicts"`` that: it is
-            stale, or was for another process; ``"outer"``: it may well have started what is used, as srun or mpirun
-            starts a torchrun on each node; ``"half"``: it lacks the global rank or the world size; ``"unreadable"``;
+            stale, or was for another process; ``"other rank"``: it contradicts that, but for as many processes, so that
+            either may be stale, as an ``export RANK=$SLURM_PROCID`` in a batch script is; ``"outer"``:
+            it may well have started what is used, as srun or mpirun starts a torchrun on each node;
+            ``"half"``: it lacks the global rank or the world size;
+            ``"rank alone"``: a rank above 0 of a launcher whose variables do not tell more; ``"unreadable"``;
+            ``"not asked"``: it would be used if those before it were not half there or unreadable;
             ``"not this process"``: of a batch shell, not of one of the processes that it starts.
         reason: Why, in words; empty if there is nothing to say.
     """
@@ -442,7 +512,9 @@ def traces(environ: Mapping[str, str] | None = None) -> list[Trace]:
     """
     environ = os.environ if environ is None else environ
     found: list[Trace] = []
-    used: _Readings | None = None
+    used: tuple[_Family, _Readings] | None = None
+    with suppress(TopologyError):
+        used = _believed(environ)
     told: set[str] = set()
     for family in _FAMILIES:
         names = dict.fromkeys((*family.present, *family.variables.values()))
@@ -451,28 +523,36 @@ def traces(environ: Mapping[str, str] | None = None) -> list[Trace]:
         if not own or not (family.is_present(environ) or isinstance(family, _Slurm)):
             continue
         told.update(own)
-        trace, readings = _trace(family, own, environ, used)
-        found.append(trace)
-        used = used or (readings if trace.verdict == "used" else None)
-    return found
+        found.append(Trace(family.launcher, own, *_judged(family, environ, used)))
+    return found if used else [*found, *_ranks_alone(environ, told)]
 
 
-def _trace(
-    family: _Family, variables: Mapping[str, str], environ: Mapping[str, str], used: _Readings | None
-) -> tuple[Trace, _Readings | None]:
+def _judged(family: _Family, environ: Mapping[str, str], used: tuple[_Family, _Readings] | None) -> tuple[Verdict, str]:
     if not family.is_present(environ):
-        reason = "srun has not started this process: the variables are those of the job, or of its batch shell"
-        return Trace(family.launcher, variables, "not this process", reason), None
+        return (
+            "not this process",
+            "srun has not started this process: the variables are those of the job, or of its batch shell",
+        )
+    if used is not None and family is used[0]:
+        return "used", ""
     try:
         readings = family.read(environ)
     except TopologyError as error:
-        return Trace(family.launcher, variables, "unreadable", str(error)), None
+        return "unreadable", str(error)
     if used is not None:
-        return Trace(family.launcher, variables, *_beside(readings, used)), None
+        return _beside(readings, used[1])
     if not readings.is_complete:
-        missing = " and ".join(sorted({"global_rank", "world_size"} - readings.values.keys()))
-        return Trace(family.launcher, variables, "half", f"the {missing} of this process is not told"), None
-    return Trace(family.launcher, variables, "used"), readings
+        return "half", f"the {_missing(readings)} of this process is not told"
+    return "not asked", "those before it come first"
+
+
+def _ranks_alone(environ: Mapping[str, str], told: set[str]) -> list[Trace]:
+    """Ranks above 0 that nothing completes: whoever set them has started other processes too."""
+    return [
+        Trace(launcher, {name: environ[name]}, "rank alone", f"{name}={environ[name]} tells of others, not how many")
+        for name, launcher in _RANKS_ALONE.items()
+        if name not in told and environ.get(name, "0").strip("0")
+    ]
 
 
 def _beside(readings: _Readings, used: _Readings) -> tuple[Verdict, str]:
@@ -483,8 +563,12 @@ def _beside(readings: _Readings, used: _Readings) -> tuple[Verdict, str]:
     if _ranks(readings) == _ranks(used):
         values = ((name, value, used.values.get(name, value)) for name, value in readings.values.items())
         says = " and ".join(f"it says {name}={theirs}, not {ours}" for name, theirs, ours in values if theirs != ours)
-    if readings.is_complete and readings.values["world_size"] < used.values["world_size"]:
-        return "outer", f"{says}; it may have started the launcher that says so"
+    if readings.is_complete:
+        theirs, ours = readings.values["world_size"], used.values["world_size"]
+        if theirs < ours or theirs == used.values.get("num_nodes", 1) > 1:
+            return "outer", f"{says}; it may have started the launcher that says so"
+        if theirs == ours and readings.values["global_rank"] != used.values["global_rank"]:
+            return "other rank", says
     return "contradicts", says
 
 
@@ -492,20 +576,16 @@ def _ranks(readings: _Readings) -> str:
     return f"rank {readings.values.get('global_rank', '?')} of {readings.values.get('world_size', '?')}"
 
 
-def _incomplete(readings: _Readings, environ: Mapping[str, str]) -> Topology | None:
-    """Half a family: Lightning's own children on the first node are clear enough, anything else is not."""
-    values = readings.values
-    if values == {"world_size": 1}:
-        return None
-    if "global_rank" not in values and {"world_size", "local_rank"} <= values.keys() and values.get("node_rank") == 0:
-        readings.add("global_rank", values["local_rank"], readings.sources["local_rank"])  # ranks start on node 0
-        return _agreeing(readings, environ)
-    there = ", ".join(f"{source}={values[name]}" for name, source in readings.sources.items())
-    missing = " and ".join(sorted({"global_rank", "world_size"} - values.keys()))
-    raise TopologyError(
-        f"The environment tells {there}, but not the {missing} of this process. These variables are half a launcher's, "
-        "or stale. Initialise torch.distributed first, start the script with torchrun, or unset them."
+def _half_there(readings: _Readings) -> TopologyError:
+    there = ", ".join(f"{source}={readings.values[name]}" for name, source in readings.sources.items())
+    return TopologyError(
+        f"The environment tells {there}, but not the {_missing(readings)} of this process. These variables are half a "
+        "launcher's, or stale. Initialise torch.distributed first, start the script with torchrun, or unset them."
     )
+
+
+def _missing(readings: _Readings) -> str:
+    return " and ".join(sorted({"global_rank", "world_size"} - readings.values.keys()))
 
 
 def _local_rank_by_position(values: Mapping[str, int], environ: Mapping[str, str]) -> int | None:
@@ -579,8 +659,6 @@ class Launch:
         agent_store: Address of the store that torchrun's agent keeps for the whole job, as `(host, port)`.
         attempt: How often the launcher has restarted the job's processes.
         requeues: How often SLURM has started the job again.
-        job_id: A name of the job that is equal on all ranks and differs between jobs, if there is one. SLURM starts a
-            job again under the same name.
         torchrun_start: A name of this start of torchrun on this node, equal for all its restarts of the processes.
         slurm_step: SLURM's name of the job and, within an srun, of the step, equal at all its starts of the job.
         parent_pid: Process id of the parent, which started this process if it is one of Lightning's scripts.
@@ -591,7 +669,6 @@ class Launch:
     agent_store: tuple[str, int] | None
     attempt: int
     requeues: int
-    job_id: str | None
     torchrun_start: str | None
     slurm_step: str | None
     parent_pid: int
@@ -607,7 +684,6 @@ class Launch:
             agent_store=_agent_store(environ),
             attempt=_integer("TORCHELASTIC_RESTART_COUNT", environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
             requeues=_integer("SLURM_RESTART_COUNT", environ.get("SLURM_RESTART_COUNT", "0")),
-            job_id=_job_id(environ),
             torchrun_start=_torchrun_start(environ),
             slurm_step=_slurm_step(environ),
             parent_pid=os.getppid(),
@@ -624,11 +700,28 @@ def _agent_store(environ: Mapping[str, str]) -> tuple[str, int] | None:
     return environ["MASTER_ADDR"], _integer("MASTER_PORT", environ.get("MASTER_PORT", ""))
 
 
-def _job_id(environ: Mapping[str, str]) -> str | None:
-    """TORCHELASTIC_RUN_ID is no such name: it is "none", or the user's own, the same for every start."""
-    if "PMIX_NAMESPACE" in environ:
-        return f"pmix-{environ['PMIX_NAMESPACE']}"
-    return _slurm_step(environ) if "SLURM_STEP_ID" in environ else None
+def job_name(topology: Topology, environ: Mapping[str, str] | None = None) -> str | None:
+    """A name that the launcher gives the job: equal on all ranks, another one for each job; `None` if there is none.
+
+    SLURM starts a job again under the same name. TORCHELASTIC_RUN_ID is no such name: it is "none", or the user's own,
+    the same for every start. A PMIx namespace that is a number is none by itself: jsrun counts from 1 in each job, and
+    Open MPI 4 has 65536 of them, but gives each job a random key as well.
+
+    Args:
+        topology: Who this process is. A step of SLURM with other ranks is another job's, or the shell's that started
+            this one, and perhaps many more.
+        environ: The environment variables to read; the process's own when `None`.
+    """
+    environ = os.environ if environ is None else environ
+    namespace, key = environ.get("PMIX_NAMESPACE", ""), environ.get("OMPI_MCA_orte_precondition_transports", "")
+    if namespace and not namespace.startswith("slurm.") and (key or not namespace.isdigit()):
+        return "-".join(filter(None, ("pmix", namespace, key)))
+    slurm = next(family for family in _FAMILIES if isinstance(family, _Slurm))
+    ranks = _Readings({"global_rank": topology.global_rank, "world_size": topology.world_size}, "")
+    with suppress(TopologyError):
+        if "SLURM_STEP_ID" in environ and slurm.is_present(environ) and ranks.agrees_with(slurm.read(environ)):
+            return _slurm_step(environ)
+    return None
 
 
 def _slurm_step(environ: Mapping[str, str]) -> str | None:

@@ -6,7 +6,11 @@ import json
 import os
 import socket
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -91,6 +95,9 @@ def test_layout_that_only_the_ranks_together_find_out_is_no_error(say: Any) -> N
     assert found.plan is None
     assert found.errors == ()
     assert "Open MPI does not tell the place of this process among the nodes" in found.warnings[0]
+    assert "open the run after init_process_group" in found.warnings[0]
+    say(TORCHELASTIC_RUN_ID="none", RANK="1", WORLD_SIZE="4", **AGENT)
+    assert "the ranks find it out together" in examine("shared").warnings[0]
 
 
 @pytest.mark.parametrize(
@@ -101,14 +108,19 @@ def test_layout_that_only_the_ranks_together_find_out_is_no_error(say: Any) -> N
         ({"RANK": "one", "WORLD_SIZE": "4"}, "RANK='one'"),
         ({"WANDB_MODE": ""}, "WANDB_MODE is set but empty"),
         ({"WANDB_MODE": "ofline"}, "'ofline' is unknown"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "TORCHELASTIC_RESTART_COUNT": "x"}, "TORCHELASTIC_RESTART_COUNT='x'"),
+        ({"WANDB_BASE_URL": "http://joe:pw@host:abc"}, "say of base_url: Input should be a valid URL, invalid port"),
         ({"DIST_WANDB_RUN_MODE": "share"}, "DIST_WANDB_RUN_MODE says: run_mode='share' is unknown"),
     ],
 )
-def test_what_would_raise_is_told(say: Any, variables: dict[str, str], error: str) -> None:
+def test_what_would_raise_is_told(
+    say: Any, variables: dict[str, str], error: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     say(**variables)
     (told,) = examine().errors
     assert error in told
     assert main(["doctor", "--timeout", "0"]) == 1
+    assert "joe:pw" not in told + capsys.readouterr().out
 
 
 # --- what launchers have left -----------------------------------------------------------------------------------------
@@ -140,6 +152,24 @@ def test_stale_variables_are_named_with_what_to_do(say: Any) -> None:
     (warning,) = examine("new").warnings
     assert "SLURM has left variables that are left aside: it says rank 0 of 8, but rank 1 of 4 is used" in warning
     assert "Unset them: SLURM_PROCID=0, SLURM_NTASKS=8" in warning
+
+
+def test_whole_rank_of_an_image_is_what_is_to_be_unset_under_a_launcher(say: Any) -> None:
+    say(RANK="0", WORLD_SIZE="1", OMPI_COMM_WORLD_RANK="1", OMPI_COMM_WORLD_SIZE="4")
+    (warning,) = examine().warnings
+    assert warning.startswith(
+        "RANK and WORLD_SIZE makes this process a job of its own (RANK=0, WORLD_SIZE=1), but Open MPI"
+    )
+    assert "If it is one of several ranks, unset the former" in warning
+
+
+def test_rank_that_is_another_for_srun_is_told_without_saying_which_is_stale(say: Any) -> None:
+    say(RANK="0", WORLD_SIZE="4", SLURM_PROCID="3", SLURM_STEP_ID="0", SLURM_NTASKS="4")
+    warning = examine().warnings[0]
+    assert warning.startswith(
+        "RANK and WORLD_SIZE and SLURM give this process different ranks: it says rank 3 of 4, but"
+    )
+    assert "Unset those that are stale: RANK=0, WORLD_SIZE=4; or SLURM_PROCID=3, SLURM_NTASKS=4" in warning
 
 
 def test_srun_that_started_torchrun_is_not_taken_for_stale(say: Any) -> None:
@@ -180,6 +210,17 @@ def test_batch_shell_is_told_from_a_task(say: Any) -> None:
     assert found.topology is not None
     assert found.topology.world_size == 1
     assert "srun has not started this process" in found.warnings[0]
+
+
+def test_batch_shell_is_no_matter_to_what_it_has_started(say: Any) -> None:
+    say(SLURM_JOB_ID="3", SLURM_PROCID="0", SLURM_NTASKS="4", **TORCHRUN, **AGENT)
+    assert examine().warnings == ()
+
+
+def test_rank_that_nothing_completes_is_told(say: Any) -> None:
+    say(PALS_RANKID="3")
+    (warning,) = examine().warnings
+    assert warning.startswith("PALS's PALS_RANKID=3 tells of others, not how many.")
 
 
 # --- wandb ------------------------------------------------------------------------------------------------------------
@@ -248,6 +289,68 @@ def test_key_in_netrc_is_found_and_never_shown(say: Any, tmp_path: Path, capsys:
     assert KEY not in capsys.readouterr().out + repr(found)
 
 
+def test_password_in_the_address_of_the_server_is_neither_shown_nor_in_the_way(
+    say: Any, wandb_server: WandbServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    say(WANDB_MODE="online", WANDB_API_KEY=KEY, WANDB_BASE_URL=wandb_server.url.replace("//", "//joe:secret@"))
+    found = examine()
+    assert found.server is not None
+    assert found.server.user == "tester"
+    assert main(["doctor", "--json"]) == main(["doctor"]) == 0
+    assert "secret" not in capsys.readouterr().out + repr(found)
+
+
+def test_proxy_that_cannot_be_read_is_told_without_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "no_proxy", "NO_PROXY"):
+        monkeypatch.setenv(name, "http://joe:secret@127.0.0.1:x9" if name == "http_proxy" else "")
+    server = ask("http://example.invalid", KEY, 5.0)
+    assert not server.answers
+    assert server.problem.startswith("InvalidURL. Are WANDB_BASE_URL, and HTTPS_PROXY")
+    assert "x9" not in server.problem
+
+
+@contextmanager
+def serving(status: int, headers: dict[str, str], body: bytes) -> Iterator[tuple[str, list[dict[str, str]]]]:
+    """A server that is not W&B's; its address, and the headers of the requests it gets."""
+    got: list[dict[str, str]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:  # http.server's name
+            got.append(dict(self.headers))
+            self.send_response(status)
+            for name, value in {**headers, "Content-Length": str(len(body))}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_GET = do_POST  # noqa: N815  # http.server's name
+
+        def log_message(self, *_: object) -> None: ...
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}", got
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize("body", [b"<html>log in</html>", b"[]", b'{"data": "x"}', b"\xff"])
+def test_server_that_is_not_wandbs_is_told(body: bytes) -> None:
+    with serving(200, {}, body) as (address, _):
+        server = ask(address, KEY, 5.0)
+    assert server.answers
+    assert server.problem == "what it answers is not what a W&B server does. Is WANDB_BASE_URL right?"
+
+
+def test_key_is_not_sent_to_where_a_server_points() -> None:
+    with serving(200, {}, b"{}") as (elsewhere, got), serving(302, {"Location": elsewhere}, b"") as (address, first):
+        ask(address, KEY, 5.0)
+    assert "Authorization" in first[0]
+    assert len(got) == 1
+    assert "Authorization" not in got[0]
+
+
 def test_inherited_service_is_told(say: Any) -> None:
     say(WANDB_SERVICE=f"3-{os.getppid()}-unix-/nowhere")
     assert "WANDB_SERVICE is inherited from another process" in examine().warnings[0]
@@ -258,7 +361,7 @@ def test_directory_that_takes_no_files_is_told(say: Any, tmp_path: Path) -> None
     (tmp_path / "file").write_text("")
     say(WANDB_DIR=str(tmp_path / "file" / "below"))
     (warning,) = examine().warnings
-    assert "where runs are written, cannot be written to" in warning
+    assert warning.startswith(f"'{tmp_path}/file/below/wandb', where runs are written, cannot be written to")
     assert list(tmp_path.glob("*/below")) == []
 
 
@@ -266,6 +369,7 @@ def test_more_writers_than_wandb_recommends_are_told(say: Any) -> None:
     say(**{**TORCHRUN, **AGENT, "WORLD_SIZE": "400", "LOCAL_WORLD_SIZE": "200"})
     (warning,) = examine("shared").warnings
     assert "400 writers is beyond the 300" in warning
+    assert examine("shared", "worker").warnings == ()
 
 
 # --- what it prints ---------------------------------------------------------------------------------------------------

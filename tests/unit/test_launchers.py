@@ -14,7 +14,7 @@ from stored import COMBINATIONS, vector_of
 import dist_wandb
 from dist_wandb.errors import TopologyError
 from dist_wandb.policy import RankScope, RunMode, plan_run
-from dist_wandb.topology import Launch, Topology, traces
+from dist_wandb.topology import Topology, job_name, traces
 
 Environ = Mapping[str, str]
 
@@ -61,7 +61,7 @@ def test_variables_give_the_runs_of_the_vectors(
 def test_every_rank_of_an_srun_knows_its_place_and_the_name_of_its_step(layout: tuple[int, ...]) -> None:
     environments = RECORDED[SLURM_COMMANDS[layout]]
     assert all(Topology.detect(environ).knows_layout for environ in environments)
-    (job_id,) = {Launch.detect(environ).job_id for environ in environments}
+    (job_id,) = {job_name(Topology.detect(environ), environ) for environ in environments}
     assert job_id == f"slurm-{environments[0]['SLURM_JOB_ID']}-0"
 
 
@@ -70,7 +70,7 @@ def test_a_shell_that_srun_has_not_started_is_a_job_of_its_own(layout: str) -> N
     (environ,) = RECORDED[layout]
     assert Topology.detect(environ) == Topology.single()
     assert {trace.verdict for trace in traces(environ)} <= {"not this process"}
-    assert Launch.detect(environ).job_id is None
+    assert job_name(Topology.detect(environ), environ) is None
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,8 @@ def test_an_srun_in_a_batch_script_is_a_job_with_a_name_of_its_own(command: str,
     topologies = [Topology.detect(environ) for environ in environments]
     assert [topology.global_rank for topology in topologies] == list(range(world_size))
     assert {topology.world_size for topology in topologies} == {world_size}
-    assert {str(Launch.detect(environ).job_id).rpartition("-")[2] for environ in environments} == {step}
+    names = {str(job_name(topology, environ)) for topology, environ in zip(topologies, environments, strict=True)}
+    assert {name.rpartition("-")[2] for name in names} == {step}
 
 
 def test_pmi_of_an_srun_agrees_with_slurm_which_tells_the_nodes() -> None:
@@ -177,6 +178,32 @@ def test_a_job_that_stale_variables_make_of_one_process_warns_at_its_start(monke
         UserWarning, match="MPICH seems to have started it: it says rank 1 of 2, but rank 0 of 1 is used"
     ):
         dist_wandb.init("tests").finish()
+
+
+@pytest.mark.usefixtures("fake_wandb")
+def test_a_job_of_one_process_with_the_rank_of_another_warns_at_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLUX_TASK_RANK", "3")
+    with pytest.warns(UserWarning, match="taken for a job of its own, but Flux's FLUX_TASK_RANK=3 tells of others"):
+        dist_wandb.init("tests").finish()
+
+
+@pytest.mark.usefixtures("fake_wandb")
+def test_a_rank_that_a_batch_script_exports_to_all_tasks_warns_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``export RANK=$SLURM_PROCID`` before srun: all tasks are rank 0."""
+    for name, value in {"RANK": "0", "WORLD_SIZE": "4", **RECORDED["srun -N1 -n4"][3]}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.warns(UserWarning, match=r"SLURM contradicts RANK .*: it says rank 3 of 4, but rank 0 of 4 is used"):
+        dist_wandb.init("tests").finish()
+
+
+@pytest.mark.parametrize(("layout", "verdict"), [((1, 1), "outer"), ((2,), "other rank")])
+def test_srun_with_a_torchrun_of_one_process_on_each_node_is_not_stale(layout: tuple[int, ...], verdict: str) -> None:
+    """torchrun counts nodes in an order of its own."""
+    nodes, size = len(layout), layout[0]
+    elastic = {**TORCHRUN, "RANK": "1", "LOCAL_RANK": str(size - 1), "GROUP_RANK": str(nodes - 1)}
+    elastic |= {"LOCAL_WORLD_SIZE": str(size), "GROUP_WORLD_SIZE": str(nodes)}
+    step = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_NTASKS": "2"}
+    assert [trace.verdict for trace in traces({**elastic, **step})] == ["used", verdict]
 
 
 @pytest.mark.usefixtures("fake_wandb")

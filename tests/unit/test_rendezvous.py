@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import string
 import threading
@@ -9,6 +10,7 @@ import time
 import warnings
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch.distributed as dist
@@ -230,7 +232,8 @@ def test_an_id_that_rank_0_never_tells_is_missed_by_name(at: At) -> None:
 
 def alone(number: int, *, wanted: str | None = None, proposed: str | None = None, name: str = "init/1") -> str:
     """What a rank takes for the base id where the job has no store."""
-    return agree_on_base_id(None, rank(number), wanted, proposed, name)
+    with patch.dict(os.environ, {"SLURM_PROCID": str(number), "SLURM_NTASKS": "2"}):
+        return agree_on_base_id(None, rank(number), wanted, proposed, name)
 
 
 @pytest.fixture(params=[{"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}, {"PMIX_NAMESPACE": "prterun-1"}])

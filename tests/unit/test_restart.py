@@ -62,6 +62,8 @@ def start(fake_wandb: FakeWandb, on_ranks: OnRanks, monkeypatch: pytest.MonkeyPa
             monkeypatch.setenv(name, value)
         met = agent if agent is not None else dist.HashStore() if store else None
         monkeypatch.setattr(rendezvous, "_store_of_agent", lambda *_: met)
+        # ranks are threads here, and so have no SLURM_PROCID each
+        monkeypatch.setattr(rendezvous, "job_name", lambda _: Launch.detect().slurm_step)
         given = {"run_mode": "new", "reduce": None, "join_timeout": 10.0, **(options or {})}
         return on_ranks(
             world,

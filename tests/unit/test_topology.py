@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dist_wandb.errors import TopologyError
-from dist_wandb.topology import Launch, Topology, node_identity
+from dist_wandb.topology import Launch, Topology, job_name, node_identity, traces
 
 Environ = dict[str, str]
 Fields = tuple[int | None, ...]
@@ -94,6 +94,35 @@ LAUNCHERS: dict[str, tuple[Environ, Fields]] = {
     "Open MPI": (OPEN_MPI, (5, 1, None, 8, 4, None)),
     "MPICH": (
         {"PMI_RANK": "5", "PMI_SIZE": "8", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "4"},
+        (5, 1, None, 8, 4, None),
+    ),
+    "Horovod, whose cross rank is no node rank": (
+        {
+            "HOROVOD_RANK": "5",
+            "HOROVOD_SIZE": "8",
+            "HOROVOD_LOCAL_RANK": "1",
+            "HOROVOD_LOCAL_SIZE": "4",
+            "HOROVOD_CROSS_RANK": "0",
+            "HOROVOD_CROSS_SIZE": "1",
+        },
+        (5, 1, None, 8, 4, None),
+    ),
+    "jsrun": (
+        {
+            "JSM_NAMESPACE_RANK": "5",
+            "JSM_NAMESPACE_SIZE": "8",
+            "JSM_NAMESPACE_LOCAL_RANK": "1",
+            "JSM_NAMESPACE_LOCAL_SIZE": "4",
+        },
+        (5, 1, None, 8, 4, None),
+    ),
+    "MVAPICH2": (
+        {
+            "MV2_COMM_WORLD_RANK": "5",
+            "MV2_COMM_WORLD_SIZE": "8",
+            "MV2_COMM_WORLD_LOCAL_RANK": "1",
+            "MV2_COMM_WORLD_LOCAL_SIZE": "4",
+        },
         (5, 1, None, 8, 4, None),
     ),
     "Ray Train, Composer": (
@@ -182,6 +211,33 @@ def test_no_launcher_means_a_single_process() -> None:
 
 def test_a_world_size_of_one_alone_means_nothing() -> None:
     assert Topology.from_environ({"WORLD_SIZE": "1"}) is None
+
+
+@pytest.mark.parametrize("others", [OPEN_MPI, slurm(5, 1, 1, "4(x2)")], ids=["Open MPI", "SLURM"])
+@pytest.mark.parametrize("exported", ["1", "8"])
+def test_a_world_size_that_a_script_exports_does_not_hide_the_launcher(others: Environ, exported: str) -> None:
+    assert fields(Topology.detect({"WORLD_SIZE": exported, **others})) == fields(Topology.detect(others))
+    verdict = "agrees" if exported == "8" else "contradicts"
+    assert [trace.verdict for trace in traces({"WORLD_SIZE": exported, **others})] == [verdict, "used"]
+
+
+def test_a_half_that_a_later_launcher_contradicts_is_an_error_and_that_launcher_is_not_asked() -> None:
+    environ = {"WORLD_SIZE": "2", **OPEN_MPI}
+    with pytest.raises(TopologyError, match=re.escape("WORLD_SIZE (Lightning)=2, but not the global_rank")):
+        Topology.detect(environ)
+    assert [trace.verdict for trace in traces(environ)] == ["half", "not asked"]
+
+
+def test_the_launcher_of_lightnings_own_processes_is_the_one_used() -> None:
+    assert [trace.verdict for trace in traces(LAUNCHERS["Lightning subprocess"][0])] == ["used"]
+
+
+@pytest.mark.parametrize("variable", ["NODE_RANK", "PET_NODE_RANK", "PMIX_RANK", "PALS_RANKID", "FLUX_TASK_RANK"])
+def test_a_rank_above_0_that_nothing_completes_is_noticed(variable: str) -> None:
+    (trace,) = traces({variable: "2"})
+    assert (trace.verdict, trace.variables) == ("rank alone", {variable: "2"})
+    assert traces({variable: "0"}) == traces({variable: ""}) == []
+    assert {trace.verdict for trace in traces({variable: "2", **torchrun([4, 4], 1, 1)})} <= {"used", "contradicts"}
 
 
 @pytest.mark.parametrize(
@@ -462,7 +518,7 @@ def test_two_nodes_on_one_host_are_told_apart_by_the_launchers_node_rank(variabl
 
 def test_a_bare_environment_tells_nothing_of_a_launch() -> None:
     launch = Launch.detect({})
-    assert (launch.agent_store, launch.attempt, launch.job_id, launch.node_rank) == (None, 0, None, None)
+    assert (launch.agent_store, launch.attempt, launch.node_rank) == (None, 0, None)
     assert launch.parent_pid == os.getppid()
     assert not launch.is_lightning_child
 
@@ -507,7 +563,8 @@ def test_the_node_rank_is_known_before_any_rank_is(variable: str, value: str) ->
     assert Launch.detect({variable: value}).node_rank == 3
 
 
-STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
+STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_NTASKS": "4"}
+RANDOM = {"OMPI_MCA_orte_precondition_transports": "0099b3ea-afb28778"}
 
 
 @pytest.mark.parametrize(
@@ -516,14 +573,19 @@ STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
         (STEP, "slurm-7-0"),
         (STEP | {"SLURM_RESTART_COUNT": "1"}, "slurm-7-0"),
         ({"PMIX_NAMESPACE": "prterun-1"}, "pmix-prterun-1"),
-        (STEP | {"PMIX_NAMESPACE": "slurm.pmix.7.0"}, "pmix-slurm.pmix.7.0"),
+        (STEP | {"PMIX_NAMESPACE": "slurm.pmix.7.0"}, "slurm-7-0"),
+        ({"PMIX_NAMESPACE": "2926837761", **RANDOM}, "pmix-2926837761-0099b3ea-afb28778"),
+        ({"PMIX_NAMESPACE": "1"}, None),
         ({"SLURM_JOB_ID": "7"}, None),
+        (STEP | {"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}, None),
+        (STEP | {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "PMIX_NAMESPACE": "slurm.pmix.7.0"}, None),
+        (STEP | {"SLURM_NTASKS": "x"}, None),
         ({"TORCHELASTIC_RUN_ID": "none"}, None),
         ({"TORCHELASTIC_RUN_ID": "mine"}, None),
     ],
 )
 def test_a_job_is_named_only_by_what_differs_between_jobs(environ: Environ, job_id: str | None) -> None:
-    assert Launch.detect(environ).job_id == job_id
+    assert job_name(Topology(1, None, None, 4, None, None), environ) == job_id
 
 
 @pytest.mark.parametrize(
