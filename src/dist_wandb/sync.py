@@ -539,9 +539,11 @@ class RoundsExchange:
         """Begin an epoch: do what some members had yet to do when the last one broke."""
         state = [self.rounds.round, self.rounds.names]
         own = {"state": state, "names": self._names_due, "due": [value.key for value in self._due]}
+        own["spoken"] = self.rounds.spoken()
         told = [json.loads(text) for text in self._the_group().gather(json.dumps(own).encode())]
         if any(greeting["state"] != state for greeting in told):  # gloo would abort the process over it
             raise RuntimeError(f"the members of epoch {self._epoch} disagree: {told}")
+        self.rounds.recount(greeting["spoken"] for greeting in told)
         if any(greeting["names"] for greeting in told):
             self._exchange_names()
         due = {Key.of(key): None for greeting in told for key in greeting["due"]}

@@ -9,6 +9,8 @@ from dataclasses import replace
 import pytest
 from units import QUICK, Ranks, Stall, eventually, making
 
+from dist_wandb import gathered
+
 
 @pytest.fixture
 def ranks() -> Iterator[Callable[..., Ranks]]:
@@ -88,3 +90,30 @@ def test_while_nobody_can_speak_nobody_is_said_to_be_silent(
     assert not messages(caplog, "after its row was written")
     stall.over.set()
     unit.close()
+
+
+def test_who_is_gone_does_not_speak_for_who_has_yet_to(
+    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two of three have spoken, and one of them dies: two are left, but one of those has not spoken yet."""
+    unit = ranks(3, limits=PATIENT)
+
+    def log(rank: int, loss: float, step: int) -> None:
+        unit.log(rank, {"loss": loss, "table": gathered([[rank]], ["from"])}, step)
+
+    for rank in range(3):
+        log(rank, float(rank), 0)
+    unit.flush()
+    log(1, 1.0, 1)
+    log(2, 2.0, 1)
+    eventually(lambda: {cell.totals.voices for cell in unit.exchanges[0].rounds.cells.values()} == {2})
+    unit.die(2)
+    eventually(lambda: unit.exchanges[0].rounds.size == 2)
+    eventually(lambda: unit.exchanges[1].rounds.size == 2)
+    time.sleep(0.5)
+    log(0, 6.0, 1)
+    unit.close(0, 1)
+    assert unit.last("loss") == {0: 1.0, 1: 3.0}, "what a rank said before it died counts"
+    assert [row[-1] for row in unit.last("table")[1].data] == [0, 1]
+    assert len(unit.run.rows) == 2, "written once, not corrected"
+    assert not messages(caplog, "after its row was written")
