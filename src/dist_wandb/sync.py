@@ -820,7 +820,8 @@ class RoundsExchange:
             return
         self._left = True
         try:
-            heard = not self.rounds.pending and self._has_heard_all()
+            self._drain(0)  # who stops this thread wakes it
+            heard = not self.rounds.pending and not self._waiting
             self._membership.leave(self._epoch, self._word(), failed=self._failed, heard=heard)
         except RendezvousError:  # the job is over
             return
