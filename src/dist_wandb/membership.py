@@ -89,6 +89,7 @@ class Membership:
         self._rendezvous = rendezvous
         self._is_stopped = is_stopped
         self.left: set[int] = set()  # ranks that are gone because they had finished
+        self.unheard: set[int] = set()  # ranks that are gone likewise, but before the others knew all they had said
         self._gone: set[int] = set()
         self._address: str | None = None
         self.global_ranks: dict[int, int] = {unit.index: unit.global_rank}
@@ -250,11 +251,19 @@ class Membership:
         self.global_ranks.update(wanting)
         return set(wanting)
 
-    def leave(self, epoch: Epoch | None, word: Word, *, failed: bool) -> None:
-        """Leave word of what this rank knows, and, unless it failed, that it is going."""
+    def leave(self, epoch: Epoch | None, word: Word, *, failed: bool, heard: bool) -> None:
+        """Leave word of what this rank knows, and how it goes.
+
+        Args:
+            epoch: The epoch that it is in, if it is in one.
+            word: What it knows.
+            failed: Whether it has failed.
+            heard: Whether the others know all that it had to say.
+        """
+        how = "failed" if failed else "finished" if heard else "unheard"
         if epoch is not None:
             self._rendezvous.publish(f"word/{epoch.number}/{self.unit.index}", word.as_json())
-        self._rendezvous.publish(f"gone/{self.unit.index}", "failed" if failed else "finished")
+        self._rendezvous.publish(f"gone/{self.unit.index}", how)
         self._rendezvous.publish("gone", 1)
         left = epoch or self.epoch(0)
         if left is not None and self.unit.index in left.members:
@@ -295,6 +304,8 @@ class Membership:
                 self._gone.add(index)
             if how == "finished":
                 self.left.add(index)
+            if how == "unheard":
+                self.unheard.add(index)
 
     def _next_from(self, epoch: Epoch, words: dict[int, Word]) -> Epoch:
         """The epoch after a broken one: of those that gave their word and stay."""

@@ -9,7 +9,7 @@ reduced numbers alone. So it is equal on all ranks after every round, and all dr
 from __future__ import annotations
 
 import math
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -90,6 +90,7 @@ class Cell:
         origin: Who contributed first in the order of ranks, and its count of calls: -(rank * 2**32 + calls).
         corrects: Whether it was finished before.
         number: How many were opened before it.
+        gone: How many of its voices are of ranks that are gone, so that others have yet to speak.
     """
 
     born: int
@@ -97,6 +98,7 @@ class Cell:
     origin: float = _NOTHING
     corrects: bool = False
     number: int = 0
+    gone: int = 0
 
 
 @dataclass(slots=True)
@@ -344,6 +346,20 @@ class Rounds:
         self._recheck = True
         self._focus = ()  # what was looked for may have been a lost rank's
         self._turns.clear()
+
+    def spoken(self) -> list[int]:
+        """Positions, among the open cells, of those in which this rank has spoken."""
+        return [position for position, key in enumerate(self.cells) if key in self._spoken]
+
+    def recount(self, spoken: Iterable[Sequence[int]]) -> None:
+        """Tell, in open cells, voices of ranks that are gone from those of the ranks that take part.
+
+        Args:
+            spoken: What each of these has said by `spoken`.
+        """
+        present = Counter(position for positions in spoken for position in positions)
+        for position, cell in enumerate(self.cells.values()):  # of a correction, what was said before is not known
+            cell.gone = 0 if cell.corrects else max(0, cell.totals.voices - present[position])
 
     def snapshot(self) -> dict[str, Any]:
         """What the ranks know together, as JSON can hold it: with it a rank that was not there can go on with them."""
@@ -601,7 +617,7 @@ class Rounds:
         everything = maxima[_SPEAKING] == 0
         suspects = self.cells.keys() if self._recheck else touched
         self._recheck = False
-        complete = {key for key in suspects if self.cells[key].totals.voices >= self._expected(key.name)}
+        complete = {key for key in suspects if self._is_complete(key, self.cells[key])}
         if len(complete) == len(self.cells):
             return [(key, False) for key in self.cells]
         newest = {key.name: self.cells[key].born for key in complete if not self.cells[key].corrects}
@@ -625,6 +641,9 @@ class Rounds:
         found = {key for name in names for key in self._by_name[name]}
         found.update(key for key, _ in takewhile(lambda old: old[1].born <= maxima[_GIVE_UP_ALL], self.cells.items()))
         return sorted(found, key=lambda key: self.cells[key].number)
+
+    def _is_complete(self, key: Key, cell: Cell) -> bool:
+        return cell.totals.voices - cell.gone >= self._expected(key.name)
 
     def _expected(self, name: str) -> int:
         """How many ranks are waited for: as many as spoke when the name was finished last."""

@@ -65,6 +65,7 @@ _log = logging.getLogger("dist_wandb")
 
 STEP_METRIC = "global_step"
 _JOB = "job"
+_LEAST_TO_END = 2.0  # seconds that other ranks get to end with a run, however long its last rows were waited for
 _OVER = "over"  # said by who told the job, so that a late rank does not take it for one to join
 
 
@@ -358,11 +359,13 @@ class Session:
 
     def _finish_with_run(self, exit_code: int | None = None) -> None:
         """Finish, as the user finishes the run by itself. On ranks without a run that reaches nobody: tell them."""
+        within, began = self.options.limits.finish_timeout, time.monotonic()
         if self._rendezvous is not None and self.run and self.plan.primary and not self.plan.shared:
             if not exit_code:
                 self._exchange.flush()  # with what other ranks have yet to say for the same rows
             briefly(self._agreement.tell_of_end, None)
-        self.finish(exit_code)
+            within = max(within - (time.monotonic() - began), min(within, _LEAST_TO_END))
+        self._finish(exit_code, within)
 
     def _look(self) -> None:
         """Now and then, on the thread of the exchange."""

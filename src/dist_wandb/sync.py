@@ -50,6 +50,8 @@ _TIMES_APART = 0.02  # seconds between two notes of when a round took place
 _PRIMARY = 0  # its index in the unit
 _FLUSH_HEARTBEATS = 2  # how long a rank that flushes waits for others to do so as well
 _NEW_NAME_HEARTBEATS = 5  # patience with a name that was never finished before
+_STANDSTILL_HEARTBEATS = 2  # beyond that between two rounds, the exchange stands still, and no rank can speak
+_MOST_UNFORMED = 3  # groups one after the other that could not be formed, though all members had come
 
 
 @dataclass(frozen=True)
@@ -257,6 +259,8 @@ class RoundsExchange:
         self._unwritten: deque[Finished] = deque(maxlen=_MOST_UNWRITTEN)  # as the primary is away
         self._names_due = False
         self._times: deque[tuple[int, float]] = deque()  # when rounds took place, as long as their cells are open
+        self._minded = time.monotonic()  # when patience was looked at last
+        self._unformed = 0  # groups one after the other that could not be formed
         self._pause = _FIRST_PAUSE
         self._looked_for_wanting = self._looked_for_broken = 0.0
         self._known_names: set[str] = set()  # names that this rank has contributed to
@@ -321,7 +325,7 @@ class RoundsExchange:
         if not failed:
             self._warn(
                 "finish",
-                f"rank {self.unit.global_rank} waited {limit:g} s for the other ranks to finish, and goes on "
+                f"rank {self.unit.global_rank} waited {limit:.3g} s for the other ranks to finish, and goes on "
                 "without them. Rows that lack a rank are flagged. See finish_timeout.",
             )
         self._stop()
@@ -492,7 +496,8 @@ class RoundsExchange:
         if self._has_primary():
             self._unwritten.clear()
         lost = absent & set(before.members if before else absent)
-        self._lost = ((self._lost | lost) if before else self._lost) - set(epoch.members) - membership.left
+        self._lost = ((self._lost | lost) if before else self._lost) - set(epoch.members)
+        self._lost -= membership.left | membership.unheard
         if lost:
             ranks = ", ".join(str(membership.global_rank(index)) for index in sorted(lost))
             how = "stopped taking part" if before else f"did not come within {self.limits.join_timeout:g} s"
@@ -511,22 +516,34 @@ class RoundsExchange:
         if not self._the_membership().meet(epoch, self.limits.peer_timeout):
             raise BrokenError("the members did not find each other")
         membership, rank = self._the_membership(), epoch.members.index(self.unit.index)
-        self.group = GlooGroup(
-            membership.store_of(epoch),
-            rank,
-            len(epoch.members),
-            self.limits.peer_timeout,
-            self._is_broken_off,
-            membership.address(epoch),
+        store, address = membership.store_of(epoch), membership.address(epoch)
+        patience = self.limits.peer_timeout
+        try:
+            self.group = GlooGroup(store, rank, len(epoch.members), patience, self._is_broken_off, address)
+        except BrokenError as error:
+            self._unformed += 1
+            if self._unformed < _MOST_UNFORMED or self._stopped.is_set():
+                raise
+            raise RendezvousError(self._why_unformed(epoch, error)) from error
+        self._unformed = 0
+
+    def _why_unformed(self, epoch: Epoch, error: Exception) -> str:
+        others = sorted(self._global_rank(index) for index in epoch.members if index != self.unit.index)
+        return (
+            f"Rank {self.unit.global_rank} cannot connect to rank {', '.join(map(str, others))} in {self._unformed} "
+            f"attempts, though all of them reach the store of the job: {error}. Ports between the hosts may be closed, "
+            "or GLOO_SOCKET_IFNAME name an interface by which they do not reach each other."
         )
 
     def _greet(self) -> None:
         """Begin an epoch: do what some members had yet to do when the last one broke."""
         state = [self.rounds.round, self.rounds.names]
         own = {"state": state, "names": self._names_due, "due": [value.key for value in self._due]}
+        own["spoken"] = self.rounds.spoken()
         told = [json.loads(text) for text in self._the_group().gather(json.dumps(own).encode())]
         if any(greeting["state"] != state for greeting in told):  # gloo would abort the process over it
             raise RuntimeError(f"the members of epoch {self._epoch} disagree: {told}")
+        self.rounds.recount(greeting["spoken"] for greeting in told)
         if any(greeting["names"] for greeting in told):
             self._exchange_names()
         due = {Key.of(key): None for greeting in told for key in greeting["due"]}
@@ -538,6 +555,7 @@ class RoundsExchange:
         if self._stopped.is_set():
             raise Stopped
         self._mind_patience()
+        self._minded = time.monotonic()
         result = self._the_group().reduce(*self.rounds.pack(regroup=self._is_somebody_waiting()))
         self._rows.gathers.passed()
         outcome = self._take(*result)
@@ -576,6 +594,7 @@ class RoundsExchange:
             self._rows.gathers.exchange(gathered, self._the_group())
             spent = time.monotonic() - began  # on a slow network it is long, but no rank is silent meanwhile
             self._times = deque((number, at + spent) for number, at in self._times)
+            self._minded += spent
 
     def _write_due(self) -> None:
         due, self._due = self._due, ()
@@ -697,12 +716,19 @@ class RoundsExchange:
                 flush.set()
                 self._flushes.remove(flush)
 
+    def _pass_over_standstill(self, now: float) -> None:
+        """Count against no rank that it said nothing while the exchange stood still, as for a rank that was cut off."""
+        stood_still = now - self._minded - _STANDSTILL_HEARTBEATS * self.limits.heartbeat
+        if stood_still > 0:
+            self._times = deque((number, at + stood_still) for number, at in self._times)
+
     def _mind_patience(self) -> None:
         """Give up waiting for ranks that do not speak where others did."""
         if not self.rounds.cells:
             self._times.clear()
             return
         now, oldest = time.monotonic(), next(iter(self.rounds.cells.values())).born
+        self._pass_over_standstill(now)
         if not self._times or now - self._times[-1][1] >= _TIMES_APART:
             self._times.append((self.rounds.round, now))
         while self._times[0][0] < oldest and len(self._times) > 1 and self._times[1][0] <= oldest:
@@ -774,7 +800,8 @@ class RoundsExchange:
 
     def _is_broken_off(self) -> bool:
         """Asked while a round waits for the others: whether it is in vain."""
-        if self._stopped.is_set() or self._inbox.qsize() > self.limits.max_pending_rows:
+        is_full = self.group is not None and self._inbox.qsize() > self.limits.max_pending_rows
+        if self._stopped.is_set() or is_full:
             return True
         epoch, membership, now = self._epoch, self._membership, time.monotonic()
         if epoch is None or membership is None or now - self._looked_for_broken < _LOOK_FOR_BROKEN:
@@ -793,7 +820,9 @@ class RoundsExchange:
             return
         self._left = True
         try:
-            self._membership.leave(self._epoch, self._word(), failed=self._failed)
+            self._drain(0)  # who stops this thread wakes it
+            heard = not self.rounds.pending and not self._waiting
+            self._membership.leave(self._epoch, self._word(), failed=self._failed, heard=heard)
         except RendezvousError:  # the job is over
             return
 

@@ -355,6 +355,31 @@ def test_ranks_without_a_run_hear_that_the_user_has_finished_it(
     assert not get_run()
 
 
+def test_to_finish_the_run_takes_no_longer_than_to_finish_the_session(
+    fake_wandb: FakeWandb, job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last rows are waited for first, and then that the others end: both within one `finish_timeout`."""
+    first, _ = job(TWO)
+    limits: list[float | None] = []
+    close = first._exchange.close
+
+    def flush_in_vain(timeout: float | None = None, **_named: Any) -> bool:  # noqa: ARG001  # the exchange's
+        time.sleep(2.0)
+        return False
+
+    def close_within(timeout: float | None = None, *, failed: bool = False) -> bool:
+        limits.append(timeout)
+        return close(0.1, failed=failed)
+
+    monkeypatch.setattr(first._exchange, "flush", flush_in_vain)
+    monkeypatch.setattr(first._exchange, "close", close_within)
+    first.run.finish()
+    assert fake_wandb.runs[0].exit_codes == [None]
+    (limit,) = limits
+    assert limit is not None
+    assert limit <= first.options.limits.finish_timeout - 2.0
+
+
 def test_threads_that_finish_at_the_same_time_end_the_run_once_and_whole(fake_wandb: FakeWandb, job: Job) -> None:
     first, second = job(TWO)
     first.log({"loss": 1.0}, step=1)

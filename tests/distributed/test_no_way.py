@@ -1,0 +1,119 @@
+"""Ranks that reach the job's store but not each other, and what is said of those that could not say all they had."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+from units import QUICK, Ranks, Stall, eventually, making
+
+from dist_wandb import gathered
+
+
+@pytest.fixture
+def ranks() -> Iterator[Callable[..., Ranks]]:
+    """Makes units, and ends their threads."""
+    with making() as make:
+        yield make
+
+
+def messages(caplog: pytest.LogCaptureFixture, words: str) -> list[str]:
+    return [record.message for record in caplog.records if words in record.message]
+
+
+def test_ranks_that_cannot_connect_say_so_and_go_on_alone(
+    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ports between hosts are closed, or gloo was given the wrong interface: it would fail again for ever."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nosuch0")
+    unit = ranks(2)
+    for step in range(3):
+        for rank in range(2):
+            unit.log(rank, {"loss": float(rank)}, step)
+    eventually(lambda: len(unit.run.rows) == 3)
+    assert unit.last("loss") == dict.fromkeys(range(3), 0.0)
+    assert unit.flagged() == dict.fromkeys(range(3), 1)
+    (said,) = messages(caplog, "Rank 0 cannot connect to rank 1 in 3 attempts")
+    assert "nosuch0" in said
+    assert "GLOO_SOCKET_IFNAME" in said
+    assert messages(caplog, "Rank 1 cannot connect to rank 0")
+    unit.close()
+    assert messages(caplog, "what rank 1 logged from the start on is lost")
+
+
+PATIENT = replace(QUICK, peer_timeout=1.5)
+
+
+def test_rows_lack_a_rank_that_went_before_it_was_heard(
+    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its `finish` waited in vain: what it said is lost, so it has not finished as one has that is not missed."""
+    unit = ranks(2, limits=PATIENT)
+    for rank in range(2):
+        unit.log(rank, {"loss": float(rank)}, 0)
+    unit.flush()
+    stall = Stall()
+    unit.log(0, {"loss": stall.number()}, 1)
+    time.sleep(0.3)
+    unit.log(1, {"loss": 8.0}, 1)
+    assert unit.exchanges[1].close(0.2) is False
+    stall.over.set()
+    unit.log(0, {"loss": 2.0}, 2)
+    unit.close(0)
+    assert unit.last("loss")[2] == 2.0
+    assert unit.flagged() == {1: 1, 2: 1}
+    assert unit.exchanges[0].lost == frozenset(), "it has not failed, either"
+    assert messages(caplog, "rank 1 stopped taking part")
+
+
+def test_while_nobody_can_speak_nobody_is_said_to_be_silent(
+    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The exchange waits for a rank that is gone; those who stay have logged meanwhile, and were not asked."""
+    unit = ranks(3, limits=PATIENT)
+    for rank in range(3):
+        unit.log(rank, {"loss": float(rank)}, 0)
+    unit.flush()
+    unit.log(0, {"loss": 4.0}, 1)
+    eventually(lambda: bool(unit.exchanges[1].rounds.cells))  # it is known that rank 0 has said this
+    stall = Stall()
+    unit.log(2, {"loss": stall.number()}, 1)
+    time.sleep(0.5)  # the others wait for it
+    unit.log(1, {"loss": 6.0}, 1)
+    eventually(lambda: 1 in unit.last("loss"))
+    assert unit.last("loss")[1] == 5.0
+    assert sum(row["global_step"] == 1 for row in unit.run.rows) == 1, "written once, not corrected"
+    assert messages(caplog, "rank 2 stopped taking part")
+    assert not messages(caplog, "has not logged")
+    assert not messages(caplog, "after its row was written")
+    stall.over.set()
+    unit.close()
+
+
+def test_who_is_gone_does_not_speak_for_who_has_yet_to(
+    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two of three have spoken, and one of them dies: two are left, but one of those has not spoken yet."""
+    unit = ranks(3, limits=PATIENT)
+
+    def log(rank: int, loss: float, step: int) -> None:
+        unit.log(rank, {"loss": loss, "table": gathered([[rank]], ["from"])}, step)
+
+    for rank in range(3):
+        log(rank, float(rank), 0)
+    unit.flush()
+    log(1, 1.0, 1)
+    log(2, 2.0, 1)
+    eventually(lambda: {cell.totals.voices for cell in unit.exchanges[0].rounds.cells.values()} == {2})
+    unit.die(2)
+    eventually(lambda: unit.exchanges[0].rounds.size == 2)
+    eventually(lambda: unit.exchanges[1].rounds.size == 2)
+    time.sleep(0.5)
+    log(0, 6.0, 1)
+    unit.close(0, 1)
+    assert unit.last("loss") == {0: 1.0, 1: 3.0}, "what a rank said before it died counts"
+    assert [row[-1] for row in unit.last("table")[1].data] == [0, 1]
+    assert len(unit.run.rows) == 2, "written once, not corrected"
+    assert not messages(caplog, "after its row was written")
