@@ -12,6 +12,7 @@ import socket
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -62,6 +63,7 @@ class Relay:
         self._closing = threading.Event()
         self._until = math.inf  # when taking ends, by the monotonic clock
         self._threads: list[threading.Thread] = []
+        self._connections: set[Connection] = set()
         self._has_failed = False
 
     @property
@@ -88,9 +90,14 @@ class Relay:
         self._address = Address(self._listener.address, key)
 
     def let_go(self) -> None:
-        """In a fork, hold no socket of this process's: who knocks there would never be let in."""
+        """In a fork, hold no socket of this process's: who knocks there would never be let in.
+
+        And who has been let in would not notice the end of this process: a full socket would hold it up for ever.
+        """
         if self._listener is not None:
             self._listener.close()
+        for connection in self._connections:
+            connection.close()
 
     def close(self, *, failed: bool = False) -> None:
         """Take what children have said until now, and no more.
@@ -110,6 +117,8 @@ class Relay:
         self._await(self._threads[:1])  # who lets children in: then no further thread begins
         self._await(self._threads[1:])
         listener.close()
+        for connection in self._connections.copy():
+            _hang_up(connection)  # its thread closes it
 
     def _await(self, threads: list[threading.Thread]) -> None:
         for thread in threads:
@@ -129,29 +138,38 @@ class Relay:
                     return
                 time.sleep(_PAUSE)  # somebody else's process knocked
                 continue
+            self._connections.add(connection)
             try:
                 self._begin(self._serve, connection)
             except RuntimeError:  # no more threads: the child says so
-                connection.close()
+                self._part_with(connection)
 
     def _serve(self, connection: Connection) -> None:
-        with connection, suppress(EOFError, OSError):
+        with suppress(EOFError, OSError):
             while time.monotonic() < self._until:
                 if connection.poll(0.0 if self._closing.is_set() else _PAUSE):
                     self._take(connection)
                 elif self._closing.is_set():
-                    return
+                    break
+        self._part_with(connection)
+
+    def _part_with(self, connection: Connection) -> None:
+        _hang_up(connection)
+        self._connections.discard(connection)
+        connection.close()
 
     def _take(self, connection: Connection) -> None:
-        # Its sender has shown that it knows the key, so it is a child of this very process.
-        kind, arguments = pickle.loads(connection.recv_bytes())  # noqa: S301
-        if kind == _FLUSH:
-            connection.send_bytes(b"")
-            return
+        message = connection.recv_bytes()
         try:
-            self._deliver(*arguments)
+            # Its sender has shown that it knows the key, so it is a child of this very process.
+            kind, arguments = pickle.loads(message)  # noqa: S301  # raises what the objects' own code raises
+            if kind == _LOG:
+                self._deliver(*arguments)
         except Exception:  # noqa: BLE001  # the training must not suffer from it
             _log.exception("dist_wandb: a row that another process handed over is lost")
+        else:
+            if kind == _FLUSH:
+                connection.send_bytes(pickle.dumps(arguments))
 
 
 class RemoteSession:
@@ -175,8 +193,15 @@ class RemoteSession:
         self.config = RemoteConfig(facts.get("config", {}))
         self._address = address
         self._facts = facts
-        self._connection: tuple[int, Connection] | None = None
+        self._let_go()
+        _remotes.add(self)
+
+    def _let_go(self) -> None:
+        """Begin anew: a fork must not share a connection, nor wait for threads that it does not have."""
+        self._connection: Connection | None = None
         self._lock = threading.Lock()
+        self._flushing = threading.Lock()
+        self._flushes = 0
 
     @property
     def run(self) -> NullRun:
@@ -221,13 +246,22 @@ class RemoteSession:
         Returns:
             Whether it has.
         """
-        if not self._send(_FLUSH, ()) or self._connection is None:
+        deadline = time.monotonic() + (_FLUSH_PATIENCE if timeout is None else timeout)
+        if not self._flushing.acquire(timeout=max(0.0, deadline - time.monotonic())):
             return False
+        try:
+            self._flushes += 1
+            return self._send(_FLUSH, (self._flushes,)) and self._is_answered((self._flushes,), deadline)
+        finally:
+            self._flushing.release()
+
+    def _is_answered(self, flush: tuple[int], deadline: float) -> bool:
+        """Whether this flush is answered in time; answers to earlier ones, that nobody waited for, do not count."""
+        connection = self._connection
         with suppress(EOFError, OSError):
-            connection = self._connection[1]
-            if connection.poll(_FLUSH_PATIENCE if timeout is None else timeout):
-                connection.recv_bytes()
-                return True
+            while connection is not None and connection.poll(max(0.0, deadline - time.monotonic())):
+                if pickle.loads(connection.recv_bytes()) == flush:  # noqa: S301  # it has shown that it knows the key
+                    return True
         return False
 
     def finish(self, exit_code: int | None = None) -> None:
@@ -255,9 +289,9 @@ class RemoteSession:
     def _connect(self) -> Connection:
         if self._address is None:
             raise ConnectionError("it was not prepared for other processes, or has ended")
-        if self._connection is None or self._connection[0] != os.getpid():  # a fork must not share a connection
-            self._connection = os.getpid(), Client(self._address.place, authkey=self._address.key)
-        return self._connection[1]
+        if self._connection is None:
+            self._connection = Client(self._address.place, authkey=self._address.key)
+        return self._connection
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RemoteSession, (self._address, self.topology, self._facts)
@@ -274,6 +308,18 @@ class RemoteSession:
 
     def __repr__(self) -> str:
         return f"<dist_wandb.RemoteSession of rank {self.topology.global_rank} run={self.id!r}>"
+
+
+_remotes: weakref.WeakSet[RemoteSession] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for remote in list(_remotes):
+        remote._let_go()  # noqa: SLF001
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 class RemoteConfig(dict[str, Any]):
@@ -306,6 +352,12 @@ def _listener(key: bytes) -> Listener:
         if not sys.platform.startswith("linux"):
             raise
         return Listener(f"\0dist-wandb-{secrets.token_hex(8)}", "AF_UNIX", _BACKLOG, key)
+
+
+def _hang_up(connection: Connection) -> None:
+    """Let who is at the other end know at once that nobody listens, also where a fork still holds this end."""
+    with suppress(OSError), socket.fromfd(connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as end:
+        end.shutdown(socket.SHUT_RDWR)
 
 
 def _without_media(metrics: Mapping[str, Any], rank: int) -> dict[str, Any]:

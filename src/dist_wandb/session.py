@@ -177,6 +177,8 @@ class Session:
     @property
     def url(self) -> str | None:
         """Address of that run in W&B; `None` offline, and as long as the primary has not told it."""
+        if os.getpid() != self._pid:
+            return self._elsewhere().url
         if self.run:
             return runs.url(self.run)
         rendezvous = self._rendezvous
@@ -494,6 +496,9 @@ class Session:
 
     def retire(self) -> None:
         """Be no longer a session: its run was finished behind its back, so nothing can be written."""
+        if os.getpid() != self._pid:
+            self._forget()
+            return
         self._exchange.retire()
         self._agreement.let_go()
         self._forget()
@@ -502,6 +507,8 @@ class Session:
         _let_sigterm_be()
 
     def _forget(self) -> None:
+        if os.getpid() == self._pid:
+            self._relay.close(failed=True)  # to no effect where it has been closed in peace
         if self in _sessions:
             _sessions.remove(self)
 

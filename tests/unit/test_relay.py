@@ -319,6 +319,121 @@ def test_a_fork_holds_no_socket_that_nobody_answers(fake_wandb: FakeWandb) -> No
 
 
 @pytest.mark.usefixtures("fake_wandb")
+def test_a_child_goes_on_after_the_session_though_its_sibling_was_forked_later() -> None:
+    """A sibling that held the session's end of the socket would leave it to fill up, and who logs to wait for ever."""
+    context = multiprocessing.get_context("fork")
+    has_logged, is_over, may_end = context.Event(), context.Event(), context.Event()
+    session = dist_wandb.init()
+
+    def log() -> None:
+        session.log({"loss": 1.0})
+        assert session.flush()
+        has_logged.set()
+        assert is_over.wait(_PATIENCE)
+        for _ in range(500):
+            session.log({"text": "t" * 2000})
+
+    children = [context.Process(target=log)]
+    children[0].start()
+    assert has_logged.wait(_PATIENCE)
+    children.append(context.Process(target=may_end.wait, args=(_PATIENCE,)))
+    children[1].start()
+    session.finish()
+    is_over.set()
+    children[0].join(_PATIENCE / 2)
+    exit_code = children[0].exitcode
+    children[0].kill()
+    may_end.set()
+    for child in children:
+        child.join()
+    assert exit_code == 0
+
+
+def test_a_fork_holds_no_connection_of_other_children() -> None:
+    """Else they would not notice that this process was killed."""
+    held = Relay(lambda *_: None)
+    address = held.open()
+    assert address is not None
+    child = RemoteSession(address, ONE, {})
+    assert child.flush()
+    (connection,) = held._connections
+
+    def work() -> None:
+        held.let_go()
+        assert connection.closed
+
+    assert in_fork(work) == 0
+    assert child.flush()
+    held.close()
+    assert not child.flush()
+
+
+class OnlyThere:
+    """Can be pickled, but read by nobody."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return int, ("no number",)
+
+
+def test_what_cannot_be_read_is_told_and_nothing_else_is_lost(
+    fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture
+) -> None:
+    with dist_wandb.init() as session:
+        copy = through_a_pickle(session)
+        copy.log({"wrong": OnlyThere()})
+        copy.log({"loss": 1.0})
+        assert copy.flush()
+    assert [row["loss"] for row in fake_wandb.runs[0].rows] == [1.0]
+    assert "a row that another process handed over is lost" in caplog.text
+
+
+def test_an_answer_that_was_not_waited_for_is_not_taken_for_the_next_one() -> None:
+    is_slow = threading.Event()
+    taken = []
+
+    def take(*arguments: Any) -> None:
+        time.sleep(0.5 if is_slow.is_set() else 0.0)
+        taken.append(arguments)
+
+    held = Relay(take)
+    child = RemoteSession(held.open(), ONE, {})
+    assert child.flush()
+    is_slow.set()
+    child.log({"loss": 1.0})
+    assert not child.flush(0.1)
+    child.log({"loss": 2.0})
+    assert child.flush()
+    assert len(taken) == 2
+    held.close()
+
+
+@pytest.mark.usefixtures("fake_wandb")
+def test_a_fork_does_not_wait_for_a_thread_that_was_about_to_log() -> None:
+    with dist_wandb.init() as session:
+        copy = through_a_pickle(session)
+        copy.log({"loss": 1.0})
+
+        def work() -> None:
+            copy.log({"loss": 2.0})
+            assert copy.flush()
+
+        with copy._lock, copy._flushing:
+            assert in_fork(work) == 0
+
+
+def test_nobody_listens_once_the_user_has_finished_the_run(fake_wandb: FakeWandb) -> None:
+    session = dist_wandb.init()
+    copy = through_a_pickle(session)
+    copy.log({"loss": 1.0})
+    assert copy.flush()
+    fake_wandb.runs[0]._is_finished = True  # behind its back
+    assert in_fork(lambda: os._exit(bool(dist_wandb.get_run()))) == 0  # which ends nothing here
+    assert copy.flush()
+    assert not dist_wandb.get_run()
+    assert not copy.flush()
+
+
+@pytest.mark.usefixtures("fake_wandb")
 def test_a_child_that_does_not_stop_keeps_no_session_from_ending(caplog: pytest.LogCaptureFixture) -> None:
     session = dist_wandb.init()
     copy, is_over = through_a_pickle(session), threading.Event()
