@@ -33,6 +33,7 @@ _LAST_ROWS = 2.0  # seconds that a session which ends takes what its children ha
 _BACKLOG = 64  # children that may knock at the same time
 _FLUSH_PATIENCE = 60.0  # seconds
 _LOG, _FLUSH = "log", "flush"
+_ENDED = (EOFError, BrokenPipeError, ConnectionResetError, ConnectionRefusedError, FileNotFoundError)
 
 
 @dataclass(frozen=True)
@@ -278,8 +279,9 @@ class RemoteSession:
             message = pickle.dumps((kind, arguments))
             with self._lock:
                 self._connect().send_bytes(message)
-        except (OSError, EOFError, multiprocessing.AuthenticationError, ConnectionError) as error:
-            _tell_once(self.topology.global_rank, str(error) or type(error).__name__)
+        except (OSError, EOFError, multiprocessing.AuthenticationError) as error:
+            why = "it has ended" if isinstance(error, _ENDED) else str(error) or type(error).__name__
+            _tell_once(self.topology.global_rank, why)
             return False
         except Exception as error:  # noqa: BLE001  # objects have pickling code of their own
             _log.error("dist_wandb: a row could not be handed to another process, and is lost: %s", error)

@@ -408,6 +408,20 @@ class Session:
         if rendezvous is not None and tells_job(self.topology):
             briefly(lambda: rendezvous.publish(_OVER, 1), None)
 
+    def tell_if_over(self) -> None:
+        """Say so where the leading rank has ended this session before this rank has opened it."""
+        rendezvous, can_miss = self._rendezvous, self.options.rank_scope == "global" and self.brings_together
+        if rendezvous is None or tells_job(self.topology) or not can_miss:
+            return
+        if briefly(lambda: rendezvous.has([_OVER]), False):
+            _log.warning(
+                "dist_wandb: rank %d opens a run that rank %d has ended already, so nothing that it logs is brought "
+                "together. Open the same runs in the same order on all ranks: a guard such as `if rank == 0` may stay "
+                "around log, but not around an init that further ones follow.",
+                self.topology.global_rank,
+                self.topology.main_rank,
+            )
+
     def _ending(self) -> Ending:
         return Ending(None if self.plan.run_mode == "new" else self._rendezvous, self._unit)
 
@@ -731,6 +745,7 @@ def open_session(
         agreement=agreement,
     )
     session.tell_of_run()
+    session.tell_if_over()
     if keeper is not None and owns_run and run and not runs.is_disabled(run):
         keeper.leave(plan.base_id or str(run.id))
         if earlier is not None:

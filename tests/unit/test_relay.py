@@ -158,8 +158,8 @@ def test_child_that_lives_longer_than_the_session_is_told_once_and_goes_on(
         assert not copy.flush(1.0)
         copy.finish()
     assert [row["loss"] for row in fake_wandb.runs[0].rows] == [1.0]
-    assert 1 <= len(caplog.records) <= 2  # the connection breaks in one way, and cannot be made anew in another
-    assert "whose session is another process's, but that could not be handed over" in caplog.text
+    assert len(caplog.records) == 1  # though the connection breaks in one way, and cannot be made anew in another
+    assert "whose session is another process's, but that could not be handed over (it has ended)" in caplog.text
 
 
 def test_media_are_refused_by_name_and_numbers_beside_them_arrive(
