@@ -368,6 +368,23 @@ def test_a_fork_holds_no_connection_of_other_children() -> None:
     assert not child.flush()
 
 
+@pytest.mark.parametrize("failed", [False, True])
+def test_children_notice_the_end_though_somebody_holds_the_socket(*, failed: bool) -> None:
+    """As a fork may that was made while a child was let in."""
+    held = Relay(lambda *_: None)
+    child = RemoteSession(held.open(), ONE, {})
+    assert child.flush()
+    (connection,) = held._connections
+    copy = os.dup(connection.fileno())
+    try:
+        held.close(failed=failed)
+        begin = time.monotonic()
+        assert not child.flush(_PATIENCE)
+        assert time.monotonic() - begin < _PATIENCE / 2
+    finally:
+        os.close(copy)
+
+
 class OnlyThere:
     """Can be pickled, but read by nobody."""
 
