@@ -118,8 +118,9 @@ class Relay:
         self._await(self._threads[:1])  # who lets children in: then no further thread begins
         self._await(self._threads[1:])
         listener.close()
-        for connection in self._connections.copy():
-            _hang_up(connection)  # its thread closes it
+        with self._lock:  # what is closed meanwhile may be somebody else's socket by then
+            for connection in self._connections.copy():
+                _hang_up(connection)  # its thread closes it
 
     def _await(self, threads: list[threading.Thread]) -> None:
         for thread in threads:
@@ -155,9 +156,10 @@ class Relay:
         self._part_with(connection)
 
     def _part_with(self, connection: Connection) -> None:
-        _hang_up(connection)
-        self._connections.discard(connection)
-        connection.close()
+        with self._lock:
+            _hang_up(connection)
+            self._connections.discard(connection)
+            connection.close()
 
     def _take(self, connection: Connection) -> None:
         message = connection.recv_bytes()
