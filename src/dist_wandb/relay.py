@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from multiprocessing.connection import Client, Connection, Listener
+from multiprocessing.connection import Client, Connection, Listener, answer_challenge, deliver_challenge
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb.run import NullRun, is_media
@@ -30,6 +30,7 @@ _log = logging.getLogger("dist_wandb")
 
 _PAUSE = 0.2  # seconds between two looks whether the session ends
 _LAST_ROWS = 2.0  # seconds that a session which ends takes what its children have said already
+_HANDSHAKE = 5.0  # seconds that a child gets to show that it knows the key: others wait behind it
 _BACKLOG = 64  # children that may knock at the same time
 _FLUSH_PATIENCE = 60.0  # seconds
 _LOG, _FLUSH = "log", "flush"
@@ -81,8 +82,8 @@ class Relay:
 
     def _listen(self, key: bytes) -> None:
         try:
-            self._listener = _listener(key)
-            self._begin(self._accept, self._listener)
+            self._listener = _listener()
+            self._begin(lambda listener: self._accept(listener, key), self._listener)
         except (OSError, RuntimeError):  # no socket, or no thread: children say so, if they log
             self._has_failed = True
             if self._listener is not None:
@@ -118,9 +119,8 @@ class Relay:
         self._await(self._threads[:1])  # who lets children in: then no further thread begins
         self._await(self._threads[1:])
         listener.close()
-        with self._lock:  # what is closed meanwhile may be somebody else's socket by then
-            for connection in self._connections.copy():
-                _hang_up(connection)  # its thread closes it
+        for connection in self._connections.copy():
+            self._hang_up_held(connection)  # its thread closes it
 
     def _await(self, threads: list[threading.Thread]) -> None:
         for thread in threads:
@@ -131,20 +131,41 @@ class Relay:
         thread.start()
         self._threads = [*(held for held in self._threads if held.is_alive()), thread]
 
-    def _accept(self, listener: Listener) -> None:
+    def _accept(self, listener: Listener, key: bytes) -> None:
         while True:
             try:
-                connection = listener.accept()
-            except (OSError, EOFError, multiprocessing.AuthenticationError):
+                connection = self._let_in(listener, key)
+            except OSError:
                 if self._closing.is_set():  # the knock of `close`, behind which nobody waits
                     return
                 time.sleep(_PAUSE)  # somebody else's process knocked
                 continue
-            self._connections.add(connection)
             try:
                 self._begin(self._serve, connection)
             except RuntimeError:  # no more threads: the child says so
                 self._part_with(connection)
+
+    def _let_in(self, listener: Listener, key: bytes) -> Connection:
+        """Who comes next, once it has shown that it knows the key, as multiprocessing's own listeners have it."""
+        connection = listener.accept()
+        self._connections.add(connection)
+        limit = threading.Timer(_HANDSHAKE, self._hang_up_held, (connection,))
+        limit.daemon = True
+        try:
+            limit.start()
+            deliver_challenge(connection, key)
+            answer_challenge(connection, key)
+        except Exception as error:  # a stranger may send anything
+            self._part_with(connection)
+            raise ConnectionError(str(error)) from error
+        finally:
+            limit.cancel()
+        return connection
+
+    def _hang_up_held(self, connection: Connection) -> None:
+        with self._lock:  # what is closed meanwhile may be somebody else's socket by then
+            if connection in self._connections:
+                _hang_up(connection)
 
     def _serve(self, connection: Connection) -> None:
         with suppress(EOFError, OSError):
@@ -349,13 +370,13 @@ class RemoteConfig(dict[str, Any]):
         super().update(values, **kwargs)
 
 
-def _listener(key: bytes) -> Listener:
+def _listener() -> Listener:
     try:
-        return Listener(family="AF_UNIX", backlog=_BACKLOG, authkey=key)
+        return Listener(family="AF_UNIX", backlog=_BACKLOG)
     except OSError:  # the path of the directory for temporary files is too long for a socket's: Linux needs none
         if not sys.platform.startswith("linux"):
             raise
-        return Listener(f"\0dist-wandb-{secrets.token_hex(8)}", "AF_UNIX", _BACKLOG, key)
+        return Listener(f"\0dist-wandb-{secrets.token_hex(8)}", "AF_UNIX", _BACKLOG)
 
 
 def _hang_up(connection: Connection) -> None:

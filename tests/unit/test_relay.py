@@ -6,6 +6,8 @@ import logging
 import multiprocessing
 import os
 import pickle
+import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -237,6 +239,23 @@ def test_stranger_without_the_key_is_not_served() -> None:
     assert [arguments[0] for arguments in taken] == [{"loss": 2.0}]
     assert held.open() is None
     assert str(address.key) not in repr(address)
+
+
+def test_a_stranger_that_says_nothing_keeps_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a child that was stopped while it was let in."""
+    monkeypatch.setattr(relay, "_HANDSHAKE", 0.5)
+    held = Relay(lambda *_: None)
+    address = held.open()
+    assert address is not None
+    with socket.socket(socket.AF_UNIX) as babbler:
+        babbler.connect(address.place)
+        babbler.sendall(struct.pack("!i", 4) + b"what")  # as multiprocessing sends four bytes
+    with socket.socket(socket.AF_UNIX) as stranger:
+        stranger.connect(address.place)
+        begin = time.monotonic()
+        assert RemoteSession(address, ONE, {}).flush()
+        assert time.monotonic() - begin < _PATIENCE / 2
+    held.close()
 
 
 def test_session_in_a_fork_of_a_fork_is_the_same(fake_wandb: FakeWandb) -> None:
@@ -498,5 +517,5 @@ def test_no_socket_at_all_is_told_by_children_that_log_and_by_nobody_else(
     assert fake_wandb.runs[0].exit_codes == [None]
 
 
-def mock_failure(_key: bytes) -> Any:
+def mock_failure() -> Any:
     raise OSError("no sockets here")
