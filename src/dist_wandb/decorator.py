@@ -6,8 +6,8 @@ import functools
 import inspect
 import warnings
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any, ParamSpec, TypeVar, cast, overload
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, ParamSpec, TypeAlias, TypeVar, cast, overload
 
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.options import around
@@ -96,28 +96,33 @@ def _decorated(function: Callable[..., Any], given: Mapping[str, Any]) -> Callab
     return functools.update_wrapper(wrap(function, given), function)
 
 
+_Inside: TypeAlias = Callable[[], AbstractContextManager[None]]
+
+
 @contextmanager
-def _session(given: Mapping[str, Any]) -> Iterator[Session]:
-    """The session of the decorated function around this call, if there is one; else one of its own."""
+def _session(given: Mapping[str, Any]) -> Iterator[_Inside]:
+    """The session of the decorated function around this call, if there is one; else one of its own.
+
+    Gives what is to be around the decorated function while it runs, in this thread or task.
+    """
     outer = entered()
     if outer is None:
         with init(**given) as session:
-            yield session
+            yield functools.partial(_inside, session, given)
     else:
-        _tell_what_is_not_used(given)
-        yield outer
+        said = {name: value for name, value in given.items() if value is not None}
+        _tell_what_is_not_used(said)
+        yield functools.partial(_inside, outer, {**around(), **said})
 
 
 @contextmanager
-def _inside(session: Session, given: Mapping[str, Any]) -> Iterator[None]:
-    """While a decorated function runs, in this thread or task."""
-    with entered.by(session), around.by(given):
+def _inside(session: Session, arguments: Mapping[str, Any]) -> Iterator[None]:
+    with entered.by(session), around.by(arguments):
         yield
 
 
-def _tell_what_is_not_used(given: Mapping[str, Any]) -> None:
+def _tell_what_is_not_used(said: Mapping[str, Any]) -> None:
     outer = around()
-    said = {name: value for name, value in given.items() if value is not None}
     other = [name for name, value in said.items() if repr(value) != repr(outer.get(name))]
     if other:
         warnings.warn(
@@ -129,7 +134,7 @@ def _tell_what_is_not_used(given: Mapping[str, Any]) -> None:
 
 def _function(function: Callable[..., _R], given: Mapping[str, Any]) -> Callable[..., _R]:
     def call(*args: Any, **kwargs: Any) -> _R:
-        with _session(given) as session, _inside(session, given):
+        with _session(given) as inside, inside():
             return function(*args, **kwargs)
 
     return call
@@ -137,7 +142,7 @@ def _function(function: Callable[..., _R], given: Mapping[str, Any]) -> Callable
 
 def _coroutine(function: Callable[..., Awaitable[_R]], given: Mapping[str, Any]) -> Callable[..., Awaitable[_R]]:
     async def call(*args: Any, **kwargs: Any) -> _R:
-        with _session(given) as session, _inside(session, given):
+        with _session(given) as inside, inside():
             return await function(*args, **kwargs)
 
     return call
@@ -147,19 +152,20 @@ def _generator(
     function: Callable[..., Generator[Any, Any, _R]], given: Mapping[str, Any]
 ) -> Callable[..., Generator[Any, Any, _R]]:
     def call(*args: Any, **kwargs: Any) -> Generator[Any, Any, _R]:
-        with _session(given) as session:
+        with _session(given) as inside:
             generator = function(*args, **kwargs)
             resume: Callable[[], Any] = functools.partial(next, generator)
             while True:
                 try:
-                    with _inside(session, given):
+                    with inside():
                         item = resume()
                 except StopIteration as end:
                     return cast("_R", end.value)
                 try:
                     sent = yield item
                 except GeneratorExit:
-                    generator.close()
+                    with inside():
+                        generator.close()
                     raise
                 except BaseException as error:  # noqa: BLE001  # it is the generator's to handle
                     resume = functools.partial(generator.throw, error)
@@ -173,19 +179,20 @@ def _async_generator(
     function: Callable[..., AsyncGenerator[Any, Any]], given: Mapping[str, Any]
 ) -> Callable[..., AsyncGenerator[Any, Any]]:
     async def call(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
-        with _session(given) as session:
+        with _session(given) as inside:
             generator = function(*args, **kwargs)
             resume: Callable[[], Awaitable[Any]] = functools.partial(anext, generator)
             while True:
                 try:
-                    with _inside(session, given):
+                    with inside():
                         item = await resume()
                 except StopAsyncIteration:
                     return
                 try:
                     sent = yield item
                 except GeneratorExit:
-                    await generator.aclose()
+                    with inside():
+                        await generator.aclose()
                     raise
                 except BaseException as error:  # noqa: BLE001  # it is the generator's to handle
                     resume = functools.partial(generator.athrow, error)

@@ -12,10 +12,11 @@ import socket
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from multiprocessing.connection import Client, Connection, Listener
+from multiprocessing.connection import Client, Connection, Listener, answer_challenge, deliver_challenge
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb.run import NullRun, is_media
@@ -29,9 +30,11 @@ _log = logging.getLogger("dist_wandb")
 
 _PAUSE = 0.2  # seconds between two looks whether the session ends
 _LAST_ROWS = 2.0  # seconds that a session which ends takes what its children have said already
+_HANDSHAKE = 5.0  # seconds that a child gets to show that it knows the key: others wait behind it
 _BACKLOG = 64  # children that may knock at the same time
 _FLUSH_PATIENCE = 60.0  # seconds
 _LOG, _FLUSH = "log", "flush"
+_ENDED = (EOFError, BrokenPipeError, ConnectionResetError, ConnectionRefusedError, FileNotFoundError)
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,7 @@ class Relay:
         self._closing = threading.Event()
         self._until = math.inf  # when taking ends, by the monotonic clock
         self._threads: list[threading.Thread] = []
+        self._connections: set[Connection] = set()
         self._has_failed = False
 
     @property
@@ -78,8 +82,8 @@ class Relay:
 
     def _listen(self, key: bytes) -> None:
         try:
-            self._listener = _listener(key)
-            self._begin(self._accept, self._listener)
+            self._listener = _listener()
+            self._begin(lambda listener: self._accept(listener, key), self._listener)
         except (OSError, RuntimeError):  # no socket, or no thread: children say so, if they log
             self._has_failed = True
             if self._listener is not None:
@@ -88,9 +92,14 @@ class Relay:
         self._address = Address(self._listener.address, key)
 
     def let_go(self) -> None:
-        """In a fork, hold no socket of this process's: who knocks there would never be let in."""
+        """In a fork, hold no socket of this process's: who knocks there would never be let in.
+
+        And who has been let in would not notice the end of this process: a full socket would hold it up for ever.
+        """
         if self._listener is not None:
             self._listener.close()
+        for connection in self._connections:
+            connection.close()
 
     def close(self, *, failed: bool = False) -> None:
         """Take what children have said until now, and no more.
@@ -110,6 +119,8 @@ class Relay:
         self._await(self._threads[:1])  # who lets children in: then no further thread begins
         self._await(self._threads[1:])
         listener.close()
+        for connection in self._connections.copy():
+            self._hang_up_held(connection)  # its thread closes it
 
     def _await(self, threads: list[threading.Thread]) -> None:
         for thread in threads:
@@ -120,11 +131,11 @@ class Relay:
         thread.start()
         self._threads = [*(held for held in self._threads if held.is_alive()), thread]
 
-    def _accept(self, listener: Listener) -> None:
+    def _accept(self, listener: Listener, key: bytes) -> None:
         while True:
             try:
-                connection = listener.accept()
-            except (OSError, EOFError, multiprocessing.AuthenticationError):
+                connection = self._let_in(listener, key)
+            except OSError:
                 if self._closing.is_set():  # the knock of `close`, behind which nobody waits
                     return
                 time.sleep(_PAUSE)  # somebody else's process knocked
@@ -132,26 +143,57 @@ class Relay:
             try:
                 self._begin(self._serve, connection)
             except RuntimeError:  # no more threads: the child says so
-                connection.close()
+                self._part_with(connection)
+
+    def _let_in(self, listener: Listener, key: bytes) -> Connection:
+        """Who comes next, once it has shown that it knows the key, as multiprocessing's own listeners have it."""
+        connection = listener.accept()
+        self._connections.add(connection)
+        limit = threading.Timer(_HANDSHAKE, self._hang_up_held, (connection,))
+        limit.daemon = True
+        try:
+            limit.start()
+            deliver_challenge(connection, key)
+            answer_challenge(connection, key)
+        except Exception as error:  # a stranger may send anything
+            self._part_with(connection)
+            raise ConnectionError(str(error)) from error
+        finally:
+            limit.cancel()
+        return connection
+
+    def _hang_up_held(self, connection: Connection) -> None:
+        with self._lock:  # what is closed meanwhile may be somebody else's socket by then
+            if connection in self._connections:
+                _hang_up(connection)
 
     def _serve(self, connection: Connection) -> None:
-        with connection, suppress(EOFError, OSError):
+        with suppress(EOFError, OSError):
             while time.monotonic() < self._until:
                 if connection.poll(0.0 if self._closing.is_set() else _PAUSE):
                     self._take(connection)
                 elif self._closing.is_set():
-                    return
+                    break
+        self._part_with(connection)
+
+    def _part_with(self, connection: Connection) -> None:
+        with self._lock:
+            _hang_up(connection)
+            self._connections.discard(connection)
+            connection.close()
 
     def _take(self, connection: Connection) -> None:
-        # Its sender has shown that it knows the key, so it is a child of this very process.
-        kind, arguments = pickle.loads(connection.recv_bytes())  # noqa: S301
-        if kind == _FLUSH:
-            connection.send_bytes(b"")
-            return
+        message = connection.recv_bytes()
         try:
-            self._deliver(*arguments)
+            # Its sender has shown that it knows the key, so it is a child of this very process.
+            kind, arguments = pickle.loads(message)  # noqa: S301  # raises what the objects' own code raises
+            if kind == _LOG:
+                self._deliver(*arguments)
         except Exception:  # noqa: BLE001  # the training must not suffer from it
             _log.exception("dist_wandb: a row that another process handed over is lost")
+        else:
+            if kind == _FLUSH:
+                connection.send_bytes(pickle.dumps(arguments))
 
 
 class RemoteSession:
@@ -175,8 +217,15 @@ class RemoteSession:
         self.config = RemoteConfig(facts.get("config", {}))
         self._address = address
         self._facts = facts
-        self._connection: tuple[int, Connection] | None = None
+        self._let_go()
+        _remotes.add(self)
+
+    def _let_go(self) -> None:
+        """Begin anew: a fork must not share a connection, nor wait for threads that it does not have."""
+        self._connection: Connection | None = None
         self._lock = threading.Lock()
+        self._flushing = threading.Lock()
+        self._flushes = 0
 
     @property
     def run(self) -> NullRun:
@@ -221,13 +270,22 @@ class RemoteSession:
         Returns:
             Whether it has.
         """
-        if not self._send(_FLUSH, ()) or self._connection is None:
+        deadline = time.monotonic() + (_FLUSH_PATIENCE if timeout is None else timeout)
+        if not self._flushing.acquire(timeout=max(0.0, deadline - time.monotonic())):
             return False
+        try:
+            self._flushes += 1
+            return self._send(_FLUSH, (self._flushes,)) and self._is_answered((self._flushes,), deadline)
+        finally:
+            self._flushing.release()
+
+    def _is_answered(self, flush: tuple[int], deadline: float) -> bool:
+        """Whether this flush is answered in time; answers to earlier ones, that nobody waited for, do not count."""
+        connection = self._connection
         with suppress(EOFError, OSError):
-            connection = self._connection[1]
-            if connection.poll(_FLUSH_PATIENCE if timeout is None else timeout):
-                connection.recv_bytes()
-                return True
+            while connection is not None and connection.poll(max(0.0, deadline - time.monotonic())):
+                if pickle.loads(connection.recv_bytes()) == flush:  # noqa: S301  # it has shown that it knows the key
+                    return True
         return False
 
     def finish(self, exit_code: int | None = None) -> None:
@@ -244,8 +302,9 @@ class RemoteSession:
             message = pickle.dumps((kind, arguments))
             with self._lock:
                 self._connect().send_bytes(message)
-        except (OSError, EOFError, multiprocessing.AuthenticationError, ConnectionError) as error:
-            _tell_once(self.topology.global_rank, str(error) or type(error).__name__)
+        except (OSError, EOFError, multiprocessing.AuthenticationError) as error:
+            why = "it has ended" if isinstance(error, _ENDED) else str(error) or type(error).__name__
+            _tell_once(self.topology.global_rank, why)
             return False
         except Exception as error:  # noqa: BLE001  # objects have pickling code of their own
             _log.error("dist_wandb: a row could not be handed to another process, and is lost: %s", error)
@@ -255,9 +314,9 @@ class RemoteSession:
     def _connect(self) -> Connection:
         if self._address is None:
             raise ConnectionError("it was not prepared for other processes, or has ended")
-        if self._connection is None or self._connection[0] != os.getpid():  # a fork must not share a connection
-            self._connection = os.getpid(), Client(self._address.place, authkey=self._address.key)
-        return self._connection[1]
+        if self._connection is None:
+            self._connection = Client(self._address.place, authkey=self._address.key)
+        return self._connection
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RemoteSession, (self._address, self.topology, self._facts)
@@ -274,6 +333,18 @@ class RemoteSession:
 
     def __repr__(self) -> str:
         return f"<dist_wandb.RemoteSession of rank {self.topology.global_rank} run={self.id!r}>"
+
+
+_remotes: weakref.WeakSet[RemoteSession] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for remote in list(_remotes):
+        remote._let_go()  # noqa: SLF001
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 class RemoteConfig(dict[str, Any]):
@@ -299,13 +370,19 @@ class RemoteConfig(dict[str, Any]):
         super().update(values, **kwargs)
 
 
-def _listener(key: bytes) -> Listener:
+def _listener() -> Listener:
     try:
-        return Listener(family="AF_UNIX", backlog=_BACKLOG, authkey=key)
+        return Listener(family="AF_UNIX", backlog=_BACKLOG)
     except OSError:  # the path of the directory for temporary files is too long for a socket's: Linux needs none
         if not sys.platform.startswith("linux"):
             raise
-        return Listener(f"\0dist-wandb-{secrets.token_hex(8)}", "AF_UNIX", _BACKLOG, key)
+        return Listener(f"\0dist-wandb-{secrets.token_hex(8)}", "AF_UNIX", _BACKLOG)
+
+
+def _hang_up(connection: Connection) -> None:
+    """Let who is at the other end know at once that nobody listens, also where a fork still holds this end."""
+    with suppress(OSError), socket.fromfd(connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as end:
+        end.shutdown(socket.SHUT_RDWR)
 
 
 def _without_media(metrics: Mapping[str, Any], rank: int) -> dict[str, Any]:

@@ -178,6 +178,8 @@ class Session:
     @property
     def url(self) -> str | None:
         """Address of that run in W&B; `None` offline, and as long as the primary has not told it."""
+        if os.getpid() != self._pid:
+            return self._elsewhere().url
         if self.run:
             return runs.url(self.run)
         rendezvous = self._rendezvous
@@ -409,6 +411,20 @@ class Session:
         if rendezvous is not None and tells_job(self.topology):
             briefly(lambda: rendezvous.publish(_OVER, 1), None)
 
+    def tell_if_over(self) -> None:
+        """Say so where the leading rank has ended this session before this rank has opened it."""
+        rendezvous, can_miss = self._rendezvous, self.options.rank_scope == "global" and self.brings_together
+        if rendezvous is None or tells_job(self.topology) or not can_miss:
+            return
+        if briefly(lambda: rendezvous.has([_OVER]), False):
+            _log.warning(
+                "dist_wandb: rank %d opens a run that rank %d has ended already, so nothing that it logs is brought "
+                "together. Open the same runs in the same order on all ranks: a guard such as `if rank == 0` may stay "
+                "around log, but not around an init that further ones follow.",
+                self.topology.global_rank,
+                self.topology.main_rank,
+            )
+
     def _ending(self) -> Ending:
         return Ending(None if self.plan.run_mode == "new" else self._rendezvous, self._unit)
 
@@ -497,6 +513,9 @@ class Session:
 
     def retire(self) -> None:
         """Be no longer a session: its run was finished behind its back, so nothing can be written."""
+        if os.getpid() != self._pid:
+            self._forget()
+            return
         self._exchange.retire()
         self._agreement.let_go()
         self._forget()
@@ -505,6 +524,8 @@ class Session:
         _let_sigterm_be()
 
     def _forget(self) -> None:
+        if os.getpid() == self._pid:
+            self._relay.close(failed=True)  # to no effect where it has been closed in peace
         if self in _sessions:
             _sessions.remove(self)
 
@@ -727,6 +748,7 @@ def open_session(
         agreement=agreement,
     )
     session.tell_of_run()
+    session.tell_if_over()
     if keeper is not None and owns_run and run and not runs.is_disabled(run):
         keeper.leave(plan.base_id or str(run.id))
         if earlier is not None:

@@ -189,6 +189,32 @@ def test_generator_that_is_left_early_ends_well_and_one_that_raises_does_not(fak
     assert closed == [True, True]
 
 
+def test_what_generators_log_as_they_are_closed_goes_into_their_own_runs(fake_wandb: FakeWandb) -> None:
+    @wandb_init(id="generator")
+    def numbers() -> Generator[int, None, None]:
+        try:
+            yield 1
+        finally:
+            get_run().log({"last": 1})
+
+    @wandb_init(id="asynchronous")
+    async def losses() -> AsyncGenerator[int, None]:
+        try:
+            yield 2
+        finally:
+            get_run().log({"last": 2})
+
+    async def close_inside_of_another() -> None:
+        generator, asynchronous = numbers(), losses()
+        assert (next(generator), await anext(asynchronous)) == (1, 2)
+        with dist_wandb.init(id="another"):
+            generator.close()
+            await asynchronous.aclose()
+
+    asyncio.run(close_inside_of_another())
+    assert [[row["last"] for row in run.rows] for run in fake_wandb.runs] == [[1], [2], []]
+
+
 def test_asynchronous_generator_is_one_run(fake_wandb: FakeWandb) -> None:
     @wandb_init
     async def losses() -> AsyncGenerator[float, float]:
@@ -280,6 +306,28 @@ def test_arguments_of_a_nested_function_that_are_not_used_are_told(fake_wandb: F
     with pytest.warns(UserWarning, match="So run_mode, name of its own wandb_init is not used"):
         outer()
     assert len(fake_wandb.runs) == 1
+
+
+@pytest.mark.usefixtures("fake_wandb")
+def test_what_holds_around_also_holds_inside_of_functions_that_say_nothing() -> None:
+    @wandb_init(project="digits", run_mode="new")
+    def innermost() -> None:
+        with dist_wandb.init() as session:
+            assert session.plan.run_mode == "new"
+
+    @wandb_init
+    def between() -> None:
+        innermost()
+        with dist_wandb.init() as session:
+            assert session.plan.run_mode == "new"
+
+    @wandb_init(project="digits", run_mode="new")
+    def outer() -> None:
+        between()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        outer()
 
 
 def test_session_that_was_ended_inside_is_not_replaced_by_another(fake_wandb: FakeWandb) -> None:

@@ -9,7 +9,7 @@ import re
 import threading
 import time
 import warnings
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -917,6 +917,20 @@ def test_a_rank_alone_writes_flagged_rows(store: dist.Store, fake_wandb: FakeWan
     (run,) = fake_wandb.runs
     assert run.rows == [{"loss": 0.5, "text": "a", DEGRADED: 1, "global_step": 3}]
     assert run.exit_codes == [None]
+
+
+def test_a_rank_that_opens_what_is_over_is_told_why_it_logs_in_vain(
+    store: dist.Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert store is not None
+    together = Options(join_timeout=0.1, finish_timeout=0.5)
+    apart = replace(together, reduce=None)  # without an exchange nobody waits, so to be late is nothing special
+    for number, (options, told) in enumerate([(together, 1), (apart, 0)]):
+        caplog.clear()
+        for rank in (0, 1):
+            with open_session(options, {}, door="test", topology=TWO[rank], number=number) as session:
+                session.log({"loss": 0.5})
+        assert caplog.text.count("rank 1 opens a run that rank 0 has ended already") == told
 
 
 def test_finish_ends_within_its_limit(store: dist.Store, fake_wandb: FakeWandb) -> None:
