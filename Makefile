@@ -7,6 +7,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 DEMO_DIR := runs/demo
 WORKERS ?= 2
 OLDEST := .venv-oldest
+NOT_OLDEST := -m "not newest" -k "not milliseconds"
 
 .PHONY: help demo test test-oldest lint format bench clean
 
@@ -24,8 +25,8 @@ test: $(VENV)/.development  ## Run all tests; those of whole jobs WORKERS at a t
 	$(BIN)/python -m pytest -m alone tests/e2e
 
 test-oldest: $(OLDEST)/.ready  ## Run the tests of the core, the contract and Accelerate with the oldest supported versions
-	$(OLDEST)/bin/python -m pytest -n 2 --dist loadgroup -m "not newest" -k "not milliseconds" \
-		tests/unit tests/distributed tests/contract tests/e2e/test_accelerate.py
+	$(OLDEST)/bin/python -m pytest -n 2 --dist loadfile $(NOT_OLDEST) tests/unit tests/distributed
+	$(OLDEST)/bin/python -m pytest -n $(WORKERS) --dist loadgroup $(NOT_OLDEST) tests/contract tests/e2e/test_accelerate.py
 
 lint: $(VENV)/.development  ## Check style and types
 	$(BIN)/ruff check
