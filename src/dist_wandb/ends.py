@@ -210,6 +210,15 @@ class ProcessEnd:
         if _is_main_thread() and signal.getsignal(signal.SIGTERM) == self._on_sigterm:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
+    def after_fork(self) -> None:
+        """In a fork, which has no run to end, let SIGTERM end the process as before `catch_sigterm`.
+
+        Python calls handlers between its own steps only: one that waits for a lock, as workers of a `Pool` do, may miss
+        it for ever, and `Pool.terminate` waits for it.
+        """
+        if signal.getsignal(signal.SIGTERM) == self._on_sigterm:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
     @contextmanager
     def finishing(self) -> Iterator[None]:
         """While a run is being ended by the main thread, SIGTERM waits for that, though not for long."""

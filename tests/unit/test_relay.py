@@ -6,6 +6,7 @@ import logging
 import multiprocessing
 import os
 import pickle
+import signal
 import socket
 import struct
 import threading
@@ -284,6 +285,16 @@ def test_rows_of_who_was_let_in_at_last_arrive(fake_wandb: FakeWandb, monkeypatc
     with dist_wandb.init() as session:
         through_a_pickle(session).log({"loss": 0.5}, step=3)
     assert fake_wandb.runs[0].rows == [{"loss": 0.5, "global_step": 3}]
+
+
+@pytest.mark.usefixtures("fake_wandb")
+def test_a_fork_dies_of_sigterm_at_once_wherever_it_waits() -> None:
+    def is_left_to_the_system() -> None:
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+    with dist_wandb.init():
+        assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+        assert in_fork(is_left_to_the_system) == 0
 
 
 def test_failing_session_does_not_wait_for_its_children(fake_wandb: FakeWandb) -> None:
