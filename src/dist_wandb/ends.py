@@ -206,17 +206,12 @@ class ProcessEnd:
             signal.signal(signal.SIGTERM, self._on_sigterm)
 
     def let_sigterm_be(self) -> None:
-        """Undo `catch_sigterm`."""
-        if _is_main_thread() and signal.getsignal(signal.SIGTERM) == self._on_sigterm:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        """Undo `catch_sigterm`: when the last run has ended, and in a fork, which has none to end.
 
-    def after_fork(self) -> None:
-        """In a fork, which has no run to end, let SIGTERM end the process as before `catch_sigterm`.
-
-        Python calls handlers between its own steps only: one that waits for a lock, as workers of a `Pool` do, may miss
-        it for ever, and `Pool.terminate` waits for it.
+        Python calls handlers between its own steps only: a fork that waits for a lock, as workers of a `Pool` do, may
+        miss it for ever, and `Pool.terminate` waits for it.
         """
-        if signal.getsignal(signal.SIGTERM) == self._on_sigterm:
+        if _is_main_thread() and signal.getsignal(signal.SIGTERM) == self._on_sigterm:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     @contextmanager

@@ -916,7 +916,7 @@ def _prepare_fork() -> None:
 
 
 def _after_fork() -> None:
-    _process_end.after_fork()
+    _process_end.let_sigterm_be()
     for session in _sessions:
         session.after_fork()
 
