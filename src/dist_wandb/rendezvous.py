@@ -101,9 +101,15 @@ class Rendezvous:
         Args:
             namespace: Prefix of the keys.
             patience: How long to wait for answers on that connection; `None` for as long as for other ranks.
+
+        Raises:
+            RendezvousError: The store is gone, or does not answer.
         """
         clone = getattr(self._store, "clone", None)
-        store = self._store if clone is None else self._reaching(clone)
+        if clone is None:
+            return Rendezvous(self._store, namespace, self._topology, self._timeout, patience)
+        self.has([namespace])  # a store that is gone fails this at once; to connect to it is tried for minutes
+        store = self._reaching(clone)
         return Rendezvous(store, namespace, self._topology, self._timeout, patience)
 
     def store(self, prefix: str) -> Store:

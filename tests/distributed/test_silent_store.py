@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Iterator
@@ -131,6 +132,18 @@ def test_a_store_that_is_gone_is_an_error_for_hints_as_well_and_is_asked_once(
             asking.hint("key")
     traces = [line for line in capfd.readouterr().err.splitlines() if "TCPStore.cpp" in line and "SocketImpl" in line]
     assert sum(f":{wire.port})" in line for line in traces) <= 1, traces  # torch writes one each time
+
+
+def test_to_a_store_that_is_gone_no_second_connection_is_tried() -> None:
+    with wired_store() as (_, wire):
+        asking = rendezvous(wire.client(), 30.0)
+        asking.publish("key", 1)
+    with contextlib.suppress(RuntimeError):
+        asking._store.set("key", "2")  # mostly it is written into the connection before its end is noticed
+    began = time.monotonic()
+    with pytest.raises(RendezvousError, match="may have ended"):
+        asking.beside("part")
+    assert time.monotonic() - began < SOON
 
 
 # --- by which address ranks reach each other --------------------------------------------------------------------------

@@ -65,6 +65,7 @@ def check_generated(recorded: dict[str, RecordedRun], saw: Saw, when: str, *, ag
     """All ranks make the same id, or are told what to do."""
     made = [facts[when]["generated"] for facts in saw]
     if agree:
+        assert [session["error"] for session in made] == [None] * len(made)
         (base_id,) = {session["plan"]["base_id"] for session in made}
         assert recorded.keys() == {f"{base_id}-rank-{rank}" for rank in range(len(saw))}
         return

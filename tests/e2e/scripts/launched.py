@@ -103,6 +103,7 @@ def main(directory: str, *when: str) -> None:
     rank = Topology.detect().global_rank
     (Path(directory) / f"saw-{rank}.json").write_text(json.dumps(saw))
     if dist.is_initialized():
+        dist.barrier()  # rank 0 may host the store that others open their last run by
         dist.destroy_process_group()
 
 
