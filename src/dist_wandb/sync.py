@@ -870,7 +870,7 @@ class RoundsExchange:
         if not self._rows.writes and self.rounds.pending:
             self._warn(
                 "lost",
-                f"what rank {self.unit.global_rank} logged from {self._where()} on is lost: the rank that writes it "
+                f"what rank {self.unit.global_rank} logged after {self._where()} may be lost: the rank that writes it "
                 "cannot be reached.",
             )
         self._write_due()
