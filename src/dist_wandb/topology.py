@@ -609,7 +609,7 @@ def _tasks_per_node(variable: str, text: str) -> list[int]:
     """Expand SLURM's ``4(x2),3`` to ``[4, 4, 3]``."""
     tasks: list[int] = []
     for part in text.split(","):
-        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
+        match = re.fullmatch(r"(\d{1,6})(?:\(x(\d{1,6})\))?", part.strip())
         if match is None:
             raise TopologyError(f"{variable}={text!r} is not of SLURM's form '4(x2),3'. {_HINT}")
         tasks += [int(match[1])] * int(match[2] or 1)

@@ -194,7 +194,7 @@ def test_slurms_short_form_of_tasks_per_node_is_expanded(tasks: str, node: int, 
     assert (topology.local_world_size, topology.num_nodes) == expected
 
 
-@pytest.mark.parametrize("tasks", ["", "4(x2", "4(x2),", "four", "4(2)", "-4"])
+@pytest.mark.parametrize("tasks", ["", "4(x2", "4(x2),", "four", "4(2)", "-4", "4(x99999999999)"])
 def test_tasks_per_node_of_another_form_are_refused(tasks: str) -> None:
     with pytest.raises(TopologyError, match=re.escape(f"SLURM_TASKS_PER_NODE={tasks!r} is not of SLURM's form")):
         Topology.from_environ(slurm(5, 1, 1, tasks))
