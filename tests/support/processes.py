@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -137,8 +138,9 @@ def torchrun(script: Path, *arguments: object, processes: int = 2, nodes: int = 
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that nobody uses at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port of 127.0.0.1 that nobody uses and that the system gives to nobody: it is listened to only much later."""
+    while True:
+        port = 20_000 + secrets.randbelow(10_000)  # frameworks seed `random`: tests side by side would get the same
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
