@@ -92,7 +92,7 @@ def train(
     environment = server.environment(tmp_path, PYTHONPATH=str(SUPPORT), **extra)
     with started(*commands, cwd=tmp_path, environment=environment) as job:
         meanwhile(Training(server, tmp_path, job))
-        finished = job.wait(150)
+        finished = job.wait(240)
         wait_until(lambda: not job.living())  # wandb writes on after `finish`
     runs = server.runs
     recorded = next(iter(runs.values()), None)

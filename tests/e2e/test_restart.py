@@ -107,7 +107,7 @@ def wait_until(condition: Callable[[], bool], job: Job, *, within: float = 60) -
 def ended(job: Job, *, exit_code: int) -> str:
     """The output of a job, once it has ended as it should."""
     (process,) = job.processes
-    output: str = process.communicate(timeout=90)[0]
+    output: str = process.communicate(timeout=240)[0]
     assert process.returncode == exit_code, output
     return output
 

@@ -56,7 +56,7 @@ def clean_environment(**extra: str) -> dict[str, str]:
 
 
 def run_job(
-    *commands: Sequence[str | Path], cwd: Path, environment: Mapping[str, str] | None = None, timeout: float = 120
+    *commands: Sequence[str | Path], cwd: Path, environment: Mapping[str, str] | None = None, timeout: float = 240
 ) -> Finished:
     """Run commands side by side until all have ended, or kill them all after `timeout` seconds and fail."""
     with started(*commands, cwd=cwd, environment=environment) as job:

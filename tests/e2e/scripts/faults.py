@@ -30,9 +30,9 @@ def main(directory: str, pace: str, finish: str, waits_for: str = "") -> None:
             time.sleep(float(pace))
             if step == ROWS // 2:
                 run.flush()
-                begun = Path(f"begun-{rank}")
-                begun.write_text(str(os.getpid()))
-                begun.rename(f"half-{rank}")  # so that nobody reads half of it
+                mark = Path(f"begun-{rank}")
+                mark.write_text(str(os.getpid()))
+                mark.rename(f"half-{rank}")  # so that nobody reads half of it
                 while waits_for and not Path(waits_for).exists():
                     time.sleep(0.05)
         run.flush(timeout=30)
