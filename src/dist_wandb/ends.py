@@ -26,6 +26,7 @@ FAILED = 1
 _CTRL_C = 255  # as wandb records it
 SIGTERM = 128 + signal.SIGTERM  # as shells report it
 STORE_PATIENCE = 2.0  # seconds that the job's store gets to answer
+_LOOKS = 20  # in that time: one is spent by a process that is held up, however long
 _PAUSE = 0.02  # seconds between two looks whether writers have ended
 _AFTER_SIGTERM = 10.0  # seconds that runs get to end; launchers kill after 30
 
@@ -146,7 +147,10 @@ def briefly(use_store: Callable[[], _T], otherwise: _T, within: float = STORE_PA
     except RuntimeError:  # Python is going down, and some versions start no threads then
         ask()
     else:
-        asking.join(within)
+        for _ in range(_LOOKS):
+            asking.join(within / _LOOKS)
+            if not asking.is_alive():
+                break
     return answers[0] if answers else otherwise
 
 

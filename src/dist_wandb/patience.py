@@ -53,23 +53,24 @@ class Patience:
         except RuntimeError:  # Python is going down, and some versions start no threads then
             return function()
         began = time.monotonic()
-        if not self._wait_for(call, began + self._limit):
+        if not self._wait_for(call):
             self._stuck = call
             raise UnansweredError(f"it has not answered for {time.monotonic() - began:.1f} s")
         if call.failure is not None:
             raise call.failure
         return call.result  # type: ignore[no-any-return]  # what the function returns
 
-    def _wait_for(self, call: _Call, deadline: float) -> bool:
-        is_over = False
+    def _wait_for(self, call: _Call) -> bool:
+        """Wait in slices: however long this process is held up, that is one slice, in which it heard nobody."""
+        is_over, left = False, self._limit
         while True:
-            now = time.monotonic()
             if not is_over and self._is_over():
-                is_over, deadline = True, min(deadline, now + _LAST)
-            call.join(max(0.0, min(_SLICE, deadline - now)))
+                is_over, left = True, min(left, _LAST)
+            call.join(min(_SLICE, left))
             if not call.is_alive():
                 return True
-            if time.monotonic() >= deadline:
+            left -= _SLICE
+            if left <= 0:
                 return False
 
 

@@ -20,7 +20,7 @@ from dist_wandb import run as runs
 from dist_wandb.announcement import announcement
 from dist_wandb.config import Agreement
 from dist_wandb.config_values import given_values
-from dist_wandb.ends import Ending, Once, ProcessEnd, briefly, exit_code_of
+from dist_wandb.ends import STORE_PATIENCE, Ending, Once, ProcessEnd, briefly, exit_code_of
 from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.gathers import Gathered
 from dist_wandb.opening import Opening, run_key, writer_keys
@@ -446,7 +446,7 @@ class Session:
         """
         if deadline is not None:
             lost = self._exchange.lost
-            if self.plan.has_writers and not ending.await_writers(deadline, self._writers() - lost):
+            if self.plan.has_writers and not ending.await_writers(deadline, self._writers(deadline) - lost):
                 _log.warning(
                     "dist_wandb: rank %d did not wait longer for the other ranks to end their part of the run %s. What "
                     "they write from now on may be missing. See finish_timeout.",
@@ -457,13 +457,18 @@ class Session:
         self._end_run(exit_code)
         return exit_code
 
-    def _writers(self) -> set[int]:
-        """Indices in the unit of the other ranks that write into its run."""
+    def _writers(self, deadline: float) -> set[int]:
+        """Indices in the unit of the other ranks that write into its run, as far as the store tells it in time.
+
+        Args:
+            deadline: Until when, by the monotonic clock: without an answer the run would end before its writers.
+        """
         rendezvous, keys = self._rendezvous, dict(enumerate(writer_keys(self.plan, self._unit)))
         if rendezvous is None:
             return set()
         none: set[int] = set()
-        attached = briefly(lambda: {index for index, key in keys.items() if rendezvous.has([key])}, none)
+        within = max(STORE_PATIENCE, deadline - time.monotonic())
+        attached = briefly(lambda: {index for index, key in keys.items() if rendezvous.has([key])}, none, within)
         return attached - {self._unit.index}
 
     def _end_run(self, exit_code: int | None) -> None:

@@ -49,7 +49,7 @@ class Played:
 
 def play(door: str, which: str, directory: Path, server: WandbServer) -> Finished:
     job = torchrun(PLAY, door, directory, which)
-    return run_job(*job, cwd=directory, environment=server.environment(directory, WANDB_CONSOLE="wrap"), timeout=150)
+    return run_job(*job, cwd=directory, environment=server.environment(directory, WANDB_CONSOLE="wrap"), timeout=240)
 
 
 @pytest.fixture(scope="module", params=DOORS)

@@ -19,7 +19,7 @@ DEGRADED = "dist_wandb/degraded"
 
 def run(server: WandbServer, directory: Path, *commands: list[str | Path]) -> Finished:
     environment = server.environment(directory, PYTHONPATH=str(SUPPORT), WANDB_CONSOLE="wrap")
-    return run_job(*commands, cwd=directory, environment=environment, timeout=120)
+    return run_job(*commands, cwd=directory, environment=environment, timeout=240)
 
 
 def series(recorded: RecordedRun, name: str) -> dict[int, Any]:

@@ -16,7 +16,7 @@ REFUSED = "<object object>"
 
 def run(*commands: list[str | Path], cwd: Path) -> Finished:
     environment = clean_environment(PYTHONPATH=str(SUPPORT))
-    return run_job(*commands, cwd=cwd, environment=environment, timeout=150).check()
+    return run_job(*commands, cwd=cwd, environment=environment, timeout=240).check()
 
 
 def test_every_rank_reads_the_config_of_a_sweep_with_what_rank_0_sets_later(tmp_path: Path) -> None:

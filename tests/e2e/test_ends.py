@@ -20,7 +20,7 @@ def recorded(server: WandbServer, tmp_path: Path, run_mode: str, *ends: str) -> 
     """The run of two ranks that nobody supervises, and their exit codes."""
     commands = rank_commands(SCRIPTS / "ends_online.py", tmp_path, run_mode, *ends, world_size=2)
     environment = server.environment(tmp_path, PYTHONPATH=str(SUPPORT))
-    finished = run_job(*commands, cwd=tmp_path, environment=environment, timeout=90)
+    finished = run_job(*commands, cwd=tmp_path, environment=environment, timeout=240)
     return server.run("exp"), finished.exit_codes
 
 
@@ -62,7 +62,7 @@ def test_when_a_launcher_ends_the_other_ranks_the_run_has_the_code_of_the_first(
 ) -> None:
     job = torchrun(SCRIPTS / "ends_online.py", tmp_path, "auto", "sleeps", "raises at last")
     environment = wandb_server.environment(tmp_path, PYTHONPATH=str(SUPPORT))
-    finished = run_job(*job, cwd=tmp_path, environment=environment, timeout=60)
+    finished = run_job(*job, cwd=tmp_path, environment=environment, timeout=240)
     assert finished.exit_codes == (1,), finished.output
     run = wandb_server.run("exp")
     assert (run.completions, run.exit_codes) == (1, [1])

@@ -46,7 +46,7 @@ CODES = {
 @pytest.mark.parametrize("kind", CODES)
 def test_a_script_without_finish_ends_with_its_own_exit_code_every_time(tmp_path: Path, kind: str) -> None:
     command: list[str | Path] = [sys.executable, SCRIPTS / "exits.py", kind, tmp_path, str(TIMES)]
-    finished = run_job(command, cwd=tmp_path, environment=environment(), timeout=150).check()
+    finished = run_job(command, cwd=tmp_path, environment=environment(), timeout=240).check()
     ends = Counter(line.split(maxsplit=2)[2] for line in finished.lines("CODES "))
     assert ends == {str(CODES[kind]): TIMES}, finished.output
     check_quiet(finished)
@@ -55,7 +55,7 @@ def test_a_script_without_finish_ends_with_its_own_exit_code_every_time(tmp_path
 @pytest.mark.parametrize(("kind", "code"), [("normal", 0), ("destroyed", 0), ("sys_exit", 3), ("exception", 1)])
 def test_what_was_logged_before_an_end_without_finish_is_written(tmp_path: Path, kind: str, code: int) -> None:
     commands = rank_commands(SCRIPTS / "ends_without_finish.py", tmp_path, kind, world_size=2)
-    finished = run_job(*commands, cwd=tmp_path, environment=environment(), timeout=60)
+    finished = run_job(*commands, cwd=tmp_path, environment=environment(), timeout=240)
     assert finished.exit_codes == (code, code), finished.output
     check_quiet(finished)
     (run,) = ended_runs(tmp_path, 1)
@@ -73,7 +73,7 @@ def test_what_was_logged_before_an_end_without_finish_is_written(tmp_path: Path,
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_what_workers_of_a_dataloader_log_arrives_and_ends_no_run(tmp_path: Path, context: str) -> None:
     job = torchrun(SCRIPTS / "data_workers.py", tmp_path, context)
-    finished = run_job(*job, cwd=tmp_path, environment=environment(), timeout=120).check()
+    finished = run_job(*job, cwd=tmp_path, environment=environment(), timeout=240).check()
     check_quiet(finished)
     found = history(tmp_path)
     epochs = {8 * epoch + index: 2.0 * index + 0.5 for epoch in range(2) for index in range(8)}

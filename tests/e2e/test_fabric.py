@@ -18,7 +18,7 @@ STEPS = 4  # as in the script
 
 def run_script(directory: Path, strategy: str, *scenarios: str) -> Finished:
     command: list[str | Path] = [sys.executable, SCRIPT, directory, strategy, *scenarios]
-    return run_job(command, cwd=directory, environment=clean_environment(), timeout=120)
+    return run_job(command, cwd=directory, environment=clean_environment(), timeout=240)
 
 
 def runs_of(directory: Path, number: int, exit_code: int) -> dict[str, tuple[StoredRun, History]]:

@@ -16,6 +16,7 @@ from processes import Job, started
 from ranks import rank_commands
 from wandb_server import WandbServer
 
+from dist_wandb.errors import ReadError
 from dist_wandb.offline import find_runs, read_history
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -48,16 +49,17 @@ class Training:
     def core_of(self, rank: int) -> int:
         """wandb's own process of a rank."""
         parent = int(self.wait_for(f"half-{rank}"))
-        (core,) = [pid for pid in self.job.living() if _parent(pid) == parent and "wandb-core" in _command(pid)]
+        (core,) = [pid for pid in self.job.living() if _is_core_of(pid, parent)]
         return core
 
 
-def _parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-
-
-def _command(pid: int) -> str:
-    return Path(f"/proc/{pid}/cmdline").read_text()
+def _is_core_of(pid: int, parent: int) -> bool:
+    process = Path(f"/proc/{pid}")
+    try:
+        of = int((process / "stat").read_text().rpartition(")")[2].split()[1])
+        return of == parent and "wandb-core" in (process / "cmdline").read_text()
+    except OSError:  # it has ended meanwhile
+        return False
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,7 @@ def train(
     meanwhile: Callable[[Training], object] = lambda _: None,
     *,
     pace: float = 0.05,
+    finish: float = 30.0,
     waits: bool = False,
     directory: str = "",
     prefix: Iterable[str] = (),
@@ -84,23 +87,42 @@ def train(
 ) -> Outcome:
     """Train on two ranks that nobody supervises, while something happens."""
     waits_for = [tmp_path / "go-on"] if waits else []
-    commands = rank_commands(SCRIPTS / "faults.py", directory or tmp_path, pace, *waits_for, world_size=2)
+    commands = rank_commands(SCRIPTS / "faults.py", directory or tmp_path, pace, finish, *waits_for, world_size=2)
     commands = tuple([*prefix, *command] for command in commands)
     environment = server.environment(tmp_path, PYTHONPATH=str(SUPPORT), **extra)
     with started(*commands, cwd=tmp_path, environment=environment) as job:
         meanwhile(Training(server, tmp_path, job))
-        finished = job.wait(90)
-        time.sleep(1.5)  # wandb writes on after `finish`
-    files = [path for path in find_runs(tmp_path) if path.stat().st_size > 100]
+        finished = job.wait(240)
+        wait_until(lambda: not job.living())  # wandb writes on after `finish`
     runs = server.runs
     recorded = next(iter(runs.values()), None)
     return Outcome(
         finished.exit_codes,
         finished.output,
         steps_of(recorded.rows if recorded else []),
-        steps_of([row for path in files for row in read_history(path)]),
+        on_disk(tmp_path),
         recorded.exit_codes if recorded else [],
     )
+
+
+def wait_until(condition: Callable[[], bool], within: float = 60) -> None:
+    deadline = time.monotonic() + within
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {within:g} s"
+        time.sleep(0.1)
+
+
+def on_disk(directory: Path) -> Counter[int]:
+    """How often each step is on disk."""
+    files = [path for path in find_runs(directory) if path.stat().st_size > 100]
+    return steps_of([row for path in files for row in rows_in(path)])
+
+
+def rows_in(path: Path) -> list[dict[str, Any]]:
+    try:
+        return read_history(path)
+    except ReadError:  # it has just begun
+        return []
 
 
 def steps_of(rows: Iterable[dict[str, Any]]) -> Counter[int]:
@@ -154,7 +176,7 @@ def test_a_server_that_is_gone_at_the_end(wandb_server: WandbServer, tmp_path: P
         wandb_server.stop()
         training.let_go_on()
 
-    outcome = train(wandb_server, tmp_path, meanwhile, waits=True)
+    outcome = train(wandb_server, tmp_path, meanwhile, waits=True, finish=6.0)
     assert outcome.exit_codes == (0, 0)
     assert "did not take all of the run exp" in outcome.output
     assert "upload it with: dist-wandb sync" in outcome.output
@@ -182,15 +204,17 @@ def test_wandbs_own_process_is_killed(wandb_server: WandbServer, tmp_path: Path)
 
 
 def test_the_primary_is_killed(wandb_server: WandbServer, tmp_path: Path) -> None:
+    until_half = Counter(range(ROWS // 2 + 1))
+
     def meanwhile(training: Training) -> None:
         training.wait_for("half-0")
-        time.sleep(2)
+        wait_until(lambda: on_disk(tmp_path) == until_half, within=20)  # a second later, if the machine is idle
         os.kill(int(training.wait_for("half-0")), signal.SIGKILL)
         training.let_go_on()
 
     outcome = train(wandb_server, tmp_path, meanwhile, waits=True)
     assert outcome.exit_codes[0] == -signal.SIGKILL
-    assert outcome.on_disk == Counter(range(ROWS // 2 + 1))  # more than two seconds old
+    assert outcome.on_disk == until_half
 
 
 def test_a_directory_that_cannot_be_written(wandb_server: WandbServer, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the job wrote its runs."""
     into = tmp_path_factory.mktemp("gathers")
     environment = clean_environment(PYTHONPATH=str(SUPPORT))
-    run_job(*torchrun(SCRIPT, into), cwd=into, environment=environment, timeout=150).check()
+    run_job(*torchrun(SCRIPT, into), cwd=into, environment=environment, timeout=240).check()
     return into
 
 

@@ -43,7 +43,7 @@ def test_all_modes_on_two_hosts(tmp_path: Path, record_testsuite_property: Recor
     with hosts(2) as made:
         record_kind(made, record_testsuite_property)
         commands = torchrun_on(made, SCRIPTS / "plain_loop.py", tmp_path, "before", processes=(2, 2))
-        finished = run_job(*commands, cwd=tmp_path, environment=environment(), timeout=100).check()
+        finished = run_job(*commands, cwd=tmp_path, environment=environment(), timeout=240).check()
     assert "stopped taking part" not in finished.output
     for run_mode, rank_scope in COMBINATIONS:
         ranks = vector("2x2", run_mode, rank_scope)
@@ -80,7 +80,7 @@ def test_three_uneven_hosts(tmp_path: Path, record_testsuite_property: Record) -
         record_kind(made, record_testsuite_property)
         commands = torchrun_on(made, SCRIPTS / "plain_loop.py", tmp_path, "after", *only, processes=(1, 2, 1))
         gloo = environment(GLOO_SOCKET_IFNAME=made.interface)  # the training needs it: see the test above
-        run_job(*commands, cwd=tmp_path, environment=gloo, timeout=100).check()
+        run_job(*commands, cwd=tmp_path, environment=gloo, timeout=240).check()
     check_runs(tmp_path / "shared-worker", [writer(*place) for place in places], last_step=LAST)
     check_runs(tmp_path / "auto-global", [led(*place) for place in places], last_step=LAST)
 

@@ -28,7 +28,7 @@ Saw = list[dict[str, Any]]
 def test_every_mode_and_scope(wandb_server: WandbServer, launcher: Launcher, tmp_path: Path) -> None:
     environment = wandb_server.environment(tmp_path, PYTHONPATH=str(SUPPORT), WANDB_CONSOLE="wrap", WANDB_RUN_ID="exp")
     commands = launcher.commands(SCRIPT, tmp_path)
-    finished = run_job(*commands, cwd=tmp_path, environment=environment, timeout=120).check()
+    finished = run_job(*commands, cwd=tmp_path, environment=environment, timeout=240).check()
     (layout,) = launcher.layouts
     saw: Saw = [json.loads((tmp_path / f"saw-{rank}.json").read_text()) for rank in range(sum(layout))]
     checked = set()

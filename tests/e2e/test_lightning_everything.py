@@ -44,7 +44,7 @@ class Written:
 def run_script(directory: Path, strategy: str, *modes: str, server: WandbServer | None = None) -> Finished:
     command: list[str | Path] = [sys.executable, SCRIPT, directory, strategy, *modes]
     environment = clean_environment() if server is None else server.environment(directory)
-    return run_job(command, cwd=directory, environment=environment, timeout=150).check()
+    return run_job(command, cwd=directory, environment=environment, timeout=240).check()
 
 
 def stored(directory: Path, number: int) -> dict[tuple[str, int], Written]:

@@ -31,7 +31,7 @@ def test_fit_and_test_are_one_run(
 ) -> None:
     command: list[str | Path] = [sys.executable, SCRIPTS / "fit_and_test.py", tmp_path, strategy, run_mode, "global"]
     environment = wandb_server.environment(tmp_path, PYTHONPATH=str(SUPPORT))
-    run_job(command, cwd=tmp_path, environment=environment, timeout=120).check()
+    run_job(command, cwd=tmp_path, environment=environment, timeout=240).check()
     run = wandb_server.run("exp")
     assert (run.completions, run.exit_codes) == (completions, [0] * completions)
     assert (run.display_name, run.config) == ("nm", {"lr": 0.1})

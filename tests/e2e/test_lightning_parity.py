@@ -31,7 +31,7 @@ def check_nothing_stale(finished: Finished) -> None:
 def test_both_ranks_know_the_run_and_its_checkpoint_comes_back(wandb_server: WandbServer, tmp_path: Path) -> None:
     command: list[str | Path] = [sys.executable, SCRIPTS / "lightning_parity.py", tmp_path]
     environment = wandb_server.environment(tmp_path)
-    finished = run_job(command, cwd=tmp_path, environment=environment, timeout=120).check()
+    finished = run_job(command, cwd=tmp_path, environment=environment, timeout=240).check()
     check_nothing_stale(finished)
     said = seen(finished)
     place = f"{wandb_server.url}/tester/tests"

@@ -19,7 +19,7 @@ OTHERS = [(rank, step) for rank in (1, 2, 3) for step in range(5)]
 def test_plain_pytorch_online_is_what_the_vectors_say(wandb_server: WandbServer, tmp_path: Path) -> None:
     environment = wandb_server.environment(tmp_path, PYTHONPATH=str(SUPPORT), WANDB_CONSOLE="wrap")
     job = torchrun(SCRIPTS / "modes_online.py", tmp_path, processes=4)
-    run_job(*job, cwd=tmp_path, environment=environment, timeout=150).check()
+    run_job(*job, cwd=tmp_path, environment=environment, timeout=240).check()
     for run_mode, rank_scope in COMBINATIONS:
         recorded = runs_of(wandb_server, f"{run_mode}-{rank_scope}")
         check_runs(recorded, vector("1x4", run_mode, rank_scope))
@@ -28,7 +28,7 @@ def test_plain_pytorch_online_is_what_the_vectors_say(wandb_server: WandbServer,
 def test_a_shared_run_is_whole_at_every_start(wandb_server: WandbServer, tmp_path: Path) -> None:
     command: list[str | Path] = [sys.executable, SCRIPTS / "shared_starts.py", tmp_path, str(STARTS)]
     environment = wandb_server.environment(tmp_path, PYTHONPATH=str(SUPPORT))
-    finished = run_job(command, cwd=tmp_path, environment=environment, timeout=150).check()
+    finished = run_job(command, cwd=tmp_path, environment=environment, timeout=240).check()
     assert finished.lines("CODES ") == ["CODES [0, 0, 0, 0]"] * STARTS, finished.output
     assert len(wandb_server.runs) == STARTS
     mean = {step: {"global_step": step, "loss": step + 1.5, "rank-0/loss": float(step)} for step in range(5)}
@@ -45,7 +45,7 @@ def test_one_run_has_the_hardware_of_all_nodes_and_no_series_of_ranks(
 ) -> None:
     job = torchrun(SCRIPTS / "hardware.py", tmp_path, processes=2, nodes=2)
     environment = wandb_server.environment(tmp_path, PYTHONPATH=str(SUPPORT), WANDB_CONSOLE="wrap")
-    run_job(*job, cwd=tmp_path, environment=environment, timeout=90).check()
+    run_job(*job, cwd=tmp_path, environment=environment, timeout=240).check()
     run = wandb_server.run("exp")
     assert (len(run.writers), run.exit_codes, run.config) == (2, [0], {"lr": 0.1})
     labels = {label_of(writer): writer for writer in run.writers.values()}

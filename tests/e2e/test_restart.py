@@ -20,6 +20,7 @@ from dist_wandb.offline import find_runs, read_history
 
 SCRIPT = Path(__file__).parent / "scripts" / "restarted.py"
 LIGHTNING = SCRIPT.with_name("lightning_restarted.py")
+SUPPORT = Path(__file__).parents[1] / "support"
 NOTES = Path("wandb") / "dist-wandb-resume"
 RANKS, ROWS, KILLED_AT = 2, 100, 50
 
@@ -32,7 +33,9 @@ def test_a_restart_of_torchrun_goes_on_in_the_same_run(
 
     torch's own groups over gloo do not survive a restart over the agent's store: they find the addresses of the dead.
     """
-    environment = wandb_server.environment(tmp_path, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1" if group else "0")
+    environment = wandb_server.environment(
+        tmp_path, PYTHONPATH=str(SUPPORT), TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1" if group else "0"
+    )
     command = list(torchrun(SCRIPT, tmp_path, run_mode, "", group)[0])
     command.insert(command.index("--standalone"), "--max-restarts=1")
     with started(command, cwd=tmp_path, environment=environment) as job:
@@ -52,7 +55,7 @@ def test_a_restart_of_torchrun_goes_on_in_the_same_run(
 
 
 def test_a_second_start_offline_goes_on_in_the_runs_of_all_ranks(tmp_path: Path) -> None:
-    environment = clean_environment(WANDB_X_TRANSACTION_LOG_FLUSH_INTERVAL="1")
+    environment = clean_environment(PYTHONPATH=str(SUPPORT), WANDB_X_TRANSACTION_LOG_FLUSH_INTERVAL="1")
     command = torchrun(SCRIPT, tmp_path, "new", "auto", "")[0]
     with started(command, cwd=tmp_path, environment=environment) as job:
         wait_until(lambda: all_flushed(tmp_path), job)
@@ -104,7 +107,7 @@ def wait_until(condition: Callable[[], bool], job: Job, *, within: float = 60) -
 def ended(job: Job, *, exit_code: int) -> str:
     """The output of a job, once it has ended as it should."""
     (process,) = job.processes
-    output: str = process.communicate(timeout=90)[0]
+    output: str = process.communicate(timeout=240)[0]
     assert process.returncode == exit_code, output
     return output
 

@@ -31,7 +31,7 @@ WATCHED = {"WANDB_CONSOLE": "wrap", "WANDB_X_STATS_SAMPLING_INTERVAL": "1"}
 IMPATIENT = {f"WANDB_X_{client}_RETRY_MAX": "1" for client in ("GRAPHQL", "FILE_STREAM", "FILE_TRANSFER")}
 ROWS = [{"loss": 10.0 - step} for step in range(5)]
 MORE_ROWS = [{"loss": -1.0 - step} for step in range(4)]
-TIMEOUT = 90
+TIMEOUT = 120
 LONG_AGO = 1e9  # seconds since the epoch
 
 
@@ -321,7 +321,7 @@ def test_an_upload_that_was_killed_or_interrupted_goes_on(plain: Path, wandb_ser
         wait_until(lambda: fault.hits == 2)
         job.processes[0].send_signal(signal.SIGINT)
         output, _ = job.processes[0].communicate(timeout=TIMEOUT)
-        wait_until(lambda: not job.living(), within=10)
+        wait_until(lambda: not job.living(), within=30)
     assert (job.processes[0].returncode, "goes on where it got to" in output) == (130, True)
     fault.stop()
     sync(wandb_server, plain).check()

@@ -5,10 +5,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import random
-import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -67,21 +64,12 @@ class Launcher:
         if self.start is not None:
             return self.start(words)
         assert self.variables is not None
-        everywhere = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(lasting_port())}
+        everywhere = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         return [_with({**everywhere, **rank}, words) for rank in self.variables(self.layouts[0])]
 
     def cells(self) -> set[tuple[str, str, str]]:
         """What the table promises: `(when, run mode, rank scope)`."""
         return {(when, mode, scope) for when in self.when for mode, scope in COMBINATIONS}
-
-
-def lasting_port() -> int:
-    """A port of 127.0.0.1 that nobody uses and that the system gives to nobody: it is listened to only much later."""
-    while True:
-        port = random.randrange(20000, 30000)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
 
 
 def _with(variables: Environ, words: Command) -> Command:
@@ -146,7 +134,7 @@ def _mpich(words: Command) -> list[Command]:
 
 
 def _meeting_place() -> Command:
-    return ["env", "MASTER_ADDR=127.0.0.1", f"MASTER_PORT={lasting_port()}"]
+    return ["env", "MASTER_ADDR=127.0.0.1", f"MASTER_PORT={free_port()}"]
 
 
 # --- by their variables -----------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -55,7 +56,7 @@ def clean_environment(**extra: str) -> dict[str, str]:
 
 
 def run_job(
-    *commands: Sequence[str | Path], cwd: Path, environment: Mapping[str, str] | None = None, timeout: float = 120
+    *commands: Sequence[str | Path], cwd: Path, environment: Mapping[str, str] | None = None, timeout: float = 240
 ) -> Finished:
     """Run commands side by side until all have ended, or kill them all after `timeout` seconds and fail."""
     with started(*commands, cwd=cwd, environment=environment) as job:
@@ -137,8 +138,9 @@ def torchrun(script: Path, *arguments: object, processes: int = 2, nodes: int = 
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that nobody uses at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port of 127.0.0.1 that nobody uses and that the system gives to nobody: it is listened to only much later."""
+    while True:
+        port = 20_000 + secrets.randbelow(10_000)  # frameworks seed `random`: tests side by side would get the same
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port

@@ -15,6 +15,7 @@ from dist_wandb.policy import RANK_SCOPES, RUN_MODES, RankScope, RunMode
 VECTORS = Path(__file__).parents[1] / "unit" / "modes.json"
 COMBINATIONS: list[tuple[RunMode, RankScope]] = [(mode, scope) for mode in RUN_MODES for scope in RANK_SCOPES]
 ROWS = 3
+PATIENT = 4.0  # a heartbeat: a name's first row waits five of them for all ranks, and is not written twice
 
 
 class Rank(TypedDict):

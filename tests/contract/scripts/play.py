@@ -27,6 +27,7 @@ from dist_wandb.accelerate import DistWandbTracker
 ROWS = 4
 PROJECT = "contract"
 _PATIENCE = 20.0  # seconds in which what one rank set must show on another
+_HEARTBEAT = 4.0  # seconds: a name's first row waits five of them for all ranks, and is not written twice
 
 
 class Part(ABC):
@@ -146,12 +147,14 @@ class CaseModule(LightningModule):
 def plain(directory: Path, name: str, config: Mapping[str, Any], case: Case) -> None:
     if not dist.is_initialized():
         dist.init_process_group("gloo")
-    with dist_wandb.init(project=PROJECT, id=name, dir=str(directory), config=dict(config)) as session:
+    with dist_wandb.init(
+        project=PROJECT, id=name, dir=str(directory), config=dict(config), heartbeat=_HEARTBEAT
+    ) as session:
         case(Plain(session))
 
 
 def lightning(directory: Path, name: str, config: Mapping[str, Any], case: Case) -> None:
-    logger = DistWandbLogger(project=PROJECT, id=name, save_dir=str(directory))
+    logger = DistWandbLogger(project=PROJECT, id=name, save_dir=str(directory), heartbeat=_HEARTBEAT)
     logger.log_hyperparams(dict(config))
     trainer = Trainer(
         accelerator="cpu",
@@ -168,7 +171,7 @@ def lightning(directory: Path, name: str, config: Mapping[str, Any], case: Case)
 
 
 def fabric(directory: Path, name: str, config: Mapping[str, Any], case: Case) -> None:
-    logger = DistWandbLogger(project=PROJECT, id=name, save_dir=str(directory))
+    logger = DistWandbLogger(project=PROJECT, id=name, save_dir=str(directory), heartbeat=_HEARTBEAT)
     held = Fabric(accelerator="cpu", strategy="ddp", devices=2, loggers=[logger])
     held.launch()
     logger.log_hyperparams(dict(config))
@@ -177,7 +180,7 @@ def fabric(directory: Path, name: str, config: Mapping[str, Any], case: Case) ->
 
 
 def accelerate(directory: Path, name: str, config: Mapping[str, Any], case: Case) -> None:
-    accelerator = Accelerator(cpu=True, log_with=DistWandbTracker(id=name, dir=str(directory)))
+    accelerator = Accelerator(cpu=True, log_with=DistWandbTracker(id=name, dir=str(directory), heartbeat=_HEARTBEAT))
     accelerator.init_trackers(PROJECT, config=dict(config))
     case(Accelerated(accelerator))
     accelerator.get_tracker("dist_wandb").finish()
@@ -185,7 +188,7 @@ def accelerate(directory: Path, name: str, config: Mapping[str, Any], case: Case
 
 def accelerate_by_name(directory: Path, name: str, config: Mapping[str, Any], case: Case) -> None:
     accelerator = Accelerator(cpu=True, log_with="dist_wandb")
-    init_kwargs = {"dist_wandb": {"id": name, "dir": str(directory)}}
+    init_kwargs = {"dist_wandb": {"id": name, "dir": str(directory), "heartbeat": _HEARTBEAT}}
     accelerator.init_trackers(PROJECT, config=dict(config), init_kwargs=init_kwargs)
     case(Accelerated(accelerator))
     accelerator.get_tracker("dist_wandb").finish()

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
-from stored import COMBINATIONS, ROWS
+from stored import COMBINATIONS, PATIENT, ROWS
 
 from dist_wandb.accelerate import DistWandbTracker
 
@@ -41,7 +41,7 @@ def main(directory: str, how: str, guard: str) -> None:
     for run_mode, rank_scope in COMBINATIONS:
         into = Path(directory) / f"{run_mode}-{rank_scope}"
         arguments = {"run_mode": run_mode, "rank_scope": rank_scope, "id": "exp", "name": "nm", "dir": str(into)}
-        train(how, guard, arguments)
+        train(how, guard, {**arguments, "heartbeat": PATIENT})
     Accelerator().end_training()
 
 

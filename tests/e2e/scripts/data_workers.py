@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from stored import PATIENT
 from torch.utils.data import DataLoader, Dataset
 
 import dist_wandb
@@ -32,7 +33,7 @@ class Logging(Dataset[torch.Tensor]):
 def main(directory: str, context: str) -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    with dist_wandb.init("tests", id="exp", dir=str(Path(directory))) as run:
+    with dist_wandb.init("tests", id="exp", dir=str(Path(directory)), heartbeat=PATIENT) as run:
         run.log({"before": 1.0})
         data = DataLoader(Logging(run), num_workers=2, multiprocessing_context=context)
         for epoch in range(2):

@@ -5,6 +5,7 @@ import sys
 import fit_and_test
 import torch
 from lightning.pytorch import Trainer
+from stored import PATIENT
 from torch.utils.data import DataLoader, TensorDataset
 
 from dist_wandb import DistWandbLogger
@@ -12,7 +13,9 @@ from dist_wandb.policy import RunMode
 
 
 def main(directory: str, run_mode: RunMode) -> None:
-    logger = DistWandbLogger(name="nm", save_dir=directory, project="tests", offline=True, run_mode=run_mode)
+    logger = DistWandbLogger(
+        name="nm", save_dir=directory, project="tests", offline=True, run_mode=run_mode, heartbeat=PATIENT
+    )
     logger.experiment.config.update({"lr": 0.1})
     trainer = Trainer(
         accelerator="cpu",

@@ -44,7 +44,13 @@ def main(directory: str, strategy: str, *scenarios: str) -> None:
         place = Path(directory) / scenario.replace(" ", "-")
         loggers: list[Any] = [
             DistWandbLogger(
-                save_dir=place, project="tests", id=mode, offline=True, run_mode=check_run_mode(mode), peer_timeout=5.0
+                save_dir=place,
+                project="tests",
+                id=mode,
+                offline=True,
+                run_mode=check_run_mode(mode),
+                peer_timeout=20.0,
+                heartbeat=4.0,  # as `stored.PATIENT`
             )
             for mode in modes.split(",")
         ]

@@ -4,6 +4,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -13,11 +14,13 @@ import dist_wandb
 ROWS = 40
 
 
-def main(directory: str, pace: str, waits_for: str = "") -> None:
+def main(directory: str, pace: str, finish: str, waits_for: str = "") -> None:
+    """Train; `finish` is the limit for the other ranks and for the upload, `waits_for` a file."""
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     begun = time.monotonic()
-    with dist_wandb.init("tests", id="exp", dir=directory, peer_timeout=4.0, finish_timeout=6.0, heartbeat=0.2) as run:
+    limits: dict[str, Any] = {"peer_timeout": 20.0, "finish_timeout": float(finish), "heartbeat": 0.2}
+    with dist_wandb.init("tests", id="exp", dir=directory, **limits) as run:
         sys.stdout.write(f"OPENED {rank} after {time.monotonic() - begun:.1f} s\n")
         for step in range(ROWS):
             gradient = torch.ones(2)
@@ -27,10 +30,13 @@ def main(directory: str, pace: str, waits_for: str = "") -> None:
             time.sleep(float(pace))
             if step == ROWS // 2:
                 run.flush()
-                Path(f"half-{rank}").write_text(str(os.getpid()))
+                mark = Path(f"begun-{rank}")
+                mark.write_text(str(os.getpid()))
+                mark.rename(f"half-{rank}")  # so that nobody reads half of it
                 while waits_for and not Path(waits_for).exists():
                     time.sleep(0.05)
-        Path(f"trained-{rank}").touch()
+        run.flush(timeout=30)
+        dist.barrier()  # no rank is late to the end: the limits are those of the upload
         sys.stdout.write(f"TRAINED {rank}\n")
         ended = time.monotonic()
     sys.stdout.write(f"FINISHED {rank} after {time.monotonic() - ended:.1f} s\n")

@@ -5,7 +5,7 @@ import sys
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from stored import ROWS
+from stored import PATIENT, ROWS
 from torch.utils.data import DataLoader, TensorDataset
 
 from dist_wandb import DistWandbLogger
@@ -47,6 +47,7 @@ def main(directory: str, strategy: str, run_mode: RunMode, rank_scope: RankScope
         offline=os.environ.get("WANDB_MODE") == "offline",
         run_mode=run_mode,
         rank_scope=rank_scope,
+        heartbeat=PATIENT,
     )
     logger.log_hyperparams({"lr": 0.1})
     trainer = Trainer(

@@ -8,6 +8,7 @@ import torch
 from accelerate import Accelerator
 from lightning.pytorch import LightningModule, Trainer
 from PIL import Image
+from stored import PATIENT
 from torch.utils.data import DataLoader, TensorDataset
 
 import dist_wandb
@@ -50,7 +51,7 @@ class Model(LightningModule):
 
 
 def lightning(directory: Path, run_mode: RunMode) -> None:
-    logger = DistWandbLogger(save_dir=directory, id="exp", project="tests", run_mode=run_mode, heartbeat=0.2)
+    logger = DistWandbLogger(save_dir=directory, id="exp", project="tests", run_mode=run_mode, heartbeat=PATIENT)
     trainer = Trainer(
         accelerator="cpu",
         strategy="ddp",
@@ -66,7 +67,7 @@ def lightning(directory: Path, run_mode: RunMode) -> None:
 
 
 def accelerate(directory: Path) -> None:
-    accelerator = Accelerator(cpu=True, log_with=DistWandbTracker(id="exp", dir=str(directory)))
+    accelerator = Accelerator(cpu=True, log_with=DistWandbTracker(id="exp", dir=str(directory), heartbeat=PATIENT))
     accelerator.init_trackers("tests")
     tracker = accelerator.get_tracker("dist_wandb")
     rank = accelerator.process_index
@@ -76,7 +77,7 @@ def accelerate(directory: Path) -> None:
 
 
 def plain(directory: Path) -> None:
-    with dist_wandb.init("tests", id="exp", dir=str(directory)) as run:
+    with dist_wandb.init("tests", id="exp", dir=str(directory), heartbeat=PATIENT) as run:
         rank = run.topology.global_rank
         run.log({"loss": float(rank), "table": dist_wandb.gathered(rows(rank), COLUMNS)}, step=1)
 

@@ -5,6 +5,7 @@ import time
 
 import torch.distributed as dist
 import wandb
+from stored import PATIENT
 
 import dist_wandb
 
@@ -13,7 +14,13 @@ def main(directory: str) -> None:
     dist.init_process_group("gloo")
     settings = wandb.Settings(x_stats_sampling_interval=1)
     with dist_wandb.init(
-        "tests", id="exp", dir=directory, system_metrics="all-nodes", settings=settings, config={"lr": 0.1}
+        "tests",
+        id="exp",
+        dir=directory,
+        system_metrics="all-nodes",
+        heartbeat=PATIENT,
+        settings=settings,
+        config={"lr": 0.1},
     ) as run:
         assert bool(run.run) == (dist.get_rank() == 0)
         assert bool(wandb.run) == (dist.get_rank() == 0)

@@ -16,7 +16,7 @@ from typing import Any, TextIO
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from plain_loop import log_rows
-from stored import COMBINATIONS
+from stored import COMBINATIONS, PATIENT
 
 import dist_wandb
 from dist_wandb.cli import main as dist_wandb_command
@@ -54,6 +54,7 @@ def said_to_a_file() -> Iterator[TextIO]:
 def session(project: str, directory: str, run_mode: Any, rank_scope: Any) -> Said:
     """What a session of this mode and scope is, once rows are logged to it."""
     about: dict[str, Any] = {"name": "nm", "tags": ["online"], "config": {"lr": 0.1}, "dir": directory}
+    about["heartbeat"] = PATIENT
     try:
         with dist_wandb.init(project, run_mode=run_mode, rank_scope=rank_scope, **about) as run:
             log_rows(run)

@@ -72,7 +72,15 @@ def of(class_path: str, **arguments: Any) -> dict[str, Any]:
 
 def logger_of(directory: str, mode: str) -> dict[str, Any]:
     offline = os.environ.get("WANDB_MODE") == "offline"
-    given = {"name": "nm", "save_dir": directory, "project": "tests", "id": mode, "offline": offline, "run_mode": mode}
+    given: dict[str, Any] = {
+        "name": "nm",
+        "save_dir": directory,
+        "project": "tests",
+        "id": mode,
+        "offline": offline,
+        "run_mode": mode,
+    }
+    given["heartbeat"] = 4.0  # as `stored.PATIENT`
     device_stats = {"spread": ["DeviceStatsMonitor*"]} if mode == "shared" else {}
     return of("dist_wandb.DistWandbLogger", **given, **device_stats, log_model=False if offline else "all")
 

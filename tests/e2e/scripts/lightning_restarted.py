@@ -23,6 +23,7 @@ class Failing(BoringModel):
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         if self._fails and self.global_step == FAILS_AT:
+            self.trainer.strategy.barrier()  # the first to fail ends the other, which may have yet to log its row
             raise RuntimeError("as asked to")
         self.log("loss", 10.0 * self.global_rank + self.global_step)
         loss: Tensor = self.layer(batch).sum() * batch_idx

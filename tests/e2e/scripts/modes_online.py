@@ -3,7 +3,7 @@
 import sys
 
 import torch.distributed as dist
-from stored import COMBINATIONS, ROWS
+from stored import COMBINATIONS, PATIENT, ROWS
 
 import dist_wandb
 
@@ -15,6 +15,7 @@ def main(directory: str) -> None:
             f"{run_mode}-{rank_scope}",
             run_mode=run_mode,
             rank_scope=rank_scope,
+            heartbeat=PATIENT,
             id="exp",
             name="nm",
             tags=["online"],

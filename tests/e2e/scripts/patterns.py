@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import wandb
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
@@ -124,7 +125,8 @@ def tensors_of_several_ranks() -> None:
 
 def never_ends(directory: Path) -> None:
     """Rank 0 ends, and rank 1 goes on after that."""
-    run = dist_wandb.init(PROJECT, id="never-ends", run_mode="shared", finish_timeout=2)
+    upload = wandb.Settings(finish_timeout=60)  # which would have as short a limit as the ranks
+    run = dist_wandb.init(PROJECT, id="never-ends", run_mode="shared", finish_timeout=2, settings=upload)
     log_rows()
     over = directory / "over"
     if RANK == 0:

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import torch.distributed as dist
-from stored import COMBINATIONS, ROWS
+from stored import COMBINATIONS, PATIENT, ROWS
 
 import dist_wandb
 
@@ -23,7 +23,14 @@ def main(directory: str, when: str, *only: str) -> None:
             continue
         into = Path(directory) / f"{run_mode}-{rank_scope}"
         with dist_wandb.init(
-            "tests", run_mode=run_mode, rank_scope=rank_scope, id="exp", name="nm", dir=str(into), config={"lr": 0.1}
+            "tests",
+            run_mode=run_mode,
+            rank_scope=rank_scope,
+            heartbeat=PATIENT,
+            id="exp",
+            name="nm",
+            dir=str(into),
+            config={"lr": 0.1},
         ) as run:
             assert dist_wandb.get_run() is run
             log_rows(run)

@@ -5,26 +5,29 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from history import AFTER_BREAK, BREAK, FLUSHED, REJOINED
+from pulse import Pulse
 
 import dist_wandb
 
 VICTIM = 1
-PEER_TIMEOUT = 3.0
-GROUP_ANEW = 5.0  # seconds, generously: the living agree on going on without it
+PEER_TIMEOUT = 6.0
+GROUP_ANEW = 15.0  # seconds, generously: the living agree on going on without it
+PULSE = Pulse()
 
 
 def log_ones(run: dist_wandb.Session, steps: range, pause: float = 0.0) -> None:
     slowest = 0.0
     for step in steps:
-        begin = time.perf_counter()
+        begin = time.monotonic()
         run.log({"ones": 1, "mean": float(step)}, step=step)
-        slowest = max(slowest, time.perf_counter() - begin)
+        slowest = max(slowest, PULSE.own(begin, time.monotonic()))
         time.sleep(pause)
-    assert slowest < 0.5, f"a call of log took {slowest} s"
+    assert slowest < PEER_TIMEOUT / 2, f"a call of log took {slowest} s"
 
 
 def train_together(run: dist_wandb.Session, rank: int) -> None:
@@ -44,11 +47,14 @@ def break_off(run: dist_wandb.Session, number: signal.Signals) -> None:
 
 
 def go_on(run: dist_wandb.Session) -> None:
+    all_were_there = time.monotonic()
     log_ones(run, range(FLUSHED, AFTER_BREAK), pause=0.02)
     begin = time.monotonic()
-    assert not run.flush(timeout=1), "flush did not wait for the rank that does not answer"
-    took = time.monotonic() - begin
-    assert 0.9 < took < 2.5, f"flush(timeout=1) took {took} s"
+    is_flushed, end = run.flush(timeout=1), time.monotonic()
+    if end - all_were_there < PEER_TIMEOUT:  # else the rank may have been given up
+        assert not is_flushed, "flush did not wait for the rank that does not answer"
+        assert end - begin > 0.9, f"flush(timeout=1) took {end - begin} s"
+    assert end - begin < 20, f"flush(timeout=1) took {end - begin} s"
     assert run.flush(timeout=PEER_TIMEOUT + GROUP_ANEW), "the living did not go on in time"
 
 
@@ -63,7 +69,8 @@ def main(directory: str, how: str) -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     marks = Path(directory)
-    with dist_wandb.init("tests", id="exp", dir=str(marks / "runs"), reduce={"ones": "sum"}, peer_timeout=3) as run:
+    limits: dict[str, Any] = {"peer_timeout": PEER_TIMEOUT, "heartbeat": 2.0}
+    with dist_wandb.init("tests", id="exp", dir=str(marks / "runs"), reduce={"ones": "sum"}, **limits) as run:
         train_together(run, rank)
         if rank == VICTIM:
             (marks / "victim").write_text(str(os.getpid()))
@@ -83,9 +90,12 @@ def main(directory: str, how: str) -> None:
             log_ones(run, range(AFTER_BREAK, REJOINED))
         begin = time.monotonic()
     took = time.monotonic() - begin
-    assert took < 10, f"finish took {took} s"
+    assert took < 25, f"finish took {took} s"  # finish_timeout is 60 s
     sys.stdout.write(f"\nENDED {rank}\n")
-    time.sleep(1.0 if rank == 0 else 0.0)  # rank 0 keeps the store for the last words of the others
+    (marks / f"ended-{rank}").touch()
+    if rank == 0:  # it keeps the store for the last words of the others
+        for other in (1, 2) if how == "continued" else (2,):
+            see(marks / f"ended-{other}")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ThroughputMonitor
+from stored import PATIENT
 from torch.utils.data import DataLoader, Dataset
 
 from dist_wandb import DistWandbLogger
@@ -67,7 +68,7 @@ class Model(LightningModule):
 
 
 def fit(directory: Path, model: Model, callbacks: list[Callback], **arguments: Any) -> None:
-    logger = DistWandbLogger(save_dir=str(directory), id="exp", project="tests", offline=True)
+    logger = DistWandbLogger(save_dir=str(directory), id="exp", project="tests", offline=True, heartbeat=PATIENT)
     trainer = Trainer(
         accelerator="cpu",
         strategy="ddp",

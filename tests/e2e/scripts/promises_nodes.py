@@ -1,7 +1,6 @@
 """Plain PyTorch on two nodes of two ranks: in worker scope the ranks of a node exchange among themselves."""
 
 import sys
-import time
 from pathlib import Path
 
 import torch.distributed as dist
@@ -25,9 +24,7 @@ def main(directory: str) -> None:
         if rank < 2:  # the other node says nothing as long as this one logs
             for step in range(1, STEPS):
                 run.log({"loss": 10.0 * rank + step}, step=step)
-            begin = time.monotonic()
-            assert run.flush(timeout=20)
-            assert time.monotonic() - begin < 10
+            assert run.flush(timeout=30), "the other node was waited for"  # as peer_timeout would be 60 s
         dist.barrier()
         if rank >= 2:
             run.log({f"loss_{rank}": 10.0 * rank, "loss": 10.0 * rank}, step=STEPS)

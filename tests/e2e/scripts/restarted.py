@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch.distributed as dist
+from stored import PATIENT
 
 import dist_wandb
 from dist_wandb.policy import RunMode
@@ -38,7 +39,12 @@ def main(directory: str, run_mode: RunMode, resume: str, group: str) -> None:
     begin = int(checkpoint.read_text()) if checkpoint.exists() else 0
     given: dict[str, Any] = {"resume": resume} if resume else {}
     run = dist_wandb.init(
-        "tests", run_mode=run_mode, reduce="sum" if run_mode != "new" else None, dir=directory, **given
+        "tests",
+        run_mode=run_mode,
+        reduce="sum" if run_mode != "new" else None,
+        heartbeat=PATIENT,
+        dir=directory,
+        **given,
     )
     rank = run.topology.global_rank
     for row in range(begin, ROWS):

@@ -3,6 +3,7 @@
 import sys
 
 import torch.distributed as dist
+from stored import PATIENT
 
 import dist_wandb
 
@@ -12,6 +13,7 @@ def main(directory: str) -> None:
     with dist_wandb.init(
         "tests",
         run_mode="shared",
+        heartbeat=PATIENT,
         id="exp",
         name="nm",
         group="g",

@@ -8,6 +8,7 @@ from datetime import timedelta
 import torch.distributed as dist
 import wandb  # noqa: F401  # before the forks: it is slow
 from processes import free_port
+from stored import PATIENT
 
 import dist_wandb
 
@@ -16,7 +17,7 @@ RANKS, ROWS = 4, 5
 
 def log(directory: str, number: int, rank: int, meeting: str) -> None:
     dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=RANKS, timeout=timedelta(seconds=60))
-    with dist_wandb.init("tests", run_mode="shared", id=f"exp-{number}", dir=directory) as run:
+    with dist_wandb.init("tests", run_mode="shared", id=f"exp-{number}", dir=directory, heartbeat=PATIENT) as run:
         for step in range(ROWS):
             run.log({"loss": float(step + rank)}, step=step)
     dist.destroy_process_group()

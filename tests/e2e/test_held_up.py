@@ -1,0 +1,84 @@
+"""A process, or the one that hosts the job's store, is held up for seconds: nothing is taken for gone by that."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from processes import started
+
+from dist_wandb.rendezvous import Rendezvous
+from dist_wandb.topology import Topology
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.conftest import FakeWandb, Job
+
+ASKS = """
+import sys, time
+from dist_wandb.ends import briefly
+from dist_wandb.patience import Patience
+print("asks", flush=True)
+answer = lambda: [time.sleep(0.1) for _ in range(10)] and "answer"
+print(eval(sys.argv[1]), flush=True)
+"""
+
+
+@pytest.mark.parametrize("ask", ["briefly(answer, 'none', 2.0)", "Patience(2.0).call(answer)"])
+def test_a_process_that_is_held_up_looks_for_the_answer_of_the_store_once_more(tmp_path: Path, ask: str) -> None:
+    with started([sys.executable, "-c", ASKS, ask], cwd=tmp_path) as job:
+        (process,) = job.processes
+        assert process.stdout is not None
+        assert process.stdout.readline() == "asks\n"
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(3)
+        process.send_signal(signal.SIGCONT)
+        assert job.wait(60).check().output == "answer\n"
+
+
+def note_end(run: Any, rank: int, ended: list[int]) -> None:
+    finish = run.finish
+
+    def finish_and_note(exit_code: int | None = None) -> None:
+        ended.append(rank)
+        finish(exit_code)
+
+    run.finish = finish_and_note
+
+
+def test_a_primary_waits_for_its_writers_though_the_store_is_slow_to_name_them(
+    job: Job, fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[int] = []
+    asked = threading.Event()
+    has = Rendezvous.has
+
+    def slowly(self: Rendezvous, keys: list[str]) -> bool:
+        if len(keys) == 1 and "/writer/" in keys[0] and not asked.is_set():
+            asked.set()
+            time.sleep(2.5)
+        return has(self, keys)
+
+    sessions = job([Topology(rank, rank, 0, 2, 2, 1) for rank in (0, 1)], run_mode="shared", reduce=None)
+    monkeypatch.setattr(Rendezvous, "has", slowly)
+    for rank, session in enumerate(sessions):
+        note_end(session.run, rank, ended)
+    assert len(fake_wandb.runs) == 2
+
+    def finish(rank: int) -> None:
+        if rank == 1:
+            assert asked.wait(20)
+            time.sleep(2.4)  # longer than the store is waited for elsewhere
+        sessions[rank].finish()
+
+    threads = [threading.Thread(target=finish, args=(rank,)) for rank in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert ended == [1, 0]
