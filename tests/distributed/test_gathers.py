@@ -18,6 +18,7 @@ from PIL import Image
 from units import QUICK, Ranks, RecordingRun, Row, Stall, eventually, making
 
 from dist_wandb import fused_gathers, gathered, gloo, pictures
+from dist_wandb.sync import RoundsExchange
 
 
 @pytest.fixture
@@ -231,7 +232,7 @@ def test_nothing_is_kept_of_what_all_ranks_have_passed_but_for_the_last(ranks: C
 
 
 def test_a_call_on_one_rank_is_written_and_others_numbers_go_on(ranks: Callable[..., Ranks]) -> None:
-    unit = ranks(3)
+    unit = ranks(3, kind=RoundsExchange)
     for step in range(2):
         unit.log(1, {"table": table(1, 2)}, step)
         for rank in range(3):
@@ -281,7 +282,7 @@ def test_a_rank_that_dies_while_it_sends_leaves_the_others_table(
 
 
 def test_a_table_that_comes_late_is_added(ranks: Callable[..., Ranks]) -> None:
-    unit = ranks(2)
+    unit = ranks(2, kind=RoundsExchange)
     unit.log(0, {"table": table(0)}, 0)
     eventually(lambda: written(unit) == {0: whole(1)})
     unit.log(1, {"table": table(1)}, 0)
@@ -292,7 +293,7 @@ def test_a_table_that_comes_late_is_added(ranks: Callable[..., Ranks]) -> None:
 def test_a_table_that_comes_much_too_late_replaces_nothing(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
 ) -> None:
-    unit = ranks(2)
+    unit = ranks(2, kind=RoundsExchange)
     for step in range(fused_gathers._REMEMBERED + 3):
         unit.log(0, {"table": table(0)}, step)
     unit.flush(0)

@@ -43,7 +43,7 @@ def test_ranks_that_cannot_connect_say_so_and_go_on_alone(
     assert messages(caplog, "what rank 1 logged after the start may be lost")
 
 
-PATIENT = replace(QUICK, peer_timeout=1.5)
+PATIENT = replace(QUICK, join_timeout=10, peer_timeout=1.5)
 
 
 def test_rows_lack_a_rank_that_went_before_it_was_heard(

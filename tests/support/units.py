@@ -24,7 +24,7 @@ from dist_wandb.topology import Topology
 from dist_wandb.values import HostCopy, Later, take
 
 Row = dict[str, Any]
-QUICK = Limits(join_timeout=10, peer_timeout=10, finish_timeout=20, heartbeat=0.1)
+QUICK = Limits(join_timeout=30, peer_timeout=30, finish_timeout=60, heartbeat=0.1)
 
 
 class RecordingRun:
@@ -37,16 +37,31 @@ class RecordingRun:
         self.rows.append(row)
 
 
+class PatientExchange(RoundsExchange):
+    """Waits for all ranks also where a name is new: what a test logs on one rank after the other belongs together."""
+
+    def _give_up(self, since: float, *, new_only: bool) -> None:
+        if not new_only:
+            super()._give_up(since, new_only=new_only)
+
+
 def _itself(rendezvous: Rendezvous) -> Rendezvous:
     return rendezvous
 
 
 @dataclass
 class Ranks:
-    """The ranks of one unit; rank 0 writes."""
+    """The ranks of one unit; rank 0 writes.
+
+    Args:
+        size: Number of ranks.
+        limits: How long they wait.
+        kind: `RoundsExchange` where a new name is to be written after five heartbeats, whoever has yet to log it.
+    """
 
     size: int
     limits: Limits = QUICK
+    kind: type[RoundsExchange] = PatientExchange
     reduce: Any = "mean"
     spread: Sequence[str] = ()
     store: HashStore = field(default_factory=HashStore)
@@ -62,7 +77,7 @@ class Ranks:
             rows = Rows(RunWriter(run, plan, "global_step"), check_reduce(self.reduce), rank=rank)
             unit = Unit("", rank, self.size, rank)
             find = functools.partial(_itself, rendezvous)
-            self.exchanges[rank] = RoundsExchange(unit, find, rows, self.limits, self.spread)
+            self.exchanges[rank] = self.kind(unit, find, rows, self.limits, self.spread)
         return self
 
     def log(self, rank: int, metrics: Row, step: int | None = None, weight: Any = None, calls: int = 0) -> None:
