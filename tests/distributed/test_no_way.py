@@ -5,11 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from units import QUICK, Ranks, Stall, eventually, making
 
 from dist_wandb import gathered
+from dist_wandb.rendezvous import Rendezvous
+
+SOON = 20.0  # seconds, on a busy machine; whoever waited for other ranks waits for longer
 
 
 @pytest.fixture
@@ -117,3 +121,30 @@ def test_who_is_gone_does_not_speak_for_who_has_yet_to(
     assert [row[-1] for row in unit.last("table")[1].data] == [0, 1]
     assert len(unit.run.rows) == 2, "written once, not corrected"
     assert not messages(caplog, "after its row was written")
+
+
+def test_a_rank_that_goes_while_the_others_form_anew_is_not_waited_for(
+    ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last word is there, so the others count on it; that it goes is not said yet."""
+    publish = Rendezvous.publish
+
+    def publish_slowly(self: Rendezvous, key: str, value: Any) -> None:
+        if key == "gone/2":
+            unit.exchanges[2]._let_go()
+            time.sleep(1.0)
+        publish(self, key, value)
+
+    monkeypatch.setattr(Rendezvous, "publish", publish_slowly)
+    unit = ranks(3, limits=replace(QUICK, peer_timeout=60.0, finish_timeout=60.0))
+    for rank in range(3):
+        unit.log(rank, {"loss": float(rank)}, 0)
+    unit.flush()
+    start = time.monotonic()
+    unit.die(2)
+    for rank in range(2):
+        unit.log(rank, {"loss": float(rank)}, 1)
+    unit.close(0, 1)
+    assert time.monotonic() - start < SOON
+    assert unit.last("loss") == {0: 1.0, 1: 0.5}
+    assert unit.flagged() == {1: 1}
