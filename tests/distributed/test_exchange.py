@@ -36,6 +36,10 @@ def has_rows(unit: Ranks, number: int) -> bool:
     return len(unit.run.rows) == number
 
 
+def goes_on_with(exchange: RoundsExchange, size: int) -> bool:
+    return exchange.rounds.size == size and exchange.group is not None
+
+
 # --- ranks that are well ----------------------------------------------------------------------------------------------
 
 
@@ -209,13 +213,17 @@ def test_survivors_go_on_without_a_rank_that_dies(
     assert all("step 4" in message for message in told)
 
 
-def test_a_rank_that_stalls_is_gone_on_without_and_comes_back(ranks: Callable[..., Ranks]) -> None:
-    unit = ranks(3, reduce="sum", limits=replace(QUICK, peer_timeout=1.0))
+def test_a_rank_that_stalls_is_gone_on_without_and_comes_back(
+    ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sync, "_GRACE", 1.5)
+    unit = ranks(3, reduce="sum")
     stall = Stall()
     for step in range(3):
         for rank in range(3):
             unit.log(rank, {"ones": 1}, step)
     unit.flush()
+    unit.lose_soon(1.0)
     unit.log(2, {"stall": stall.number()}, 3)
     for step in range(3, 6):
         for rank in range(2):
@@ -266,10 +274,12 @@ def test_a_rank_that_never_comes_is_missed_aloud(ranks: Callable[..., Ranks], ca
 def test_a_rank_that_stops_logging_a_name_is_named_and_not_waited_for_for_ever(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
 ) -> None:
-    unit = ranks(2, limits=replace(QUICK, peer_timeout=0.5))
+    unit = ranks(2)
     for rank in range(2):
         unit.log(rank, {"loss": float(rank)}, 0)
     unit.flush()
+    for exchange in unit.exchanges.values():
+        exchange.limits = replace(QUICK, peer_timeout=0.5)
     unit.log(0, {"loss": 5.0}, 1)
     eventually(lambda: 1 in unit.last("loss"))
     assert unit.last("loss")[1] == 5.0
@@ -363,22 +373,51 @@ def test_numbers_too_large_for_their_spread_end_nothing(ranks: Callable[..., Ran
     assert unit.last("perplexity/std") == {0: 0.0, 1: math.inf, 2: 0.0}
 
 
-def test_what_others_log_while_the_primary_is_away_is_written_when_it_is_back(ranks: Callable[..., Ranks]) -> None:
-    unit = ranks(3, limits=replace(QUICK, peer_timeout=1))
+def test_what_others_log_while_the_primary_is_away_is_written_when_it_is_back(
+    ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sync, "_GRACE", 1.5)
+    unit = ranks(3)
     for rank in range(3):
         unit.log(rank, {"loss": float(rank), "own": 1.0}, 0)
     unit.flush()
     stall = Stall()
+    unit.lose_soon(1.0)
     unit.log(0, {"loss": stall.number()}, 1)
     for step in range(1, 6):
         for rank in (1, 2):
             unit.log(rank, {"loss": float(rank)}, step)
         unit.log(1, {"own": float(step)}, step)
+    for rank in (1, 2):
+        eventually(functools.partial(goes_on_with, unit.exchanges[rank], 2))
+        unit.exchanges[rank].limits = replace(QUICK, peer_timeout=1.0)  # patience with `own`, which only rank 1 logs
     eventually(lambda: len(unit.exchanges[1]._unwritten) >= 10)
     stall.over.set()
     unit.close()
     assert unit.last("own") == {0: 1.0, **{step: float(step) for step in range(1, 6)}}
     assert unit.last("loss") == {0: 1.0, 1: 1.0, **dict.fromkeys(range(2, 6), 1.5)}
+
+
+def test_what_a_rank_said_in_a_round_that_the_others_had_broken_off_is_said_again(
+    ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes while what they gave to that round is still under way, and so it has the round to itself."""
+    monkeypatch.setattr(sync, "_GRACE", 1.5)
+    unit = ranks(2, reduce="sum")
+    for step in range(2):
+        for rank in range(2):
+            unit.log(rank, {"ones": 1, "mine": rank}, step)
+    unit.flush()
+    stall = Stall()
+    unit.lose_soon(1.0)
+    unit.log(0, {"ones": stall.number(), "mine": 5}, 2)
+    unit.log(1, {"ones": 1, "mine": 1}, 2)
+    eventually(functools.partial(goes_on_with, unit.exchanges[1], 1))
+    stall.over.set()
+    eventually(functools.partial(goes_on_with, unit.exchanges[0], 2))
+    unit.close()
+    assert unit.last("mine") == {0: 1, 1: 1, 2: 6}
+    assert unit.last("ones") == {0: 2, 1: 2, 2: 1}
 
 
 def test_a_rank_whose_device_computes_long_goes_on_with_the_others(ranks: Callable[..., Ranks]) -> None:
