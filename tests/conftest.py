@@ -194,6 +194,7 @@ def fake_wandb(
     monkeypatch.setattr(session, "_opened", type(session._opened)())
     monkeypatch.setattr(restart, "_started", type(restart._started)())
     monkeypatch.setattr(restart, "_told_of", set())
+    monkeypatch.setattr(sync, "_LAST_WORDS", 20.0)  # a thread may be held up, also at its end
     monkeypatch.setattr(sync, "_NEW_NAME_HEARTBEATS", 1000)  # what ranks log one after the other belongs together
     monkeypatch.chdir(tmp_path)
     return fake

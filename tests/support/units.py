@@ -11,9 +11,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import torch
 from torch.distributed import HashStore
 
+from dist_wandb import sync
 from dist_wandb.policy import Unit, plan_run
 from dist_wandb.reduction import check_reduce
 from dist_wandb.rendezvous import Rendezvous
@@ -123,10 +125,13 @@ def making() -> Iterator[Callable[..., Ranks]]:
         made.append(Ranks(size, **arguments))
         return made[-1].open(*present)
 
-    yield make
-    for unit in made:
-        unit.together(lambda exchange: exchange.leave(failed=True))
-        assert all(exchange.has_ended for exchange in unit.exchanges.values())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sync, "_LAST_WORDS", 20.0)  # a thread may be held up, also at its end
+        patch.setattr(sync, "_LAST_LOOK", 10.0)
+        yield make
+        for unit in made:
+            unit.together(lambda exchange: exchange.leave(failed=True))
+            assert all(exchange.has_ended for exchange in unit.exchanges.values())
 
 
 class Stall:

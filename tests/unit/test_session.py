@@ -19,7 +19,7 @@ import torch.distributed as dist
 import wandb
 
 import dist_wandb
-from dist_wandb import DistWandbLogger, DistWandbTracker
+from dist_wandb import DistWandbLogger, DistWandbTracker, rendezvous
 from dist_wandb.errors import ConfigurationError, RendezvousError, TopologyError
 from dist_wandb.options import Options
 from dist_wandb.rendezvous import Rendezvous
@@ -655,9 +655,10 @@ def test_ranks_that_know_their_nodes_help_those_that_do_not(job: Job) -> None:
 
 
 def test_where_all_ranks_come_they_tell_each_other_their_nodes_without_need(
-    store: dist.Store, on_ranks: OnRanks
+    store: dist.Store, on_ranks: OnRanks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert store is not None
+    monkeypatch.setattr(rendezvous, "_GLANCE", 20.0)
 
     def open_one(rank: int) -> Session:
         unknown = Topology(rank, None, None, 2, None, None)
