@@ -194,6 +194,8 @@ def fake_wandb(
     monkeypatch.setattr(session, "_opened", type(session._opened)())
     monkeypatch.setattr(restart, "_started", type(restart._started)())
     monkeypatch.setattr(restart, "_told_of", set())
+    monkeypatch.setattr(sync, "_LAST_WORDS", 20.0)  # a thread may be held up, also at its end
+    monkeypatch.setattr(sync, "_NEW_NAME_HEARTBEATS", 1000)  # what ranks log one after the other belongs together
     monkeypatch.chdir(tmp_path)
     return fake
 
@@ -231,7 +233,7 @@ def job(store: dist.Store, on_ranks: OnRanks) -> Job:  # noqa: ARG001  # they me
     ) -> list[session.Session]:
         def open_one(rank: int) -> session.Session:
             return session.open_session(
-                Options(**{"join_timeout": 20.0, "finish_timeout": 10.0, "heartbeat": 0.05, **options}),
+                Options(**{"join_timeout": 30.0, "finish_timeout": 30.0, "heartbeat": 0.05, **options}),
                 arguments(rank),
                 door="test",
                 topology=topologies[rank],

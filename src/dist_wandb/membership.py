@@ -210,7 +210,7 @@ class Membership:
             within: How long to wait, in seconds.
 
         Returns:
-            Whether all of them have come.
+            Whether all of them have come. One that is going is not waited for.
 
         Raises:
             Stopped: Waiting was to end.
@@ -222,7 +222,11 @@ class Membership:
         keys = self._met(epoch)
 
         def come() -> Epoch | None:
-            return epoch if self._rendezvous.has(keys) or self.is_broken(epoch) else None
+            return epoch if self._rendezvous.has(keys) or self.is_broken(epoch) or has_lost() else None
+
+        def has_lost() -> bool:  # it gave its word, was counted on, and went
+            self._look_for_gone(epoch.members)
+            return not self._gone.isdisjoint(epoch.members)
 
         return self._until(come, within) is not None and self._rendezvous.has(keys)
 

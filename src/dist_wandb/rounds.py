@@ -203,6 +203,7 @@ class Rounds:
         self._awaiting: list[Finished] = []  # finished, but written only after a round that brings their spread
         self._outbox: OrderedDict[Place, dict[str, _Queue]] = OrderedDict()
         self._offered: dict[str, _Said] = {}
+        self._told: list[tuple[Key, _Said]] = []  # what this rank said in the last round
         self._focus: tuple[int, ...] = ()
         self._turns: dict[tuple[Place, str], int] = {}
         self._occurrences: OrderedDict[int, _Counts] = OrderedDict()  # by step: how often each name was logged
@@ -394,6 +395,14 @@ class Rounds:
         self._turns = {(Place(counted, step), name): turn for counted, step, name, turn in snapshot["turns"]}
         self._spoken.intersection_update(self.cells)
 
+    def take_back(self) -> None:
+        """Say once more what this rank said in the last round: the others broke it off, and go on from before it."""
+        for key, said in reversed(self._told):
+            queue = self._outbox.setdefault(key.place, {}).setdefault(key.name, deque() if key.place.counted else [])
+            queue.insert(0, said)
+            self._outbox.move_to_end(key.place, last=False)
+        self._told = []
+
     # A round
 
     def pack(self, *, regroup: bool = False) -> tuple[list[float], list[float]]:
@@ -426,6 +435,7 @@ class Rounds:
             maxima: The largest of the second lists of all ranks, number by number.
         """
         self.round += 1
+        self._told = []
         written = self._take_spreads(sums, maxima)
         regroup = maxima[_REGROUP] > 0
         closed = maxima[_BUSY] == 0 and not regroup
@@ -557,8 +567,9 @@ class Rounds:
         """
         origin = maxima[_ORIGIN]
         own = [key for key, _ in said if key.name in self._offered]
-        for key in own:
-            self._drop(key, self._offered[key.name])
+        self._told = [(key, self._offered[key.name]) for key in own]
+        for key, told in self._told:
+            self._drop(key, told)
         self._forget(self._own, self._remembered)
         if not self.cells and self._is_all(said):  # as in every round of ranks that go in step
             self._recheck = False

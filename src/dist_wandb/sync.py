@@ -432,6 +432,8 @@ class RoundsExchange:
         if self._catch_up(epoch):
             return None
         if self.unit.index not in epoch.members:
+            if self._is_ahead(epoch):
+                self.rounds.take_back()
             self._warn("late", f"rank {self.unit.global_rank} was not there in time, and asks to be taken in.")
             limit = self.limits.join_timeout + self.limits.peer_timeout
             epoch = membership.join(membership.latest(epoch), limit)
@@ -459,6 +461,11 @@ class RoundsExchange:
             return membership.admit(epoch, self._word(), {**self.rounds.snapshot(), "unwritten": unwritten})
         following = membership.await_epoch(epoch.number + 1, self.limits.peer_timeout)
         return following or membership.regroup(epoch, self._word(), min(_GRACE, self.limits.peer_timeout))
+
+    def _is_ahead(self, epoch: Epoch) -> bool:
+        """Whether this rank came to the end of a round that those of the next epoch had broken off."""
+        is_next = self._epoch is not None and self._epoch.number == epoch.number - 1
+        return is_next and self.rounds.round > epoch.last_round
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         """Take over what the others know, also what they finished while the primary was away."""

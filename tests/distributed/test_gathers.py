@@ -17,7 +17,8 @@ import pytest
 from PIL import Image
 from units import QUICK, Ranks, RecordingRun, Row, Stall, eventually, making
 
-from dist_wandb import fused_gathers, gathered, gloo, pictures
+from dist_wandb import fused_gathers, gathered, gloo, pictures, sync
+from dist_wandb.sync import RoundsExchange
 
 
 @pytest.fixture
@@ -180,19 +181,22 @@ def test_a_network_on_which_all_pieces_take_longer_than_a_rank_may_is_no_dead_ra
 
     monkeypatch.setattr(gloo.GlooGroup, "_send_to_first", send_slowly)
     monkeypatch.setattr(gloo, "_PIECE", 1000)
-    unit = ranks(2, limits=replace(QUICK, peer_timeout=2))
+    unit = ranks(2)
     for rank in range(2):
         unit.log(rank, {"loss": 1.0}, 0)
     unit.flush()
+    unit.lose_soon(3.0)
+    for exchange in unit.exchanges.values():
+        exchange.limits = replace(QUICK, peer_timeout=3.0)
     unit.log(0, {"loss": 1.0}, 1)
     eventually(lambda: unit.exchanges[0]._times and unit.exchanges[1]._times)
     for rank in range(2):
-        unit.log(rank, {"table": gathered([[f"{rank}" * 990]] * (1 + 5 * rank), ["text"])}, 1)
+        unit.log(rank, {"table": gathered([[f"{rank}" * 990]] * (1 + 10 * rank), ["text"])}, 1)
     eventually(lambda: 1 in written(unit))
     time.sleep(0.2)
     unit.log(1, {"loss": 2.0}, 1)
     unit.close()
-    assert written(unit)[1] == [[rank, f"{rank}" * 990] for rank in (0, *[1] * 6)]
+    assert written(unit)[1] == [[rank, f"{rank}" * 990] for rank in (0, *[1] * 11)]
     assert [row["loss"] for row in unit.run.rows if "loss" in row] == [1.0, 1.5], "it was waited for"
     assert not unit.flagged()
     assert "broke" not in caplog.text
@@ -231,7 +235,7 @@ def test_nothing_is_kept_of_what_all_ranks_have_passed_but_for_the_last(ranks: C
 
 
 def test_a_call_on_one_rank_is_written_and_others_numbers_go_on(ranks: Callable[..., Ranks]) -> None:
-    unit = ranks(3)
+    unit = ranks(3, kind=RoundsExchange)
     for step in range(2):
         unit.log(1, {"table": table(1, 2)}, step)
         for rank in range(3):
@@ -272,7 +276,7 @@ def test_a_rank_that_dies_while_it_sends_leaves_the_others_table(
     monkeypatch.setattr(gloo.GlooGroup, "collect", die)
     for rank in range(3):
         unit.log(rank, {"loss": float(rank), "table": table(rank)}, 0)
-    assert dying.wait(10)
+    assert dying.wait(30)
     unit.die(2)
     unit.close(0, 1)
     assert written(unit) == {0: whole(1, 1)}
@@ -281,7 +285,7 @@ def test_a_rank_that_dies_while_it_sends_leaves_the_others_table(
 
 
 def test_a_table_that_comes_late_is_added(ranks: Callable[..., Ranks]) -> None:
-    unit = ranks(2)
+    unit = ranks(2, kind=RoundsExchange)
     unit.log(0, {"table": table(0)}, 0)
     eventually(lambda: written(unit) == {0: whole(1)})
     unit.log(1, {"table": table(1)}, 0)
@@ -292,7 +296,7 @@ def test_a_table_that_comes_late_is_added(ranks: Callable[..., Ranks]) -> None:
 def test_a_table_that_comes_much_too_late_replaces_nothing(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
 ) -> None:
-    unit = ranks(2)
+    unit = ranks(2, kind=RoundsExchange)
     for step in range(fused_gathers._REMEMBERED + 3):
         unit.log(0, {"table": table(0)}, step)
     unit.flush(0)
@@ -308,11 +312,13 @@ def test_what_others_gather_while_the_primary_is_away_is_written_when_it_is_back
     ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fused_gathers, "_REMEMBERED", 0)
-    unit = ranks(3, limits=replace(QUICK, peer_timeout=1))
+    monkeypatch.setattr(sync, "_GRACE", 1.5)
+    unit = ranks(3)
     for rank in range(3):
         unit.log(rank, {"loss": 1.0, "table": table(rank)}, 0)
     unit.flush()
     stall = Stall()
+    unit.lose_soon(1.0)
     unit.log(0, {"loss": stall.number()}, 1)
     for step in (1, 2):
         for rank in (1, 2):

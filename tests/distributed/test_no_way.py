@@ -5,11 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from units import QUICK, Ranks, Stall, eventually, making
 
-from dist_wandb import gathered
+from dist_wandb import gathered, sync
+from dist_wandb.rendezvous import Rendezvous
+
+SOON = 20.0  # seconds, on a busy machine; whoever waited for other ranks waits for longer
 
 
 @pytest.fixture
@@ -43,14 +47,11 @@ def test_ranks_that_cannot_connect_say_so_and_go_on_alone(
     assert messages(caplog, "what rank 1 logged after the start may be lost")
 
 
-PATIENT = replace(QUICK, peer_timeout=1.5)
-
-
 def test_rows_lack_a_rank_that_went_before_it_was_heard(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its `finish` waited in vain: what it said is lost, so it has not finished as one has that is not missed."""
-    unit = ranks(2, limits=PATIENT)
+    unit = ranks(2)
     for rank in range(2):
         unit.log(rank, {"loss": float(rank)}, 0)
     unit.flush()
@@ -69,13 +70,17 @@ def test_rows_lack_a_rank_that_went_before_it_was_heard(
 
 
 def test_while_nobody_can_speak_nobody_is_said_to_be_silent(
-    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
+    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The exchange waits for a rank that is gone; those who stay have logged meanwhile, and were not asked."""
-    unit = ranks(3, limits=PATIENT)
+    monkeypatch.setattr(sync, "_GRACE", 1.5)
+    unit = ranks(3)
     for rank in range(3):
         unit.log(rank, {"loss": float(rank)}, 0)
     unit.flush()
+    unit.lose_soon(4.0)
+    for exchange in unit.exchanges.values():
+        exchange.limits = replace(QUICK, peer_timeout=4.0)
     unit.log(0, {"loss": 4.0}, 1)
     eventually(lambda: bool(unit.exchanges[1].rounds.cells))  # it is known that rank 0 has said this
     stall = Stall()
@@ -89,6 +94,7 @@ def test_while_nobody_can_speak_nobody_is_said_to_be_silent(
     assert not messages(caplog, "has not logged")
     assert not messages(caplog, "after its row was written")
     stall.over.set()
+    eventually(lambda: unit.exchanges[0].rounds.size == 3)
     unit.close()
 
 
@@ -96,7 +102,7 @@ def test_who_is_gone_does_not_speak_for_who_has_yet_to(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Two of three have spoken, and one of them dies: two are left, but one of those has not spoken yet."""
-    unit = ranks(3, limits=PATIENT)
+    unit = ranks(3)
 
     def log(rank: int, loss: float, step: int) -> None:
         unit.log(rank, {"loss": loss, "table": gathered([[rank]], ["from"])}, step)
@@ -117,3 +123,30 @@ def test_who_is_gone_does_not_speak_for_who_has_yet_to(
     assert [row[-1] for row in unit.last("table")[1].data] == [0, 1]
     assert len(unit.run.rows) == 2, "written once, not corrected"
     assert not messages(caplog, "after its row was written")
+
+
+def test_a_rank_that_goes_while_the_others_form_anew_is_not_waited_for(
+    ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last word is there, so the others count on it; that it goes is not said yet."""
+    publish = Rendezvous.publish
+
+    def publish_slowly(self: Rendezvous, key: str, value: Any) -> None:
+        if key == "gone/2":
+            unit.exchanges[2]._let_go()
+            time.sleep(1.0)
+        publish(self, key, value)
+
+    monkeypatch.setattr(Rendezvous, "publish", publish_slowly)
+    unit = ranks(3, limits=replace(QUICK, peer_timeout=60.0, finish_timeout=60.0))
+    for rank in range(3):
+        unit.log(rank, {"loss": float(rank)}, 0)
+    unit.flush()
+    start = time.monotonic()
+    unit.die(2)
+    for rank in range(2):
+        unit.log(rank, {"loss": float(rank)}, 1)
+    unit.close(0, 1)
+    assert time.monotonic() - start < SOON
+    assert unit.last("loss") == {0: 1.0, 1: 0.5}
+    assert unit.flagged() == {1: 1}

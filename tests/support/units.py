@@ -11,9 +11,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import torch
 from torch.distributed import HashStore
 
+from dist_wandb import sync
 from dist_wandb.policy import Unit, plan_run
 from dist_wandb.reduction import check_reduce
 from dist_wandb.rendezvous import Rendezvous
@@ -24,7 +26,7 @@ from dist_wandb.topology import Topology
 from dist_wandb.values import HostCopy, Later, take
 
 Row = dict[str, Any]
-QUICK = Limits(join_timeout=10, peer_timeout=10, finish_timeout=20, heartbeat=0.1)
+QUICK = Limits(join_timeout=30, peer_timeout=30, finish_timeout=60, heartbeat=0.1)
 
 
 class RecordingRun:
@@ -37,16 +39,31 @@ class RecordingRun:
         self.rows.append(row)
 
 
+class PatientExchange(RoundsExchange):
+    """Waits for all ranks also where a name is new: what a test logs on one rank after the other belongs together."""
+
+    def _give_up(self, since: float, *, new_only: bool) -> None:
+        if not new_only:
+            super()._give_up(since, new_only=new_only)
+
+
 def _itself(rendezvous: Rendezvous) -> Rendezvous:
     return rendezvous
 
 
 @dataclass
 class Ranks:
-    """The ranks of one unit; rank 0 writes."""
+    """The ranks of one unit; rank 0 writes.
+
+    Args:
+        size: Number of ranks.
+        limits: How long they wait.
+        kind: `RoundsExchange` where a new name is to be written after five heartbeats, whoever has yet to log it.
+    """
 
     size: int
     limits: Limits = QUICK
+    kind: type[RoundsExchange] = PatientExchange
     reduce: Any = "mean"
     spread: Sequence[str] = ()
     store: HashStore = field(default_factory=HashStore)
@@ -62,7 +79,7 @@ class Ranks:
             rows = Rows(RunWriter(run, plan, "global_step"), check_reduce(self.reduce), rank=rank)
             unit = Unit("", rank, self.size, rank)
             find = functools.partial(_itself, rendezvous)
-            self.exchanges[rank] = RoundsExchange(unit, find, rows, self.limits, self.spread)
+            self.exchanges[rank] = self.kind(unit, find, rows, self.limits, self.spread)
         return self
 
     def log(self, rank: int, metrics: Row, step: int | None = None, weight: Any = None, calls: int = 0) -> None:
@@ -83,6 +100,14 @@ class Ranks:
         """As a killed process: no word is left, and the connections are gone."""
         self.exchanges[rank].close(failed=True)
 
+    def lose_soon(self, peer_timeout: float) -> None:
+        """Go on without a rank that keeps the others waiting for so long, in this epoch: not before, nor after."""
+        before = {rank: exchange.rounds.round for rank, exchange in self.exchanges.items()}
+        for exchange in self.exchanges.values():
+            group: Any = exchange.group
+            group._timeout = peer_timeout
+        eventually(lambda: all(self.exchanges[rank].rounds.round > old + 1 for rank, old in before.items()))
+
     def last(self, name: str) -> dict[int, Any]:
         """By step what was written last under a name."""
         return {row["global_step"]: row[name] for row in self.run.rows if name in row}
@@ -100,10 +125,13 @@ def making() -> Iterator[Callable[..., Ranks]]:
         made.append(Ranks(size, **arguments))
         return made[-1].open(*present)
 
-    yield make
-    for unit in made:
-        unit.together(lambda exchange: exchange.leave(failed=True))
-        assert all(exchange.has_ended for exchange in unit.exchanges.values())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sync, "_LAST_WORDS", 20.0)  # a thread may be held up, also at its end
+        patch.setattr(sync, "_LAST_LOOK", 10.0)
+        yield make
+        for unit in made:
+            unit.together(lambda exchange: exchange.leave(failed=True))
+            assert all(exchange.has_ended for exchange in unit.exchanges.values())
 
 
 class Stall:

@@ -302,7 +302,7 @@ def on_main(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Session]:
         return Rendezvous(store, namespace, topology, timeout)
 
     def open_on_main(number: int) -> Session:
-        options = Options(reduce=None, join_timeout=5.0, finish_timeout=0.2)
+        options = Options(reduce=None, join_timeout=30.0, finish_timeout=0.2)
         main = Topology(0, 0, 0, 2, 2, 1)
         return open_session(options, {"id": f"id-{number}"}, door=door._DOOR, topology=main, number=number)
 
@@ -311,7 +311,7 @@ def on_main(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Session]:
 
 
 def quick() -> DistWandbTracker:
-    return DistWandbTracker(reduce=None, join_timeout=5.0, finish_timeout=0.2)
+    return DistWandbTracker(reduce=None, join_timeout=30.0, finish_timeout=0.2)
 
 
 @pytest.mark.usefixtures("fake_wandb")
@@ -368,7 +368,7 @@ def test_by_name_early_rows_are_kept_when_the_tracker_gets_its_arguments(
     early = accelerator.get_tracker("dist_wandb")
     assert list(early._early_rows)
     on_main(1)
-    limits = {"reduce": None, "join_timeout": 5.0, "finish_timeout": 0.2}
+    limits = {"reduce": None, "join_timeout": 30.0, "finish_timeout": 0.2}
     accelerator.init_trackers("digits", init_kwargs={"dist_wandb": limits})
     tracker = accelerator.get_tracker("dist_wandb")
     assert tracker is not early

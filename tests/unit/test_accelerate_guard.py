@@ -528,7 +528,7 @@ def test_rows_that_came_before_the_main_process_are_written_once_it_has_started(
     accelerator.log({"loss": 0.5})
     accelerator.log({"loss": 0.4}, step=7, log_kwargs={"dist_wandb": {"commit": False}})
     assert fake_wandb.arguments == []
-    main = main_process_at(Options("new", join_timeout=5.0))
+    main = main_process_at(Options("new", join_timeout=30.0))
     accelerator.log({"loss": 0.3})
     assert accelerator.get_tracker("dist_wandb").session.id == f"{main.plan.base_id}-rank-1"
     assert fake_wandb.runs[1].logged == [
@@ -550,7 +550,7 @@ def test_more_early_rows_than_are_kept_are_missed_aloud(
         accelerator.log({"loss": 0.5}, step=step)
     with pytest.warns(UserWarning, match=f"Rank 1 logged {most} rows and more"):
         accelerator.log({"loss": 0.5}, step=most)
-    main_process_at(Options("new", join_timeout=5.0))
+    main_process_at(Options("new", join_timeout=30.0))
     accelerator.log({"loss": 0.5}, step=most + 1)
     assert [row["global_step"] for row in fake_wandb.runs[1].rows] == list(range(1, most + 2))
 
@@ -563,8 +563,8 @@ def test_more_early_rows_than_are_kept_are_missed_aloud(
 def test_a_rank_without_a_run_reads_the_main_processs_config_whatever_it_was_given(
     main_process_at: Callable[..., Session], way: str
 ) -> None:
-    main_process_at(Options(reduce=None, join_timeout=5.0), {"lr": 0.1})
-    accelerator = accelerator_with(DistWandbTracker(reduce=None, join_timeout=5.0))
+    main_process_at(Options(reduce=None, join_timeout=30.0), {"lr": 0.1})
+    accelerator = accelerator_with(DistWandbTracker(reduce=None, join_timeout=30.0))
     ways: dict[str, Callable[[], object]] = {
         "init_trackers": lambda: accelerator.init_trackers("digits", config={"lr": 0.2}),
         "attach": lambda: DistWandbTracker.attach(accelerator, config={"lr": 0.2}),
@@ -581,8 +581,8 @@ def test_a_rank_without_a_run_reads_the_main_processs_config_whatever_it_was_giv
 def test_with_runs_of_their_own_ranks_keep_the_config_that_they_were_given(
     fake_wandb: FakeWandb, main_process_at: Callable[..., Session]
 ) -> None:
-    main_process_at(Options("new", join_timeout=5.0), {"lr": 0.1, "more": 1})
-    accelerator = accelerator_with(DistWandbTracker(run_mode="new", join_timeout=5.0))
+    main_process_at(Options("new", join_timeout=30.0), {"lr": 0.1, "more": 1})
+    accelerator = accelerator_with(DistWandbTracker(run_mode="new", join_timeout=30.0))
     accelerator.init_trackers("digits", config={"lr": 0.2})
     assert fake_wandb.runs[1].config == {"lr": 0.2, "more": 1}
 
@@ -596,7 +596,7 @@ def test_who_reads_the_config_before_the_main_process_has_begun_waits_for_it(
     )
     config.update({"own": 1})
     assert config["own"] == 1
-    main = threading.Timer(0.2, main_process_at, [Options(reduce=None, join_timeout=5.0), {"lr": 0.1}])
+    main = threading.Timer(0.2, main_process_at, [Options(reduce=None, join_timeout=30.0), {"lr": 0.1}])
     main.start()
     assert dict(config) == {"own": 1, "lr": 0.1}
     main.join()

@@ -57,7 +57,7 @@ def open_rank(store: dist.Store) -> Iterator[Open]:  # noqa: ARG001  # they meet
     opened: list[Session] = []
 
     def open_one(topology: Topology, config: object = None, **options: Any) -> Session:
-        limits = {"join_timeout": 20.0, "finish_timeout": 5.0, "peer_timeout": 5.0, "heartbeat": HEARTBEAT}
+        limits = {"join_timeout": 30.0, "finish_timeout": 30.0, "peer_timeout": 30.0, "heartbeat": HEARTBEAT}
         session = open_session(
             Options(**{**limits, **options}),
             {"mode": "offline"} if config is None else {"mode": "offline", "config": config},
@@ -88,7 +88,7 @@ def job(open_rank: Open, on_ranks: OnRanks) -> Job:
     return open_all
 
 
-def reads(session: Session, expected: Mapping[str, Any], within: float = 5.0) -> bool:
+def reads(session: Session, expected: Mapping[str, Any], within: float = 20.0) -> bool:
     """Whether a rank comes to read a config, by itself."""
     deadline = time.monotonic() + within
     while dict(session.config) != expected and time.monotonic() < deadline:
@@ -236,7 +236,7 @@ def test_the_other_writers_of_a_shared_run_send_what_the_primary_set_without_bei
     first, second = job(TWO, alike({"lr": 0.1}), run_mode="shared")
     first.config.update({"steps": 7})
     theirs: Any = second.run.config
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 20
     while {"steps": 7} not in theirs.sent and time.monotonic() < deadline:
         second.log({"loss": 0.5})
         time.sleep(0.01)
@@ -379,7 +379,7 @@ def test_a_guarded_start_waits_for_nobody(open_rank: Open) -> None:
     session = open_rank(TWO[0], {"lr": 0.1})
     session.config.update({"steps": 7})
     assert dict(session.config) == {"lr": 0.1, "steps": 7}
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 20
 
 
 def test_who_reads_before_the_primary_has_opened_its_run_waits_for_it(open_rank: Open) -> None:
@@ -390,7 +390,7 @@ def test_who_reads_before_the_primary_has_opened_its_run_waits_for_it(open_rank:
     time.sleep(0.1)
     assert found == []
     open_rank(TWO[0], {"lr": 0.1}, config_sync="off")
-    reader.join(10)
+    reader.join(30)
     assert found == [0.1]
 
 
@@ -727,7 +727,7 @@ def test_a_check_that_fails_is_the_same_error_on_all_ranks(
         "config_sync='check', but the ranks were given different configs: 'lr' is 0.1 on rank 2, but 0.0 on rank 0. "
         "Give all ranks the same, or pass config_sync='warn'."
     )
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 20
     assert fake_wandb.arguments == []
 
 

@@ -270,7 +270,7 @@ def test_dead_server_is_told_and_not_waited_for() -> None:
 def test_server_that_refuses_strangers_is_fine_for_a_stranger(wandb_server: WandbServer) -> None:
     wandb_server.fail("graphql", status=401)
     assert ask(wandb_server.url, None, 5.0).problem == ""
-    assert ask(wandb_server.url, KEY, 5.0).problem == "it refuses this API key"
+    assert ask(wandb_server.url, KEY, 30.0).problem == "it refuses this API key"
 
 
 def test_key_in_netrc_is_found_and_never_shown(say: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -303,7 +303,7 @@ def test_password_in_the_address_of_the_server_is_neither_shown_nor_in_the_way(
 def test_proxy_that_cannot_be_read_is_told_without_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "no_proxy", "NO_PROXY"):
         monkeypatch.setenv(name, "http://joe:secret@127.0.0.1:x9" if name == "http_proxy" else "")
-    server = ask("http://example.invalid", KEY, 5.0)
+    server = ask("http://example.invalid", KEY, 30.0)
     assert not server.answers
     assert server.problem.startswith("InvalidURL. Are WANDB_BASE_URL, and HTTPS_PROXY")
     assert "x9" not in server.problem
@@ -338,14 +338,14 @@ def serving(status: int, headers: dict[str, str], body: bytes) -> Iterator[tuple
 @pytest.mark.parametrize("body", [b"<html>log in</html>", b"[]", b'{"data": "x"}', b"\xff"])
 def test_server_that_is_not_wandbs_is_told(body: bytes) -> None:
     with serving(200, {}, body) as (address, _):
-        server = ask(address, KEY, 5.0)
+        server = ask(address, KEY, 30.0)
     assert server.answers
     assert server.problem == "what it answers is not what a W&B server does. Is WANDB_BASE_URL right?"
 
 
 def test_key_is_not_sent_to_where_a_server_points() -> None:
     with serving(200, {}, b"{}") as (elsewhere, got), serving(302, {"Location": elsewhere}, b"") as (address, first):
-        ask(address, KEY, 5.0)
+        ask(address, KEY, 30.0)
     assert "Authorization" in first[0]
     assert len(got) == 1
     assert "Authorization" not in got[0]

@@ -61,7 +61,7 @@ def test_the_primary_awaits_other_writers(endings: list[Ending]) -> None:
     assert not endings[0].await_writers(time.monotonic() + 0.05, {1, 2})
     assert endings[0].await_writers(time.monotonic() + 0.05, {1})
     threading.Timer(0.05, endings[2].tell_written).start()
-    assert endings[0].await_writers(time.monotonic() + 20, {1, 2})
+    assert endings[0].await_writers(time.monotonic() + 60, {1, 2})
 
 
 def test_where_there_is_no_store_nobody_is_awaited() -> None:
@@ -133,7 +133,7 @@ def test_a_writer_that_does_not_end_is_waited_for_and_told(job: Job, caplog: pyt
     second.finish()
     begun = time.monotonic()
     first.finish()
-    assert 0.25 < time.monotonic() - begun < 5
+    assert 0.25 < time.monotonic() - begun < 20
     assert "rank 0 did not wait longer for the other ranks to end their part of the run exp" in caplog.text
     assert codes_of(first) == [None]
 
@@ -142,7 +142,7 @@ def test_a_rank_that_fails_waits_for_nobody(job: Job) -> None:
     first, *_ = job(THREE, lambda _: {"id": "exp"}, run_mode="shared", finish_timeout=60.0)
     begun = time.monotonic()
     first.finish(1)
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - begun < 20
     assert codes_of(first) == [1]
 
 
@@ -260,6 +260,7 @@ def test_a_second_sigterm_does_not_disturb_the_end(monkeypatch: pytest.MonkeyPat
 
     def end_slowly(code: int, _failed: bool) -> None:
         ended.append(code)
+        signal.pthread_kill(main, signal.SIGTERM)
         time.sleep(0.3)
         ended.append(code)
 
@@ -268,7 +269,6 @@ def test_a_second_sigterm_does_not_disturb_the_end(monkeypatch: pytest.MonkeyPat
     end.register()
     end.catch_sigterm()
     main = threading.get_ident()
-    threading.Timer(0.1, lambda: signal.pthread_kill(main, signal.SIGTERM)).start()
     try:
         with monkeypatch.context() as patch:
             patch.setattr(os, "kill", lambda _, number: killed.append(len(ended) * 100 + number))
@@ -301,7 +301,7 @@ def test_a_store_that_has_stalled_is_not_waited_for() -> None:
     stalled = threading.Event()
     begun = time.monotonic()
     assert ends.briefly(stalled.wait, otherwise=True, within=0.1) is True
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 20
     stalled.set()
 
 

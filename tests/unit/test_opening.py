@@ -124,7 +124,7 @@ def test_if_the_primary_is_offline_so_are_its_secondaries(job: Job, unreliable: 
 @pytest.mark.usefixtures("store")
 def test_strict_is_an_error_on_all_ranks(on_ranks: OnRanks, unreliable: Any) -> None:
     wandb_ = unreliable(rank_0_online=1)
-    options = Options("shared", strict=True, join_timeout=20.0)
+    options = Options("shared", strict=True, join_timeout=60.0)
 
     def open_one(rank: int) -> str:
         with pytest.raises(UnavailableError) as raised:
@@ -173,7 +173,7 @@ def test_a_primary_that_opens_before_there_is_a_store_tells_of_its_run_later(
         patch.setattr(Rendezvous, "find", lambda *_, **__: None)
         first = session.open_session(Options("shared"), given, door="test", topology=TWO[0], number=1)
     first.meet(given, "test", 1)
-    options = Options("shared", join_timeout=5.0)
+    options = Options("shared", join_timeout=30.0)
     second = session.open_session(options, given, door="test", topology=TWO[1], number=1, create_new=False)
     assert second.run
     assert len(fake_wandb.runs) == 2
@@ -182,7 +182,7 @@ def test_a_primary_that_opens_before_there_is_a_store_tells_of_its_run_later(
 @pytest.mark.usefixtures("store")
 def test_who_attaches_for_hardware_sends_what_the_primary_sends(fake_wandb: FakeWandb) -> None:
     nodes = [Topology(rank, 0, rank, 2, 1, 2) for rank in range(2)]
-    options = Options(system_metrics="all-nodes", join_timeout=5.0)
+    options = Options(system_metrics="all-nodes", join_timeout=30.0)
     mine = {"id": "exp", "name": "nm", "config": {"lr": 0.1}}
     theirs = {"id": "exp", "name": "other", "tags": ["t"], "config": {"lr": 0.2}}
     for topology, given in zip(nodes, (mine, theirs), strict=True):
@@ -210,7 +210,7 @@ def test_a_disk_that_takes_no_file_beside_the_run_ends_no_training(
 
 def test_rows_of_a_shared_run_wait_for_all_writers(store: Any, fake_wandb: FakeWandb) -> None:
     assert store is not None
-    options = Options("shared", reduce=None, join_timeout=20.0, finish_timeout=0.2)
+    options = Options("shared", reduce=None, join_timeout=60.0, finish_timeout=0.2)
     given = {"id": "exp"}
     first = session.open_session(options, given, door="test", topology=TWO[0], number=1, create_new=False)
     row = {"loss": 0.5}
@@ -219,27 +219,27 @@ def test_rows_of_a_shared_run_wait_for_all_writers(store: Any, fake_wandb: FakeW
     assert not first.flush(0.15)
     assert fake_wandb.runs[0].rows == []
     second = session.open_session(options, given, door="test", topology=TWO[1], number=1, create_new=False)
-    assert first.flush(5)
+    assert first.flush(20)
     assert fake_wandb.runs[0].rows == [{"loss": 0.5, "rank-0/loss": 0.5, "global_step": 0}]
     second.log({"loss": 1.5}, step=0)
-    assert second.flush(5)
+    assert second.flush(20)
     assert fake_wandb.runs[1].rows == [{"rank-1/loss": 1.5, "global_step": 0}]
 
 
 @pytest.mark.parametrize("limit", [{"join_timeout": 0.1}, {"max_pending_rows": 3}])
 def test_but_not_forever(store: Any, fake_wandb: FakeWandb, limit: dict[str, Any]) -> None:
     assert store is not None
-    options = Options("shared", reduce=None, **{"join_timeout": 20.0, "finish_timeout": 0.2, **limit})
+    options = Options("shared", reduce=None, **{"join_timeout": 60.0, "finish_timeout": 0.2, **limit})
     first = session.open_session(options, {"id": "exp"}, door="test", topology=TWO[0], number=1, create_new=False)
     for step in range(4):
         first.log({"loss": 0.5}, step=step)
-    assert first.flush(5)
+    assert first.flush(20)
     assert [row["global_step"] for row in fake_wandb.runs[0].rows] == [0, 1, 2, 3]
 
 
 def test_what_waits_is_written_at_the_end(store: Any, fake_wandb: FakeWandb) -> None:
     assert store is not None
-    options = Options("shared", reduce=None, join_timeout=20.0, finish_timeout=0.2)
+    options = Options("shared", reduce=None, join_timeout=60.0, finish_timeout=0.2)
     first = session.open_session(options, {"id": "exp"}, door="test", topology=TWO[0], number=1, create_new=False)
     first.log({"loss": 0.5}, step=0)
     first.finish()

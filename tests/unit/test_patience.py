@@ -10,7 +10,7 @@ import pytest
 
 from dist_wandb.patience import Patience, UnansweredError, settle
 
-SOON = 5.0  # seconds, on a busy machine
+SOON = 20.0  # seconds, on a busy machine
 
 
 @pytest.fixture
@@ -30,13 +30,14 @@ def test_what_a_call_returns_and_raises_comes_through() -> None:
 
 def test_a_call_that_takes_too_long_is_given_up_and_none_waits_behind_it(over: threading.Event) -> None:
     patience = Patience(0.2)
-    with pytest.raises(UnansweredError, match=r"not answered for 0\.\d s"):
+    with pytest.raises(UnansweredError, match=r"not answered for \d+\.\d s"):
         patience.call(over.wait)
+    patience._limit = 2 * SOON
     asked: list[int] = []
     began = time.monotonic()
     with pytest.raises(UnansweredError, match="stopped answering"):
         patience.call(lambda: asked.append(1))
-    assert (asked, time.monotonic() - began < 0.1) == ([], True)
+    assert (asked, time.monotonic() - began < SOON) == ([], True)
 
 
 def test_once_the_call_that_was_given_up_has_come_back_others_are_made_again(over: threading.Event) -> None:

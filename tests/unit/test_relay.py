@@ -12,6 +12,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from multiprocessing.connection import Listener
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 ONE = Topology.single()
 TWO = [Topology(rank, rank, 0, 2, 2, 1) for rank in (0, 1)]
-_PATIENCE = 30  # seconds
+_PATIENCE = 60  # seconds
 
 
 def through_a_pickle(session: dist_wandb.Session) -> RemoteSession:
@@ -55,6 +56,8 @@ def in_fork(work: Callable[[], None]) -> int:
 @pytest.fixture(autouse=True)
 def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(relay, "_told", set())
+    monkeypatch.setattr(relay, "_LAST_ROWS", 30.0)  # a thread that takes rows may be held up
+    monkeypatch.setattr(relay, "_HANDSHAKE", 30.0)
     yield
     for thread in threading.enumerate():
         if thread.name == "dist_wandb-relay":
@@ -154,7 +157,6 @@ def test_child_that_lives_longer_than_the_session_is_told_once_and_goes_on(
     copy.log({"loss": 1.0})
     assert copy.flush()
     session.finish()
-    time.sleep(2 * relay._PAUSE)
     with caplog.at_level(logging.ERROR, "dist_wandb"):
         for _ in range(5):
             copy.log({"loss": 2.0})
@@ -244,13 +246,21 @@ def test_stranger_without_the_key_is_not_served() -> None:
 
 def test_a_stranger_that_says_nothing_keeps_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a child that was stopped while it was let in."""
-    monkeypatch.setattr(relay, "_HANDSHAKE", 0.5)
+    limits = iter((30.0, 0.5))  # of the babbler and of the silent one; a friend gets as long as ever
+    let_in = Relay._let_in
+
+    def let_in_within(self: Relay, listener: Listener, key: bytes) -> Any:
+        monkeypatch.setattr(relay, "_HANDSHAKE", next(limits, 30.0))
+        return let_in(self, listener, key)
+
+    monkeypatch.setattr(Relay, "_let_in", let_in_within)
     held = Relay(lambda *_: None)
     address = held.open()
     assert address is not None
     with socket.socket(socket.AF_UNIX) as babbler:
         babbler.connect(address.place)
-        babbler.sendall(struct.pack("!i", 4) + b"what")  # as multiprocessing sends four bytes
+        with suppress(BrokenPipeError, ConnectionResetError):
+            babbler.sendall(struct.pack("!i", 4) + b"what")  # as multiprocessing sends four bytes
     with socket.socket(socket.AF_UNIX) as stranger:
         stranger.connect(address.place)
         begin = time.monotonic()
@@ -304,7 +314,7 @@ def test_failing_session_does_not_wait_for_its_children(fake_wandb: FakeWandb) -
     assert copy.flush()
     begin = time.monotonic()
     session.finish(exit_code=1)
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < relay._LAST_ROWS / 2
     assert fake_wandb.runs[0].exit_codes == [1]
 
 
@@ -481,7 +491,10 @@ def test_nobody_listens_once_the_user_has_finished_the_run(fake_wandb: FakeWandb
 
 
 @pytest.mark.usefixtures("fake_wandb")
-def test_a_child_that_does_not_stop_keeps_no_session_from_ending(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_child_that_does_not_stop_keeps_no_session_from_ending(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay, "_LAST_ROWS", 2.0)
     session = dist_wandb.init()
     copy, is_over = through_a_pickle(session), threading.Event()
 
@@ -497,7 +510,7 @@ def test_a_child_that_does_not_stop_keeps_no_session_from_ending(caplog: pytest.
     took = time.monotonic() - begin
     is_over.set()
     thread.join(_PATIENCE)
-    assert took < relay._LAST_ROWS + 3
+    assert took < relay._LAST_ROWS + 15
     assert len(caplog.records) < 10
 
 
