@@ -49,7 +49,6 @@ def main(directory: str, strategy: str, *scenarios: str) -> None:
                 id=mode,
                 offline=True,
                 run_mode=check_run_mode(mode),
-                peer_timeout=20.0,
                 heartbeat=4.0,  # as `stored.PATIENT`
             )
             for mode in modes.split(",")
