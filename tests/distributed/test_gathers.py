@@ -176,7 +176,7 @@ def test_a_network_on_which_all_pieces_take_longer_than_a_rank_may_is_no_dead_ra
     send = gloo.GlooGroup._send_to_first
 
     def send_slowly(group: gloo.GlooGroup, *arguments: Any) -> None:
-        time.sleep(0.3)
+        time.sleep(0.5)
         send(group, *arguments)
 
     monkeypatch.setattr(gloo.GlooGroup, "_send_to_first", send_slowly)
@@ -185,9 +185,9 @@ def test_a_network_on_which_all_pieces_take_longer_than_a_rank_may_is_no_dead_ra
     for rank in range(2):
         unit.log(rank, {"loss": 1.0}, 0)
     unit.flush()
-    unit.lose_soon(3.0)
+    unit.lose_soon(5.0)
     for exchange in unit.exchanges.values():
-        exchange.limits = replace(QUICK, peer_timeout=3.0)
+        exchange.limits = replace(QUICK, peer_timeout=5.0)
     unit.log(0, {"loss": 1.0}, 1)
     eventually(lambda: unit.exchanges[0]._times and unit.exchanges[1]._times)
     for rank in range(2):

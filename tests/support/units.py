@@ -153,7 +153,7 @@ class Stall:
         return [0.0]
 
 
-def eventually(condition: Callable[[], object], within: float = 15) -> None:
+def eventually(condition: Callable[[], object], within: float = 30) -> None:
     deadline = time.monotonic() + within
     while not condition():
         assert time.monotonic() < deadline, "it does not happen"

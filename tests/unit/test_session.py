@@ -911,7 +911,7 @@ def test_rows_without_a_step_of_several_ranks_are_counted(job: Job, fake_wandb: 
 
 def test_a_rank_alone_writes_flagged_rows(store: dist.Store, fake_wandb: FakeWandb) -> None:
     assert store is not None
-    options = Options(join_timeout=0.1, finish_timeout=1.0)
+    options = Options(join_timeout=0.1, finish_timeout=20.0)
     with open_session(options, {}, door="test", topology=TWO[0], number=1) as session:
         session.log({"loss": 0.5, "text": "a"}, step=3)
         assert session.flush()
