@@ -445,19 +445,19 @@ def test_what_cannot_be_read_is_told_and_nothing_else_is_lost(
 
 
 def test_an_answer_that_was_not_waited_for_is_not_taken_for_the_next_one() -> None:
-    is_slow = threading.Event()
+    may_take = threading.Event()
     taken = []
 
     def take(*arguments: Any) -> None:
-        time.sleep(0.5 if is_slow.is_set() else 0.0)
+        may_take.wait(_PATIENCE)
         taken.append(arguments)
 
     held = Relay(take)
     child = RemoteSession(held.open(), ONE, {})
     assert child.flush()
-    is_slow.set()
     child.log({"loss": 1.0})
     assert not child.flush(0.1)
+    may_take.set()
     child.log({"loss": 2.0})
     assert child.flush()
     assert len(taken) == 2
