@@ -144,7 +144,7 @@ def check_what_was_said(finished: Finished, cut: float) -> float:
     after = max(float(line.split()[1]) for line in gone) - cut
     assert after < 2 * PEER + MORE
     for rank in (2, 3):
-        assert f"what rank {rank} logged from step " in finished.output, finished.output
+        assert f"what rank {rank} logged after step " in finished.output, finished.output
     return after
 
 
