@@ -74,7 +74,8 @@ def no_trainer(directory: str) -> None:
 
 def main_alone(directory: str) -> None:
     """Everything under a guard: the other rank takes no part in this one, and its next one is the next one."""
-    upload = wandb.Settings(finish_timeout=60)  # which would have as short a limit as the ranks
+    limit: dict[str, Any] = {"finish_timeout": 60} if "finish_timeout" in wandb.Settings.model_fields else {}
+    upload = wandb.Settings(**limit)  # which would have as short a limit as the ranks, where W&B knows one
     accelerator = accelerator_for("main_alone", directory, finish_timeout=0.5, settings=upload)
     if accelerator.is_main_process:
         accelerator.init_trackers("tests")
