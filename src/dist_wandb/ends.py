@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from dist_wandb.errors import RendezvousError
+from dist_wandb.patience import ends_within
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -26,7 +27,6 @@ FAILED = 1
 _CTRL_C = 255  # as wandb records it
 SIGTERM = 128 + signal.SIGTERM  # as shells report it
 STORE_PATIENCE = 2.0  # seconds that the job's store gets to answer
-_LOOKS = 20  # in that time: one is spent by a process that is held up, however long
 _PAUSE = 0.02  # seconds between two looks whether writers have ended
 _AFTER_SIGTERM = 10.0  # seconds that runs get to end; launchers kill after 30
 
@@ -147,10 +147,7 @@ def briefly(use_store: Callable[[], _T], otherwise: _T, within: float = STORE_PA
     except RuntimeError:  # Python is going down, and some versions start no threads then
         ask()
     else:
-        for _ in range(_LOOKS):
-            asking.join(within / _LOOKS)
-            if not asking.is_alive():
-                break
+        ends_within(asking, within)
     return answers[0] if answers else otherwise
 
 

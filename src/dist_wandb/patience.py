@@ -53,25 +53,32 @@ class Patience:
         except RuntimeError:  # Python is going down, and some versions start no threads then
             return function()
         began = time.monotonic()
-        if not self._wait_for(call):
+        if not ends_within(call, self._limit, self._is_over):
             self._stuck = call
             raise UnansweredError(f"it has not answered for {time.monotonic() - began:.1f} s")
         if call.failure is not None:
             raise call.failure
         return call.result  # type: ignore[no-any-return]  # what the function returns
 
-    def _wait_for(self, call: _Call) -> bool:
-        """Wait in slices: however long this process is held up, that is one slice, in which it heard nobody."""
-        is_over, left = False, self._limit
-        while True:
-            if not is_over and self._is_over():
-                is_over, left = True, min(left, _LAST)
-            call.join(min(_SLICE, left))
-            if not call.is_alive():
-                return True
-            left -= _SLICE
-            if left <= 0:
-                return False
+
+def ends_within(thread: threading.Thread, within: float, is_over: Callable[[], bool] = lambda: False) -> bool:
+    """Whether a thread ends in time. However long this process is held up counts as one slice, as it heard nobody.
+
+    Args:
+        thread: The thread, which has been started.
+        within: How long to wait for it, in seconds.
+        is_over: Asked meanwhile: whether waiting is to end soon.
+    """
+    has_to_end = False
+    while True:
+        if not has_to_end and is_over():
+            has_to_end, within = True, min(within, _LAST)
+        thread.join(min(_SLICE, within))
+        if not thread.is_alive():
+            return True
+        within -= _SLICE
+        if within <= 0:
+            return False
 
 
 _under_way: set[_Call] = set()

@@ -105,11 +105,10 @@ class Rendezvous:
         Raises:
             RendezvousError: The store is gone, or does not answer.
         """
-        clone = getattr(self._store, "clone", None)
-        if clone is None:
-            return Rendezvous(self._store, namespace, self._topology, self._timeout, patience)
-        self.has([namespace])  # a store that is gone fails this at once; to connect to it is tried for minutes
-        store = self._reaching(clone)
+        clone, store = getattr(self._store, "clone", None), self._store
+        if clone is not None:
+            self.has([namespace])  # a store that is gone fails this at once; to connect to it is tried for minutes
+            store = self._reaching(clone)
         return Rendezvous(store, namespace, self._topology, self._timeout, patience)
 
     def store(self, prefix: str) -> Store:
