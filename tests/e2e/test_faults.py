@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import Job, started
+from processes import Job, started, wait_until
 from ranks import rank_commands
 from wandb_server import WandbServer
 
@@ -93,7 +93,7 @@ def train(
     with started(*commands, cwd=tmp_path, environment=environment) as job:
         meanwhile(Training(server, tmp_path, job))
         finished = job.wait(240)
-        wait_until(lambda: not job.living())  # wandb writes on after `finish`
+        wait_until(lambda: not job.living(), within=60)  # wandb writes on after `finish`
     runs = server.runs
     recorded = next(iter(runs.values()), None)
     return Outcome(
@@ -103,13 +103,6 @@ def train(
         on_disk(tmp_path),
         recorded.exit_codes if recorded else [],
     )
-
-
-def wait_until(condition: Callable[[], bool], within: float = 60) -> None:
-    deadline = time.monotonic() + within
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {within:g} s"
-        time.sleep(0.1)
 
 
 def on_disk(directory: Path) -> Counter[int]:

@@ -8,13 +8,11 @@ import re
 import shutil
 import signal
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import Finished, clean_environment, run_job, started, torchrun
+from processes import Finished, clean_environment, run_job, started, torchrun, wait_until
 from stored import ended_runs
 from wandb_records import HISTORY, PLAIN, RecordedRun, WriterRecord
 from wandb_server import Request, WandbServer
@@ -311,14 +309,14 @@ def test_an_upload_that_was_killed_or_interrupted_goes_on(plain: Path, wandb_ser
     fault = wandb_server.fail("UpsertBucket", delay=30, drop=True)
     environment = sync_environment(wandb_server, plain)
     with started(sync_command(plain), cwd=plain, environment=environment) as job:
-        wait_until(lambda: fault.hits == 1)
+        wait_until(lambda: fault.hits == 1, within=TIMEOUT)
         job.processes[0].kill()  # what it started goes on
         job.processes[0].communicate(timeout=TIMEOUT)
         second = sync(wandb_server, plain)
     assert second.exit_codes == (1,)
     assert "another process uploads it at this moment" in second.output
     with started(sync_command(plain), cwd=plain, environment=environment) as job:
-        wait_until(lambda: fault.hits == 2)
+        wait_until(lambda: fault.hits == 2, within=TIMEOUT)
         job.processes[0].send_signal(signal.SIGINT)
         output, _ = job.processes[0].communicate(timeout=TIMEOUT)
         wait_until(lambda: not job.living(), within=30)
@@ -327,10 +325,3 @@ def test_an_upload_that_was_killed_or_interrupted_goes_on(plain: Path, wandb_ser
     sync(wandb_server, plain).check()
     run = wandb_server.run("exp")
     assert (losses(run), run.exit_codes) == ([row["loss"] for row in ROWS], [0])
-
-
-def wait_until(condition: Callable[[], bool], within: float = TIMEOUT) -> None:
-    deadline = time.monotonic() + within
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -135,6 +135,14 @@ def torchrun(script: Path, *arguments: object, processes: int = 2, nodes: int = 
     port = str(free_port())
     rendezvous = ["--nnodes", str(nodes), "--master-addr", "127.0.0.1", "--master-port", port]
     return tuple([*launcher, *rendezvous, "--node-rank", str(node), script, *words] for node in range(nodes))
+
+
+def wait_until(condition: Callable[[], bool], within: float, what: str = "") -> None:
+    """Look again and again for what other processes do; fail if it does not come within so many seconds."""
+    deadline = time.monotonic() + within
+    while not condition():
+        assert time.monotonic() < deadline, f"{what or condition} did not come within {within:g} s"
+        time.sleep(0.05)
 
 
 def free_port() -> int:

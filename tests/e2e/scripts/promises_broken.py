@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from history import AFTER_BREAK, BREAK, FLUSHED, REJOINED
+from processes import wait_until
 from pulse import Pulse
 
 import dist_wandb
@@ -59,10 +60,7 @@ def go_on(run: dist_wandb.Session) -> None:
 
 
 def see(file: Path) -> None:
-    deadline = time.monotonic() + 40
-    while not file.exists():
-        assert time.monotonic() < deadline, f"{file.name} did not come"
-        time.sleep(0.05)
+    wait_until(file.exists, within=40, what=file.name)
 
 
 def main(directory: str, how: str) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from history import LARGEST_EXACT, MANY, STEPS
+from processes import wait_until
 from stored import PATIENT
 
 import dist_wandb
@@ -328,13 +329,6 @@ def never_opens(directory: Path, rank: int) -> None:
     assert time.monotonic() - begin < 40
 
 
-def wait_for(path: Path) -> None:
-    deadline = time.monotonic() + 60
-    while not path.exists():
-        assert time.monotonic() < deadline, f"{path} never came"
-        time.sleep(0.05)
-
-
 def main(directory: str) -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
@@ -342,7 +336,7 @@ def main(directory: str) -> None:
         sys.stdout.write(f"\nBEGIN {name} on rank {rank}\n")
         into = str(Path(directory) / name)
         if name == "opens_late" and rank == 1:
-            wait_for(WRITTEN)
+            wait_until(WRITTEN.exists, within=60, what=WRITTEN.name)
         with dist_wandb.init("tests", id="exp", dir=into, **{"heartbeat": PATIENT, **options}) as run:
             function(run, rank)
         run.finish()  # to no effect
