@@ -6,10 +6,15 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 DEMO_DIR := runs/demo
 WORKERS ?= 2
+SEEDS ?= 0-299
+JOBS ?= 2
+MINUTES ?= 10
 OLDEST := .venv-oldest
-NOT_OLDEST := -m "not newest" -k "not milliseconds"
+HASHED ?=
+LISTED := .ci/requirements.txt .ci/requirements-oldest.txt
+RUN_ALL := $(BIN)/python tests/support/run_all.py --workers $(WORKERS)
 
-.PHONY: help demo test test-oldest lint format bench clean
+.PHONY: help demo test test-oldest lint chaos fuzz format bench lock audit clean
 
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -20,18 +25,19 @@ demo: $(VENV)/.examples  ## Train on real data in two processes, offline, and sh
 	$(BIN)/dist-wandb show $(DEMO_DIR)
 
 test: $(VENV)/.development  ## Run all tests; those of whole jobs WORKERS at a time, those with short limits alone
-	$(BIN)/python -m pytest -n 2 --dist loadfile tests/unit tests/distributed
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not alone" tests/contract tests/e2e
-	$(BIN)/python -m pytest -m alone tests/e2e
+	@$(RUN_ALL) test
 
 test-oldest: $(OLDEST)/.ready  ## Run the tests of the core, the contract and Accelerate with the oldest supported versions
-	$(OLDEST)/bin/python -m pytest -n 2 --dist loadfile $(NOT_OLDEST) tests/unit tests/distributed
-	$(OLDEST)/bin/python -m pytest -n $(WORKERS) --dist loadgroup $(NOT_OLDEST) tests/contract tests/e2e/test_accelerate.py
+	@$(RUN_ALL) test-oldest
 
 lint: $(VENV)/.development  ## Check style and types
-	$(BIN)/ruff check
-	$(BIN)/ruff format --check
-	$(BIN)/mypy
+	@$(RUN_ALL) lint
+
+chaos: $(VENV)/.development  ## Play random jobs with faults (SEEDS=0-299, JOBS=2), check what they leave
+	$(BIN)/python tests/chaos --seeds $(SEEDS) --jobs $(JOBS)
+
+fuzz: $(VENV)/.development  ## Read random bytes for MINUTES=10, with each parser of what comes from elsewhere (TARGETS="blob table")
+	$(BIN)/python tests/fuzz/run_fuzz.py --minutes $(MINUTES) $(TARGETS)
 
 format: $(VENV)/.development  ## Format the code and fix what can be fixed
 	$(BIN)/ruff check --fix
@@ -40,19 +46,31 @@ format: $(VENV)/.development  ## Format the code and fix what can be fixed
 bench: $(VENV)/.development  ## Run the benchmarks (BENCH=--quick to try them); JSON in benchmarks/results
 	$(BIN)/python -m benchmarks.run_all $(BENCH)
 
+lock: $(VENV)/.development  ## Write anew what CI installs, with hashes (.ci/requirements*.txt)
+	$(BIN)/python .ci/requirements.py lock $(BIN)/python
+
+audit: $(VENV)/.development  ## Look for known vulnerabilities of what CI installs; asks PyPI's service on the internet
+	@$(INSTALL) 'pip-audit>=2.7,<3'
+	@for listed in $(LISTED); do $(BIN)/pip-audit --strict --disable-pip --require-hashes --requirement "$$listed" || \
+		{ echo "audit: failed: a vulnerability is listed above, or the service could not be asked (the error says)."; exit 1; }; done
+
 clean:  ## Remove the environment and everything that was made
 	rm -rf $(VENV) $(OLDEST) runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis benchmarks/results
 
-# pip learnt dependency groups in 25.1.
-$(VENV)/.examples: pyproject.toml constraints.txt
+# HASHED=1, as in CI: what .ci/requirements.txt pins by version and hash, where that list holds; elsewhere it says so, and
+# what is installed is chosen by the constraints. pip learnt dependency groups in 25.1.
+$(VENV)/.examples: pyproject.toml constraints.txt $(if $(HASHED),$(LISTED))
 	@echo "Setting up $(VENV) (a minute or two) ..."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
-	@$(INSTALL) --editable '.[all]' --group examples
+	@if [ -n "$(HASHED)" ] && $(BIN)/python .ci/requirements.py suits; then \
+		$(BIN)/python .ci/requirements.py install newest $(BIN)/python; \
+	else \
+		$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1,<27' && $(INSTALL) --editable '.[all]' --group examples; \
+	fi
 	@touch $@
 
 $(VENV)/.development: $(VENV)/.examples
-	@$(INSTALL) --group test --group lint
+	@if [ -z "$(HASHED)" ] || ! $(BIN)/python .ci/requirements.py suits; then $(INSTALL) --group test --group lint; fi
 	@touch $@
 
 # What .venv has, torch above all, is not installed again: what is older comes before it on the path.
@@ -61,6 +79,10 @@ $(OLDEST)/.ready: $(VENV)/.development pyproject.toml constraints-oldest.txt
 	@test -x $(OLDEST)/bin/python || $(BIN)/python -m venv --without-pip $(OLDEST)
 	@$(BIN)/python -c "import sysconfig as s; print(s.get_path('purelib'))" > \
 		"$$($(OLDEST)/bin/python -c "import sysconfig as s; print(s.get_path('purelib'))")/newest.pth"
-	@$(BIN)/python -m pip --python $(OLDEST)/bin/python install --quiet --no-warn-conflicts \
-		--constraint constraints-oldest.txt --editable '.[all]' --group test setuptools
+	@if [ -n "$(HASHED)" ] && $(BIN)/python .ci/requirements.py suits; then \
+		$(BIN)/python .ci/requirements.py install oldest $(OLDEST)/bin/python; \
+	else \
+		$(BIN)/python -m pip --python $(OLDEST)/bin/python install --quiet --no-warn-conflicts \
+			--constraint constraints-oldest.txt --editable '.[all]' --group test setuptools; \
+	fi
 	@touch $@

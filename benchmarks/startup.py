@@ -1,16 +1,23 @@
-"""How long the logger takes to open its run in a two-process ddp job: DistWandbLogger against the stock WandbLogger.
+"""How long a start takes: `import dist_wandb`, and the logger's opening of its run, against the stock WandbLogger's.
 
-Each job reports, per rank, the wall-clock time of the first use of `logger.experiment` in Lightning's setup hook; the
-slower rank counts, as a barrier follows. Jobs alternate, so that both loggers see the same machine.
+The import is measured in interpreters of its own, beside interpreters that do nothing. The runs are opened in
+two-process ddp jobs: each job reports, per rank, the wall-clock time of the first use of `logger.experiment` in
+Lightning's setup hook; the slower rank counts, as a barrier follows. Jobs alternate, so that both loggers see the same
+machine.
 """
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from typing import Any
 
 from benchmarks import common
 
+_IMPORT = "import in a new interpreter, seconds"
+_CODE = {"nothing": "pass", "dist_wandb": "import dist_wandb"}
+_LONGEST_IMPORT = 0.060  # seconds more than nothing
 _TITLE = "opening a run, 2-process ddp, seconds"
 _LOGGERS = ("stock", "dist_wandb")
 
@@ -23,7 +30,20 @@ def measure(options: common.Options) -> common.Result:
         seconds[logger].append(max(report["seconds"] for report in reports))
     result = common.Result("startup")
     result.add(_TITLE, seconds, against="stock")
+    imports: dict[str, list[float]] = {what: [] for what in _CODE}
+    for what in common.alternating(list(_CODE), options.of(7, 1)):
+        imports[what].append(_interpreter(_CODE[what]))
+    result.add(_IMPORT, imports)
+    more = min(imports["dist_wandb"]) - min(imports["nothing"])  # what else the machine does only ever adds
+    result.targets.append(common.Target("import dist_wandb, seconds more than nothing", _LONGEST_IMPORT, more))
     return result
+
+
+def _interpreter(code: str) -> float:
+    """Seconds that a new interpreter takes for `code`."""
+    begin = time.perf_counter()
+    subprocess.run([sys.executable, "-c", code], check=True)
+    return time.perf_counter() - begin
 
 
 def job(arguments: dict[str, Any]) -> None:

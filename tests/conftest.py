@@ -16,12 +16,13 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 import wandb
+from hypothesis import HealthCheck, settings
 from wandb_server import WandbServer
 
-from dist_wandb import gloo, rendezvous, restart, session, sync
-from dist_wandb.config_values import given_values
+from dist_wandb import gloo, leftovers, own_rows, rendezvous, restart, session, sync
 from dist_wandb.options import Options
 from dist_wandb.rendezvous import Rendezvous
+from dist_wandb.run import chosen_config
 from dist_wandb.topology import Topology
 
 OnRanks = Callable[[int, Callable[[int], Any]], list[Any]]
@@ -31,10 +32,23 @@ _LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_", "NODE_RANK", "GROUP_", "CROSS_", "
 _FAMILIES = ("TORCHELASTIC_", "SLURM_", "OMPI_", "PMI", "MPI_", "WANDB_", "DIST_WANDB_")
 _RARE_FAMILIES = ("HOROVOD_", "JSM_", "MV2_", "PALS_", "FLUX_", "PET_")
 
+# Tests count; what takes how long is no matter of theirs, as machines that run tests are busy.
+settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy machine")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _state_of_nobody(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What the tests upload is not remembered among what the user has uploaded."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
 
 @pytest.fixture
 def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No variable of a launcher, of wandb or of ours, whatever started the tests."""
+    """No variable of a launcher, of wandb or of ours, whatever started the tests, nor what a test leaves."""
+    monkeypatch.setenv("WANDB_MODE", "")
     for name in list(os.environ):
         if name.startswith(_LAUNCHERS + _FAMILIES + _RARE_FAMILIES):
             monkeypatch.delenv(name)
@@ -82,7 +96,7 @@ class FakeRun:
         self.url = f"https://wandb.example/team/digits/runs/{self.id}" if mode in ("online", "shared") else None
         self.dir = str(directory / f"run-{number}" / "files")
         Path(self.dir).mkdir(parents=True)
-        self.config = FakeConfig(given_values(arguments.get("config")))
+        self.config = FakeConfig(chosen_config(arguments))  # as wandb does
         self.sweep_id = "sweep" if sweep else None
         if sweep:
             self.config.update_locked(sweep, user="sweep", _allow_val_change=True)
@@ -107,6 +121,14 @@ class FakeRun:
         if not self._is_finished:  # as wandb's
             self.exit_codes.append(exit_code)
         self._is_finished = True
+        module: Any = wandb
+        if module.run is self:
+            module.run, module.log, module.define_metric = None, _before_init, _before_init
+
+
+def _before_init(*_: Any, **__: Any) -> None:
+    """Stands for wandb's functions while it has no run."""
+    raise wandb.Error("You must call wandb.init() first")
 
 
 _LIMITS = {"finish_timeout", "x_transaction_log_flush_interval"}
@@ -129,6 +151,7 @@ class FakeWandb:
         self.environments: list[dict[str, str]] = []
         self.runs: list[FakeRun] = []
         self.sweep: dict[str, Any] = {}  # what an agent would have the next run be
+        self.sets_globals = False  # as wandb does; not where ranks are threads of one process
         self._one_at_a_time = threading.Lock()  # ranks may be threads
 
     def init(self, **arguments: Any) -> FakeRun:
@@ -138,10 +161,13 @@ class FakeWandb:
             self.arguments.append(_without_limits(arguments))
             self.environments.append(dict(os.environ))
             self.runs.append(run)
+            if self.sets_globals and arguments.get("reinit") != "create_new":
+                module: Any = wandb
+                module.run, module.log, module.define_metric = run, run.log, run.define_metric
             return run
 
     def setup(self) -> SimpleNamespace:
-        return SimpleNamespace(settings=SimpleNamespace(mode=self.stored_mode, init_timeout=90.0))
+        return SimpleNamespace(settings=wandb.Settings(mode=self.stored_mode, init_timeout=90.0))  # type: ignore[arg-type]
 
 
 class ImpatientGroup(gloo.GlooGroup):
@@ -189,12 +215,17 @@ def fake_wandb(
         return fake.init(**arguments)
 
     monkeypatch.setattr(wandb, "init", init)
+    monkeypatch.setattr(wandb, "run", None)
+    for name in ("log", "define_metric"):
+        monkeypatch.setattr(wandb, name, _before_init)
     monkeypatch.setattr(wandb, "setup", fake.setup)
     monkeypatch.setattr(session, "_sessions", [])
     monkeypatch.setattr(session, "_opened", type(session._opened)())
+    monkeypatch.setattr(leftovers, "_leftovers", [])
     monkeypatch.setattr(restart, "_started", type(restart._started)())
     monkeypatch.setattr(restart, "_told_of", set())
-    monkeypatch.setattr(sync, "_LAST_WORDS", 20.0)  # a thread may be held up, also at its end
+    for module in (sync, own_rows):
+        monkeypatch.setattr(module, "_LAST_WORDS", 20.0)  # a thread may be held up, also at its end
     monkeypatch.setattr(sync, "_NEW_NAME_HEARTBEATS", 1000)  # what ranks log one after the other belongs together
     monkeypatch.chdir(tmp_path)
     return fake

@@ -85,6 +85,8 @@ _ROOMS = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "log":
+        raise AttributeError("module 'dist_wandb' has no attribute 'log'. Use dist_wandb.get_run().log")
     if name not in _ROOMS:
         raise AttributeError(f"module 'dist_wandb' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"dist_wandb.{_ROOMS[name]}"), name)
@@ -93,4 +95,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_ROOMS})
+    return sorted({*__all__, *_ROOMS})

@@ -41,12 +41,14 @@ from dist_wandb.config_values import given_values
 from dist_wandb.gathers import gathered, gathered_table
 from dist_wandb.metrics import is_metric
 from dist_wandb.options import ConfigSync, Options, SystemMetrics, rank_scope_or_default, run_mode_or_default
+from dist_wandb.patience import Inquiry
 from dist_wandb.policy import RankScope, RunMode
 from dist_wandb.reduction import PerRank, Reduce, Spread
 from dist_wandb.run import NullRun
 from dist_wandb.session import Session, open_session, told_job
 from dist_wandb.sync import Limits
 from dist_wandb.topology import Leader, Topology
+from dist_wandb.user_lines import users_line, warn
 from dist_wandb.values import copied_tensor
 
 if TYPE_CHECKING:
@@ -54,6 +56,7 @@ if TYPE_CHECKING:
 
 _DOOR = "DistWandbTracker"
 _PAUSE = 0.05  # seconds between two looks whether the main process has begun
+_GLANCE = 1.0  # seconds that the job's store gets for this where the answer is wanted at once
 _MOST_EARLY_ROWS = 1000  # kept on a rank that waits for the main process to call init_trackers
 
 
@@ -109,7 +112,7 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
         rank_scope: RankScope | None = None,
         reduce: Reduce = "auto",
         spread: Spread = False,
-        per_rank: PerRank = True,
+        per_rank: PerRank = "auto",
         join_timeout: float = Limits.join_timeout,
         peer_timeout: float = Limits.peer_timeout,
         finish_timeout: float | None = None,
@@ -143,6 +146,8 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
         runs.check_init_arguments(self._own_arguments, _DOOR)
         self._session: Session | None = None
         self._last_run: AnyRun | None = None  # of the session that is finished
+        self._inquiry = Inquiry(self._told_job, _PAUSE)
+        self._stand_in: NullRun | None = None  # until this rank starts, where it may join late
         self._early_rows: deque[tuple[Mapping[str, Any], int | None, dict[str, Any]]] = deque(maxlen=_MOST_EARLY_ROWS)
         self.wraps = wrap
         self.is_for_name = False  # whether it was made because `log_with` had its name
@@ -214,6 +219,7 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
             if self._may_join_late():
                 told_job(_DOOR, topology, self._options.join_timeout)  # which passes over what went without this rank
             self._session = open_session(self._options, self._arguments, door=_DOOR, topology=topology)
+            self._inquiry = Inquiry(self._told_job, _PAUSE)  # for the session after this one
 
     @property
     def run_name(self) -> str | None:
@@ -238,11 +244,13 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
         """
         if self._session is None and self._last_run is not None:
             return self._last_run
-        if self._is_started() or not self._may_join_late():
+        if self._is_started_by_now(_GLANCE) or not self._may_join_late():
             return self.session.run
-        run = NullRun()
-        run.show_config(Mirror(_UntilStarted(self)))
-        return run
+        if self._stand_in is None:
+            self._stand_in = NullRun()
+            self._stand_in.show_config(Mirror(_UntilStarted(self)))
+            runs.go_first(self._stand_in, {"log": self._log_later})
+        return self._stand_in
 
     @property
     def is_open(self) -> bool:
@@ -285,12 +293,15 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
             **kwargs: `weight` and `commit`, as in `dist_wandb.Session.log`. Through `Accelerator.log` they go into
                 ``log_kwargs={"dist_wandb": {"weight": batch_size}}``.
         """
-        if self._is_started() or not self._may_join_late():
+        if self._is_started_by_now() or not self._may_join_late():
             self.session.log(values, step, **kwargs)
         else:
             if len(self._early_rows) == _MOST_EARLY_ROWS:
                 self._warn_of_dropped_rows()
             self._early_rows.append((_copied(values), step, _copied(kwargs)))
+
+    def _log_later(self, _log: Any, data: Mapping[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        self.log(data, step, **kwargs)
 
     def log_images(
         self,
@@ -416,11 +427,11 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
 
     def _warn_of_dropped_rows(self) -> None:
         number = f"{len(self._early_rows)} rows{' and more' if len(self._early_rows) == _MOST_EARLY_ROWS else ''}"
-        warnings.warn(
+        message = (
             f"Rank {PartialState().process_index} logged {number}, but the main process has not called "
-            "accelerator.init_trackers: they are dropped. Call it before the first log.",
-            stacklevel=4,
+            "accelerator.init_trackers: they are dropped. Call it before the first log."
         )
+        warn(message, users_line(), may_raise=False)  # neither the training nor its end fails over it
 
     @property
     def _arguments(self) -> dict[str, Any]:
@@ -434,10 +445,26 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
         """Whether this rank is started; if it may join late, and the main process has begun, it is from now on."""
         if self._session is None and self._may_join_late():
             with contextlib.suppress(RendezvousError):  # the job is over, and its store gone: the training may go on
-                job = told_job(_DOOR, _topology(), self._options.join_timeout)
-                if job is not None:
-                    self._join_late(Options(**job["all"]))
+                self._join_as_told(self._told_job())
         return self._session is not None
+
+    def _is_started_by_now(self, within: float = 0.0) -> bool:
+        """The same, but a thread asks the store: the training waits no longer than `within`, in seconds."""
+        if self._session is None and self._may_join_late():
+            job = self._inquiry.look(within)
+            try:
+                self._join_as_told(job)
+            except RendezvousError:
+                self._inquiry.forget()
+        return self._session is not None
+
+    def _told_job(self) -> dict[str, Any] | None:
+        """What the main process told of the session that comes next, if it has begun."""
+        return told_job(_DOOR, _topology(), self._options.join_timeout)
+
+    def _join_as_told(self, job: Mapping[str, Any] | None) -> None:
+        if job is not None:
+            self._join_late(Options(**job["all"]))
 
     def _join_late(self, options: Options) -> None:
         """Start as the main process did, and log what had to wait for that."""

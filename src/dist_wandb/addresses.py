@@ -7,7 +7,9 @@ works there, and so must the exchange. The address from which a host reaches the
 from __future__ import annotations
 
 import ipaddress
+import os
 import socket
+import stat
 from collections.abc import Collection
 
 _ANY_PORT = 9  # nothing is sent
@@ -56,6 +58,51 @@ def address_among(own: str | None, told: Collection[str | None]) -> str | None:
         return own
     others = sorted(address for address in told if address is not None and not _is_loopback(address))
     return address_towards(others[0]) if others else None
+
+
+def connections_to(port: int) -> set[int]:
+    """Descriptors of this process's connections to a port, on whatever host; none where they cannot be listed."""
+    try:
+        held = [int(name) for name in os.listdir("/proc/self/fd")]  # noqa: PTH208  # of numbers there are no paths
+    except OSError:
+        return set()
+    return {descriptor for descriptor in held if _peer_port(descriptor) == port}
+
+
+def is_hung_up(descriptor: int) -> bool:
+    """Whether the other side has closed a connection, as far as is known here. Takes nothing of what it has said."""
+    connection = _borrowed(descriptor)
+    if connection is None:
+        return False
+    try:
+        return connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    finally:
+        connection.detach()
+
+
+def _peer_port(descriptor: int) -> int | None:
+    connection = _borrowed(descriptor)
+    if connection is None:
+        return None
+    try:
+        name = connection.getpeername()
+        return name[1] if connection.family in (socket.AF_INET, socket.AF_INET6) else None
+    except OSError:
+        return None
+    finally:
+        connection.detach()
+
+
+def _borrowed(descriptor: int) -> socket.socket | None:
+    """Somebody else's socket, to be detached again; `None` if there is none behind the descriptor."""
+    try:
+        return socket.socket(fileno=descriptor) if stat.S_ISSOCK(os.fstat(descriptor).st_mode) else None
+    except OSError:
+        return None
 
 
 def _is_loopback(address: str) -> bool:

@@ -1,4 +1,8 @@
-"""Tensors, and plain values around them, as bytes: a JSON header and raw numbers. Reading executes nothing."""
+"""Tensors, and plain values around them, as bytes: a JSON header and raw numbers. Reading executes nothing.
+
+Tensors of numbers alone are written and read: torch makes a quantized tensor of raw bytes as well, without what it is
+scaled by, and crashes the process at its first use.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +18,17 @@ if TYPE_CHECKING:
     import torch
 
 _LENGTH = 8  # bytes that tell the length of the header
+_LARGEST = 2**31  # bytes of one tensor, also of an empty one without its dimensions of size 0
+_MOST_DIMENSIONS = 64  # as many as torch can have
+_SHOWN = 100  # characters of what was sent, in messages
+_NUMBERS = frozenset(
+    ["bool", "bfloat16", "complex64", "complex128", "float16", "float32", "float64"]
+    + [f"{kind}{size}" for kind in ("int", "uint") for size in (8, 16, 32, 64)]
+)
 
 
 def encode(items: Sequence[Any]) -> bytes:
-    """Write tensors, numbers, text, bytes, `None`, and lists and tuples of these.
+    """Write tensors, their types of numbers, numbers, text, bytes, `None`, and lists and tuples of these.
 
     Args:
         items: What is to be written. Tensors must be on the CPU.
@@ -64,9 +75,9 @@ def dtype_of(name: str) -> torch.dtype:
     """
     import torch
 
-    dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"{name!r} is no type of numbers")  # noqa: TRY004  # a wrong name, not a wrong type
+    if name not in _NUMBERS:
+        raise ValueError(f"{_short(name)} is no type of numbers that metrics have")
+    dtype: torch.dtype = getattr(torch, name)
     return dtype
 
 
@@ -74,17 +85,31 @@ def _describe(item: Any, raw: list[bytes]) -> list[Any]:
     import torch
 
     if isinstance(item, torch.Tensor):
+        name = _name_of(item.dtype)
         numbers = item.detach().contiguous()
         raw.append(ctypes.string_at(numbers.data_ptr(), numbers.nbytes) if numbers.nbytes else b"")  # without numpy
-        return ["tensor", str(numbers.dtype).removeprefix("torch."), list(numbers.shape)]
+        return ["tensor", name, list(numbers.shape)]
     if isinstance(item, bytes):
         raw.append(item)
         return ["bytes", len(item)]
     if isinstance(item, (list, tuple)):
         return ["tuple" if isinstance(item, tuple) else "list", [_describe(part, raw) for part in item]]
+    if isinstance(item, torch.dtype):
+        return ["dtype", _name_of(item)]
     if item is None or isinstance(item, (bool, int, float, str)):
         return ["value", item]
     raise ConfigurationError(f"A metric's state holds a {type(item).__name__}, which cannot be sent to other ranks.")
+
+
+def _name_of(dtype: torch.dtype) -> str:
+    name = str(dtype).removeprefix("torch.")
+    if name not in _NUMBERS:
+        raise ConfigurationError(f"A metric's state holds {name} numbers, which cannot be sent to other ranks.")
+    return name
+
+
+def _short(value: Any) -> str:
+    return repr(value)[:_SHOWN]
 
 
 class _Reader:
@@ -108,13 +133,15 @@ class _Reader:
         if kind in {"list", "tuple"}:
             items = [self.item(part) for part in details[0]]
             return tuple(items) if kind == "tuple" else items
-        if kind == "value":
+        if kind == "dtype":
+            return dtype_of(*details)
+        if kind == "value" and isinstance(details[0], (bool, int, float, str, type(None))):
             return details[0]
-        raise ValueError(f"{kind!r} is no kind of item")
+        raise ValueError(f"{_short(kind)} is no kind of item")
 
     def _bytes(self, size: int) -> bytes:
-        if not 0 <= size <= len(self._blob) - self.position:
-            raise ValueError(f"{size} bytes are missing at its end")
+        if type(size) is not int or not 0 <= size <= len(self._blob) - self.position:
+            raise ValueError(f"of {_short(size)} bytes some are missing at its end")
         self.position += size
         return self._blob[self.position - size : self.position]
 
@@ -122,9 +149,13 @@ class _Reader:
         import torch
 
         dtype = dtype_of(name)
-        if min(shape, default=0) < 0:
-            raise ValueError(f"{shape} is no shape")
+        if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
+            raise ValueError(f"{_short(shape)} is no shape")
+        if len(shape) > _MOST_DIMENSIONS or math.prod(size or 1 for size in shape) * dtype.itemsize > _LARGEST:
+            raise ValueError(f"a tensor of shape {_short(shape)} is too large")
         raw = self._bytes(math.prod(shape) * dtype.itemsize)
         if not raw:
-            return torch.empty(tuple(shape), dtype=dtype, device="cpu")
-        return torch.frombuffer(bytearray(raw), dtype=dtype).reshape(tuple(shape))
+            return torch.empty(shape, dtype=dtype, device="cpu")
+        if dtype is torch.bool:  # of bytes other than 0 and 1 torch makes anything
+            return torch.frombuffer(bytearray(raw), dtype=torch.uint8).ne(0).reshape(shape)
+        return torch.frombuffer(bytearray(raw), dtype=dtype).reshape(shape)

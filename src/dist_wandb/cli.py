@@ -10,40 +10,47 @@ import io
 import json
 import math
 import os
+import signal
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
 from rich import box
 from rich.cells import cell_len
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 from rich.text import Text
 
 from dist_wandb._version import __version__
+from dist_wandb.destination import TRUST_OPTION, is_address
 from dist_wandb.doctor import GENERATED, Diagnosis, examine
-from dist_wandb.errors import ConfigurationError, DistWandbError, ReadError, UploadError
+from dist_wandb.errors import ConfigurationError, DistWandbError, ReadError, UploadError, visible
 from dist_wandb.offline import MetricHistory, Sidecar, StoredRun, find_runs, read_runs
 from dist_wandb.policy import RANK_SCOPES, RUN_MODES, RunPlan, plan_run
-from dist_wandb.run import check_id
+from dist_wandb.run import check_id, check_sweep, destination
 from dist_wandb.topology import Topology, Trace
-from dist_wandb.upload import UploadFile, UploadRun, is_uploaded, plan_uploads, upload
+from dist_wandb.upload import Terms, UploadFile, UploadRun, is_uploaded, plan_uploads, remember, upload
+from dist_wandb.upload_state import remove_left_copies
 
 SPARKLINE_WIDTH = 32
 """Longest sparkline, in characters; a narrow terminal gets shorter ones."""
 
 _INTERRUPTED = 130  # the exit code that shells know for it
+_GOES_ON = "An upload goes on where it got to when it is started again."
 _SHORTEST_SPARKLINE = 8
 _COLUMN_GAP = 2
+_MOST_METRICS_SHOWN = 1000  # of one file
 _INDENT = 2
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _GAP = "·"
+_BY_LOG = "uploaded when it was written, says W&B's log beside it"
 _STATE_STYLES = {"finished": "green", "failed": "red", "unfinished": "yellow"}
 
 
@@ -54,26 +61,54 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The arguments after the command's name; those of the process when `None`.
 
     Returns:
-        The exit code: 0 on success, 1 where nothing could be read or not everything was uploaded, 2 for arguments that
-        cannot be honoured, 130 after an interrupt.
+        The exit code: 0 on success, 1 where not everything could be read or was uploaded, 2 for arguments that
+        cannot be honoured, 130 after an interrupt, 143 and 129 after SIGTERM and SIGHUP during an upload.
 
     Raises:
         SystemExit: After ``--help`` and ``--version`` (code 0), and for arguments argparse refuses (code 2).
     """
+    if sys.stdout is None:  # it was closed by whoever started this: nobody reads along
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115  # until the process ends
     arguments = _parser().parse_args(argv)
     try:
         code: int = arguments.run(arguments)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader of a pipe has seen enough, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 1
+    except OSError:
+        problem = _problem_of_output()
+        if problem is None:
+            raise
+        _drop_output()
+        print(f"dist-wandb: the output could not be written: {problem.strerror}.", file=sys.stderr)
+        return 1
+    except _EndedError as error:
+        print(f"dist-wandb: ended by {error.by.name}. {_GOES_ON}", file=sys.stderr)
+        return 128 + error.by
     except KeyboardInterrupt:
-        print("dist-wandb: interrupted. An upload goes on where it got to when it is started again.", file=sys.stderr)
+        print(f"dist-wandb: interrupted. {_GOES_ON}", file=sys.stderr)
         return _INTERRUPTED
     except DistWandbError as error:
         print(f"dist-wandb: {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigurationError) else 1
     return code
+
+
+def _problem_of_output() -> OSError | None:
+    """Why stdout takes nothing; `None` if it does."""
+    try:
+        os.write(sys.stdout.fileno(), b"\n")
+    except io.UnsupportedOperation:  # no file, but what somebody has put in its place
+        return None
+    except OSError as error:
+        return error
+    return None
+
+
+def _drop_output() -> None:
+    """Send what is left of the output nowhere, so that Python does not fail over it at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -122,6 +157,7 @@ def _add_plan_arguments(parser: argparse.ArgumentParser) -> None:
 def _plan(arguments: argparse.Namespace) -> int:
     layout = _layout_of(arguments)
     base_id = check_id(arguments.id, f"--id {arguments.id!r}")
+    check_sweep(arguments.run_mode, arguments.rank_scope, _topologies(layout)[0])
     ranks = [
         _PlannedRank(
             topology, plan_run(topology, arguments.run_mode, arguments.rank_scope, base_id, group=arguments.group)
@@ -233,7 +269,7 @@ def _plan_table(ranks: Sequence[_PlannedRank], name: str | None) -> Table:
         place = (rank.topology.global_rank, rank.topology.node_rank, rank.topology.local_rank)
         table.add_row(
             *(Text(str(index)) for index in place),
-            *(Text(_visible(cell or "-")) for cell in cells),
+            *(Text(visible(cell or "-")) for cell in cells),
             Text(rank.what_it_writes()),
             style="" if rank.plan.opens_run else "dim",
             end_section=rank.ends_node,
@@ -275,11 +311,27 @@ def _add_doctor_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="seconds that W&B's server may take to answer; 0 not to ask it (default: 5)",
     )
+    _add_trust_argument(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
+def _add_trust_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        TRUST_OPTION,
+        type=_address,
+        metavar="URL",
+        help="send the API key to this server, though only the settings file of the current directory names it, or "
+        "over plain http",
+    )
+
+
 def _doctor(arguments: argparse.Namespace) -> int:
-    found = examine(arguments.run_mode, arguments.rank_scope, patience=arguments.timeout or None)
+    found = examine(
+        arguments.run_mode,
+        arguments.rank_scope,
+        patience=arguments.timeout or None,
+        trusted_server=arguments.trust_server,
+    )
     if arguments.json:
         _print_json(found.as_json())
     else:
@@ -287,7 +339,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
         console.print(_findings(found), soft_wrap=True)
         for style, mark, sentences in (("red", "✗", found.errors), ("yellow", "!", found.warnings)):
             for sentence in sentences:
-                console.print(Text.assemble((f"{mark} ", style), _visible(sentence)), soft_wrap=True)
+                console.print(Text.assemble((f"{mark} ", style), visible(sentence)), soft_wrap=True)
     return 1 if found.errors else 0
 
 
@@ -302,9 +354,9 @@ def _findings(found: Diagnosis) -> Table:
         ("wandb", _wandb_in_words(found)),
         ("versions", [", ".join(f"{name} {known}" for name, known in found.versions.items() if known)]),
     ):
-        table.add_row(name, Text(_visible(lines[0])))
+        table.add_row(name, Text(visible(lines[0])))
         for line in lines[1:]:
-            table.add_row("", Text(_visible(line), style="dim"))
+            table.add_row("", Text(visible(line), style="dim"))
     table.add_row()
     return table
 
@@ -344,16 +396,22 @@ def _trace_in_words(trace: Trace) -> str:
 
 def _wandb_in_words(found: Diagnosis) -> list[str]:
     setup, server = found.setup, found.server
-    if setup.problem:
+    if setup.server is None:
         return ["would raise: see below"]
     key = f"API key from {setup.key_from}" if setup.key_from else "no API key"
-    facts = [setup.mode, setup.base_url, key]
+    facts = [setup.mode, f"{setup.server.shown} (from {setup.server.source})", key]
     if server is not None:
         facts.append(
             (f"it knows you as {server.user}" if server.user else "it answers") if server.answers else "silent"
         )
     of_runs = {"entity": setup.entity, "project": setup.project}
     return [", ".join(filter(None, facts)), *(f"{name} {value}" for name, value in of_runs.items() if value)]
+
+
+def _address(text: str) -> str:
+    if not is_address(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not the address of a server, such as https://wandb.example")
+    return text
 
 
 def _seconds(text: str) -> float:
@@ -381,18 +439,20 @@ def _add_show_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _show(arguments: argparse.Namespace) -> int:
-    paths = find_runs(arguments.directory)
-    if not paths:
+    unseen: list[ReadError] = []
+    paths = find_runs(arguments.directory, report=unseen.append)
+    if not paths and not unseen:
         raise _nothing_below(arguments.directory)
-    runs, errors = read_runs(paths)
     patterns = arguments.metric or ["*"]
+    runs, unreadable = read_runs(paths, metrics=patterns)
+    errors = [*unreadable.items(), *((arguments.directory, error) for error in unseen)]
     if arguments.json:
         _print_json(_shown_as_json(arguments.directory, runs, errors, patterns))
     else:
         _print_runs(_console(), arguments.directory, runs, errors, patterns)
     if not runs:
         raise ReadError(f"None of the runs below {str(arguments.directory)!r} could be read: the reasons are above.")
-    return 0
+    return 1 if errors else 0
 
 
 def _nothing_below(*directories: Path) -> ReadError:
@@ -404,29 +464,33 @@ def _nothing_below(*directories: Path) -> ReadError:
 
 
 def _print_runs(
-    console: Console, directory: Path, runs: Sequence[StoredRun], errors: Mapping[Path, ReadError], patterns: list[str]
+    console: Console,
+    directory: Path,
+    runs: Sequence[StoredRun],
+    errors: Sequence[tuple[Path, ReadError]],
+    patterns: list[str],
 ) -> None:
     for run in runs:
         console.print(_heading(run), soft_wrap=True)
         metrics = _metrics_table(run, patterns, console.width - _INDENT)
         console.print(Padding(metrics, (0, 0, 0, _INDENT), expand=False))
         console.print()
-    for error in errors.values():
-        console.print(Text.assemble(("✗ not readable  ", "red"), _visible(str(error)), "\n"), soft_wrap=True)
+    for _, error in errors:
+        console.print(Text.assemble(("✗ not readable  ", "red"), str(error), "\n"), soft_wrap=True)
     console.print(_show_summary(directory, runs, errors), soft_wrap=True)
 
 
 def _heading(run: StoredRun) -> Text:
     style = _STATE_STYLES[run.state]
     facts = [_state_in_words(run), _number_of(run.rows, "row"), *(["uploaded"] if is_uploaded(run) else [])]
-    facts += [f"{what} {_visible(value)}" for what, value in (("project", run.project), ("group", run.group)) if value]
+    facts += [f"{what} {visible(value)}" for what, value in (("project", run.project), ("group", run.group)) if value]
     facts += _origin(run.sidecar) if run.sidecar else []
-    heading = Text.assemble(("● ", style), (_visible(run.run_id), "bold"), "  ", _visible(run.name or ""))
+    heading = Text.assemble(("● ", style), (visible(run.run_id), "bold"), "  ", visible(run.name or ""))
     heading.rstrip()
     heading.append("\n  ").append(facts[0], style).append("".join(f" · {fact}" for fact in facts[1:]))
-    heading.append("\n  ").append(_visible(str(run.path.parent)), "dim")
+    heading.append("\n  ").append(visible(str(run.path.parent)), "dim")
     for problem in run.problems:
-        heading.append("\n  ").append(f"! {_visible(problem)}", "yellow")
+        heading.append("\n  ").append(f"! {visible(problem)}", "yellow")
     return heading
 
 
@@ -440,17 +504,21 @@ def _origin(sidecar: Sidecar) -> list[str]:
     """Which rank of which kind of job wrote the file."""
     origin = [f"{sidecar.run_mode}/{sidecar.rank_scope}", f"rank {sidecar.global_rank} of {sidecar.world_size}"]
     if sidecar.label is not None:
-        origin.append(f"label {_visible(sidecar.label)}{' (primary)' if sidecar.primary else ''}")
+        origin.append(f"label {visible(sidecar.label)}{' (primary)' if sidecar.primary else ''}")
     return origin
 
 
-def _metrics_table(run: StoredRun, patterns: Iterable[str], width: int) -> Table | Text:
+def _metrics_table(run: StoredRun, patterns: Sequence[str], width: int) -> RenderableType:
     """One line per metric; the sparkline takes what room is left of `width` characters."""
     metrics = _matching(run, patterns)
     if not metrics:
-        return Text("no metric matches" if run.metrics else "no metric was logged", "dim")
+        was_any_logged = run.metrics or list(patterns) != ["*"]
+        return Text("no metric matches" if was_any_logged else "no metric was logged", "dim")
+    shown = dict(islice(metrics.items(), _MOST_METRICS_SHOWN))
+    left_out = len(metrics) - len(shown)
+    metrics = shown
     columns = {
-        "metric": [_visible(name) for name in metrics],
+        "metric": [visible(name) for name in metrics],
         "last": [_number(metric.last) for metric in metrics.values()],
         "min": [_number(metric.smallest) for metric in metrics.values()],
         "max": [_number(metric.largest) for metric in metrics.values()],
@@ -466,6 +534,10 @@ def _metrics_table(run: StoredRun, patterns: Iterable[str], width: int) -> Table
     room = min(SPARKLINE_WIDTH, max(_SHORTEST_SPARKLINE, width - taken))
     for metric, *cells in zip(metrics.values(), *columns.values(), strict=True):
         table.add_row(*map(Text, cells), Text(sparkline(metric.trend, room)))
+    if left_out or run.has_more_metrics:
+        many = f"more than {left_out}" if run.has_more_metrics else str(left_out)
+        more = Text(f"and {many} beyond these: --metric GLOB picks", "dim")
+        return Group(table, more)
     return table
 
 
@@ -476,12 +548,12 @@ def _matching(run: StoredRun, patterns: Iterable[str]) -> dict[str, MetricHistor
     }
 
 
-def _show_summary(directory: Path, runs: Sequence[StoredRun], errors: Mapping[Path, ReadError]) -> Text:
+def _show_summary(directory: Path, runs: Sequence[StoredRun], errors: Sequence[tuple[Path, ReadError]]) -> Text:
     counts = {"finished": "finished", "failed": "failed", "unfinished": "without a recorded end"}
     states = [run.state for run in runs]
     parts = [f"{states.count(state)} {words}" for state, words in counts.items() if state in states]
     parts += [f"{_number_of(len(errors), 'file')} not readable"] if errors else []
-    return Text(f"{_how_many(runs)} below {_visible(str(directory))}: {', '.join(parts)}")
+    return Text(f"{_how_many(runs)} below {visible(str(directory))}: {', '.join(parts)}")
 
 
 def _how_many(runs: Sequence[StoredRun]) -> str:
@@ -492,12 +564,12 @@ def _how_many(runs: Sequence[StoredRun]) -> str:
 
 
 def _shown_as_json(
-    directory: Path, runs: Iterable[StoredRun], errors: Mapping[Path, ReadError], patterns: list[str]
+    directory: Path, runs: Iterable[StoredRun], errors: Sequence[tuple[Path, ReadError]], patterns: list[str]
 ) -> dict[str, Any]:
     return {
         "directory": str(directory),
         "runs": [_run_as_json(run, patterns) for run in runs],
-        "unreadable": [{"path": str(path), "reason": str(error)} for path, error in errors.items()],
+        "unreadable": [{"path": str(path), "reason": str(error)} for path, error in errors],
     }
 
 
@@ -523,52 +595,127 @@ def _add_sync_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="upload also what is refused, for reasons that are told: rows may be there twice, or be missing",
     )
+    parser.add_argument(
+        "--trust",
+        action="store_true",
+        help="the directories are your own: believe what they say of earlier uploads, and upload whatever files their "
+        "links and records name, to whomever they name",
+    )
+    parser.add_argument(
+        "--entity",
+        metavar="NAME",
+        help="upload to this user or team (default: as in the files, if it is known as yours)",
+    )
+    parser.add_argument(
+        "--again",
+        action="store_true",
+        help="upload everything from its start, as if nothing had been uploaded yet: to another server, for example",
+    )
+    _add_trust_argument(parser)
 
 
 def _sync(arguments: argparse.Namespace) -> int:
-    places = {path.resolve(): path for directory in arguments.directories for path in find_runs(directory)}
-    if not places:
+    unseen: list[ReadError] = []
+    places = {
+        path.parent.resolve() / path.name: path
+        for directory in arguments.directories
+        for path in find_runs(directory, report=unseen.append)
+    }
+    if not places and not unseen:
         raise _nothing_below(*arguments.directories)
     runs, errors = read_runs(places.values())
-    plan = plan_uploads(runs)
+    server = destination(trusted=arguments.trust_server)
+    terms = Terms(trust=arguments.trust, again=arguments.again, entity=arguments.entity, server=server.url)
+    plan = plan_uploads(runs, terms=terms)
     console = _console()
     for run in plan:
         console.print(_planned_upload(run, forced=arguments.force), soft_wrap=True)
-    for error in errors.values():
-        console.print(Text.assemble(("✗ not readable  ", "red"), _visible(str(error))), soft_wrap=True)
-    wanted = [run for run in plan if not run.is_uploaded and (arguments.force or not run.refusals)]
-    refused = [run for run in plan if not run.is_uploaded and run not in wanted]
+    for error in (*errors.values(), *unseen):
+        console.print(Text.assemble(("✗ not readable  ", "red"), str(error)), soft_wrap=True)
+    refused = [run for run in plan if _is_refused(run, forced=arguments.force)]
+    wanted = [run for run in plan if not run.is_uploaded and run not in refused]
+    if wanted:
+        console.print(Text(f"to {visible(server.shown)} (from {visible(server.source)})", "dim"), soft_wrap=True)
     failed: list[UploadRun] = []
-    if not arguments.dry_run:
-        failed = _upload_all(wanted, console)
+    if wanted and not server.takes_key:
+        console.print(Text.assemble(("✗ ", "red"), visible(server.refusal)), soft_wrap=True)
+        failed = wanted
+    elif not arguments.dry_run:
+        remove_left_copies()
+        with _ended_in_order():
+            failed = _upload_all(wanted, console)
+    if arguments.trust and not arguments.dry_run:
+        _remember_all(plan)
     console.print(_sync_summary(plan, wanted, refused, failed, arguments.dry_run), soft_wrap=True)
-    return 1 if refused or failed or errors else 0
+    return 1 if refused or failed or errors or unseen else 0
+
+
+class _EndedError(KeyboardInterrupt):
+    """A signal asks this process to end: all that handles an interrupt handles this."""
+
+    def __init__(self, by: signal.Signals) -> None:
+        super().__init__()
+        self.by = by
+
+
+@contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """Have SIGTERM and SIGHUP end an upload as an interrupt does; by default it would go on without this process."""
+
+    def end(number: int, _frame: object) -> None:
+        raise _EndedError(signal.Signals(number))
+
+    before: dict[signal.Signals, Any] = {}
+    try:
+        for name in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(name) is signal.SIG_DFL:  # `nohup`, and programs that call this, have something in mind
+                before[name] = signal.signal(name, end)
+    except ValueError:  # not in the main thread, where nobody can say what a signal does
+        pass
+    try:
+        yield
+    finally:
+        for name, handler in before.items():
+            signal.signal(name, handler)
+
+
+def _remember_all(runs: Iterable[UploadRun]) -> None:
+    """Remember what trusted directories say of earlier uploads. Where that fails, it takes ``--trust`` again."""
+    for file in (file for run in runs for file in run.files if file.is_uploaded):
+        with suppress(UploadError):
+            remember(file)
+
+
+def _is_refused(run: UploadRun, *, forced: bool) -> bool:
+    return not run.is_uploaded and bool(run.dangers or (run.refusals and not forced))
 
 
 def _planned_upload(run: UploadRun, *, forced: bool) -> Text:
     """What is to be done with one run, a line for each of its files."""
-    done = run.is_uploaded
     kind = f"shared run of {_number_of(len(run.files), 'file')}" if run.is_shared else "run"
-    what = "uploaded already" if done else "refused" if run.refusals and not forced else "to upload"
+    if run.is_uploaded:
+        what, style = _BY_LOG if run.is_uploaded_by_log else "uploaded already", "dim"
+    else:
+        what, style = ("refused", "red") if _is_refused(run, forced=forced) else ("to upload", "green")
     facts = [kind, _number_of(sum(file.run.rows for file in run.files), "row")]
-    facts += [f"project {_visible(run.project)}"] if run.project else []
-    style = {"uploaded already": "dim", "refused": "red", "to upload": "green"}[what]
-    text = Text.assemble(("● ", style), (_visible(run.run_id), "bold"), "  ", _visible(run.describing.name or ""))
+    facts += [f"project {visible('/'.join(filter(None, (run.entity, run.project))))}"] if run.project else []
+    text = Text.assemble(("● ", style), (visible(run.run_id), "bold"), "  ", visible(run.describing.name or ""))
     text.rstrip()
     text.append(f"\n  {what}", style).append("".join(f" · {fact}" for fact in facts))
     for number, file in enumerate(run.files, start=1):
-        text.append(f"\n  {number}. {_planned_file(file)}").append(f"  {_visible(str(file.path.parent))}", "dim")
-    for reason in run.refusals:
-        text.append("\n  ").append(f"! {_visible(reason)}", "yellow")
+        text.append(f"\n  {number}. {_planned_file(file)}").append(f"  {visible(str(file.path.parent))}", "dim")
+    for reason in (*run.dangers, *run.refusals):
+        text.append("\n  ").append(f"! {visible(reason)}", "yellow")
     for note in run.notes:
-        text.append(f"\n  {_visible(note)}", "dim")
+        text.append(f"\n  {visible(note)}", "dim")
     return text
 
 
 def _planned_file(file: UploadFile) -> str:
-    left = "uploaded already" if file.is_uploaded else _number_of(file.rows_left, "row")
+    done = _BY_LOG if file.by_log else "uploaded already"
+    left = done if file.is_uploaded else _number_of(file.rows_left, "row")
     role = file.shared_as
-    return f"{_visible(role.label or '')}{' (primary)' if role.primary else ''}: {left}" if role else left
+    return f"{visible(role.label or '')}{' (primary)' if role.primary else ''}: {left}" if role else left
 
 
 def _upload_all(runs: Sequence[UploadRun], console: Console) -> list[UploadRun]:
@@ -599,21 +746,21 @@ def _upload_run(run: UploadRun, progress: Progress, bar: TaskID) -> bool | None:
         if file.is_uploaded:
             continue
         label = file.shared_as.label if file.shared_as else None
-        named = _visible(f"{run.run_id} {label or ''}".rstrip())
+        named = visible(f"{run.run_id} {label or ''}".rstrip())
         progress.update(bar, description=named)
         began = progress.tasks[bar].completed
         try:
             outcome = upload(file, _moving(progress, bar, began - file.sent.lines.history))
         except UploadError as error:
-            console.print(Text.assemble(("✗ ", "red"), f"{named}: {_visible(str(error))}"), soft_wrap=True)
+            console.print(Text.assemble(("✗ ", "red"), f"{named}: {error}"), soft_wrap=True)
             return False
         progress.update(bar, completed=began + file.rows_left)
         if outcome.problem is not None:
             confirmed = f"{outcome.sent.lines.history} of {file.run.rows} rows are confirmed"
-            text = f"{named} failed, {confirmed}: {_visible(outcome.problem)}"
+            text = f"{named} failed, {confirmed}: {visible(outcome.problem)}"
             console.print(Text.assemble(("✗ ", "red"), text), soft_wrap=True)
             return outcome.concerns_all
-        place = f"  {_visible(outcome.url)}" if outcome.url else ""
+        place = f"  {visible(outcome.url)}" if outcome.url else ""
         text = f"{named}: {_number_of(file.rows_left, 'row')} uploaded{place}"
         console.print(Text.assemble(("✓ ", "green"), text), soft_wrap=True)
     return None
@@ -632,9 +779,11 @@ def _sync_summary(
 ) -> Text:
     counts = {
         "to upload" if dry_run else "uploaded": len(wanted) - len(failed),
-        "uploaded before": sum(run.is_uploaded for run in plan),
+        "uploaded before": sum(run.is_uploaded and not run.is_uploaded_by_log for run in plan),
+        f"{_BY_LOG} (--again uploads them all the same)": sum(run.is_uploaded_by_log for run in plan),
         "not uploaded": len(failed),
-        "refused (--force uploads them all the same)": len(refused),
+        "refused (--force uploads them all the same)": sum(not run.dangers for run in refused),
+        "refused (see what each line says to give)": sum(bool(run.dangers) for run in refused),
     }
     parts = [f"{count} {words}" for words, count in counts.items() if count]
     end = "\nNothing was uploaded: this was a dry run." if dry_run else ""
@@ -697,11 +846,6 @@ def _number_of(count: int, noun: str) -> str:
     return f"{count or 'no'} {noun}{'' if count == 1 else 's'}"
 
 
-def _visible(text: str) -> str:
-    """`text` with line breaks, escape sequences and the like spelled out: names come from files."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
-
-
 def _console() -> Console:
     """The terminal at its width; anything else so wide that nothing is cut or folded."""
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -762,7 +906,8 @@ _COMMANDS = (
         summary="say what this process would be taken for, and whether wandb is set up",
         description="Say what this process would be taken for if it called dist_wandb.init now, from which source, "
         "what run it would open, whether wandb is configured and its server answers, and what to look out for. Start "
-        "it as you start your script. Nothing is opened or written. Exit code 1 if it would be an error.",
+        "it as you start your script. Nothing is opened or written. Exit code 1 if it would be an error, or if the "
+        "server was not asked as the API key may not go there.",
         example="--run-mode shared",
         add_arguments=_add_doctor_arguments,
         run=_doctor,
@@ -771,7 +916,7 @@ _COMMANDS = (
         name="show",
         summary="print the W&B runs that lie below a directory",
         description="Print the W&B runs that lie below a directory: who wrote them, how they ended, and the last, "
-        "smallest and largest value of each metric. Nothing is uploaded or changed.",
+        "smallest and largest value of each metric. Nothing is uploaded or changed. Exit code 1 if one cannot be read.",
         example="wandb --metric 'val/*'",
         add_arguments=_add_show_arguments,
         run=_show,

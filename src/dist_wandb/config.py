@@ -9,14 +9,16 @@ from __future__ import annotations
 import json
 import logging
 import os
+import secrets
 import threading
 import time
-import warnings
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dist_wandb import run as runs
+from dist_wandb.config_text import ConfigText
 from dist_wandb.config_values import (
     comparable,
     differences,
@@ -25,12 +27,14 @@ from dist_wandb.config_values import (
     listed,
     shown,
     told,
-    understood,
+    without_ranks,
 )
+from dist_wandb.config_withheld import MISSING, Known, filled, withheld, without_notes, without_secrets
 from dist_wandb.ends import STORE_PATIENCE, briefly
 from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.patience import Patience
 from dist_wandb.policy import tells_job, unit_run_id
+from dist_wandb.user_lines import users_line, warn
 
 if TYPE_CHECKING:
     from dist_wandb.options import Options
@@ -43,6 +47,7 @@ _log = logging.getLogger("dist_wandb")
 
 # Keys in the job's store
 _GIVEN, _VERDICT, _DIFFERS, _REFUSED = "config/given", "config/verdict", "config/differs", "config/refused"
+_SALT = "config/salt"
 _LEAST_PATIENCE = 0.5  # seconds that the store gets to answer
 _PATIENCE = 1.0  # seconds that a write waits for another thread to have looked at the store
 _AGREEMENT = "_dist_wandb_agreement"  # on wandb's config, in its instance's namespace, not among its values
@@ -54,7 +59,7 @@ class Agreement:
     Args:
         options: The checked arguments of the door.
         topology: Who this rank is, among several.
-        config: What this rank was given as `config`.
+        config: What this rank was given as `config`, without what W&B is to leave out.
 
     Attributes:
         rank: This rank, for messages.
@@ -71,11 +76,14 @@ class Agreement:
         self.rank = topology.global_rank
         self._run_mode = options.run_mode
         self._given = given_values(config)
-        self._comparable = comparable(self._given)
+        self._salt = secrets.token_hex(16)  # of digests that this rank tells
+        self._made: tuple[str, dict[str, Any], dict[str, list[str]]] | None = None  # with which salt what was made
+        self._opened_at = users_line()
         self._has_compared = self._sync == "off" or tells_job(topology)
         self._has_told_given = self._sync == "off" or not tells_job(topology)
         self._find: Callable[[], Rendezvous | None] = lambda: None
-        self._replace_run: Callable[[Exception], None] | None = None
+        self._has_ended: Callable[[], bool] = lambda: False
+        self._replace_run: Callable[[AnyRun, Exception], None] | None = None
         self._rendezvous: Rendezvous | None = None
         self._pid = os.getpid()
         self._lock = threading.RLock()
@@ -96,8 +104,14 @@ class Agreement:
         self._seen: dict[str, Any] = {}  # what the followed rank told last, as it told it
         self._is_known = self._gave_up = False
         self.knows_of_end = False
-        self._mirrored: dict[str, Any] = {}
-        self._last_told = ""
+        self._mirrored = Known()
+        self._written: set[str] = set()  # names that were written on this rank, which has no run
+        self._text = ConfigText()  # of that of this rank's run, as it is told
+        self._noticed: deque[str] = deque()  # names that were written since it was brought up to date
+        self._told_facts: dict[str, Any] = {}
+        self._version = 0  # how often it was told
+        self._seen_version = 0  # of what is followed
+        self._has_told = False
 
     # At the start
 
@@ -105,15 +119,24 @@ class Agreement:
         """Say how the job's store is found, which may be there later than this rank's session."""
         self._find = find
 
-    def on_lost(self, replace_run: Callable[[Exception], None]) -> None:
+    def ended_by(self, has_ended: Callable[[], bool]) -> None:
+        """Say how to find out whether the leading rank has ended this session, so that nobody waits for its config."""
+        self._has_ended = has_ended
+
+    def on_lost(self, replace_run: Callable[[AnyRun, Exception], None]) -> None:
         """Say what is to be done if wandb's own process is found gone: it has to `attach` the run's replacement."""
         self._replace_run = replace_run
 
-    def rescue(self, values: Mapping[str, Any], error: OSError) -> None:
-        """Write values that wandb could not take, as its own process is gone, into what replaces the run."""
+    def has_lost_run(self, error: Exception) -> bool:
+        """Whether wandb could not write a value because its own process is gone."""
+        return runs.has_lost_service(self._run, error)
+
+    def rescue(self, values: Mapping[str, Any], config: object, error: Exception) -> None:
+        """Write values that `config` could not take, as wandb's own process is gone, into what replaces the run."""
         if self._replace_run is None:
             raise error
-        self._replace_run(error)
+        if self._config is config:  # otherwise somebody else has replaced its run meanwhile
+            self._replace_run(self._run, error)
         if self._config is not None:
             _plainly_update(self._config, values)
 
@@ -135,7 +158,8 @@ class Agreement:
                 f"config_sync='check' compares the configs of all ranks, but rank {self.rank} has no store through "
                 "which to reach them. Call init_process_group first, or start the job with torchrun."
             )
-        rendezvous.tell(_GIVEN, self._comparable)
+        self._salt = rendezvous.claim(_SALT, self._salt)  # the same on all ranks, for rank 0 to compare with each other
+        rendezvous.tell(_GIVEN, self._told_given())
         self._has_told_given = True
         verdict = self._pass_verdict(rendezvous) if tells_job(self._topology) else self._await_verdict(rendezvous)
         if verdict["differences"]:
@@ -152,13 +176,14 @@ class Agreement:
             keys = {rank: f"{_GIVEN}/{rank}" for rank in range(self._topology.world_size)}
             given = {rank: rendezvous.peek(key) for rank, key in keys.items() if rendezvous.has([key])}
             missing = ", ".join(str(rank) for rank in keys if rank not in given)
-            warnings.warn(
+            warn(
                 f"config_sync='check' waited {self._timeout:g} s, but rank {missing} did not come: its config is not "
                 "compared. Open the run on all ranks, or pass config_sync='warn', which does not wait.",
-                stacklevel=5,
+                self._opened_at,
             )
         main = self._topology.main_rank
-        found = [text for rank in given for text in differences(given[rank], rank, given[main], main)]
+        values = {rank: told_by["values"] for rank, told_by in given.items()}
+        found = [text for rank in values for text in differences(values[rank], rank, values[main], main)]
         return rendezvous.claim(_VERDICT, {"differences": found})
 
     def _await_verdict(self, rendezvous: Rendezvous) -> Any:
@@ -172,7 +197,14 @@ class Agreement:
         if not plan.has_writers or plan.primary:
             return init_arguments
         record = self._peek(_config_key(unit))
-        return init_arguments if record is None else {**init_arguments, "config": understood(record["values"])}
+        if record is None:
+            return init_arguments
+        return {**init_arguments, "config": self._filled(json.loads(record["values"]))}
+
+    def _filled(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """What a primary has told of its config, with secrets of this rank's own."""
+        found = {name: filled(value, self._given.get(name, MISSING)) for name, value in values.items()}
+        return {name: value for name, value in found.items() if value is not MISSING}
 
     def takeable(self, init_arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         """The arguments of `wandb.init`, without values of `config` that it would raise over.
@@ -186,7 +218,8 @@ class Agreement:
         """
         config = init_arguments.get("config")
         values = given_values(config)
-        refused = [name for name, value in values.items() if not (is_plain(value) or runs.takes(value))]
+        chosen = runs.chosen_config(init_arguments)
+        refused = [name for name, value in chosen.items() if not (is_plain(value) or runs.takes(value))]
         is_wandbs_kind = not isinstance(config, (Mapping, Mirror)) or (
             isinstance(config, dict) and all(isinstance(name, str) for name in config)
         )
@@ -202,10 +235,10 @@ class Agreement:
         self._refused.update(new)
         listing = listed([repr(name) for name in new])
         if new and self._is_first_to_say(f"{_REFUSED}/{listing}"):
-            warnings.warn(
+            warn(
                 f"W&B cannot hold these values of the config on rank {self.rank}, so their repr is written: {listing}. "
                 "Pass text, numbers, lists and dicts.",
-                stacklevel=4,
+                users_line() or self._opened_at,
             )
 
     def _is_first_to_say(self, what: str) -> bool:
@@ -241,15 +274,18 @@ class Agreement:
             if getattr(run, "sweep_id", None):
                 self._imposed = self._not_given(given_values(self._config))
             _watch(self._config, self)
-        self.look(at_once=True)
+        self._text, self._has_told = ConfigText(given=self._given), False
+        self.look(at_once=True, whole=True)
 
     # While it lasts
 
-    def look(self, *, at_once: bool = False) -> None:
+    def look(self, *, at_once: bool = False, whole: bool = False) -> None:
         """Tell others what is new here, and take over what is new elsewhere. Never waits for a rank.
 
         Args:
             at_once: Whether to do so now. Otherwise it is done once in a heartbeat.
+            whole: Whether to look into all values. Otherwise into those that were written, and into a few of those
+                that may have changed inside: this is done on a thread whose rounds others wait for.
         """
         now = time.monotonic()
         if not (at_once or now >= self._next_look) or not self._may_meet():
@@ -258,18 +294,18 @@ class Agreement:
             try:
                 if not self._is_looking:
                     self._next_look = now + self._heartbeat
-                    self._do_all()
+                    self._do_all(whole=whole)
             finally:
                 self._lock.release()
 
-    def _do_all(self) -> None:
+    def _do_all(self, *, whole: bool) -> None:
         self._is_looking = True  # to read and write the config on the way does not begin this again
         try:
             self._tell_given()
             self._compare_with_first()
             self._follow()
             self._look_for_end()
-            self._tell()
+            self._tell(whole=whole)
         except RendezvousError as error:  # the store is gone, and mostly the job with it
             _log.debug("dist_wandb: the config of rank %d cannot be told or looked up: %s", self.rank, error)
         except Exception:  # noqa: BLE001  # the training must not suffer
@@ -297,7 +333,7 @@ class Agreement:
     def catch_up(self) -> None:
         """Look now, but do not wait long for a store whose host has stalled."""
         if self._may_meet():
-            briefly(lambda: self.look(at_once=True), None, _PATIENCE)
+            briefly(lambda: self.look(at_once=True, whole=True), None, _PATIENCE)
 
     def _may_meet(self) -> bool:
         """Whether there are other ranks to ask: not in a fork either, where the connection is the parent's."""
@@ -306,6 +342,7 @@ class Agreement:
     def let_go(self) -> None:
         """Tell and take over nothing any more, and leave the run's config as it was found."""
         self._is_over = True
+        self._rendezvous, self._find = None, lambda: None  # its connection would last until Python looks for circles
         if self._config is not None:
             _unwatch(self._config, self)
 
@@ -322,10 +359,25 @@ class Agreement:
         rendezvous = self._reach()
         return None if rendezvous is None else rendezvous.peek(key)
 
+    def _told_given(self) -> dict[str, Any]:
+        """What this rank was given, for others to compare."""
+        return {"salt": self._salt, "values": self._compared(self._salt)}
+
+    def _compared(self, salt: str) -> dict[str, list[str]]:
+        values, made = self._comparable(salt)
+        return without_ranks(values, made, salt)
+
+    def _comparable(self, salt: str) -> tuple[dict[str, Any], dict[str, list[str]]]:
+        """What this rank was given, without secrets, and what others need to compare theirs with it."""
+        if self._made is None or self._made[0] != salt:
+            values = without_secrets(self._given)
+            self._made = salt, values, comparable(values, salt)
+        return self._made[1:]
+
     def _tell_given(self) -> None:
         rendezvous = None if self._has_told_given else self._reach()
         if rendezvous is not None:
-            rendezvous.tell(_GIVEN, self._comparable)
+            rendezvous.tell(_GIVEN, self._told_given())
             self._has_told_given = True
 
     def _compare_with_first(self) -> None:
@@ -333,62 +385,104 @@ class Agreement:
         if first is None:
             return
         self._has_compared = True
-        mine = differences(self._comparable, self.rank, first, self._topology.main_rank)
+        main = self._topology.main_rank
+        mine = differences(self._compared(first["salt"]), self.rank, first["values"], main)
         if self._sync == "warn" and self._run_mode == "new":  # its ranks have runs of their own for that
             return
         if mine and self._is_first_to_say(_DIFFERS):
             more = " Further ranks may differ, too." if self._topology.world_size > 2 else ""  # noqa: PLR2004
-            warnings.warn(
+            warn(
                 f"The ranks were given different configs: {listed(mine)}.{more} The config of a run is that "
                 "of its primary. config_sync='check' makes this an error, 'off' silences it.",
-                stacklevel=6,
+                self._opened_at,
+                may_raise=False,  # it is a matter of time on which thread this is found out
             )
 
-    def _tell(self) -> None:
+    def _tell(self, *, whole: bool) -> None:
         if not self._tells or self._config is None:
             return
-        values = {name: told(value) for name, value in given_values(self._config).items()}
         facts = runs.facts_of(self._run)
-        text = json.dumps([values, facts])
-        rendezvous = self._reach() if text != self._last_told else None
+        if self._renew_text(whole=whole) or facts != self._told_facts:
+            self._told_facts, self._has_told = facts, False
+        rendezvous = None if self._has_told else self._reach()
         if rendezvous is None:
             return
-        given = {name: digest for name, (_, digest) in self._comparable.items()}
+        record = {"values": str(self._text), "imposed": self._imposed, "facts": facts}
         for key in self._tells:
-            rendezvous.publish(key, {"values": values, "imposed": self._imposed, "given": given, "facts": facts})
-        self._last_told = text
+            if not self._version:
+                rendezvous.publish(_given_key(key), {"salt": self._salt, "digests": self._digests(self._salt)})
+            rendezvous.publish(key, record)
+            rendezvous.publish(_version_key(key), self._version + 1)  # last: who sees it finds the rest
+        self._version += 1
+        self._has_told = True
+
+    def _renew_text(self, *, whole: bool) -> bool:
+        """Bring the text of the config up to date; whether it is another one."""
+        config, names = self._config, set[str]()
+        while self._noticed:
+            names.add(self._noticed.popleft())
+        if whole or not isinstance(config, _Watching) or any(name not in config for name in names):
+            return self._text.renew(given_values(config))
+        is_new = self._text.renew({name: config[name] for name in names if not name.startswith("_")})
+        return self._text.glance(config.__getitem__) or is_new
+
+    def _digests(self, salt: str) -> dict[str, str]:
+        return {name: digest for name, (_, digest) in self._comparable(salt)[1].items()}
 
     def _not_given(self, values: Mapping[str, Any]) -> list[str]:
         """Names of values that are not as this rank was given them."""
-        now = comparable(values)
-        return [name for name in now if name not in self._comparable or now[name][1] != self._comparable[name][1]]
+        now, given = comparable(values), comparable(self._given)
+        return [name for name in now if name not in given or now[name][1] != given[name][1]]
 
     def _follow(self) -> None:
-        record = None if self._follows is None else self._peek(self._follows)
-        if record is not None:
-            self._take_over(record)
+        if self._follows is None:
+            return
+        version = self._peek(_version_key(self._follows))
+        if version is None or (self._is_known and version == self._seen_version):
+            return
+        given = {} if self._is_known else self._peek(_given_key(self._follows))
+        record = self._peek(self._follows)
+        if record is not None and given is not None:
+            self._take_over(record, given)
+            self._seen_version = version
 
-    def _take_over(self, record: Mapping[str, Any]) -> None:
-        values: dict[str, Any] = record["values"]
+    def _take_over(self, record: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+        values: dict[str, Any] = json.loads(record["values"])
         if not self._is_known:
-            same = {name for name, digest in record["given"].items() if self._comparable.get(name, [""])[-1] == digest}
-            self._own -= same
+            theirs = given.get("digests", {})
+            mine = self._digests(given["salt"]) if theirs else {}
+            self._own -= {name for name, digest in theirs.items() if mine.get(name) == digest}
             self._own |= self._of_earlier_starts(values)
         kept = self._own - set(record["imposed"]) if self._completes else set()
         changed = [name for name in values if name not in self._seen or self._seen[name] != values[name]]
-        new = [name for name in changed if name not in kept]
+        new = {name: self._with_own(name, values[name]) for name in changed if name not in kept}
         self._seen, self._is_known = values, True
         self._facts = runs.understood_facts(record["facts"])
         if self._config is None:
-            now = {**self._mirrored, **{name: understood(values[name]) for name in new}}
-            order = [*values, *(name for name in now if name not in values)]
-            self._mirrored = {name: now[name] for name in order}
+            self._show(values, new)
             return
-        mine = given_values(self._config)
-        due = {name: understood(values[name]) for name in new if name not in mine or told(mine[name]) != values[name]}
+        here = given_values(self._config)
+        due = {
+            name: value
+            for name, value in new.items()
+            if value is not MISSING and (name not in here or told(here[name]) != told(value))
+        }
         if due:
+            self._noticed.extend(due)
             self._from_primary |= due.keys()
             _plainly_update(self._config, due)
+
+    def _with_own(self, name: str, value: Any) -> Any:
+        """What the followed rank has told of a value; secrets in it as this rank was given them."""
+        return filled(value, self._given.get(name, MISSING))
+
+    def _show(self, values: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+        """Have values read here that are new; those of secrets that this rank cannot know are not there."""
+        hidden = (self._mirrored.hidden - new.keys()) | {name for name, value in new.items() if value is MISSING}
+        now = {name: value for name, value in self._mirrored.items() if name not in hidden or name in self._written}
+        now.update({name: value for name, value in new.items() if value is not MISSING})
+        order = [*values, *(name for name in now if name not in values)]
+        self._mirrored = Known({name: now[name] for name in order if name in now}, frozenset(hidden))
 
     def tell_of_end(self) -> None:
         """Tell the ranks without a run that the user finished this rank's."""
@@ -407,7 +501,11 @@ class Agreement:
         if self._config is None or not self._is_resumed:
             return set()
         mine = given_values(self._config)
-        return {name for name in mine.keys() & told_first.keys() if told(mine[name]) != told_first[name]}
+        return {
+            name
+            for name in mine.keys() & told_first.keys()
+            if without_notes(told(withheld(name, mine[name]))) != without_notes(told_first[name])
+        }
 
     # What users do
 
@@ -425,7 +523,7 @@ class Agreement:
         self.look()
         if self._is_known and name is not None and name not in self._mirrored:
             self.look(at_once=True)
-        return self._mirrored if self._is_known else {**self._given, **self._mirrored}
+        return self._mirrored if self._is_known else Known({**self._given, **self._mirrored})
 
     def known(self) -> dict[str, Any]:
         """The config as far as it is known on a rank without a run. Waits for nobody."""
@@ -440,17 +538,17 @@ class Agreement:
             if rendezvous is not None:
                 why = f"its primary did not open its run within {self._timeout:g} s"
                 try:
-                    rendezvous.fetch(self._follows, "its primary")
+                    rendezvous.fetch(_version_key(self._follows), "its primary", 0.0 if self._has_ended() else None)
                 finally:
                     self._gave_up = True  # if it did not come; otherwise the config is known now
                 self.look(at_once=True)
                 return
         if "wait" not in self._warned:
             self._warned.add("wait")
-            warnings.warn(
+            warn(
                 f"The config of the run was read on rank {self.rank}, but {why}. Until it does, rank {self.rank} "
                 "reads the values that it was given itself.",
-                stacklevel=5,
+                users_line() or self._opened_at,
             )
 
     def facts(self) -> Mapping[str, Any]:
@@ -468,6 +566,7 @@ class Agreement:
         """Keep what was written on a rank without a run, for this rank alone, until the primary tells another value."""
         self.look(at_once=True)
         self._mirrored.update(values)
+        self._written.update(values)
 
     def before_write(self) -> None:
         """Take over what is older than what is about to be written."""
@@ -478,6 +577,11 @@ class Agreement:
         """Remember whose values these are, and tell them."""
         self._own.update(names)
         self._from_primary.difference_update(names)
+        self.after_change(names)
+
+    def after_change(self, names: Iterable[str]) -> None:
+        """Tell values of these names, whoever has set them."""
+        self._noticed.extend(names)
         self.look(at_once=True)
 
     def before_read(self, name: str | None = None) -> None:
@@ -492,6 +596,14 @@ class Agreement:
 
 def _config_key(unit: str) -> str:
     return f"config/of/{unit}"
+
+
+def _given_key(config_key: str) -> str:
+    return f"{config_key}/given"
+
+
+def _version_key(config_key: str) -> str:
+    return f"{config_key}/version"
 
 
 def _end_key(config_key: str) -> str:
@@ -538,10 +650,11 @@ class Mirror:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):  # protocols like copy and pickle must see that they are not implemented
             raise AttributeError(name)
-        try:
-            return self[name]
-        except KeyError:
-            raise AttributeError(f"the config of the run has no {name!r}") from None
+        values = self._source.read(name)
+        if name in values:
+            return values[name]
+        why = values.why_not(name) if isinstance(values, Known) else name
+        raise AttributeError(f"the config of the run has no {name!r}" if why == name else why)
 
     def __setitem__(self, name: str, value: Any) -> None:
         self.update({name: value})
@@ -705,15 +818,27 @@ class _Watching:
 
     def _is_written(self, values: Any, write: Callable[[Any], None]) -> bool:
         """Write values; whether wandb can hold all of them. What it refuses for other reasons, the user is to know."""
+        agreement = self._agreement_of()
         try:
             write(values)
-        except OSError as error:
-            self._agreement_of().rescue(given_values(values), error)
         except Exception as error:
+            if agreement.has_lost_run(error):
+                agreement.rescue(given_values(values), self, error)
+                return True
             if runs.is_wandbs_own(error) or not isinstance(values, dict):
                 raise
             return False
         return True
+
+    def update_locked(self, d: Any, *args: Any, **kwargs: Any) -> None:
+        base: Any = super()
+        base.update_locked(d, *args, **kwargs)
+        self._agreement_of().after_change(given_values(d))
+
+    def merge_locked(self, d: Any, *args: Any, **kwargs: Any) -> None:
+        base: Any = super()
+        base.merge_locked(d, *args, **kwargs)
+        self._agreement_of().after_change(given_values(d))
 
     def __getitem__(self, name: str) -> Any:
         base: Any = super()
@@ -739,6 +864,12 @@ class _Watching:
         base: Any = super()
         self._agreement_of().before_read()
         return base.items()
+
+    def __len__(self) -> int:
+        return len(self.keys())  # wandb's own has none, a `Mirror` has
+
+    def __bool__(self) -> bool:
+        return True  # as wandb's own, which has no length
 
     def _before_read(self, name: Any) -> None:
         base: Any = super()

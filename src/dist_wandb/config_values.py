@@ -9,13 +9,25 @@ from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import Any
 
-_PAIRS = "__dist_wandb_pairs__"  # a mapping whose names are not all text, as JSON can hold it
-_DEEPEST = 50  # beyond it, a value is taken for one that holds itself
+from dist_wandb.config_secrets import DEEPEST, redacted
+
+PAIRS = "__dist_wandb_pairs__"
+"""Name under which `told` puts the pairs of a mapping whose names are not all text."""
+
 _LONGEST_NUMBER = 10_000  # bits: Python refuses to write longer ones
-_LONGEST_SHOWN = 80  # characters of a value in a message
-_LONGEST_COMPARED = 200  # characters of a value that are handed to other ranks for comparison, rather than a digest
+_LONGEST_SHOWN = 40  # characters of a value in a message
 _MOST_SHOWN = 10  # differences in a message
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+_LEVEL = re.compile(r"[./]")  # between the parts of a name
+# What differs between ranks by nature. `-` counts as `_`, and capital letters as small ones.
+_NAMES_OF_RANKS = frozenset(
+    {
+        *("rank", "local_rank", "global_rank", "world_rank", "node_rank", "group_rank", "machine_rank"),
+        *("proc_id", "process_id", "process_index", "local_process_index", "node_id", "pid", "host", "hostname"),
+        *("gpu", "gpu_id", "gpu_index", "local_gpu", "device", "device_id", "device_index", "cuda_device"),
+        *("is_main_process", "is_local_main_process", "is_master", "master_process"),
+    }
+)
 
 
 def given_values(config: object) -> dict[str, Any]:
@@ -52,7 +64,7 @@ def told(value: Any, depth: int = 0) -> Any:
         return value
     if kind is int and value.bit_length() <= _LONGEST_NUMBER:
         return value
-    if depth < _DEEPEST:
+    if depth < DEEPEST:
         if isinstance(value, Mapping):
             return _told_mapping(value, depth)
         if isinstance(value, (list, tuple)):
@@ -64,9 +76,9 @@ def told(value: Any, depth: int = 0) -> Any:
 
 def _told_mapping(value: Mapping[Any, Any], depth: int) -> Any:
     pairs = [[_told_name(name), told(item, depth + 1)] for name, item in value.items()]
-    if all(isinstance(name, str) and name != _PAIRS for name, _ in pairs):
+    if all(isinstance(name, str) and name != PAIRS for name, _ in pairs):
         return dict(pairs)
-    return {_PAIRS: pairs}
+    return {PAIRS: pairs}
 
 
 def _told_name(name: object) -> object:
@@ -89,14 +101,14 @@ def understood(value: Any) -> Any:
         return [understood(item) for item in value]
     if not isinstance(value, dict):
         return value
-    pairs: Iterable[Any] = value[_PAIRS] if _PAIRS in value else value.items()
+    pairs: Iterable[Any] = value[PAIRS] if PAIRS in value else value.items()
     return {name: understood(item) for name, item in pairs}
 
 
 def shown(value: object) -> str:
-    """The repr of a value, also of one that has none, without what differs between processes for no reason."""
+    """The repr of a value, also of one that has none, without secrets and without addresses in memory."""
     try:
-        return _ADDRESS.sub("", repr(value))
+        return _ADDRESS.sub("", repr(redacted(value)))
     except Exception:  # noqa: BLE001  # whatever it raises, the training must not suffer
         return f"<{type(value).__name__} without a repr>"
 
@@ -107,16 +119,53 @@ def is_plain(value: object, depth: int = 0) -> bool:
         return True
     if type(value) is int:
         return value.bit_length() <= _LONGEST_NUMBER
-    if depth >= _DEEPEST:
+    if depth >= DEEPEST:
         return False
     if type(value) is dict:
         return all(type(name) is str and is_plain(item, depth + 1) for name, item in value.items())
     return type(value) in (list, tuple) and all(is_plain(item, depth + 1) for item in value)  # type: ignore[attr-defined]
 
 
-def comparable(values: Mapping[str, Any]) -> dict[str, list[str]]:
-    """What other ranks need to compare values with theirs: for each name how it is shown, and what has to be equal."""
-    return {name: [_in_short(value), _digest(value)] for name, value in values.items()}
+def tells_rank(name: str) -> bool:
+    """Whether what has this name differs between ranks by nature.
+
+    Args:
+        name: A name in a config, with or without those of what it is in.
+
+    Example:
+        ``tells_rank("ddp.local-rank")`` and ``tells_rank("GPU")``, but not ``tells_rank("gpus")``.
+    """
+    return _LEVEL.split(name)[-1].strip("-_").replace("-", "_").lower() in _NAMES_OF_RANKS
+
+
+def comparable(values: Mapping[str, Any], salt: str = "") -> dict[str, list[str]]:
+    """What other ranks need to compare values with theirs: for each name how it is shown, and what has to be equal.
+
+    Args:
+        values: Values by name, without secrets.
+        salt: Makes the digests say nothing about values elsewhere; the same on all ranks that compare theirs.
+    """
+    return {name: [_in_short(value), _digest(told(value), salt)] for name, value in values.items()}
+
+
+def without_ranks(values: Mapping[str, Any], made: Mapping[str, list[str]], salt: str = "") -> dict[str, list[str]]:
+    """What `comparable` made of values, without what differs between ranks by nature, such as ``local_rank``."""
+    return {
+        name: [made[name][0], _digest(_without_ranks(told(value)), salt)]
+        if isinstance(value, (Mapping, list, tuple))
+        else made[name]
+        for name, value in values.items()
+        if not tells_rank(name)
+    }
+
+
+def _without_ranks(value: Any) -> Any:
+    """What `told` made of a value, without what differs between ranks by nature."""
+    if isinstance(value, list):
+        return [_without_ranks(item) for item in value]
+    if isinstance(value, dict):
+        return {name: _without_ranks(item) for name, item in value.items() if not tells_rank(name)}
+    return value
 
 
 def _in_short(value: object) -> str:
@@ -124,9 +173,9 @@ def _in_short(value: object) -> str:
     return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 1]}…"
 
 
-def _digest(value: object) -> str:
-    text = json.dumps(told(value), sort_keys=True)
-    return text if len(text) <= _LONGEST_COMPARED else hashlib.sha256(text.encode()).hexdigest()
+def _digest(told_value: object, salt: str) -> str:
+    text = json.dumps(told_value, sort_keys=True)
+    return hashlib.blake2b(text.encode(), key=salt.encode(), digest_size=32).hexdigest()
 
 
 def differences(

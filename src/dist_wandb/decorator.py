@@ -12,7 +12,7 @@ from typing import Any, ParamSpec, TypeAlias, TypeVar, cast, overload
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.options import around
 from dist_wandb.policy import RankScope, RunMode
-from dist_wandb.session import Session, check_init, entered, init
+from dist_wandb.session import Session, check_init, entered, init, is_nested_on_purpose
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -107,7 +107,9 @@ def _session(given: Mapping[str, Any]) -> Iterator[_Inside]:
     """
     outer = entered()
     if outer is None:
-        with init(**given) as session:
+        with is_nested_on_purpose.by(True):
+            opened = init(**given)
+        with opened as session:
             yield functools.partial(_inside, session, given)
     else:
         said = {name: value for name, value in given.items() if value is not None}

@@ -14,9 +14,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError, URLError
-from urllib.request import Request, build_opener
+from urllib.request import OpenerDirector, ProxyHandler, Request, build_opener
 
 from dist_wandb import run as runs
+from dist_wandb.destination import is_loopback
 from dist_wandb.errors import ConfigurationError, DistWandbError
 from dist_wandb.opening import MOST_WRITERS
 from dist_wandb.options import rank_scope_or_default, run_mode_or_default
@@ -37,6 +38,7 @@ GENERATED = "ID"
 """Stands for the id that the ranks agree on when they open their runs."""
 
 _REFUSED = (401, 403)
+_LONGEST_ANSWER = 1024 * 1024  # bytes
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ class Diagnosis:
         setup: How wandb is set up.
         server: What W&B's server says; `None` if it was not asked.
         versions: Of Python and of the packages that matter; `None` for those that are not installed.
-        errors: What would raise, in words.
+        errors: What would raise, or may not be tried, in words.
         warnings: What may surprise, in words.
     """
 
@@ -80,9 +82,13 @@ class Diagnosis:
 
     def as_json(self) -> dict[str, Any]:
         """All of it as what JSON can hold. The API key is left out."""
-        found = asdict(replace(self, setup=replace(self.setup, key=None), topology=None))
-        found["setup"]["has_key"] = self.setup.key is not None
-        del found["setup"]["key"]
+        found = asdict(replace(self, setup=replace(self.setup, key=None, server=None), topology=None))
+        setup, chosen = found["setup"], self.setup.server
+        setup["has_key"] = self.setup.key is not None
+        del setup["key"], setup["server"]
+        setup["base_url"] = chosen.shown if chosen is not None else ""
+        setup["base_url_from"] = chosen.source if chosen is not None else ""
+        setup["takes_key"] = chosen is not None and chosen.takes_key
         if self.topology is not None:
             found["topology"] = {name: value for name, value in asdict(self.topology).items() if name != "sources"}
             found["sources"] = dict(self.topology.sources)
@@ -90,7 +96,11 @@ class Diagnosis:
 
 
 def examine(
-    run_mode: RunMode | None = None, rank_scope: RankScope | None = None, *, patience: float | None = 5.0
+    run_mode: RunMode | None = None,
+    rank_scope: RankScope | None = None,
+    *,
+    patience: float | None = 5.0,
+    trusted_server: str | None = None,
 ) -> Diagnosis:
     """Find out what would happen if this process called `dist_wandb.init` now. Opens nothing.
 
@@ -98,6 +108,7 @@ def examine(
         run_mode: As in `dist_wandb.init`.
         rank_scope: As in `dist_wandb.init`.
         patience: How long W&B's server may take to answer, in seconds; `None` not to ask it.
+        trusted_server: Address of a server that the API key may go to, whoever named it.
 
     Returns:
         What was found.
@@ -109,16 +120,23 @@ def examine(
         topology = Topology.detect()
     except DistWandbError as error:
         errors.append(str(error))
-    found, setup = tuple(traces()), runs.setup()
+    found, setup = tuple(traces()), runs.setup(trusted_server)
     try:
         mode = check_run_mode(run_mode_or_default(run_mode))
         scope = check_rank_scope(rank_scope_or_default(rank_scope))
-        plan = _plan(topology, mode, scope) if topology is not None else None
+        if topology is not None:
+            runs.check_sweep(mode, scope, topology)
+            plan = _plan(topology, mode, scope)
     except ConfigurationError as error:
         errors.append(str(error))
     if setup.problem:
         errors.append(setup.problem)
-    server = ask(setup.base_url, setup.key, patience) if patience and setup.mode == "online" else None
+    server = None
+    if setup.server is not None and patience and setup.mode == "online":
+        if setup.server.takes_key:
+            server = ask(setup.server.shown, setup.key, patience)
+        else:
+            errors.append(f"The server was not asked. {setup.server.refusal}")
     diagnosis = Diagnosis(topology, found, plan, setup, server, _versions(), tuple(errors), ())
     return replace(diagnosis, warnings=tuple(_warnings(diagnosis)))
 
@@ -139,8 +157,8 @@ def ask(base_url: str, key: str | None, patience: float) -> Server:
     if key:  # not for a host that this one may point to
         request.add_unredirected_header("Authorization", f"Basic {b64encode(f'api:{key}'.encode()).decode()}")
     try:
-        with build_opener().open(request, timeout=patience) as answer:
-            text = answer.read()
+        with _opener(base_url).open(request, timeout=patience) as answer:
+            text = answer.read(_LONGEST_ANSWER)
     except HTTPError as error:
         refused = error.code in _REFUSED
         problem = "it refuses this API key" if refused and key else f"it answers with {error.code} {error.reason}"
@@ -158,6 +176,11 @@ def ask(base_url: str, key: str | None, patience: float) -> Server:
         return Server(answers=True, problem="what it answers is not what a W&B server does. Is WANDB_BASE_URL right?")
     user = viewer.get("username") or viewer.get("entity")
     return Server(answers=True, user=user, problem="" if user or not key else "it does not know this API key")
+
+
+def _opener(base_url: str) -> OpenerDirector:
+    """What opens an address: through the proxies of the environment, but for this host, as wandb does."""
+    return build_opener(ProxyHandler({})) if is_loopback(base_url) else build_opener()
 
 
 def _plan(topology: Topology, run_mode: RunMode, rank_scope: RankScope) -> RunPlan | None:
@@ -250,11 +273,12 @@ def _needs_an_id(plan: RunPlan | None, topology: Topology) -> bool:
 
 def _about_wandb(found: Diagnosis) -> Iterator[str]:
     setup, server = found.setup, found.server
+    address = setup.server.shown if setup.server is not None else ""
     if setup.mode == "online" and setup.key is None:
-        yield f"There is no API key for {setup.base_url}. Run `wandb login`, or set WANDB_MODE=offline."
+        yield f"There is no API key for {address}. Run `wandb login`, or set WANDB_MODE=offline."
     if server is not None and server.problem:
         what = "does not answer" if not server.answers else "is not content"
-        yield f"The server {setup.base_url} {what}: {server.problem}. Runs would be written to disk."
+        yield f"The server {address} {what}: {server.problem}. Runs would be written to disk."
     if setup.inherits_service:
         yield (
             "WANDB_SERVICE is inherited from another process, so W&B would use that one's wandb process. With "

@@ -89,9 +89,14 @@ class Ending:
         return briefly(wait, False, max(0.0, deadline - time.monotonic()) + STORE_PATIENCE)
 
     def exit_code(self, gone: Collection[int]) -> int:
-        """The exit code of the first rank that failed; 1 if some are gone without a word; else 0."""
+        """The exit code of the first rank that failed; 1 if some are gone without a word; else 0.
+
+        Where ranks tell each other nothing of their ends, as each has a run of its own, no other rank counts.
+        """
         rendezvous = self._rendezvous
-        told = None if rendezvous is None else briefly(lambda: rendezvous.peek(self._key("failed")), None)
+        if rendezvous is None:
+            return 0
+        told = briefly(lambda: rendezvous.peek(self._key("failed")), None)
         return int(told or (FAILED if gone else 0))
 
     def _key(self, what: str) -> str:

@@ -7,10 +7,19 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from os import PathLike, fspath
+
+_LONGEST_SHOWN = 20_000
 
 
 class DistWandbError(Exception):
-    """Base of all errors that dist_wandb raises on purpose."""
+    """Base of all errors that dist_wandb raises on purpose.
+
+    Its text can be printed: names of files and what stands in them may have escape sequences, which it spells out.
+    """
+
+    def __str__(self) -> str:
+        return visible(super().__str__())
 
 
 class ConfigurationError(DistWandbError, ValueError):
@@ -43,6 +52,25 @@ class ReadError(DistWandbError):
 
 class UploadError(DistWandbError):
     """A run's file cannot be uploaded now."""
+
+
+def in_words(error: Exception, path: PathLike[str]) -> str:
+    """An error that a file has brought about, with the file's path in front unless it is in it."""
+    if isinstance(error, DistWandbError):
+        text = str(error)
+    else:
+        text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return text if visible(fspath(path)) in text else f"{fspath(path)}: {text}"
+
+
+def visible(text: str) -> str:
+    """`text` with line breaks, escape sequences and the like spelled out, so that a terminal does not obey it.
+
+    Of a text of more than 20,000 characters the rest is counted.
+    """
+    if len(text) > _LONGEST_SHOWN:
+        return f"{visible(text[:_LONGEST_SHOWN])}... ({len(text) - _LONGEST_SHOWN} more characters)"
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
 
 
 def suggest(value: object, allowed: Iterable[str]) -> str:

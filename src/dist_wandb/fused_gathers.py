@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.fused_metrics import shown
 from dist_wandb.gathers import Encoded, Gathered, Kind, Part, decoded, differ, fair, framed, unframed, whole
+from dist_wandb.reduction import LARGEST_EXACT_INTEGER
 from dist_wandb.rounds import Key
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ class FusedGathers:
             BrokenError: The exchange did not come about.
         """
         mine = [self._kept.get(key) for key in keys]
-        told = [json.loads(text) for text in group.gather(json.dumps([_amount(own) for own in mine]).encode())]
+        told = [self._amounts(text, len(keys)) for text in group.gather(json.dumps([*map(_amount, mine)]).encode())]
         shares = [
             fair([count for count, _, _ in column], max(limit for *_, limit in column))
             for column in zip(*told, strict=True)
@@ -107,11 +108,27 @@ class FusedGathers:
             b"" if own is None else own.within(size, share[group.rank]).as_bytes(self._rank)
             for own, share, size in zip(mine, shares, room, strict=False)
         ]
-        received = [self._apart(data, len(keys)) for data in group.collect(framed(*sent))]
+        try:
+            received = [self._apart(data, len(keys)) for data in group.collect(framed(*sent))]
+        except ConfigurationError as error:  # on all ranks alike
+            received = []
+            names = ", ".join(repr(shown(key.name)) for key in keys)
+            self._warn(f"much {names}", f"{names}: left out of their rows on rank {self._rank}. {error}")
         if self.collects and received:
             for key, *blobs in zip(keys, *received, strict=True):
                 self._values[key] = self._whole(key, [blob for blob in blobs if blob])
         self._last.update(keys)
+
+    def _amounts(self, text: bytes, number: int) -> list[list[int]]:
+        """How much a rank has for each cell; nothing if it cannot be understood, as all ranks find alike."""
+        try:
+            amounts = json.loads(text)
+            if len(amounts) == number and all(_is_amount(amount) for amount in amounts):
+                return list(amounts)
+        except (ValueError, TypeError, RecursionError):
+            pass
+        self._warn("amounts", f"the {len(text)} bytes that a rank sent as amounts of tables and images are others")
+        return [[0, 0, 0]] * number
 
     def _apart(self, data: bytes, number: int) -> list[bytes]:
         """What a rank sent for each cell; nothing if it cannot be understood."""
@@ -192,6 +209,11 @@ class FusedGathers:
 def _amount(own: Encoded | None) -> tuple[int, int, int]:
     """How many items a rank has for a cell, how many bytes, and how many items it allows."""
     return (0, 0, 0) if own is None else (len(own.items), own.size, own.limit)
+
+
+def _is_amount(amount: Any) -> bool:
+    parts = isinstance(amount, list) and len(amount) == len(_amount(None))
+    return parts and all(type(part) is int and 0 <= part < LARGEST_EXACT_INTEGER for part in amount)
 
 
 def _kind(key: Key) -> Kind:

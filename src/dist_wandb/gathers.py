@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from dist_wandb import pictures
 from dist_wandb import run as runs
 from dist_wandb.errors import ConfigurationError, suggest
+from dist_wandb.reduction import LARGEST_EXACT_INTEGER
 from dist_wandb.values import as_tensor, event_after
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ _PLAIN_ARRAYS = "biufU"  # kinds of numpy arrays whose lists are plain
 _OF_PIXELS = ("mode", "file_type")  # arguments of wandb.Image that decide about the pixels
 _BESIDE = ("caption", "grouping", "classes", "boxes")  # and those that go along as JSON
 _LENGTH = 8  # bytes of a length
+_SHOWN = 100  # characters of what was sent, in messages
 
 
 class Picture(NamedTuple):
@@ -140,11 +142,15 @@ class Gathered:
     def is_ready(self) -> bool:
         """Whether `encoded` answers without waiting. Large images take long: a thread of their own encodes them."""
         if not all(mark is None or mark.query() for mark in self._marks):
-            return False
+            return False  # of a device without events nothing is known
         if self._encoder is None:
             self._encoder = threading.Thread(target=self._encode, name="dist_wandb-encode", daemon=True)
             self._encoder.start()
         return self._encoded is not None
+
+    def has_arrived(self) -> bool:
+        """Whether `part` answers without waiting."""
+        return all(mark is not None and mark.query() for mark in self._marks)
 
     def encoded(self) -> Encoded:
         """What this rank can send.
@@ -478,12 +484,16 @@ def decoded(kind: Kind, data: bytes) -> Part:
     Raises:
         ConfigurationError: The bytes are something else.
     """
-    decode = _decoded_row if kind == "table" else _decoded_image
-    head, *items = unframed(data)
     try:
+        head, *items = unframed(data)
         rank, columns, total = json.loads(head)
-        return Part(int(rank), list(columns), int(total), [decode(*unframed(item)) for item in items])
-    except (ValueError, TypeError, LookupError, RecursionError) as error:
+        if kind == "images":
+            return Part(_natural(rank), [], _natural(total), [_decoded_image(*unframed(item)) for item in items])
+        rows = [_decoded_row(*unframed(item)) for item in items]
+        if not isinstance(columns, list) or any(len(row) != len(columns) for row in rows):
+            raise ValueError("a row has more or fewer cells than there are columns")  # noqa: TRY301  # ends below
+        return Part(_natural(rank), [_column(name) for name in columns], _natural(total), rows)
+    except (ValueError, TypeError, LookupError, OverflowError, RecursionError) as error:
         if isinstance(error, ConfigurationError):
             raise
         raise ConfigurationError(
@@ -494,16 +504,38 @@ def decoded(kind: Kind, data: bytes) -> Part:
 
 def _decoded_row(text: bytes, *pngs: bytes) -> list[Any]:
     cells, beside, dates = json.loads(text)
+    if not isinstance(cells, list):
+        raise TypeError("a row is no list of cells")
     for (place, arguments), png in zip(beside, pngs, strict=True):
-        cells[place] = Picture(png, {}, arguments)
+        cells[_natural(place)] = Picture(png, {}, _named(arguments))
     for place in dates:
-        moment = datetime.fromisoformat(cells[place])
+        moment = datetime.fromisoformat(cells[_natural(place)])
         cells[place] = moment if "T" in cells[place] else moment.date()
-    return list(cells)
+    return cells
 
 
 def _decoded_image(text: bytes, png: bytes) -> Picture:
-    return Picture(png, {}, json.loads(text))
+    return Picture(png, {}, _named(json.loads(text)))
+
+
+def _natural(number: Any) -> int:
+    """A rank, a place or a number of items, as it was told."""
+    if type(number) is not int or not 0 <= number < LARGEST_EXACT_INTEGER:
+        raise ValueError(f"{repr(number)[:_SHOWN]} is no number of a rank or of items")
+    return number
+
+
+def _column(name: Any) -> Any:
+    if type(name) not in _PLAIN:
+        raise TypeError(f"{repr(name)[:_SHOWN]} is no name of a column")
+    return name
+
+
+def _named(arguments: Any) -> dict[str, Any]:
+    """What goes along with a picture; arguments of `wandb.Image`, and none that decides about files."""
+    if not isinstance(arguments, dict) or not set(arguments) <= set(_BESIDE):
+        raise ValueError(f"{repr(arguments)[:_SHOWN]} does not go along with an image")
+    return arguments
 
 
 # The whole

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from dist_wandb.errors import ConfigurationError
 from dist_wandb.patience import Patience, UnansweredError
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 _FORMING = 10.0  # seconds for members that have met to connect
 _FORMING_MORE = 2.0  # seconds beyond that, in which gloo should have noticed
 _PIECE = 2**20  # bytes that each member sends at once: the time limit is for a piece, not for all of it
+_MOST_GATHERED = 2**30  # bytes that one member gives to all others at most: each of them needs memory for as much
+_MOST_COLLECTED = 2**27  # likewise, where the first member alone does
 _PAIR = 2  # members that need one collective only
 _SLICE = timedelta(milliseconds=100)  # how long to wait before looking whether waiting is to end
 
@@ -142,7 +145,7 @@ class GlooGroup:
             forming = timedelta(seconds=min(timeout, _FORMING))
             options = _options(forming, address)
             # It asks the store, which has no time limit, for as long as the network is cut off.
-            patience = Patience(forming.total_seconds() + _FORMING_MORE, is_over)
+            patience = Patience(forming.total_seconds() + _FORMING_MORE, is_over, returns=True)
             self._group: Any = patience.call(lambda: dist.ProcessGroupGloo(store, rank, size, options))
         except (RuntimeError, UnansweredError) as error:
             raise BrokenError(str(error)) from error
@@ -215,8 +218,9 @@ class GlooGroup:
 
         Raises:
             BrokenError: A member is gone or too late, or waiting was to end.
+            ConfigurationError: A member has more than anybody takes. All members raise it, and the group goes on.
         """
-        lengths = self._lengths(data)
+        lengths = self._lengths(data, _MOST_GATHERED)
         longest = max(lengths)
         if longest == 0:
             return [b""] * self._size
@@ -233,8 +237,9 @@ class GlooGroup:
 
         Raises:
             BrokenError: A member is gone or too late, or waiting was to end.
+            ConfigurationError: A member has more than anybody takes. All members raise it, and the group goes on.
         """
-        lengths = self._lengths(data)
+        lengths = self._lengths(data, _MOST_COLLECTED)
         told: list[list[bytes]] = [[] for _ in lengths]
         for start in range(0, max(lengths), _PIECE):
             size = min(_PIECE, max(lengths) - start)
@@ -249,11 +254,19 @@ class GlooGroup:
         wanted = [received] if self.rank == 0 else []
         self._wait(lambda group: [group.gather(wanted, [piece], self._to_first)], piece.nbytes)
 
-    def _lengths(self, data: bytes) -> list[int]:
+    def _lengths(self, data: bytes, most: int) -> list[int]:
+        """How many bytes each member has; nobody makes room for more than is ever sent."""
         lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self._size)]
         own = torch.tensor([len(data)])
         self._wait(lambda group: [group.allgather([lengths], [own], self._gather)], own.nbytes)
-        return [int(length) for length in lengths]
+        found = [int(length) for length in lengths]
+        for member, length in enumerate(found):
+            if not 0 <= length <= most:
+                raise ConfigurationError(
+                    f"Member {member} of the group says that it sends {length:,} bytes, but {most:,} are the most. "
+                    "Log smaller states or tables, and install the same version of dist_wandb on all ranks."
+                )
+        return found
 
     def close(self) -> None:
         """Let go of the others. What is under way still is left to itself: destroying it would wait for its end."""

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 from dist_wandb.errors import ConfigurationError, MissingExtraError, TopologyError
 
 try:
-    from lightning.pytorch import LightningModule
+    from lightning.pytorch import LightningModule, Trainer
     from lightning.pytorch.loggers import WandbLogger
     from lightning.pytorch.loggers.logger import DummyExperiment
+    from lightning.pytorch.trainer.states import TrainerStatus
     from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
 except ModuleNotFoundError as error:
     raise MissingExtraError(
@@ -28,13 +29,14 @@ except ModuleNotFoundError as error:
 from dist_wandb import restart
 from dist_wandb import run as runs
 from dist_wandb.gathers import gathered, gathered_table
-from dist_wandb.lightning_checkpoints import BaseIdInCheckpoints, base_id_in
+from dist_wandb.lightning_advice import give_advice_only
+from dist_wandb.lightning_checkpoints import base_id_in, write_base_ids
 from dist_wandb.lightning_weights import epoch_weights
 from dist_wandb.options import ConfigSync, Options, SystemMetrics, rank_scope_or_default, run_mode_or_default
 from dist_wandb.policy import RankScope, RunMode, RunPlan
 from dist_wandb.reduction import PerRank, Reduce, Spread
 from dist_wandb.rendezvous import make_id
-from dist_wandb.run import NullPart, NullRun
+from dist_wandb.run import NullPart, NullRun, NullSummary
 from dist_wandb.script_ids import ScriptIds
 from dist_wandb.session import Session, holds, open_session
 from dist_wandb.sync import Limits
@@ -81,6 +83,37 @@ _GIVE_BACK = frozenset(
 )
 
 
+def _needs_sync_dist(name: str) -> bool:
+    """Whether Lightning's advice to log a name with `sync_dist=True` is of use.
+
+    It is not where the name goes to our loggers alone, which bring the ranks' numbers together, and no callback or
+    scheduler watches it: those look at what Lightning keeps, which is the rank's own.
+    """
+    trainers = [logger._trainer for logger in _with_trainer]  # noqa: SLF001  # of the same door
+    running = [trainer for trainer in trainers if trainer and trainer.state.status == TrainerStatus.RUNNING]
+    return not running or any(_watches(trainer, name) or not _speak_for_all(trainer) for trainer in running)
+
+
+def _watches(trainer: Trainer, name: str) -> bool:
+    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]  # public, but set elsewhere
+    watched = [getattr(watching, "monitor", None) for watching in (*callbacks, *trainer.lr_scheduler_configs)]
+    names = (name, f"{name}_epoch", f"{name}/dataloader_idx_")
+    return any(isinstance(one, str) and (one == name or one.startswith(names[1:])) for one in watched)
+
+
+def _speak_for_all(trainer: Trainer) -> bool:
+    """Whether all numbers go to loggers that bring those of the ranks together, or are to have each rank's."""
+    sessions = [logger._session if isinstance(logger, DistWandbLogger) else None for logger in trainer.loggers]  # noqa: SLF001
+    return all(one and (one.plan.run_mode == "new" or one.options.reductions is not None) for one in sessions)
+
+
+def _base_ids_of(trainer: Trainer) -> dict[str, str]:
+    """Base ids of a Trainer's loggers of ours whose runs are open, by their numbers."""
+    ours = [logger for logger in trainer.loggers if isinstance(logger, DistWandbLogger)]
+    known = {str(logger._number): logger._base_id for logger in ours if logger._session is not None}  # noqa: SLF001
+    return {number: base_id for number, base_id in known.items() if base_id is not None}
+
+
 def _where_runs_are(stock_method: Callable[..., None]) -> Callable[..., None]:
     """A method of the stock logger for media, on all ranks that have a run: what it makes of them are files.
 
@@ -115,6 +148,22 @@ class _NullExperiment(NullRun, DummyExperiment):  # type: ignore[misc]  # its it
         """The config of the run that this rank's numbers go to."""
         session = self._session
         return _Nothing() if session is None else session.config
+
+    @property
+    def summary(self) -> NullSummary:
+        """What this rank has written into the summary."""
+        session = self._session
+        return session.run.summary if session is not None and isinstance(session.run, NullRun) else super().summary
+
+    @summary.setter
+    def summary(self, summary: object) -> None:
+        """Accept and forget."""
+
+    def log(self, data: Mapping[str, Any], step: int | None = None, commit: bool | None = None, **_kwargs: Any) -> None:
+        """Log a row of this rank, as the run's own `log` does where this rank has one."""
+        session = self._session
+        if session is not None:
+            session.log(data, step, commit=commit)
 
     def finish(self, exit_code: int | None = None, **_kwargs: Any) -> None:
         """End this rank's part: W&B's own `finish` does, where this rank has a run."""
@@ -195,7 +244,8 @@ class DistWandbLogger(WandbLogger):
 
         Lightning's ddp strategy starts the script again for each further rank. That all of them know one run id, this
         process keeps it in a small file in the directory for temporary files, as long as it lives. The environment
-        stays as it is: ``offline=True`` sets `WANDB_MODE` while the run is made, and takes it back.
+        stays as it is, but for what the stock logger does: ``offline=True`` sets `WANDB_MODE` to ``dryrun`` when the
+        run is opened, so whatever this process opens afterwards is offline too.
 
     Example:
         Two ranks::
@@ -224,7 +274,7 @@ class DistWandbLogger(WandbLogger):
         rank_scope: RankScope | None = None,
         reduce: Reduce = "auto",
         spread: Spread = False,
-        per_rank: PerRank = True,
+        per_rank: PerRank = "auto",
         join_timeout: float = Limits.join_timeout,
         peer_timeout: float = Limits.peer_timeout,
         finish_timeout: float | None = None,
@@ -319,8 +369,6 @@ class DistWandbLogger(WandbLogger):
     def log_graph(self, model: nn.Module, input_array: Tensor | None = None) -> None:
         """Remember which module the Trainer works with; called by it on every rank. Logs no graph.
 
-        The checkpoints of that Trainer get the base id from then on; see `id_in`.
-
         Args:
             model: The module.
             input_array: As in the stock logger.
@@ -328,7 +376,8 @@ class DistWandbLogger(WandbLogger):
         super().log_graph(model, input_array)
         if isinstance(model, LightningModule):
             self._module = weakref.ref(model)
-            BaseIdInCheckpoints(self._number, self._known_base_id).add_to(model)
+            _with_trainer.add(self)
+            give_advice_only(_needs_sync_dist)
 
     def log_hyperparams(self, params: dict[str, Any] | Namespace) -> None:
         """Write hyperparameters into the config of this rank's run; kept until the run is open.
@@ -459,14 +508,15 @@ class DistWandbLogger(WandbLogger):
         Args:
             checkpoint: Path of the checkpoint: a file, or the directory of a sharded one.
             logger: Which logger's, in the order in which the script made them, where it had several.
-            weights_only: Whether to refuse checkpoints that hold more than plain data, as `torch.load` does. Without
-                it, what a file holds may run code.
+            weights_only: Whether plain data alone is read: nothing that the file holds is executed, also if it holds
+                objects of any class, and tensors are not read. Without it `torch.load` reads all of it, which may run
+                code: for files that you trust, and whose plain data is more than 64 MiB.
 
         Returns:
             The id that the runs of all ranks are made from.
 
         Raises:
-            ReadError: The file cannot be read, or holds no id.
+            ReadError: The file cannot be read, or holds no id that W&B takes.
 
         Example:
             Two ranks with ``run_mode="new"``, which go on with the runs ``ID-rank-0`` and ``ID-rank-1``::
@@ -508,9 +558,12 @@ class DistWandbLogger(WandbLogger):
         state["_runs_are_in_children"] = False
         return state
 
-    def _known_base_id(self) -> str | None:
-        """The base id, once runs are open."""
-        return None if self._session is None else self._base_id
+    @property
+    def _trainer(self) -> Trainer | None:
+        module = self._module() if self._module else None
+        with suppress(RuntimeError):  # it has none
+            return module.trainer if module is not None else None
+        return None
 
     def _look_back(self) -> None:
         """Know the base id before there are ranks, if an earlier start of the job is continued."""
@@ -583,24 +636,26 @@ class DistWandbLogger(WandbLogger):
     def _open_session(self, topology: Topology) -> Session:
         is_another = self._session is None and self._is_another(runs.running_run())
         provisional, in_hand = self._session, None if is_another else self._run_in_hand(topology)
-        with runs.offline_by_environment(on=self._offline and topology.world_size == 1):
-            self._session = open_session(
-                self._options,
-                self._init_arguments(topology),
-                door=_DOOR,
-                topology=topology,
-                step_metric=None if self._wandb_init.get("sync_tensorboard") else _STEP_METRIC,
-                number=self._number,
-                proposed_id=in_hand.id if in_hand else self._base_id,
-                adopt=lambda plan: self._adopt(in_hand, plan),
-                create_new=topology.world_size > 1 or is_another,
-                announces=False,
-                catches_sigterm=False,  # the Trainer does, to save a checkpoint
-                restarts=topology.world_size > 1,  # of a world of one W&B's own way of resuming holds
-                as_given=True,
-            )
+        if self._offline and self._opened_run is None:
+            runs.say_offline()
+        self._session = open_session(
+            self._options,
+            self._init_arguments(topology),
+            door=_DOOR,
+            topology=topology,
+            step_metric=None if self._wandb_init.get("sync_tensorboard") else _STEP_METRIC,
+            number=self._number,
+            proposed_id=in_hand.id if in_hand else self._base_id,
+            adopt=lambda plan: self._adopt(in_hand, plan),
+            create_new=topology.world_size > 1 or is_another,
+            announces=False,
+            catches_sigterm=False,  # the Trainer does, to save a checkpoint
+            restarts=topology.world_size > 1,  # of a world of one W&B's own way of resuming holds
+            as_given=True,
+        )
         if provisional is not None:
             provisional.release()
+        write_base_ids(_base_ids_of)
         if self._session.owns_run and self._wandb_init.get("sync_tensorboard"):
             runs.define_tensorboard_steps(self._session.run)
         self._take_over(self._session)
@@ -657,3 +712,7 @@ class DistWandbLogger(WandbLogger):
         kept, self._kept_calls = self._kept_calls, []
         for method, args in kept:
             getattr(self, method)(*args)
+
+
+_with_trainer: weakref.WeakSet[DistWandbLogger] = weakref.WeakSet()
+"""Those that were told a module, and by it a Trainer."""

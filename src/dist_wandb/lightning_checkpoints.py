@@ -2,44 +2,37 @@
 
 from __future__ import annotations
 
+import functools
 import os
-import pickle
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from lightning.pytorch import Callback
+from lightning.pytorch import Callback, Trainer
 
-from dist_wandb.errors import ReadError
+from dist_wandb.checkpoint_files import plain_content
+from dist_wandb.errors import ConfigurationError, ReadError
+from dist_wandb.run import check_id
+from dist_wandb.small_files import open_ordinary
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from lightning.pytorch import LightningModule, Trainer
+    from lightning.pytorch import LightningModule
 
 KEY = "dist_wandb"
+_IS_OURS = "_dist_wandb_writes_base_ids"
 _SHARDED = "meta.pt"  # what Lightning's checkpoints that are directories keep beside the parameters
 
 
-class BaseIdInCheckpoints(Callback):
-    """Writes the base id of one logger into every checkpoint of a Trainer, beside the state of callbacks.
-
-    It has no state of its own, so a Trainer without it loads the checkpoints without a word.
+class _BaseIds(Callback):
+    """Writes base ids into a checkpoint. It has no state, so a Trainer without it loads the checkpoint without a word.
 
     Args:
-        number: Which of the process's loggers it is.
-        base_id: Tells the base id, once there is one.
+        ids: Base ids by the loggers' numbers.
     """
 
-    def __init__(self, number: int, base_id: Callable[[], str | None]) -> None:
-        self._number = number
-        self._base_id = base_id
-
-    @property
-    def state_key(self) -> str:
-        """One for each logger, as Lightning asks of callbacks of which there may be several."""
-        return self._generate_state_key(number=self._number)
+    def __init__(self, ids: Mapping[str, str]) -> None:
+        self._ids = ids
 
     def on_save_checkpoint(
         self,
@@ -47,20 +40,39 @@ class BaseIdInCheckpoints(Callback):
         pl_module: LightningModule,  # noqa: ARG002  # Lightning's signature
         checkpoint: dict[str, Any],
     ) -> None:
-        """Add the base id."""
-        base_id = self._base_id()
-        if base_id is not None:
-            checkpoint.setdefault(KEY, {})[str(self._number)] = base_id
+        """Add the base ids."""
+        checkpoint[KEY] = dict(self._ids)
 
-    def add_to(self, module: LightningModule) -> None:
-        """Be a callback of the Trainer that works with `module`, unless its logger has one there already."""
-        try:
-            trainer = module.trainer
-        except RuntimeError:  # it has none
+
+def write_base_ids(ids_of: Callable[[Trainer], Mapping[str, str]]) -> None:
+    """Have checkpoints hold base ids from now on, whichever Trainer of this process saves them.
+
+    Loggers take no part in the saving of checkpoints; callbacks do, but the list of a Trainer's callbacks is the user's
+    (Lightning's tuner, too, keeps it and puts it back). So `Trainer.save_checkpoint`, through which all checkpoints go,
+    is wrapped in its class: ours is among the callbacks only while one is saved.
+
+    Args:
+        ids_of: Tells the base ids by the loggers' numbers; none for a Trainer without our loggers.
+    """
+    original = Trainer.save_checkpoint
+    if hasattr(original, _IS_OURS):
+        return
+
+    @functools.wraps(original)
+    def save_checkpoint(self: Any, *args: Any, **kwargs: Any) -> None:  # a Trainer; types do not know its `callbacks`
+        ids = ids_of(self)
+        if not ids:
+            original(self, *args, **kwargs)
             return
-        callbacks = getattr(trainer, "callbacks", None)  # Fabric's stand-in for a Trainer has none
-        if isinstance(callbacks, list) and all(known.state_key != self.state_key for known in callbacks):
-            callbacks.insert(0, self)  # those that save checkpoints must stay the last
+        callbacks: list[Callback] = self.callbacks
+        self.callbacks = [*callbacks, _BaseIds(ids)]
+        try:
+            original(self, *args, **kwargs)
+        finally:
+            self.callbacks = callbacks
+
+    setattr(save_checkpoint, _IS_OURS, True)
+    Trainer.save_checkpoint = save_checkpoint  # type: ignore[method-assign]
 
 
 def base_id_in(checkpoint: str | os.PathLike[str], number: int, *, weights_only: bool) -> str:
@@ -74,16 +86,19 @@ def base_id_in(checkpoint: str | os.PathLike[str], number: int, *, weights_only:
             f"{path}: holds no run id of logger {number}. It must have been saved by a Trainer with a DistWandbLogger, "
             "with its callbacks (save_weights_only=False). Pass the id of the run you know."
         )
-    return base_id
+    try:
+        return check_id(base_id, f"the run id of logger {number} in {path}, {base_id!r},")
+    except ConfigurationError as error:
+        raise ReadError(str(error)) from None
 
 
 def _load(path: Path, *, weights_only: bool) -> Any:
     try:
-        return torch.load(path, map_location="cpu", mmap=True, weights_only=weights_only)
-    except pickle.UnpicklingError as error:
-        raise ReadError(
-            f"{path}: torch does not read it as plain data ({str(error).splitlines()[0]}). If you trust the file, pass "
-            "weights_only=False: then what it holds may run code."
-        ) from None
-    except (OSError, RuntimeError, EOFError) as error:
-        raise ReadError(f"{path}: is no checkpoint that can be read: {error}. Give one that a Trainer saved.") from None
+        # A checkpoint is often a link, as Lightning's last.ckpt; where it leads there must be an ordinary file.
+        with os.fdopen(open_ordinary(path.resolve(strict=True)), "rb") as file:
+            if weights_only:
+                return plain_content(file, os.fstat(file.fileno()).st_size)
+        return torch.load(path, map_location="cpu", mmap=True, weights_only=False)
+    except Exception as error:  # noqa: BLE001  # what a damaged file makes its readers raise
+        why = str(error).rstrip(".")
+        raise ReadError(f"{path}: is no checkpoint that can be read: {why}. Give one that a Trainer saved.") from None

@@ -8,6 +8,7 @@ who its members are and which was the last round, so that all of them go on from
 from __future__ import annotations
 
 import base64
+import functools
 import struct
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -24,10 +25,16 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.05  # seconds between two looks at the store
+_APART = 2.0  # seconds that ranks of one start may be apart: who ends sooner waits as long for a sign of the others
+_OPENED, _ACCOMPANIED = "opened", "accompanied"  # keys
 
 
 class Stopped(Exception):  # noqa: N818  # no error: somebody asked for it
     """Waiting was to end at once."""
+
+
+class Over(Exception):  # noqa: N818  # no error either: this rank came too late
+    """The other ranks have ended their sessions."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +82,27 @@ class Epoch:
     source: int | None = None
 
 
+def keys_of(unit: Unit) -> str:
+    """Below which prefix of a session's keys those of a unit are."""
+    return f"unit/{unit.name}"
+
+
+def say_opened(keys: Rendezvous, unit: Unit) -> None:
+    """Say that this rank opens its session, for others not to take themselves for the only one that does.
+
+    Args:
+        keys: Those of the unit.
+        unit: The unit, seen from this rank.
+    """
+    if keys.claim(_OPENED, unit.index) != unit.index:
+        keys.publish(_ACCOMPANIED, 1)
+
+
+def is_accompanied(keys: Rendezvous) -> bool:
+    """Whether two ranks of a unit, or more, have opened their sessions."""
+    return keys.has([_ACCOMPANIED])
+
+
 class Membership:
     """One rank's view of who takes part.
 
@@ -82,38 +110,88 @@ class Membership:
         unit: The unit, seen from this rank.
         rendezvous: Keys of the unit in the job's store, on a connection of its own.
         is_stopped: Whether waiting is to end at once.
+        is_over: Whether the rank that leads has ended its session.
     """
 
-    def __init__(self, unit: Unit, rendezvous: Rendezvous, is_stopped: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        unit: Unit,
+        rendezvous: Rendezvous,
+        is_stopped: Callable[[], bool],
+        is_over: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.unit = unit
         self._rendezvous = rendezvous
         self._is_stopped = is_stopped
+        self._is_over = is_over
         self.left: set[int] = set()  # ranks that are gone because they had finished
         self.unheard: set[int] = set()  # ranks that are gone likewise, but before the others knew all they had said
-        self._gone: set[int] = set()
+        self._gone: dict[int, str] = {}  # how each has gone that has left word
+        self._began = time.monotonic()
+        self._is_accompanied = False
         self._address: str | None = None
         self.global_ranks: dict[int, int] = {unit.index: unit.global_rank}
 
-    def arrive(self, within: float) -> Epoch:
+    def arrive(self, within: float, is_ending: Callable[[], bool] = lambda: False) -> Epoch:
         """Say that this rank is here, and learn who is in the first epoch.
 
         Args:
             within: How long to wait for ranks that are not here, in seconds.
+            is_ending: Whether this rank has nothing more to say: then it waits only if another has opened a session.
 
         Returns:
             The first epoch. This rank may have come too late for it.
 
         Raises:
             Stopped: Waiting was to end.
+            Over: There is nobody left to wait for.
             RendezvousError: The store is gone.
         """
+        say_opened(self._rendezvous, self.unit)
         self._rendezvous.publish(f"here/{self.unit.index}", self.unit.global_rank)
         everyone = [f"here/{index}" for index in range(self.unit.size)]
 
         def first() -> Epoch | None:
-            return self.epoch(0) or (self._claim_first() if self._rendezvous.has(everyone) else None)
+            claimed = self.epoch(0)
+            if claimed is not None:
+                return claimed
+            if self._is_over() and not self._has_others():
+                raise Over
+            is_time = self._rendezvous.has(everyone) or (is_ending() and self.is_only_one(within))
+            return self._claim_first() if is_time else None
 
         return self._until(first, within) or self._claim_first()
+
+    def _has_others(self) -> bool:
+        """Whether other ranks are here, and stay."""
+        others = [index for index in range(self.unit.size) if index != self.unit.index]
+        self._look_for_gone(others)
+        return any(index not in self._gone and self._rendezvous.has([f"here/{index}"]) for index in others)
+
+    def is_only_one(self, within: float) -> bool:
+        """Whether no other rank has opened a session, though it has had the time to.
+
+        Args:
+            within: How long ranks that have not opened theirs are waited for, in seconds.
+        """
+        if not self._is_accompanied:
+            self._is_accompanied = is_accompanied(self._rendezvous)
+        return not self._is_accompanied and self.waited >= min(within, _APART)
+
+    @property
+    def waited(self) -> float:
+        """Seconds since this rank began to wait for the others."""
+        return time.monotonic() - self._began
+
+    def why_absent(self, index: int) -> str:
+        """Why a rank is not in the first epoch of this one."""
+        self._look_for_gone([index])
+        how = self._gone.get(index)
+        if how is not None:
+            return f"{'failed' if how == 'failed' else 'ended its session'} before rank {self.unit.global_rank} began"
+        if self._rendezvous.has([f"here/{index}"]):
+            return "does not take part"
+        return f"did not open a session within {round(self.waited, 1):g} s"
 
     def regroup(self, epoch: Epoch, word: Word, within: float) -> Epoch:
         """Agree with the living on the next epoch, after this one broke.
@@ -140,7 +218,7 @@ class Membership:
                 told = self._rendezvous.peek(f"word/{epoch.number}/{member}")
                 if told is not None:
                     words[member] = Word.from_json(told)
-            done = words.keys() | self._gone
+            done = words.keys() | self._gone.keys()
             return self._next_from(epoch, words) if done.issuperset(epoch.members) else None
 
         return self._until(everyone_spoke, within) or self._next_from(epoch, words)
@@ -167,12 +245,16 @@ class Membership:
 
         Raises:
             Stopped: Waiting was to end.
+            Over: Nobody of the newest epoch is there any more.
             RendezvousError: The store is gone, or nobody answers.
         """
         while self.unit.index not in epoch.members:
+            if self.has_ended(epoch):
+                raise Over
             number = epoch.number + 1
             self._rendezvous.publish(f"want/{epoch.number}/{self.unit.index}", self.unit.global_rank)
-            following = self._until(lambda number=number: self.epoch(number), within)  # type: ignore[misc]
+            self._rendezvous.publish(f"want/{epoch.number}", 1)
+            following = self._until(functools.partial(self._epoch_or_over, number, epoch), within)
             if following is None:
                 raise RendezvousError(
                     f"Rank {self.unit.global_rank} asked to take part again, but no other rank answered within "
@@ -180,6 +262,17 @@ class Membership:
                 )
             epoch = following
         return epoch
+
+    def has_ended(self, epoch: Epoch) -> bool:
+        """Whether all members of an epoch have left word that they are going."""
+        self._look_for_gone(epoch.members)
+        return self._gone.keys() >= set(epoch.members)
+
+    def _epoch_or_over(self, number: int, before: Epoch) -> Epoch | None:
+        following = self.epoch(number)
+        if following is None and self.has_ended(before) and (following := self.epoch(number)) is None:
+            raise Over
+        return following
 
     def state(self, epoch: Epoch) -> dict[str, Any]:
         """What the members know together at the beginning of an epoch that ranks joined."""
@@ -226,7 +319,7 @@ class Membership:
 
         def has_lost() -> bool:  # it gave its word, was counted on, and went
             self._look_for_gone(epoch.members)
-            return not self._gone.isdisjoint(epoch.members)
+            return not self._gone.keys().isdisjoint(epoch.members)
 
         return self._until(come, within) is not None and self._rendezvous.has(keys)
 
@@ -241,7 +334,9 @@ class Membership:
 
     def store_of(self, epoch: Epoch) -> Store:
         """Where the members of an epoch find each other for their process group."""
-        return self._rendezvous.store(f"group/{epoch.number}")
+        group = f"group/{epoch.number}"
+        self._rendezvous.note(f"{group}/0/{epoch.members.index(self.unit.index)}")  # where gloo puts its address
+        return self._rendezvous.store(group)
 
     def is_broken(self, epoch: Epoch) -> bool:
         """Whether some member found this epoch broken."""
@@ -250,6 +345,8 @@ class Membership:
     def wanting(self, epoch: Epoch) -> set[int]:
         """Ranks outside of `epoch` that want to join."""
         outside = set(range(self.unit.size)) - set(epoch.members)
+        if not outside or self._rendezvous.hint(f"want/{epoch.number}") is None:  # one look for all of them
+            return set()
         told = {index: self._rendezvous.hint(f"want/{epoch.number}/{index}") for index in outside}
         wanting = {index: rank for index, rank in told.items() if rank is not None}
         self.global_ranks.update(wanting)
@@ -284,8 +381,16 @@ class Membership:
         self._look_for_gone(outside)
         return outside - self.left
 
+    def learn_ranks(self, epoch: Epoch, ranks: Sequence[int]) -> None:
+        """Keep the indices in the job of an epoch's members, as they told them when it began."""
+        self.global_ranks.update(zip(epoch.members, ranks, strict=True))
+
+    def told_ranks(self) -> list[tuple[int, int]]:
+        """Index in the unit and in the job of all ranks that have been met, for those that join."""
+        return list(self.global_ranks.items())
+
     def global_rank(self, index: int) -> int:
-        """Index in the job of a rank of the unit; that in the unit where it is not known."""
+        """Index in the job of a rank of the unit, from the store if need be; that in the unit where it is not known."""
         if index not in self.global_ranks:
             told = self._rendezvous.peek(f"here/{index}")
             if told is None:
@@ -297,15 +402,15 @@ class Membership:
         everyone = range(self.unit.size)
         here = {index for index in everyone if self._rendezvous.has([f"here/{index}"])}
         self._look_for_gone(everyone)
-        return self._claim(Epoch(0, tuple(sorted(here - self._gone))))
+        return self._claim(Epoch(0, tuple(sorted(here - self._gone.keys()))))
 
     def _look_for_gone(self, ranks: Iterable[int]) -> None:
         if not self._rendezvous.has(["gone"]):  # most ranks go when all do
             return
-        for index in set(ranks) - self._gone:
+        for index in set(ranks) - self._gone.keys():
             how = self._rendezvous.peek(f"gone/{index}")
             if how is not None:
-                self._gone.add(index)
+                self._gone[index] = how
             if how == "finished":
                 self.left.add(index)
             if how == "unheard":
@@ -315,7 +420,7 @@ class Membership:
         """The epoch after a broken one: of those that gave their word and stay."""
         last_round = max(word.round for word in words.values())
         source = max(words, key=lambda member: (words[member].round, len(words[member].names)))
-        members = tuple(sorted(words.keys() - self._gone))
+        members = tuple(sorted(words.keys() - self._gone.keys()))
         return self._claim(Epoch(epoch.number + 1, members, (), last_round, source))
 
     def _claim(self, epoch: Epoch) -> Epoch:

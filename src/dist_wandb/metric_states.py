@@ -12,7 +12,6 @@ import copy
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dist_wandb.errors import ConfigurationError
@@ -22,11 +21,9 @@ if TYPE_CHECKING:
     from torchmetrics import Metric
 
 IN_SUMS, IN_MAXIMA = ("sum", "mean"), ("max", "min")  # the other kinds, which are gathered: "cat", "stack", "list"
-_MEMORY = {  # what these compute depends on more than on states
-    "MinMaxMetric": "it remembers what it computed before",
-    "Running": "it is a window over this rank's own updates",
-}
-_MISSING = object()
+_EXTREMES = {"min_val": ("min", math.inf), "max_val": ("max", -math.inf)}  # MinMaxMetric has them beside its states
+_NO_LENGTH = -1  # of a tensor without dimensions, which is one number of many in a list
+_WINDOW_COUNT = "_num_vals_seen"  # `Running` resets what it wraps and counts by itself
 
 
 class State(NamedTuple):
@@ -51,6 +48,24 @@ class State(NamedTuple):
         return math.prod(self.shape)
 
 
+def current(value: Any) -> Any:
+    """What a `MetricTracker` tracks now; of other metrics themselves.
+
+    Raises:
+        ConfigurationError: It tracks nothing yet.
+    """
+    from torchmetrics import MetricTracker
+
+    if not isinstance(value, MetricTracker):
+        return value
+    if not value.n_steps:
+        raise ConfigurationError(
+            "A MetricTracker was logged before its increment() was called, so it has no metric yet. Call "
+            "tracker.increment() at the start of each epoch, on all ranks."
+        )
+    return value[-1]
+
+
 def walk(value: Any, path: str = "") -> Iterator[tuple[str, Metric]]:
     """The metrics in a module. `modules()` would hash each, which takes long with many states."""
     from torchmetrics import Metric
@@ -65,20 +80,32 @@ def walk(value: Any, path: str = "") -> Iterator[tuple[str, Metric]]:
 @lru_cache(maxsize=256)
 def obstacle(metric: type[Metric]) -> str | None:
     """Why the states of such metrics cannot be merged."""
-    bases = [base.__name__ for base in metric.__mro__ if base.__module__.startswith("torchmetrics.")]
-    reason = next((_MEMORY[name] for name in bases if name in _MEMORY), None)
-    if not metric._sync_dist.__module__.startswith("torchmetrics."):
-        reason = "it synchronises in a way of its own"
-    if reason is None:
+    if metric._sync_dist.__module__.startswith("torchmetrics."):
         return None
-    return f"{metric.__name__} is not merged over ranks but averaged: each rank computes by itself, as {reason}."
+    return (
+        f"{metric.__name__} is not merged over ranks but averaged: each rank computes by itself, as it synchronises in "
+        "a way of its own."
+    )
+
+
+@lru_cache(maxsize=256)
+def is_a(metric: type[Metric], name: str) -> bool:
+    """Whether a class is one of torchmetrics', or made from it."""
+    return any(base.__name__ == name and base.__module__.startswith("torchmetrics.") for base in metric.__mro__)
 
 
 def states_of(metric: Metric) -> list[tuple[State, Any]]:
     """The states that are this rank's alone."""
     cached = metric._cache if metric._is_synced else None
     held = metric.metric_state if cached is None else cached
-    return [(_state(metric, name, value), value) for name, value in held.items()]
+    states = [(_state(metric, name, value), value) for name, value in held.items()]
+    return states + [(State(name, _EXTREMES[name][0], (), "float64"), value) for name, value in _extremes(metric)]
+
+
+def _extremes(metric: Metric) -> list[tuple[str, Tensor]]:
+    if not is_a(type(metric), "MinMaxMetric"):
+        return []
+    return [(name, vars(metric)[name]) for name in _EXTREMES if name in vars(metric)]
 
 
 def _state(metric: Metric, name: str, value: Any) -> State:
@@ -93,8 +120,65 @@ def _state(metric: Metric, name: str, value: Any) -> State:
     return State(name, kind if is_exact else "stack", shape, dtype)
 
 
-def _reduction(metric: Metric, name: str) -> Any:
+def reduction_of(metric: Metric, name: str) -> Any:
+    """What makes one of a state's stacked tensors: a function, or `None`.
+
+    Raises:
+        ConfigurationError: The metric has no such state.
+    """
+    if name not in metric._reductions:
+        raise ConfigurationError(
+            f"{type(metric).__name__} has no state {name!r} on the rank that computes it. Make it with the same "
+            "arguments on all ranks."
+        )
     return metric._reductions[name]
+
+
+def is_stacked(metric: Metric, name: str, value: Any) -> bool:
+    """Whether a state is those of several ranks, a row for each."""
+    default = metric._defaults.get(name)
+    return getattr(value, "ndim", -1) == getattr(default, "ndim", 0) + 1
+
+
+def is_default(metric: Metric, state: State, value: Any) -> bool:
+    """Whether a state, which lies on the host, is as in a metric that was never updated."""
+    import torch
+
+    if state.kind in {"cat", "list"}:
+        return not value
+    default = metric._defaults.get(state.name)
+    if default is None and state.name in _EXTREMES:
+        default = torch.tensor(_EXTREMES[state.name][1])
+    if not isinstance(default, torch.Tensor) or default.shape != value.shape:
+        return False
+    default = default.to(value.device, value.dtype)
+    return bool(((value == default) | (value.isnan() & default.isnan())).all())
+
+
+@lru_cache(maxsize=1)
+def _bookkeeping() -> tuple[frozenset[str], tuple[type, ...]]:
+    """Names of what every metric has, which is not told to other ranks; and the types of what is."""
+    import torch
+    from torchmetrics import Metric
+
+    class Bare(Metric):
+        def update(self) -> None: ...
+
+        def compute(self) -> None: ...
+
+    plain = (bool, int, float, str, type(None), torch.dtype, torch.Tensor)
+    return frozenset((*vars(Bare()), *_EXTREMES)), plain
+
+
+def attributes_of(metric: Metric) -> dict[str, Any]:
+    """What a metric keeps beside its states, as far as it is plain: some classes learn it from their first batch."""
+    known, plain = _bookkeeping()
+    states = metric._defaults
+    return {
+        name: value
+        for name, value in vars(metric).items()
+        if name not in known and name not in states and isinstance(value, plain)
+    }
 
 
 def _private_copy(value: Any) -> Any:
@@ -116,8 +200,9 @@ def _private_copy(value: Any) -> Any:
         metric._cache = metric._computed = metric._forward_cache = metric.process_group = metric.dist_sync_fn = None
         metric._is_synced = metric._to_sync = False
         metric.distributed_available_fn = _never
-        for name, default in metric._defaults.items():
-            setattr(metric, name, default)
+        _restore(metric, {}, 0)
+        for name, extreme in _extremes(metric):
+            setattr(metric, name, extreme.new_tensor(_EXTREMES[name][1]))
     for module in copied.modules():
         if isinstance(module, MetricCollection):
             module.compute_groups.clear()  # else it would make states of a group equal before it computes
@@ -129,15 +214,25 @@ def _never() -> bool:
 
 
 def _restore(metric: Metric, states: Mapping[str, Any], updates: int) -> None:
+    for name, default in metric._defaults.items():
+        if name not in states:
+            setattr(metric, name, list(default) if isinstance(default, list) else default)
+    remembered = dict(_extremes(metric))
     for name, value in states.items():
-        setattr(metric, name, list(value) if isinstance(value, list) else value)
+        if name in remembered:  # of all that was computed before
+            known = remembered[name].to(value)
+            setattr(metric, name, known.minimum(value) if _EXTREMES[name][0] == "min" else known.maximum(value))
+        else:
+            setattr(metric, name, list(value) if isinstance(value, list) else value)
     metric._update_count = updates
+    if _WINDOW_COUNT in vars(metric):
+        vars(metric)[_WINDOW_COUNT] = updates
     metric._computed = None
 
 
 def updates_of(metric: Metric) -> int:
-    """How often a metric was updated. `Running` resets what it wraps and counts by itself."""
-    return metric.update_count or int(vars(metric).get("_num_vals_seen", 0))
+    """How often a metric was updated."""
+    return metric.update_count or int(vars(metric).get(_WINDOW_COUNT, 0))
 
 
 def kept(kind: str, held: Any) -> Any:
@@ -149,36 +244,26 @@ def kept(kind: str, held: Any) -> Any:
 
 
 def joined(items: Sequence[Tensor]) -> list[Tensor]:
-    """The tensors of a state of kind `"cat"` as one, if there are any."""
-    from torchmetrics.utilities import dim_zero_cat
-
-    return [dim_zero_cat(list(items))] if items else []
-
-
-def merged(state: State, column: Sequence[Any], metric: Metric) -> Any:
-    """A gathered state as torchmetrics leaves it after a synchronisation."""
+    """The tensors of a state of kind `"cat"` as one, and the length of each; nothing of none. See `separated`."""
     import torch
     from torchmetrics.utilities import dim_zero_cat
 
-    if state.kind == "stack":
-        if not all(isinstance(item, torch.Tensor) and item.shape == state.shape for item in column):
-            raise ConfigurationError(f"State {state.name!r} of {type(metric).__name__} has another shape on a rank.")
-        reduction = _reduction(metric, state.name)
-        if reduction is None and len(column) == 1:
-            return column[0]
-        stacked = torch.stack(list(column))
-        return stacked if reduction is None else reduction(stacked)
-    if not all(isinstance(item, list) for item in column):
-        raise ConfigurationError(f"State {state.name!r} of {type(metric).__name__} is no list on a rank.")
-    if state.kind == "cat":
-        items = [item for part in column for item in part]
-        if not all(isinstance(item, torch.Tensor) for item in items):
-            raise ConfigurationError(f"State {state.name!r} of {type(metric).__name__} has no tensors on a rank.")
-        return dim_zero_cat(items) if items else torch.tensor([], dtype=metric.dtype, device="cpu")
-    turns = zip_longest(*column, fillvalue=_MISSING)  # the ranks' first items come first, as torchmetrics does it
-    items = [item for turn in turns for item in turn if item is not _MISSING]
-    reduction = _reduction(metric, state.name)
-    return reduction(items) if items and reduction is not None else items
+    if not items:
+        return []
+    lengths = [item.shape[0] if item.ndim else _NO_LENGTH for item in items]
+    return [dim_zero_cat(list(items)), torch.tensor(lengths, dtype=torch.int64, device="cpu")]
+
+
+def separated(pair: Sequence[Tensor]) -> list[Tensor]:
+    """The tensors that `joined` made one."""
+    if not pair:
+        return []
+    whole, lengths = pair
+    parts, start = [], 0
+    for length in lengths.tolist():
+        parts.append(whole[start] if length == _NO_LENGTH else whole[start : start + length])
+        start += abs(length)
+    return parts
 
 
 class Shell:
@@ -192,18 +277,39 @@ class Shell:
         self.value = _private_copy(value)
         self.metrics = [metric for _, metric in walk(self.value)]
         self._on_host = False
+        self._sources: dict[tuple[int, str], tuple[Tensor, int]] = {}
 
-    def compute(self, states: Sequence[Mapping[str, Any]], updates: Sequence[int]) -> dict[str, Any]:
-        """What the metric computes from the states of each of its nodes, by suffixes of names."""
+    def compute(
+        self,
+        states: Sequence[Mapping[str, Any]],
+        updates: Sequence[int],
+        attributes: Sequence[Mapping[str, Any]],
+    ) -> dict[str, Any]:
+        """What the metric computes from the states and attributes of each of its nodes, by suffixes of names."""
         import torch
 
         with torch.no_grad():
             if not self._on_host:
                 self.value.to("cpu")
                 self._on_host = True
-            for metric, its_states, count in zip(self.metrics, states, updates, strict=True):
-                _restore(metric, its_states, count)
+            for position, (metric, its_attributes) in enumerate(zip(self.metrics, attributes, strict=True)):
+                self._adapt(position, metric, its_attributes)
+                _restore(metric, states[position], updates[position])
             return _named(self.value.compute())
+
+    def _adapt(self, position: int, metric: Metric, attributes: Mapping[str, Any]) -> None:
+        """Give a metric the attributes it had when it was logged; tensors only where they are not what they were."""
+        import torch
+
+        for name, value in attributes.items():
+            if not isinstance(value, torch.Tensor):
+                vars(metric)[name] = value
+                continue
+            version = -1 if value.is_inference() else value._version
+            source = self._sources.get((position, name))
+            if source is None or source[0] is not value or version < 0 or source[1] != version:
+                vars(metric)[name] = value.detach().cpu().clone()
+                self._sources[position, name] = value, version
 
 
 def _named(value: Any) -> dict[str, Any]:

@@ -12,21 +12,25 @@ import json
 import math
 import sys
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property, lru_cache
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dist_wandb.blob import decode, dtype_of, encode
+from dist_wandb.blob import decode, encode
 from dist_wandb.errors import ConfigurationError
+from dist_wandb.metric_merging import Layout, Merging, Node, Packed, read_told
 from dist_wandb.metric_states import (
     IN_MAXIMA,
     IN_SUMS,
     Shell,
     State,
+    attributes_of,
+    current,
+    is_default,
     joined,
     kept,
-    merged,
     obstacle,
+    separated,
     states_of,
     updates_of,
     walk,
@@ -39,107 +43,28 @@ if TYPE_CHECKING:  # `import dist_wandb` brings neither
 
 
 def is_metric(value: object) -> bool:
-    """Whether a value is a `torchmetrics.Metric` or a `MetricCollection`. It does not import torchmetrics."""
+    """Whether a value is torchmetrics' `Metric`, `MetricCollection` or `MetricTracker`. It does not import it."""
     if isinstance(value, (int, float, str)):
         return False
     module = sys.modules.get("torchmetrics")
-    known = (getattr(module, "Metric", None), getattr(module, "MetricCollection", None))
+    known = tuple(getattr(module, name, None) for name in ("Metric", "MetricCollection", "MetricTracker"))
     return None not in known and isinstance(value, known)  # type: ignore[arg-type]  # both are types here
 
 
-class Packed(NamedTuple):
-    """What one rank contributes.
+class Found(NamedTuple):
+    """What a metric, or one of the metrics in a collection or a wrapper, was when it was logged.
 
     Args:
-        sums: Numbers to be summed over ranks; flat, float64, on the CPU.
-        maxima: Numbers whose maximum over ranks is to be taken; the same.
-        blob: Bytes to be gathered, in the order of ranks.
-    """
-
-    sums: Tensor
-    maxima: Tensor
-    blob: bytes
-
-
-class _Node(NamedTuple):
-    """A metric, or one of the metrics in a collection or a wrapper.
-
-    Args:
-        path: Where it is.
-        metric: Name of its class.
-        same_as: Position of the node that has the very same states, which are sent once; -1 where there is none.
         states: Its own states in a fixed order.
+        values: Copies of them, by name.
+        updates: How often it was updated.
+        attributes: What it keeps beside them.
     """
 
-    path: str
-    metric: str
-    same_as: int
     states: tuple[State, ...]
-
-
-class Layout:
-    """Which state is where in what the ranks exchange for one logged value.
-
-    Args:
-        nodes: The metrics whose states are exchanged.
-        is_local: Whether every rank computes for itself, and values are exchanged in place of states.
-    """
-
-    def __init__(self, nodes: tuple[_Node, ...], *, is_local: bool) -> None:
-        self.nodes = nodes
-        self.is_local = is_local
-        states = [state for node in nodes for state in node.states]
-        # First come the counts of updates, one of each node. NaNs of extrema are counted among the sums.
-        self.sum_sizes = [len(nodes)] + [state.numel for state in states if state.kind in IN_SUMS + IN_MAXIMA]
-        self.max_sizes = [state.numel for state in states if state.kind in IN_MAXIMA]
-        self.gathered = sum(state.kind not in IN_SUMS + IN_MAXIMA for state in states)
-
-    @property
-    def sums(self) -> int:
-        """Number of numbers to be summed."""
-        return sum(self.sum_sizes)
-
-    @property
-    def maxima(self) -> int:
-        """Number of numbers whose maximum is taken."""
-        return sum(self.max_sizes)
-
-    @property
-    def has_blob(self) -> bool:
-        """Whether ranks have bytes to be gathered."""
-        return self.is_local or self.gathered > 0
-
-    @cached_property
-    def signature(self) -> str:
-        """The layout as JSON text."""
-        return json.dumps([self.is_local, self.nodes], separators=(",", ":"))
-
-    @classmethod
-    @lru_cache(maxsize=256)
-    def parse(cls, signature: str) -> Layout:
-        """The layout that a signature names.
-
-        Raises:
-            ConfigurationError: The text is no signature.
-        """
-        try:
-            is_local, nodes = json.loads(signature)
-            return cls(
-                tuple(
-                    _Node(path, metric, int(same_as), tuple(State(n, k, tuple(s), d) for n, k, s, d in states))
-                    for path, metric, same_as, states in nodes
-                ),
-                is_local=bool(is_local),
-            )
-        except (ValueError, TypeError) as error:
-            raise ConfigurationError(f"{signature[:100]!r} is no signature of a metric: {error}.") from error
-
-    def neutral(self) -> Packed:
-        """What a rank that has no such metric contributes: nothing."""
-        import torch
-
-        sums = torch.zeros(self.sums, dtype=torch.float64, device="cpu")
-        return Packed(sums, torch.full((self.maxima,), -math.inf, dtype=torch.float64, device="cpu"), b"")
+    values: dict[str, Any]
+    updates: int
+    attributes: dict[str, Any]
 
 
 class Snapshot:
@@ -149,8 +74,7 @@ class Snapshot:
 
     Args:
         layout: Where the states are in the exchange.
-        states: The states of each of its nodes.
-        updates: How often each of its nodes was updated.
+        found: The states of each of its nodes and their values, how often it was updated, and its attributes.
         shell: The private copy that computes.
         marks: Recorded events of devices, after which the states are there.
         fallback: Why the value cannot be merged exactly, as a sentence; `None` where it can.
@@ -159,27 +83,41 @@ class Snapshot:
     def __init__(
         self,
         layout: Layout,
-        states: list[dict[str, Any]],
-        updates: list[int],
+        found: Sequence[Found],
         shell: Shell,
         marks: list[torch.Event],
         fallback: str | None,
     ) -> None:
         self.fallback = fallback
+        self.is_loose = False
         self._layout = layout
-        self._states = states
-        self._updates = updates
+        self._own = layout
+        self._kinds = [member.states for member in found]
+        self._states = [member.values for member in found]
+        self._updates = [member.updates for member in found]
+        self._attributes = [member.attributes for member in found]
         self._shell = shell
         self._marks: list[torch.Event] | None = marks
+        self._held: list[bool] | None = None
+        self._fits = [True] * len(found)
 
     @property
     def signature(self) -> str:
         """The layout as JSON text: equal on ranks whose contributions can be merged. See `Layout.parse`."""
         return self._layout.signature
 
+    @property
+    def metric(self) -> str:
+        """Name of the class that was logged."""
+        return type(self._shell.value).__name__
+
     def is_ready(self) -> bool:
         """Whether the states can be had without waiting for a device."""
         return all(mark.query() for mark in self._marks or ())
+
+    def has_arrived(self) -> bool:
+        """As `is_ready`."""
+        return self.is_ready()
 
     def to_host(self) -> None:
         """Bring the states to the CPU; waits for their devices. The other methods do so where it is not done yet."""
@@ -188,20 +126,35 @@ class Snapshot:
         for mark in self._marks:
             mark.synchronize()
         on_host: dict[int, dict[str, Any]] = {}
-        for node, states in zip(self._layout.nodes, self._states, strict=True):
-            if id(states) not in on_host:
-                lists = {state.name for state in node.states if state.kind == "cat"}
-                on_host[id(states)] = {
-                    name: _on_host(joined(value) if name in lists else value) for name, value in states.items()
+        for states, values in zip(self._kinds, self._states, strict=True):
+            if id(values) not in on_host:
+                lists = {state.name for state in states if state.kind == "cat"}
+                on_host[id(values)] = {
+                    name: _on_host(joined(value) if name in lists else value) for name, value in values.items()
                 }
-        self._states = [on_host[id(states)] for states in self._states]
+        self._states = [on_host[id(values)] for values in self._states]
         self._marks = None
 
+    @property
+    def held(self) -> list[bool]:
+        """Of each node, whether this rank has data: it was updated, or its states were set to something."""
+        if self._held is None:
+            self.to_host()
+            self._held = [
+                updates > 0 or not all(is_default(metric, state, values[state.name]) for state in states)
+                for updates, metric, states, values in zip(
+                    self._updates, self._shell.metrics, self._kinds, self._states, strict=True
+                )
+            ]
+        return self._held
+
     def adopt(self, signature: str) -> bool:
-        """Take over another rank's layout, if this rank's states fit into it.
+        """Take over another rank's layout of the same metrics.
 
         Layouts of the same metrics can differ in which of a collection's members share their states, as torchmetrics
-        finds its compute groups at the first update: a rank without any update does not know them.
+        finds its compute groups at the first update: a rank without any update does not know them. And they can differ
+        in what their states are, as some classes have others before their first update: where a rank with data finds
+        that its own do not fit, it tells them in full (`told`).
 
         Args:
             signature: The other rank's signature.
@@ -209,23 +162,30 @@ class Snapshot:
         Returns:
             Whether the snapshot has that signature now.
         """
-        mine, other = self._layout, Layout.parse(signature)
-        if mine.is_local != other.is_local or [n[:2] for n in mine.nodes] != [n[:2] for n in other.nodes]:
+        own, other = self._own, Layout.parse(signature)
+        if own.is_local != other.is_local or [n[:2] for n in own.nodes] != [n[:2] for n in other.nodes]:
             return False
         self.to_host()
-        for position, (own, node) in enumerate(zip(mine.nodes, other.nodes, strict=True)):
-            if node.same_as < 0:
-                states = own.states if own.same_as < 0 else mine.nodes[own.same_as].states
-                fits = [state[:3] for state in states] == [state[:3] for state in node.states]
-            else:
-                fits = _equal(self._states[position], self._states[node.same_as])
-            if not fits:
+        fits = [True] * len(other.nodes)
+        for position, node in enumerate(other.nodes if not own.is_local else ()):
+            states = self._kinds[position]
+            if not self.held[position]:
+                continue
+            if node.same_as >= 0 and not self._is_same(position, node.same_as):
                 return False
-        self._layout = other
+            if node.same_as < 0 and [state[:3] for state in states] != [state[:3] for state in node.states]:
+                if {state.name for state in states} != {state.name for state in node.states} and node.states:
+                    return False
+                fits[position] = False
+        self._layout, self._fits = other, fits
+        self.is_loose = not all(fits)
         return True
 
+    def _is_same(self, position: int, other: int) -> bool:
+        return self.held[other] and _equal(self._states[position], self._states[other])
+
     def packed(self) -> Packed:
-        """What this rank contributes to the exchange.
+        """What this rank contributes to the exchange: of metrics without data nothing.
 
         Raises:
             ConfigurationError: A state holds something that cannot be sent.
@@ -233,31 +193,50 @@ class Snapshot:
         import torch
 
         self.to_host()
-        sums = [torch.tensor(self._updates, dtype=torch.float64, device="cpu")]
+        has = [held and fits for held, fits in zip(self.held, self._fits, strict=True)]
+        counts = [number for pair in zip(self._updates, map(int, has), strict=True) for number in pair]
+        sums = [torch.tensor(counts, dtype=torch.float64, device="cpu")]
         maxima = [torch.empty(0, dtype=torch.float64, device="cpu")]
         gathered: list[Any] = [json.dumps(self._local_values())] if self._layout.is_local else []
-        for node, states in zip(self._layout.nodes, self._states, strict=True):
+        for node, states, contributes in zip(self._layout.nodes, self._states, has, strict=True):
             for state in node.states:
-                value = states[state.name]
-                if state.kind in IN_SUMS:
-                    sums.append(value.reshape(-1).to(torch.float64))
-                elif state.kind in IN_MAXIMA:
-                    numbers = value.reshape(-1).to(torch.float64)
-                    is_nan = numbers.isnan()  # a maximum over ranks does not keep it
-                    sums.append(is_nan.to(torch.float64))
-                    maxima.append((numbers if state.kind == "max" else -numbers).masked_fill(is_nan, -math.inf))
+                value = states[state.name] if contributes else None
+                if state.kind in IN_SUMS + IN_MAXIMA:
+                    to_sum, to_maximise = _numbers(state, value)
+                    sums.append(to_sum)
+                    maxima += to_maximise
                 else:
                     gathered.append(value)
         return Packed(torch.cat(sums), torch.cat(maxima), encode(gathered) if self._layout.has_blob else b"")
 
-    def compute(self, sums: Tensor, maxima: Tensor, blobs: Sequence[bytes], voices: int) -> dict[str, Any]:
+    def told(self, rank: int) -> bytes:
+        """What this rank tells beside that, where the rank that computes has no data, or some state does not fit.
+
+        Args:
+            rank: This rank.
+
+        Raises:
+            ConfigurationError: A state or attribute holds something that cannot be sent.
+        """
+        items = []
+        for position, held in enumerate(self.held):
+            if held:
+                attributes = [[name, _on_host(value)] for name, value in self._attributes[position].items()]
+                own = () if self._fits[position] else self._kinds[position]
+                values = self._states[position]
+                items.append([position, attributes, [[state.name, state.kind, values[state.name]] for state in own]])
+        return encode([rank, items])
+
+    def compute(
+        self, sums: Tensor, maxima: Tensor, blobs: Sequence[bytes], told: Sequence[bytes] = ()
+    ) -> dict[str, Any]:
         """The value of all ranks together.
 
         Args:
             sums: The sums over ranks.
             maxima: The maxima over ranks.
             blobs: The blobs in the order of ranks; those that are empty do not count.
-            voices: How many ranks contributed.
+            told: What the ranks told beside that, in their order, where they did.
 
         Returns:
             Values by what is to be appended to the logged name: `""` for a metric, `"/NAME"` for each name in what a
@@ -265,37 +244,31 @@ class Snapshot:
             as they are, while it would turn larger tensors into histograms.
 
         Raises:
-            ConfigurationError: A blob that cannot be understood.
+            ConfigurationError: A blob that cannot be understood, or states that cannot be merged.
             Exception: What the metric's own `compute` raises, as some do where no rank has data.
         """
-        decoded = [decode(blob) for blob in blobs if blob]
+        decoded = [decode(blob) if blob else None for blob in blobs]
         if self._layout.is_local:
-            return _averaged(decoded)
-        if any(len(items) != self._layout.gathered for items in decoded) or (self._layout.gathered and not decoded):
-            name = self._layout.nodes[0].metric
-            raise ConfigurationError(f"The gathered states of {name} do not fit. Run the same code on all ranks.")
-        columns = iter(list(zip(*decoded, strict=True)))
-        pieces, extrema = _pieces(sums, self._layout.sum_sizes), _pieces(maxima, self._layout.max_sizes)
-        updates = [int(count) for count in next(pieces)]
-        restored: list[dict[str, Any]] = []
-        for node, metric in zip(self._layout.nodes, self._shell.metrics, strict=True):
-            states: dict[str, Any] = {} if node.same_as < 0 else restored[node.same_as]
-            for state in node.states:
-                if state.kind in IN_SUMS:
-                    numbers = next(pieces) / (voices if state.kind == "mean" else 1)
-                elif state.kind in IN_MAXIMA:
-                    nans, largest = next(pieces) > 0, next(extrema)
-                    numbers = (largest if state.kind == "max" else -largest).masked_fill(nans, math.nan)
-                else:
-                    states[state.name] = merged(state, next(columns), metric)
-                    continue
-                states[state.name] = numbers.reshape(state.shape).to(dtype_of(state.dtype))
-            restored.append(states)
-        return self._shell.compute(restored, updates)
+            return _averaged([items for items in decoded if items is not None])
+        merging = Merging(self._layout, sums, maxima, decoded, read_told(told))
+        attributes = [
+            own if held else merging.attributes(position) or own
+            for position, (own, held) in enumerate(zip(self._attributes, self.held, strict=True))
+        ]
+        return self._shell.compute(merging.states(self._shell.metrics), merging.updates, attributes)
 
     def _local_values(self) -> dict[str, Any]:
         """What this rank computes by itself; nothing where nothing was updated."""
-        return self._shell.compute(self._states, self._updates) if any(self._updates) else {}
+        if not any(self._updates):
+            return {}
+        values = [
+            {
+                state.name: separated(states[state.name]) if state.kind == "cat" else states[state.name]
+                for state in kinds
+            }
+            for kinds, states in zip(self._kinds, self._states, strict=True)
+        ]
+        return self._shell.compute(values, self._updates, self._attributes)
 
 
 # By id, as the hash of a metric depends on its states.
@@ -306,34 +279,38 @@ def take_snapshot(value: Any) -> Snapshot:
     """Copy the states of a metric or collection. Waits for no device and leaves `value` as it is.
 
     Args:
-        value: A `torchmetrics.Metric` or `MetricCollection`. It may be updated or reset right afterwards.
+        value: A `torchmetrics.Metric` or `MetricCollection`, or a `MetricTracker`, of which the newest counts. It may
+            be updated or reset right afterwards.
 
     Raises:
         ConfigurationError: The object cannot be copied, which is tried when it is logged for the first time.
     """
-    found = list(walk(value))
-    fallback = next((reason for _, metric in found if (reason := obstacle(type(metric)))), None)
-    nodes: list[_Node] = []
-    copies: list[dict[str, Any]] = []
+    value = current(value)
+    members = list(walk(value))
+    fallback = next((reason for _, metric in members if (reason := obstacle(type(metric)))), None)
+    nodes: list[Node] = []
+    found: list[Found] = []
     positions: dict[tuple[Any, ...], int] = {}
-    for path, metric in found:
-        states = states_of(metric)
-        identity = tuple((state, id(held)) for state, held in states) or (len(nodes),)
+    for path, metric in members:
+        pairs = states_of(metric)
+        states = tuple(state for state, _ in pairs)
+        identity = tuple((state, id(held)) for state, held in pairs) or (len(nodes),)
         same_as = positions.setdefault(identity, len(nodes))
         is_shared = same_as < len(nodes)
-        sent = () if is_shared or fallback else tuple(state for state, _ in states)
-        nodes.append(_Node(path, type(metric).__name__, same_as if is_shared and not fallback else -1, sent))
-        copies.append(copies[same_as] if is_shared else {state.name: kept(state.kind, held) for state, held in states})
-    shell = Shell(value) if fallback else _shell_of(value, found)  # a fallback depends on more than states
-    layout = _layout_of(tuple(nodes), fallback is not None)
-    updates = [updates_of(metric) for _, metric in found]
-    return Snapshot(layout, copies, updates, shell, _marks(copies), fallback)
+        sent = () if is_shared or fallback else states
+        nodes.append(Node(path, type(metric).__name__, same_as if is_shared and not fallback else -1, sent))
+        copies = found[same_as].values if is_shared else {state.name: kept(state.kind, held) for state, held in pairs}
+        found.append(Found(states, copies, updates_of(metric), attributes_of(metric)))
+    shell = Shell(value) if fallback else _shell_of(value, members)  # a fallback depends on more than states
+    is_tentative = not any(member.updates for member in found)
+    layout = _layout_of(tuple(nodes), fallback is not None, is_tentative)
+    return Snapshot(layout, found, shell, _marks([member.values for member in found]), fallback)
 
 
 @lru_cache(maxsize=256)
-def _layout_of(nodes: tuple[_Node, ...], is_local: bool) -> Layout:
+def _layout_of(nodes: tuple[Node, ...], is_local: bool, is_tentative: bool) -> Layout:
     """One layout for equal nodes, as its signature takes longer than all else."""
-    return Layout(nodes, is_local=is_local)
+    return Layout(nodes, is_local=is_local, is_tentative=is_tentative)
 
 
 def _shell_of(value: Any, found: Sequence[tuple[str, Metric]]) -> Shell:
@@ -359,11 +336,18 @@ def _marks(copies: Sequence[Mapping[str, Any]]) -> list[torch.Event]:
     return marks
 
 
-def _pieces(numbers: Tensor, sizes: Sequence[int]) -> Iterator[Tensor]:
-    start = 0
-    for size in sizes:
-        yield numbers[start : start + size]
-        start += size
+def _numbers(state: State, value: Tensor | None) -> tuple[Tensor, list[Tensor]]:
+    """What is to be summed of a state, and what the maximum is to be taken of; without a value what changes nothing."""
+    import torch
+
+    if value is None:
+        nothing = torch.zeros(state.numel, dtype=torch.float64, device="cpu")
+        return nothing, [torch.full_like(nothing, -math.inf)] if state.kind in IN_MAXIMA else []
+    numbers = value.reshape(-1).to(torch.float64)
+    if state.kind in IN_SUMS:
+        return numbers, []
+    is_nan = numbers.isnan()  # a maximum over ranks does not keep it
+    return is_nan.to(torch.float64), [(numbers if state.kind == "max" else -numbers).masked_fill(is_nan, -math.inf)]
 
 
 def _on_host(value: Any) -> Any:

@@ -75,7 +75,9 @@ class Opening:
                 raise
             return self._open_on_disk(error)
         except Exception as error:
-            self._tell({"error": str(error)})  # arguments that wandb does not take: nobody is to wait for this run
+            self._tell(
+                {"error": runs.without_input(error)}
+            )  # arguments that wandb does not take: nobody is to wait for this run
             raise
 
     def attach(self) -> AnyRun:
@@ -173,8 +175,11 @@ class Opening:
             return runs.NullRun()
 
     def _clear_away(self) -> None:
+        """Get rid of what holds the id of a run that could not be opened."""
         if self.is_alone:
             runs.clear_away()
+        else:
+            runs.set_service_aside()
 
     def _follows_primary(self) -> bool:
         if not self.plan.has_writers or self.plan.primary or self.rendezvous is None:

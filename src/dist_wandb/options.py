@@ -10,7 +10,7 @@ from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 from dist_wandb.errors import ConfigurationError, suggest
 from dist_wandb.policy import RankScope, RunMode, check_rank_scope, check_run_mode
-from dist_wandb.reduction import PerRank, Reduce, Reduction, Spread, check_patterns, check_reduce, check_spread
+from dist_wandb.reduction import PerRank, Reduce, Reduction, Spread, check_reduce, plain_patterns, plain_reduce
 from dist_wandb.sync import Limits
 from dist_wandb.topology import wish
 
@@ -52,7 +52,7 @@ class Options:
     rank_scope: RankScope = "global"
     reduce: Reduce = "auto"
     spread: Spread = False
-    per_rank: PerRank = True
+    per_rank: PerRank = "auto"
     join_timeout: float = Limits.join_timeout
     peer_timeout: float = Limits.peer_timeout
     finish_timeout: float | None = None
@@ -65,9 +65,9 @@ class Options:
     def __post_init__(self) -> None:
         check_run_mode(self.run_mode)
         check_rank_scope(self.rank_scope)
-        check_reduce(self.reduce)
-        check_spread(self.spread)
-        check_patterns("per_rank", self.per_rank)
+        object.__setattr__(self, "reduce", plain_reduce(self.reduce))  # other ranks are told them as JSON
+        for selecting in ("spread", "per_rank"):
+            object.__setattr__(self, selecting, plain_patterns(selecting, getattr(self, selecting)))
         for limit in ("join_timeout", "peer_timeout", "finish_timeout", "heartbeat"):
             if getattr(self, limit) is not None or limit != "finish_timeout":
                 _check_limit(limit, getattr(self, limit), "60", (int, float), "It is in seconds.")

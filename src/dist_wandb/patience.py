@@ -9,7 +9,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from contextlib import suppress
+from typing import Any, Generic, TypeVar
 
 _T = TypeVar("_T")
 _SLICE = 0.1  # seconds between two looks whether waiting is to end
@@ -28,11 +29,13 @@ class Patience:
     Args:
         limit: How long a call may take, in seconds.
         is_over: Asked while a call is waited for: whether it is to be given up soon.
+        returns: Whether calls come back by themselves within the limit: then the end of the process waits for them.
     """
 
-    def __init__(self, limit: float, is_over: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, limit: float, is_over: Callable[[], bool] = lambda: False, *, returns: bool = False) -> None:
         self._limit = limit
         self._is_over = is_over
+        self._returns = returns
         self._stuck: threading.Thread | None = None
 
     def at_most(self, limit: float) -> Patience:
@@ -47,18 +50,61 @@ class Patience:
         """
         if self._stuck is not None and self._stuck.is_alive():
             raise UnansweredError("it has stopped answering")
-        call = _Call(function)
+        began = time.monotonic()
+        call = _Call(function, returns_by=began + self._limit if self._returns else 0.0)
         try:
             call.start()
         except RuntimeError:  # Python is going down, and some versions start no threads then
             return function()
-        began = time.monotonic()
         if not ends_within(call, self._limit, self._is_over):
             self._stuck = call
             raise UnansweredError(f"it has not answered for {time.monotonic() - began:.1f} s")
         if call.failure is not None:
             raise call.failure
         return call.result  # type: ignore[no-any-return]  # what the function returns
+
+
+class Inquiry(Generic[_T]):
+    """A question that is asked in a thread, again and again until there is an answer. Whoever looks need not wait.
+
+    Args:
+        ask: Returns the answer; `None` if there is none yet. What it raises counts as none.
+        pause: How long to wait before the question is asked again, in seconds.
+    """
+
+    def __init__(self, ask: Callable[[], _T | None], pause: float) -> None:
+        self._ask = ask
+        self._pause = pause
+        self._call: _Call | None = None
+        self._has_waited = False  # for the call that is under way: others are not to wait for it again
+        self._next = 0.0
+        self._answer: _T | None = None
+
+    def look(self, within: float = 0.0) -> _T | None:
+        """The answer, if there is one by now; asks again, if it is time to.
+
+        Args:
+            within: How long to wait for an answer that is on its way, in seconds. It is waited for once.
+        """
+        if self._answer is None and self._call is None and time.monotonic() >= self._next:
+            self._begin()
+        call = self._call
+        if call is not None and within and not self._has_waited:
+            self._has_waited = not ends_within(call, within)
+        if call is not None and not call.is_alive():
+            self._call, self._has_waited, self._next = None, False, time.monotonic() + self._pause
+            self._answer = call.result
+        return self._answer
+
+    def forget(self) -> None:
+        """Ask anew, after a pause: the answer has been used, or proved wrong."""
+        self._answer, self._next = None, time.monotonic() + self._pause
+
+    def _begin(self) -> None:
+        call = _Call(self._ask)
+        with suppress(RuntimeError):  # Python is going down, and some versions start no threads then
+            call.start()
+            self._call = call
 
 
 def ends_within(thread: threading.Thread, within: float, is_over: Callable[[], bool] = lambda: False) -> bool:
@@ -90,19 +136,25 @@ def settle(within: float) -> None:
     One that comes back while Python goes down aborts the process; one that has not heard of anybody for long does not.
 
     Args:
-        within: How long to wait for them together, in seconds.
+        within: How long to wait for them together, in seconds; for those that return by themselves, until they do.
     """
     deadline = time.monotonic() + within
     for call in list(_under_way):
         if call.is_alive():  # in a fork it is not
-            call.join(max(0.0, deadline - time.monotonic()))
+            call.join(max(0.0, max(deadline, call.returns_by) - time.monotonic()))
 
 
 class _Call(threading.Thread):
-    """One call, in a thread that nobody has to wait for."""
+    """One call, in a thread that nobody has to wait for.
 
-    def __init__(self, function: Callable[[], Any]) -> None:
+    Args:
+        function: What is called.
+        returns_by: Until when it returns by itself, by the monotonic clock; 0 if that is not known.
+    """
+
+    def __init__(self, function: Callable[[], Any], returns_by: float = 0.0) -> None:
         super().__init__(name="dist_wandb-call", daemon=True)
+        self.returns_by = returns_by
         self._function = function
         self.result: Any = None
         self.failure: BaseException | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from dist_wandb.errors import ConfigurationError, suggest
@@ -16,6 +17,11 @@ PerRank = bool | str | Sequence[str]
 
 REDUCTIONS: tuple[Reduction, ...] = ("mean", "sum", "min", "max", "first")
 
+# Numbers that are equal on all ranks by nature, also behind a slash (`trainer/global_step`): counters and schedules.
+EQUAL_BY_NATURE = (
+    *("epoch", "iter", "iteration", "step", "global_step", "tokens"),
+    *("lr", "lr-*", "learning_rate"),
+)
 SUM_LANES = 7  # sum of w*x, of w, of x, number of voices, of contributions, of integers, of NaNs
 MAX_LANES = 2  # x, -x
 LARGEST_EXACT_INTEGER = 2**53
@@ -25,7 +31,7 @@ def check_reduce(reduce: object) -> dict[str, Reduction] | None:
     """Check the argument `reduce` of a door.
 
     Args:
-        reduce: `"auto"` for the mean, one reduction for all names, or a mapping of name patterns (as in `fnmatch`) to
+        reduce: `"auto"` for the mean, one reduction for all names, or any mapping of name patterns (as in `fnmatch`) to
             reductions, of which the first that matches counts; `None` for no reduction at all.
 
     Returns:
@@ -88,6 +94,71 @@ def check_patterns(argument: str, given: object) -> tuple[str, ...]:
     if isinstance(given, Sequence) and all(isinstance(pattern, str) for pattern in given):
         return tuple(given)
     raise ConfigurationError(f"{argument}={given!r} is neither a bool nor name patterns. Pass e.g. ['loss', 'grad/*'].")
+
+
+def plain_reduce(reduce: object) -> Reduce:
+    """The argument `reduce` of a door, checked, and of types that JSON and pickle know.
+
+    Raises:
+        ConfigurationError: As `check_reduce`.
+    """
+    checked = check_reduce(reduce)
+    if checked is None or isinstance(reduce, Mapping):
+        return checked
+    return "auto" if reduce == "auto" else checked["*"]
+
+
+class PerRankNames(NamedTuple):
+    """Of which names each rank of a shared run also writes what it logs under its label.
+
+    Args:
+        patterns: Patterns of the names.
+        skips_equal: Whether numbers that are equal on all ranks by nature are left out.
+    """
+
+    patterns: tuple[str, ...] = ("*",)
+    skips_equal: bool = True
+
+    def has(self, name: str, *, is_number: bool) -> bool:
+        """Whether a value of this name is written under the label."""
+        if is_number and self.skips_equal and _is_equal_by_nature(name):
+            return False
+        return matches_any(name, self.patterns)
+
+
+def check_per_rank(per_rank: object) -> PerRankNames:
+    """Check the argument `per_rank` of a door.
+
+    Args:
+        per_rank: `"auto"` for all names but those of numbers that are equal on all ranks by nature
+            (`EQUAL_BY_NATURE`); `True` for all, `False` for none, or name patterns (as in `fnmatch`).
+
+    Raises:
+        ConfigurationError: Something else was given.
+
+    Example:
+        >>> names = check_per_rank("auto")
+        >>> [names.has(name, is_number=True) for name in ("loss", "epoch", "trainer/global_step", "lr-AdamW/pg1")]
+        [True, False, False, False]
+    """
+    if isinstance(per_rank, str) and per_rank == "auto":
+        return PerRankNames()
+    return PerRankNames(check_patterns("per_rank", per_rank), skips_equal=False)
+
+
+@lru_cache(maxsize=4096)
+def _is_equal_by_nature(name: str) -> bool:
+    return matches_any(name, EQUAL_BY_NATURE) or matches_any(name, (f"*/{pattern}" for pattern in EQUAL_BY_NATURE))
+
+
+def plain_patterns(argument: str, given: object) -> bool | str | list[str]:
+    """An argument that selects names, checked, and of types that JSON and pickle know.
+
+    Raises:
+        ConfigurationError: As `check_patterns`.
+    """
+    patterns = check_patterns(argument, given)
+    return given if isinstance(given, (bool, str)) else list(patterns)
 
 
 def _check_reduction(value: object, argument: str) -> Reduction:

@@ -9,17 +9,19 @@ import os
 import pickle
 import secrets
 import socket
-import sys
+import tempfile
 import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from multiprocessing.connection import Client, Connection, Listener, answer_challenge, deliver_challenge
+from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dist_wandb.run import NullRun, is_media
+from dist_wandb.local_sockets import Listener, connect, hang_up, let_in
+from dist_wandb.run import NullRun, is_media, runtime_directory
 from dist_wandb.topology import Topology
 from dist_wandb.values import Weight, check_row, checked_step, copied_tensor, take_weight, whole_tensors
 
@@ -30,8 +32,12 @@ _log = logging.getLogger("dist_wandb")
 
 _PAUSE = 0.2  # seconds between two looks whether the session ends
 _LAST_ROWS = 2.0  # seconds that a session which ends takes what its children have said already
-_HANDSHAKE = 5.0  # seconds that a child gets to show that it knows the key: others wait behind it
-_BACKLOG = 64  # children that may knock at the same time
+_HANDSHAKE = 5.0  # seconds that a child gets to show that it knows the key, and waits until it is let in
+_BACKLOG = 128  # children that may knock at the same time
+_MOST_KNOCKING = 128  # children that may be showing it at the same time, each in a thread of its own
+_CERTAIN = 1.0  # seconds that a child has for it, also where so many are
+_STUCK = 30.0  # seconds that a child waits while the session's process takes nothing
+_AGAIN = 30.0  # seconds after such a failure in which a child does not try again
 _FLUSH_PATIENCE = 60.0  # seconds
 _LOG, _FLUSH = "log", "flush"
 _ENDED = (EOFError, BrokenPipeError, ConnectionResetError, ConnectionRefusedError, FileNotFoundError)
@@ -66,6 +72,7 @@ class Relay:
         self._until = math.inf  # when taking ends, by the monotonic clock
         self._threads: list[threading.Thread] = []
         self._connections: set[Connection] = set()
+        self._knocking: dict[Connection, float] = {}  # since when
         self._has_failed = False
 
     @property
@@ -89,7 +96,7 @@ class Relay:
             if self._listener is not None:
                 self._listener.close()
             return
-        self._address = Address(self._listener.address, key)
+        self._address = Address(self._listener.place, key)
 
     def let_go(self) -> None:
         """In a fork, hold no socket of this process's: who knocks there would never be let in.
@@ -114,7 +121,7 @@ class Relay:
         if listener is None or address is None:
             return
         with suppress(OSError), socket.socket(socket.AF_UNIX) as knock:
-            knock.settimeout(_LAST_ROWS)
+            knock.setblocking(False)
             knock.connect(address.place)  # wakes who waits for the next child
         self._await(self._threads[:1])  # who lets children in: then no further thread begins
         self._await(self._threads[1:])
@@ -133,52 +140,67 @@ class Relay:
 
     def _accept(self, listener: Listener, key: bytes) -> None:
         while True:
-            try:
-                connection = self._let_in(listener, key)
-            except OSError:
-                if self._closing.is_set():  # the knock of `close`, behind which nobody waits
-                    return
-                time.sleep(_PAUSE)  # somebody else's process knocked
-                continue
-            try:
-                self._begin(self._serve, connection)
-            except RuntimeError:  # no more threads: the child says so
-                self._part_with(connection)
+            is_over = self._closing.is_set()  # who has knocked before that is let in
+            if is_over and time.monotonic() > self._until:
+                return
+            if not self._has_room():
+                time.sleep(_PAUSE / 4)
+            elif listener.is_knocked(0.0 if is_over else _PAUSE):
+                self._open_to(listener, key)
+            elif is_over:
+                return
 
-    def _let_in(self, listener: Listener, key: bytes) -> Connection:
-        """Who comes next, once it has shown that it knows the key, as multiprocessing's own listeners have it."""
-        connection = listener.accept()
-        self._connections.add(connection)
-        limit = threading.Timer(_HANDSHAKE, self._hang_up_held, (connection,))
-        limit.daemon = True
+    def _has_room(self) -> bool:
+        """Whether one more may come, once those are gone that show nothing for too long."""
+        now = time.monotonic()
+        with self._lock:
+            waiting = sorted(self._knocking.items(), key=lambda item: item[1])
+        crowd = len(waiting) >= _MOST_KNOCKING
+        for number, (connection, since) in enumerate(waiting):
+            if now - since > (_CERTAIN if crowd and not number else _HANDSHAKE):
+                self._hang_up_held(connection)
+        return not crowd
+
+    def _open_to(self, listener: Listener, key: bytes) -> None:
         try:
-            limit.start()
-            deliver_challenge(connection, key)
-            answer_challenge(connection, key)
-        except Exception as error:  # a stranger may send anything
+            connection = listener.accept()
+        except OSError:  # too many open files
+            time.sleep(_PAUSE)
+            return
+        if connection is None:
+            return
+        with self._lock:
+            self._connections.add(connection)
+            self._knocking[connection] = time.monotonic()
+        try:
+            self._begin(lambda connection: self._serve(connection, key), connection)
+        except RuntimeError:  # no more threads: the child says so
             self._part_with(connection)
-            raise ConnectionError(str(error)) from error
-        finally:
-            limit.cancel()
-        return connection
 
     def _hang_up_held(self, connection: Connection) -> None:
         with self._lock:  # what is closed meanwhile may be somebody else's socket by then
             if connection in self._connections:
-                _hang_up(connection)
+                hang_up(connection)
 
-    def _serve(self, connection: Connection) -> None:
-        with suppress(EOFError, OSError):
+    def _serve(self, connection: Connection, key: bytes) -> None:
+        try:
+            let_in(connection, key, _HANDSHAKE)
+            with self._lock:
+                self._knocking.pop(connection, None)
             while time.monotonic() < self._until:
                 if connection.poll(0.0 if self._closing.is_set() else _PAUSE):
                     self._take(connection)
                 elif self._closing.is_set():
                     break
-        self._part_with(connection)
+        except (EOFError, OSError, multiprocessing.AuthenticationError) as error:
+            _log.debug("dist_wandb: a process that knocked is gone: %r", error)
+        finally:
+            self._part_with(connection)
 
     def _part_with(self, connection: Connection) -> None:
         with self._lock:
-            _hang_up(connection)
+            self._knocking.pop(connection, None)
+            hang_up(connection)
             self._connections.discard(connection)
             connection.close()
 
@@ -226,6 +248,7 @@ class RemoteSession:
         self._lock = threading.Lock()
         self._flushing = threading.Lock()
         self._flushes = 0
+        self._mute_until = -math.inf  # by the monotonic clock
 
     @property
     def run(self) -> NullRun:
@@ -301,7 +324,9 @@ class RemoteSession:
         try:
             message = pickle.dumps((kind, arguments))
             with self._lock:
-                self._connect().send_bytes(message)
+                if time.monotonic() < self._mute_until:
+                    return False
+                self._hand_over(message)
         except (OSError, EOFError, multiprocessing.AuthenticationError) as error:
             why = "it has ended" if isinstance(error, _ENDED) else str(error) or type(error).__name__
             _tell_once(self.topology.global_rank, why)
@@ -311,11 +336,22 @@ class RemoteSession:
             return False
         return True
 
+    def _hand_over(self, message: bytes) -> None:
+        try:
+            self._connect().send_bytes(message)
+        except (BlockingIOError, TimeoutError, multiprocessing.AuthenticationError) as error:
+            self._mute_until = time.monotonic() + _AGAIN  # `log` is not to wait each time
+            if self._connection is not None:  # a part of the message may be on its way
+                self._connection.close()
+                self._connection = None
+                raise TimeoutError(f"the session's process takes nothing for {_STUCK:g} s") from error
+            raise
+
     def _connect(self) -> Connection:
         if self._address is None:
             raise ConnectionError("it was not prepared for other processes, or has ended")
         if self._connection is None:
-            self._connection = Client(self._address.place, authkey=self._address.key)
+            self._connection = connect(self._address.place, self._address.key, _HANDSHAKE, stuck=_STUCK)
         return self._connection
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -371,18 +407,9 @@ class RemoteConfig(dict[str, Any]):
 
 
 def _listener() -> Listener:
-    try:
-        return Listener(family="AF_UNIX", backlog=_BACKLOG)
-    except OSError:  # the path of the directory for temporary files is too long for a socket's: Linux needs none
-        if not sys.platform.startswith("linux"):
-            raise
-        return Listener(f"\0dist-wandb-{secrets.token_hex(8)}", "AF_UNIX", _BACKLOG)
-
-
-def _hang_up(connection: Connection) -> None:
-    """Let who is at the other end know at once that nobody listens, also where a fork still holds this end."""
-    with suppress(OSError), socket.fromfd(connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as end:
-        end.shutdown(socket.SHUT_RDWR)
+    """A socket in the directory for temporary files, or in another one if its path is too long for a socket's."""
+    directories = (Path(tempfile.gettempdir()), runtime_directory(), Path("/tmp"))  # noqa: S108  # in a private one
+    return Listener(filter(None, directories), _BACKLOG)
 
 
 def _without_media(metrics: Mapping[str, Any], rank: int) -> dict[str, Any]:

@@ -6,19 +6,20 @@ pair with a collective of the training.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import secrets
 import string
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from dist_wandb.addresses import address_towards
-from dist_wandb.errors import RendezvousError
+from dist_wandb.addresses import address_towards, connections_to, is_hung_up
+from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.patience import Patience, UnansweredError
 from dist_wandb.policy import tells_job
 from dist_wandb.topology import Launch, Topology, job_name, node_identity
@@ -30,6 +31,7 @@ _ID_ALPHABET = string.ascii_lowercase + string.digits
 _ID_LENGTH = 8  # as W&B's own ids
 _GLANCE = 1.0  # seconds
 _LEAST_PATIENCE = 2.0  # seconds that the store gets to answer, however short others are waited for
+_UNSET = "-"  # no JSON
 BASE_ID = "base_id"  # the key of it
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.002, 0.1  # seconds between two looks at the store
 
@@ -37,6 +39,16 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.002, 0.1  # seconds between two looks at the st
 def make_id() -> str:
     """A random run id in the form of W&B's own: eight lower-case letters and digits."""
     return "".join(secrets.choice(_ID_ALPHABET) for _ in range(_ID_LENGTH))
+
+
+class _Fate:
+    """What a session's connections to the job's store share.
+
+    Attributes:
+        gone: Why the store's host is taken to have ended, once it is.
+    """
+
+    gone: RuntimeError | None = None
 
 
 class Rendezvous:
@@ -48,6 +60,10 @@ class Rendezvous:
         topology: Who this rank is.
         timeout: How long to wait for other ranks, in seconds.
         patience: How long to wait for the store's answers; `None` for as long as for other ranks.
+
+    Attributes:
+        namespace: As given.
+        own_keys: What this rank has set, also in the parts of it, `beside` and `below`.
     """
 
     def __init__(
@@ -55,12 +71,17 @@ class Rendezvous:
     ) -> None:
         import torch.distributed as dist
 
+        self._root = store
+        self.namespace = namespace
+        self.own_keys: set[str] = set()
+        self._within: tuple[Rendezvous, str] | None = None
         self._store = dist.PrefixStore(namespace, store)
         self._topology = topology
         self._timeout = timeout
         self._patience = patience or Patience(max(timeout, _LEAST_PATIENCE))
         self._impatience = self._patience.at_most(_GLANCE)
-        self._gone: RuntimeError | None = None
+        self._fate = _Fate()
+        self._connection: int | None = None  # where it has one of its own: the descriptor
 
     @classmethod
     def find(cls, namespace: str, topology: Topology, timeout: float, *, lasting: bool = False) -> Rendezvous | None:
@@ -87,11 +108,13 @@ class Rendezvous:
 
     def publish(self, key: str, value: Any) -> None:
         """Set `key` to a JSON value for all ranks to read."""
+        self.note(key)
         self._reaching(lambda: self._store.set(key, json.dumps(value)))
 
     def claim(self, key: str, value: Any) -> Any:
         """Set `key` to a JSON value unless it is set; return what it is now. The first claim of all ranks counts."""
-        return json.loads(self._reaching(lambda: self._store.compare_set(key, "", json.dumps(value))))
+        self.note(key)
+        return _understood(key, self._reaching(lambda: self._store.compare_set(key, "", json.dumps(value))))
 
     def beside(self, namespace: str, patience: Patience | None = None) -> Rendezvous:
         """A part of this session's keys, on a connection of its own where torch can make one (2.8 and newer).
@@ -106,10 +129,61 @@ class Rendezvous:
             RendezvousError: The store is gone, or does not answer.
         """
         clone, store = getattr(self._store, "clone", None), self._store
+        new: set[int] = set()
         if clone is not None:
             self.has([namespace])  # a store that is gone fails this at once; to connect to it is tried for minutes
+            port = getattr(self._tcp_store(), "port", 0)
+            before = connections_to(port)
             store = self._reaching(clone)
-        return Rendezvous(store, namespace, self._topology, self._timeout, patience)
+            new = connections_to(port) - before
+        part = self._part(Rendezvous(store, namespace, self._topology, self._timeout, patience))
+        if len(new) == 1:  # otherwise another thread has made one at the same time
+            (part._connection,) = new  # noqa: SLF001  # of its own kind
+        return part
+
+    def below(self, namespace: str) -> Rendezvous:
+        """A part of this session's keys, on the same connection.
+
+        Args:
+            namespace: Prefix of the keys.
+        """
+        return self._part(Rendezvous(self._store, namespace, self._topology, self._timeout, self._patience))
+
+    def around(self) -> Rendezvous:
+        """The keys beside those of this session: what holds for all sessions of its door."""
+        return self.at(self.namespace.rpartition("/")[0])
+
+    def at(self, namespace: str) -> Rendezvous:
+        """Other keys of the same store.
+
+        Args:
+            namespace: Prefix of the keys.
+        """
+        other = Rendezvous(self._root, namespace, self._topology, self._timeout, self._patience)
+        other._fate = self._fate
+        return other
+
+    def _part(self, part: Rendezvous) -> Rendezvous:
+        part._within = self, part.namespace
+        part._fate = self._fate
+        return part
+
+    def note(self, key: str) -> None:
+        """Remember a key that this rank sets, or has set by a process group."""
+        if self._within is None:
+            self.own_keys.add(key)
+        else:
+            whole, namespace = self._within
+            whole.note(f"{namespace}/{key}")
+
+    def count(self, key: str) -> int:
+        """Add 1 to a number that all ranks count up; what it is now."""
+        return int(self._reaching(lambda: self._store.add(key, 1)))
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """Delete keys, which nobody may need any more."""
+        for key in list(keys):
+            self._reaching(functools.partial(self._store.delete_key, key))
 
     def store(self, prefix: str) -> Store:
         """The keys below a prefix as a store, for a process group to be formed over it."""
@@ -119,12 +193,16 @@ class Rendezvous:
 
     def own_address(self) -> str | None:
         """The address of this host from which it reaches the store; `None` for a store that has none itself."""
+        store = self._tcp_store()
+        return None if store is None else address_towards(store.host, store.port)
+
+    def _tcp_store(self) -> Any:
         import torch.distributed as dist
 
         store: Any = self._store
         while isinstance(store, dist.PrefixStore):
             store = store.underlying_store
-        return address_towards(store.host, store.port) if isinstance(store, dist.TCPStore) else None
+        return store if isinstance(store, dist.TCPStore) else None
 
     def peek(self, key: str) -> Any | None:
         """The value of `key` if it is there already; `None` otherwise. Waits for no rank."""
@@ -137,7 +215,9 @@ class Rendezvous:
         return None
 
     def _look_up(self, key: str) -> Any | None:
-        return json.loads(self._store.get(key)) if self._store.check([key]) else None
+        """In one call: where it is not set `get` would wait, and it may be deleted between a `check` and a `get`."""
+        told = self._store.compare_set(key, _UNSET, _UNSET)  # what is not set stays so, as it is not what is expected
+        return None if told == _UNSET.encode() else _understood(key, told)
 
     def has(self, keys: list[str]) -> bool:
         """Whether all of these keys are set. Never waits."""
@@ -155,7 +235,7 @@ class Rendezvous:
                 f"Rank {self._topology.global_rank} waited {waited:g} s for {publisher} to tell it {key!r}. "
                 "Open the run on all ranks, without a rank guard around it, or raise join_timeout."
             )
-        return json.loads(self._reaching(lambda: self._store.get(key)))
+        return self.peek(key)
 
     def tell(self, key: str, value: Any) -> None:
         """Say `value` for this rank, for those that `gather` it."""
@@ -187,7 +267,7 @@ class Rendezvous:
         return [f"{key}/{rank}" for rank in range(self._topology.world_size)]
 
     def _values(self, keys: list[str]) -> list[Any]:
-        return [json.loads(item) for item in self._reaching(lambda: self._store.multi_get(keys))]
+        return list(map(_understood, keys, self._reaching(lambda: self._store.multi_get(keys))))
 
     def _wait_for(self, keys: list[str], within: float | None = None) -> bool:
         """Poll with `check`: a blocking `wait` would hold the store that the training uses too."""
@@ -203,19 +283,22 @@ class Rendezvous:
     def _reaching(self, use_store: Callable[[], Any], impatience: Patience | None = None) -> Any:
         """Use the store; with `impatience`, a store that does not answer is left to the caller.
 
-        A connection that broke is not used again: it does not come back, and torch would write a trace each time.
+        A connection that broke is not used again, and no other one to the same host: it does not come back, and torch
+        would write a stack trace each time. So it is looked at before it is used, where it is known.
         """
         import torch.distributed as dist
 
         try:
-            if self._gone is not None:
-                raise self._gone
+            if self._fate.gone is None and self._connection is not None and is_hung_up(self._connection):
+                self._fate.gone = RuntimeError("it has closed the connection")
+            if self._fate.gone is not None:
+                raise self._fate.gone
             return (impatience or self._patience).call(use_store)
         except (RuntimeError, UnansweredError) as error:  # torch's DistError family, and what older versions raise
             if impatience is not None and isinstance(error, UnansweredError):
                 raise
             if isinstance(error, dist.DistNetworkError):
-                self._gone = error
+                self._fate.gone = error
             raise RendezvousError(
                 f"Rank {self._topology.global_rank} cannot reach the store of the job: {error}. Its host, rank 0 or "
                 "torchrun's agent, may have ended, or the network is cut off."
@@ -231,6 +314,16 @@ def _store_of_process_group() -> Store | None:
     while isinstance(store, dist.PrefixStore):  # down to torchrun's own, which ranks without a group use
         store = store.underlying_store
     return store
+
+
+def _understood(key: str, told: bytes) -> Any:
+    try:
+        return json.loads(told)
+    except (ValueError, RecursionError) as error:
+        raise RendezvousError(
+            f"The job's store holds {told[:100]!r} as {key!r}, which no rank of this session has written ({error}). "
+            "Something else writes to the store, or a rank has another version of dist_wandb."
+        ) from error
 
 
 def _store_of_agent(launch: Launch, topology: Topology, timeout: float) -> Store | None:
@@ -284,6 +377,7 @@ def agree_on_base_id(
 
     Raises:
         RendezvousError: There is no way to agree, or the leading rank did not come within the time limit.
+        ConfigurationError: The leading rank opens no runs as they are wanted; see `refuse`.
     """
     if rendezvous is None:
         return wanted or id_of_job(session_name, topology) or _no_way_to_agree(topology)
@@ -291,12 +385,23 @@ def agree_on_base_id(
         base_id = wanted or proposed or make_id()
         rendezvous.publish(BASE_ID, base_id)
         return base_id
-    agreed = str(rendezvous.fetch(BASE_ID, f"rank {topology.main_rank}"))
+    told = rendezvous.fetch(BASE_ID, f"rank {topology.main_rank}")
+    if isinstance(told, dict) and "refused" in told:
+        raise ConfigurationError(f"Rank {topology.main_rank} opens no run: {told['refused']}")
+    if not isinstance(told, str):
+        raise RendezvousError(f"The job's store holds {repr(told)[:100]} as base id, which no rank has written.")
+    agreed = told
     if wanted not in (None, agreed):
         main = f"rank {topology.main_rank}"
         message = f"Rank {topology.global_rank} was given the run id {wanted!r}, {main} {agreed!r}: {main}'s is used."
         warnings.warn(f"{message} Make the id once, or leave it to dist_wandb.", stacklevel=2)
     return agreed
+
+
+def refuse(rendezvous: Rendezvous | None, topology: Topology, reason: str) -> None:
+    """As the leading rank, tell those that wait for the base id that there will be none."""
+    if rendezvous is not None and tells_job(topology):
+        rendezvous.publish(BASE_ID, {"refused": reason})
 
 
 def id_of_job(session_name: str, topology: Topology) -> str | None:

@@ -9,7 +9,6 @@ import glob
 import hashlib
 import json
 import logging
-import os
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,8 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 from dist_wandb import run as runs
 from dist_wandb.errors import ConfigurationError, ReadError, RendezvousError, UnsupportedVersionError
-from dist_wandb.offline import read_history
+from dist_wandb.offline import largest_step
+from dist_wandb.policy import RANK_SCOPES, RUN_MODES
 from dist_wandb.rendezvous import Rendezvous
+from dist_wandb.small_files import own_directory, parse_json, read_small, write_small
 from dist_wandb.topology import Launch, Topology
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ _log = logging.getLogger("dist_wandb")
 NOTES_DIRECTORY = "dist-wandb-resume"
 _FORMAT = 1
 _NOTE = "note"  # the key in the job's store
+_MOST_FILES = 32  # of one run that are looked at for the last row; each takes about half a second
 _started: Counter[str] = Counter()
 _told_of: set[Path] = set()
 
@@ -66,12 +68,12 @@ class Note:
 
     @classmethod
     def read(cls, path: Path) -> Note | None:
-        """Read a note; `None` where there is none, or, with a warning, something else."""
+        """Read a note; `None` where there is none, or, with a warning, something else or somebody else's."""
         try:
-            return cls.of(json.loads(path.read_bytes()))
+            return cls.believed(path)
         except FileNotFoundError:
             return None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, ReadError) as error:
             if path in _told_of:
                 return None
             _told_of.add(path)
@@ -82,6 +84,18 @@ class Note:
                 error,
             )
             return None
+
+    @classmethod
+    def believed(cls, path: Path) -> Note:
+        """Read a note of this process's user.
+
+        Raises:
+            FileNotFoundError: There is none.
+            ReadError: What is there is no file, or it or its directory is somebody else's.
+            ValueError: It is no note.
+            OSError: It cannot be read.
+        """
+        return cls.of(parse_json(read_small(path, owner=own_directory(path.parent))))
 
     @classmethod
     def of(cls, record: Any) -> Note:
@@ -97,11 +111,28 @@ class Note:
         numbers = ("world_size", "requeues")
         if not all(type(given[name]) is (str if name in texts else int) for name in texts + numbers):
             raise ValueError("it lacks a part")
+        if not all(isinstance(given[name], str | None) for name in ("project", "entity", "job")):
+            raise ValueError("a part of it is no text")
+        if given["run_mode"] not in RUN_MODES or given["rank_scope"] not in RANK_SCOPES:
+            raise ValueError("its mode or scope is unknown")
         try:
             runs.check_id(given["base_id"], "base_id")
         except ConfigurationError as error:
             raise ValueError(str(error)) from None
         return cls(**given)
+
+    def write(self, path: Path) -> None:
+        """Leave the note where only this process's user reads and writes.
+
+        Raises:
+            ReadError: The directory is a link, or somebody else's.
+            OSError: It cannot be written.
+        """
+        with suppress(FileExistsError):
+            path.parent.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(mode=0o700)
+        own_directory(path.parent)
+        write_small(path, (json.dumps(self.record, indent=2) + "\n").encode())
 
     @property
     def record(self) -> dict[str, Any]:
@@ -196,7 +227,7 @@ class Keeper:
             yield note, f"resume='auto', by {self._latest}"
 
     def _told(self, found: str) -> Iterator[tuple[Note | None, str]]:
-        with suppress(RendezvousError, ValueError):
+        with suppress(RendezvousError, ValueError, TypeError, KeyError):
             told = None if self._store is None else self._store.peek(_NOTE)
             if told is not None:
                 yield (Note.of(told["note"]) if told["note"] else None), found
@@ -228,19 +259,16 @@ class Keeper:
         self._mine = note
         self._tell(note)
         try:
-            self._directory.mkdir(parents=True, exist_ok=True)
             for path in self._paths:
-                unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-                unfinished.write_text(json.dumps(note.record, indent=2) + "\n", encoding="utf-8")
-                unfinished.replace(path)
+                note.write(path)
             self._remove_notes(self._continued_paths)
-        except OSError as error:
+        except (OSError, ReadError) as error:
             _log.warning(
                 "dist_wandb: no note of the run %s could be left in %s (%s), so a later start will not find it. Pass "
                 "dir= with a directory that can be written to, or id= and resume='allow' at every start.",
                 base_id,
                 self._directory,
-                error.strerror or error,
+                getattr(error, "strerror", None) or error,
             )
 
     def take_back(self) -> None:
@@ -253,8 +281,8 @@ class Keeper:
     def _remove_notes(self, paths: Iterable[Path]) -> None:
         """Remove notes of these very runs."""
         for path in paths:
-            with suppress(OSError, ValueError):
-                if Note.of(json.loads(path.read_bytes())).base_id == self._mine.base_id:  # else another job's
+            with suppress(OSError, ValueError, ReadError):
+                if Note.believed(path).base_id == self._mine.base_id:  # else another job's
                     path.unlink()
 
     def _tell(self, note: Note | None) -> None:
@@ -384,17 +412,39 @@ def next_row(run: AnyRun, step_metric: str | None, init_arguments: Mapping[str, 
 def _last_on_disk(run: AnyRun, step_metric: str) -> int | None:
     """The largest value of the x axis in the newest earlier file of this rank's run that has any."""
     own = Path(str(run.dir)).parent
-    pattern = f"*run-*/run-{glob.escape(str(run.id))}.wandb"
-    files = [path for path in own.parent.glob(pattern) if path.parent.resolve() != own.resolve()]
-    for path in sorted(files, key=lambda path: path.stat().st_mtime, reverse=True):
+    for path in _newest_first(own, f"*run-*/run-{glob.escape(str(run.id))}.wandb")[:_MOST_FILES]:
         try:
-            rows = read_history(path)
+            largest = largest_step(path, step_metric)
         except ReadError:  # nothing of a run is in it
             continue
         except UnsupportedVersionError as error:
             _log.warning("dist_wandb: rows without a step are counted from 0 again in the run %s: %s", run.id, error)
             return None
-        steps = [int(row[step_metric]) for row in rows if isinstance(row.get(step_metric), (int, float))]
-        if steps:
-            return max(steps)
+        if largest is not None:
+            return largest
     return None
+
+
+def _newest_first(own: Path, pattern: str) -> list[Path]:
+    """The files of this pattern beside a run's directory that belong to the same user, the last changed first."""
+    changed: dict[Path, float] = {}
+    strangers: dict[int, Path] = {}
+    with suppress(OSError):
+        owner = own.stat().st_uid
+        for path in own.parent.glob(pattern):
+            with suppress(OSError):
+                found = path.lstat()
+                if path.parent.resolve() == own.resolve():
+                    continue
+                if found.st_uid == owner:
+                    changed[path] = found.st_mtime
+                else:
+                    strangers[found.st_uid] = path
+    for user, path in strangers.items():
+        _log.warning(
+            "dist_wandb: %s belongs to user %d, so rows without a step are not counted on from its last row. Give "
+            "every row a step, or copy its directory.",
+            path,
+            user,
+        )
+    return sorted(changed, key=lambda path: changed[path], reverse=True)

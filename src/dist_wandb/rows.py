@@ -10,18 +10,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from dist_wandb.fused_gathers import FusedGathers, is_gathered_name
-from dist_wandb.fused_metrics import FusedMetrics, computed_alone, is_metric_name
+from dist_wandb.fused_metrics import FusedMetrics, is_metric_name
 from dist_wandb.gathers import Gathered
-from dist_wandb.metrics import Snapshot, is_metric
-from dist_wandb.reduction import Reduction, Totals, matches_any, reduction_of
+from dist_wandb.metrics import Snapshot
+from dist_wandb.reduction import PerRankNames, Reduction, Totals, reduction_of
 from dist_wandb.rounds import Finished, Key, Rounds
 from dist_wandb.run import RunWriter
-from dist_wandb.values import Later, checked_weight, is_number
+from dist_wandb.values import Later, LaterValue, checked_weight, is_number, known
 
 _log = logging.getLogger("dist_wandb")
 
 DEGRADED = "dist_wandb/degraded"
-_NO_NUMBER = Totals(voices=1)  # what metrics, tables and images are in the rounds
+_AT_STEP = 2**31  # what is beyond it in a count of calls is a step: that at which a row without one goes on
+_MOST_CALLS = 2**32 - 1  # what rounds can tell other ranks
+_MOST_FAR = 32_768
+_NO_NUMBER = Totals(voices=1)  # what metrics, tables and images are in the rounds, and numbers that do not count
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,9 @@ class Contribution:
         step: Place on the x axis; `None` for none.
         commit: As in `wandb.Run.log`; `None` leaves it to wandb.
         weight: Of the values in means: a number, a mapping of names to numbers, or `None` for 1.
-        calls: How often this rank had called `log` before: the x axis of rows without a step.
+        calls: How often this rank had called `log` before, or `calls_at` the step it was at: the x axis of rows without
+            a step.
+        in_order: Whether it comes from the thread that logs first, so that it is behind all that this one said before.
     """
 
     metrics: Mapping[str, Any]
@@ -41,16 +46,30 @@ class Contribution:
     commit: bool | None = None
     weight: Any = None
     calls: int = 0
+    in_order: bool = True
 
     def is_ready(self) -> bool:
-        """Whether all of it can be had without waiting for a device."""
+        """Whether all of it can be sent without waiting for a device, or for the encoding of images."""
         weights = self.weight.values() if isinstance(self.weight, dict) else (self.weight,)
         return all(
             value.is_ready()
             for values in (self.metrics.values(), weights)
             for value in values
-            if isinstance(value, (Later, Snapshot, Gathered))
+            if isinstance(value, (Later, LaterValue, Snapshot, Gathered))
         )
+
+    def has_arrived(self) -> bool:
+        """Whether all of it can be written, as this rank's own, without waiting for a device."""
+        return all(
+            value.has_arrived()
+            for value in self.metrics.values()
+            if isinstance(value, (Later, LaterValue, Snapshot, Gathered))
+        )
+
+
+def calls_at(step: int) -> int:
+    """What a row without a step has as its number of calls, so that it lies at the last step before it."""
+    return _AT_STEP + step
 
 
 class Rows:
@@ -59,23 +78,27 @@ class Rows:
     Args:
         writer: Writes rows into this rank's run.
         reduce: Name patterns and reductions, the first that matches counts; `None` for no reduction.
-        per_rank: Patterns of names that each rank of a shared run also writes under its label.
+        per_rank: Names that each rank of a shared run also writes under its label.
         counts: Whether rows without a step lie at the count of calls on the x axis.
         first: Place on the x axis of the first row without a step, in this rank's run.
         rank: This rank's index in the job, for messages.
+        is_first: Whether it is the first of its unit.
     """
 
     def __init__(
         self,
         writer: RunWriter,
         reduce: Mapping[str, Reduction] | None,
-        per_rank: Sequence[str] = ("*",),
+        per_rank: PerRankNames = PerRankNames(),  # noqa: B008  # cannot be changed
         *,
         counts: bool = True,
         first: int = 0,
         rank: int = 0,
+        is_first: bool = True,
     ) -> None:
         self.writes = writer.is_primary
+        self.is_over = False  # the run is being finished: nothing more is written
+        self.unwritten = 0  # rows that came later than that
         self.last_place = "the start"
         self.global_rank_of: Any = lambda index: index
         self.unused = dict.fromkeys(reduce or ())  # patterns that no name has matched yet
@@ -83,28 +106,50 @@ class Rows:
         self.gathers = FusedGathers(rank, collects=self.writes)
         self._writer = writer
         self._reduce = reduce or {}
-        self._per_rank = tuple(per_rank)
+        self._per_rank = per_rank
         self._counts = counts
         self._first = first
         self._rank = rank
+        self._is_first = is_first
         self._reductions: dict[str, Reduction] = {}
         self._extras: OrderedDict[Key, tuple[dict[str, Any], int | None]] = OrderedDict()
+        self._far: OrderedDict[Key, int] = OrderedDict()
+        self._told_errors: set[type[Exception]] = set()
+        self._farthest = _MOST_CALLS
+
+    @property
+    def has_run(self) -> bool:
+        """Whether there is a run to write into."""
+        return self._writer.has_run
 
     # What this rank says
 
     def write_own(self, contribution: Contribution) -> None:
         """Write what this rank says as a row, without other ranks: the first of a unit under plain names."""
-        metrics: Mapping[str, Any] = contribution.metrics
-        if any(is_metric(value) or isinstance(value, Gathered) for value in metrics.values()):
+        metrics = known(contribution.metrics)
+        if any(isinstance(value, (Snapshot, Gathered)) for value in metrics.values()):
             metrics = {
                 key: number for name, value in metrics.items() for key, number in self._alone(name, value).items()
             }
-        self._writer.write(metrics, contribution.step, commit=contribution.commit)
+        row = metrics if self._writer.label is None else self._own_names(metrics)
+        if row or not metrics:
+            self._writer.write(row, contribution.step, commit=contribution.commit)
+
+    def _own_names(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """What a rank of a shared run writes by itself: the primary its values, each rank what is under its label."""
+        axis = self._writer.step_metric
+        plain = {name: value for name, value in values.items() if self.writes or name == axis}
+        others = {name: value for name, value in values.items() if name != axis}
+        under_labels: dict[str, Any] = {}
+        for name, value in others.items():
+            if is_number(value) or not self.writes:
+                under_labels.update(self._under_label(name, value))
+        return {**plain, **under_labels} if self.writes or under_labels else {}
 
     def _alone(self, name: str, value: Any) -> dict[str, Any]:
         """What this rank alone writes of a value, by the names it has in the row."""
-        if is_metric(value):
-            return computed_alone(name, value)
+        if isinstance(value, Snapshot):
+            return self.metrics.alone(name, value)
         if isinstance(value, Gathered):
             value = self.gathers.alone(name, value)
         return {} if value is None else {name: value}
@@ -115,11 +160,13 @@ class Rows:
         Returns:
             The names that were handed over.
         """
-        values = contribution.metrics
-        if any(type(value) is Later for value in values.values()):
-            values = {name: value.number() if type(value) is Later else value for name, value in values.items()}
+        values = known(contribution.metrics)
         unit, others, mine = self._sorted(values, self._weights(contribution.weight), rounds)
-        keys = rounds.post({**unit, **dict.fromkeys(others, _NO_NUMBER)}, contribution.step, contribution.calls)
+        calls = min(contribution.calls, _MOST_CALLS)
+        rounds.mingles = rounds.mingles or not contribution.in_order
+        keys = rounds.post({**unit, **dict.fromkeys(others, _NO_NUMBER)}, contribution.step, calls)
+        if calls == _MOST_CALLS and self.writes:
+            self._keep_far(keys, contribution.calls)
         for key in keys[len(unit) :]:
             (self.gathers if is_gathered_name(key.name) else self.metrics).keep(key, others[key.name])
         if mine and keys and self.writes:
@@ -127,6 +174,12 @@ class Rows:
         elif mine:
             self._writer.write_plain(mine, self._x(contribution.step, contribution.calls))
         return unit
+
+    def settle(self, rounds: Rounds) -> None:
+        """After the ranks agreed on names: what waits for a cell that has another key by this goes with it."""
+        for old, new in self.metrics.settle(rounds):
+            if old in self._extras:
+                self._extras[new] = self._extras.pop(old)
 
     def _sorted(
         self, values: Mapping[str, Any], weights: Any, rounds: Rounds
@@ -143,6 +196,8 @@ class Rows:
         for name, value in values.items():
             if is_number(value) and self.reduction(name) != "first":
                 unit[name] = Totals.of(value, weights.get(name, 1.0) if by_name else weights)
+            elif is_number(value) and self._writer.has_own_run:  # all runs get the number of the unit's first rank
+                unit[name] = Totals.of(value) if self._is_first else _NO_NUMBER
             elif isinstance(value, Snapshot):
                 others[self.metrics.name_of(name, value, rounds.names)] = value
             elif isinstance(value, Gathered):
@@ -162,7 +217,7 @@ class Rows:
         return self._reductions[name]
 
     def _labelled(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        if self._writer.label is None or not self._per_rank:
+        if self._writer.label is None or not self._per_rank.patterns:
             return {}
         labelled: dict[str, Any] = {}
         for name, value in values.items():
@@ -172,7 +227,8 @@ class Rows:
 
     def _under_label(self, name: str, value: Any) -> dict[str, Any]:
         label = self._writer.label
-        return {} if label is None or not matches_any(name, self._per_rank) else {f"{label}/{name}": value}
+        is_named = label is not None and self._per_rank.has(name, is_number=is_number(value))
+        return {f"{label}/{name}": value} if is_named else {}
 
     def _weights(self, weight: Any) -> Any:
         if weight is None or isinstance(weight, (int, float)):
@@ -199,7 +255,8 @@ class Rows:
             self._write(row, last)
             self.gathers.written()
             place = last.key.place
-            self.last_place = f"row {last.calls + 1}" if place.counted else f"step {place.step}"
+            x = self._x(None if place.counted else place.step, last.calls)
+            self.last_place = f"row {last.calls + 1}" if place.counted and last.calls < _AT_STEP else f"step {x}"
 
     def write_left_over(self) -> None:
         """Write what waited for numbers that never came."""
@@ -214,7 +271,17 @@ class Rows:
 
     def _place(self, value: Finished) -> tuple[int, int]:
         place = value.key.place
-        return (1, value.calls) if place.counted else (0, place.step)
+        return (1, self._calls(value)) if place.counted else (0, place.step)
+
+    def _keep_far(self, keys: Iterable[Key], calls: int) -> None:
+        """Keep steps that are too far out to be told to others, for the rows that this rank writes."""
+        self._far.update(dict.fromkeys(keys, calls))
+        self._farthest = max(self._farthest, calls)
+        while len(self._far) > _MOST_FAR:
+            self._far.popitem(last=False)
+
+    def _calls(self, value: Finished) -> int:
+        return self._far.get(value.key, self._farthest) if value.calls == _MOST_CALLS else value.calls
 
     def _add(self, row: dict[str, Any], value: Finished) -> None:
         name, totals = value.key.name, value.totals
@@ -233,20 +300,30 @@ class Rows:
             row[name] = totals.reduced(self.reduction(name))
         if missing:
             row[DEGRADED] = max(missing, row.get(DEGRADED, 0))
-        if value.spread is not None and totals.number:
+        if value.spread is not None and totals.number and self.reduction(name) != "first":
             reduced = {"min": totals.reduced("min"), "max": totals.reduced("max")}
             row.update({f"{name}/{kind}": number for kind, number in reduced.items()})
-            row[f"{name}/std"] = math.sqrt(value.spread.squares / totals.number)
+            row[f"{name}/std"] = math.sqrt(value.spread.squares / totals.weight)
             row[f"{name}/argmax_rank"] = self.global_rank_of(value.spread.largest_at)
 
     def _write(self, row: dict[str, Any], value: Finished) -> None:
         if not row:
             return
+        if self.is_over:
+            self.unwritten += 1
+            return
         place = value.key.place
         try:
-            self._writer.write_plain(row, self._x(None if place.counted else place.step, value.calls))
-        except Exception:  # noqa: BLE001  # a row that W&B does not take must not end the others
-            _log.exception("dist_wandb: rank %d could not write a row; it is lost", self._rank)
+            self._writer.write_plain(row, self._x(None if place.counted else place.step, self._calls(value)))
+        except Exception as error:  # noqa: BLE001  # a row that W&B does not take must not end the others
+            if type(error) not in self._told_errors:
+                self._told_errors.add(type(error))
+                _log.exception(
+                    "dist_wandb: rank %d could not write a row; it is lost. More errors of this kind are not told",
+                    self._rank,
+                )
 
     def _x(self, step: int | None, calls: int) -> int | None:
+        if step is None and calls >= _AT_STEP:
+            return calls - _AT_STEP
         return self._first + calls if step is None and self._counts else step

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import difflib
+import errno
 import inspect
 import json
 import logging
@@ -10,26 +12,37 @@ import math
 import os
 import pickle
 import re
-import shutil
+import stat
 import sys
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from configparser import ConfigParser
+from configparser import Error as ParserError
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from netrc import NetrcParseError, netrc
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
-from urllib.parse import quote, urlsplit, urlunsplit
+from urllib.parse import quote, urlsplit
 
-from dist_wandb.config_values import given_values, told, understood
+from dist_wandb.config_values import given_values, is_plain, told, understood
+from dist_wandb.config_withheld import MISSING, filled, withheld
 from dist_wandb.delivery import log_of, untaken, unwritten
-from dist_wandb.errors import ConfigurationError, UnavailableError, suggest
+from dist_wandb.destination import Destination, is_address, is_same_server, refusal_of, without_password
+from dist_wandb.errors import ConfigurationError, ReadError, UnavailableError, suggest
+from dist_wandb.interception import Handler, Interception, intercept, original
 from dist_wandb.policy import unit_run_id
+from dist_wandb.rescue import Rescue
+from dist_wandb.small_files import LIMIT, read_small, write_small
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     import wandb
     from typing_extensions import Self
 
+    from dist_wandb.axes import Axes
+    from dist_wandb.destination import Origin
     from dist_wandb.policy import RunPlan
     from dist_wandb.record import Record
     from dist_wandb.topology import Topology
@@ -48,13 +61,25 @@ FACTS = frozenset(
         *("dir", "start_time", "sweep_id", "offline", "disabled", "resumed"),
     }
 )
+STEP_METRIC = "global_step"
+"""Name of the x axis of runs, unless a door has one of its own."""
+_METHODS = frozenset({"alert", "config", "define_metric", "finish", "log", "log_artifact", "save", "summary", "watch"})
 SIDECAR_NAME = "dist-wandb.json"
+_OF_THE_MODULE = frozenset({"log", "define_metric"})  # what wandb has as a function, too, of the run it was opened with
 _BEYOND_INIT_TIMEOUT = 30.0  # seconds
 _FLUSH_INTERVAL = 1.0  # seconds until rows are on disk: what a killed process may lose. wandb's own is 15
 _NO_CREDENTIALS = re.compile(r"api[ _]key|log ?in", re.IGNORECASE)  # to wandb, not to have any is wrong usage
 _SIDECAR_FORMAT = 1
+_ON_THE_WAY = ("insecure_disable_ssl", "http_proxy", "https_proxy", "x_extra_http_headers")  # to the right server
+_LOST_SOCKET = frozenset({errno.EBADF, errno.ENOTCONN, errno.EPIPE, errno.ESHUTDOWN})
+_LOST_SERVICE = frozenset({"MailboxClosedError", "HandleAbandonedError", "SockClientClosedError"})  # wandb's, private
+_SETUP = "wandb.sdk.wandb_setup"
+_MEDIA_DIRECTORY = "wandb-media"  # the end of its name
 # W&B's client refuses the first seven; its documentation adds the backslash and the percent sign.
 _FORBIDDEN_IN_IDS = ":;,#?/'\\%"
+_LONGEST_ID = 128  # characters. W&B states a limit for names alone, which is this one
+_LONGEST_ID_IN_BYTES = 192  # W&B names files by it, with more before and behind: 255 bytes is the most for those
+_SHOWN_OF_AN_ORIGIN = 200
 _WANDB_MODES: dict[str, Mode] = {
     "online": "online",
     "run": "online",
@@ -70,6 +95,7 @@ _OF_ONE_RUN = frozenset(
         *("MODE", "SILENT", "QUIET", "X_LABEL", "X_PRIMARY", "X_UPDATE_FINISH_STATE"),
     )
 )
+_SEARCH_PATHS = frozenset({"PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH"})
 _UPLOAD_PATIENCE = {  # W&B waits 2 s after the first failure, and twice as long after each further one
     f"WANDB_X_{client}_RETRY_MAX": "6" for client in ("GRAPHQL", "FILE_STREAM", "FILE_TRANSFER")
 }
@@ -90,6 +116,9 @@ class NullRun:
 
     Every call on it is accepted and does nothing, at any depth of attributes and items, so that the same script runs
     on all ranks: ``run.config.update({...})``, ``run.summary["best"] = 0.9``. It is falsy, so ``if run:`` tells.
+
+    Its `summary` reads what was written into it on this rank, else the defaults of `get`; what is logged does not show
+    in it.
 
     What its primary tells of the run that this rank's numbers go to, it tells too: `id`, `name`, `url`, `entity`,
     `project`, `project_url`, `path`, `group`, `job_type`, `tags`, `notes`, `dir` (on the primary's node), `start_time`,
@@ -136,6 +165,16 @@ class NullRun:
         found: str | None = self._fact("url")
         return found
 
+    @property
+    def summary(self) -> NullSummary:
+        """What was written into the summary on this rank, so that ranks which write the same read the same."""
+        summary: NullSummary = self.__dict__.setdefault("_summary", NullSummary())
+        return summary
+
+    @summary.setter
+    def summary(self, summary: object) -> None:
+        """Accept and forget."""
+
     def show_config(self, config: object) -> None:
         """Have `config` read as the config of the run that this rank's numbers go to."""
         self.__dict__["config"] = config
@@ -161,7 +200,7 @@ class NullRun:
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy, or what another process gets, knows what was known then."""
-        own = {name: value for name, value in self.__dict__.items() if name != "finish"}  # see before_finish
+        own = {name: value for name, value in self.__dict__.items() if name not in ("finish", "log")}  # see go_first
         return {**own, "_known": dict(self.facts()), "_ask": None}
 
     def __bool__(self) -> Literal[False]:
@@ -207,15 +246,148 @@ class NullRun:
     def __exit__(self, *exc_info: object) -> None:
         """Let exceptions through."""
 
+    def __dir__(self) -> list[str]:
+        return sorted(public_names(self))
+
     def __repr__(self) -> str:
         return "NullRun()"
 
 
 class NullPart(NullRun):
-    """Stands in for a part of a run, such as its summary or an artifact: all of it is of this kind, names included."""
+    """Stands in for a part of a run, such as an artifact: all of it is of this kind, names included.
+
+    As a number it is NaN: it can be computed with, and no comparison with it is true.
+    """
+
+    def get(self, name: object, default: Any = None) -> Any:  # noqa: ARG002  # of a part nothing is known
+        """The default; without one, what accepts every use."""
+        return NullPart() if default is None else default
+
+    def keys(self) -> tuple[Any, ...]:
+        """No names."""
+        return ()
+
+    def values(self) -> tuple[Any, ...]:
+        """No values."""
+        return ()
+
+    def items(self) -> tuple[Any, ...]:
+        """No names and values."""
+        return ()
 
     def _fact(self, name: str) -> Any:  # noqa: ARG002  # of a part nothing is known
         return NullPart()
+
+    def _computed(self, *_others: object) -> NullPart:
+        return NullPart()
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _computed
+    __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = _computed
+    __neg__ = __pos__ = __abs__ = __round__ = _computed
+
+    def _compared(self, _other: object) -> bool:
+        _tell_of_unknown()
+        return False
+
+    __lt__ = __le__ = __gt__ = __ge__ = _compared
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, (int, float, str)):
+            _tell_of_unknown()
+        return self is other
+
+    __hash__ = object.__hash__
+
+    def __float__(self) -> float:
+        _tell_of_unknown()
+        return math.nan
+
+    def __int__(self) -> int:
+        _tell_of_unknown()
+        return 0
+
+    def __format__(self, spec: str) -> str:
+        try:
+            return format(math.nan, spec) if spec else repr(self)
+        except ValueError:  # one for text, or for whole numbers
+            return repr(self)
+
+
+class NullSummary(NullPart):
+    """The summary of a run on a rank without it: what is written there can be read there."""
+
+    def get(self, name: object, default: Any = None) -> Any:
+        """What this rank has written under a name, else the default."""
+        return self._own().get(name, default)
+
+    def keys(self) -> Any:
+        """Names that this rank has written."""
+        return self._own().keys()
+
+    def values(self) -> Any:
+        """What this rank has written."""
+        return self._own().values()
+
+    def items(self) -> Any:
+        """Names and values that this rank has written."""
+        return self._own().items()
+
+    def update(self, *values: Any, **others: Any) -> None:
+        """Write values, here alone."""
+        self._own().update(*values, **others)
+
+    def _own(self) -> dict[Any, Any]:
+        own: dict[Any, Any] = self.__dict__.setdefault("_written", {})
+        return own
+
+    def __getattr__(self, name: str) -> Any:
+        own = self._own()
+        return own[name] if name in own else super().__getattr__(name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._own()[name] = value
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._own()[key] if key in self else NullPart()
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._own()[key] = value
+
+    def __delitem__(self, key: Any) -> None:
+        self._own().pop(key, None)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._own()
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._own())
+
+    def __len__(self) -> int:
+        return len(self._own())
+
+
+_has_told_of_unknown = False
+_has_warned_of_workspace = False
+
+
+def _tell_of_unknown() -> None:
+    """Say once that a script goes by what this rank cannot know: other ranks may go another way."""
+    global _has_told_of_unknown  # noqa: PLW0603  # once in a process
+    if not _has_told_of_unknown:
+        _has_told_of_unknown = True
+        _log.warning(
+            "dist_wandb: a value of the run, such as one of its summary, was compared or used as a number on a rank "
+            "without a run, which does not have it: it counts as NaN there. Ranks that go different ways by it may "
+            "wait for each other. Read it with a default, as in run.summary.get(name, 0), and write it on all ranks.",
+        )
+
+
+def public_names(run: AnyRun) -> set[str]:
+    """The names that a W&B run has for its users; of a stand-in as well, as far as wandb is known."""
+    if run or not isinstance(run, NullRun):
+        return {name for name in dir(run) if not name.startswith("_")}
+    kind = getattr(getattr(sys.modules.get("wandb.sdk"), "wandb_run", None), "Run", None)
+    return {name for name in (*FACTS, *_METHODS, *dir(kind)) if not name.startswith("_")}
 
 
 def check_init_arguments(given: Mapping[str, Any], door: str) -> None:
@@ -275,9 +447,11 @@ def check_id(run_id: object, origin: str) -> str:
         origin: Where it came from, with its value, for the message.
 
     Raises:
-        ConfigurationError: It is no text, is empty, begins or ends with white space, or has a character that W&B
-            refuses in run ids.
+        ConfigurationError: It is no text, is empty, begins or ends with white space, is too long, or has a character
+            that W&B refuses in run ids, or that cannot be printed.
     """
+    if len(origin) > _SHOWN_OF_AN_ORIGIN:
+        origin = f"{origin[:_SHOWN_OF_AN_ORIGIN]}…"
     if not isinstance(run_id, str):
         raise ConfigurationError(f"{origin} is {type(run_id).__name__}, but a run id is text. Pass a str.")
     if not run_id or run_id != run_id.strip():
@@ -286,8 +460,22 @@ def check_id(run_id: object, origin: str) -> str:
     if bad:
         proposal = re.sub(f"[{re.escape(_FORBIDDEN_IN_IDS)}]", "-", run_id)
         raise ConfigurationError(
-            f"{origin} has {' and '.join(map(repr, bad))}, which W&B refuses in run ids. Use for example {proposal!r}."
+            f"{origin} has {' and '.join(map(repr, bad))}, which W&B refuses in run ids. Use for example "
+            f"{proposal[:_LONGEST_ID]!r}."
         )
+    unprintable = sorted({character for character in run_id if not character.isprintable()})
+    if unprintable:
+        raise ConfigurationError(
+            f"{origin} has {' and '.join(map(ascii, unprintable[:3]))}, which cannot be printed. "
+            "Use letters and digits."
+        )
+    if len(run_id) > _LONGEST_ID or len(run_id.encode()) > _LONGEST_ID_IN_BYTES:
+        raise ConfigurationError(
+            f"{origin} has {len(run_id)} characters ({len(run_id.encode())} bytes), but a run id may have "
+            f"{_LONGEST_ID} ({_LONGEST_ID_IN_BYTES} bytes) at most. Shorten it."
+        )
+    if run_id in (".", ".."):
+        raise ConfigurationError(f"{origin} names a directory, but files are named by a run id. Use another one.")
     return run_id
 
 
@@ -296,10 +484,38 @@ def told_to_others(init_arguments: Mapping[str, Any]) -> dict[str, Any]:
     described = {name: init_arguments[name] for name in _DESCRIBING if init_arguments.get(name) is not None}
     if "dir" in described:
         described["dir"] = os.fspath(described["dir"])
-    if not isinstance(described.get("config", ""), str):
-        values = given_values(described["config"])
-        described["config"] = {key: value for key, value in values.items() if _is_json({key: value})}
-    return {name: value for name, value in described.items() if _is_json(value)}
+    config = described.pop("config", None)
+    described = {name: value for name, value in described.items() if _is_json(value)}
+    if config is not None:
+        described["config"] = config if isinstance(config, str) else _plain_part(chosen_config(init_arguments))
+    return described
+
+
+def with_own_secrets(described: Mapping[str, Any], init_arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """What `told_to_others` made of the arguments on another rank, with what is not told as this rank was given it."""
+    config = described.get("config")
+    if not isinstance(config, dict):
+        return dict(described)
+    own = chosen_config(init_arguments)
+    values = {name: filled(value, own.get(name, MISSING)) for name, value in config.items()}
+    return {**described, "config": {name: value for name, value in values.items() if value is not MISSING}}
+
+
+def _plain_part(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Of values those that JSON can hold, tuples as W&B's lists, without secrets; the run's config tells the rest."""
+    values = {name: withheld(name, value, value) for name, value in values.items()}
+    return {
+        name: value if _is_json({name: value}) else told(value)
+        for name, value in values.items()
+        if _is_json({name: value}) or is_plain(value)
+    }
+
+
+def chosen_config(init_arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Names and values of the argument `config`, without what W&B is told to leave out."""
+    values = given_values(init_arguments.get("config"))
+    without, only = init_arguments.get("config_exclude_keys"), init_arguments.get("config_include_keys")
+    return {name: value for name, value in values.items() if name not in (without or ()) and (not only or name in only)}
 
 
 def _is_json(value: object) -> bool:
@@ -370,6 +586,28 @@ def _forked_id(init_arguments: Mapping[str, Any]) -> str | None:
     return str(resume_from).partition("?")[0] if resume_from else None
 
 
+def check_sweep(run_mode: str, rank_scope: str, topology: Topology) -> None:
+    """Refuse several runs where an agent of a W&B sweep has started this process: there W&B ignores the ids of runs.
+
+    Args:
+        run_mode: The run mode.
+        rank_scope: The rank scope.
+        topology: Who this rank is. Nodes that are not known yet count as one.
+
+    Raises:
+        ConfigurationError: The job would open several runs, all of which W&B would write into one.
+    """
+    sweep = os.environ.get("WANDB_SWEEP_ID")
+    opens_several = run_mode == "new" or (rank_scope == "worker" and (topology.num_nodes or 1) > 1)
+    if sweep and topology.world_size > 1 and opens_several:
+        raise ConfigurationError(
+            f"run_mode={run_mode!r} with rank_scope={rank_scope!r} opens several runs, but an agent of the sweep "
+            f"{sweep!r} has started this job (WANDB_SWEEP_ID on rank {topology.global_rank}), and W&B then ignores "
+            "their ids: all would be written into the agent's one run. Pass run_mode='auto' or 'shared' with "
+            "rank_scope='global'."
+        )
+
+
 def wanted_resume(init_arguments: Mapping[str, Any]) -> str | None:
     """What the user said of resuming: the argument, else the settings, else `WANDB_RESUME`; `None` for nothing.
 
@@ -380,6 +618,14 @@ def wanted_resume(init_arguments: Mapping[str, Any]) -> str | None:
     if given is None:
         given = _user_setting(init_arguments, "resume") or os.environ.get("WANDB_RESUME")
     return "auto" if given is True else str(given) if given else None
+
+
+def says_reinit(init_arguments: Mapping[str, Any]) -> bool:
+    """Whether the user says what is to become of a run that is open already."""
+    given = init_arguments.get("reinit")
+    if given is None:
+        given = _user_setting(init_arguments, "reinit") or os.environ.get("WANDB_REINIT")
+    return given not in (None, "", "default")
 
 
 def continues(init_arguments: Mapping[str, Any]) -> bool:
@@ -426,11 +672,10 @@ def wanted_mode(init_arguments: Mapping[str, Any]) -> Mode:
 
 
 def _mode_outside() -> str:
-    import wandb
 
     if os.environ.get("WANDB_MODE") == "":
         raise ConfigurationError("WANDB_MODE is set but empty, which W&B refuses. Unset it, or set it to 'offline'.")
-    return os.environ.get("WANDB_MODE") or str(wandb.setup().settings.mode)
+    return os.environ.get("WANDB_MODE") or str(_settings().mode)
 
 
 def _wanted(init_arguments: Mapping[str, Any], argument: str, setting: str, variable: str) -> str | None:
@@ -455,7 +700,7 @@ class Setup:
     Args:
         mode: What `wandb.init` would do: `"online"`, `"offline"` or `"disabled"`; `None` if it would raise.
         problem: Why it would; empty otherwise.
-        base_url: Address of the server, without a password that it may have.
+        server: The server, who named it, and whether the API key may go there; `None` if `wandb.init` would raise.
         entity: Owner of new runs, if one is set.
         project: Project of new runs, if one is set.
         key: The API key, if there is one.
@@ -465,7 +710,7 @@ class Setup:
 
     mode: Mode | None
     problem: str
-    base_url: str
+    server: Destination | None
     entity: str | None
     project: str | None
     key: str | None = field(repr=False)
@@ -473,42 +718,245 @@ class Setup:
     inherits_service: bool
 
 
-def setup() -> Setup:
-    """Find out how wandb is set up in this environment. Opens nothing, and asks no server."""
+def setup(trusted: str | None = None) -> Setup:
+    """Find out how wandb is set up in this environment. Opens nothing, and asks no server.
+
+    Args:
+        trusted: The server that the user allows the API key to go to in any case, if any.
+    """
+    try:
+        mode, settings = wanted_mode({}), _settings()
+        server = destination(trusted=trusted)
+    except Exception as error:  # noqa: BLE001  # ours, pydantic's, or what an inherited WANDB_SERVICE leads to
+        return Setup(None, without_input(error), None, None, None, None, None, _inherits_service())
+    key, key_from = _api_key(settings, server.shown)
+    return Setup(mode, "", server, settings.entity, settings.project, key, key_from, _inherits_service())
+
+
+def destination(init_arguments: Mapping[str, Any] | None = None, *, trusted: str | None = None) -> Destination:
+    """Find out which server W&B's client would talk to, who named it, and whether the API key may go there.
+
+    The user names a server by `WANDB_BASE_URL`, in the user's own settings file, or by leaving W&B's default. Anything
+    else that wandb goes by, above all ``./wandb/settings``, may be a stranger's: to a server named there alone the key
+    goes only if it is noted down for that host in the user's netrc, or if the user says so. To no server it goes over
+    plain http, except on this host, or if the user says so. The user says so with ``--trust-server URL``
+    (`dist_wandb.destination.TRUST_OPTION`), the same for all commands. Opens nothing, and asks no server.
+
+    Args:
+        init_arguments: Keyword arguments of `wandb.init`, whose `settings` may name a server.
+        trusted: The value of ``--trust-server``, if it was given.
+
+    Returns:
+        The server. Where `refusal` is not empty, neither the key nor runs may go there.
+
+    Raises:
+        ConfigurationError: wandb refuses its settings, or the address is one that not everybody reads alike.
+    """
+    try:
+        settings = _settings()
+    except Exception as error:  # noqa: BLE001  # pydantic's, or what an inherited WANDB_SERVICE leads to
+        raise ConfigurationError(without_input(error)) from None
+    given = _user_setting(init_arguments or {}, "base_url")
+    url = str(given or settings.base_url)
+    if not is_address(url):
+        raise ConfigurationError(
+            "W&B's settings name a server by an address that not everybody reads alike: it has several '@', or "
+            "characters that belong into no address. See WANDB_BASE_URL, and base_url in wandb/settings."
+        )
+    origin: Origin
+    origin, source = ("argument", "settings=") if given else _who_named(url)
+    refusal = refusal_of(url, origin, source, has_own_key=_has_own_key(settings, url), trusted=trusted)
+    return Destination(url, without_password(url), origin, source, refusal)
+
+
+def _settings() -> wandb.Settings:
+    """W&B's settings outside of any run, which it reads once in a process.
+
+    Raises:
+        ConfigurationError: A settings file of the current directory is nothing that can be read to its end.
+    """
     import wandb
 
+    check_workspace()
+    return wandb.setup().settings
+
+
+def check_workspace() -> None:
+    """Refuse a settings file of the current directory over which wandb would wait for ever, or eat all memory.
+
+    Raises:
+        ConfigurationError: It is a pipe, a device or the like, or too large.
+    """
+    for place in _workspace_settings():
+        with suppress(OSError):  # it is not there, as a rule
+            found = place.stat()  # a link to a file is fine, as for wandb
+            if not stat.S_ISREG(found.st_mode) or found.st_size > LIMIT:
+                raise ConfigurationError(
+                    f"{place}, which W&B reads its settings from, is no ordinary file of at most {LIMIT} bytes. Remove "
+                    "it, or start from another directory."
+                )
+
+
+def _workspace_settings() -> list[Path]:
+    """Where wandb may find settings of the current directory, also where `WANDB_DIR` names another one."""
+    return [Path(directory, "settings").absolute() for directory in (".wandb", "wandb")]
+
+
+def warn_of_workspace(init_arguments: Mapping[str, Any]) -> None:
+    """Say once in a process which settings of the current directory alone decide who gets the API key of an online run.
+
+    W&B goes by them, and whoever starts a training in a directory mostly knows it; but a key that is gone is gone.
+    """
+    global _has_warned_of_workspace  # noqa: PLW0603  # once in a process
+    places = [place for place in _workspace_settings() if place.exists()]
+    if _has_warned_of_workspace or not places:
+        return
+    found = []
+    with suppress(ConfigurationError):  # wandb.init says it
+        if wanted_mode(init_arguments) != "online":
+            return
+        server = destination(init_arguments)
+        if server.origin == "workspace settings" and not server.takes_key:
+            found.append(f"base_url ({server.shown})")
+        found += [name for name in _ON_THE_WAY if _is_from(places, name, init_arguments)]
+    if found:
+        _has_warned_of_workspace = True
+        _log.warning(
+            "dist_wandb: %s of %s decides where your runs and your API key go, which nothing of your own names. If it "
+            "is not yours, end the job and make a new key. If it is, set it in the environment (WANDB_BASE_URL), or in "
+            "your own settings file, to have this warning gone.",
+            " and ".join(found),
+            " and ".join(map(str, places)),
+        )
+
+
+def _is_from(places: Iterable[Path], name: str, init_arguments: Mapping[str, Any]) -> bool:
+    """Whether settings files of the current directory alone say something."""
+    if _user_setting(init_arguments, name) is not None or f"WANDB_{name.upper()}" in os.environ:
+        return False
+    own = {_setting_in(path, name, Path.read_bytes) for path in _users_settings()}
+    return any(_setting_in(place, name, read_small) not in {None, *own} for place in places)
+
+
+def _who_named(url: str) -> tuple[Origin, str]:
+    """Who named the server that wandb goes by. Only what the user is known to have named counts as that."""
+    import wandb
+
+    in_environment = os.environ.get("WANDB_BASE_URL")
+    if in_environment and _is_read_as(in_environment, url):
+        return "environment", "WANDB_BASE_URL"
+    own = [(path, _setting_in(path, "base_url", Path.read_bytes)) for path in _users_settings()]  # links, in one's home
+    for path, named in own:
+        if named and _is_read_as(named, url):
+            return "user settings", str(path)
+    default = str(wandb.Settings.model_fields["base_url"].default)
+    if not any(named for _, named in own) and is_same_server(default, url):
+        return "default", "W&B's default"
+    for place in _workspace_settings():
+        if _is_read_as(_setting_in(place, "base_url", read_small) or "", url):
+            return "workspace settings", str(place)
+    return "elsewhere", "wandb's settings"
+
+
+def _is_read_as(named: str, url: str) -> bool:
+    """Whether wandb makes `url` of the address that somebody has written down: it rewrites some."""
+    import wandb
+
+    if is_same_server(named, url):
+        return True
     try:
-        mode, settings = wanted_mode({}), wandb.setup().settings
-    except Exception as error:  # noqa: BLE001  # ours, pydantic's, or what an inherited WANDB_SERVICE leads to
-        return Setup(None, _without_input(error), "", None, None, None, None, _inherits_service())
-    url = without_password(str(settings.base_url))
-    key, key_from = (settings.api_key, "WANDB_API_KEY") if settings.api_key else _key_in_netrc(url)
-    return Setup(mode, "", url, settings.entity, settings.project, key, key_from, _inherits_service())
+        return is_same_server(str(wandb.Settings(base_url=named).base_url), url)
+    except Exception:  # noqa: BLE001  # wandb's validation raises more than pydantic's errors
+        return False
 
 
-def without_password(url: str) -> str:
-    """An address without the name and the password that it may have."""
-    parts = urlsplit(url)
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+def _users_settings() -> list[Path]:
+    """The user's own settings files, which belong to no project. Older versions of wandb know the second alone."""
+    directories = (os.environ.get("WANDB_CONFIG_DIR"), "~/.config/wandb")
+    with suppress(RuntimeError):  # nobody's home
+        return [Path(directory).expanduser() / "settings" for directory in directories if directory]
+    return []
 
 
-def _without_input(error: Exception) -> str:
+def own_entities() -> frozenset[str]:
+    """The owners of runs that the user has named: by `WANDB_ENTITY`, or in the user's own settings file.
+
+    What a settings file of the current directory names does not count: that may be a stranger's.
+    """
+    named = [_setting_in(path, "entity", Path.read_bytes) for path in _users_settings()]
+    return frozenset(filter(None, (os.environ.get("WANDB_ENTITY"), *named)))
+
+
+def default_entity() -> str | None:
+    """The owner of runs that name none, whoever has set it: `own_entities` says whether the user has."""
+    try:
+        entity: str | None = _settings().entity
+    except Exception as error:  # noqa: BLE001  # pydantic's, or what an inherited WANDB_SERVICE leads to
+        raise ConfigurationError(without_input(error)) from None
+    return entity
+
+
+def artifact_staging() -> Path:
+    """Where W&B puts files of artifacts aside until they are uploaded."""
+    import wandb
+
+    return Path(wandb.env.get_data_dir()).absolute() / "artifacts" / "staging"
+
+
+def _setting_in(path: Path, name: str, read: Callable[[Path], bytes]) -> str | None:
+    """What a settings file of W&B's says, read as wandb reads it."""
+    parser = ConfigParser()
+    try:
+        parser.read_string(read(path).decode("utf-8"))
+        return parser.get("default", name, fallback=None)
+    except (OSError, ValueError, ParserError, ReadError):
+        return None
+
+
+def _api_key(settings: wandb.Settings, url: str) -> tuple[str | None, str | None]:
+    """The API key that wandb would send to a server, and where it comes from."""
+    if settings.api_key:
+        in_environment = settings.api_key == os.environ.get("WANDB_API_KEY")
+        return settings.api_key, "WANDB_API_KEY" if in_environment else "a settings file of W&B's"
+    return _key_in_netrc(url)
+
+
+def _has_own_key(settings: wandb.Settings, url: str) -> bool:
+    """Whether the key that wandb would send is the one of the user's netrc for this host, and none for any host."""
+    if settings.api_key or settings.identity_token_file:
+        return False
+    names = _names_in_netrc(without_password(url))
+    return any(name in names and name != "default" for _, hosts in _netrcs() for name in hosts)
+
+
+def without_input(error: Exception) -> str:
     """What an error says, on one line. pydantic's would also repeat the values, which may be secrets."""
     errors = getattr(error, "errors", None)
     if not callable(errors):
         return _one_line(error)
     told = (f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in errors())
-    return f"W&B refuses what its settings (WANDB_*, or its settings file) say of {'; '.join(told)}"
+    return f"W&B refuses what its settings (WANDB_*, settings=, its settings files) say of {'; '.join(told)}"
 
 
 def _key_in_netrc(base_url: str) -> tuple[str | None, str | None]:
-    host = urlsplit(base_url).hostname or ""
-    for path in filter(None, (os.environ.get("NETRC"), "~/.netrc", "~/_netrc")):
-        with suppress(OSError, NetrcParseError):
-            entry = netrc(Path(path).expanduser()).authenticators(host)
-            if entry:
-                return entry[2], path
+    for path, hosts in _netrcs():
+        for name in (*_names_in_netrc(base_url), "default"):
+            if name in hosts:
+                return hosts[name][2], path
     return None, None
+
+
+def _netrcs() -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The files of keys by host that there are."""
+    for path in filter(None, (os.environ.get("NETRC"), "~/.netrc", "~/_netrc")):
+        with suppress(OSError, RuntimeError, NetrcParseError):
+            yield path, netrc(Path(path).expanduser()).hosts
+
+
+def _names_in_netrc(base_url: str) -> tuple[str, str]:
+    """By which names a server has its key in netrc: newer versions of wandb write the port as well."""
+    parts = urlsplit(base_url)
+    return parts.netloc, parts.hostname or ""
 
 
 def open_run(
@@ -553,7 +1001,11 @@ def open_run(
     if create_new and arguments.get("reinit") is None:  # LightningCLI passes None for all that is not in its config
         arguments["reinit"] = "create_new"
     _make_directory(arguments)
-    run = _init(arguments)
+    check_workspace()
+    if plan.announces:
+        warn_of_workspace(arguments)
+    with _with_warnings_alone(on=plan.has_writers and not plan.announces and not _says_what_to_show(init_arguments)):
+        run = _init(arguments)
     if topology.world_size > 1 and (run.offline or plan.has_writers) and not run.disabled:
         try:
             _write_sidecar(run, plan, topology)
@@ -584,6 +1036,53 @@ def _init(arguments: Mapping[str, Any]) -> Run:
         raise UnavailableError(_one_line(error)) from error
 
 
+@contextmanager
+def _with_warnings_alone(*, on: bool) -> Iterator[None]:
+    """Have wandb print warnings and errors, but no information, meanwhile."""
+    if not on:
+        yield
+        return
+    import wandb
+
+    settings = wandb.setup().settings
+    wandb.termsetup(settings.model_copy(update={"show_info": False}), None)
+    try:
+        yield
+    finally:
+        wandb.termsetup(settings, None)  # as wandb.setup does
+
+
+def _says_what_to_show(init_arguments: Mapping[str, Any]) -> bool:
+    """Whether the user has said what wandb is to print."""
+    names = ("quiet", "silent", "show_info")
+    return any(
+        _user_setting(init_arguments, name) is not None or f"WANDB_{name.upper()}" in os.environ for name in names
+    )
+
+
+def quiet_end(run: AnyRun, plan: RunPlan, init_arguments: Mapping[str, Any]) -> AbstractContextManager[None]:
+    """Leave out what wandb prints at the end of a run, but warnings, where it helps nobody.
+
+    That is on all ranks but one of a shared run, and offline on that one too, as "wandb sync" is not how to upload it.
+    What the user has said of it in the arguments or the environment holds.
+    """
+    is_one_of_several = plan.has_writers and (not plan.announces or is_offline(run))
+    return _with_warnings_alone(on=bool(run) and is_one_of_several and not _says_what_to_show(init_arguments))
+
+
+def how_to_upload(run: AnyRun, plan: RunPlan, topology: Topology) -> str | None:
+    """How a shared run on disk is uploaded, as a line for one of its ranks; `None` where there is nothing to say."""
+    if not run or not plan.has_writers or not plan.announces or is_disabled(run) or not is_offline(run):
+        return None
+    directory = Path(run.dir).parent.parents[2] if plan.shared else Path(run.dir).parent.parent
+    has_nodes = plan.rank_scope == "global" and (topology.num_nodes or 1) > 1
+    together = ", with those of all nodes together" if has_nodes else ""
+    return (
+        f"dist_wandb: the run {run.id} is on disk, in several files{together}. Upload it with: "
+        f"dist-wandb sync {directory}"
+    )
+
+
 def _without_stale(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
     """Leave out an `anonymous` that says nothing, where wandb warns of it: there `None` is not its default any more."""
     import wandb
@@ -596,9 +1095,7 @@ def _without_stale(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def init_timeout(init_arguments: Mapping[str, Any]) -> float:
     """How long opening a run may take, in seconds: wandb needs some more than its own limit to give up."""
-    import wandb
-
-    given = _user_setting(init_arguments, "init_timeout") or wandb.setup().settings.init_timeout
+    given = _user_setting(init_arguments, "init_timeout") or _settings().init_timeout
     return float(given) + _BEYOND_INIT_TIMEOUT
 
 
@@ -617,6 +1114,23 @@ def clear_away() -> None:
     with suppress(Exception):  # it is gone, or half gone
         wandb.teardown()
     os.environ.pop("WANDB_SERVICE", None)  # of that process, which wandb names there
+
+
+def set_service_aside() -> None:
+    """Have the next run written by a wandb process of its own, as the one that there is holds the id of a failed run.
+
+    Runs that are open stay with theirs. wandb has only a private name for it; where that is missing, nothing is done.
+    """
+    setup = sys.modules.get(_SETUP)
+    if hasattr(setup, "_singleton"):
+        setup._singleton = None  # type: ignore[union-attr]  # noqa: SLF001  # no public way
+        os.environ.pop("WANDB_SERVICE", None)
+
+
+def is_served_now(run: AnyRun) -> bool:
+    """Whether a run is written by the process that a new one would be written by; also where wandb does not tell."""
+    mine, now = getattr(run, "_wl", None), getattr(sys.modules.get(_SETUP), "_singleton", None)
+    return mine is None or now is None or mine is now
 
 
 def _planned_arguments(plan: RunPlan, topology: Topology, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -683,6 +1197,21 @@ def _own_directory(given: Mapping[str, Any], topology: Topology) -> str:
     return str(wandb_directory(given) / f"rank-{topology.global_rank}")
 
 
+def state_directory() -> Path:
+    """Where what dist_wandb has to remember of this user's uploads is kept: ``$XDG_STATE_HOME/dist-wandb``.
+
+    As the XDG base directory specification says, a relative path in the variable counts as none.
+    """
+    told = Path(os.environ.get("XDG_STATE_HOME") or "")
+    return (told if told.is_absolute() else Path("~/.local/state").expanduser()) / "dist-wandb"
+
+
+def runtime_directory() -> Path | None:
+    """Where this user's sockets belong, ``$XDG_RUNTIME_DIR``; `None` if the variable names no directory."""
+    told = Path(os.environ.get("XDG_RUNTIME_DIR") or "")
+    return told if told.is_absolute() and told.is_dir() else None
+
+
 def wandb_directory(init_arguments: Mapping[str, Any]) -> Path:
     """The directory below which a job's run directories lie."""
     root = init_arguments.get("dir") or _user_setting(init_arguments, "root_dir") or os.environ.get("WANDB_DIR") or "."
@@ -733,32 +1262,76 @@ def _write_sidecar(run: Run, plan: RunPlan, topology: Topology) -> None:
         "world_size": topology.world_size,
         "num_nodes": topology.num_nodes,
     }
-    unfinished = directory / f".{SIDECAR_NAME}.tmp"
-    unfinished.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-    unfinished.replace(directory / SIDECAR_NAME)
+    content = json.dumps(record, indent=2) + "\n"
+    write_small(directory / SIDECAR_NAME, content.encode(), mode=0o666)  # for whoever may read the run beside it
+
+
+def reader_environment(directory: Path) -> dict[str, str]:
+    """The environment in which ``wandb leet inspect`` reads a file that may come from a stranger.
+
+    wandb is to run and read nothing but what is installed, to ask no server, and to write below `directory` alone. None
+    of the user's settings for W&B is needed to read a file, so none is handed on.
+
+    Args:
+        directory: A directory of this user's alone, where the command is started: `small_files.private_directory`.
+
+    Returns:
+        A copy of the environment of this process, changed.
+    """
+    environment = {name: value for name, value in _own_environment().items() if not name.startswith("WANDB_")}
+    state = directory / "state"
+    (state / "wandb").mkdir(parents=True, exist_ok=True)  # else wandb's command appends to a log in the shared /tmp
+    places = ("TMPDIR", "WANDB_DIR", "WANDB_CONFIG_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR")
+    # Either of the two keeps wandb's own process from telling a server of itself.
+    return {
+        **environment,
+        **dict.fromkeys(places, str(state)),
+        "WANDB_ERROR_REPORTING": "false",
+        "WANDB_MODE": "offline",
+    }
+
+
+def _own_environment() -> dict[str, str]:
+    """This process's environment for a Python that takes no code from the directory in which it is started."""
+    environment = {**os.environ, "PYTHONSAFEPATH": "1"}  # Python 3.10 does not know it: it needs an empty directory
+    for name in _SEARCH_PATHS & environment.keys():
+        entries = environment.pop(name).split(os.pathsep)
+        absolute = [entry for entry in entries if Path(entry).is_absolute()]  # an empty one names that directory, too
+        if absolute:
+            environment[name] = os.pathsep.join(absolute)
+    return environment
 
 
 def upload_environment(
-    directory: Path, *, shared: bool, label: str | None, primary: bool, finishes: bool, resume: str | None
+    directory: Path,
+    *,
+    shared: bool,
+    label: str | None,
+    primary: bool,
+    finishes: bool,
+    resume: str | None,
+    server: str | None = None,
 ) -> dict[str, str]:
     """The environment in which ``wandb sync`` uploads one file as what it is; made from that of this process.
 
-    Settings of one run (its id, name, tags, group, …) are left out, because they would be meant for another one.
+    Settings of one run (its id, name, tags, group, …) are left out, because they would be meant for another one. Python
+    takes no code from the directory in which it is started. Settings files of the current directory do not count: one
+    that names a proxy, and has certificates not checked, would get the API key on its way to the right server.
     Without settings by the user, W&B gives up after about two minutes without a server, instead of two hours.
 
     Args:
-        directory: Where W&B is to keep its log. The settings that ``wandb login`` or ``wandb offline`` left in the
-            project's W&B directory are copied there.
+        directory: Where W&B is to keep its log, for this user alone.
         shared: Whether the file is that of a writer of a shared run.
         label: The writer's label; `None` in a plain run.
         primary: Whether the writer is the shared run's primary, or the run is a plain one.
         finishes: Whether the end of the file is the end of the run.
         resume: W&B's ``resume``, for a plain run that goes on; `None` for a run of its own.
+        server: The server's address; `None` for the one of the user's own settings, or W&B's.
 
     Returns:
         A copy of the environment.
     """
-    environment = {name: value for name, value in os.environ.items() if name not in _OF_ONE_RUN}
+    environment = {name: value for name, value in _own_environment().items() if name not in _OF_ONE_RUN}
     roles = {"X_PRIMARY": primary, "X_UPDATE_FINISH_STATE": finishes}
     environment.update({f"WANDB_{name}": str(value).lower() for name, value in roles.items()})
     environment["WANDB_MODE"] = "shared" if shared else "online"
@@ -767,21 +1340,23 @@ def upload_environment(
         environment["WANDB_X_LABEL"] = label
     if resume is not None:
         environment["WANDB_RESUME"] = resume
+    if server is not None:
+        environment["WANDB_BASE_URL"] = server
     for name, value in _UPLOAD_PATIENCE.items():
         environment.setdefault(name, value)
     (directory / "wandb").mkdir(parents=True, exist_ok=True)
-    for name in ("wandb", ".wandb"):
-        settings = Path(os.environ.get("WANDB_DIR") or ".", name, "settings")
-        if settings.is_file():
-            shutil.copy(settings, directory / "wandb")
     return environment
 
 
 def define_step_metric(run: AnyRun, step_metric: str) -> None:
-    """Make `step_metric` the x axis of every metric, as Lightning's own logger does for ``trainer/global_step``."""
+    """Make `step_metric` the x axis of every metric that the user defines no other for.
+
+    For ``trainer/global_step`` as Lightning's own logger does it: W&B writes its last value into rows without one. Of
+    rows that go through a session all have `global_step`, and into others W&B is not to write any.
+    """
     if hasattr(run, "define_metric"):  # a stand-in for a run, in somebody's tests, may not have it
         run.define_metric(step_metric)
-        run.define_metric("*", step_metric=step_metric, step_sync=True)
+        run.define_metric("*", step_metric=step_metric, step_sync=step_metric != STEP_METRIC)
 
 
 def define_tensorboard_steps(run: AnyRun) -> None:
@@ -801,19 +1376,9 @@ def running_run() -> Run | None:
     return module.run if module is not None else None
 
 
-@contextmanager
-def offline_by_environment(*, on: bool) -> Iterator[None]:
-    """Say "offline" as Lightning's own logger does, by `WANDB_MODE`, but take it back afterwards."""
-    before = os.environ.get("WANDB_MODE")
-    if on:
-        os.environ["WANDB_MODE"] = "dryrun"
-    try:
-        yield
-    finally:
-        if on and before is None:
-            del os.environ["WANDB_MODE"]
-        elif on and before is not None:
-            os.environ["WANDB_MODE"] = before
+def say_offline() -> None:
+    """Say "offline" to wandb as Lightning's own logger does, for whatever this process opens from now on."""
+    os.environ["WANDB_MODE"] = "dryrun"
 
 
 def is_finished(run: AnyRun) -> bool:
@@ -821,36 +1386,55 @@ def is_finished(run: AnyRun) -> bool:
     return bool(run) and bool(getattr(run, "_is_finished", False))
 
 
-def before_finish(run: AnyRun, act: Callable[[int | None], None]) -> Callable[[], None]:
-    """Have something done before the user finishes a run by itself: ``run.finish()``, ``wandb.finish()``, or a new run.
+def go_first(run: AnyRun, handlers: Mapping[str, Handler]) -> Callable[[], None]:
+    """Have methods of a run handled by a session, as often as somebody calls them on the run by itself.
 
-    The run's `finish` is covered by one of this very object; its class stays as it is, and so do other runs.
+    The methods of this very object are covered; its class stays as it is, and so do other runs. So is ``wandb.log``
+    (and ``wandb.define_metric``) where ``wandb.run`` is this run; the former also where this process has no run.
 
     Args:
         run: The run, or a `NullRun`.
-        act: Called with the exit code that the user gave. It may finish the run, and be called by several threads.
+        handlers: By the name of a method what is called in its place, with the original method and the arguments.
 
     Returns:
-        Takes it back.
+        Takes it back. wandb's functions are then what they were, unless wandb has changed them meanwhile.
     """
-    own = vars(run).get("finish") if hasattr(run, "__dict__") else None  # disabled runs of older versions have one
-    original = getattr(run, "finish", None)
+    take_back = [take for name, handler in handlers.items() for take in _go_first(run, name, handler)]
 
-    def finish(exit_code: int | None = None, **kwargs: Any) -> None:
-        act(exit_code)
-        if original is not None and not is_finished(run):
-            original(exit_code=exit_code, **kwargs)
+    def take_all_back() -> None:
+        for take in take_back:
+            take()
 
-    def take_back() -> None:
-        if vars(run).get("finish") is finish:
-            vars(run).pop("finish")
-            if own is not None:
-                vars(run)["finish"] = own
+    return take_all_back
 
-    if not hasattr(run, "finish") or not hasattr(run, "__dict__"):  # a stand-in for a run, in somebody's tests
-        return lambda: None
-    vars(run)["finish"] = finish  # a NullRun forgets attributes that are set
-    return take_back
+
+def _go_first(run: AnyRun, name: str, handler: Handler) -> Iterator[Callable[[], None]]:
+    if not _has_method(run, name):  # a stand-in for a run, in somebody's tests
+        return
+    interception, take_back = intercept(run, name, handler)
+    yield take_back
+    module = sys.modules.get("wandb")
+    running = getattr(module, "run", None)
+    if module is None or name not in _OF_THE_MODULE or not hasattr(module, name):
+        return
+    if running is None and name == "log":
+        yield intercept(module, name, handler)[1]
+    elif running is run and running is not None:
+        vars(module)[name] = interception.method
+        yield lambda: _restore(module, name, interception)
+
+
+def _has_method(run: AnyRun, name: str) -> bool:
+    """Whether a run has a method that may be covered: a mock's `log` is looked at by who made the mock."""
+    if not hasattr(run, "__dict__") or not hasattr(run, name):
+        return False
+    return isinstance(run, NullRun) or name == "finish" or callable(getattr(type(run), name, None))
+
+
+def _restore(module: ModuleType, name: str, interception: Interception) -> None:
+    """Have one of wandb's functions be that of its run again, unless wandb has changed it, or other sessions go on."""
+    if interception.is_idle and vars(module).get(name) is interception.method:
+        vars(module)[name] = interception.original
 
 
 def finish(run: AnyRun, exit_code: int | None) -> str | None:
@@ -882,6 +1466,62 @@ def finish(run: AnyRun, exit_code: int | None) -> str | None:
         f"W&B's server did not take all of the run {run.id} ({reasons}). It is on disk. Once the server answers, "
         f"upload it with: dist-wandb sync {directory}"
     )
+
+
+def is_loss_of_service(error: Exception) -> bool:
+    """Whether an error says that the connection to wandb's own process is lost.
+
+    That is no sure sign where values of the user's were written, as these have code of their own: see
+    `has_lost_service`.
+    """
+    if isinstance(error, OSError):  # older versions: BrokenPipeError; newer ones: ConnectionResetError
+        return isinstance(error, ConnectionError) or error.errno in _LOST_SOCKET
+    return type(error).__name__ in _LOST_SERVICE
+
+
+def has_lost_service(run: AnyRun, error: Exception) -> bool:
+    """Whether a call of `run` failed because wandb's own process is gone, rather than for what was written.
+
+    In doubt the run is asked: a call that adds nothing to the row in progress fails as well if the process is gone.
+    """
+    if not isinstance(error, OSError) or not is_loss_of_service(error):
+        return is_loss_of_service(error)
+    try:
+        original(run, "log")({}, commit=False)  # the session's own way takes rows of a run that is gone as well
+    except Exception as second:  # noqa: BLE001  # whatever wandb makes of it
+        return is_loss_of_service(second)
+    return False
+
+
+def restore_media_directory(error: FileNotFoundError) -> bool:
+    """Make the directory again in which wandb prepares the files of tables and media, if it is what was missing.
+
+    Returns:
+        Whether it was missing, and is there again.
+    """
+    path = Path(str(error.filename or ""))
+    if not path.parent.name.endswith(_MEDIA_DIRECTORY) or path.parent.exists():
+        return False
+    with suppress(OSError):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return path.parent.exists()
+
+
+def disarm_exit_hooks() -> None:
+    """In a forked process: have wandb not end at its exit what belongs to the parent.
+
+    There it would remove the parent's directory for media and, before 0.20, stop the parent's wandb process. wandb has
+    only private names for both.
+    """
+    media = getattr(sys.modules.get("wandb.sdk.data_types._private"), "MEDIA_TMP", None)
+    with suppress(AttributeError):
+        atexit.unregister(media.cleanup)  # type: ignore[union-attr]
+        media._finalizer.detach()  # type: ignore[union-attr]  # noqa: SLF001  # no public way
+    singleton = getattr(sys.modules.get(_SETUP), "_singleton", None)
+    with suppress(AttributeError):
+        unregister = singleton._connection._cleanup  # type: ignore[union-attr]  # noqa: SLF001
+        if unregister is not None:
+            unregister()
 
 
 def code_of_exit() -> int | None:
@@ -964,13 +1604,21 @@ def is_online(run: AnyRun) -> bool:
 
 def url(run: AnyRun) -> str | None:
     """Address of a run in W&B; `None` for one that has none. wandb warns when an offline run is asked."""
-    return getattr(run, "url", None) if is_online(run) else None
+    address = getattr(run, "url", None) if is_online(run) else None
+    shown: str | None = _shown_url(address)
+    return shown
+
+
+def _shown_url(address: Any) -> Any:
+    """An address of W&B's without the password of the server's, which it is made from."""
+    return without_password(address) if isinstance(address, str) and "@" in address else address
 
 
 def facts_of(run: AnyRun) -> dict[str, Any]:
     """What is to be known of a run on ranks without one: of `FACTS` what JSON can hold."""
     asked = FACTS if is_online(run) else FACTS - {"url", "project_url"}  # wandb warns when an offline run is asked
     facts = {name: getattr(run, name, None) for name in sorted(asked)}
+    facts.update({name: _shown_url(facts[name]) for name in ("url", "project_url") if name in facts})
     return {name: facts.get(name) for name in sorted(FACTS) if _is_json(facts.get(name))}
 
 
@@ -1063,17 +1711,21 @@ class RunWriter:
         run: The run, or what stands for it; a `NullRun` on a rank without one.
         plan: Tells whether the plain names are this rank's to write, and its label in a shared run.
         step_metric: Name of the x axis in every row; `None` for none.
-
-    Example:
-        Row ``{"loss": 0.5}`` of step 7 in a shared run: rank 0, the primary, writes ``loss`` and ``rank-0/loss``;
-        rank 1 writes ``rank-1/loss``.
+        rank: This rank's index in the job, for messages.
     """
 
-    def __init__(self, run: AnyRun | Record, plan: RunPlan, step_metric: str | None) -> None:
+    def __init__(self, run: AnyRun | Record | Axes, plan: RunPlan, step_metric: str | None, rank: int = 0) -> None:
         self.label = plan.label
         self.is_primary = plan.primary
+        self.has_own_run = plan.run_mode == "new"
         self._run = run
-        self._step_metric = step_metric
+        self.step_metric = step_metric
+        self._rescue = Rescue(is_media, rank)
+
+    @property
+    def has_run(self) -> bool:
+        """Whether there is a run to write into."""
+        return bool(self._run)
 
     def write_plain(self, row: Mapping[str, Any], x: int | None) -> None:
         """Write one row as it is.
@@ -1083,37 +1735,26 @@ class RunWriter:
             x: Its place on the x axis; `None` leaves the x axis out of the row.
         """
         if self._run:
-            axis = {} if self._step_metric is None or x is None else {self._step_metric: x}
-            self._run.log({**row, **axis})
+            axis = {} if self.step_metric is None or x is None else {self.step_metric: x}
+            self._log({**row, **axis})
 
     def write(self, metrics: Mapping[str, Any], step: int | None, *, commit: bool | None = None) -> None:
         """Write one row.
 
         Args:
-            metrics: What this rank logged.
+            metrics: What this rank logged, by the names that it is to have.
             step: Its place on the x axis; `None` leaves the x axis out of the row.
             commit: As in `wandb.Run.log`; `None` leaves it to wandb.
         """
         if not self._run:
             return
-        row = dict(metrics) if self.label is None else self._labelled(metrics)
-        if self._step_metric is not None and step is not None:
-            row[self._step_metric] = step
-        self._run.log(row) if commit is None else self._run.log(row, commit=commit)
+        row = dict(metrics)
+        if self.step_metric is not None and step is not None:
+            row[self.step_metric] = step
+        self._log(row) if commit is None else self._log(row, commit=commit)
 
-    def _labelled(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
-        """Every rank's numbers under its label; on the primary beside the plain names, media under those alone."""
-        own = {
-            f"{self.label}/{name}": value
-            for name, value in metrics.items()
-            if name != self._step_metric and (not self.is_primary or _is_number(value))
-        }
-        plain = metrics if self.is_primary else {name: metrics[name] for name in metrics if name == self._step_metric}
-        return {**plain, **own}
-
-
-def _is_number(value: Any) -> bool:
-    """Plain numbers, mappings, numpy scalars and tensors of one element, without importing numpy or torch."""
-    if isinstance(value, (int, float, Mapping)):  # W&B makes numbers of nested names out of a mapping
-        return True
-    return hasattr(value, "item") and getattr(value, "shape", None) in ((), (1,))
+    def _log(self, row: dict[str, Any], **kwargs: Any) -> None:
+        try:
+            self._run.log(row, **kwargs)
+        except Exception as error:  # noqa: BLE001  # raised again, if no value is the cause
+            self._rescue.write(self._run.log, row, error, **kwargs)

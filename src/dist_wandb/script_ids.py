@@ -11,6 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from dist_wandb.errors import ReadError
+from dist_wandb.small_files import parse_json, read_small, write_small
 from dist_wandb.topology import Launch, node_identity
 
 
@@ -50,31 +52,18 @@ class ScriptIds:
         self._offered += [""] * (number + 1 - len(self._offered))
         self._offered[number] = base_id
         with suppress(OSError):  # then further processes know the id once there is a process group
-            self._write(self._written[1])
+            write_small(self._written[1], json.dumps(self._offered).encode())
 
     def _path(self, process: int) -> Path:
         """Of one user's process on one machine or in one container: several may share the directory."""
         place = hashlib.sha256(f"{node_identity()}/{os.getuid()}".encode()).hexdigest()[:12]
         return (self._directory or Path(tempfile.gettempdir())) / f"dist-wandb-{place}-{process}.json"
 
-    def _write(self, path: Path) -> None:
-        handle, name = tempfile.mkstemp(prefix=".dist-wandb-", dir=path.parent)  # nobody else may read or write it
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(self._offered, file)
-        try:
-            Path(name).replace(path)
-        except OSError:  # somebody else's file is there
-            Path(name).unlink()
-            raise
-
     def _read(self, path: Path) -> list[str]:
-        """The ids in a file of this user's; none if it is not there, or somebody else's."""
-        with suppress(OSError, ValueError):
-            handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-            with os.fdopen(handle, encoding="utf-8") as file:
-                if os.fstat(handle).st_uid == os.getuid():
-                    found: Any = json.load(file)
-                    return [str(item) for item in found] if isinstance(found, list) else []
+        """The ids in a file of this user's; none if it is not there, or something else."""
+        with suppress(OSError, ValueError, ReadError):
+            found: Any = parse_json(read_small(path, owned=True))
+            return [str(item) for item in found] if isinstance(found, list) else []
         return []
 
     def _forget(self) -> None:

@@ -13,16 +13,20 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, fields, replace
+from functools import partial
+from html import escape
 from typing import TYPE_CHECKING, Any
 
-from dist_wandb import restart
+from dist_wandb import leftovers, restart
 from dist_wandb import run as runs
 from dist_wandb.announcement import announcement
+from dist_wandb.axes import Axes
 from dist_wandb.config import Agreement
 from dist_wandb.config_values import given_values
-from dist_wandb.ends import STORE_PATIENCE, Ending, Once, ProcessEnd, briefly, exit_code_of
-from dist_wandb.errors import ConfigurationError, RendezvousError
+from dist_wandb.ends import FAILED, STORE_PATIENCE, Ending, Once, ProcessEnd, briefly, exit_code_of
+from dist_wandb.errors import ConfigurationError, DistWandbError, RendezvousError
 from dist_wandb.gathers import Gathered
+from dist_wandb.membership import is_accompanied, keys_of, say_opened
 from dist_wandb.opening import Opening, run_key, writer_keys
 from dist_wandb.options import (
     ConfigSync,
@@ -33,6 +37,8 @@ from dist_wandb.options import (
     rank_scope_or_default,
     run_mode_or_default,
 )
+from dist_wandb.own_rows import OwnRows
+from dist_wandb.places import Place, here, is_notebook
 from dist_wandb.policy import (
     RankScope,
     RunMode,
@@ -45,14 +51,15 @@ from dist_wandb.policy import (
     unit_run_id,
 )
 from dist_wandb.record import Record
-from dist_wandb.reduction import PerRank, Reduce, Spread, check_patterns, check_spread
+from dist_wandb.reduction import PerRank, Reduce, Spread, check_per_rank, check_spread
 from dist_wandb.relay import Relay, RemoteSession
-from dist_wandb.rendezvous import BASE_ID, Rendezvous, agree_on_base_id, id_of_job, learn_layout, make_id
-from dist_wandb.rows import Contribution, Rows
+from dist_wandb.rendezvous import BASE_ID, Rendezvous, agree_on_base_id, id_of_job, learn_layout, make_id, refuse
+from dist_wandb.rows import Contribution, Rows, calls_at
 from dist_wandb.run import NullRun, RunWriter
-from dist_wandb.sync import WITHOUT_FINISH, Exchange, HeldBack, Limits, RoundsExchange, StraightThrough, end_all
+from dist_wandb.sync import WITHOUT_FINISH, Exchange, Limits, RoundsExchange, end_all
 from dist_wandb.topology import Topology, traces
-from dist_wandb.values import Weight, check_row, checked_step, take, take_weight, whole_tensors
+from dist_wandb.user_lines import users_line, warn
+from dist_wandb.values import Weight, check_row, checked_step, take, take_weight
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -63,10 +70,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("dist_wandb")
 
-STEP_METRIC = "global_step"
+STEP_METRIC = runs.STEP_METRIC
 _JOB = "job"
 _LEAST_TO_END = 2.0  # seconds that other ranks get to end with a run, however long its last rows were waited for
-_OVER = "over"  # said by who told the job, so that a late rank does not take it for one to join
 
 
 class Session:
@@ -89,6 +95,7 @@ class Session:
         opening: How the run was opened: to tell others of it, and to open it again should wandb's own process die.
         attached: The unit's run where this rank only records the hardware of its node in it.
         agreement: This rank's part in the agreement on the config.
+        is_counted: Whether no other session will have this name: its number was counted, not given.
 
     Attributes:
         opened_inside: The session of the decorated function in which this one was opened, if any.
@@ -111,6 +118,7 @@ class Session:
         opening: Opening | None = None,
         attached: AnyRun | None = None,
         agreement: Agreement | None = None,
+        is_counted: bool = False,
     ) -> None:
         self.options = options
         self.topology = topology
@@ -125,34 +133,52 @@ class Session:
         self._keeper = keeper
         self._agreement = agreement or Agreement(options, topology, None)
         self._pid = os.getpid()
+        self._axes = Axes(self._record, STEP_METRIC) if owns_run and step_metric == STEP_METRIC else None
+        self._unit = unit_of(topology, options.rank_scope)
         self._row_maker = Rows(
-            RunWriter(self._record, plan, step_metric),
+            RunWriter(self._record if self._axes is None else self._axes, plan, step_metric, topology.global_rank),
             options.reductions,
-            check_patterns("per_rank", options.per_rank),
+            check_per_rank(options.per_rank),
             counts=step_metric == STEP_METRIC,
             first=first_row,
             rank=topology.global_rank,
+            is_first=not self._unit.index,
         )
-        self._unit = unit_of(topology, options.rank_scope)
         self._attached = attached or NullRun()
         self._agreement.reach_by(self._find_store)
         self._agreement.on_lost(self._record.replace)
+        self._agreement.ended_by(self._has_ended)
         self._agreement.attach(run, plan, self._unit.name)
         self._exchange = self._make_exchange()
         self.opened_inside = entered()
+        self._place: Place | None = None  # where `init` opened it
+        self._is_block = False
         self._relay = Relay(self._from_child)
         self._remote: RemoteSession | None = None
         self._facts_for_forks: dict[str, Any] = {}
         self._rows = 0
+        self._last_step: int | None = None  # that this rank gave
+        self._first_thread = 0  # that logged here
         self._counting = threading.RLock()  # several threads may log; one that is interrupted may log again
         self._failure: int | None = None
-        self._let_finish_be = runs.before_finish(run, self._finish_with_run)
+        self._let_be: list[Callable[[], None]] = []  # take back what goes to this session first
         self._ends_once = Once()
         self._is_over = False
+        self._is_counted = is_counted
         self._has_told_of_vain_rows = False
         self._has_told_of_own_rows = False
+
+    def start(self) -> None:
+        """Begin to take part: complete only now, as other threads look at the session from here on."""
         _sessions.append(self)
+        _first_session.has_begun = True
         _process_end.register()
+        self._exchange.start()
+        self._go_first(self.run)
+
+    def give_up(self) -> None:
+        """End at once, as the session could not be opened whole: nobody holds it who could."""
+        self._finish(FAILED, _LEAST_TO_END, failed=True)
 
     @property
     def run(self) -> AnyRun:
@@ -184,7 +210,7 @@ class Session:
             return runs.url(self.run)
         rendezvous = self._rendezvous
         told = briefly(lambda: rendezvous.peek(run_key(self.plan)), None) if rendezvous is not None else None
-        return told["url"] if told else None
+        return told.get("url") if told else None  # a primary that could not open its run told why instead
 
     @property
     def group_url(self) -> str | None:
@@ -227,22 +253,26 @@ class Session:
 
         The numbers that the ranks of a unit log under one name at one step become one number, by `reduce`; it is
         written as soon as all of them are there. Without a step, the k-th number of a name on each rank belong
-        together. What is no number (text, media, tables, lists) goes into the primary's row as the primary says it, and
-        in a shared run from the other ranks under their labels. Tables and images of all ranks are logged with
+        together. What is no number (text, media, tables, lists, vectors) goes into the primary's row as it is there,
+        and in a shared run from the other ranks under their labels. Tables and images of all ranks are logged with
         `dist_wandb.gathered`.
 
         Args:
             metrics: Values by name: numbers of Python and numpy, tensors of one element on any device, metrics and
                 metric collections of torchmetrics that are not computed, and whatever `wandb.Run.log` takes.
-            step: Place of the row on the x axis (`global_step`); counted per call if `None`.
+            step: Place of the row on the x axis (`global_step`). With `None` the row lies at the last step that this
+                rank gave, and as long as it gave none, at the number of calls.
             weight: What a mean over ranks is weighted with, such as the number of samples behind the values: one
                 number, or a mapping of names to numbers. 1 where it is not given. With 0 this rank has no part in it.
             commit: As in `wandb.Run.log`, where one rank is a unit; between ranks rows form by step.
 
         Raises:
-            ConfigurationError: `metrics` is no mapping, a name is no text, a number is complex, a tensor has several
-                elements or (a `DTensor`) a part of them on this rank, the step is no integer, or a weight is negative
-                or not finite.
+            ConfigurationError: `metrics` is no mapping, a name is no text, a `DTensor` has only a part of its elements
+                on this rank, the step is no integer or negative, or a weight is negative or not finite.
+
+        Note:
+            While the session is open, ``run.log`` of its W&B run comes here too, and so does ``wandb.log``, where
+            ``wandb.run`` is that run; on a rank without a run, ``wandb.log`` if wandb is imported by then.
 
         Example:
             Two ranks, ``run_mode="shared"``::
@@ -252,12 +282,37 @@ class Session:
         """
         if os.getpid() != self._pid:
             self._elsewhere().log(metrics, step, weight, commit=commit)
-            return
-        check_row(metrics, self.topology.global_rank)
+        else:
+            self._log(metrics, step, weight, commit)
+
+    def _log(
+        self,
+        metrics: Mapping[str, Any],
+        step: int | None,
+        weight: Weight,
+        commit: bool | None,
+        *,
+        leads: bool = True,
+    ) -> None:
+        """Log a row of this process.
+
+        Args:
+            metrics: As in `log`.
+            step: Likewise.
+            weight: Likewise.
+            commit: Likewise.
+            leads: Whether later rows without a step go on at the step of this one.
+        """
+        rank = self.topology.global_rank
+        check_row(metrics, rank)
         for value in metrics.values():
             if isinstance(value, Gathered):
-                value.use(self.topology.global_rank)
+                value.use(rank)
+        if step is not None:
+            step = checked_step(step, rank)
         with self._counting:
+            if leads:
+                self._last_step = self._step_of(metrics, step, self._last_step)
             if self.brings_together:
                 self._put(metrics, step, weight)
             else:
@@ -267,14 +322,21 @@ class Session:
 
     def _put_straight(self, metrics: Mapping[str, Any], step: int | None, weight: Weight, commit: bool | None) -> None:
         """Hand over a row that is this rank's own."""
-        metrics = whole_tensors(metrics, self.topology.global_rank)
+        rank = self.topology.global_rank
+        metrics = take(metrics, rank, flat=self.plan.label is not None)
         if weight is not None:
-            take_weight(weight, self.topology.global_rank)
+            take_weight(weight, rank)
         if self._unit.size > 1 and any(isinstance(value, Gathered) for value in metrics.values()):
             self._tell_of_own_rows()
         if step is None and self._step_metric == STEP_METRIC and STEP_METRIC not in metrics:
-            step = self._first_row + self._rows
+            step = self._first_row + self._rows if self._last_step is None else self._last_step
         self._exchange.put(Contribution(metrics, step, commit))
+
+    def _step_of(self, metrics: Mapping[str, Any], step: int | None, otherwise: int | None) -> int | None:
+        """The step that a row gives, also as a value of the x axis."""
+        if step is None and self._step_metric is not None:
+            step = metrics.get(self._step_metric)
+        return step if type(step) is int and step >= 0 else otherwise
 
     def _tell_of_vain_row(self) -> None:
         if not self._has_told_of_vain_rows:
@@ -286,7 +348,7 @@ class Session:
             )
 
     def _from_child(self, metrics: Mapping[str, Any], step: int | None, weight: Weight, commit: bool | None) -> None:
-        self.log(metrics, step, weight, commit=commit)
+        self._log(metrics, step, weight, commit, leads=False)
 
     def _put(self, metrics: Mapping[str, Any], step: int | None, weight: Weight) -> None:
         """Hand what this rank says to the exchange."""
@@ -301,12 +363,13 @@ class Session:
         rank = self.topology.global_rank
         values = take(metrics, rank)
         if step is None and self._step_metric in values and type(values[self._step_metric]) is int:
-            step = values.pop(self._step_metric)
-        if step is not None:
-            step = checked_step(step, rank)
-        self._exchange.put(
-            Contribution(values, step, None, None if weight is None else take_weight(weight, rank), self._rows)
-        )
+            step = checked_step(values.pop(self._step_metric), rank)
+        calls = self._rows if self._last_step is None else calls_at(self._last_step)
+        own_weight = None if weight is None else take_weight(weight, rank)
+        thread = threading.get_ident()  # what children log comes by threads of its own
+        self._first_thread = self._first_thread or thread
+        in_order = thread == self._first_thread
+        self._exchange.put(Contribution(values, step, None, own_weight, calls, in_order))
 
     def _tell_of_own_rows(self) -> None:
         """Say once that tables and images are not gathered, as nothing is."""
@@ -359,15 +422,42 @@ class Session:
         """
         self._failure = exit_code or None
 
+    def _go_first(self, run: AnyRun) -> None:
+        """Have come to this session what is called on its run by itself, or by a function of wandb's."""
+        handlers: dict[str, Callable[..., Any]] = {"finish": partial(self._on_finish, run), "log": self._on_log}
+        if self._axes is not None and run:
+            handlers["define_metric"] = self._axes.define
+        self._let_be.append(runs.go_first(run, handlers))
+
+    def _let_run_be(self) -> None:
+        while self._let_be:
+            self._let_be.pop()()
+
+    def _on_log(
+        self, _log_by_itself: Any, data: Any, step: Any = None, commit: bool | None = None, **_of_old: Any
+    ) -> None:
+        """Take a row that somebody logs into the run by itself."""
+        self.log(data, step, commit=commit)
+
+    def _on_finish(self, run: AnyRun, finish: Any, exit_code: int | None = None, **kwargs: Any) -> None:
+        self._finish_with_run(exit_code)
+        if not runs.is_finished(run):
+            finish(exit_code=exit_code, **kwargs)
+
     def _finish_with_run(self, exit_code: int | None = None) -> None:
         """Finish, as the user finishes the run by itself. On ranks without a run that reaches nobody: tell them."""
         within, began = self.options.limits.finish_timeout, time.monotonic()
         if self._rendezvous is not None and self.run and self.plan.primary and not self.plan.shared:
-            if not exit_code:
+            if not exit_code and self._is_accompanied():
                 self._exchange.flush()  # with what other ranks have yet to say for the same rows
             briefly(self._agreement.tell_of_end, None)
             within = max(within - (time.monotonic() - began), min(within, _LEAST_TO_END))
         self._finish(exit_code, within)
+
+    def _is_accompanied(self) -> bool:
+        """Whether other ranks of the unit have opened their sessions."""
+        rendezvous, keys = self._rendezvous, keys_of(self._unit)
+        return rendezvous is not None and briefly(lambda: is_accompanied(rendezvous.below(keys)), True)
 
     def _look(self) -> None:
         """Now and then, on the thread of the exchange."""
@@ -376,6 +466,7 @@ class Session:
             self._is_over = True
             self._exchange.retire()
             self._forget()
+            self._leave_keys()
 
     def _finish(self, exit_code: int | None, within: float, *, failed: bool | None = None) -> None:
         patience = within + (self.options.upload_timeout if failed is None else 0.0)
@@ -384,9 +475,10 @@ class Session:
         try:
             if self in _sessions:
                 self._end(exit_code, within, failed=failed)
+                self._leave_keys()
         finally:
             self._ends_once.ends()
-            self._let_finish_be()
+            self._let_run_be()
 
     def _end(self, exit_code: int | None, within: float, *, failed: bool | None) -> None:
         failed = bool(self._failure) or (bool(exit_code) if failed is None else failed)  # then nobody is waited for
@@ -401,29 +493,42 @@ class Session:
                 ending.tell_written()
             elif self.owns_run:
                 exit_code = self._finish_last(ending, exit_code, None if failed else deadline)
+                self._tell_how_to_upload()
             if not exit_code:
                 self._take_back_note()
         self._tell_over()
         _let_sigterm_be()
 
+    def _tell_how_to_upload(self) -> None:
+        line = runs.how_to_upload(self.run, self.plan, self.topology)
+        if line is not None and not runs.is_silent():
+            print(line, file=sys.stderr, flush=True)  # noqa: T201  # in place of wandb's own
+
     def _tell_over(self) -> None:
         rendezvous = self._rendezvous
         if rendezvous is not None and tells_job(self.topology):
-            briefly(lambda: rendezvous.publish(_OVER, 1), None)
+            briefly(lambda: leftovers.tell_over(rendezvous), None)
 
-    def tell_if_over(self) -> None:
-        """Say so where the leading rank has ended this session before this rank has opened it."""
-        rendezvous, can_miss = self._rendezvous, self.options.rank_scope == "global" and self.brings_together
-        if rendezvous is None or tells_job(self.topology) or not can_miss:
+    def _has_ended(self) -> bool:
+        """Whether the leading rank has ended this session, which this rank opens too late."""
+        rendezvous = self._rendezvous
+        if rendezvous is None or tells_job(self.topology) or self.options.rank_scope != "global":
+            return False
+        return briefly(lambda: leftovers.is_over(rendezvous), False)
+
+    def _leave_keys(self) -> None:
+        """See to it that what was set for this session is deleted.
+
+        Where the door gave the session its number, the same keys may be needed again: a logger may open it anew.
+        """
+        rendezvous, exchange = self._rendezvous, self._exchange
+        if rendezvous is None or not self._is_counted:
             return
-        if briefly(lambda: rendezvous.has([_OVER]), False):
-            _log.warning(
-                "dist_wandb: rank %d opens a run that rank %d has ended already, so nothing that it logs is brought "
-                "together. Open the same runs in the same order on all ranks: a guard such as `if rank == 0` may stay "
-                "around log, but not around an init that further ones follow.",
-                self.topology.global_rank,
-                self.topology.main_rank,
-            )
+        self._is_counted = False
+        if isinstance(exchange, RoundsExchange) and exchange.is_only_one:
+            briefly(lambda: rendezvous.delete(rendezvous.own_keys), None)  # who comes now finds that it is over
+        else:
+            leftovers.leave(rendezvous, lambda: exchange.has_ended)
 
     def _ending(self) -> Ending:
         return Ending(None if self.plan.run_mode == "new" else self._rendezvous, self._unit)
@@ -475,9 +580,33 @@ class Session:
         if self._attached:
             with suppress(Exception):  # only system metrics of this node, which training needs not
                 runs.finish(self._attached, exit_code)
-        problem = self._record.finish(exit_code)
+        with runs.quiet_end(self.run, self.plan, self._opening.arguments if self._opening is not None else {}):
+            problem = self._record.finish(exit_code)
         if problem:
             _log.warning("dist_wandb: rank %d: %s", self.topology.global_rank, problem)
+
+    def opened_at(self, place: Place) -> None:
+        """Remember that `init` opened this session, and where in the script."""
+        self._place = place
+
+    def may_end_before(self, place: Place, *, in_notebook: bool) -> bool:
+        """Whether `init` at `place` is to finish this session: it opened it there before, and not as a block.
+
+        Args:
+            place: Where `init` is called.
+            in_notebook: Whether the place does not matter, as cells are changed and run again.
+        """
+        is_ours = os.getpid() == self._pid and self._place is not None and self.opened_inside is entered()
+        if not is_ours or self._is_block or (place != self._place and not in_notebook):
+            return False
+        if not in_notebook and self.plan.announces:
+            _log.warning(
+                "dist_wandb: init is called again at %s, where it has opened the run %s, which is not finished: it is "
+                "now. Call finish() where a run is to end; for several runs at a time pass reinit='create_new'.",
+                place.line,
+                self.id,
+            )
+        return True
 
     def release(self, *, failed: bool = False, within: float | None = None) -> None:
         """Hand over what was logged and be no longer the current session, but leave the run open for others.
@@ -488,7 +617,7 @@ class Session:
         """
         if os.getpid() == self._pid:  # not in a fork
             self._hand_over(failed=failed, within=within)
-            self._let_finish_be()
+            self._let_run_be()
 
     def _hand_over(self, *, failed: bool, within: float | None) -> None:
         deadline = time.monotonic() + (self.options.limits.finish_timeout if within is None else within)
@@ -524,14 +653,16 @@ class Session:
         self._exchange.retire()
         self._agreement.let_go()
         self._forget()
+        self._let_run_be()
         self._ending().tell_written()
         self._take_back_note()
+        self._leave_keys()
         _let_sigterm_be()
 
     def _forget(self) -> None:
         if os.getpid() == self._pid:
             self._relay.close(failed=True)  # to no effect where it has been closed in peace
-        if self in _sessions:
+        with suppress(ValueError):  # another thread may be about to do the same
             _sessions.remove(self)
 
     def announce(self, where: str | None = None) -> None:
@@ -556,6 +687,8 @@ class Session:
         if self._rendezvous is not None and tells_job(self.topology):
             self._rendezvous.publish(BASE_ID, self.plan.base_id)
             _tell_job(self.options, self._rendezvous, init_arguments)
+        if self._rendezvous is not None:
+            say_opened(self._rendezvous.below(keys_of(self._unit)), self._unit)
         if self._opening is not None:
             self._opening = replace(self._opening, rendezvous=self._rendezvous)
             self.tell_of_run()
@@ -570,11 +703,23 @@ class Session:
         self.brings_together = self._unit.size > 1 and self.options.reductions is not None
         if not self.brings_together:
             awaits_writers = self.plan.shared and self._rendezvous is not None and runs.is_online(self.run)
-            if awaits_writers:
-                return HeldBack(self._row_maker, self._has_all_writers, self.options.limits)
-            return StraightThrough(self._row_maker)
+            return OwnRows(
+                self._row_maker,
+                self.options.limits,
+                self.topology.global_rank,
+                at_once=self.topology.world_size == 1,
+                has_all_writers=self._has_all_writers if awaits_writers else None,
+            )
         spread = check_spread(self.options.spread)
-        return RoundsExchange(self._unit, self._find_store, self._row_maker, self.options.limits, spread, self._look)
+        return RoundsExchange(
+            self._unit,
+            self._find_store,
+            self._row_maker,
+            self.options.limits,
+            spread,
+            self._look,
+            self._has_ended,
+        )
 
     def _has_all_writers(self) -> bool:
         rendezvous, keys = self._rendezvous, writer_keys(self.plan, self._unit)
@@ -589,18 +734,20 @@ class Session:
         """The run once more, on disk, with the id and the config that it had."""
         run = self._opening.again(run_id, config, self._step_metric) if self._opening is not None else NullRun()
         self._agreement.attach(run, self.plan, self._unit.name)
-        self._let_finish_be = runs.before_finish(run, self._finish_with_run)
+        self._go_first(run)
+        if self._axes is not None and run:
+            self._axes.redefine(run)
         _process_end.register()  # to come before the end of wandb's new process
         return run
 
     def _tell_of_unused_patterns(self) -> None:
         unused = [pattern for pattern in self._row_maker.unused if pattern != "*"]
         if unused and self.brings_together and self._rows and self.plan.primary:
-            warnings.warn(
+            message = (
                 f"reduce has patterns that decided about no name that was logged: {', '.join(map(repr, unused))}. Look "
-                "for a misspelt name, or an earlier pattern that matches the same names.",
-                stacklevel=4,
+                "for a misspelt name, or an earlier pattern that matches the same names."
             )
+            warn(message, users_line(), may_raise=False)  # the run has yet to end
 
     def __reduce__(self) -> tuple[Any, ...]:
         """In another process, such as a spawned worker, what hands over to this one what is logged there."""
@@ -631,6 +778,7 @@ class Session:
         self._relay.let_go()
 
     def __enter__(self) -> Self:
+        self._is_block = True
         return self
 
     def __exit__(
@@ -644,13 +792,23 @@ class Session:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self.run, name)
 
+    def __dir__(self) -> list[str]:
+        return sorted({*_FOR_USERS, *runs.public_names(self.run)})
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the run's page, as wandb shows it; without one, what there is to say."""
+        url = self.url
+        shown = escape(repr(self))
+        return f'{shown}<br/>View run at: <a href="{escape(url)}" target="_blank">{escape(url)}</a>' if url else shown
+
     def __repr__(self) -> str:
         rank, world = self.topology.global_rank, self.topology.world_size
         return f"<dist_wandb.Session run_mode={self.plan.run_mode!r} rank {rank} of {world} run={self.plan.run_id!r}>"
 
     def _plan_with_base_id(self) -> RunPlan:
         if self.plan.base_id is None and self._rendezvous is not None:
-            base_id = self._rendezvous.fetch(BASE_ID, f"rank {self.topology.main_rank}")
+            within = 0.0 if self._has_ended() else None  # who comes too late may find nothing any more
+            base_id = self._rendezvous.fetch(BASE_ID, f"rank {self.topology.main_rank}", within)
             self.plan = _plan(self.topology, self.options, base_id, self.plan.group)
         return self.plan
 
@@ -704,7 +862,8 @@ def open_session(
     restart.check_resume(init_arguments, options, topology, has_store=has_store)
     if rendezvous:
         topology = learn_layout(rendezvous, topology, needed=_needs_layout(options, topology))
-    agreement = Agreement(options, topology, init_arguments.get("config"))
+    _check_sweep(options, topology, rendezvous)
+    agreement = Agreement(options, topology, runs.chosen_config(init_arguments))
     agreement.reach_by(lambda: rendezvous)
     agreement.compare()
     keeper = earlier = None
@@ -716,17 +875,19 @@ def open_session(
     base_id = _base_id(options, topology, rendezvous, wanted=wanted, proposed=proposed_id, session_name=id_name)
     init_arguments = _share_job(options, topology, rendezvous, init_arguments)
     plan = _plan(topology, options, base_id, runs.wanted_group(init_arguments))
+    unit = unit_of(topology, options.rank_scope)
+    if rendezvous is not None:
+        say_opened(rendezvous.below(keys_of(unit)), unit)
     adopted = adopt(plan) if adopt and plan.opens_run else None
     before = runs.running_run()
     has_run = any(session.run for session in _live_sessions()) or (topology.world_size > 1 and before is not None)
-    unit = unit_of(topology, options.rank_scope).name
     opening = Opening(
         options,
         topology,
         plan,
         rendezvous,
         init_arguments,
-        complete=lambda arguments: agreement.takeable(agreement.completed(arguments, plan, unit)),
+        complete=lambda arguments: agreement.takeable(agreement.completed(arguments, plan, unit.name)),
         create_new=create_new and has_run,
         is_alone=not has_run and before is None,
         as_given=as_given,
@@ -751,17 +912,22 @@ def open_session(
         opening=opening,
         attached=attached,
         agreement=agreement,
+        is_counted=number is None,
     )
-    session.tell_of_run()
-    session.tell_if_over()
-    if keeper is not None and owns_run and run and not runs.is_disabled(run):
-        keeper.leave(plan.base_id or str(run.id))
-        if earlier is not None:
-            restart.announce(earlier, topology)
-    if announces:
-        session.announce()
-    if catches_sigterm:
-        _process_end.catch_sigterm()
+    try:
+        session.start()
+        session.tell_of_run()
+        if keeper is not None and owns_run and run and not runs.is_disabled(run):
+            keeper.leave(plan.base_id or str(run.id))
+            if earlier is not None:
+                restart.announce(earlier, topology)
+        if announces:
+            session.announce()
+        if catches_sigterm:
+            _process_end.catch_sigterm()
+    except BaseException:
+        session.give_up()
+        raise
     return session
 
 
@@ -772,7 +938,7 @@ def init(
     rank_scope: RankScope | None = None,
     reduce: Reduce = "auto",
     spread: Spread = False,
-    per_rank: PerRank = True,
+    per_rank: PerRank = "auto",
     join_timeout: float = Limits.join_timeout,
     peer_timeout: float = Limits.peer_timeout,
     finish_timeout: float | None = None,
@@ -796,27 +962,35 @@ def init(
             of name patterns to those, of which the first that matches counts, or `None` for no reduction: then the
             primary writes its own numbers. `"auto"` is `"mean"`, but `None` with ``run_mode="new"``.
         spread: Also write the spread over ranks (``NAME/min``, ``NAME/max``, ``NAME/std``, ``NAME/argmax_rank``), of
-            all names or of those that match the patterns.
+            all names or of those that match the patterns. The standard deviation is weighted as the mean m is:
+            sqrt(sum(w * (x - m)**2) / sum(w)).
         per_rank: In a shared run, which names each rank also writes under its label (``rank-3/loss``, and media of
-            ranks other than the primary): `True` for all, `False` for none, or patterns.
+            ranks other than the primary), with or without a reduction: `"auto"` for all but numbers that are equal on
+            all ranks by nature, `True` for all, `False` for none, or patterns. Equal by nature are counters and
+            schedules: `epoch`, `iter`, `iteration`, `step`, `global_step`, `tokens`, `lr`, `lr-*` and `learning_rate`,
+            also behind a slash (`trainer/global_step`).
         join_timeout: How long to wait for ranks that have not opened their session, in seconds.
         peer_timeout: How long a rank that takes part may keep the others waiting, in seconds: because it does not
             answer, or does not log a name that it usually does. Then they go on without it, and flag their rows.
         finish_timeout: How long `finish` and `flush` wait for other ranks, in seconds; `finish` then waits as long
             again for W&B to take what is left, and says what it did not. `None` for 60 s, and 600 s for the upload.
         max_pending_rows: How many rows may wait for ranks that have not logged them; beyond it the oldest are written
-            with those who have.
+            with those who have. Where nothing is brought together: how many may wait for wandb's own process while it
+            stands still; further ones are lost.
         heartbeat: After how many seconds a rank that logs nothing takes part in an exchange all the same, so that
             what only others log is written.
         config_sync: What to do about ranks that pass different values for a name in `config`: `"warn"` once, raise an
             error on all ranks (`"check"`, which waits for them up to `join_timeout`), or nothing (`"off"`). In any case
             the primary's values hold; with ``run_mode="new"``, where each rank keeps its own, only `"check"` objects.
+            Names such as ``local_rank``, ``gpu`` and ``device`` are not compared, as they differ by nature.
         system_metrics: With ``run_mode="auto"``: record the hardware of the primary's node (`"primary"`) or of all
             nodes (`"all-nodes"`).
         strict: Whether a run that W&B cannot open is an error. Otherwise it is written to disk, with a warning.
         **wandb_init: Further arguments of `wandb.init`. An `id` or `group` replaces the generated one in the ids and
             groups of all runs of the job. With ``resume="auto"`` the runs of the last start in this directory are
             continued, unless it ended well; with ``"never"`` not even those of a job that its launcher restarts.
+            Without `reinit`, a run that is open already is finished before, if this call (in a loop, say) has opened
+            it, or in a notebook; but not in a ``with`` block or a decorated function, where runs are nested.
 
     Returns:
         The session of this rank, with `log`, `flush`, `finish`, `run`, `plan`, `topology`, `id`, `url` and `config`.
@@ -831,7 +1005,10 @@ def init(
         environment: one wandb process refuses two writers of one run.
 
         While a session is open, SIGTERM ends its run with exit code 143 before it ends the process, unless the process
-        handles that signal itself. Nothing else outside wandb is changed.
+        handles that signal itself. Calls of `log`, `define_metric` and `finish` of the run, also by ``wandb.log`` and
+        its like, come to the session first (see `log`). At the end all is as it was. Nothing else is changed.
+
+        The x axis of all metrics is `global_step`, unless `define_metric` of the run says otherwise.
 
         While the job runs, rank 0 keeps a note of a few hundred bytes in ``DIR/wandb/dist-wandb-resume``. A restart by
         torchrun or SLURM continues the same runs by it, and rows without a step go on behind those that are there.
@@ -861,7 +1038,20 @@ def init(
     arguments = {**_wandb_arguments(around()), **wandb_init}
     if project is not None:
         arguments["project"] = project
-    return open_session(options, arguments, door="dist_wandb.init")
+    place = here()
+    if not (is_nested_on_purpose() or runs.says_reinit(arguments)):
+        _finish_earlier(place)
+    session = open_session(options, arguments, door="dist_wandb.init")
+    session.opened_at(place)
+    return session
+
+
+def _finish_earlier(place: Place) -> None:
+    """Finish what a loop, or a notebook's cell, has opened and is about to open again; as wandb does in notebooks."""
+    in_notebook = is_notebook()
+    for session in reversed(_live_sessions().copy()):
+        if session.may_end_before(place, in_notebook=in_notebook):
+            session.finish()
 
 
 def check_init(given: Mapping[str, Any]) -> None:
@@ -897,12 +1087,51 @@ def get_run() -> Session | NullRun:
     """
     live, inside = _live_sessions(), entered()
     mine = [session for session in live if inside in (session, session.opened_inside)]
-    return next(reversed(mine if inside is not None else mine or live), NullRun())
+    return next(reversed(mine if inside is not None else mine or live), None) or _NoSession()
+
+
+class _NoSession(NullRun):
+    """What there is where no session is open."""
+
+    def log(self, *_args: Any, **_kwargs: Any) -> None:
+        """Log nothing; said once if nobody has ever opened a session here, on the rank that would tell the job."""
+        if not _first_session.has_begun and not _first_session.is_missed and _is_leading():
+            _first_session.is_missed = True
+            _log.warning(
+                "dist_wandb: dist_wandb.get_run().log was called, but no session was opened in this process, so "
+                "nothing is logged. Call dist_wandb.init() before, on every rank, or decorate the function with "
+                "dist_wandb.wandb_init."
+            )
+
+
+class _First:
+    """Of the first session of this process.
+
+    Attributes:
+        has_begun: Whether there was one.
+        is_missed: Whether a script that logs without one was told.
+    """
+
+    has_begun = False
+    is_missed = False
+
+
+_first_session = _First()
+
+
+def _is_leading() -> bool:
+    try:
+        return tells_job(Topology.detect())
+    except DistWandbError:  # its error is for who opens a session
+        return True
 
 
 entered: Current[Session | None] = Current("entered", None)
 """The session of the decorated function around the code that runs."""
+is_nested_on_purpose = Current("is_nested_on_purpose", default=False)
+"""Whether `init` is called for a decorated function, which ends what it opens."""
 
+_FOR_USERS = ("config", "finish", "flush", "group_url", "id", "log", "plan", "run", "topology", "url")
 _OPTIONS = tuple(field.name for field in fields(Options))
 _OF_ONE_RUN = ("id", "name", "notes", "config", "resume", "resume_from", "fork_from")
 _sessions: list[Session] = []
@@ -921,6 +1150,7 @@ def _prepare_fork() -> None:
 
 
 def _after_fork() -> None:
+    runs.disarm_exit_hooks()
     _process_end.let_sigterm_be()
     for session in _sessions:
         session.after_fork()
@@ -1009,7 +1239,10 @@ def _meet(options: Options, topology: Topology, door: str, number: int | None) -
         _opened[door] += 1
         number = _opened[door]
     name = f"{door}/{number}"
-    return name, Rendezvous.find(name, topology, options.join_timeout)
+    rendezvous = Rendezvous.find(name, topology, options.join_timeout)
+    if rendezvous is not None:
+        leftovers.clear_away(rendezvous, topology.world_size)
+    return name, rendezvous
 
 
 def _base_id(
@@ -1031,6 +1264,14 @@ def _base_id(
     return agree_on_base_id(rendezvous, topology, wanted, proposed, session_name)
 
 
+def _check_sweep(options: Options, topology: Topology, rendezvous: Rendezvous | None) -> None:
+    try:
+        runs.check_sweep(options.run_mode, options.rank_scope, topology)
+    except ConfigurationError as error:
+        refuse(rendezvous, topology, str(error))  # other ranks may not have the sweep's variables
+        raise
+
+
 def _share_job(
     options: Options,
     topology: Topology,
@@ -1048,12 +1289,13 @@ def _share_job(
     job = rendezvous.fetch(_JOB, f"rank {topology.main_rank}")
     _check_same_job(options, topology, job["options"])
     own = {name: value for name, value in init_arguments.items() if value is not None}
+    told: dict[str, Any] = runs.with_own_secrets(job["arguments"], init_arguments)
     if options.run_mode == "shared" or (options.run_mode == "auto" and options.all_nodes):
         # every writer sends what describes the run, and W&B keeps what came last
-        places = {name: own[name] for name in ("dir", "mode") if name in own}
+        places: dict[str, Any] = {name: own[name] for name in ("dir", "mode") if name in own}
         own.pop("config", None)
-        return {**own, **job["arguments"], **places}
-    return {**job["arguments"], **own}
+        return {**own, **told, **places}
+    return {**told, **own}
 
 
 def _told_options(options: Options) -> dict[str, str]:
@@ -1101,8 +1343,10 @@ def told_job(door: str, topology: Topology, timeout: float) -> dict[str, Any] | 
         that it has finished already are passed over: this rank had no part in them.
     """
     while True:
-        rendezvous = Rendezvous.find(f"{door}/{_opened[door] + 1}", topology, timeout)
-        job = rendezvous.peek(_JOB) if rendezvous else None
-        if rendezvous is None or job is None or not rendezvous.has([_OVER]):
-            return job
-        _opened[door] += 1
+        number = _opened[door] + 1
+        rendezvous = Rendezvous.find(f"{door}/{number}", topology, timeout)
+        if rendezvous is None:
+            return None
+        if not leftovers.is_over(rendezvous):
+            return rendezvous.peek(_JOB)
+        _opened[door] = max(_opened[door], number)  # another thread may ask as well

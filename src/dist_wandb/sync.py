@@ -1,7 +1,8 @@
 """Between `log` and the written row: how a rank's contributions become rows of its unit.
 
-`StraightThrough` writes what one rank says. `RoundsExchange` is the one thread of a session that brings the ranks'
-numbers together: it carries rounds over a process group of its own, and hands what is finished to the writer of rows.
+`RoundsExchange` is the one thread of a session that brings the ranks' numbers together: it carries rounds over a
+process group of its own, and hands what is finished to the writer of rows. `own_rows` has what is there where nothing
+is brought together.
 """
 
 from __future__ import annotations
@@ -14,17 +15,18 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dist_wandb.errors import RendezvousError
 from dist_wandb.fused_gathers import is_gathered_name
-from dist_wandb.fused_metrics import is_metric_name, shown
-from dist_wandb.membership import Epoch, Membership, Stopped, Word
+from dist_wandb.fused_metrics import is_metric_name
+from dist_wandb.membership import Epoch, Membership, Over, Stopped, Word, keys_of
 from dist_wandb.patience import Patience, settle
 from dist_wandb.policy import Unit
 from dist_wandb.rendezvous import Rendezvous
+from dist_wandb.reports import Reports
 from dist_wandb.rounds import Finished, Key, Outcome, Rounds
 from dist_wandb.rows import Contribution, Rows
 
@@ -42,10 +44,13 @@ _LAST_ANSWERS = 3.0  # seconds that calls of the store which were given up get t
 WITHOUT_FINISH = 10.0  # seconds that a process which ends waits at most for others, if nobody finished its session
 _LOOK_FOR_BROKEN = 0.5  # seconds between two looks, while waiting for others, whether one of them broke off
 _QUICK = 0.1  # seconds between rows that follow each other quickly
-_LOOK_AGAIN = 0.1  # seconds between two looks whether all writers are there
 _LOOK_AT_DEVICES = 0.005  # seconds between two looks whether a device has computed what was logged
 _MOST_UNWRITTEN = 20_000  # values kept for a primary that is away
-_MOST_AT_ONCE = 256  # contributions taken from the inbox before the next round
+_MANY_AT_ONCE = 256  # contributions in the inbox, from which on the thread does not linger
+_MOST_AT_ONCE = 1024  # contributions taken from the inbox before the next round
+_WRITING = 0.0003  # seconds that it takes to write a row, as long as nothing was measured
+_MORE_TIME = 1.2  # times as much time is left at the end to write what the others have not heard of
+_MOST_WRITING = 0.5  # of the time for `finish`, at most
 _TIMES_APART = 0.02  # seconds between two notes of when a round took place
 _PRIMARY = 0  # its index in the unit
 _FLUSH_HEARTBEATS = 2  # how long a rank that flushes waits for others to do so as well
@@ -63,6 +68,7 @@ class Limits:
         peer_timeout: For a rank that takes part but does not answer, or does not log a name that it usually does.
         finish_timeout: For the other ranks when the session is finished or flushed.
         max_pending_rows: Rows that wait for other ranks; beyond it the oldest are finished with those who are there.
+            Where nothing is brought together: rows that wait for wandb's own process, or a device.
         heartbeat: After which a rank that has nothing to say takes part in a round all the same.
         linger: How long a row waits for the next ones, where rows follow each other quickly: several rounds in a row
             cost the training less than each by itself.
@@ -91,6 +97,9 @@ class _Flush(threading.Event):
 class Exchange(Protocol):
     """Takes the contributions of one rank and sees to it that finished rows are written, in order."""
 
+    def start(self) -> None:
+        """Begin, once the session is complete."""
+
     def put(self, contribution: Contribution) -> None:
         """Take a contribution. Does not wait for other ranks."""
 
@@ -110,106 +119,9 @@ class Exchange(Protocol):
     def lost(self) -> frozenset[int]:
         """Indices in the unit of ranks that took part, and are gone without having finished."""
 
-
-class StraightThrough:
-    """The exchange of a unit without other ranks: what is put is written at once, on the calling thread."""
-
-    def __init__(self, rows: Rows) -> None:
-        self._rows = rows
-
-    def put(self, contribution: Contribution) -> None:
-        """Write the contribution as one row."""
-        self._rows.write_own(contribution)
-
-    def flush(self, timeout: float | None = None, *, together: bool = False) -> bool:  # noqa: ARG002  # the protocol's
-        """Nothing is ever pending."""
-        return True
-
-    def close(self, timeout: float | None = None, *, failed: bool = False) -> bool:  # noqa: ARG002  # as flush
-        """Nothing is ever pending."""
-        return True
-
-    def retire(self) -> None:
-        """Nothing is ever pending."""
-
-    def leave(self, *, failed: bool = False) -> None:
-        """Nothing is ever pending."""
-
     @property
-    def lost(self) -> frozenset[int]:
-        """Nobody else takes part."""
-        return frozenset()
-
-
-class HeldBack(StraightThrough):
-    """As `StraightThrough`, but keeps what is put until all writers of a shared run are there.
-
-    One that attaches after rows were sent may make the server lose rows (wandb issue 12269).
-
-    Args:
-        rows: Makes rows of contributions.
-        is_time: Whether they are all there; asked now and then by the calls of this exchange.
-        limits: `join_timeout` says how long they are waited for, `max_pending_rows` how many rows are kept.
-    """
-
-    def __init__(self, rows: Rows, is_time: Callable[[], bool], limits: Limits) -> None:
-        super().__init__(rows)
-        self._is_time = is_time
-        self._kept: deque[Contribution] | None = deque()  # `None` once nothing is kept any more
-        self._most = limits.max_pending_rows
-        self._patience = limits.finish_timeout
-        self._until = time.monotonic() + limits.join_timeout
-        self._next_look = 0.0
-        self._lock = threading.RLock()  # rows come from several threads
-
-    def put(self, contribution: Contribution) -> None:
-        """Write the contribution as one row, or keep it."""
-        with self._lock:
-            if self._holds():
-                self._kept_rows().append(replace(contribution, metrics=dict(contribution.metrics)))
-            else:
-                super().put(contribution)
-
-    def flush(self, timeout: float | None = None, *, together: bool = False) -> bool:  # noqa: ARG002  # the protocol's
-        """Wait for the other writers; whether what was put is written."""
-        deadline = time.monotonic() + (self._patience if timeout is None else timeout)
-        while self._holds():
-            if time.monotonic() >= deadline:
-                return False
-            time.sleep(_LOOK_AGAIN)
-        return True
-
-    def close(self, timeout: float | None = None, *, failed: bool = False) -> bool:
-        """As `flush`; then all is written, whoever is there."""
-        if not failed:
-            self.flush(timeout)
-        self._let_go()
-        return True
-
-    def leave(self, *, failed: bool = False) -> None:
-        """Write what is kept."""
-        self.close(WITHOUT_FINISH, failed=failed)
-
-    def _holds(self) -> bool:
-        with self._lock:
-            if self._kept is None:
-                return False
-            now = time.monotonic()
-            if now >= self._next_look or len(self._kept) >= self._most:
-                self._next_look = now + _LOOK_AGAIN
-                if now >= self._until or len(self._kept) >= self._most or self._is_time():
-                    self._let_go()
-            return self._kept is not None
-
-    def _let_go(self) -> None:
-        with self._lock:
-            kept, self._kept = self._kept or (), None
-            for contribution in kept:
-                super().put(contribution)
-
-    def _kept_rows(self) -> deque[Contribution]:
-        assert self._kept is not None, "asked where rows are held back"  # noqa: S101
-        return self._kept
+    def has_ended(self) -> bool:
+        """Whether its thread has ended."""
 
 
 class RoundsExchange:
@@ -222,6 +134,7 @@ class RoundsExchange:
         limits: How long, and how much, to wait.
         spread: Patterns of names whose spread over ranks is wanted.
         look: Called now and then on the thread.
+        has_ended: Whether the rank that leads the job has ended this session already.
     """
 
     def __init__(
@@ -232,24 +145,35 @@ class RoundsExchange:
         limits: Limits,
         spread: Sequence[str] = (),
         look: Callable[[], None] = lambda: None,
+        has_ended: Callable[[], bool] = lambda: False,
     ) -> None:
         self.unit = unit
         self.limits = limits
-        self.rounds = Rounds(unit.index, unit.size, spread=spread)
+        self.rounds = Rounds(unit.index, unit.size, spread=spread, needs_primary=is_metric_name)
         self.group: Group | None = None
         self.collectives = 0
         self._find = find
         self._rows = rows
         self._look = look
+        self._has_ended = has_ended
         self._inbox: SimpleQueue[Contribution | _Flush | None] = SimpleQueue()
         self._waiting: deque[Contribution] = deque()  # for a device to compute what is in them
         self._flushes: list[_Flush] = []
-        self._urgent = threading.Event()  # somebody waits: no lingering
+        self._pending = 0  # rows that the rounds have yet to bring to the others
+        self._doubtful = 0  # values that are to be written again if no others come to this rank any more
+        self._writing = _WRITING  # seconds that a row takes
+        # Somebody waits: no lingering. No event, as whoever sets one holds a lock, which a signal handler that
+        # interrupts it and logs would wait for; `SimpleQueue.put` may be interrupted by itself.
+        self._urgent: SimpleQueue[None] = SimpleQueue()
         self._last_row = 0.0
         self._stopped = threading.Event()  # no waiting for others any more
         self._taken = threading.Event()  # closing, and the others know all that this rank had to say
         self._done = threading.Event()
         self._closing = self._failed = self._left = self._broken = False
+        self._goes_on_alone = False  # as the others, or the store, cannot be reached
+        self._has_closed = False  # all ranks that took part have closed, and all that they said is finished
+        self._is_needed = False  # closing, but values that this rank has a part in are not written yet
+        self._is_only_one = False  # no other rank has opened a session
         self._lost: set[int] = set()
         self._settled_since: float | None = None
         self._membership: Membership | None = None
@@ -264,20 +188,23 @@ class RoundsExchange:
         self._pause = _FIRST_PAUSE
         self._looked_for_wanting = self._looked_for_broken = 0.0
         self._known_names: set[str] = set()  # names that this rank has contributed to
-        self._warned: set[str] = set()
+        self._reports = Reports(max(limits.peer_timeout, _NEW_NAME_HEARTBEATS * limits.heartbeat), time.monotonic)
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._main, name=f"dist_wandb-{unit.name or 'unit'}", daemon=True)
-        self._thread.start()
-        _remember(self)
 
     # On the threads of the user
+
+    def start(self) -> None:
+        """Start the thread; `look`, which it calls, has to be able to from now on."""
+        self._thread.start()
+        remember(self)
 
     def put(self, contribution: Contribution) -> None:
         """Hand a contribution to the thread."""
         if not self._broken:
             self._inbox.put(contribution)
-            if self._inbox.qsize() > _MOST_AT_ONCE:
-                self._urgent.set()
+            if self._inbox.qsize() > _MANY_AT_ONCE:
+                self._hurry()
 
     def flush(self, timeout: float | None = None, *, together: bool = False) -> bool:
         """Wait until all that this rank has logged so far is finished, and, if this rank writes it, written.
@@ -319,17 +246,48 @@ class RoundsExchange:
         limit = self.limits.finish_timeout if timeout is None else timeout
         if failed:
             limit = min(limit, _LAST_WORDS)
-        ended = self._done if self._rows.writes else self._taken
-        if ended.wait(limit) and not self._stopped.is_set():
+        if self._await_end(limit) and not self._stopped.is_set():
             return not self._broken
         if not failed:
+            self._tell_of_end(limit)
+        self._stop(self._time_to_write(limit))
+        return False
+
+    def _await_end(self, limit: float) -> bool:
+        """Wait until all is written, or taken by the rank that writes; leave time to write what the others lack."""
+        ended = self._done if self._rows.writes else self._taken
+        deadline = time.monotonic() + limit
+        while not ended.wait(min(0.2, max(0.0, deadline - time.monotonic()))):
+            if deadline - time.monotonic() <= self._time_to_write(limit):
+                return ended.is_set()
+        return True
+
+    def _time_to_write(self, limit: float) -> float:
+        """How long it takes this rank to write what it has without waiting for others any more."""
+        rows = self._backlog + self._doubtful if self._rows.writes else 0
+        return min(_MORE_TIME * self._writing * rows, _MOST_WRITING * limit)
+
+    @property
+    def _backlog(self) -> int:
+        """About how many rows of this rank the others have not heard of."""
+        return self._inbox.qsize() + len(self._waiting) + self._pending
+
+    def _tell_of_end(self, limit: float) -> None:
+        rank, backlog = self.unit.global_rank, self._backlog
+        if not backlog:
             self._warn(
                 "finish",
-                f"rank {self.unit.global_rank} waited {limit:.3g} s for the other ranks to finish, and goes on "
-                "without them. Rows that lack a rank are flagged. See finish_timeout.",
+                f"rank {rank} waited {limit:.3g} s for the other ranks to finish, and goes on without them. Rows that "
+                "lack a rank are flagged. See finish_timeout.",
             )
-        self._stop()
-        return False
+            return
+        within = f"within finish_timeout ({limit:.3g} s). Pass a larger finish_timeout, or log less often."
+        if self._rows.writes:
+            told = f"the last rows of rank {rank} (about {backlog}) are written with its own numbers, and flagged: they"
+            self._warn("finish", f"{told} had not been exchanged with the other ranks {within}")
+        else:
+            told = f"what rank {rank} logged after {self._where()} may be lost: these rows (about {backlog})"
+            self._warn("lost", f"{told} had not been exchanged {within}")
 
     def retire(self) -> None:
         """Say that nothing more comes, without waiting; the thread goes through the rounds until all ranks close."""
@@ -346,9 +304,17 @@ class RoundsExchange:
             return
         if not self._closing:
             self.close(min(self.limits.finish_timeout, WITHOUT_FINISH), failed=failed)
+        if not failed:
+            self._stay_while_needed()
         if not self._done.wait(_LAST_ROUND):
             self._stop()
         self._thread.join(_LAST_WORDS)
+
+    def _stay_while_needed(self) -> None:
+        """Wait until others that are behind have asked for all that belongs to the values this rank has logged."""
+        deadline = time.monotonic() + min(self.limits.finish_timeout, WITHOUT_FINISH)
+        while self._is_needed and time.monotonic() < deadline and not self._done.wait(_LOOK_FOR_BROKEN):
+            pass
 
     @property
     def lost(self) -> frozenset[int]:
@@ -356,19 +322,30 @@ class RoundsExchange:
         return frozenset(self._lost)
 
     @property
+    def is_only_one(self) -> bool:
+        """Whether it has ended without any other rank having opened a session."""
+        return self._is_only_one and self._done.is_set()
+
+    @property
     def has_ended(self) -> bool:
         """Whether the thread has ended."""
         return not self._thread.is_alive()
 
-    def _stop(self) -> None:
+    def _stop(self, to_write: float = 0.0) -> None:
         self._closing = True
         self._stopped.set()
         self._wake()
-        self._done.wait(_LAST_WORDS)
+        if not self._done.wait(_LAST_WORDS + to_write):
+            self._rows.is_over = True
 
     def _wake(self, item: _Flush | None = None) -> None:
         self._inbox.put(item)
-        self._urgent.set()
+        self._hurry()
+
+    def _hurry(self) -> None:
+        """Let the thread not linger. Called after what it is to hurry for was put into the inbox."""
+        if self._urgent.empty():
+            self._urgent.put(None)
 
     def _is_foreign(self) -> bool:
         """Whether this process is a fork, in which the thread does not exist."""
@@ -380,7 +357,12 @@ class RoundsExchange:
         try:
             with suppress(Stopped):
                 self._take_part()
+            if self._epoch is None:
+                self._is_only_one = self._finds_itself_alone()
             self._say_goodbye()
+        except Over:
+            self._warn("lost", self._too_late())  # so that this is all that is said of it
+            self._go_on_alone()
         except RendezvousError as error:
             self._warn("store", f"{error} Rank {self.unit.global_rank} goes on alone.")
             self._go_on_alone()
@@ -390,10 +372,36 @@ class RoundsExchange:
         finally:
             self._let_go()
             self._write_what_is_there()
+            self._tell_of_unsaid()
             self._taken.set()
             self._done.set()
             for flushed in self._flushes:
                 flushed.set()
+            self._hang_up()
+
+    def _too_late(self) -> str:
+        rank = self.unit.global_rank
+        if self._epoch is not None:
+            return (
+                f"rank {rank} stood still, or was cut off, after {self._where()}, and came back when the other ranks "
+                "had ended their sessions. What it logged meanwhile is not brought together with their numbers."
+            )
+        return (
+            f"rank {rank} opened its session when the other ranks had ended theirs, so nothing that it logs is brought "
+            "together with their numbers. Open the same runs in the same order on all ranks: a guard such as "
+            "`if rank == 0` may stay around log, but not around an init that further ones follow."
+        )
+
+    def _tell_of_unsaid(self) -> None:
+        if self._rows.unwritten:
+            self._warn(
+                "unwritten in time",
+                f"{self._rows.unwritten} rows of rank {self.unit.global_rank} are not written: the time for finish was "
+                "over. Pass a larger finish_timeout, or log less often.",
+            )
+        unsaid = self._reports.unsaid("too late")
+        if unsaid:
+            self._warn("too late in all", f"{unsaid} more values of rank {self.unit.global_rank} came too late.")
 
     def _take_part(self) -> None:
         rendezvous = self._find_rendezvous()
@@ -401,12 +409,13 @@ class RoundsExchange:
         # Who comes back from a network that was cut off takes part again; until then nobody waits for this rank.
         limit = self.limits.join_timeout + self.limits.peer_timeout
         patience = Patience(limit, lambda: self._stopped.is_set() or self._left)
-        beside = rendezvous.beside(f"unit/{self.unit.name}", patience)
-        self._membership = Membership(self.unit, beside, self._is_over)
-        epoch = self._membership.arrive(self.limits.join_timeout)
+        beside = rendezvous.beside(keys_of(self.unit), patience)
+        self._membership = Membership(self.unit, beside, self._is_over, self._has_ended)
+        epoch = self._membership.arrive(self.limits.join_timeout, lambda: self._closing and self._rows.writes)
         while True:
             following = self._go_through(epoch)
             if following is None:
+                self._has_closed = True
                 return
             epoch = following
 
@@ -434,11 +443,7 @@ class RoundsExchange:
         if self.unit.index not in epoch.members:
             if self._is_ahead(epoch):
                 self.rounds.take_back()
-            self._warn("late", f"rank {self.unit.global_rank} was not there in time, and asks to be taken in.")
-            limit = self.limits.join_timeout + self.limits.peer_timeout
-            epoch = membership.join(membership.latest(epoch), limit)
-            self._epoch = None
-            self._restore(membership.state(epoch))
+            epoch = self._ask_in(membership.latest(epoch))
         self._enter(epoch)
         try:
             self._form_group(epoch)
@@ -456,9 +461,28 @@ class RoundsExchange:
             _log.debug("dist_wandb: epoch %d broke on rank %d: %s", epoch.number, self.unit.global_rank, error)
             return membership.regroup(epoch, self._word(), min(_GRACE, self.limits.peer_timeout))
         self._let_go()
+        return self._take_in(epoch)
+
+    def _ask_in(self, epoch: Epoch) -> Epoch:
+        """The epoch in which this rank takes part, which the others began without it."""
+        membership = self._the_membership()
+        if not membership.has_ended(epoch):
+            self._warn("late", f"rank {self.unit.global_rank} was not there in time, and asks to be taken in.")
+            self._reports.expect("late")
+        epoch = membership.join(epoch, self.limits.join_timeout + self.limits.peer_timeout)
+        self._epoch = None
+        self._restore(membership.state(epoch))
+        return epoch
+
+    def _take_in(self, epoch: Epoch) -> Epoch:
+        """The epoch with those who want to join, after a round in which all members have learnt of them."""
+        membership = self._the_membership()
+        if self._is_only_one:
+            self.rounds.forget_usual()
         if epoch.members[0] == self.unit.index:
             unwritten = [value.as_list() for value in self._unwritten]
-            return membership.admit(epoch, self._word(), {**self.rounds.snapshot(), "unwritten": unwritten})
+            common = {**self.rounds.snapshot(), "unwritten": unwritten, "ranks": membership.told_ranks()}
+            return membership.admit(epoch, self._word(), common)
         following = membership.await_epoch(epoch.number + 1, self.limits.peer_timeout)
         return following or membership.regroup(epoch, self._word(), min(_GRACE, self.limits.peer_timeout))
 
@@ -470,6 +494,7 @@ class RoundsExchange:
     def _restore(self, state: Mapping[str, Any]) -> None:
         """Take over what the others know, also what they finished while the primary was away."""
         self.rounds.restore(state)
+        self._the_membership().global_ranks.update(state["ranks"])
         unwritten = map(Finished.from_list, state["unwritten"])
         if self._rows.writes:
             self._due += tuple(unwritten)
@@ -498,21 +523,60 @@ class RoundsExchange:
     def _enter(self, epoch: Epoch) -> None:
         membership = self._the_membership()
         before, self._epoch = self._epoch, epoch
-        absent = membership.absent(epoch)
+        was_only_one, self._is_only_one = self._is_only_one, self._finds_itself_alone()
+        if was_only_one and not self._is_only_one:
+            others = ", ".join(str(membership.global_rank(index)) for index in epoch.joined)
+            self._warn(
+                "accompanied",
+                f"rank {others} opened a session {round(membership.waited, 1):g} s after rank {self.unit.global_rank}, "
+                "and is taken in. Rows from before are written again where it logs at their steps.",
+            )
+        absent = set() if self._is_only_one else membership.absent(epoch)
         self.rounds.resize(len(epoch.members), len(absent))
         if self._has_primary():
             self._unwritten.clear()
-        lost = absent & set(before.members if before else absent)
-        self._lost = ((self._lost | lost) if before else self._lost) - set(epoch.members)
+        had_begun = before is not None and not was_only_one
+        missing = absent & set(before.members) if before is not None and had_begun else absent
+        self._lost = ((self._lost | missing) if had_begun else self._lost) - set(epoch.members)
         self._lost -= membership.left | membership.unheard
-        if lost:
-            ranks = ", ".join(str(membership.global_rank(index)) for index in sorted(lost))
-            how = "stopped taking part" if before else f"did not come within {self.limits.join_timeout:g} s"
+        self._tell_of_missing(missing, had_begun=had_begun)
+
+    def _tell_of_missing(self, missing: Iterable[int], *, had_begun: bool) -> None:
+        """Say which ranks are gone on without, and why."""
+        membership = self._the_membership()
+        reasons: dict[str, list[int]] = {}
+        for index in sorted(missing):
+            why = self._why_gone(index) if had_begun else membership.why_absent(index)
+            reasons.setdefault(why, []).append(membership.global_rank(index))
+        told = " and ".join(f"rank {', '.join(map(str, ranks))} {why}" for why, ranks in reasons.items())
+        if told:
             self._warn(
-                f"lost {ranks}",
-                f"rank {ranks} {how} after {self._where()}. Rank {self.unit.global_rank} goes on without it; rows that "
-                "lack it carry dist_wandb/degraded.",
+                f"lost {sorted(reasons.values())}",
+                f"{told}. Rank {self.unit.global_rank} goes on without it; rows that lack it carry "
+                "dist_wandb/degraded.",
             )
+
+    def _why_gone(self, index: int) -> str:
+        if index in self._the_membership().unheard:
+            return f"ended after {self._where()}, before the others had all that it logged (see finish_timeout)"
+        return f"stopped taking part after {self._where()}"
+
+    def _finds_itself_alone(self) -> bool:
+        """Whether the rank that writes is the only one that has opened a session: the others were not asked to."""
+        if self._membership is None or not self._rows.writes:
+            return False
+        try:
+            if not self._membership.is_only_one(self.limits.join_timeout):
+                return False
+        except RendezvousError:  # who cannot ask does not know
+            return False
+        self._warn(
+            "only one",
+            f"no other rank has opened a session, so the run has rank {self.unit.global_rank}'s own numbers. To have "
+            "those of all ranks, open the run on all of them, without a rank guard around it; if that is not wanted, "
+            "pass reduce=None.",
+        )
+        return True
 
     def _form_group(self, epoch: Epoch) -> None:
         from dist_wandb.gloo import Alone, BrokenError, GlooGroup
@@ -545,12 +609,13 @@ class RoundsExchange:
     def _greet(self) -> None:
         """Begin an epoch: do what some members had yet to do when the last one broke."""
         state = [self.rounds.round, self.rounds.names]
-        own = {"state": state, "names": self._names_due, "due": [value.key for value in self._due]}
-        own["spoken"] = self.rounds.spoken()
+        own = {"state": state, "names": self._names_due, "due": self._due_keys()}
+        own["spoken"], own["held"], own["rank"] = self.rounds.spoken(), self.rounds.held(), self.unit.global_rank
         told = [json.loads(text) for text in self._the_group().gather(json.dumps(own).encode())]
         if any(greeting["state"] != state for greeting in told):  # gloo would abort the process over it
             raise RuntimeError(f"the members of epoch {self._epoch} disagree: {told}")
-        self.rounds.recount(greeting["spoken"] for greeting in told)
+        self.rounds.recount([greeting["spoken"] for greeting in told], [greeting["held"] for greeting in told])
+        self._the_membership().learn_ranks(self._the_epoch(), [greeting["rank"] for greeting in told])
         if any(greeting["names"] for greeting in told):
             self._exchange_names()
         due = {Key.of(key): None for greeting in told for key in greeting["due"]}
@@ -563,19 +628,34 @@ class RoundsExchange:
             raise Stopped
         self._mind_patience()
         self._minded = time.monotonic()
-        result = self._the_group().reduce(*self.rounds.pack(regroup=self._is_somebody_waiting()))
+        result = self._exchange_numbers(regroup=self._is_somebody_waiting())
         self._rows.gathers.passed()
         outcome = self._take(*result)
         if outcome.needs_names:
             self._exchange_names()
-        self._exchange_others(value.key for value in self._due)
+        self._exchange_others(self._due_keys())
         self._write_due()
         self._more = outcome.more
         self._tell_of_late(outcome.late, outcome.lost)
         if self._closing and not self.rounds.pending and self._has_heard_all() and not self._awaits_primary():
+            self._is_needed = self._has_more_to_tell()
             self._taken.set()
         self._answer_flushes(paused=outcome.paused)
         return outcome
+
+    def _exchange_numbers(self, *, regroup: bool = False) -> tuple[list[float], list[float]]:
+        group = self._the_group()
+        if self.rounds.many_wait:
+            told = group.gather(json.dumps(self.rounds.offer()).encode())
+            self.rounds.agree([json.loads(offer) for offer in told])
+        return group.reduce(*self.rounds.pack(regroup=regroup))
+
+    def _has_more_to_tell(self) -> bool:
+        """Whether the others will ask for more than the numbers that this rank has told: states, tables, deviations."""
+        return any(
+            is_metric_name(name) or is_gathered_name(name) or self.rounds.has_spread(name)
+            for name in self.rounds.awaited()
+        )
 
     def _take(self, sums: list[float], maxima: list[float]) -> Outcome:
         outcome = self.rounds.take(sums, maxima)
@@ -588,7 +668,11 @@ class RoundsExchange:
         told = self._the_group().gather(json.dumps(self.rounds.unknown()).encode())
         self.rounds.learn([json.loads(names) for names in told])
         self._names_due = False
-        self._rows.metrics.settle(self.rounds)
+        self._rows.settle(self.rounds)
+
+    def _due_keys(self) -> list[Key]:
+        """Cells that are finished; not those which only get a flag."""
+        return [value.key for value in self._due if value.totals.voices]
 
     def _exchange_others(self, due: Iterable[Key]) -> None:
         keys = list(due)
@@ -612,7 +696,10 @@ class RoundsExchange:
                 self._warn("unwritten", f"rows up to {self._where()} are lost: the rank that writes them is away.")
             self._unwritten.extend(due)
         try:
+            began = time.monotonic()
             self._rows.write_finished(due)
+            if len(due) >= _MANY_AT_ONCE:
+                self._writing = (time.monotonic() - began) / len(due)
         except Exception:  # noqa: BLE001  # what was not understood must not end the others
             _log.exception("dist_wandb: rank %d could not write rows; they are lost", self.unit.global_rank)
 
@@ -634,21 +721,27 @@ class RoundsExchange:
                 self._linger()
         self.rounds.closing = self._closing and self._has_heard_all() and not self._awaits_primary()
         self.rounds.pausing = bool(self._flushes) and self._has_heard_all()
-        if self.rounds.pending > self.limits.max_pending_rows:
+        self._pending = self.rounds.pending
+        self._doubtful = self.rounds.count_doubtful() if self._closing else 0
+        if self._backlog > self.limits.max_pending_rows:
             self._warn(
                 "outbox",
                 f"rank {self.unit.global_rank} logs rows faster than the ranks exchange them: more than "
-                f"{self.limits.max_pending_rows} wait. Memory grows with them. Log less often.",
+                f"{self.limits.max_pending_rows} wait. None is lost by that, but they take memory, and time at "
+                "the end (finish_timeout). Log less often.",
             )
 
     def _linger(self) -> None:
         """Where rows follow each other quickly, let some more come before the next round."""
         now = time.monotonic()
         is_quick, self._last_row = now - self._last_row < _QUICK, now
-        self._urgent.clear()
-        self._drain(0)  # what was put before that was cleared
+        with suppress(Empty):
+            while True:
+                self._urgent.get_nowait()
+        self._drain(0)  # what was put before that was emptied
         if is_quick and not (self._flushes or self._closing or self._stopped.is_set()):
-            self._urgent.wait(self.limits.linger)
+            with suppress(Empty):
+                self._urgent.get(timeout=self.limits.linger)
             self._drain(0)
 
     def _has_heard_all(self) -> bool:
@@ -657,7 +750,8 @@ class RoundsExchange:
 
     def _awaits_primary(self) -> bool:
         """Whether the rank that writes is away, but may come back for what the others have for it."""
-        return bool(self._unwritten) and not self._has_primary() and not self._the_membership().is_gone(_PRIMARY)
+        may_come = bool(self._unwritten) and not self._has_primary() and not self._goes_on_alone
+        return may_come and not self._the_membership().is_gone(_PRIMARY)
 
     def _has_primary(self) -> bool:
         return self._epoch is not None and _PRIMARY in self._epoch.members
@@ -710,7 +804,8 @@ class RoundsExchange:
     def _answer_flushes(self, *, paused: bool) -> None:
         """Answer those who wait for what this rank said, but give others the chance to pause as well.
 
-        When all ranks pause, what only some of them said is finished. Who has nothing open waits for that a little.
+        When all ranks pause, what only some of them said is finished. Who has nothing open waits for that a little, if
+        others have something open, or more to say.
         """
         if not (self._flushes and self.rounds.settled and self._has_heard_all()):
             self._settled_since = None
@@ -719,7 +814,7 @@ class RoundsExchange:
         self._settled_since = self._settled_since or now
         waited = now - self._settled_since > _FLUSH_HEARTBEATS * self.limits.heartbeat
         for flush in [flush for flush in self._flushes if paused or not flush.together]:
-            if paused or waited or not self.rounds.cells:
+            if paused or waited or not (self.rounds.cells or self._more):
                 flush.set()
                 self._flushes.remove(flush)
 
@@ -746,8 +841,9 @@ class RoundsExchange:
         if len(self.rounds.cells) > limit and self.rounds.open_places > limit:
             self._warn(
                 "pending",
-                f"more than {self.limits.max_pending_rows} rows wait for ranks that have not logged them. The oldest "
-                "are written without them. See max_pending_rows.",
+                f"more than {self.limits.max_pending_rows} rows wait for ranks that have not logged them yet, or are "
+                "behind. The oldest are written without these, and written again once they log them. See "
+                "max_pending_rows.",
             )
             self.rounds.give_up(oldest, new_only=False)
 
@@ -760,28 +856,38 @@ class RoundsExchange:
         if born is None:
             return
         self.rounds.give_up(born, new_only=new_only)
-        if not new_only:
-            for key in self.rounds.unspoken(born):
-                if key.name in self._known_names and (key.place.counted or not key.occurrence):
-                    self._warn(
-                        f"silent {key.name}",
-                        f"rank {self.unit.global_rank} has not logged {shown(key.name)!r} at "
-                        f"{_place(key)} within {self.limits.peer_timeout:g} s of the first rank, as it usually does. "
-                        "The row is written without it.",
-                    )
+        if new_only:
+            return
+        rank, patience = self.unit.global_rank, self.limits.peer_timeout
+        known = self._known_names
+        unspoken = [key for key in self.rounds.unspoken(born) if key.name in known]
+        self._reports.values(
+            "silent",
+            [key for key in unspoken if key.place.counted or not key.occurrence],
+            lambda values: (
+                f"rank {rank} has not logged {values} within {patience:g} s of the first rank, as it usually does. "
+                "Rows are written without it, and corrected if it logs them later."
+            ),
+        )
 
     def _tell_of_late(self, late: Sequence[Key], lost: Sequence[Key]) -> None:
-        for key in lost:
-            self._warn(
-                f"too late {key.name}",
-                f"rank {self.unit.global_rank} logged {shown(key.name)!r} at {_place(key)} so long after the others "
-                "that their part is forgotten. The row stays without it. More of these are not told.",
-            )
-        for key in late:
-            self._warn(
-                f"late {key.name}",
-                f"rank {self.unit.global_rank} logged {shown(key.name)!r} at {_place(key)} after its row "
-                "was written. A corrected row follows it. More of these are not told.",
+        rank = self.unit.global_rank
+        self._reports.values(
+            "too late",
+            lost,
+            lambda values: (
+                f"rank {rank} logged {values} so long after the others that their part is forgotten. "
+                "Rows stay without it. How many there are is said at the end."
+            ),
+        )
+        if late and not self._reports.follows("late", "silent"):
+            self._reports.values(
+                "late",
+                late,
+                lambda values: (
+                    f"rank {rank} logged {values} after the other ranks' row was written. A corrected row "
+                    "follows. Log a name on all ranks in the same order to avoid this."
+                ),
             )
 
     def _is_somebody_waiting(self) -> bool:
@@ -807,8 +913,7 @@ class RoundsExchange:
 
     def _is_broken_off(self) -> bool:
         """Asked while a round waits for the others: whether it is in vain."""
-        is_full = self.group is not None and self._inbox.qsize() > self.limits.max_pending_rows
-        if self._stopped.is_set() or is_full:
+        if self._stopped.is_set() or self._is_full():
             return True
         epoch, membership, now = self._epoch, self._membership, time.monotonic()
         if epoch is None or membership is None or now - self._looked_for_broken < _LOOK_FOR_BROKEN:
@@ -816,11 +921,23 @@ class RoundsExchange:
         self._looked_for_broken = now
         return membership.is_broken(epoch)
 
+    def _is_full(self) -> bool:
+        """Whether too many rows have come while a round waits for ranks that seem to be held up."""
+        waited = time.monotonic() - self._minded
+        is_long = self.group is not None and waited > _NEW_NAME_HEARTBEATS * self.limits.heartbeat
+        return is_long and self._inbox.qsize() > self.limits.max_pending_rows
+
     def _let_go(self) -> None:
         if self.group is not None:
             self.collectives += getattr(self.group, "collectives", 0)
             self.group.close()
             self.group = None
+
+    def _hang_up(self) -> None:
+        """Let go of the connections to the store: in circles of references they last until Python looks for those."""
+        self._membership = None
+        self._find, self._look, self._has_ended = (lambda: None), (lambda: None), (lambda: False)
+        self._rows.global_rank_of = int
 
     def _say_goodbye(self) -> None:
         if self._membership is None or self._left:
@@ -828,7 +945,7 @@ class RoundsExchange:
         self._left = True
         try:
             self._drain(0)  # who stops this thread wakes it
-            heard = not self.rounds.pending and not self._waiting
+            heard = not self.rounds.pending and self._has_heard_all() and not self._has_more_to_tell()
             self._membership.leave(self._epoch, self._word(), failed=self._failed, heard=heard)
         except RendezvousError:  # the job is over
             return
@@ -837,6 +954,7 @@ class RoundsExchange:
         """Write what this rank says until it finishes."""
         from dist_wandb.gloo import Alone
 
+        self._goes_on_alone = True
         self._let_go()
         self.group = Alone()
         self._be_alone()
@@ -851,9 +969,10 @@ class RoundsExchange:
             self._broken = True
             _log.exception("dist_wandb: rank %d can bring no more rows to W&B", self.unit.global_rank)
 
-    def _be_alone(self) -> None:
+    def _be_alone(self, *, doubts: bool = False) -> None:
         gone = len(self._membership.left) if self._membership is not None else 0
-        self.rounds.resize(1, max(0, self.unit.size - 1 - gone))
+        absent = 0 if self._is_only_one else max(0, self.unit.size - 1 - gone)
+        self.rounds.resize(1, absent, doubts=doubts)
 
     def _write_what_is_there(self) -> None:
         """At the end: what was not brought together is written as it is here, or said to be lost."""
@@ -866,7 +985,8 @@ class RoundsExchange:
                 lost = f"{len(self._waiting)} rows of rank {self.unit.global_rank} are lost"
                 self._warn("device", f"{lost}: the device has not computed what is in them, or it is not encoded.")
             self.group = Alone()
-            self._be_alone()
+            if not self._has_closed:
+                self._be_alone(doubts=not self._failed)
             self.rounds.closing = True
             self._write_all()
             self._rows.write_left_over()
@@ -882,16 +1002,17 @@ class RoundsExchange:
             )
         self._write_due()
         while self.rounds.busy or self._names_due:
-            outcome = self._take(*self.rounds.pack())
+            outcome = self._take(*self._exchange_numbers())
             if outcome.needs_names:
                 self._exchange_names()
-            self._exchange_others(value.key for value in self._due)
+            self._exchange_others(self._due_keys())
             self._write_due()
             if outcome.closed or not (outcome.more or self.rounds.pending or self.rounds.closing):
                 break
 
     def _global_rank(self, index: int) -> int:
-        return index if self._membership is None else self._membership.global_rank(index)
+        """Never asks the store, which may be gone: it is needed to write rows."""
+        return index if self._membership is None else self._membership.global_ranks.get(index, index)
 
     def _word(self) -> Word:
         return Word(self.rounds.round, self.rounds.names, self._result)
@@ -901,23 +1022,26 @@ class RoundsExchange:
 
     def _warn(self, kind: str, message: str) -> None:
         """Say something once."""
-        if kind not in self._warned:
-            self._warned.add(kind)
-            _log.warning("dist_wandb: %s", message)
+        self._reports.once(kind, message)
 
     def _the_group(self) -> Group:
         assert self.group is not None, "a group is formed before anything is exchanged"  # noqa: S101
         return self.group
+
+    def _the_epoch(self) -> Epoch:
+        assert self._epoch is not None, "entered before its members greet each other"  # noqa: S101
+        return self._epoch
 
     def _the_membership(self) -> Membership:
         assert self._membership is not None, "found before the first epoch"  # noqa: S101
         return self._membership
 
 
-_live: list[RoundsExchange] = []
+_live: list[Any] = []  # exchanges
 
 
-def _remember(exchange: RoundsExchange) -> None:
+def remember(exchange: Exchange) -> None:
+    """Have the thread of an exchange ended with the process, should it still be there."""
     _live[:] = [known for known in _live if not known.has_ended]
     _live.append(exchange)
 
@@ -931,7 +1055,3 @@ def end_all(*, failed: bool) -> None:
     for exchange in reversed(_live):
         exchange.leave(failed=failed)
     settle(_LAST_ANSWERS)
-
-
-def _place(key: Key) -> str:
-    return f"its call {key.occurrence + 1} without a step" if key.place.counted else f"step {key.place.step}"

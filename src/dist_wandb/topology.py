@@ -22,6 +22,9 @@ from dist_wandb.errors import TopologyError
 Leader = Literal["first", "last"]
 
 _SLURM_BATCH_STEP = 4294967290  # steps at or above are SLURM's own (batch script, extern, interactive), not an srun
+_MOST_NODES = 100_000
+_LONGEST_NUMBER = 30  # characters; Python writes no number of more than 4,300 digits
+_SHOWN = 100  # characters of a value, in messages
 
 
 @dataclass(frozen=True)
@@ -326,7 +329,8 @@ class _Slurm(_Family):
         step = environ.get("SLURM_STEP_ID", environ.get("SLURM_STEPID"))
         if step is None:
             return environ.get("SLURM_PROCID", "0") != "0"
-        return "SLURM_PROCID" in environ and not (step.isdigit() and int(step) >= _SLURM_BATCH_STEP)
+        is_number = re.fullmatch(r"[0-9]{1,20}", step)  # others are a step's as well
+        return "SLURM_PROCID" in environ and not (is_number and int(step) >= _SLURM_BATCH_STEP)
 
     def read(self, environ: Mapping[str, str]) -> _Readings:
         readings = super().read(environ)
@@ -610,18 +614,19 @@ def _tasks_per_node(variable: str, text: str) -> list[int]:
     tasks: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"(\d{1,6})(?:\(x(\d{1,6})\))?", part.strip())
-        if match is None:
-            raise TopologyError(f"{variable}={text!r} is not of SLURM's form '4(x2),3'. {_HINT}")
+        if match is None or len(tasks) + int(match[2] or 1) > _MOST_NODES:
+            raise TopologyError(f"{variable}={text[:_SHOWN]!r} is not of SLURM's form '4(x2),3'. {_HINT}")
         tasks += [int(match[1])] * int(match[2] or 1)
     return tasks
 
 
 def _integer(variable: str, text: str) -> int:
     try:
-        return int(text)
+        return int(text if len(text) <= _LONGEST_NUMBER else "")
     except ValueError:
         raise TopologyError(
-            f"{variable}={text!r} in the environment is not a whole number, so this process's rank is unknown. {_HINT}"
+            f"{variable}={text[:_SHOWN]!r} in the environment is not a whole number, so this process's rank is "
+            f"unknown. {_HINT}"
         ) from None
 
 

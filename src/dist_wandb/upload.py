@@ -8,22 +8,36 @@ uploaded because ``wandb sync`` says so, only because the server confirmed it (`
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from itertools import count, islice
 from pathlib import Path
 
-from dist_wandb.errors import UploadError
-from dist_wandb.offline import RUN_RECORD_LOST, Sidecar, StoredRun, natural_order
-from dist_wandb.record_file import copy_without
-from dist_wandb.run import SIDECAR_NAME, upload_environment
-from dist_wandb.upload_log import UPLOAD_DIRECTORY, Sent, attempt_directories, read_attempt, sent_of
+from dist_wandb.delivery import log_of
+from dist_wandb.errors import ReadError, UploadError, in_words
+from dist_wandb.offline import RUN_RECORD_LOST, Sidecar, StoredRun, is_in_run_directory, natural_order
+from dist_wandb.record_file import Lines, copy_without
+from dist_wandb.run import (
+    SIDECAR_NAME,
+    artifact_staging,
+    default_entity,
+    own_entities,
+    upload_environment,
+)
+from dist_wandb.small_files import write_small
+from dist_wandb.upload_copy import Entry, copy_below, copy_files, entries_below, link_in_words
+from dist_wandb.upload_log import UPLOAD_DIRECTORY, Sent, attempt_directories, read_attempt, read_log, sent_of
+from dist_wandb.upload_records import Rules, against, revised
+from dist_wandb.upload_state import COPY, FileState, Lock, another_upload
 
 IS_LIVE_FOR = 60.0
 """Seconds since its last change in which a file without an end counts as being written: W&B writes every 15 s."""
@@ -31,7 +45,36 @@ IS_LIVE_FOR = 60.0
 _POLL = 0.2  # seconds
 _TIME_TO_END = 10.0  # seconds that `wandb sync`, and the process it starts, get when they are ended
 _QUIET = 2.0  # seconds without a new entry in its log after which W&B's process counts as ended
-_NAMED_RANKS = 8
+_NAMED_RANKS = _NAMED_COPIES = 8
+_NAMED_ENTRIES = 3
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What the user has said of an upload.
+
+    Args:
+        trust: Whether the directories are the user's own: what they say of uploads is believed, links are followed, and
+            their records may name any file and owner.
+        again: Whether to upload everything, as if nothing had been uploaded yet.
+        entity: Who is to own what is uploaded, whatever the files say; `None` to go by them.
+        server: Address of W&B's server; `None` for the one that W&B's settings name.
+    """
+
+    trust: bool = False
+    again: bool = False
+    entity: str | None = None
+    server: str | None = field(default=None, repr=False)
+
+
+CAUTIOUS = Terms()
+_NO_WAY = re.compile(
+    r"\bdial (tcp|udp)\b|connection (refused|reset)|no such host|network is unreachable|proxyconnect|timeout|\bTLS\b|"
+    r"x509|EOF|context (deadline|canceled)|giving up after"
+)
+_NO_KEY = re.compile(r"api[ _-]?key|\blog ?in\b", re.IGNORECASE)
+_OF_A_RECORD = re.compile(r"sender: |failed to parse|failed to unmarshal")
+NOTHING_SENT = Sent()
 
 
 @dataclass(frozen=True)
@@ -41,9 +84,13 @@ class UploadFile:
     Args:
         run: What the file holds.
         sent: What the server has confirmed of it.
-        is_marked: Whether W&B marked it as uploaded, and dist_wandb did not upload it.
+        is_marked: Whether W&B marked it as uploaded, dist_wandb did not upload it, and the directory is trusted.
         finishes: Whether its end is the end of the run. In a shared run only the primary's last file is.
         resumes: Whether it goes on behind an earlier file of the same plain run.
+        problem: Why it is not known what the server has of it; `None` where it is.
+        by_log: Whether `sent` is what W&B's log beside the file says, from when the run was written online.
+        doubts: Why it is not known what was uploaded, as sentences.
+        terms: What the user has said of it.
     """
 
     run: StoredRun
@@ -51,6 +98,10 @@ class UploadFile:
     is_marked: bool
     finishes: bool
     resumes: bool
+    problem: str | None = None
+    by_log: bool = False
+    doubts: tuple[str, ...] = ()
+    terms: Terms = CAUTIOUS
 
     @property
     def path(self) -> Path:
@@ -60,9 +111,9 @@ class UploadFile:
     @property
     def is_uploaded(self) -> bool:
         """Whether nothing is left to be done."""
-        sent = self.sent
-        all_confirmed = sent.ended and not sent.problems and not sent.unsure and sent.lines.history >= self.run.rows
-        return self.is_marked or (sent.attempts > 0 and all_confirmed)
+        if self.problem is not None:
+            return False
+        return self.is_marked or _is_complete(self.sent, self.run)
 
     @property
     def rows_left(self) -> int:
@@ -84,6 +135,8 @@ class UploadRun:
         project: Its project; `None` for the user's default.
         files: In the order in which they are uploaded.
         refusals: Why it is not uploaded unless forced, as sentences; empty where nothing stands against it.
+        dangers: Why it is not uploaded unless its directories are trusted, as sentences.
+        entity: Who is to own it; `None` for the user's default.
         notes: What is worth knowing, as sentences.
     """
 
@@ -92,6 +145,8 @@ class UploadRun:
     files: tuple[UploadFile, ...]
     refusals: tuple[str, ...]
     notes: tuple[str, ...]
+    dangers: tuple[str, ...] = ()
+    entity: str | None = None
 
     @property
     def is_shared(self) -> bool:
@@ -102,6 +157,11 @@ class UploadRun:
     def is_uploaded(self) -> bool:
         """Whether nothing is left to be done."""
         return all(file.is_uploaded for file in self.files)
+
+    @property
+    def is_uploaded_by_log(self) -> bool:
+        """Whether nothing is left to be done, and of some file only W&B's log beside it says so."""
+        return self.is_uploaded and any(file.by_log for file in self.files)
 
     @property
     def describing(self) -> StoredRun:
@@ -129,12 +189,13 @@ class Outcome:
 # --- what to do -------------------------------------------------------------------------------------------------------
 
 
-def plan_uploads(runs: Iterable[StoredRun], *, now: float | None = None) -> list[UploadRun]:
+def plan_uploads(runs: Iterable[StoredRun], *, now: float | None = None, terms: Terms = CAUTIOUS) -> list[UploadRun]:
     """Say what is to be uploaded, in which order, and what speaks against it. Nothing is written or sent.
 
     Args:
         runs: The files, as `offline.read_runs` reads them.
         now: Seconds since the epoch, to tell files that are still written to; the present if `None`.
+        terms: What the user has said of the upload.
 
     Returns:
         One entry per W&B run, those of equal id together, in the order in which their first files came.
@@ -146,21 +207,55 @@ def plan_uploads(runs: Iterable[StoredRun], *, now: float | None = None) -> list
     together: dict[tuple[str | None, str], list[StoredRun]] = defaultdict(list)
     for run in runs:
         together[run.project, run.run_id].append(run)
-    return [_planned(run_id, project, files, now) for (project, run_id), files in together.items()]
+    return [_planned_or_refused(run_id, project, files, now, terms) for (project, run_id), files in together.items()]
 
 
 def is_uploaded(run: StoredRun) -> bool:
-    """Whether a file is uploaded: the server has confirmed all of it, or ``wandb sync`` marked it."""
-    return _file(run, 0, [run]).is_uploaded
+    """Whether a file is uploaded, as far as this user's own uploads and W&B's log of an online run tell."""
+    return _file(run, 0, [run], CAUTIOUS).is_uploaded
 
 
-def _planned(run_id: str, project: str | None, runs: list[StoredRun], now: float) -> UploadRun:
+def _planned_or_refused(run_id: str, project: str | None, runs: list[StoredRun], now: float, terms: Terms) -> UploadRun:
+    try:
+        return _planned(run_id, project, runs, now, terms)
+    except Exception as error:  # noqa: BLE001  # whatever its files have brought about: it concerns this run alone
+        problem = in_words(error, runs[0].path)
+    files = tuple(
+        UploadFile(run, NOTHING_SENT, is_marked=False, finishes=False, resumes=False, problem=problem, terms=terms)
+        for run in runs
+    )
+    danger = f"What an upload would do is not known, so it is not made: {problem}"
+    return UploadRun(run_id, project, files, (), (), dangers=(danger,))
+
+
+def _planned(run_id: str, project: str | None, runs: list[StoredRun], now: float, terms: Terms) -> UploadRun:
     ordered = sorted(runs, key=_place_in_order)
-    files = tuple(_file(run, number, ordered) for number, run in enumerate(ordered))
+    files = tuple(_file(run, number, ordered, terms) for number, run in enumerate(ordered))
+    entity = terms.entity or files[-1].run.entity or None
     if all(file.is_uploaded for file in files):
-        return UploadRun(run_id, project, files, (), ())
-    own = [reason for file in files if not file.is_uploaded for reason in _against_file(file, now)]
-    return UploadRun(run_id, project, files, (*_against_run(ordered), *own), tuple(_notes(files)))
+        return UploadRun(run_id, project, files, (), (), entity=entity)
+    left = [file for file in files if not file.is_uploaded]
+    under_way = [f"{file.path.parent}: {another_upload(who)}" for file in left if (who := _uploader(file))]
+    if under_way:  # what it has reached changes while one looks
+        return UploadRun(run_id, project, files, tuple(under_way), (), entity=entity)
+    own = [reason for file in left for reason in _against_file(file, now)]
+    beside = [(file, [e for e in entries_below(_files_of(file.path)) if not e.is_file]) for file in left]
+    return UploadRun(
+        run_id,
+        project,
+        files,
+        refusals=(*_against_run(ordered), *own),
+        notes=(*_notes(files), *(note for file, entries in beside for note in _left_out(file, entries))),
+        dangers=tuple(reason for file, entries in beside for reason in _dangers(file, entries)),
+        entity=entity or default_entity(),
+    )
+
+
+def _uploader(file: UploadFile) -> str | None:
+    """Who uploads the file at this moment."""
+    with suppress(ReadError, OSError):
+        return FileState(file.path).uploader()
+    return None
 
 
 def _place_in_order(run: StoredRun) -> tuple[bool, str, list[str]]:
@@ -169,16 +264,68 @@ def _place_in_order(run: StoredRun) -> tuple[bool, str, list[str]]:
     return is_primary, run.started or "", natural_order(str(run.path))
 
 
-def _file(run: StoredRun, number: int, ordered: Sequence[StoredRun]) -> UploadFile:
+def _file(run: StoredRun, number: int, ordered: Sequence[StoredRun], terms: Terms) -> UploadFile:
     shared_as = run.sidecar if run.sidecar and run.sidecar.shared else None
-    sent = sent_of(run.path)
+    known = _known(run, terms)
     return UploadFile(
         run,
-        sent,
-        is_marked=_mark_of(run.path).exists() and not attempt_directories(run.path),
+        known.sent,
+        is_marked=known.is_marked,
         finishes=shared_as is None or (shared_as.update_finish_state and number == len(ordered) - 1),
         resumes=shared_as is None and number > 0,
+        by_log=known.by_log,
+        doubts=known.doubts,
+        problem=known.problem,
+        terms=terms,
     )
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What is known of the uploads of a file."""
+
+    sent: Sent = NOTHING_SENT
+    is_marked: bool = False
+    by_log: bool = False
+    doubts: tuple[str, ...] = ()
+    problem: str | None = None
+
+
+def _known(run: StoredRun, terms: Terms) -> _Known:
+    """What is known of the uploads of a file; what its directory says counts only if that is trusted.
+
+    Of a run that was written online W&B's own log is all there is, so it is believed, and told.
+    """
+    if terms.again:
+        return _Known()
+    try:
+        own = FileState(run.path).sent()
+        return _said_by_directory(run, terms) if own is None else _Known(own)
+    except Exception as error:  # noqa: BLE001  # whatever lies there: it concerns this file alone
+        return _Known(problem=in_words(error, run.path))
+
+
+def _said_by_directory(run: StoredRun, terms: Terms) -> _Known:
+    mark, attempts = _mark_of(run.path), attempt_directories(run.path)
+    is_marked = os.path.lexists(mark) and not attempts
+    if terms.trust:
+        return _Known(sent_of(run.path), is_marked)
+    logged = read_log(log_of(run.path.parent)) if _is_online(run) else Sent()
+    known = _Known(logged, by_log=bool(logged.attempts))
+    if _is_complete(logged, run) or not (attempts or is_marked):
+        return known
+    what = f"`wandb sync` has marked it ({mark.name})" if is_marked else f"it has {UPLOAD_DIRECTORY}/"
+    doubt = (
+        f"{run.path.parent} says that it was uploaded, as {what}, but you have not uploaded it from this account. "
+        "--trust believes the directory, if it is yours, and remembers that. --force uploads it."
+    )
+    return replace(known, doubts=(doubt,))
+
+
+def _is_complete(sent: Sent, run: StoredRun) -> bool:
+    """Whether the server has confirmed all of a file, and nothing went wrong."""
+    all_confirmed = sent.ended and not sent.problems and not sent.unsure and sent.lines.history >= run.rows
+    return sent.attempts > 0 and all_confirmed
 
 
 def _mark_of(path: Path) -> Path:
@@ -216,11 +363,15 @@ def _against_run(runs: Sequence[StoredRun]) -> list[str]:
 
 
 def _copies(runs: Sequence[StoredRun]) -> Iterator[str]:
-    starts = Counter((run.label, run.started) for run in runs if run.started)
-    for (label, started), number in starts.items():
-        if number > 1:
-            places = [str(run.path.parent) for run in runs if (run.label, run.started) == (label, started)]
-            yield f"{' and '.join(places)} are copies of one file: their rows would be uploaded {number} times."
+    starts: dict[tuple[str | None, str], list[Path]] = defaultdict(list)
+    for run in runs:
+        if run.started:
+            starts[run.label, run.started].append(run.path.parent)
+    for places in starts.values():
+        if len(places) > 1:
+            named = [*map(str, places[:_NAMED_COPIES]), *(["others"] if len(places) > _NAMED_COPIES else [])]
+            times = len(places)
+            yield f"{' and '.join(named)} are copies of one file: their rows would be uploaded {times} times."
 
 
 def _missing_ranks(shared: Sequence[Sidecar]) -> str:
@@ -232,7 +383,9 @@ def _missing_ranks(shared: Sequence[Sidecar]) -> str:
     if any(sidecar.rank_scope != "global" or sidecar.run_mode != "shared" for sidecar in shared):
         return ""
     world_size = max(sidecar.world_size for sidecar in shared)
-    missing = sorted(set(range(world_size)) - {sidecar.global_rank for sidecar in shared})
+    present = {sidecar.global_rank for sidecar in shared}
+    # As many as are named, and one more: the number of ranks is what a file says.
+    missing = list(islice((rank for rank in range(world_size) if rank not in present), _NAMED_RANKS + 1))
     if not missing:
         return ""
     named = ", ".join(map(str, missing[:_NAMED_RANKS])) + (" and others" if len(missing) > _NAMED_RANKS else "")
@@ -241,9 +394,13 @@ def _missing_ranks(shared: Sequence[Sidecar]) -> str:
 
 def _against_file(file: UploadFile, now: float) -> Iterator[str]:
     run, sent = file.run, file.sent
+    if file.problem is not None:
+        yield f"What the server has of it is not known: {file.problem}"
+        return
     with suppress(OSError):
         if run.exit_code is None and now - run.path.stat().st_mtime < IS_LIVE_FOR:
             yield f"{run.path.parent} is still written to: it has no end, and changed less than a minute ago. Wait."
+    yield from file.doubts
     for problem in run.problems:
         if SIDECAR_NAME in problem or RUN_RECORD_LOST in problem:
             yield f"{run.path}: {problem}"
@@ -254,15 +411,49 @@ def _against_file(file: UploadFile, now: float) -> Iterator[str]:
             f"while they were sent. Look at the run. --force sends these {sent.unsure} rows (again)."
         )
     says_nothing = not sent.attempts or (sent.ended and not sent.problems)
-    if _is_online(file) and run.rows and not sent.lines.history and says_nothing:
+    if _is_online(run) and run.rows and not sent.lines.history and says_nothing and not file.terms.again:
         yield (
             f"{run.path.parent} was written online, and W&B's log of it (logs/debug-internal.log) does not tell which "
             "rows arrived. Look at the run. --force uploads all of them, so they may be there twice."
         )
 
 
-def _is_online(file: UploadFile) -> bool:
-    return not file.path.parent.resolve().name.startswith("offline-")
+def _dangers(file: UploadFile, entries: Sequence[Entry]) -> Iterator[str]:
+    """What would be uploaded, read or written outside of the run's directory."""
+    yield from against(file.path, _rules(file))
+    links = [] if file.terms.trust else [entry for entry in entries if entry.is_link]
+    yield from map(link_in_words, links[:_NAMED_ENTRIES])
+    if len(links) > _NAMED_ENTRIES:
+        yield f"{file.path.parent} has {len(links) - _NAMED_ENTRIES} more links."
+
+
+def _left_out(file: UploadFile, entries: Sequence[Entry]) -> Iterator[str]:
+    """What lies among the files of a run and is none."""
+    others = [entry for entry in entries if not entry.is_link]
+    yield from (f"{entry.path} is {entry.in_words}: it is left out." for entry in others[:_NAMED_ENTRIES])
+    if len(others) > _NAMED_ENTRIES:
+        yield f"{file.path.parent} has {len(others) - _NAMED_ENTRIES} more of that kind."
+
+
+def _rules(file: UploadFile) -> Rules:
+    terms = file.terms
+    return Rules(
+        file.path.parent,
+        artifact_staging(),
+        owners=own_entities(),
+        default=default_entity(),
+        owner=terms.entity,
+        trust=terms.trust,
+    )
+
+
+def _files_of(path: Path) -> Path:
+    """Where W&B keeps the files of a run; of a file that lies somewhere else, nothing beside it is the run's."""
+    return path.parent / "files" if is_in_run_directory(path) else path.parent / f"{path.name}.files"
+
+
+def _is_online(run: StoredRun) -> bool:
+    return not run.path.parent.resolve().name.startswith("offline-")
 
 
 def _notes(files: Sequence[UploadFile]) -> Iterator[str]:
@@ -273,7 +464,9 @@ def _notes(files: Sequence[UploadFile]) -> Iterator[str]:
         if file.is_marked:
             yield f"{run.path.parent} is left out: `wandb sync` marked it as uploaded ({_mark_of(run.path).name})."
         elif not file.is_uploaded and sent.lines.history:
-            yield f"{run.path.parent} goes on behind the {sent.lines.history} rows that the server has confirmed."
+            rows = f"{sent.lines.history} rows that the server has confirmed"
+            source = ", as W&B's log beside it says" if file.by_log else ""
+            yield f"{run.path.parent} goes on behind the {rows}{source}."
         if file.finishes and run.exit_code is None and not file.is_uploaded:
             yield f"{run.path.parent} records no end, as its process was killed: the run is marked as failed."
     shared = [file.run for file in files if file.shared_as]
@@ -293,58 +486,96 @@ def upload(file: UploadFile, on_progress: Callable[[int], None] = lambda _rows: 
         on_progress: Called now and then with the number of history rows of the file that the server has confirmed.
 
     Returns:
-        What became of it. W&B's own output and log are kept in ``dist-wandb-upload/attempt-N`` beside the file.
+        What became of it. W&B's own output and log are kept in the user's state directory.
 
     Raises:
-        UploadError: Another process uploads the file at this moment, or the directory cannot be written to.
+        UploadError: Another process uploads the file at this moment, it is not to be trusted, or something cannot be
+            read or written.
         KeyboardInterrupt: As it came, after W&B's processes were ended; a later upload goes on where this one got to.
     """
     try:
-        with _locked(file.path) as lock:
-            before = sent_of(file.path)
-            if before != file.sent:
-                raise UploadError(f"{file.path}: another process has uploaded from it meanwhile. Start again.")
-            return _upload(file, lock, on_progress)
-    except OSError as error:
-        raise UploadError(f"{file.path}: {error}. An upload needs to write beside it.") from error
+        state = FileState(file.path)
+        with state.locked() as lock:
+            _check_unchanged(file)
+            return _upload(file, state, lock, on_progress)
+    except UploadError:
+        raise
+    except Exception as error:  # whatever the file, or what lies beside it, has brought about: it concerns it alone
+        raise UploadError(in_words(error, file.path)) from error
 
 
-def _upload(file: UploadFile, lock: int | None, on_progress: Callable[[int], None]) -> Outcome:
-    attempt = file.path.parent / UPLOAD_DIRECTORY / f"attempt-{len(attempt_directories(file.path)) + 1}"
-    attempt.mkdir()
-    had_mark = _mark_of(file.path).exists()
+def _check_unchanged(file: UploadFile) -> None:
+    now = _known(file.run, file.terms)
+    if now.problem is not None:
+        raise UploadError(now.problem)
+    if now.sent != file.sent or now.doubts != file.doubts:
+        raise UploadError(f"{file.path}: another process has uploaded from it meanwhile. Start again.")
+
+
+def remember(file: UploadFile) -> None:
+    """Remember of a file that is uploaded, as its trusted directory says, that it is, for later uploads without trust.
+
+    Raises:
+        UploadError: The state directory cannot be written to.
+    """
     try:
-        as_it_is = not file.sent.lines and not file.run.problems and file.run.exit_code is not None
-        source = file.path if as_it_is else _rest_of(file, attempt)
+        state = FileState(file.path)
+        with state.locked():
+            if state.sent() is None:
+                everything = Sent(Lines(history=file.run.rows), completed=True, attempts=1, ended=True)
+                state.begin(everything if file.is_marked else file.sent, uploads=False)
+    except UploadError:
+        raise
+    except Exception as error:
+        raise UploadError(in_words(error, file.path)) from error
+
+
+def _upload(file: UploadFile, state: FileState, lock: Lock, on_progress: Callable[[int], None]) -> Outcome:
+    attempt = state.begin(file.sent)
+    copy = attempt / COPY
+    try:
+        copy.mkdir(mode=0o700)
+        source = copy / file.path.name
+        _copy(file, state, source)
         said = _run_wandb_sync(source, file, attempt, lock, lambda rows: on_progress(file.sent.lines.history + rows))
+        state.keep_begun_at(source)
     finally:
-        shutil.rmtree(attempt / "rest", ignore_errors=True)
-        if not had_mark:  # not to be trusted: it is there whatever the server answered
-            _mark_of(file.path).unlink(missing_ok=True)
-    this_time = read_attempt(attempt)
-    outcome = _outcome(file, this_time, said)
+        shutil.rmtree(copy, ignore_errors=True)
+    outcome = _outcome(file, read_attempt(attempt), said)
     if outcome.problem is None:
-        _mark_of(file.path).touch()
+        _mark(file.path)
     return outcome
 
 
-def _rest_of(file: UploadFile, attempt: Path) -> Path:
-    """A copy of a run's directory whose file lacks what the server has, and what is damaged; other files are linked."""
-    rest = attempt / "rest"  # no run's directory by its name, so it is never taken for another run
-    (rest / "files").mkdir(parents=True)
-    copy_without(file.path, rest / file.path.name, file.sent.lines)
-    state = file.path.with_name(f"{file.path.name}.syncstate")  # where W&B keeps the step that the run began at
-    if state.exists():
-        shutil.copy(state, rest)
-    files = file.path.parent / "files"
-    for entry in files.iterdir() if files.is_dir() else ():
-        if entry.name != "output.log":  # written anew by the upload, which has only the rest of it
-            (rest / "files" / entry.name).symlink_to(entry.resolve())
-    return rest / file.path.name
+def _copy(file: UploadFile, state: FileState, target: Path) -> None:
+    """The private copy of a run's directory. Its file lacks what the server has, and what is damaged."""
+    local = target.parent / "local"
+    local.mkdir(mode=0o700)
+    numbers = count()
+    rules = _rules(file)
+
+    def take(top: Path, below: Path) -> Path:
+        copy = local / str(next(numbers))
+        copy_below(top, below, copy)
+        return copy
+
+    copy_without(file.path, target, file.sent.lines, lambda record, parts: revised(record, parts, rules, take))
+    begun_at = state.begun_at()
+    if begun_at is not None:
+        write_small(target.with_name(f"{target.name}.syncstate"), begun_at)
+    goes_on = bool(file.sent.lines) or bool(file.run.problems) or file.run.exit_code is None
+    written_anew = frozenset({"output.log"}) if goes_on else frozenset()  # by the upload, which has only the rest of it
+    copy_files(_files_of(file.path), target.parent / "files", follow=file.terms.trust, leave_out=written_anew)
+
+
+def _mark(path: Path) -> None:
+    """Leave W&B's mark, for ``wandb clean``. Nothing of ours depends on it, so a directory may be read-only."""
+    with suppress(OSError):
+        os.close(os.open(_mark_of(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644))
 
 
 def _run_wandb_sync(
-    source: Path, file: UploadFile, attempt: Path, lock: int | None, on_progress: Callable[[int], None]
+    source: Path, file: UploadFile, attempt: Path, lock: Lock, on_progress: Callable[[int], None]
 ) -> str:
     """Run ``wandb sync`` to its end; what it said."""
     shared_as = file.shared_as
@@ -355,10 +586,11 @@ def _run_wandb_sync(
         shared=shared_as is not None,
         finishes=file.finishes and not (file.sent.completed and file.rows_left == 0),
         resume=_resume(file),
+        server=file.terms.server,
     )
-    command = [sys.executable, "-m", "wandb", "sync", "--include-online", "--include-synced", str(source.resolve())]
+    command = [sys.executable, "-m", "wandb", "sync", "--include-online", "--include-synced", str(source)]
     output = attempt / "output.txt"
-    with output.open("wb") as written:
+    with output.open("xb") as written:
         process = subprocess.Popen(  # noqa: S603  # the interpreter that runs this, no shell
             command,
             cwd=attempt,  # `python -m` would import modules of that name from another one
@@ -367,9 +599,10 @@ def _run_wandb_sync(
             stdout=written,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # an interrupt of the terminal's comes to us, and we end it in order
-            pass_fds=() if lock is None else (lock,),
+            pass_fds=(lock.handle,),
         )
         try:
+            lock.name_owners(os.getpid(), process.pid)
             while process.poll() is None:
                 on_progress(read_attempt(attempt).lines.history)
                 with suppress(subprocess.TimeoutExpired):
@@ -391,17 +624,21 @@ def _resume(file: UploadFile) -> str | None:
 
 def _end(process: subprocess.Popen[bytes], attempt: Path) -> None:
     """End ``wandb sync``, and wait for the process that it started, which ends by itself and logs until then."""
-    process.terminate()
     try:
-        process.wait(_TIME_TO_END)
-    except subprocess.TimeoutExpired:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_TIME_TO_END)
         process.kill()
-    deadline, quiet_since, before = time.monotonic() + _TIME_TO_END, time.monotonic(), read_attempt(attempt)
-    while time.monotonic() < deadline and not before.ended and time.monotonic() - quiet_since < _QUIET:
-        time.sleep(_POLL)
-        after = read_attempt(attempt)
-        if after != before:
-            before, quiet_since = after, time.monotonic()
+        deadline, quiet_since, before = time.monotonic() + _TIME_TO_END, time.monotonic(), read_attempt(attempt)
+        while time.monotonic() < deadline and not before.ended and time.monotonic() - quiet_since < _QUIET:
+            time.sleep(_POLL)
+            after = read_attempt(attempt)
+            if after != before:
+                before, quiet_since = after, time.monotonic()
+    finally:  # also if the user does not want to wait
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def _outcome(file: UploadFile, this_time: Sent, said: str) -> Outcome:
@@ -412,7 +649,8 @@ def _outcome(file: UploadFile, this_time: Sent, said: str) -> Outcome:
         problem = next((text for text in this_time.problems if text.startswith("HTTP ")), this_time.problems[0])
         return Outcome(sent, url, f"{problem}. {_advice(problem)}", _concerns_all(problem))
     if not this_time.ended:
-        return Outcome(sent, url, _last_words(said), concerns_all=not this_time.lines)
+        words = _last_words(said)
+        return Outcome(sent, url, words, concerns_all=not this_time.lines and bool(_NO_KEY.search(words)))
     if sent.lines.history < file.run.rows:
         return Outcome(sent, url, f"the server confirmed {sent.lines.history} of {file.run.rows} rows. Start it again.")
     return Outcome(sent, url, None)
@@ -430,28 +668,11 @@ def _advice(problem: str) -> str:
 
 
 def _concerns_all(problem: str) -> bool:
-    return bool(re.search(r"HTTP 40[13]\b", problem)) or "HTTP" not in problem
+    """Whether it is the way to the server, or the user's access, and not what one file holds."""
+    return bool(re.match(r"HTTP 40[13]\b", problem) or (_NO_WAY.search(problem) and not _OF_A_RECORD.match(problem)))
 
 
 def _last_words(said: str) -> str:
     lines = [line.removeprefix("wandb: ").strip() for line in said.splitlines()]
     words = " ".join([line for line in lines if line][-2:])
     return f"`wandb sync` ended without uploading it: {words or 'it said nothing'}"
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[int | None]:
-    """Hold the right to upload a file. ``wandb sync`` inherits it, so it lasts until that has ended, come what may."""
-    directory = path.parent / UPLOAD_DIRECTORY
-    directory.mkdir(exist_ok=True)
-    try:
-        import fcntl
-    except ImportError:  # not a Unix
-        yield None
-        return
-    with (directory / "lock").open("wb") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UploadError(f"{path}: another process uploads it at this moment. Wait until it has ended.") from None
-        yield lock.fileno()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Real
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -19,35 +19,51 @@ if TYPE_CHECKING:
 Weight: TypeAlias = "float | torch.Tensor | Mapping[str, float | torch.Tensor] | None"
 
 _AS_THEY_ARE = frozenset({float, int, bool, str})
+_DEEPEST = 8  # levels of lists in lists that are copied: some hold themselves
 
 
 class HostCopy:
-    """Numbers of tensors on a device, on their way to the host: nobody has waited for them yet.
+    """A tensor of a device, on its way to the host: nobody has waited for it yet.
 
     Args:
-        tensors: Tensors of one element each, of one device and one dtype.
+        tensors: A tensor of any shape; or several of one element each, of one device and dtype, that go together.
     """
 
-    def __init__(self, tensors: list[torch.Tensor]) -> None:
+    def __init__(self, tensors: torch.Tensor | list[torch.Tensor]) -> None:
         import torch
 
-        together = torch.stack([tensor.detach().reshape(()) for tensor in tensors])
-        self._copy = together.to("cpu", non_blocking=True)
-        self._event = event_after(together)
-        self._source = together if self._event is None else None
+        if isinstance(tensors, torch.Tensor):
+            tensor = _copy_for_numpy(tensors)
+        else:
+            tensor = torch.stack([one.detach().reshape(()) for one in tensors])
+        self._copy = tensor.to("cpu", non_blocking=True)
+        self._event = event_after(tensor)
+        self._source = tensor if self._event is None else None
         self._numbers: list[float] | None = None
+        self._has_arrived = False
 
     def is_ready(self) -> bool:
-        """Whether the numbers can be had without waiting, as far as the device tells."""
-        return self._numbers is not None or self._event is None or bool(self._event.query())
+        """Whether the copy can be had without waiting, as far as the device tells."""
+        return self._has_arrived or self._event is None or bool(self._event.query())
 
-    def numbers(self) -> list[float]:
-        """The numbers, in the order of the tensors. Waits for the device: not to be called on the training thread."""
-        if self._numbers is None:
+    def has_arrived(self) -> bool:
+        """Whether the copy is sure to be had without waiting: not where a device tells nothing."""
+        return self._has_arrived or (self._event is not None and bool(self._event.query()))
+
+    def tensor(self) -> torch.Tensor:
+        """The copy on the host. Waits for the device: not to be called on the training thread."""
+        if not self._has_arrived:
             if self._event is not None:
                 self._event.synchronize()
-            copy = self._copy if self._source is None else self._source.cpu()
-            self._numbers = copy.tolist()
+            if self._source is not None:
+                self._copy, self._source = self._source.cpu(), None
+            self._has_arrived = True
+        return self._copy
+
+    def numbers(self) -> list[float]:
+        """The numbers, in the order of the tensors. Waits for the device, as `tensor` does."""
+        if self._numbers is None:
+            self._numbers = self.tensor().tolist()
         return self._numbers
 
 
@@ -69,37 +85,97 @@ class Later:
         """Whether the number can be had without waiting, as far as the device tells."""
         return self._copy.is_ready()
 
+    def has_arrived(self) -> bool:
+        """Whether the number is sure to be had without waiting."""
+        return self._copy.has_arrived()
+
     def number(self) -> float:
         """The number. Waits for the device: not to be called on the training thread."""
         return self._copy.numbers()[self._index]
 
 
-def take(metrics: Mapping[str, Any], rank: int) -> dict[str, Any]:
+class LaterValue:
+    """What is not a number, and is known once copies of tensors have come to the host: a vector, or a list with some.
+
+    Args:
+        value: A `HostCopy`, or lists, tuples and mappings with some of them in place of tensors.
+        copies: All of them.
+    """
+
+    __slots__ = ("_copies", "_value")
+
+    def __init__(self, value: Any, copies: Sequence[HostCopy]) -> None:
+        self._value = value
+        self._copies = copies
+
+    def is_ready(self) -> bool:
+        """Whether the value can be had without waiting, as far as the devices tell."""
+        return all(copy.is_ready() for copy in self._copies)
+
+    def has_arrived(self) -> bool:
+        """Whether the value is sure to be had without waiting."""
+        return all(copy.has_arrived() for copy in self._copies)
+
+    def value(self) -> Any:
+        """The value. Waits for the devices: not to be called on the training thread."""
+        return _arrived(self._value)
+
+
+def _arrived(value: Any) -> Any:
+    if isinstance(value, HostCopy):
+        return value.tensor()
+    if type(value) is dict:
+        return {name: _arrived(item) for name, item in value.items()}
+    return type(value)(map(_arrived, value)) if type(value) in (list, tuple) else value
+
+
+def known(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What was taken, with the numbers and vectors that came from devices. Waits for them.
+
+    Args:
+        values: What `take` returned.
+    """
+    if not any(type(value) in (Later, LaterValue) for value in values.values()):
+        return values
+    return {name: _known(value) for name, value in values.items()}
+
+
+def _known(value: Any) -> Any:
+    if type(value) is Later:
+        return value.number()
+    return value.value() if type(value) is LaterValue else value
+
+
+def take(metrics: Mapping[str, Any], rank: int, *, flat: bool = True) -> dict[str, Any]:
     """What is to be logged, safe from later changes: numbers as Python's, or on their way to the host.
 
     Args:
-        metrics: Values by name. Mappings among them are flattened, with a dot between the names, as wandb does.
+        metrics: Values by name.
         rank: This rank, for messages.
+        flat: Whether mappings among them are flattened, with a dot between the names, as W&B shows them; otherwise
+            only those that have torchmetrics' objects in them.
 
     Returns:
-        Values by name: numbers of Python, `Later`, snapshots of torchmetrics' objects, and what is no number as it is.
+        Values by name: numbers of Python, `Later`, snapshots of torchmetrics' objects; what is not a number as it is,
+        but for copies of lists, arrays and tensors, and `LaterValue` where these lie on a device.
 
     Raises:
-        ConfigurationError: A tensor of several elements, one of which this rank has only a part, or a complex number.
+        ConfigurationError: A tensor of which this rank has only a part.
     """
     for value in metrics.values():
         if type(value) not in _AS_THEY_ARE:
-            return _take_others(metrics, rank)
+            return _take_others(metrics, rank, flat=flat)
     return dict(metrics)
 
 
-def _take_others(metrics: Mapping[str, Any], rank: int) -> dict[str, Any]:
+def _take_others(metrics: Mapping[str, Any], rank: int, *, flat: bool) -> dict[str, Any]:
     taken: dict[str, Any] = {}
     on_devices: dict[tuple[Any, Any], list[tuple[str, Any]]] = {}
-    for name, value in _flat(metrics):
-        if "\0" in name:
+    for name, value in _flat(metrics, all_of_it=flat):
+        if not _can_be_stored(name):
             raise ConfigurationError(
-                f"The name {name!r} on rank {rank} has NUL characters. Names are text without them."
+                f"The name {name!r} on rank {rank} has NUL characters or lone surrogates, which W&B cannot store. Take "
+                "them out. Nothing of this row was written."
             )
         if type(value) in _AS_THEY_ARE:
             taken[name] = value
@@ -109,8 +185,9 @@ def _take_others(metrics: Mapping[str, Any], rank: int) -> dict[str, Any]:
             taken[name] = _taken(name, value, rank)
             continue
         tensor = whole(repr(name), tensor, rank)
-        _check_scalar(name, tensor, rank)
-        if tensor.device.type == "cpu":
+        if tensor.numel() != 1 or tensor.is_complex():
+            taken[name] = _copied(name, tensor, rank)
+        elif tensor.device.type == "cpu":
             taken[name] = tensor.item()
         else:
             taken[name] = None  # keeps its place in the row
@@ -178,12 +255,16 @@ def is_number(value: object) -> bool:
     return isinstance(value, (int, float, Later))
 
 
-def _flat(metrics: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
+def _flat(metrics: Mapping[str, Any], *, all_of_it: bool) -> Iterable[tuple[str, Any]]:
     for name, value in metrics.items():
-        if isinstance(value, Mapping) and not is_metric(value):
-            yield from ((f"{name}.{inner}", item) for inner, item in _flat(value))
+        if isinstance(value, Mapping) and not is_metric(value) and (all_of_it or _has_metrics(value)):
+            yield from ((f"{name}.{inner}", item) for inner, item in _flat(value, all_of_it=True))
         else:
             yield name, value
+
+
+def _has_metrics(values: Mapping[str, Any]) -> bool:
+    return any(is_metric(value) or (isinstance(value, Mapping) and _has_metrics(value)) for value in values.values())
 
 
 def check_row(metrics: object, rank: int) -> None:
@@ -202,11 +283,20 @@ def check_row(metrics: object, rank: int) -> None:
             'to values, as in log({"loss": 0.5}).'
         )
     for name in metrics:
-        if not isinstance(name, str) or "\0" in name:
+        if not isinstance(name, str) or not _can_be_stored(name):
             raise ConfigurationError(
                 f"log was given the name {name!r} ({type(name).__name__}) on rank {rank}, but names "
-                "are text, without NUL characters. Nothing of this row was written."
+                "are text, without NUL characters and lone surrogates. Nothing of this row was written."
             )
+
+
+def _can_be_stored(name: str) -> bool:
+    if not name.isascii():
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            return False
+    return "\0" not in name
 
 
 def checked_step(step: object, rank: int) -> int:
@@ -226,7 +316,12 @@ def checked_step(step: object, rank: int) -> int:
             f"step={step!r} on rank {rank} is no integer, but rows of the ranks are matched by it. Pass the number of "
             "optimizer steps so far."
         ) from None
-    if abs(number) > LARGEST_EXACT_INTEGER:
+    if number < 0:
+        raise ConfigurationError(
+            f"step={step!r} on rank {rank} is negative, but the x axis begins at 0. Pass the number of optimizer steps "
+            "so far, or no step."
+        )
+    if number > LARGEST_EXACT_INTEGER:
         raise ConfigurationError(
             f"step={step!r} on rank {rank} is beyond 2**53, where ranks cannot tell steps apart. Pass the number of "
             "optimizer steps so far, or a time in seconds."
@@ -237,22 +332,55 @@ def checked_step(step: object, rank: int) -> int:
 def _taken(name: str, value: Any, rank: int) -> Any:
     if is_metric(value):
         return take_snapshot(value)
-    if isinstance(value, complex) or _is_complex_scalar(value):
-        raise _complex_error(name, value, rank)
-    if getattr(value, "shape", None) == () and hasattr(value, "item"):  # a numpy scalar, or an array without axes
-        value = value.item()
     number = _number_of_host(value)
-    if number is not None:
-        return number
-    if isinstance(value, list):
-        return list(value)
-    return value.copy() if type(value).__name__ == "ndarray" else value
+    return _copied(name, _of_python(value), rank) if number is None else number
+
+
+def _copied(name: str, value: Any, rank: int) -> Any:
+    """What is not a number, as it is now: vectors, and lists and mappings with what is in them, are copied."""
+    copies: list[HostCopy] = []
+    copy = _copy_of(name, value, rank, copies, _DEEPEST)
+    return LaterValue(copy, copies) if copies else copy
+
+
+def _copy_of(name: str, value: Any, rank: int, copies: list[HostCopy], depth: int) -> Any:
+    """A copy, with each tensor of a device replaced by an entry of `copies`."""
+    if isinstance(value, (list, tuple)) and depth:
+        items = iter(value)
+        if not _AS_THEY_ARE.issuperset(map(type, value)):
+            items = (_copy_of(name, item, rank, copies, depth - 1) for item in value)
+        return list(items) if isinstance(value, list) else tuple(items)
+    if isinstance(value, Mapping) and depth:
+        return {key: _copy_of(name, item, rank, copies, depth - 1) for key, item in value.items()}
+    tensor = as_tensor(value)
+    if tensor is None:
+        return value.copy() if type(value).__name__ == "ndarray" else value
+    tensor = whole(repr(name), tensor, rank)
+    if tensor.device.type == "cpu":
+        return _copy_for_numpy(tensor)
+    copies.append(HostCopy(tensor))
+    return copies[-1]
+
+
+def _copy_for_numpy(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor's numbers as they are now, without its graph, and of a dtype that numpy, so wandb, knows too."""
+    import torch
+
+    is_unknown = tensor.dtype.is_floating_point and tensor.dtype not in (torch.float16, torch.float32, torch.float64)
+    return tensor.detach().float() if is_unknown else tensor.detach().clone()
+
+
+def _of_python(value: Any) -> Any:
+    """A numpy scalar, an array without axes, or an array of one number as Python's; anything else as it is."""
+    shape = getattr(value, "shape", None)
+    is_scalar = shape == () and hasattr(value, "item")
+    is_one_number = type(value).__name__ == "ndarray" and value.size == 1 and value.dtype.kind in "biuf"
+    return value.item() if is_scalar or is_one_number else value
 
 
 def _number_of_host(value: Any) -> float | None:
-    """A numpy scalar, an array without axes, a `Fraction`, an `IntEnum` and the like as Python's number."""
-    if getattr(value, "shape", None) == () and hasattr(value, "item"):
-        value = value.item()
+    """A numpy scalar, an array of one number, a `Fraction`, an `IntEnum` and the like as Python's number."""
+    value = _of_python(value)
     if isinstance(value, int):
         return value if type(value) is bool else int(value)
     return float(value) if isinstance(value, Real) else None
@@ -318,27 +446,6 @@ def copied_tensor(value: Any) -> Any:
     """A tensor's numbers as they are now, without its graph; what is no tensor as it is."""
     tensor = as_tensor(value)
     return value if tensor is None else tensor.detach().clone()
-
-
-def _check_scalar(name: str, tensor: torch.Tensor, rank: int) -> None:
-    if tensor.is_complex():
-        raise _complex_error(name, tensor, rank)
-    if tensor.numel() != 1:
-        raise ConfigurationError(
-            f"{name!r} is a tensor of shape {tuple(tensor.shape)} on rank {rank}, but one number per name and rank is "
-            "brought together. Log its .mean(), or all of it from one rank as a wandb.Histogram or wandb.Table."
-        )
-
-
-def _complex_error(name: str, value: object, rank: int) -> ConfigurationError:
-    return ConfigurationError(
-        f"{name!r} is {_shown(value)} on rank {rank}, but complex numbers have no order and no place in a W&B chart. "
-        "Log its real and imaginary part, or its absolute value."
-    )
-
-
-def _is_complex_scalar(value: Any) -> bool:
-    return getattr(getattr(value, "dtype", None), "kind", None) == "c" and getattr(value, "shape", None) == ()
 
 
 def _shown(value: object) -> str:

@@ -70,7 +70,7 @@ def test_one_run_has_the_means_of_all_ranks(played: Played) -> None:
 
 
 def test_each_case_is_one_run_that_ended_once_and_well(played: Played) -> None:
-    names = {"means", "metrics", "config", "odd-config", "media", "guarded", "silent", "unguarded-run"}
+    names = {"means", "metrics", "config", "odd-config", "media", "guarded", "silent", "unguarded-run", "beside"}
     assert {run.run_id for run in played.server.runs.values()} == names
     assert {run.project for run in played.server.runs.values()} == {"contract"}
     assert {name: played.run(name).exit_codes for name in names} == {name: [0] for name in names}
@@ -125,8 +125,28 @@ def test_run_is_used_on_all_ranks_without_a_guard(played: Played) -> None:
     assert run.config == {"lr": 0.1, "by_all": 1}
 
 
+def test_what_reaches_the_run_by_itself_is_brought_together_and_has_its_place(played: Played) -> None:
+    assert played.series("beside", "loss") == [(1, 0.5)]
+    assert played.series("beside", "by_run") == [(1, 1.0)]
+    assert played.series("beside", "by_module") == [(1, 1.0)]
+    assert played.series("beside", "own") == [(2, 7.0)]
+    rows = played.run("beside").rows
+    values = {name: row for row in rows for name in row if name.startswith("val/")}
+    assert {(values[name][name]) for name in values} == {1.5}
+    assert len(values) == 8
+
+
+def test_no_x_axis_of_the_users_is_overridden_and_none_is_made_up(played: Played) -> None:
+    if played.door in ("lightning", "fabric"):  # as with Lightning's own logger, whose pattern for all names is ours
+        return
+    rows = played.run("beside").rows
+    assert ["global_step" in row for row in rows if "past_us" in row] == [False]
+    values = {name: row for row in rows for name in row if name.startswith("val/")}
+    assert {values[name]["turn"] for name in values} == {5}  # as W&B fills it in where the user's pattern counts
+
+
 def test_job_says_one_line_for_each_run_and_no_warning(played: Played) -> None:
-    assert len(played.finished.lines("dist_wandb: run_mode=")) == 8
+    assert len(played.finished.lines("dist_wandb: run_mode=")) == 9
     said = [line for line in played.finished.lines("dist_wandb: ") if "run_mode=" not in line]
     assert said == []
 

@@ -6,21 +6,31 @@ import functools
 import logging
 import math
 import random
+import sys
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from types import FrameType
 from typing import Any
 
 import pytest
 import torch
 import torchmetrics
+from torchmetrics_cases import cases
+from torchmetrics_inputs import Draw
 from units import QUICK, Ranks, Row, Stall, eventually, making
 
-from dist_wandb import gathered, gloo, sync
+from dist_wandb import gathered, gloo, membership, rounds, sync
+from dist_wandb.errors import RendezvousError
 from dist_wandb.gloo import BrokenError, GlooGroup
+from dist_wandb.membership import say_opened
+from dist_wandb.policy import Unit
+from dist_wandb.rendezvous import Rendezvous
+from dist_wandb.rows import Contribution
 from dist_wandb.sync import RoundsExchange
+from dist_wandb.topology import Topology
 
 SOON = 20.0  # seconds, on a busy machine; whoever waited for other ranks waits for longer
 
@@ -75,9 +85,29 @@ def test_weights_reductions_and_spread(ranks: Callable[..., Ranks]) -> None:
         unit.log(rank, values, 7, {"loss": rank + 1.0})
     unit.close()
     (row,) = unit.run.rows
-    std = math.sqrt(2 / 3)
+    std = math.sqrt(sum((rank + 1) * (rank - 8 / 6) ** 2 for rank in range(3)) / 6)
     spread = {"loss/min": 0.0, "loss/max": 2.0, "loss/std": pytest.approx(std), "loss/argmax_rank": 2}
     assert row == {"loss": 8 / 6, "tokens": 30, "norm_max": 0.0, "lr": 0.5, "global_step": 7, **spread}
+
+
+def test_nothing_is_looked_up_to_write_a_row(ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store may be gone by then, with its host, and those who are left are to go on."""
+    unit = ranks(3, spread=["loss"], first=10)
+    for rank in range(3):
+        unit.log(rank, {"loss": float(-rank)}, 0)
+    unit.flush()
+
+    def peek(*_: object) -> None:
+        raise RendezvousError("the store is gone")
+
+    monkeypatch.setattr(Rendezvous, "peek", peek)
+    for step in (1, 2):
+        for rank in range(3):
+            unit.log(rank, {"loss": float(rank == step)}, step)
+    unit.flush()
+    monkeypatch.undo()
+    unit.close()
+    assert unit.last("loss/argmax_rank") == {0: 10, 1: 11, 2: 12}
 
 
 def test_numbers_that_are_not_finite_show_and_large_integers_are_exact(ranks: Callable[..., Ranks]) -> None:
@@ -103,6 +133,42 @@ def test_metrics_are_merged_from_their_states(ranks: Callable[..., Ranks]) -> No
     wanted = {step: sum(r * (r + 1) for r in s) / sum(r + 1 for r in s) for step, s in seen.items()}
     assert unit.last("mean") == pytest.approx(wanted)
     assert unit.last("loss") == dict.fromkeys(range(3), 1.0)
+
+
+# Their states, or what they keep beside them, are others after the first update.
+LEARNING = {"ExplainedVariance", "MeanIoU", "MulticlassExactMatch", "R2Score", "RootMeanSquaredErrorUsingSlidingWindow"}
+REMEMBERING = {"MinMaxMetric", "NormalizedRootMeanSquaredError", "RunningMean"}
+
+
+def test_metrics_are_whole_where_the_primary_has_no_data(
+    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
+) -> None:
+    unit = ranks(3)
+    made = [case for case in cases() if case.metric in LEARNING | REMEMBERING]
+    metrics = [{case.name: case.make() for case in made} for _ in range(3)]
+    alone = {case.name: case.make() for case in made}
+    wanted: list[dict[str, Any]] = []
+    for step, counts in enumerate(((0, 1, 2), (0, 0, 1), (1, 2, 1))):
+        turns = iter(range(sum(counts)))
+        for rank, count in enumerate(counts):
+            for turn in [next(turns) for _ in range(count)]:
+                for case in made:
+                    metrics[rank][case.name].update(*case.inputs(Draw(turn)))
+                    alone[case.name].update(*case.inputs(Draw(turn)))
+            unit.log(rank, {**metrics[rank], "loss": float(rank)}, step)
+        wanted.append({name: metric.compute() for name, metric in alone.items()})
+        for metric in (*(metric for own in metrics for metric in own.values()), *alone.values()):
+            metric.reset()
+    unit.close()
+    for step, values in enumerate(wanted):
+        for name, value in values.items():
+            parts = {f"{name}/{key}": part for key, part in value.items()} if isinstance(value, dict) else {name: value}
+            for key, part in parts.items():
+                found = torch.tensor(unit.last(key)[step])
+                torch.testing.assert_close(found, part.reshape(found.shape), rtol=1e-4, atol=1e-5, msg=f"{key}, {step}")
+    assert unit.last("loss") == dict.fromkeys(range(3), 1.0)
+    assert not unit.flagged()
+    assert not caplog.messages
 
 
 def test_other_names_and_orders_on_each_rank(ranks: Callable[..., Ranks]) -> None:
@@ -159,6 +225,37 @@ def test_a_secondary_may_finish_long_before_the_others(ranks: Callable[..., Rank
     unit.close(0, 1)
     assert unit.last("loss") == {0: 1.0, 1: 0.5, 2: 0.5}
     assert not unit.flagged(), "who leaves with a word is not missed"
+
+
+def test_a_rank_whose_process_ends_stays_until_others_have_asked_for_all_it_logged(
+    ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mean needs nothing more, but spreads, metrics' states and tables are asked for when all ranks have logged."""
+    monkeypatch.setattr(sync, "_LAST_ROUND", 0.01)
+    unit = ranks(3, spread=["spread"])
+    for rank in range(3):
+        unit.log(rank, {"loss": 0.0, "spread": 0.0}, 0)
+    unit.flush()
+    metrics = [torchmetrics.MeanMetric() for _ in range(3)]
+    for rank, metric in enumerate(metrics):
+        metric.update(float(rank))
+    parts: list[Row] = [{"spread": float(r), "metric": metrics[r], "table": gathered([[r]], ["x"])} for r in range(3)]
+    unit.log(2, parts[2], 1)
+    unit.close(2)
+    end = threading.Thread(target=unit.exchanges[2].leave, daemon=True)
+    end.start()
+    end.join(1.0)
+    assert end.is_alive(), "it has more to tell"
+    for rank in range(2):
+        unit.log(rank, parts[rank], 1)
+    unit.close(0, 1)
+    end.join(SOON)
+    assert not end.is_alive()
+    row = unit.run.rows[-1]
+    assert (row["spread"], row["metric"], row["spread/argmax_rank"]) == (1.0, 1.0, 2)
+    assert row["spread/std"] == pytest.approx(math.sqrt(2 / 3))
+    assert sorted(row["table"].data) == [[0, 0], [1, 1], [2, 2]]
+    assert not unit.flagged()
 
 
 def test_a_flush_on_all_ranks_finishes_what_only_some_said(ranks: Callable[..., Ranks]) -> None:
@@ -242,17 +339,103 @@ def test_a_rank_that_stalls_is_gone_on_without_and_comes_back(
     assert unit.flagged().keys() == set(range(3, 6)), "rows after it came back are whole"
 
 
-def test_ranks_that_come_late_are_taken_in(ranks: Callable[..., Ranks]) -> None:
+def test_ranks_that_come_late_are_taken_in(ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture) -> None:
+    unit = ranks(3, 0, 1, reduce="sum", limits=replace(QUICK, join_timeout=0.3))
+    for step in range(3):
+        for rank in range(2):
+            unit.log(rank, {"ones": 1}, step)
+    eventually(lambda: len(unit.run.rows) == 3)
+    assert unit.flagged() == dict.fromkeys(range(3), 1)
+    unit.open(2)
+    for step in range(5):
+        unit.log(2, {"ones": 1}, step)
+    for rank in range(2):
+        unit.log(rank, {"ones": 1}, 4)
+    eventually(lambda: [unit.last("ones").get(step) for step in (0, 1, 2, 4)] == [3, 3, 3, 3])
+    unit.close()
+    told = [record.message for record in caplog.records if "rank 2 did not open a session within" in record.message]
+    assert len(told) == 2, "each of the others says it once"
+
+
+def test_a_rank_that_is_the_only_one_writes_its_own_numbers_without_a_flag(
+    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
+) -> None:
+    """As with `init` under `if rank == 0`: nobody else was asked to."""
+    unit = ranks(3, 0, limits=replace(QUICK, join_timeout=0.3))
+    unit.log(0, {"loss": 2.0}, 0)
+    eventually(lambda: len(unit.run.rows) == 1)
+    unit.close(0)
+    assert unit.last("loss") == {0: 2.0}
+    assert not unit.flagged()
+    (told,) = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
+    assert "no other rank has opened a session, so the run has rank 0's own numbers" in told
+
+
+def test_a_rank_that_is_the_only_one_ends_soon(
+    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(membership, "_APART", 0.3)
+    unit = ranks(2, 0, limits=replace(QUICK, join_timeout=600, finish_timeout=600))
+    unit.log(0, {"loss": 2.0}, 0)
+    unit.close(0)
+    assert unit.run.rows == [{"loss": 2.0, "global_step": 0}]
+    assert [record.levelno for record in caplog.records].count(logging.WARNING) == 1
+
+
+def test_a_rank_that_only_opens_its_session_slowly_is_waited_for(
+    ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(membership, "_APART", 0.0)
+    unit = ranks(2, 0)
+    topology = Topology(1, 1, 0, 2, 2, 1)
+    say_opened(Rendezvous(unit.store, "test", topology, 20).below("unit/"), Unit("", 1, 2, 1))
+    unit.log(0, {"loss": 1.0}, 0)
+    assert not unit.exchanges[0]._done.is_set()
+    unit.exchanges[0].retire()
+    time.sleep(0.5)  # several looks
+    unit.open(1)
+    unit.log(1, {"loss": 2.0}, 0)
+    unit.close()
+    assert unit.last("loss") == {0: 1.5}
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_rank_that_opens_its_session_after_all_others_have_ended_is_told_so_and_waits_for_nobody(
+    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    monkeypatch.setattr(membership, "_APART", 0.0)
+    late = size - 1
+    unit = ranks(size, *range(late), limits=replace(QUICK, join_timeout=1))
+    for rank in range(late):
+        unit.log(rank, {"loss": 1.0}, 0)
+    unit.close(*range(late))
+    eventually(lambda: all(unit.exchanges[rank].has_ended for rank in range(late)))
+    unit.limits = replace(QUICK, join_timeout=600, peer_timeout=600, finish_timeout=600)
+    unit.open(late)
+    caplog.clear()
+    unit.log(late, {"loss": 5.0}, 0)
+    unit.close(late)
+    (told,) = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
+    assert f"rank {late} opened its session when the other ranks had ended theirs" in told
+    assert unit.last("loss") == {0: 1.0}
+
+
+def test_ranks_that_come_to_one_that_was_alone_are_taken_in(
+    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
+) -> None:
     unit = ranks(3, 0, reduce="sum", limits=replace(QUICK, join_timeout=0.3))
     for step in range(3):
         unit.log(0, {"ones": 1}, step)
     eventually(lambda: len(unit.run.rows) == 3)
-    assert unit.flagged() == dict.fromkeys(range(3), 2)
+    assert not unit.flagged()
     unit.open(1)
     for step in range(5):
         unit.log(1, {"ones": 1}, step)
     unit.log(0, {"ones": 1}, 3)
     eventually(lambda: [unit.last("ones").get(step) for step in range(4)] == [2, 2, 2, 2])
+    assert unit.flagged()[3] == 1, "from now on the third one is missed"
+    assert "rank 1 opened a session" in caplog.text
+    assert "rank 2 did not open a session within" in caplog.text
     unit.open(2)
     for step in range(5):
         unit.log(2, {"ones": 1}, step)
@@ -262,13 +445,17 @@ def test_ranks_that_come_late_are_taken_in(ranks: Callable[..., Ranks]) -> None:
     assert unit.last("ones") == dict.fromkeys(range(5), 3)
 
 
-def test_a_rank_that_never_comes_is_missed_aloud(ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture) -> None:
-    unit = ranks(2, 0, limits=replace(QUICK, join_timeout=0.3))
-    unit.log(0, {"loss": 2.0}, 0)
-    unit.close(0)
-    assert unit.last("loss") == {0: 2.0}
+def test_a_rank_that_ended_before_the_others_began_is_said_to_have(
+    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
+) -> None:
+    unit = ranks(3, 1, limits=replace(QUICK, join_timeout=30))
+    unit.die(1)
+    unit.open(0, 2)
+    for rank in (0, 2):
+        unit.log(rank, {"loss": 2.0}, 0)
+    unit.close(0, 2)
     assert unit.flagged() == {0: 1}
-    assert any("rank 1 did not come within 0.3 s" in record.message for record in caplog.records)
+    assert "rank 1 failed before rank 0 began. Rank 0 goes on without it" in caplog.text
 
 
 def test_a_rank_that_stops_logging_a_name_is_named_and_not_waited_for_for_ever(
@@ -289,7 +476,48 @@ def test_a_rank_that_stops_logging_a_name_is_named_and_not_waited_for_for_ever(
     unit.log(1, {"loss": 7.0}, 1)
     unit.close()
     assert unit.last("loss")[1] == 6.0
-    assert any("rank 1 logged 'loss' at step 1 after its row" in record.message for record in caplog.records)
+    assert "a corrected row follows" not in caplog.text.lower(), "it has been said that it would be"
+
+
+def test_a_stall_is_told_once_whatever_the_number_of_names_and_steps(
+    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
+) -> None:
+    unit = ranks(2)
+    names = [f"layer{number}" for number in range(50)]
+    for step in range(6):
+        for rank in range(2):
+            if rank == 0 or step < 2:
+                unit.log(rank, dict.fromkeys(names, float(rank)), step)
+        if step == 1:
+            unit.flush()
+            for exchange in unit.exchanges.values():
+                exchange.limits = replace(QUICK, peer_timeout=0.5)
+    eventually(lambda: unit.last("layer49").get(5) == 0.0)
+    for step in range(2, 6):
+        unit.log(1, dict.fromkeys(names, 1.0), step)
+    unit.close()
+    assert unit.last("layer0") == unit.last("layer49") == dict.fromkeys(range(6), 0.5)
+    (message,) = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
+    assert "rank 1 has not logged 50 names ('layer0', 'layer1', 'layer2', …) at step 2" in message
+
+
+def test_names_that_change_with_each_step_are_told_of_once(
+    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Rank 1 is late with each of them, as they are new."""
+    unit = ranks(2, kind=RoundsExchange)
+
+    def is_written(step: int, value: float) -> bool:
+        return unit.last(f"step{step}/loss") == {step: value}
+
+    for step in range(4):
+        unit.log(0, {f"step{step}/loss": 1.0}, step)
+        eventually(functools.partial(is_written, step, 1.0))
+        unit.log(1, {f"step{step}/loss": 3.0}, step)
+        eventually(functools.partial(is_written, step, 2.0))
+    unit.close()
+    (message,) = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
+    assert "rank 1 logged 'step0/loss' at step 0 after the other ranks' row was written" in message
 
 
 def test_rows_that_wait_are_bounded(ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture) -> None:
@@ -361,6 +589,23 @@ def test_a_metric_that_raises_while_its_states_are_sent_ends_nothing(
     unit.close()
     assert unit.last("loss") == dict.fromkeys(range(4), 0.5)
     assert "'ragged' on rank 0 has no part in its row" in caplog.text
+
+
+def test_a_metric_whose_states_differ_leaves_the_rest_of_its_row(
+    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
+) -> None:
+    unit = ranks(2)
+    own = [torchmetrics.ConfusionMatrix("multiclass", num_classes=3 + rank) for rank in range(2)]
+    for step in range(3):
+        for rank, metric in enumerate(own):
+            metric.update(torch.tensor([0, 1]), torch.tensor([0, 2]))
+            unit.log(rank, {"confusion": metric, "loss": float(rank)}, step)
+    unit.close()
+    assert unit.last("loss") == dict.fromkeys(range(3), 0.5)
+    assert not unit.last("confusion")
+    (message,) = caplog.messages
+    assert "'confusion' (MulticlassConfusionMatrix) is left out of its row: rank 0 could not compute it" in message
+    assert "State 'confmat' of MulticlassConfusionMatrix is a tensor of shape" in message
 
 
 def test_numbers_too_large_for_their_spread_end_nothing(ranks: Callable[..., Ranks]) -> None:
@@ -442,6 +687,52 @@ def test_a_rank_whose_device_computes_long_goes_on_with_the_others(ranks: Callab
     assert unit.last("loss") == {0: 0.0, 1: 0.5, 2: 2.0}
 
 
+def test_a_rank_that_writes_nothing_goes_on_without_the_store(
+    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ask(*_: object) -> None:
+        raise RendezvousError("The store is gone.")
+
+    monkeypatch.setattr(membership.Membership, "arrive", ask)
+    monkeypatch.setattr(membership.Membership, "is_gone", ask)
+    unit = ranks(2, 1)
+    eventually(lambda: "goes on alone" in caplog.text)
+    for step in range(2):
+        unit.log(1, {"loss": 1.0}, step)
+        eventually(unit.exchanges[1]._has_heard_all)
+    unit.exchanges[1].close()
+    assert not unit.exchanges[1]._broken
+    assert [record.exc_info for record in caplog.records] == [None] * 2
+    assert "may be lost" in caplog.records[-1].getMessage()
+
+
+def test_a_rank_that_comes_back_when_the_others_have_ended_says_that_it_was_away(
+    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unit = ranks(2)
+    for rank in range(2):
+        unit.log(rank, {"loss": 1.0}, 0)
+    unit.flush()
+
+    def regroup(*_: object) -> None:  # as when it finds no epoch with itself in it, and nobody of the last one
+        raise membership.Over
+
+    monkeypatch.setattr(unit.exchanges[1]._membership, "regroup", regroup)
+    unit.die(0)
+    eventually(lambda: "rank 1 stood still" in caplog.text)
+    assert "opened its session when" not in caplog.text
+
+
+def test_ranks_that_have_all_closed_miss_nobody_at_the_end(ranks: Callable[..., Ranks]) -> None:
+    """Not even where one has yet to read that the others have left: rows would be flagged anew that lack nobody."""
+    unit = ranks(3)
+    for rank in range(3):
+        unit.log(rank, {"loss": 1.0}, 0)
+    unit.close()
+    eventually(lambda: all(exchange.has_ended for exchange in unit.exchanges.values()))
+    assert [exchange.rounds.absent for exchange in unit.exchanges.values()] == [0] * 3
+
+
 def test_an_exchange_that_is_beyond_help_says_so(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -479,6 +770,33 @@ def test_rows_that_follow_quickly_wait_for_the_next_unless_somebody_waits_for_th
     unit.flush()
     assert time.monotonic() - start < SOON
     assert len(unit.run.rows) == 6
+
+
+def test_whatever_log_is_interrupted_at_a_signal_handler_may_log(ranks: Callable[..., Ranks]) -> None:
+    """At each instruction of Python on its way, with so many rows waiting that the thread is told to hurry."""
+    unit = ranks(2, 0)
+    for step in range(300):
+        unit.log(0, {"loss": 1.0}, step)
+    handled: list[int] = []
+
+    def interrupt(frame: FrameType, _event: str, _argument: Any) -> Any:
+        frame.f_trace_opcodes = True
+        sys.settrace(None)
+        unit.log(0, {"signal": 1.0})
+        sys.settrace(interrupt)
+        handled.append(frame.f_lasti)
+        return interrupt
+
+    def log() -> None:
+        sys.settrace(interrupt)
+        unit.exchanges[0].put(Contribution({"loss": 1.0}, 300))
+        sys.settrace(None)
+
+    thread = threading.Thread(target=log, daemon=True)
+    thread.start()
+    thread.join(SOON)
+    assert not thread.is_alive(), "the handler waits for a lock of the thread that it has interrupted"
+    assert len(handled) > 10
 
 
 # --- faults in the middle of an exchange ------------------------------------------------------------------------------
@@ -537,6 +855,33 @@ def test_faults_lose_nothing_and_count_nothing_twice(
     assert unit.last("steps") == {step: 3.0 * (step + 1) for step in range(40)}
     tables = {step: table.data for step, table in unit.last("table").items()}
     assert tables == {step: [[rank, step, rank] for rank in range(3)] for step in range(0, 40, 4)}
+    assert not unit.flagged()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_faults_in_a_burst_lose_nothing_and_count_nothing_twice(
+    ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Most rounds are for many rows: the list of what waits has been told, or has not, or the numbers have."""
+    monkeypatch.setattr(rounds, "_MOST_CELLS", 50)
+    faults = Faults(seed, often=0.1)
+    for name in ("reduce", "reduce_tensors", "gather"):
+        monkeypatch.setattr(gloo.GlooGroup, name, faults.wrap(getattr(gloo.GlooGroup, name)))
+    unit = ranks(3, reduce="sum", spread=["x"])
+    wanted: dict[int, int] = defaultdict(int)
+    schedule = random.Random(seed)
+    for rank in range(3):
+        for step in range(300):
+            value = schedule.randrange(100)
+            wanted[step] += value
+            unit.log(rank, {"x": value, **({"own": rank} if step % 7 == rank else {})}, step)
+            unit.log(rank, {"counted": value}, None, calls=2 * step + 1)
+    unit.close()
+    assert faults.number > 3, "the test must disturb"
+    assert max(exchange.rounds.round for exchange in unit.exchanges.values()) < 300, "one round for many rows"
+    assert {step: row for step, row in unit.last("x").items() if step in wanted} == wanted
+    assert unit.last("own") == {step: step % 7 for step in range(300) if step % 7 < 3}
+    assert sum(row["counted"] for row in unit.run.rows if "counted" in row) == sum(wanted.values())
     assert not unit.flagged()
 
 

@@ -66,7 +66,9 @@ def test_rows_lack_a_rank_that_went_before_it_was_heard(
     assert unit.last("loss")[2] == 2.0
     assert unit.flagged() == {1: 1, 2: 1}
     assert unit.exchanges[0].lost == frozenset(), "it has not failed, either"
-    assert messages(caplog, "rank 1 stopped taking part")
+    assert messages(caplog, "rank 1 ended after step 0, before the others had all that it logged (see finish_timeout)")
+    assert not messages(caplog, "stopped taking part"), "it is well"
+    assert messages(caplog, "what rank 1 logged after step 0 may be lost: these rows (about ")
 
 
 def test_while_nobody_can_speak_nobody_is_said_to_be_silent(

@@ -61,8 +61,8 @@ def test_example_trains_offline_and_says_where_its_runs_are(
     assert len(finished.lines(NO_LOGIN)) == 1
     said = finished.lines("dist_wandb: ")
     assert len([line for line in said if "run_mode=" in line]) == 1
-    others = [line for line in said if "run_mode=" not in line]
-    assert all("A corrected row follows it" in line for line in others), others  # a busy machine's ranks may be late
+    others = [line for line in said if "run_mode=" not in line and "Upload it with: dist-wandb sync" not in line]
+    assert all("A corrected row follows" in line for line in others), others  # a busy machine's ranks may be late
     assert finished.lines("    dist-wandb show ") == [f"    dist-wandb show {log_dir}"]
     uploads = planned_uploads(finished.output)
     assert [run.refusals for run in uploads] == [()] * run_count

@@ -68,6 +68,6 @@ def test_a_lightning_cli_fits_with_the_config_that_it_printed(tmp_path: Path) ->
     command: list[str | Path] = [sys.executable, "-W", "ignore", SCRIPTS / "lightning_cli.py", tmp_path]
     finished = run_job(command, cwd=tmp_path, environment=environment).check()
     check_nothing_stale(finished)
-    assert finished.lines("SAW") == ["SAW True"], "the environment is as it was"
+    assert finished.lines("SAW") == ["SAW True"], "the environment is as the stock logger leaves it"
     (stored,) = ended_runs(tmp_path, 1)
     assert (stored.run_id, stored.tags) == ("exp", ("x",))

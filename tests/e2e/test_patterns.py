@@ -172,9 +172,9 @@ def test_a_rank_that_never_comes_is_not_waited_for_beyond_the_limit(outcome: Out
     finished, server = outcome
     run = server.run("never-comes")
     assert finished.lines("SAW went on") == ["SAW went on True"]
-    assert finished.output.count("rank 1 did not come within 2 s") == 1
+    assert finished.output.count("no other rank has opened a session") == 1
     assert column(run, "loss") == OF_RANKS[0]
-    assert column(run, "dist_wandb/degraded") == dict.fromkeys(range(3), 1)
+    assert not column(run, "dist_wandb/degraded"), "nobody was asked"
 
 
 # --- jobs of their own ------------------------------------------------------------------------------------------------

@@ -57,11 +57,19 @@ def test_ranks_meet_whether_they_come_before_or_after_their_process_group(tmp_pa
 
 def check_announcements(finished: Finished) -> None:
     """One line from each unit: of the job in global scope, of each of the two nodes in worker scope."""
-    lines = finished.lines("dist_wandb: ")
+    lines = finished.lines("dist_wandb: run_mode=")
     job_lines = len([scope for _, scope in COMBINATIONS if scope == "global"]) + 1  # and the run with a generated id
     node_lines = len([scope for _, scope in COMBINATIONS if scope == "worker"]) * 2
     assert len(lines) == job_lines + node_lines
     assert all("4 ranks on 2 nodes" in line and "(offline, " in line for line in lines)
+    # At the end of each shared run one line, and none of W&B's, which are wrong there.
+    uploads = [line.partition("dist-wandb sync ")[2] for line in finished.lines("dist_wandb: the run ")]
+    assert len(uploads) == 3
+    assert len(finished.lines("dist_wandb: ")) == len(lines) + len(uploads)
+    shared = {directory for directory in uploads if directory}
+    assert not [
+        line for line in finished.output.splitlines() if "wandb: wandb sync" in line for d in shared if d in line
+    ]
 
 
 # For the other modes see test_lightning_everything.py.

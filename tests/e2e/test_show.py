@@ -172,14 +172,14 @@ def test_show_tells_all_of_it(directory: Path, good: Path, capsys: pytest.Captur
         (linked / path.parent.name).mkdir()
         (linked / path.parent.name / path.name).hardlink_to(path)
     hurt = damaged(linked, good.read_bytes()[:7])
-    assert main(["show", str(linked)]) == 0
+    assert main(["show", str(linked)]) == 1  # one of them is not readable
     out = capsys.readouterr().out
     assert "● good  renamed\n  finished · 300 rows · project digits · group sweep\n" in out
     assert "● failed\n  failed (exit code 3) · 1 row · project digits\n" in out
     assert re.search(r"\n  val\.acc +0\.99667 +0 +0\.99667 +300 +▁[▁▂▃▄▅▆▇█]{30}█\n", out)
     assert f"✗ not readable  {hurt}: holds no run yet (7 bytes)" in out
     assert ": 1 finished, 1 failed, 1 file not readable\n" in out
-    assert main(["show", str(linked), "--json", "--metric", "loss"]) == 0
+    assert main(["show", str(linked), "--json", "--metric", "loss"]) == 1
     shown = json.loads(capsys.readouterr().out)
     metrics = {run["run_id"]: list(run["metrics"]) for run in shown["runs"]}
     assert metrics == {"good": ["loss"], "failed": ["loss"]}

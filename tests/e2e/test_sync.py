@@ -100,7 +100,7 @@ def has_rows(request: Request) -> bool:
 
 
 def test_an_offline_shared_run_becomes_what_the_online_one_is(
-    offline: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    offline: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with WandbServer() as online:
         environment = online.environment(tmp_path, PYTHONPATH=MODULES, **WATCHED)
@@ -122,6 +122,7 @@ def test_an_offline_shared_run_becomes_what_the_online_one_is(
         put = [request.path for request, _ in server.answered if request.scope == "files"]
         assert sum(path.endswith("wandb-summary.json") for path in put) == 1  # the primary's
         before = len(server.answered)
+        monkeypatch.setenv("XDG_STATE_HOME", server.environment(offline)["XDG_STATE_HOME"])
         assert "1 run: 1 uploaded before" in sync(server, offline).check().output
         assert main(["show", str(offline)]) == 0
         assert capsys.readouterr().out.count("finished · 5 rows · uploaded") == 2
@@ -227,7 +228,7 @@ def test_a_writer_of_an_online_shared_run_that_was_cut_off_gets_its_rows(
     assert [row for row in before.rows if "rank-1/loss" in row] == []
     assert before.exit_codes == [0]
     finished = sync(wandb_server, tmp_path).check()
-    assert "2. rank-0 (primary): uploaded already" in finished.output
+    assert "2. rank-0 (primary): uploaded when it was written, says W&B's log beside it" in finished.output
     run = wandb_server.run("exp")
     assert sorted(row["rank-1/loss"] for row in run.rows if "rank-1/loss" in row) == [1.0, 3.0, 5.0, 7.0, 9.0]
     assert sorted(row["rank-0/loss"] for row in run.rows if "rank-0/loss" in row) == [0.0, 2.0, 4.0, 6.0, 8.0]
@@ -305,7 +306,7 @@ def test_an_online_run_that_was_cut_off_gets_its_missing_rows(tmp_path: Path, wa
     assert "1 uploaded before" in sync(wandb_server, directory).check().output
 
 
-def test_an_upload_that_was_killed_or_interrupted_goes_on(plain: Path, wandb_server: WandbServer) -> None:
+def test_an_upload_that_was_killed_or_ended_goes_on(plain: Path, wandb_server: WandbServer) -> None:
     fault = wandb_server.fail("UpsertBucket", delay=30, drop=True)
     environment = sync_environment(wandb_server, plain)
     with started(sync_command(plain), cwd=plain, environment=environment) as job:
@@ -314,13 +315,14 @@ def test_an_upload_that_was_killed_or_interrupted_goes_on(plain: Path, wandb_ser
         job.processes[0].communicate(timeout=TIMEOUT)
         second = sync(wandb_server, plain)
     assert second.exit_codes == (1,)
-    assert "another process uploads it at this moment" in second.output
-    with started(sync_command(plain), cwd=plain, environment=environment) as job:
-        wait_until(lambda: fault.hits == 2, within=TIMEOUT)
-        job.processes[0].send_signal(signal.SIGINT)
-        output, _ = job.processes[0].communicate(timeout=TIMEOUT)
-        wait_until(lambda: not job.living(), within=30)
-    assert (job.processes[0].returncode, "goes on where it got to" in output) == (130, True)
+    assert "another upload of this file is under way (pid " in second.output
+    for hits, number, code in ((2, signal.SIGINT, 130), (3, signal.SIGTERM, 143)):
+        with started(sync_command(plain), cwd=plain, environment=environment) as job:
+            wait_until(lambda hits=hits: fault.hits == hits, within=TIMEOUT)  # type: ignore[misc]
+            job.processes[0].send_signal(number)
+            output, _ = job.processes[0].communicate(timeout=TIMEOUT)
+            wait_until(lambda job=job: not job.living(), within=30)  # type: ignore[misc]
+        assert (job.processes[0].returncode, "goes on where it got to" in output) == (code, True)
     fault.stop()
     sync(wandb_server, plain).check()
     run = wandb_server.run("exp")

@@ -102,10 +102,23 @@ class Job:
 
 
 @contextlib.contextmanager
-def started(*commands: Sequence[str | Path], cwd: Path, environment: Mapping[str, str] | None = None) -> Iterator[Job]:
-    """Start commands side by side; when the block is left, nothing that they started is alive."""
+def started(
+    *commands: Sequence[str | Path],
+    cwd: Path,
+    environment: Mapping[str, str] | None = None,
+    output: Path | None = None,
+) -> Iterator[Job]:
+    """Start commands side by side; when the block is left, nothing that they started is alive.
+
+    Args:
+        commands: The commands.
+        cwd: Where they run.
+        environment: Theirs; else `clean_environment`.
+        output: A file for what they all say, in place of pipes that somebody must read.
+    """
     job = Job(uuid.uuid4().hex, [])
     variables = {**(environment if environment is not None else clean_environment()), _MARK: job.mark}
+    said = subprocess.PIPE if output is None else os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     try:
         for command in commands:
             process = subprocess.Popen(
@@ -113,7 +126,7 @@ def started(*commands: Sequence[str | Path], cwd: Path, environment: Mapping[str
                 cwd=cwd,
                 env=variables,
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
+                stdout=said,
                 stderr=subprocess.STDOUT,
                 text=True,
                 start_new_session=True,
@@ -124,6 +137,8 @@ def started(*commands: Sequence[str | Path], cwd: Path, environment: Mapping[str
         job.kill()
         for process in job.processes:
             process.wait()
+        if output is not None:
+            os.close(said)
 
 
 def torchrun(script: Path, *arguments: object, processes: int = 2, nodes: int = 1) -> tuple[list[str | Path], ...]:

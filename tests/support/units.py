@@ -59,6 +59,7 @@ class Ranks:
         size: Number of ranks.
         limits: How long they wait.
         kind: `RoundsExchange` where a new name is to be written after five heartbeats, whoever has yet to log it.
+        first: Index in the job of rank 0 of the unit.
     """
 
     size: int
@@ -66,6 +67,7 @@ class Ranks:
     kind: type[RoundsExchange] = PatientExchange
     reduce: Any = "mean"
     spread: Sequence[str] = ()
+    first: int = 0
     store: HashStore = field(default_factory=HashStore)
     run: RecordingRun = field(default_factory=RecordingRun)
     exchanges: dict[int, RoundsExchange] = field(default_factory=dict)
@@ -77,9 +79,10 @@ class Ranks:
             plan = plan_run(topology, "auto", "global", "exp")
             run: Any = self.run if rank == 0 else NullRun()
             rows = Rows(RunWriter(run, plan, "global_step"), check_reduce(self.reduce), rank=rank)
-            unit = Unit("", rank, self.size, rank)
+            unit = Unit("", rank, self.size, self.first + rank)
             find = functools.partial(_itself, rendezvous)
             self.exchanges[rank] = self.kind(unit, find, rows, self.limits, self.spread)
+            self.exchanges[rank].start()
         return self
 
     def log(self, rank: int, metrics: Row, step: int | None = None, weight: Any = None, calls: int = 0) -> None:
@@ -146,6 +149,7 @@ class Stall:
         copy.numbers = self._wait  # type: ignore[method-assign]
         if asked:
             copy.is_ready = self.over.is_set  # type: ignore[method-assign]
+            copy.has_arrived = self.over.is_set  # type: ignore[method-assign]
         return Later(copy, 0)
 
     def _wait(self) -> list[float]:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from graphql_of_wandb import FEATURES, GraphQL, UnknownOperationError, operation_name
-from processes import clean_environment
+from processes import clean_environment, free_port
 from wandb_records import PLAIN, RecordedArtifact, RecordedRun, Records
 
 if TYPE_CHECKING:
@@ -157,6 +157,7 @@ class WandbServer:
             for client in ("GRAPHQL", "FILE_STREAM", "FILE_TRANSFER")
             for bound in ("MIN", "MAX")
         }
+        places["XDG_STATE_HOME"] = str(directory / "state")
         online = {"WANDB_BASE_URL": self.url, "WANDB_API_KEY": _API_KEY, "WANDB_MODE": "online"}
         # wandb-core waits whole seconds: of less than one it makes its defaults, 2 to 60 s and 15 s
         interval = {"WANDB_X_FILE_STREAM_TRANSMIT_INTERVAL": "1"}
@@ -196,7 +197,7 @@ class WandbServer:
         if self._http is None:
             if self._reserved is not None:
                 self._reserved.close()
-            self._http = _HttpServer(self, self.port)
+            self._http = _HttpServer(self, self.port or free_port())  # a port that nobody takes while it is stopped
             self.port = self._http.server_address[1]
             self._http.begin()
 

@@ -359,6 +359,23 @@ def test_a_rank_whose_job_is_gone_can_log_and_end(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.usefixtures("fake_wandb")
+def test_warnings_that_are_errors_do_not_keep_a_training_from_ending(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def gone(*_: object) -> None:
+        raise RendezvousError("the store is gone")
+
+    look_like(monkeypatch, rank=1)
+    accelerator = accelerator_with(quick())
+    monkeypatch.setattr(Rendezvous, "find", gone)
+    accelerator.log({"loss": 0.5})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        accelerator.end_training()
+    assert "Rank 1 logged 1 rows, but the main process has not called" in caplog.text
+
+
+@pytest.mark.usefixtures("fake_wandb")
 def test_by_name_early_rows_are_kept_when_the_tracker_gets_its_arguments(
     on_main: Callable[[int], Session], monkeypatch: pytest.MonkeyPatch
 ) -> None:

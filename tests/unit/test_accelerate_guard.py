@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import threading
 import warnings
@@ -16,6 +17,7 @@ from accelerate import Accelerator, PartialState
 from accelerate.state import AcceleratorState
 from accelerate.tracking import GeneralTracker
 from accelerate.utils import DistributedType
+from processes import wait_until
 
 from dist_wandb import DistWandbTracker, get_run
 from dist_wandb import accelerate as door
@@ -236,6 +238,7 @@ def test_accelerate_is_told_what_kind_of_tracker_it_is() -> None:
         ({"rank_scope": "node"}, "rank_scope='node' is unknown."),
         ({"reduce": "avg"}, "reduce='avg' is no reduction."),
         ({"id": "a/b"}, "id='a/b' given to DistWandbTracker has '/'"),
+        ({"id": "a\x1bb"}, "id='a\\x1bb' given to DistWandbTracker has '\\x1b', which cannot be printed"),
         ({"mode": "shared"}, "Pass run_mode='shared'"),
     ],
 )
@@ -314,7 +317,7 @@ def test_from_init_trackers_to_end_training(fake_wandb: FakeWandb, log_with: Cal
     assert accelerator.get_tracker("dist_wandb", unwrap=True) is tracker.tracker is run
     assert get_run() is tracker.session
     accelerator.end_training()
-    assert run.logged == [({"loss": 0.5, "global_step": 3}, {}), ({"loss": 0.4, "global_step": 1}, {"commit": False})]
+    assert run.logged == [({"loss": 0.5, "global_step": 3}, {}), ({"loss": 0.4, "global_step": 3}, {"commit": False})]
     assert run.exit_codes == [None]
     assert not get_run()
 
@@ -530,12 +533,54 @@ def test_rows_that_came_before_the_main_process_are_written_once_it_has_started(
     assert fake_wandb.arguments == []
     main = main_process_at(Options("new", join_timeout=30.0))
     accelerator.log({"loss": 0.3})
-    assert accelerator.get_tracker("dist_wandb").session.id == f"{main.plan.base_id}-rank-1"
+    session = accelerator.get_tracker("dist_wandb").session
+    assert session.id == f"{main.plan.base_id}-rank-1"
+    assert session.flush()
     assert fake_wandb.runs[1].logged == [
         ({"loss": 0.5, "global_step": 0}, {}),
         ({"loss": 0.4, "global_step": 7}, {"commit": False}),
-        ({"loss": 0.3, "global_step": 1}, {}),
+        ({"loss": 0.3, "global_step": 7}, {}),
     ]
+
+
+@pytest.mark.usefixtures("off_main", "fake_wandb")
+def test_a_store_that_does_not_answer_keeps_no_log_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers, asked = threading.Event(), []
+
+    def find(*_: object) -> None:
+        asked.append(threading.current_thread())
+        answers.wait(60)
+
+    monkeypatch.setattr(Rendezvous, "find", find)
+    accelerator = accelerator_with(DistWandbTracker(join_timeout=60.0))
+    for _ in range(20):
+        accelerator.log({"loss": 0.5})
+    for _ in range(20):
+        accelerator.get_tracker("dist_wandb", unwrap=True).log({"loss": 0.5})  # waits for a second, once
+    assert not answers.is_set()
+    assert len(asked) == 1
+    assert asked[0] is not threading.current_thread()
+    assert len(accelerator.get_tracker("dist_wandb")._early_rows) == 40
+    answers.set()
+
+
+@pytest.mark.usefixtures("off_main")
+def test_log_alone_finds_out_that_the_main_process_has_begun(
+    fake_wandb: FakeWandb, main_process_at: Callable[..., Session]
+) -> None:
+    accelerator = accelerator_with(DistWandbTracker())
+    accelerator.log({"loss": 0.0}, step=0)
+    main_process_at(Options("new", join_timeout=30.0))
+    steps = itertools.count(1)
+
+    def logged() -> bool:
+        accelerator.log({"loss": 0.5}, step=next(steps))
+        return len(fake_wandb.runs) == 2
+
+    wait_until(logged, within=30)
+    session = accelerator.get_tracker("dist_wandb").session
+    assert session.flush()
+    assert [row["global_step"] for row in fake_wandb.runs[1].rows] == list(range(next(steps)))
 
 
 @pytest.mark.usefixtures("off_main")
@@ -551,7 +596,9 @@ def test_more_early_rows_than_are_kept_are_missed_aloud(
     with pytest.warns(UserWarning, match=f"Rank 1 logged {most} rows and more"):
         accelerator.log({"loss": 0.5}, step=most)
     main_process_at(Options("new", join_timeout=30.0))
+    assert tracker.session
     accelerator.log({"loss": 0.5}, step=most + 1)
+    assert tracker.session.flush()
     assert [row["global_step"] for row in fake_wandb.runs[1].rows] == list(range(1, most + 2))
 
 

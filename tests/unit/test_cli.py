@@ -6,21 +6,28 @@ import json
 import math
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dist_wandb import cli
 from dist_wandb._version import __version__
 from dist_wandb.cli import main, shortened, sparkline
+from dist_wandb.errors import ReadError
+from dist_wandb.upload_log import Sent
+from dist_wandb.upload_state import FileState
 
 MODES = json.loads((Path(__file__).parent / "modes.json").read_text())
 PYTHON = sys.executable  # kept: a fixture puts the stand-in in its place
+PYTHON = sys.executable  # `write_run` puts another one in its place
 COMMAND = "import sys; from dist_wandb.cli import main; sys.exit(main())"
 
 Capture = pytest.CaptureFixture[str]
@@ -31,7 +38,9 @@ WriteRun = Callable[..., Path]
 def write_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WriteRun:
     """Write a run file that the stand-in reads: a run of given history rows, or given lines."""
     reader = tmp_path / "reader"
-    reader.write_text('#!/bin/sh\ncat "$6"\nif grep -q too-old "$6"; then exit 2; fi\n')  # -m wandb leet … FILE
+    reader.write_text(
+        '#!/bin/sh\ncat "$6"\nif grep -q too-old "$6"; then echo "Error: No such command" >&2; exit 2; fi\n'
+    )  # -m wandb leet … FILE
     reader.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(reader))
 
@@ -129,6 +138,34 @@ def test_a_reader_of_the_pipe_may_leave_early(extra: list[str]) -> None:
     assert process.returncode == 1
 
 
+@pytest.mark.parametrize(
+    "command", ["plan --layout 2", "plan --layout 2 --json", "doctor --timeout 0", "show .", "sync ."]
+)
+def test_output_that_cannot_be_written_is_said_in_one_line(
+    command: str, write_run: WriteRun, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    write_run("exp", {"loss": [0.5]})
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [PYTHON, "-c", f"import sys; sys.executable = {sys.executable!r}; {COMMAND}", *command.split()],
+            cwd=tmp_path,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert done.stderr == "dist-wandb: the output could not be written: No space left on device.\n"
+
+
+def test_without_an_output_a_command_does_its_work() -> None:
+    closing = f"import os; os.close(1); os.execv({PYTHON!r}, [{PYTHON!r}, '-c', {COMMAND!r}, 'plan'])"
+    done = subprocess.run([PYTHON, "-c", closing], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 # --- plan -------------------------------------------------------------------------------------------------------------
 
 
@@ -190,7 +227,7 @@ def test_a_rank_without_a_run_has_no_name(capsys: Capture) -> None:
 
 
 def test_the_table_is_neither_cut_nor_folded_in_a_pipe(capsys: Capture) -> None:
-    base_id = "x" * 300
+    base_id = "x" * 128
     assert main(["plan", "--layout", "2", "--run-mode", "new", "--id", base_id]) == 0
     assert f"{base_id}-rank-1" in capsys.readouterr().out
 
@@ -213,6 +250,13 @@ def test_the_table_is_neither_cut_nor_folded_in_a_pipe(capsys: Capture) -> None:
 )
 def test_what_cannot_be_planned_is_refused(arguments: list[str], said: str, capsys: Capture) -> None:
     assert said in refusal(["plan", *arguments], capsys)
+
+
+def test_several_runs_under_a_sweeps_agent_are_refused(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    monkeypatch.setenv("WANDB_SWEEP_ID", "s1")
+    assert "an agent of the sweep 's1'" in refusal(["plan", "--layout", "2", "--run-mode", "new"], capsys)
+    assert "rank_scope='worker' opens several" in refusal(["plan", "--nodes", "2", "--rank-scope", "worker"], capsys)
+    assert main(["plan", "--layout", "2", "--run-mode", "shared"]) == 0
 
 
 # --- show -------------------------------------------------------------------------------------------------------------
@@ -288,7 +332,7 @@ def test_files_that_cannot_be_read_are_named_and_the_others_shown(
     garbage = write_run("junk", lines="junk\n")
     sidecar = write_run("half").parent / "dist-wandb.json"
     sidecar.write_text("{")
-    assert main(["show", str(tmp_path / "logs")]) == 0
+    assert main(["show", str(tmp_path / "logs")]) == 1
     out = capsys.readouterr().out
     assert f"✗ not readable  {empty}: is empty" in out
     assert f"✗ not readable  {garbage}: `wandb leet inspect` printed what is no record" in out
@@ -303,6 +347,68 @@ def test_where_no_file_can_be_read_the_exit_code_tells_it(write_run: WriteRun, t
     captured = capsys.readouterr()
     assert f"✗ not readable  {empty}" in captured.out
     assert "None of the runs below" in captured.err
+
+
+def test_of_thousands_of_metrics_the_first_are_shown_and_the_others_counted(
+    write_run: WriteRun, tmp_path: Path, capsys: Capture
+) -> None:
+    write_run("a", {f"m{number}": number for number in range(1234)})
+    assert main(["show", str(tmp_path / "logs")]) == 0
+    out = capsys.readouterr().out
+    assert "m999 " in out
+    assert "m1000 " not in out
+    assert "and 234 beyond these: --metric GLOB picks" in out
+    assert main(["show", str(tmp_path / "logs"), "--metric", "m12*"]) == 0
+    out = capsys.readouterr().out
+    assert "m1233 " in out
+    assert "--metric" not in out
+    assert main(["show", str(tmp_path / "logs"), "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["runs"][0]["metrics"]) == 1234
+
+
+@pytest.mark.parametrize("command", [["show"], ["show", "--json"], ["sync", "--dry-run"]])
+def test_a_directory_in_which_nobody_has_looked_is_told_and_the_others_shown(
+    write_run: WriteRun, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    write_run("good", {"loss": 1})
+    closed = tmp_path / "logs" / "closed"
+    closed.mkdir()
+    scandir = os.scandir
+
+    def refusing(path: Path) -> Any:  # whatever its permissions are: tests may run as root
+        if path == closed:
+            raise PermissionError(13, "Permission denied")
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    assert main([*command, str(tmp_path / "logs")]) == 1
+    out = capsys.readouterr().out
+    assert f"{closed}: cannot be looked through: Permission denied" in out
+    assert "good" in out
+
+
+def test_an_interrupt_does_not_wait_for_readers_that_hang(write_run: WriteRun, tmp_path: Path) -> None:
+    """They are in groups of their own, so that the terminal's interrupt does not reach them."""
+    for number in range(6):  # more than are read at once
+        write_run(f"r{number}")
+    hanging = tmp_path / "hanging"
+    begun = tmp_path / "begun"
+    hanging.write_text(f"#!/bin/sh\ntouch {begun}\nsleep 600\n")
+    hanging.chmod(0o755)
+    code = f"import sys; sys.executable = {str(hanging)!r}; {COMMAND}"
+    command = [PYTHON, "-c", code, "show", str(tmp_path / "logs")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        deadline = time.monotonic() + 60
+        while not begun.exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        interrupted = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        try:
+            _, said = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert (process.returncode, "interrupted" in said) == (130, True)
+    assert time.monotonic() - interrupted < 40  # silence would have ended them after 120 s
 
 
 def test_a_directory_without_runs_is_told(tmp_path: Path, capsys: Capture) -> None:
@@ -355,7 +461,7 @@ def test_show_as_json(write_run: WriteRun, tmp_path: Path, capsys: Capture) -> N
     path.write_text(path.read_text() + json.dumps(config) + "\n")
     label(path, name="worker-1-rank-1", primary=False)
     empty = write_run("empty", lines="")
-    assert main(["show", str(tmp_path / "logs"), "--json"]) == 0
+    assert main(["show", str(tmp_path / "logs"), "--json"]) == 1
     shown = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
     assert [entry["path"] for entry in shown["unreadable"]] == [str(empty)]
     assert "is empty" in shown["unreadable"][0]["reason"]
@@ -432,7 +538,9 @@ def test_a_sparkline_of_a_rising_series_rises_from_bottom_to_top(values: list[fl
 def test_show_says_what_is_uploaded(write_run: WriteRun, capsys: Capture) -> None:
     write_run("kept", {"loss": 1.0})
     path = write_run("sent", {"loss": 1.0})
-    log = path.parent / "dist-wandb-upload" / "attempt-1" / "wandb" / "logs" / "debug-sync.1.log"
+    state = FileState(path)
+    with state.locked():
+        log = state.begin(Sent()) / "wandb" / "logs" / "debug-sync.1.log"
     log.parent.mkdir(parents=True)
     messages = [{"msg": "filestream: sending request", "history_lines": 1}, {"msg": "filestream: request sent"}]
     log.write_text("".join(f"{json.dumps(entry)}\n" for entry in [*messages, {"msg": "sender: closed"}]))
@@ -444,3 +552,12 @@ def test_show_says_what_is_uploaded(write_run: WriteRun, capsys: Capture) -> Non
     assert main(["show", "--json", directory]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert {run["run_id"]: run["uploaded"] for run in shown["runs"]} == {"kept": False, "sent": True}
+
+
+def test_an_error_spells_out_what_a_terminal_would_obey(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    def fail(*_: object, **__: object) -> NoReturn:
+        raise ReadError("a\x1b]0;title\x07b\x9b2J\u202ec")
+
+    monkeypatch.setattr(cli, "find_runs", fail)
+    assert main(["show", "."]) == 1
+    assert capsys.readouterr().err == "dist-wandb: a\\x1b]0;title\\x07b\\x9b2J\\u202ec\n"

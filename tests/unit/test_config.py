@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import enum
+import linecache
+import math
 import pickle
 import re
 import threading
@@ -22,7 +24,7 @@ import torch.distributed as dist
 import wandb
 
 import dist_wandb
-from dist_wandb import config, rendezvous
+from dist_wandb import config, config_text, rendezvous
 from dist_wandb.config import Agreement, Mirror
 from dist_wandb.config_values import comparable, given_values, told
 from dist_wandb.errors import ConfigurationError, RendezvousError
@@ -56,11 +58,13 @@ def open_rank(store: dist.Store) -> Iterator[Open]:  # noqa: ARG001  # they meet
     """Open a session on one rank, on this thread."""
     opened: list[Session] = []
 
-    def open_one(topology: Topology, config: object = None, **options: Any) -> Session:
+    def open_one(
+        topology: Topology, config: object = None, wandb_init: Mapping[str, Any] = MappingProxyType({}), **options: Any
+    ) -> Session:
         limits = {"join_timeout": 30.0, "finish_timeout": 30.0, "peer_timeout": 30.0, "heartbeat": HEARTBEAT}
         session = open_session(
             Options(**{**limits, **options}),
-            {"mode": "offline"} if config is None else {"mode": "offline", "config": config},
+            {"mode": "offline", **({} if config is None else {"config": config}), **wandb_init},
             door="test",
             topology=topology,
             number=1,
@@ -120,6 +124,18 @@ def test_the_config_reads_the_same_on_every_rank(job: Job, mode: str, configs: d
             assert type(session.config["net"]) is dict
 
 
+@pytest.mark.parametrize("mode", ["auto", "shared", "new"])
+def test_tuples_and_what_is_no_number_reach_ranks_that_were_given_nothing(
+    open_rank: Open, fake_wandb: FakeWandb, mode: str
+) -> None:
+    first = open_rank(TWO[0], {"betas": (0.9, (1, 2)), "best": math.nan, "ends": [math.nan, math.inf]}, run_mode=mode)
+    second = open_rank(TWO[1], run_mode=mode)
+    for session in (first, second):
+        seen = {name: repr(told(value)) for name, value in dict(session.config).items()}
+        assert seen == {"betas": "[0.9, [1, 2]]", "best": "None", "ends": "[None, inf]"}  # what W&B makes of them
+    assert set(fake_wandb.arguments[-1]["config"]) == set(seen)  # as soon as its run is opened
+
+
 def test_a_rank_without_a_run_reads_a_config_as_wandbs_own(job: Job) -> None:
     for session in job(TWO, alike({"lr": 0.1, "net": {"h": 3}})):
         config = session.run.config
@@ -136,6 +152,21 @@ def test_a_rank_without_a_run_reads_a_config_as_wandbs_own(job: Job) -> None:
             _ = config.none
         with pytest.raises(AttributeError):
             _ = config.__deepcopy_it__
+
+
+@pytest.mark.parametrize("mode", ["auto", "shared", "new"])
+def test_every_rank_tells_how_many_names_there_are(job: Job, mode: str) -> None:
+    for session in job(TWO, alike({"lr": 0.1, "net": {}}), run_mode=mode):
+        assert len(session.config) == 2
+        assert ("lr" in session.config, "x" in session.config, session.config.get("x", 7)) == (True, False, 7)
+
+
+def test_alone_too_and_an_empty_config_stays_true(open_rank: Open) -> None:
+    session = open_rank(Topology.single())
+    assert (len(session.config), bool(session.config)) == (0, True)
+    session.config.lr = 0.1
+    session.config["_of_wandb"] = 1
+    assert len(session.config) == 1
 
 
 def test_a_rank_without_a_run_accepts_every_write_and_reads_what_it_wrote(job: Job, fake_wandb: FakeWandb) -> None:
@@ -257,6 +288,53 @@ def test_a_change_inside_of_a_value_is_told_with_the_next_look(job: Job) -> None
     first, second = job(TWO, alike({"net": {"h": 3}}))
     first.config["net"]["h"] = 4
     assert reads(second, {"net": {"h": 4}})
+
+
+def test_a_heartbeat_costs_nothing_that_grows_with_the_config(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is spent on a thread whose rounds the other ranks wait for."""
+    first, second = job(TWO, alike({f"n{number}": number for number in range(500)}), heartbeat=1000.0)
+    assert reads(second, dict(first.config))
+    taken: list[object] = []
+    asked: list[str] = []
+    peek = Rendezvous.peek
+
+    def take(value: object) -> object:
+        taken.append(value)
+        return value
+
+    def ask(self: Rendezvous, key: str) -> object:
+        asked.append(key)
+        return peek(self, key)
+
+    monkeypatch.setattr(config_text, "told", take)
+    monkeypatch.setattr(Rendezvous, "peek", ask)
+    for session in (first, second):
+        for _ in range(3):
+            session._agreement._next_look = 0.0
+            session._agreement.look()
+    assert taken == []
+    assert {key for key in asked if key.startswith("config/")} == {"config/of//version"}  # not the values
+    first.config["new"] = 8
+    assert taken == [8]
+    second._agreement.look(at_once=True)
+    assert second.config["new"] == 8
+
+
+@pytest.mark.parametrize("write", ["update_locked", "merge_locked"])
+def test_what_wandb_itself_sets_later_is_told(job: Job, write: str) -> None:
+    first, second = job(TWO, alike({"lr": 0.1}), heartbeat=1000.0)
+    getattr(first.config, write)({"lr": 0.2}, user="sweep", _allow_val_change=True)
+    second._agreement.look(at_once=True)
+    assert second.config.lr == 0.2
+
+
+def test_what_is_changed_behind_wandbs_back_is_told_in_flush(job: Job) -> None:
+    first, second = job(TWO, alike({"lr": 0.1}), heartbeat=1000.0)
+    first.config._items["lr"] = 0.2
+    first.config["--width"] = 3  # wandb takes the dashes away
+    first.flush()
+    second._agreement.look(at_once=True)
+    assert dict(second.config) == {"lr": 0.2, "width": 3}
 
 
 def test_a_rank_with_a_run_may_set_what_it_has_from_the_primary(job: Job) -> None:
@@ -672,7 +750,7 @@ def test_what_is_equal_in_effect_is_no_difference(job: Job, kind: str, config_sy
 
 def test_what_is_handed_over_for_comparison_is_short_and_the_same_in_every_process() -> None:
     (short, digest) = comparable({"text": "x" * 1000})["text"]
-    assert (len(short), len(digest)) == (80, 64)
+    assert (len(short), len(digest)) == (40, 64)
     assert told({"b", "a", "c"}) == ["a", "b", "c"]
 
 
@@ -682,7 +760,7 @@ def test_what_is_handed_over_for_comparison_is_short_and_the_same_in_every_proce
         (({"n": 1}, {"n": True}), "'n' is True on rank 1, but 1 on rank 0"),
         (({"n": {"a": 1}}, {"n": {"a": 2}}), "'n' is {'a': 2} on rank 1, but {'a': 1} on rank 0"),
         ((Namespace(lr=1), Namespace(lr=2)), "'lr' is 2 on rank 1, but 1 on rank 0"),
-        (({"x": "a" * 999}, {"x": "a" * 998 + "b"}), f"'x' is '{'a' * 78}… on rank 1, but '{'a' * 78}… on rank 0"),
+        (({"x": "a" * 999}, {"x": "a" * 998 + "b"}), f"'x' is '{'a' * 38}… on rank 1, but '{'a' * 38}… on rank 0"),
         (({"x": None}, {"x": 0}), "'x' is 0 on rank 1, but None on rank 0"),
     ],
     ids=["kinds", "nested", "namespaces", "long", "nothing"],
@@ -697,6 +775,92 @@ def test_a_long_list_of_differences_is_cut(job: Job) -> None:
     assert "'k9' is 1 on rank 1" in warned
     assert "'k10'" not in warned
     assert "; and 40 more. The config of" in warned
+
+
+OF_RANKS = [
+    "rank",
+    "local_rank",
+    "LOCAL_RANK",
+    "local-rank",
+    "gpu",
+    "device",
+    "cuda_device",
+    "ddp.node_rank",
+    "a/gpu_id",
+]
+
+
+@pytest.mark.parametrize("config_sync", ["warn", "check"])
+def test_what_differs_between_ranks_by_nature_is_not_compared(job: Job, config_sync: str) -> None:
+    configs = {
+        rank: {"lr": 0.1, **dict.fromkeys(OF_RANKS, rank), "ddp": {"rank": rank, "world": 2}, "all": [{"gpu": rank}]}
+        for rank in range(2)
+    }
+    assert given_differently(job, configs, config_sync=config_sync) == []
+
+
+@pytest.mark.parametrize("name", ["gpus", "devices", "lora_rank", "rank.lr", "ranks", "world_size"])
+def test_what_only_sounds_like_it_is(job: Job, name: str) -> None:
+    (warned,) = given_differently(job, {rank: {name: rank} for rank in range(2)})
+    assert f"{name!r} is 1 on rank 1, but 0 on rank 0" in warned
+
+
+def test_in_new_mode_each_rank_keeps_what_differs_by_nature(job: Job) -> None:
+    configs = {rank: {"rank": rank, "ddp": {"rank": rank}} for rank in range(2)}
+    sessions = job(TWO, configs, run_mode="new")
+    for rank, session in enumerate(sessions):
+        session.flush()
+        assert dict(session.config) == configs[rank]
+
+
+@pytest.mark.parametrize("choice", [{"config_exclude_keys": ["seed"]}, {"config_include_keys": ["lr"]}])
+@pytest.mark.parametrize("config_sync", ["warn", "check"])
+def test_what_wandb_is_told_to_leave_out_is_not_compared_nor_shown(
+    open_rank: Open, on_ranks: OnRanks, choice: Mapping[str, Any], config_sync: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # of values that W&B cannot hold, neither
+
+        def open_one(rank: int) -> dict[str, Any]:
+            given = {"lr": 0.1, "seed": object() if rank else 7}
+            session = open_rank(TWO[rank], given, config_sync=config_sync, wandb_init=choice)
+            session.flush()
+            return dict(session.config)
+
+        assert on_ranks(2, open_one) == [{"lr": 0.1}] * 2
+    assert "different configs" not in caplog.text
+
+
+def test_what_is_left_out_on_rank_0_reaches_no_rank_that_was_given_nothing(open_rank: Open) -> None:
+    first = open_rank(TWO[0], {"lr": 0.1, "seed": 7}, run_mode="new", wandb_init={"config_exclude_keys": ["seed"]})
+    second = open_rank(TWO[1], run_mode="new")
+    assert dict(first.config) == dict(second.config) == {"lr": 0.1}
+
+
+def test_the_warning_names_the_line_that_opened_the_run(open_rank: Open) -> None:
+    """Also where the thread of the exchange finds it out."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        open_rank(TWO[1], {"lr": 0.2})
+        open_rank(TWO[0], {"lr": 0.1})
+        deadline = time.monotonic() + 30
+        while not caught and time.monotonic() < deadline:
+            time.sleep(0.01)
+    (warned,) = caught
+    assert (warned.filename, linecache.getline(warned.filename, warned.lineno).strip()) == (
+        __file__,
+        "session = open_session(",
+    )
+
+
+def test_as_an_error_it_leaves_no_traceback(open_rank: Open, caplog: pytest.LogCaptureFixture) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        second = open_rank(TWO[1], {"lr": 0.2})
+        open_rank(TWO[0], {"lr": 0.1})
+        second.flush()
+    said = [record for record in caplog.records if "given different configs" in record.getMessage()]
+    assert [record.exc_info for record in said] == [None]
 
 
 def test_in_new_mode_different_values_are_wanted_unless_they_are_to_be_checked(job: Job) -> None:
@@ -763,6 +927,44 @@ def test_a_check_without_a_way_to_the_other_ranks_is_an_error(
 def test_alone_there_is_nothing_to_check(fake_wandb: FakeWandb) -> None:
     assert dist_wandb.init(config={"lr": 0.1}, config_sync="check").config.lr == 0.1
     assert len(fake_wandb.runs) == 1
+
+
+# --- secrets ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["auto", "shared", "new"])
+def test_a_secret_is_read_on_all_ranks_that_were_given_it(job: Job, mode: str) -> None:
+    given = {"lr": 0.1, "hf_token": "a", "net": {"api_key": "b", "h": 3}}
+    for session in job(TWO, alike(given), run_mode=mode):
+        assert reads(session, given)
+        assert list(session.config.keys()) == list(given)
+
+
+def test_a_secret_that_a_rank_was_not_given_is_not_there_and_says_why(job: Job) -> None:
+    first, second = job(TWO, {0: {"lr": 0.1, "hf_token": "a"}})
+    assert dict(first.config) == {"lr": 0.1, "hf_token": "a"}
+    assert dict(second.config) == {"lr": 0.1}
+    assert ("hf_token" in second.config, second.config.get("hf_token", 7)) == (False, 7)
+    with pytest.raises(KeyError, match="'hf_token' is in the config of the run, but"):
+        _ = second.config["hf_token"]
+    with pytest.raises(AttributeError, match="'hf_token' is in the config of the run, but"):
+        _ = second.config.hf_token
+    second.config["hf_token"] = "mine"  # noqa: S105  # of nothing
+    first.config.update({"lr": 0.2}, allow_val_change=True)
+    assert reads(second, {"lr": 0.2, "hf_token": "mine"})
+
+
+def test_a_secret_that_the_primary_changes_is_not_read_as_the_old_one(job: Job) -> None:
+    first, second = job(TWO, alike({"lr": 0.1, "hf_token": "old", "net": {"token": "old", "h": 1}}))
+    assert second.config.hf_token == "old"  # noqa: S105  # of nothing
+    first.config.update({"hf_token": "new", "net": {"token": "new", "h": 1}, "lr": 0.2}, allow_val_change=True)
+    assert reads(second, {"lr": 0.2, "net": {"h": 1}})
+
+
+@pytest.mark.parametrize("config_sync", ["warn", "check"])
+def test_secrets_are_not_compared(job: Job, config_sync: str) -> None:
+    configs = {rank: {"lr": 0.1, "hf_token": f"t{rank}", "net": [{"api_key": rank}]} for rank in range(2)}
+    assert given_differently(job, configs, config_sync=config_sync) == []
 
 
 # --- the doors --------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -89,3 +90,16 @@ def test_a_full_disk_is_told_though_the_log_is_on_it(log: Any, monkeypatch: pyte
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
     (reason,) = unwritten(log()).values()
     assert reason.endswith("is full")
+
+
+def test_a_log_of_anything_tells_what_it_can(log: Any, tmp_path: Path) -> None:
+    path = log("[" * 200_000, '{"level":"ERROR","msg":["filestream: fatal error"],"error":{}}', error("runfiles: no"))
+    assert untaken(path) == {"files": "no"}
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "endless").symlink_to("/dev/zero")
+    assert untaken(tmp_path / "pipe") == untaken(tmp_path / "endless") == {}
+
+
+def test_a_reason_has_a_length(log: Any) -> None:
+    (reason,) = untaken(log(error("runfiles: " + "x" * 100_000))).values()
+    assert len(reason) == 2000

@@ -20,6 +20,7 @@ from wandb_server import WandbServer
 from dist_wandb import run as runs
 from dist_wandb.cli import main
 from dist_wandb.doctor import PACKAGES, ask, examine
+from dist_wandb.errors import ConfigurationError
 from dist_wandb.policy import RunMode
 from dist_wandb.topology import traces
 
@@ -56,6 +57,12 @@ def say(bare_environment: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 
 # --- who and what -----------------------------------------------------------------------------------------------------
+
+
+def test_several_runs_under_a_sweeps_agent_would_be_an_error(say: Any) -> None:
+    say(**TORCHRUN, WANDB_SWEEP_ID="s1")
+    assert ["W&B then ignores their ids" in error for error in examine("new").errors] == [True]
+    assert examine("auto").errors == ()
 
 
 @pytest.mark.usefixtures("say")
@@ -330,9 +337,11 @@ def serving(status: int, headers: dict[str, str], body: bytes) -> Iterator[tuple
     with HTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
-        yield f"http://127.0.0.1:{server.server_port}", got
-        server.shutdown()
-        thread.join()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}", got
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 @pytest.mark.parametrize("body", [b"<html>log in</html>", b"[]", b'{"data": "x"}', b"\xff"])
@@ -349,6 +358,187 @@ def test_key_is_not_sent_to_where_a_server_points() -> None:
     assert "Authorization" in first[0]
     assert len(got) == 1
     assert "Authorization" not in got[0]
+
+
+# --- who gets the key -------------------------------------------------------------------------------------------------
+
+
+def settings(path: Path, **values: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("[default]\n" + "".join(f"{name} = {value}\n" for name, value in values.items()))
+
+
+@pytest.mark.parametrize("workspace", ["wandb", ".wandb"])
+def test_server_that_the_directory_alone_names_gets_neither_the_key_nor_a_request(
+    say: Any, tmp_path: Path, workspace: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serving(200, {}, b'{"data": {"viewer": {"username": "evil"}}}') as (address, got):
+        settings(tmp_path / workspace / "settings", base_url=address)
+        say(WANDB_MODE="online", WANDB_API_KEY=KEY)
+        assert main(["doctor"]) == 1
+        out = capsys.readouterr().out
+        assert got == []
+        assert f"{address} (from {tmp_path}/{workspace}/settings), API key from WANDB_API_KEY" in out
+        assert (
+            f"✗ The server was not asked. The server {address} is named by {tmp_path}/{workspace}/settings alone" in out
+        )
+        assert main(["doctor", "--json"]) == 1
+        told = json.loads(capsys.readouterr().out)
+        assert (told["setup"]["base_url"], told["setup"]["takes_key"], told["server"]) == (address, False, None)
+        assert told["setup"]["base_url_from"] == f"{tmp_path}/{workspace}/settings"
+        assert main(["doctor", "--trust-server", address.replace("http", "https")]) == 1
+        assert got == []
+        assert main(["doctor", "--trust-server", f"{address}/"]) == 0
+        assert "it knows you as evil" in capsys.readouterr().out
+    assert len(got) == 1
+    assert "Authorization" in got[0]
+
+
+def test_server_that_the_user_named_gets_the_key_whatever_else_names_it(say: Any, tmp_path: Path) -> None:
+    with serving(200, {}, b"{}") as (address, got):
+        settings(tmp_path / "wandb" / "settings", base_url="http://127.0.0.1:9")
+        say(WANDB_MODE="online", WANDB_API_KEY=KEY, WANDB_BASE_URL=address)
+        found = examine()
+        assert found.setup.server is not None
+        assert (found.setup.server.origin, found.setup.server.source) == ("environment", "WANDB_BASE_URL")
+        assert (len(got), found.errors) == (1, ())
+
+
+def test_server_of_the_users_own_settings_file_gets_the_key(say: Any, tmp_path: Path) -> None:
+    with serving(200, {}, b"{}") as (address, got):
+        settings(tmp_path / "dotfiles" / "wandb", base_url=f"{address}/")
+        own = tmp_path / ".config" / "wandb" / "settings"
+        own.parent.mkdir(parents=True)
+        own.symlink_to(tmp_path / "dotfiles" / "wandb")
+        settings(tmp_path / "wandb" / "settings", base_url=address, entity="team")  # names the same one
+        say(WANDB_MODE="online", WANDB_API_KEY=KEY, WANDB_CONFIG_DIR="")
+        found = examine()
+        assert found.setup.server is not None
+        assert (found.setup.server.origin, found.setup.server.source) == ("user settings", str(own))
+        assert (len(got), found.errors) == (1, ())
+
+
+def test_directory_may_not_choose_wandbs_own_server_for_who_has_another_one(say: Any, tmp_path: Path) -> None:
+    own, default = "https://wandb.example", str(wandb.Settings.model_fields["base_url"].default)
+    settings(tmp_path / "settings", base_url=own)
+    settings(tmp_path / "wandb" / "settings", base_url=default)
+    say(WANDB_API_KEY=KEY)
+    assert runs.destination().origin == "workspace settings"
+    assert not runs.destination().takes_key
+    (tmp_path / "settings").unlink()
+    say()
+    assert (runs.destination().origin, runs.destination().takes_key) == ("default", True)
+
+
+def test_key_that_is_noted_down_for_a_host_may_go_there_and_one_for_any_host_may_not(say: Any, tmp_path: Path) -> None:
+    settings(tmp_path / "wandb" / "settings", base_url="https://team.example:8443")
+    place = tmp_path / ".netrc"
+    for machine, takes_key in (
+        ("machine team.example", True),
+        ("machine team.example:8443", True),
+        ("machine evil.example", False),
+        ("default", False),
+    ):
+        place.write_text(f"{machine}\n  login user\n  password {KEY}\n")
+        place.chmod(stat.S_IRUSR | stat.S_IWUSR)
+        say()
+        assert (runs.destination().origin, runs.destination().takes_key) == ("workspace settings", takes_key)
+    place.write_text(f"machine team.example\n  login user\n  password {KEY}\n")
+    say(WANDB_API_KEY=KEY)  # which wandb takes instead, for any host
+    assert not runs.destination().takes_key
+
+
+def test_key_does_not_go_over_plain_http_to_other_hosts(say: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    say(WANDB_MODE="online", WANDB_API_KEY=KEY, WANDB_BASE_URL="http://joe:pw@wandb.invalid")
+    assert main(["doctor"]) == 1
+    out = capsys.readouterr().out
+    assert "The API key is not sent to http://wandb.invalid (from WANDB_BASE_URL): over plain http" in out
+    assert "--trust-server http://wandb.invalid" in out
+    assert "pw" not in out
+    assert main(["doctor", "--timeout", "0"]) == 0  # nothing was asked for
+
+
+def test_address_that_is_read_in_two_ways_is_an_error(say: Any, tmp_path: Path) -> None:
+    settings(tmp_path / "wandb" / "settings", base_url="https://wändb.example")
+    say(WANDB_MODE="online", WANDB_API_KEY=KEY)
+    found = examine()
+    assert found.server is None
+    assert "an address that not everybody reads alike" in found.errors[0]
+
+
+def test_key_for_this_host_goes_through_no_proxy(say: Any) -> None:
+    with serving(200, {}, b"{}") as (proxy, seen), serving(200, {}, b"{}") as (address, got):
+        say(WANDB_MODE="online", WANDB_API_KEY=KEY, WANDB_BASE_URL=address, http_proxy=proxy, no_proxy="", NO_PROXY="")
+        assert examine().errors == ()
+        assert (len(seen), len(got)) == (0, 1)
+
+
+@pytest.mark.parametrize("address", ["wandb.example", "https://", "ftp://a", "https://a\\@b"])
+def test_trusted_server_that_is_no_address_is_refused(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["doctor", "--trust-server", address])
+    assert "is not the address of a server" in capsys.readouterr().err
+
+
+def test_key_of_a_settings_file_is_said_to_be_from_there(say: Any, tmp_path: Path) -> None:
+    settings(tmp_path / "wandb" / "settings", api_key=KEY)
+    say()
+    assert (runs.setup().key, runs.setup().key_from) == (KEY, "a settings file of W&B's")
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "huge", "directory"])
+def test_settings_file_that_cannot_be_read_to_its_end_is_an_error(say: Any, tmp_path: Path, kind: str) -> None:
+    place = tmp_path / "wandb" / "settings"
+    place.parent.mkdir()
+    if kind == "pipe":
+        os.mkfifo(place)
+    elif kind == "device":
+        place.symlink_to("/dev/zero")
+    elif kind == "huge":
+        place.write_text("[default]\n" + "#" * 70_000)
+    else:
+        place.mkdir()
+    say()
+    (error,) = examine().errors
+    assert error.startswith(f"{place}, which W&B reads its settings from, is no ordinary file of at most 65536 bytes.")
+    for find in (runs.destination, runs.default_entity, runs.check_workspace):
+        with pytest.raises(ConfigurationError, match="is no ordinary file"):
+            find()
+
+
+def warned_of_workspace(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, **arguments: Any) -> str:
+    """What a start of an online run says of the settings of the current directory."""
+    monkeypatch.setattr(runs, "_has_warned_of_workspace", False)
+    caplog.clear()
+    for _ in range(2):  # said once
+        runs.warn_of_workspace(arguments)
+    return "\n".join(record.getMessage() for record in caplog.records if record.name == "dist_wandb")
+
+
+def test_training_says_that_the_directory_alone_decides_who_gets_the_key(
+    say: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "wandb" / "settings"
+    settings(place, base_url="https://joe:pw@evil.example", insecure_disable_ssl="true", project="digits")
+    say(WANDB_MODE="online", WANDB_API_KEY=KEY)
+    said = warned_of_workspace(caplog, monkeypatch)
+    assert said.startswith(f"dist_wandb: base_url (https://evil.example) and insecure_disable_ssl of {place} decides")
+    assert "pw" not in said
+    assert said.count("dist_wandb:") == 1
+    assert warned_of_workspace(caplog, monkeypatch, mode="offline") == ""
+    say(WANDB_BASE_URL="https://own.example", WANDB_INSECURE_DISABLE_SSL="false")
+    assert warned_of_workspace(caplog, monkeypatch) == ""
+    say(WANDB_BASE_URL="https://evil.example")
+    settings(tmp_path / "settings", insecure_disable_ssl="true")  # the user's own
+    assert warned_of_workspace(caplog, monkeypatch) == ""
+
+
+def test_training_says_nothing_of_an_ordinary_settings_file(
+    say: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings(tmp_path / "wandb" / "settings", entity="team", project="digits")  # as `wandb init` writes it
+    say(WANDB_MODE="online", WANDB_API_KEY=KEY)
+    assert warned_of_workspace(caplog, monkeypatch) == ""
 
 
 def test_inherited_service_is_told(say: Any) -> None:

@@ -69,6 +69,7 @@ def test_where_there_is_no_store_nobody_is_awaited() -> None:
     alone.tell_written()
     assert alone.tell(3) == 3
     assert alone.exit_code(gone=()) == 0
+    assert alone.exit_code(gone={1}) == 0  # with a run of its own, whatever becomes of others
     assert alone.await_writers(time.monotonic(), {1})
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 import dist_wandb
@@ -14,7 +16,9 @@ from dist_wandb.errors import (
     UnavailableError,
     UnsupportedVersionError,
     UploadError,
+    in_words,
     suggest,
+    visible,
 )
 
 KINDS = (
@@ -57,3 +61,24 @@ def test_case_does_not_hide_the_nearest_match() -> None:
 @pytest.mark.parametrize("value", ["everything", None, 7, ["auto"]])
 def test_nothing_is_suggested_where_nothing_is_near(value: object) -> None:
     assert suggest(value, ("shared", "new")) == "Allowed: 'shared', 'new'."
+
+
+def test_an_errors_text_spells_out_what_a_terminal_would_obey() -> None:
+    text = "a\x1b]0;title\x07b\x9b2J\u202ec\nd \ud800 é"
+    for kind in (DistWandbError, ReadError, MissingExtraError):
+        assert str(kind(text)) == "a\\x1b]0;title\\x07b\\x9b2J\\u202ec\\nd \\ud800 é"
+    assert in_words(ReadError(f"{Path(text)}: x"), Path(text)) == str(ReadError(f"{text}: x"))
+    assert in_words(ValueError("x"), Path("p")) == "p: ValueError: x"
+
+
+def test_of_an_endless_text_the_rest_is_counted() -> None:
+    assert visible("\x1b" * 1_000_000) == r"\x1b" * 20_000 + "... (980000 more characters)"
+    assert visible("x" * 20_000) == "x" * 20_000
+
+
+def test_an_error_has_the_path_of_its_file_once(tmp_path: Path) -> None:
+    path = tmp_path / "run-a.wandb"
+    assert in_words(ReadError(f"{path} is a directory"), path) == f"{path} is a directory"
+    assert in_words(ReadError("is empty"), path) == f"{path}: is empty"
+    assert in_words(ValueError("embedded null byte"), path) == f"{path}: ValueError: embedded null byte"
+    assert in_words(MemoryError(), path) == f"{path}: MemoryError"

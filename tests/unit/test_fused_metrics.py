@@ -8,13 +8,15 @@ from typing import Any
 import pytest
 import torch
 import torchmetrics
+from merging import Ranks
 
+from dist_wandb.errors import ConfigurationError
 from dist_wandb.fused_metrics import FusedMetrics
 from dist_wandb.metrics import take_snapshot
 from dist_wandb.policy import plan_run
 from dist_wandb.reduction import Totals, check_reduce
 from dist_wandb.rounds import Finished, Key, Place
-from dist_wandb.rows import DEGRADED, Rows
+from dist_wandb.rows import DEGRADED, Contribution, Rows
 from dist_wandb.run import NullRun, RunWriter
 from dist_wandb.topology import Topology
 
@@ -43,6 +45,9 @@ class Answering:
 
     def reduce_tensors(self, _sums: torch.Tensor, _maxima: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return self._sums.clone(), self._maxima.clone()
+
+    def gather(self, data: bytes) -> list[bytes]:
+        return [data]
 
 
 class Unit:
@@ -97,6 +102,70 @@ class Unit:
         return self.written[before] if len(self.written) > before else {}
 
 
+class Shaped(torchmetrics.Metric):
+    """A state whose shape is that of the data."""
+
+    total: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("total", torch.tensor(0.0), dist_reduce_fx="sum")
+
+    def update(self, numbers: torch.Tensor) -> None:
+        self.total = self.total + numbers
+
+    def compute(self) -> torch.Tensor:
+        return self.total
+
+
+def shaped(*rows: Sequence[float]) -> list[Shaped]:
+    """The metrics of ranks; those with an empty row have no data."""
+    metrics = [Shaped() for _ in rows]
+    for metric, row in zip(metrics, rows, strict=True):
+        if row:
+            metric.update(torch.tensor(row))
+    return metrics
+
+
+def test_ranks_tell_more_only_where_it_is_needed() -> None:
+    ranks = Ranks(3)
+    assert ranks.log(shaped([1, 2], [3, 4], [5, 6])) == {"": [9.0, 12.0]}
+    assert ranks.collectives == ["reduce"]
+    assert ranks.log(shaped([1, 2], [], [5, 6])) == {"": [6.0, 8.0]}
+    assert ranks.collectives == ["reduce"]
+    assert ranks.log(shaped([], [3, 4], [5, 6])) == {"": [8.0, 10.0]}
+    assert ranks.collectives == ["reduce", "gather"]
+    assert len(ranks.known) == 1
+
+
+def test_data_of_another_shape_than_before_is_merged_where_the_ranks_agree() -> None:
+    ranks = Ranks(2)
+    assert ranks.log(shaped([1, 2], [3, 4])) == {"": [4.0, 6.0]}
+    assert ranks.log(shaped([1, 2, 3], [3, 4, 5])) == {"": [4.0, 6.0, 8.0]}
+    assert ranks.collectives == ["reduce", "gather"]
+
+
+def test_states_of_other_shapes_are_refused_once_with_the_rank_and_what_to_do(caplog: pytest.LogCaptureFixture) -> None:
+    ranks = Ranks(3)
+    for _ in range(3):
+        assert ranks.log(shaped([1, 2], [3, 4], [3, 4, 5])) == {}
+    (message,) = caplog.messages
+    assert "(Shaped) is left out of its row: rank 0 could not compute it" in message
+    assert "State 'total' of Shaped is a tensor of shape (3,) on rank 2, but one of shape (2,)" in message
+    assert "Give the metric the same arguments" in message
+
+
+def test_a_metric_that_cannot_be_computed_alone_leaves_the_rest_of_the_row(caplog: pytest.LogCaptureFixture) -> None:
+    unit = Unit(1)
+    for _ in range(2):
+        values = {"curve": take_snapshot(torchmetrics.AUROC("binary")), "loss": 0.5}
+        unit.ranks[0].write_own(Contribution(values, None))
+    assert [row["loss"] for row in unit.written] == [0.5, 0.5]
+    assert not any("curve" in row for row in unit.written)
+    (message,) = caplog.messages
+    assert "'curve' (BinaryAUROC) is left out of its row: rank 0 could not compute it from its states" in message
+
+
 MANY = 20  # more than are kept of those that all ranks have exchanged
 
 
@@ -143,3 +212,44 @@ def test_a_value_is_not_overwritten_by_a_correction_without_the_states_that_it_h
     unit.keep_late(1, late)
     unit.exchange(late, range(2))
     assert unit.finish(late, 2, corrects=True) == {}
+
+
+class Refusing(Answering):
+    """A group in which a member says that it sends more than anybody takes, or sends something else."""
+
+    def __init__(self, heard: Sequence[tuple[torch.Tensor, torch.Tensor]], sent: bytes | None) -> None:
+        super().__init__(heard)
+        self._sent = sent
+
+    def gather(self, data: bytes) -> list[bytes]:
+        if self._sent is None:
+            raise ConfigurationError("Member 1 of the group says that it sends 9 bytes")
+        return [data, self._sent]
+
+
+@pytest.mark.parametrize("sent", [None, b"", b"\xff" * 12, (5).to_bytes(8, "little") + b"four"])
+def test_states_that_a_peer_makes_up_cost_their_own_value_alone(
+    sent: bytes | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = FusedMetrics(0, computes=True)
+    metric = torchmetrics.CatMetric()
+    metric.update(1.0)
+    snapshot = take_snapshot(metric)
+    key = Key(Place(0, 1), one.name_of("cat", snapshot, ()), 0)
+    one.keep(key, snapshot)
+    listening = Listening()
+    with pytest.raises(BrokenError):
+        one.exchange([key], listening)  # type: ignore[arg-type]  # as much of a group as is needed
+    one.exchange([key], Refusing(listening.heard, sent))  # type: ignore[arg-type]
+    assert one.take_values(key)[0] == {}
+    assert "'cat': left out of their rows on rank 0" in caplog.text
+
+
+def test_a_name_whose_layout_nobody_understands_costs_its_own_value_alone(caplog: pytest.LogCaptureFixture) -> None:
+    one = FusedMetrics(0, computes=True)
+    key = Key(Place(0, 1), "odd\0[false,[[1e400]],false]", 0)
+    one.exchange([key], Listening())  # type: ignore[arg-type]
+    assert one.take_values(key) == ({}, 0)
+    metric = torchmetrics.SumMetric()
+    assert one.name_of("odd", take_snapshot(metric), [key.name]) != key.name
+    assert "'odd' is left out of its rows on rank 0" in caplog.text

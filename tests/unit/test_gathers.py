@@ -24,7 +24,9 @@ from PIL import Image
 import dist_wandb
 from dist_wandb import DistWandbLogger, DistWandbTracker, gathers, pictures, run
 from dist_wandb.errors import ConfigurationError
+from dist_wandb.fused_gathers import FusedGathers
 from dist_wandb.gathers import Part, decoded, differ, fair, framed, gathered, gathered_table, merged, unframed
+from dist_wandb.rounds import Key, Place
 from dist_wandb.topology import Topology
 
 if TYPE_CHECKING:
@@ -345,6 +347,78 @@ def test_bytes_that_are_no_table_are_refused(data: st.DataObject) -> None:
     except ConfigurationError:
         return
     assert isinstance(part.items, list), "a cell may be another one, but nothing else happens"
+
+
+HEAD = b'[0, ["a", "b"], 1]'
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        framed(b""),
+        framed(b'[1e400, ["a"], 0]'),
+        framed(b'[0, ["a"], 1e400]'),
+        framed(b'[-1, ["a"], 0]'),
+        framed(b'[0, ["a"], true]'),
+        framed(b'[0, "ab", 0]'),
+        framed(b'[0, [["a"], "b"], 0]'),
+        pytest.param(framed(b"[" * 200_000), id="deep"),
+        framed(HEAD, b""),
+        framed(HEAD, framed(b'["ab", [], []]')),
+        framed(HEAD, framed(b"[[1], [], []]")),
+        framed(HEAD, framed(b"[[1, 2], [], [1]]")),
+        framed(HEAD, framed(b'[["2026-01-01", 2], [], [-2]]')),
+        framed(HEAD, framed(b"[[1, 2], [[1e400, {}]], []]", b"png")),
+        framed(HEAD, framed(b"[[1, 2], [[0, []]], []]", b"png")),
+        framed(HEAD, framed(b'[[1, 2], [[0, {"file_type": "svg"}]], []]', b"png")),
+    ],
+)
+def test_bytes_that_are_no_table_are_refused_by_name(data: bytes) -> None:
+    with pytest.raises(ConfigurationError, match=r"bytes that a rank sent as a table or images (are|cannot be read)"):
+        decoded("table", data)
+
+
+@pytest.mark.parametrize("beside", [b"[]", b'{"data_or_path": "x"}', b'{"caption": '])
+def test_what_does_not_go_along_with_an_image_is_refused(beside: bytes) -> None:
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        decoded("images", framed(b"[0, [], 1]", framed(beside, b"png")))
+
+
+class Peer:
+    """A group of this rank, which is the first, and of a peer that sends what it was told to."""
+
+    rank = 0
+
+    def __init__(self, amounts: bytes, data: bytes | None) -> None:
+        self._amounts, self._data = amounts, data
+
+    def gather(self, own: bytes) -> list[bytes]:
+        return [own, self._amounts]
+
+    def collect(self, own: bytes) -> list[bytes]:
+        if self._data is None:
+            raise ConfigurationError("Member 1 of the group says that it sends 9 bytes")
+        return [own, self._data]
+
+
+@pytest.mark.parametrize("amounts", [b"", b"[]", b"[[1, 1e400, 5]]", b"[[1, -1, 5]]", b"[[1, 2]]", b"7", b"[" * 999])
+def test_amounts_that_a_peer_makes_up_cost_its_own_part_alone(amounts: bytes) -> None:
+    one, key = FusedGathers(0, collects=True), Key(Place(0, 1), FusedGathers.name_of("t", gathered([], ["a"])), 0)
+    one.keep(key, gathered([[1]], ["a"]))
+    one.exchange([key], Peer(amounts, framed(b"")))  # type: ignore[arg-type]  # as much of a group as is needed
+    assert one.take_values(key)[0]["t"].data == [[0, 1]]
+
+
+@pytest.mark.parametrize("data", [None, framed(framed(b'[1e400, ["a"], 0]'))])
+def test_a_part_that_a_peer_makes_up_costs_its_own_table_alone(
+    data: bytes | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    one, key = FusedGathers(0, collects=True), Key(Place(0, 1), FusedGathers.name_of("t", gathered([], ["a"])), 0)
+    one.keep(key, gathered([[1]], ["a"]))
+    one.exchange([key], Peer(b"[[1, 20, 5]]", data))  # type: ignore[arg-type]
+    assert one.take_values(key)[0] == {}
+    assert "'t'" in caplog.text
 
 
 @given(st.lists(st.integers(0, 1000), min_size=1, max_size=9), st.integers(0, 3000))

@@ -14,6 +14,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from dist_wandb import gloo
+from dist_wandb.errors import ConfigurationError
 from dist_wandb.gloo import Alone, BrokenError, GlooGroup
 
 if TYPE_CHECKING:
@@ -109,6 +111,38 @@ def test_bytes_of_any_length_are_gathered_in_the_order_of_members(
 ) -> None:
     groups = form(3)
     assert on_ranks(3, lambda rank: groups[rank].gather(told[rank])) == [told] * 3
+
+
+@pytest.mark.parametrize("how", ["gather", "collect"])
+def test_nobody_takes_more_than_is_ever_sent_and_the_group_goes_on(
+    form: Form, on_ranks: OnRanks, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    groups = form(3)
+    monkeypatch.setattr(gloo, "_MOST_GATHERED", 100)
+    monkeypatch.setattr(gloo, "_MOST_COLLECTED", 100)
+
+    def give(rank: int, size: int) -> list[bytes]:
+        given: list[bytes] = getattr(groups[rank], how)(b"x" * size if rank == 1 else b"y")
+        return given
+
+    with pytest.raises(ConfigurationError, match="Member 1 of the group says that it sends 101 bytes, but 100"):
+        on_ranks(3, lambda rank: give(rank, 101))
+    assert on_ranks(3, lambda rank: give(rank, 100))[0] == [b"y", b"x" * 100, b"y"]
+
+
+@pytest.mark.parametrize("length", [-1, 2**62])
+def test_a_length_that_a_member_makes_up_is_no_error_of_memory(form: Form, on_ranks: OnRanks, length: int) -> None:
+    groups = form(2)
+
+    def give(rank: int) -> None:
+        if rank == 0:
+            lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(2)]
+            groups[0]._group.allgather([lengths], [torch.tensor([length])], groups[0]._gather).wait()
+            return
+        with pytest.raises(ConfigurationError, match=f"Member 0 of the group says that it sends {length:,} bytes"):
+            groups[1].gather(b"")
+
+    on_ranks(2, give)
 
 
 def test_a_group_is_used_again_and_again(form: Form, on_ranks: OnRanks) -> None:

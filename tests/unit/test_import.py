@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -31,12 +30,6 @@ def run_python(code: str) -> str:
     return done.stdout.strip()
 
 
-def seconds(code: str) -> float:
-    started = time.perf_counter()
-    run_python(code)
-    return time.perf_counter() - started
-
-
 def test_the_import_brings_neither_torch_nor_wandb_nor_a_framework() -> None:
     loaded = run_python(f"import sys, dist_wandb; print([name for name in {HEAVY!r} if name in sys.modules])")
     assert loaded == "[]"
@@ -48,10 +41,22 @@ def test_names_that_need_no_framework_bring_none(name: str) -> None:
     assert run_python(code) == "[]"
 
 
-def test_the_import_takes_less_than_60_milliseconds() -> None:
-    """Minima: what the machine does beside this only ever adds."""
-    pairs = [(seconds("pass"), seconds("import dist_wandb")) for _ in range(7)]
-    assert min(imported for _, imported in pairs) - min(plain for plain, _ in pairs) < 0.060
+def test_the_import_brings_little_and_nothing_but_the_standard_library() -> None:
+    """How long it takes is measured by benchmarks/startup.py; a time says nothing on a busy machine."""
+    code = "import sys; before = set(sys.modules); import dist_wandb; print(*(set(sys.modules) - before))"
+    loaded = run_python(code).split()
+    assert {name.partition(".")[0] for name in loaded} - sys.stdlib_module_names == {"dist_wandb"}
+    assert len([name for name in loaded if name.startswith("dist_wandb")]) <= 4
+    assert len(loaded) <= 50  # 31 as this was written
+
+
+def test_the_package_lists_its_public_names_alone() -> None:
+    assert set(dir(dist_wandb)) == {*dist_wandb.__all__, "DistWandbLogger", "DistWandbTracker"}
+
+
+def test_what_scripts_of_wandb_look_for_is_said_where_it_is() -> None:
+    with pytest.raises(AttributeError, match=r"dist_wandb\.get_run\(\)\.log"):
+        dist_wandb.log  # noqa: B018
 
 
 @pytest.mark.parametrize(("door", "extra", "framework"), DOORS)

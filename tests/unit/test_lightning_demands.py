@@ -82,7 +82,7 @@ def wandb(
     before = dict(os.environ)
     yield module
     changed = {name for name in os.environ.keys() | before.keys() if os.environ.get(name) != before.get(name)}
-    assert {name for name in changed if "WANDB" in name} == set()
+    assert {name for name in changed if "WANDB" in name} <= {"WANDB_MODE"}  # by offline=True, as the stock logger
 
 
 def trainer(logger: Any, directory: Path, **more: Any) -> Trainer:
@@ -439,7 +439,7 @@ def test_what_a_script_goes_on_with_is_given_back() -> None:
     experiment.config.update({"lr": 0.1})
     experiment.config["lr"].deeper["still"](1)
     experiment.summary["best"] = 0.9
-    experiment.summary["best"].update({"a": 1})
+    experiment.summary["other"].update({"a": 1})
     experiment.define_metric("loss", summary="min").name.upper()
 
 

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+import inspect
 import os
-import pickle
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from lightning.fabric import Fabric
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.demos.boring_classes import BoringModel
+from lightning.pytorch.demos.boring_classes import BoringModel, RandomDataset
+from lightning.pytorch.tuner import Tuner
+from torch.utils.data import DataLoader
 
 from dist_wandb import DistWandbLogger, restart
 from dist_wandb import lightning as door
 from dist_wandb import session as sessions_room
 from dist_wandb.errors import ReadError
-from dist_wandb.lightning_checkpoints import KEY, BaseIdInCheckpoints
+from dist_wandb.lightning_checkpoints import KEY
 from dist_wandb.options import Options
 from dist_wandb.restart import Keeper
 from dist_wandb.script_ids import ScriptIds
@@ -73,14 +74,81 @@ def test_of_several_loggers_each_finds_its_own(tmp_path: Path) -> None:
     assert DistWandbLogger.id_in(str(tmp_path / "x.ckpt"), logger=1) == "b"
 
 
-def test_a_trainer_gets_one_callback_and_keeps_the_order_of_others() -> None:
-    saving = ModelCheckpoint()
-    first = trainer(DistWandbLogger(), callbacks=[saving])
+class Watching(Callback):
+    """Keeps what the Trainer's callbacks are in the middle of its work."""
+
+    def on_train_start(self, trainer: Trainer, _module: LightningModule) -> None:
+        self.seen = list(trainer.callbacks)  # type: ignore[attr-defined]
+
+
+def test_the_callbacks_of_a_trainer_stay_as_they_were(tmp_path: Path) -> None:
+    watching = Watching()
+    given = [watching, ModelCheckpoint(tmp_path, every_n_train_steps=1)]
+    first = trainer(DistWandbLogger(), callbacks=given)
+    before, listed = first.callbacks, list(first.callbacks)  # type: ignore[attr-defined]
     for _ in range(2):
         first.fit(BoringModel())
-    ours = [callback for callback in first.callbacks if isinstance(callback, BaseIdInCheckpoints)]  # type: ignore[attr-defined]
-    assert len(ours) == 1
-    assert first.callbacks[-1] is saving  # type: ignore[attr-defined]
+        first.save_checkpoint(tmp_path / "by-hand.ckpt")
+    with pytest.raises(TypeError):
+        first.save_checkpoint()  # type: ignore[call-arg]
+    assert first.callbacks is before  # type: ignore[attr-defined]
+    assert before == listed == watching.seen
+    assert given == [listed[0], listed[-1]]
+
+
+TUNING: dict[str, Callable[[Tuner, LightningModule], Any]] = {
+    "fit": lambda tuner, model: tuner.scale_batch_size(model, max_trials=2),
+    "validate": lambda tuner, model: tuner.scale_batch_size(model, max_trials=2, method="validate"),
+    "lr": lambda tuner, model: tuner.lr_find(model, num_training=5),
+}
+
+
+@pytest.mark.parametrize("what", TUNING)
+def test_a_trainer_is_as_it_was_after_tuning(tmp_path: Path, what: str) -> None:
+    """As Lightning's own tests ask of its tuner."""
+
+    class Tuned(BoringModel):
+        batch_size, lr = 2, 0.1
+
+        def train_dataloader(self) -> Any:
+            return DataLoader(RandomDataset(32, 64), batch_size=self.batch_size)
+
+        val_dataloader = train_dataloader
+
+    logger = DistWandbLogger()
+    first = Trainer(
+        default_root_dir=tmp_path, max_epochs=1, logger=logger, accelerator="cpu", enable_progress_bar=False
+    )
+    names = ("loggers", "callbacks", "global_step", "max_steps", "limit_train_batches", "limit_val_batches")
+    before = {name: getattr(first, name) for name in names}
+    expected = {**before, "loggers": [logger], "callbacks": list(before["callbacks"])}
+    TUNING[what](Tuner(first), Tuned())
+    assert {name: getattr(first, name) for name in names} == expected
+
+
+@pytest.mark.newest
+def test_checkpoints_hold_it_without_hyperparameters_too(tmp_path: Path) -> None:
+    first = trainer(DistWandbLogger(id="a"), enable_autolog_hparams=False)
+    first.fit(BoringModel())
+    first.save_checkpoint(tmp_path / "x.ckpt")
+    assert DistWandbLogger.id_in(tmp_path / "x.ckpt") == "a"
+
+
+def test_other_trainers_checkpoints_hold_no_id(tmp_path: Path) -> None:
+    trainer(DistWandbLogger()).fit(BoringModel())
+    other = trainer(False)
+    other.fit(BoringModel())
+    other.save_checkpoint(tmp_path / "x.ckpt")
+    assert KEY not in torch.load(tmp_path / "x.ckpt")
+
+
+def test_saving_is_wrapped_once() -> None:
+    for logger in (DistWandbLogger(id="a"), DistWandbLogger(id="b")):
+        assert logger.experiment
+    wrapped: Any = Trainer.save_checkpoint
+    assert not hasattr(wrapped.__wrapped__, "__wrapped__")
+    parameters = inspect.signature(wrapped).parameters
+    assert list(parameters)[:4] == ["self", "filepath", "weights_only", "storage_options"]
 
 
 def test_a_trainer_without_the_logger_loads_such_checkpoints_without_a_word(tmp_path: Path) -> None:
@@ -93,13 +161,13 @@ def test_a_trainer_without_the_logger_loads_such_checkpoints_without_a_word(tmp_
     assert not [warning for warning in said if "callbacks" in str(warning.message)]
 
 
-def test_before_runs_are_open_nothing_is_added() -> None:
-    checkpoint: dict[str, Any] = {}
-    logger = DistWandbLogger()
-    callback = BaseIdInCheckpoints(0, logger._known_base_id)
-    callback.on_save_checkpoint(SimpleNamespace(), BoringModel(), checkpoint)  # type: ignore[arg-type]
-    assert checkpoint == {}
-    pickle.dumps(callback)  # as a spawn strategy does with a Trainer's callbacks
+def test_before_runs_are_open_nothing_is_added(tmp_path: Path) -> None:
+    assert DistWandbLogger(id="a").experiment  # so that there is somebody who would add
+    first = trainer(False)
+    first.fit(BoringModel())
+    first.loggers = [DistWandbLogger(id="b")]
+    first.save_checkpoint(tmp_path / "x.ckpt")
+    assert KEY not in torch.load(tmp_path / "x.ckpt")
 
 
 def test_modules_without_a_trainer_are_left_alone() -> None:
@@ -132,14 +200,63 @@ class Unpickled:
     """Shows that it was unpickled."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return os.putenv, ("DIST_WANDB_TEST_UNPICKLED", "1")
+        return _mark, ("1",)
 
 
-def test_a_checkpoint_that_could_run_code_is_read_only_if_it_is_trusted(tmp_path: Path) -> None:
-    torch.save({KEY: {"0": "exp"}, "hyper_parameters": Unpickled()}, tmp_path / "x.ckpt")
-    with pytest.raises(ReadError, match="If you trust the file, pass weights_only=False"):
+_marks = ["0"]
+
+
+def _mark(text: str) -> None:
+    _marks.append(text)
+
+
+def unpickled() -> str:
+    return _marks[-1]
+
+
+@pytest.mark.parametrize("is_zip", [True, False])
+def test_nothing_that_a_checkpoint_holds_is_executed_unless_it_is_trusted(tmp_path: Path, *, is_zip: bool) -> None:
+    _marks[:] = ["0"]
+    path = tmp_path / "x.ckpt"
+    content = {"model": torch.nn.Linear(2, 2), KEY: {"0": "exp"}, "hyper_parameters": Unpickled()}
+    torch.save(content, path, _use_new_zipfile_serialization=is_zip)
+    assert DistWandbLogger.id_in(path) == "exp"
+    assert unpickled() == "0"
+    if is_zip:  # of older files torch reads none with mmap
+        assert DistWandbLogger.id_in(path, weights_only=False) == "exp"
+        assert unpickled() == "1"
+
+
+@pytest.mark.parametrize("base_id", ["../../x", "a\x1b[31m", "", "x" * 10**6, "a/b"], ids=lambda base_id: base_id[:9])
+def test_an_id_that_is_none_is_refused(tmp_path: Path, base_id: str) -> None:
+    torch.save({KEY: {"0": base_id}}, tmp_path / "x.ckpt")
+    with pytest.raises(ReadError, match=r"run id of logger 0") as refused:
         DistWandbLogger.id_in(tmp_path / "x.ckpt")
-    assert DistWandbLogger.id_in(tmp_path / "x.ckpt", weights_only=False) == "exp"
+    assert str(refused.value).isprintable()
+    assert len(str(refused.value)) < 2000
+
+
+@pytest.mark.parametrize("name", ["pipe", "device", "link to a device", "directory with a pipe", "nothing"])
+def test_what_is_no_ordinary_file_is_refused_at_once(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    if name == "pipe":
+        os.mkfifo(path)
+    elif name == "device":
+        path = Path("/dev/zero")
+    elif name == "link to a device":
+        path.symlink_to("/dev/zero")
+    elif name == "directory with a pipe":
+        path.mkdir()
+        os.mkfifo(path / "meta.pt")
+    with pytest.raises(ReadError):
+        DistWandbLogger.id_in(path)
+
+
+def test_a_link_to_a_checkpoint_is_followed(tmp_path: Path) -> None:
+    """Lightning's last.ckpt may be one."""
+    torch.save({KEY: {"0": "exp"}}, tmp_path / "x.ckpt")
+    (tmp_path / "last.ckpt").symlink_to("x.ckpt")
+    assert DistWandbLogger.id_in(tmp_path / "last.ckpt") == "exp"
 
 
 # --- before there are ranks -------------------------------------------------------------------------------------------

@@ -265,21 +265,24 @@ def test_the_constructor_makes_no_run(options: dict[str, str], tmp_path: Path) -
     assert drive_with(DistWandbLogger, options, lambda _: None, tmp_path).arguments == []
 
 
+@pytest.mark.parametrize("constructor", [{"offline": True}, {"offline": True, "experiment": True}])
 @pytest.mark.parametrize("before", [None, "online"])
-def test_offline_does_not_leave_the_environment_changed(
-    before: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_offline_leaves_the_environment_as_the_stock_logger_does(
+    before: str | None, constructor: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def modes(logger_class: type[WandbLogger]) -> list[str | None]:
+        seen: list[str | None] = []
+
+        def use(logger: WandbLogger) -> None:
+            seen.append(os.environ.get("WANDB_MODE"))
+            _ = logger.experiment
+            seen.append(os.environ.get("WANDB_MODE"))
+
+        return [*drive_with(logger_class, constructor, use, tmp_path).modes, *seen]
+
     if before is not None:
         monkeypatch.setenv("WANDB_MODE", before)
-    after: list[str | None] = []
-
-    def use(logger: WandbLogger) -> None:
-        _ = logger.experiment
-        after.append(os.environ.get("WANDB_MODE"))
-
-    stand_in = drive_with(DistWandbLogger, {"offline": True}, use, tmp_path)
-    assert stand_in.modes == ["dryrun"]
-    assert after == [before]
+    assert modes(DistWandbLogger) == modes(WandbLogger)
 
 
 @pytest.mark.parametrize(
@@ -297,6 +300,7 @@ def test_offline_does_not_leave_the_environment_changed(
         ({"runmode": "new"}, "Did you mean 'run_mode'?"),
         ({"mode": "shared"}, "Pass run_mode='shared'"),
         ({"id": "a/b"}, "id='a/b' given to DistWandbLogger has '/'"),
+        ({"id": "a\x1bb"}, "id='a\\x1bb' given to DistWandbLogger has '\\x1b', which cannot be printed"),
         ({"version": "a:b"}, "id='a:b' given to DistWandbLogger has ':'"),
         ({"experiment": mock.Mock(), "run_mode": "new"}, "experiment= hands DistWandbLogger one run, but"),
     ],
@@ -448,7 +452,7 @@ def test_of_two_ranks_the_first_opens_the_run_without_what_the_stock_logger_says
     limits = given.pop("settings")
     assert given == {**arguments_of_wandb, "dir": ".", "name": None, "resume": "allow", "mode": "offline"}
     assert limits.model_fields_set == {"finish_timeout", "x_transaction_log_flush_interval"}
-    assert stand_in.modes == [None]
+    assert stand_in.modes == ["dryrun"]
 
 
 def test_an_anonymous_run_of_several_ranks_stays_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

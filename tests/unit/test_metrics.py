@@ -38,10 +38,11 @@ from torchmetrics.classification import (
 from torchmetrics.text import Perplexity
 from torchmetrics.wrappers import BootStrapper, ClasswiseWrapper, MinMaxMetric, MultioutputWrapper, Running
 
-from dist_wandb import metrics
+from dist_wandb import blob, metrics
 from dist_wandb.blob import decode, encode
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.metrics import Layout, Snapshot, is_metric, take_snapshot
+from dist_wandb.metric_merging import Layout
+from dist_wandb.metrics import Snapshot, is_metric, take_snapshot
 
 CLASSES = 4
 Make = Callable[[], Any]
@@ -151,6 +152,8 @@ def ranks_of(make: Make, data: Data, updates: Sequence[int]) -> list[Any]:
 
 
 def exchange(snapshots: Sequence[Snapshot]) -> dict[str, Any]:
+    with_data = next((one for one in snapshots if not Layout.parse(one.signature).is_tentative), snapshots[0])
+    assert all(snapshot.adopt(with_data.signature) for snapshot in snapshots)
     packed = [snapshot.packed() for snapshot in snapshots]
     assert len({snapshot.signature for snapshot in snapshots}) == 1
     layout = Layout.parse(snapshots[0].signature)
@@ -160,7 +163,8 @@ def exchange(snapshots: Sequence[Snapshot]) -> dict[str, Any]:
         assert not one.maxima.isnan().any()
     sums = torch.stack([one.sums for one in packed]).sum(0)
     maxima = torch.stack([one.maxima for one in packed]).amax(0)
-    return snapshots[0].compute(sums, maxima, [one.blob for one in packed], len(packed))
+    told = [snapshot.told(rank) for rank, snapshot in enumerate(snapshots)]
+    return snapshots[0].compute(sums, maxima, [one.blob for one in packed], told)
 
 
 def merged(ranks: Sequence[Any]) -> dict[str, Any]:
@@ -240,13 +244,34 @@ def test_merging_is_one_metric_that_saw_everything(case: str, updates: tuple[int
 
 def test_other_kinds_of_states_are_merged_as_torchmetrics_does_it() -> None:
     ranks = ranks_of(Odd, numbers, (2, 2, 2))
-    assert_same(merged(ranks), synchronised(ranks))
+    wanted = synchronised(ranks)
+    wanted["/seen"] = torch.cat(
+        [item for metric in ranks for item in metric.seen]
+    )  # torchmetrics has all first items first
+    assert_same(merged(ranks), wanted)
 
 
-def test_lists_without_reduction_may_be_uneven() -> None:
+def test_items_of_lists_come_in_the_order_of_ranks() -> None:
     ranks = ranks_of(Odd, numbers, (2, 1, 0))
-    seen = [ranks[rank].seen[turn].tolist() for rank, turn in ((0, 0), (1, 0), (0, 1), (1, 1), (0, 2), (0, 3))]
-    assert merged(ranks)["/seen"] == [x for item in seen for x in item]
+    assert merged(ranks)["/seen"] == [x for metric in ranks for item in metric.seen for x in item.tolist()]
+
+
+def test_ranks_without_data_do_not_count() -> None:
+    ranks = ranks_of(Odd, numbers, (2, 0, 0))
+    alone = {f"/{name}": value for name, value in ranks[0].compute().items() if name != "last"}
+    got = merged(ranks)
+    assert got.pop("/last") == ranks[0].last.tolist()
+    assert_same(got, alone)
+
+
+@pytest.mark.parametrize("make", [SumMetric, CatMetric, Odd])
+def test_states_that_were_set_without_an_update_count(make: Make) -> None:
+    """A checkpoint brings states, but not how often they were updated."""
+    trained, loaded, empty = ranks_of(make, numbers, (1, 0, 0))
+    for name, value in trained.metric_state.items():
+        setattr(loaded, name, deepcopy(value))
+    assert loaded.update_count == 0
+    assert merged([loaded, empty]) == merged([trained, empty])
 
 
 def test_large_integers_come_back_exactly() -> None:
@@ -273,7 +298,7 @@ def test_neutral_contributes_nothing(case: str) -> None:
     snapshots = [take_snapshot(metric) for metric in ranks]
     packed = [*(one.packed() for one in snapshots), Layout.parse(snapshots[0].signature).neutral()]
     sums, maxima = torch.stack([p.sums for p in packed]).sum(0), torch.stack([p.maxima for p in packed]).amax(0)
-    assert snapshots[0].compute(sums, maxima, [p.blob for p in packed], 2) == merged(ranks)
+    assert snapshots[0].compute(sums, maxima, [p.blob for p in packed]) == merged(ranks)
 
 
 class Last(Metric):
@@ -292,9 +317,7 @@ class Last(Metric):
         return self.last
 
 
-@pytest.mark.parametrize(
-    ("updates", "wanted"), [((1,), [7, 8]), ((1, 1), [[7, 8], [7, 8]]), ((1, 0), [[7, 8], [0, 0]])]
-)
+@pytest.mark.parametrize(("updates", "wanted"), [((1,), [7, 8]), ((1, 1), [[7, 8], [7, 8]]), ((1, 0), [7, 8])])
 def test_states_without_reduction_are_stacked_unless_there_is_one_alone(updates: tuple[int, ...], wanted: Any) -> None:
     assert merged(ranks_of(Last, lambda _: (torch.tensor([7.0, 8.0]),), updates)) == {"": wanted}
 
@@ -456,9 +479,9 @@ def test_states_of_a_compute_group_are_sent_once() -> None:
     ranks = ranks_of(collection, classes, (1,))
     assert sorted(map(len, ranks[0].compute_groups.values())) == [1, 3]
     layout = Layout.parse(take_snapshot(ranks[0]).signature)
-    assert layout.sums == 4 + 4 * CLASSES  # updates of four metrics; four states of one
+    assert layout.sums == 8 + 4 * CLASSES  # two counts of each of four metrics; four states of one
     separate = Layout.parse(take_snapshot(ranks_of(collection, classes, (0,))[0]).signature)
-    assert separate.sums == 4 + 3 * 4 * CLASSES
+    assert separate.sums == 8 + 3 * 4 * CLASSES
 
 
 def test_members_of_a_group_that_were_updated_alone_are_sent_alone() -> None:
@@ -495,7 +518,7 @@ def test_a_rank_adopts_a_finer_layout_and_only_a_true_coarser_one() -> None:
     assert differs.adopt(fine)
 
 
-@pytest.mark.parametrize("other", [SumMetric, lambda: MulticlassAccuracy(5), lambda: MinMaxMetric(SumMetric())])
+@pytest.mark.parametrize("other", [SumMetric, lambda: MulticlassF1Score(4), lambda: MinMaxMetric(SumMetric())])
 def test_a_layout_of_other_metrics_is_not_adopted(other: Make) -> None:
     snapshot = take_snapshot(MulticlassAccuracy(4))
     before = snapshot.signature
@@ -517,30 +540,76 @@ class Peculiar(SumMetric):
         raise AssertionError("torchmetrics synchronises")
 
 
-@pytest.mark.parametrize("make", [lambda: MinMaxMetric(MeanMetric()), lambda: Running(MeanMetric(), 2), Peculiar])
-def test_what_cannot_be_merged_is_computed_by_each_rank_and_averaged(make: Make) -> None:
-    ranks = ranks_of(make, numbers, (1, 3))
+def test_what_cannot_be_merged_is_computed_by_each_rank_and_averaged() -> None:
+    ranks = ranks_of(Peculiar, numbers, (1, 3, 0))
     snapshots = [take_snapshot(metric) for metric in ranks]
-    assert type(ranks[0]).__name__ in str(snapshots[0].fallback)
-    values = [metric.compute() for metric in ranks]
-    values = [value if isinstance(value, dict) else {"": value} for value in values]
+    assert "Peculiar is not merged" in str(snapshots[0].fallback)
+    wanted = (ranks[0].compute() + ranks[1].compute()) / 2  # a rank without updates is left out
     for metric in ranks:
         metric.reset()
-    wanted = {f"/{name}" * bool(name): (values[0][name] + values[1][name]) / 2 for name in values[0]}
-    assert_same(exchange(snapshots), wanted)
-
-
-def test_ranks_without_updates_are_left_out_of_averages() -> None:
-    ranks = ranks_of(lambda: MinMaxMetric(MeanMetric()), numbers, (2, 0))
-    assert merged(ranks) == pytest.approx({f"/{name}": float(x) for name, x in ranks[0].compute().items()})
+    assert_same(exchange(snapshots), {"": wanted})
 
 
 def test_averages_of_lists_are_taken_by_element() -> None:
-    snapshot = take_snapshot(MinMaxMetric(MeanMetric()))
+    snapshot = take_snapshot(Peculiar())
     blobs = [encode([json.dumps({"": [[1, 2], [3]], "/a": [1]})]), encode([json.dumps({"": [[3, 2], [4]], "/a": 1})])]
-    got = snapshot.compute(torch.zeros(2), torch.zeros(0), blobs, 2)
+    got = snapshot.compute(torch.zeros(2), torch.zeros(0), blobs)
     assert got[""] == [[2, 2], [3.5]]
     assert math.isnan(got["/a"])
+
+
+# Wrappers that remember
+
+
+def test_extremes_are_those_of_all_that_was_written() -> None:
+    """As one process has them, that calls `compute` whenever the ranks log."""
+    ranks, one = [MinMaxMetric(MeanMetric()) for _ in range(2)], MinMaxMetric(MeanMetric())
+    for number in (3.0, 9.0, -6.0, 0.0):
+        for metric, own in zip((*ranks, one), (number, number + 1, number + 0.5), strict=True):
+            metric.update(own)
+        assert merged(ranks) == pytest.approx({f"/{name}": float(value) for name, value in one.compute().items()})
+        for metric in (*ranks, one):
+            metric.reset()  # which keeps the extremes
+
+
+def test_extremes_of_what_the_ranks_computed_themselves_count() -> None:
+    ranks = [MinMaxMetric(MeanMetric()) for _ in range(2)]
+    for metric, numbers_of_rank in zip(ranks, ((1.0, 5.0), (-3.0, 2.0)), strict=True):
+        for number in numbers_of_rank:
+            metric.update(number)
+            metric.compute()
+    assert merged(ranks) == {"/raw": 1.25, "/min": -3.0, "/max": 3.0}
+
+
+@pytest.mark.parametrize("updates", [(5, 5, 5), (5, 2, 0), (0, 1, 4)])
+def test_a_window_has_the_last_updates_of_each_rank(updates: tuple[int, ...]) -> None:
+    ranks = ranks_of(lambda: Running(MeanSquaredError(), window=3), pairs, updates)
+    together = MeanSquaredError()
+    for rank, count in enumerate(updates):
+        generator = torch.Generator().manual_seed(rank)
+        for batch in [pairs(generator) for _ in range(count)][-3:]:
+            together.update(*batch)
+    assert merged(ranks) == pytest.approx({"": float(together.compute())})
+
+
+def test_a_window_of_even_ranks_is_that_of_one_process_with_larger_batches() -> None:
+    ranks, one = [Running(MeanMetric(), window=2) for _ in range(3)], Running(MeanMetric(), window=2)
+    for step in range(5):
+        for rank, metric in enumerate(ranks):
+            metric.update(torch.tensor([float(step), rank * step]))
+        one.update(torch.tensor([float(step), 0.0, step, step, step, 2 * step]))
+        assert merged(ranks) == pytest.approx({"": float(one.compute())})
+
+
+def test_of_a_tracker_the_newest_metric_counts() -> None:
+    ranks = [torchmetrics.MetricTracker(SumMetric(), maximize=True) for _ in range(2)]
+    with pytest.raises(ConfigurationError, match=r"before its increment\(\) was called"):
+        take_snapshot(ranks[0])
+    for epoch in range(2):
+        for tracker in ranks:
+            tracker.increment()
+            tracker.update(epoch + 1.0)
+    assert merged(ranks) == {"": 4.0}
 
 
 # Blobs
@@ -550,7 +619,7 @@ ITEMS: list[Any] = [
     torch.tensor(1.5, dtype=torch.bfloat16),
     torch.tensor([True, False]),
     torch.empty(0, 3, dtype=torch.int8),
-    [(4, 5), b"raw", "text", None, [torch.ones(2, dtype=torch.complex64)]],
+    [(4, 5), b"raw", "text", None, [torch.ones(2, dtype=torch.complex64)], torch.bfloat16],
 ]
 
 
@@ -558,7 +627,7 @@ def test_blobs_come_back_as_they_were() -> None:
     back = decode(encode(ITEMS))
     for old, new in zip(ITEMS[:4], back[:4], strict=True):
         torch.testing.assert_close(old, new, rtol=0, atol=0)
-    assert back[4][:4] == ITEMS[4][:4]
+    assert (*back[4][:4], back[4][5]) == (*ITEMS[4][:4], ITEMS[4][5])
     assert torch.equal(back[4][4][0], torch.ones(2, dtype=torch.complex64))
 
 
@@ -568,7 +637,7 @@ def header(*items: Any) -> bytes:
 
 
 @pytest.mark.parametrize(
-    "blob",
+    "data",
     [
         b"\x80\x04.",
         b"\xff" * 40,
@@ -581,21 +650,80 @@ def header(*items: Any) -> bytes:
         header(["bytes", "3"]),
         header(["eval", "1"]),
         header(["value"]),
+        header(["dtype", "load"]),
+        header(["dtype"]),
         header(["list", [[]]]),
         header(["list"]),
         header(3),
         header(["tensor", "float32", ["a"]]),
+        header(["tensor", "qint8", [2]]) + b"12",
+        header(["tensor", "float32", [True]]) + b"1234",
+        header(["tensor", "float32", {"1": 1}]) + b"1234",
+        header(["tensor", "float32", [0, 2**62]]),
+        header(["tensor", "float32", [1] * 65]) + b"1234",
+        header(["tensor", ["float32"], [1]]) + b"1234",
+        header(["bytes", True]) + b"1",
+        header(["dtype", "quint4x2"]),
+        header(["value", [1]]),
+        header()[:8] + b"[1e400]",
+        b"",
         (400000).to_bytes(8, "little") + b"[" * 400000,
     ],
 )
-def test_other_bytes_are_refused(blob: bytes) -> None:
+def test_other_bytes_are_refused(data: bytes) -> None:
     with pytest.raises(ConfigurationError, match="cannot be read"):
-        decode(blob)
+        decode(data)
+
+
+@pytest.mark.parametrize("name", sorted(blob._NUMBERS))
+def test_every_type_of_numbers_comes_back(name: str) -> None:
+    numbers = torch.tensor([0, 1, 1]).to(getattr(torch, name))
+    (back,) = decode(encode([numbers]))
+    assert back.dtype is numbers.dtype
+    assert back.tolist() == numbers.tolist()
+
+
+def test_truth_values_are_true_or_false_whatever_bytes_they_come_as() -> None:
+    (back,) = decode(header(["tensor", "bool", [3]]) + b"\x00\x01\x07")
+    assert back.view(torch.uint8).tolist() == [0, 1, 1]
 
 
 def test_what_cannot_be_sent_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="holds a object"):
         encode([[object()]])
+    for item in (torch.zeros(2).to(torch.float8_e5m2), torch.float8_e5m2):
+        with pytest.raises(ConfigurationError, match="holds float8_e5m2 numbers"):
+            encode([item])
+
+
+SIGNATURE = [False, [["", "Sum", -1, [["x", "sum", [2], "float32"]]]], False]
+
+
+def test_a_signature_of_another_rank_is_read() -> None:
+    assert Layout.parse(json.dumps(SIGNATURE)).sums == 4
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("-1", "1e400"),
+        ("-1", "0"),
+        ("-1", "-2"),
+        ("-1", "-1.0"),
+        ("[2]", "[-2]"),
+        ("[2]", "[true]"),
+        ("[2]", "[65536, 65536]"),
+        ("[2]", "2"),
+        ('"sum"', '"product"'),
+        ('"float32"', "1"),
+        ('"Sum"', "null"),
+        ("false]", "]"),
+        pytest.param("[2]", "[" * 200000, id="deep"),
+    ],
+)
+def test_other_signatures_are_refused(old: str, new: str) -> None:
+    with pytest.raises(ConfigurationError, match="is no signature of a metric"):
+        Layout.parse(json.dumps(SIGNATURE).replace(old, new))
 
 
 @pytest.mark.parametrize(
@@ -606,7 +734,7 @@ def test_gathered_states_that_do_not_fit_are_refused(items: list[Any]) -> None:
         snapshot = take_snapshot(ranks_of(make, pairs if make is PearsonCorrCoef else numbers, (1,))[0])
         layout = Layout.parse(snapshot.signature)
         with pytest.raises(ConfigurationError):
-            snapshot.compute(*layout.neutral()[:2], [encode(items)], 1)
+            snapshot.compute(*layout.neutral()[:2], [encode(items)])
 
 
 # What is a metric

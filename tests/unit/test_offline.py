@@ -7,18 +7,26 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import re
 import sys
+import tempfile
+import time
+import tracemalloc
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from strangers import OBSTACLES
 
 from dist_wandb import offline
+from dist_wandb.bounded_reader import Limits
 from dist_wandb.errors import ReadError, UnsupportedVersionError
-from dist_wandb.offline import find_runs, natural_order, read_history, read_run, read_runs, read_sidecar
+from dist_wandb.offline import find_runs, largest_step, natural_order, read_history, read_run, read_runs, read_sidecar
 
 WriteRun = Callable[..., Path]
 
@@ -130,6 +138,71 @@ def test_natural_order_is_that_of_the_numbers(ranks: list[int]) -> None:
     ]
 
 
+def test_a_link_that_is_given_is_followed(tmp_path: Path) -> None:
+    run = touch(tmp_path / "offline-run-1-a/run-a.wandb")
+    (tmp_path / "link.wandb").symlink_to(run)
+    assert find_runs(tmp_path / "link.wandb") == [run]
+
+
+def test_what_has_the_name_of_a_run_file_and_is_none_is_found_and_refused_in_its_turn(
+    write_run: WriteRun, tmp_path: Path
+) -> None:
+    healthy = write_run(RUN, run_id="healthy")
+    folder = tmp_path / "offline-run-1-x"
+    touch(folder / "run-dir.wandb" / "offline-run-2-y" / "run-y.wandb").write_text(json.dumps(RUN))
+    os.mkfifo(folder / "run-fifo.wandb")
+    (folder / "run-link.wandb").symlink_to(healthy)
+    (folder / "run-zero.wandb").symlink_to("/dev/zero")
+    runs, errors = read_runs(find_runs(tmp_path))
+    assert [run.path for run in runs] == [healthy]
+    said = {path.name: str(error) for path, error in errors.items()}
+    assert {"run-dir.wandb", "run-fifo.wandb", "run-link.wandb", "run-zero.wandb", "run-y.wandb"} == set(said)
+    assert f"{folder / 'run-dir.wandb'} is a directory" in said["run-dir.wandb"]
+    assert f"{folder / 'run-fifo.wandb'} is a named pipe" in said["run-fifo.wandb"]
+    assert f"{folder / 'run-link.wandb'} is a symbolic link" in said["run-link.wandb"]
+    assert f"{folder / 'run-zero.wandb'} is a symbolic link" in said["run-zero.wandb"]
+
+
+def test_a_directory_that_cannot_be_looked_through_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = touch(tmp_path / "offline-run-1-a/run-a.wandb")
+    closed = tmp_path / "closed"
+    touch(closed / "offline-run-1-b/run-b.wandb")
+    scandir = os.scandir
+
+    def refusing(path: Path) -> Any:  # whatever its permissions are: tests may run as root
+        if path == closed:
+            raise PermissionError(13, "Permission denied")
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    reported: list[ReadError] = []
+    assert find_runs(tmp_path, report=reported.append) == [run]
+    assert [str(error) for error in reported] == [f"{closed}: cannot be looked through: Permission denied."]
+    assert find_runs(tmp_path) == [run]
+    assert "closed: cannot be looked through" in caplog.text
+
+
+def test_a_tree_without_an_end_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = touch(tmp_path / "offline-run-1-a/run-a.wandb")
+    touch(tmp_path / "/".join("d" * 70) / "offline-run-1-b/run-b.wandb")
+    reported: list[ReadError] = []
+    assert find_runs(tmp_path, report=reported.append) == [run]
+    assert [str(error).rpartition(":")[2] for error in reported] == [f" lies more than 64 levels below {tmp_path}."]
+    monkeypatch.setattr(offline, "_MOST_ENTRIES", 10)
+    reported.clear()
+    assert find_runs(tmp_path, report=reported.append) == [run]
+    assert "only 10 entries are looked at" in str(reported[0])
+
+
+def test_a_name_is_ordered_by_its_first_characters() -> None:
+    """All parts of a name of a megabyte took 50 times its room."""
+    parts = natural_order("a1" * 500_000)
+    assert len(parts) < 1000
+    assert natural_order("a" * 600 + "2") < natural_order("a" * 600 + "3")
+
+
 # --- read_run ---------------------------------------------------------------------------------------------------------
 
 
@@ -169,6 +242,118 @@ def test_the_last_run_record_and_all_config_records_hold(write_run: WriteRun) ->
     run = read_run(write_run(HEADER, first, config, renamed))
     assert (run.name, run.job_type, run.tags) == ("new", "eval", ("x",))
     assert run.config == {"lr": 0.1, "net": {"b": 2}}
+
+
+class Costly(str):
+    """A name that counts how often it is compared."""
+
+    compared = 0
+    __slots__ = ()
+
+    def startswith(self, *given: Any) -> bool:
+        Costly.compared += len(given[0]) if isinstance(given[0], tuple) else 1
+        return super().startswith(*given)
+
+
+def test_many_images_in_a_row_are_told_apart_in_linear_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each name was compared with each image: 8,000 of both took 2 s a row."""
+    monkeypatch.setattr(Costly, "compared", 0)
+    row: dict[str, Any] = {Costly(f"k{number}._type"): "x" for number in range(2000)}
+    row |= {Costly(f"k{number}.width"): 1 for number in range(2000)}
+    row |= {Costly(f"m{number}"): 1.0 for number in range(2000)}
+    contents = offline._Contents()
+    contents.take({"type": "history", "history": {"item": row}})
+    assert len(contents.metrics) == 2000
+    assert Costly.compared < 10 * len(row)
+
+
+@given(st.dictionaries(st.text("ab._", max_size=4) | st.just("a._type"), st.integers() | st.text(max_size=2)))
+def test_what_belongs_to_an_image_begins_with_its_name(row: dict[str, Any]) -> None:
+    prefixes = tuple(
+        name.removesuffix("_type") for name, kind in row.items() if name.endswith("._type") and isinstance(kind, str)
+    )
+    numbers = {name for name, value in row.items() if isinstance(value, int) and not name.startswith(("_", *prefixes))}
+    contents = offline._Contents()
+    contents.take({"type": "history", "history": {"item": row}})
+    assert set(contents.metrics) == numbers
+
+
+def test_so_many_metrics_are_kept_and_those_that_are_asked_for(
+    write_run: WriteRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(offline, "MOST_METRICS", 3)
+    path = write_run(RUN, history(**{f"m{number}": number for number in range(5)}, last=1))
+    run = read_run(path)
+    assert (list(run.metrics), run.has_more_metrics) == (["m0", "m1", "m2"], True)
+    run = read_run(path, metrics=["last", "m4"])
+    assert (list(run.metrics), run.has_more_metrics) == (["last", "m4"], False)
+    assert read_run(write_run(RUN, history(**{"x" * 1001: 1, "y": 1}), run_id="long")).has_more_metrics
+
+
+def test_a_history_of_many_metrics_takes_little_room() -> None:
+    metric = offline._Metric()
+    for value in range(offline.TREND_LENGTH):  # as much as a metric ever takes
+        metric.take(value)
+    before = metric.summed_up()
+    tracemalloc.start()
+    metrics = []
+    for _ in range(100):
+        metric = offline._Metric()
+        for value in range(offline.TREND_LENGTH):
+            metric.take(value)
+        metrics.append(metric)
+    room = tracemalloc.get_traced_memory()[0] / len(metrics)
+    tracemalloc.stop()
+    assert room < 8000  # it was 45,000
+    assert metric.summed_up() == before
+
+
+def test_a_config_that_is_too_large_is_left_out_in_part(write_run: WriteRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offline, "_LARGEST_CONFIG", 100)
+    updates = [{"a": list(range(40))}, {"b": list(range(40))}, {"c": list(range(40))}, {"a": 1}, {"d": ["x" * 64] * 15}]
+    run = read_run(write_run(RUN, *({"type": "config", "config": {"update": update}} for update in updates)))
+    assert (sorted(run.config), run.config["a"]) == (["a", "b", "d"], 1)
+    assert run.problems == ("1 values of its config are left out, as it is too large",)
+
+
+def test_values_of_other_types_are_none(write_run: WriteRun) -> None:
+    odd = {"run_id": 7, "display_name": ["x"], "project": {}, "tags": ["x", 7, None], "config": [], "start_time": 1}
+    ending = {"type": "exit", "exit": {"exit_code": "seven"}}
+    strange = {"type": "history", "history": {"item": 7}}
+    run = read_run(write_run({"type": "run", "run": odd}, {"type": "config", "config": {"update": 1}}, strange, ending))
+    assert (run.run_id, run.name, run.project, run.tags, run.config) == ("abc", None, None, ("x",), {})
+    assert (run.started, run.exit_code, run.rows, run.metrics) == (None, 1, 1, {})
+
+
+def test_records_that_are_too_deep_or_too_long_are_passed_over_and_told(
+    write_run: WriteRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short = replace(Limits.for_file(0), line=20_000)
+    monkeypatch.setattr(Limits, "for_file", lambda _size: short)
+    deep = f'{{"type":"config","config":{{"update":{{"x":{"[" * 100}{"]" * 100}}}}}}}'
+    run = read_run(write_run(RUN, deep, history(text="x" * 20_000), history(loss=1)))
+    assert (run.rows, run.config) == (1, {})
+    assert run.problems == (
+        "1 of its records, of more than 20000 bytes, are passed over",
+        "1 of its records, with values too deep or too long for JSON, are passed over",
+    )
+
+
+def test_of_a_thousand_problems_some_are_told(write_run: WriteRun) -> None:
+    stderr = "".join(f"wandb leet inspect: skipped {number} {'x' * 5000}\n" for number in range(100))
+    run = read_run(write_run(RUN, stderr=stderr))
+    assert (len(run.problems), run.problems[-1]) == (21, "and 80 problems more")
+    assert max(map(len, run.problems)) == 1000
+
+
+def test_a_reader_that_crashes_over_one_file_says_nothing_of_the_others(write_run: WriteRun) -> None:
+    """A program in Go that runs out of memory has the exit code that click has for bad usage."""
+    stderr = "fatal error: runtime: out of memory\n\nruntime stack:\nruntime.throw({0x1296c17?, 0x2041?})\n"
+    hurt = write_run(RUN, run_id="hurt", stderr=stderr + "frame\n" * 10_000, code=2)
+    healthy = write_run(RUN, run_id="healthy")
+    runs, errors = read_runs([hurt, healthy])
+    assert [run.path for run in runs] == [healthy]
+    assert str(errors[hurt]).endswith("cannot read it: fatal error: runtime: out of memory (it is given 512 MiB)")
 
 
 def test_only_numbers_of_the_user_are_metrics(write_run: WriteRun) -> None:
@@ -265,6 +450,55 @@ def test_a_file_that_does_not_exist_is_refused(tmp_path: Path) -> None:
         read_run(tmp_path / "none.wandb")
 
 
+# --- the reader's process ---------------------------------------------------------------------------------------------
+
+
+def test_the_reader_is_started_in_an_empty_directory_of_its_own_and_sees_no_settings(
+    write_run: WriteRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_run(RUN)
+    seen = tmp_path / "seen"
+    reader = Path(sys.executable)
+    reader.write_text(f'#!/bin/sh\n{{ pwd -P; stat -c %a .; ls -A; env; }} > "{seen}"\ncat "$6"\n')
+    monkeypatch.chdir(path.parent)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["", ".", "lib", str(tmp_path)]))
+    monkeypatch.setenv("WANDB_BASE_URL", "http://elsewhere")
+    monkeypatch.setenv("WANDB_API_KEY", "secret")
+    assert read_run(path.name).run_id == "abc"
+    place, mode, *told = seen.read_text().splitlines()
+    assert mode == "700"
+    assert not Path(place).exists()
+    assert not path.parent.is_relative_to(place)
+    assert not Path(place).is_relative_to(path.parent)
+    environment = dict(line.split("=", 1) for line in told if "=" in line)
+    assert [line for line in told if "=" not in line] == ["complaints", "state"]
+    assert environment["PYTHONPATH"] == str(tmp_path)
+    assert environment["PYTHONSAFEPATH"] == "1"
+    assert environment["TMPDIR"] == environment["WANDB_DIR"] == f"{place}/state"
+    assert {name: value for name, value in environment.items() if name.startswith("WANDB_") and "_DIR" not in name} == {
+        "WANDB_ERROR_REPORTING": "false",
+        "WANDB_MODE": "offline",
+    }
+
+
+def test_a_reader_that_cannot_be_started_is_an_error_of_that_file(
+    write_run: WriteRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_run(RUN)
+    monkeypatch.setattr(sys, "executable", str(path.parent))
+    with pytest.raises(ReadError, match=f"{re.escape(str(path))}: cannot be read: Permission denied"):
+        read_run(path)
+
+
+def test_without_a_temporary_directory_the_reader_says_what_to_do(
+    write_run: WriteRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_run(RUN)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    with pytest.raises(ReadError, match=r"cannot be made: No such file or directory \(.*missing.*set TMPDIR to"):
+        read_run(path)
+
+
 # --- read_runs, read_history ------------------------------------------------------------------------------------------
 
 
@@ -277,12 +511,34 @@ def test_several_runs_keep_their_order_and_errors_do_not_stop_the_others(write_r
     assert "is empty" in str(errors[broken])
 
 
+def test_whatever_a_file_brings_about_is_told_of_it_alone(write_run: WriteRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    hurt, healthy = write_run(RUN, run_id="hurt"), write_run(RUN, run_id="healthy")
+
+    def read(path: Path, *given: Any) -> offline.StoredRun:
+        if path == hurt:
+            raise RecursionError("maximum recursion depth exceeded")
+        return really_read(path, *given)
+
+    really_read = offline._read_run
+    monkeypatch.setattr(offline, "_read_run", read)
+    runs, errors = read_runs([hurt, healthy])
+    assert [run.path for run in runs] == [healthy]
+    assert str(errors[hurt]) == f"{hurt}: RecursionError: maximum recursion depth exceeded"
+
+
 def test_history_has_every_row_in_order_with_floats_for_what_is_not_finite(write_run: WriteRun) -> None:
     path = write_run(RUN, history(_step=0, loss="NaN", text="ok"), history(_step=1, loss="-Infinity"), ended())
     first, second = read_history(path)
     assert math.isnan(first.pop("loss"))
     assert first == {"_step": 0, "text": "ok"}
     assert second == {"_step": 1, "loss": -math.inf}
+
+
+def test_the_largest_step_of_a_file_is_a_whole_number_that_floats_can_tell(write_run: WriteRun) -> None:
+    values = ["NaN", "Infinity", "-Infinity", 1e300, 10**400, "7", None, [8], True, 4, 5.0, -3]
+    path = write_run(RUN, *(history(x=value, other=9) for value in values), history(other=10))
+    assert largest_step(path, "x") == 5
+    assert largest_step(path, "missing") is None
 
 
 def test_history_of_a_run_without_rows_is_empty(write_run: WriteRun) -> None:
@@ -329,6 +585,16 @@ def test_what_is_not_known_of_the_rank_may_be_null(tmp_path: Path) -> None:
         (json.dumps({**SIDECAR, "global_rank": True}), "global_rank=True, which is no int"),
         (json.dumps({**SIDECAR, "primary": 1}), "primary=1, which is no bool"),
         (json.dumps({**SIDECAR, "world_size": None}), "world_size=None, which is no int"),
+        (json.dumps({**SIDECAR, "world_size": 10**10}), "world_size=10000000000, which is not within 0 and 1000000"),
+        (json.dumps({**SIDECAR, "local_rank": -1}), "local_rank=-1, which is not within"),
+        (json.dumps({**SIDECAR, "world_size": 1}), "rank 1 of 1"),
+        (json.dumps({**SIDECAR, "label": "rank\0-1"}), "label='rank\\x00-1', as dist_wandb writes none"),
+        (json.dumps({**SIDECAR, "label": "rank\x1b-1"}), "label='rank\\x1b-1', as dist_wandb writes none"),
+        (json.dumps({**SIDECAR, "group": "x" * 1001}), "group='xxxxx"),
+        (json.dumps({**SIDECAR, "run_mode": "\x1b]0;x"}), "run_mode='\\x1b]0;x', which is none of auto, shared, new"),
+        (json.dumps({**SIDECAR, "rank_scope": "\x9b2J"}), "rank_scope='\\x9b2J', which is none of global, worker"),
+        (json.dumps({**SIDECAR, "base_id": "a\x1b[2J"}), "base_id='a\\x1b[2J', as dist_wandb writes none"),
+        (json.dumps({**SIDECAR, "format": "x" * 10_000}), "...xxxxxxxxxxxxx', while this version reads 1"),
     ],
 )
 def test_a_malformed_sidecar_is_a_problem_of_a_run_that_is_still_shown(
@@ -341,6 +607,20 @@ def test_a_malformed_sidecar_is_a_problem_of_a_run_that_is_still_shown(
     assert reason in str(caught.value)
     run = read_run(path)
     assert (run.rows, run.label, run.problems) == (1, None, (str(caught.value),))
+
+
+@pytest.mark.parametrize("obstacle", OBSTACLES)
+def test_what_lies_in_the_place_of_a_sidecar_neither_blocks_nor_leads_elsewhere(
+    write_run: WriteRun, obstacle: str
+) -> None:
+    path = write_run(RUN, history(a=1))
+    OBSTACLES[obstacle](path.parent / "dist-wandb.json")
+    begun = time.monotonic()
+    run = read_run(path)
+    assert (run.rows, run.sidecar) == (1, None)
+    (problem,) = run.problems
+    assert problem.startswith(f"{path.parent / 'dist-wandb.json'}")
+    assert time.monotonic() - begun < 10
 
 
 # --- statistics -------------------------------------------------------------------------------------------------------

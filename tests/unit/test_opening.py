@@ -11,7 +11,7 @@ import wandb
 import dist_wandb
 from dist_wandb import opening, session
 from dist_wandb import run as runs
-from dist_wandb.errors import UnavailableError
+from dist_wandb.errors import ConfigurationError, UnavailableError
 from dist_wandb.options import Options
 from dist_wandb.rendezvous import Rendezvous
 from dist_wandb.run import NullRun
@@ -105,12 +105,15 @@ def test_if_not_even_the_disk_takes_it_training_goes_on(unreliable: Any, caplog:
     assert "rank 0 cannot write its run to disk either" in caplog.text
 
 
-def test_another_run_of_the_process_is_not_swept_away(unreliable: Any) -> None:
+def test_another_run_of_the_process_is_not_swept_away(unreliable: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    aside: list[int] = []
+    monkeypatch.setattr(runs, "set_service_aside", lambda: aside.append(1))
     wandb_ = unreliable(online=0)
     dist_wandb.init()
     wandb_._failures["online"] = 1
-    dist_wandb.init()
-    assert wandb_.cleared == 0
+    inner = dist_wandb.init()
+    assert (wandb_.cleared, aside) == (0, [1])  # what failed holds the id in the process that the other run needs
+    assert inner.run.offline
 
 
 def test_if_the_primary_is_offline_so_are_its_secondaries(job: Job, unreliable: Any) -> None:
@@ -244,3 +247,65 @@ def test_what_waits_is_written_at_the_end(store: Any, fake_wandb: FakeWandb) -> 
     first.log({"loss": 0.5}, step=0)
     first.finish()
     assert len(fake_wandb.runs[0].rows) == 1
+
+
+# --- under a sweep's agent --------------------------------------------------------------------------------------------
+
+TWO_NODES = [Topology(rank, 0, rank, 2, 1, 2) for rank in range(2)]
+AT_THE_AGENT = "would be written into the agent's one run. Pass run_mode='auto' or 'shared' with rank_scope='global'"
+
+
+@pytest.mark.parametrize(
+    ("topologies", "run_mode", "rank_scope", "refused"),
+    [
+        (TWO, "new", "global", True),
+        (TWO_NODES, "auto", "worker", True),
+        (TWO_NODES, "shared", "worker", True),
+        (TWO, "auto", "worker", False),  # one node, one run
+        (TWO_NODES, "auto", "global", False),
+        (TWO_NODES, "shared", "global", False),
+        ([Topology(0, 0, 0, 1, 1, 1)], "new", "worker", False),
+    ],
+)
+@pytest.mark.usefixtures("store")
+def test_under_a_sweeps_agent_several_runs_are_refused_on_all_ranks(
+    topologies: list[Topology],
+    run_mode: Any,
+    rank_scope: Any,
+    refused: bool,
+    on_ranks: OnRanks,
+    fake_wandb: FakeWandb,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("WANDB_SWEEP_ID", "s1")
+    options = Options(run_mode, rank_scope, join_timeout=30.0, finish_timeout=0.2)
+
+    def open_one(rank: int) -> str:
+        try:
+            session.open_session(options, {}, door="test", topology=topologies[rank], number=1, create_new=False)
+        except ConfigurationError as error:
+            return str(error)
+        return ""
+
+    said = on_ranks(len(topologies), open_one)
+    assert all(AT_THE_AGENT in text for text in said) if refused else said == [""] * len(topologies)
+    assert bool(fake_wandb.runs) is not refused
+
+
+@pytest.mark.usefixtures("store")
+def test_ranks_without_the_sweeps_variables_do_not_wait_for_the_rank_that_has_them(
+    on_ranks: OnRanks, fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_SWEEP_ID", "s1")
+    check = runs.check_sweep
+    monkeypatch.setattr(runs, "check_sweep", lambda *given: check(*given) if given[2].global_rank == 0 else None)
+
+    def open_one(rank: int) -> str:
+        with pytest.raises(ConfigurationError) as raised:
+            session.open_session(Options("new", join_timeout=30.0), {}, door="test", topology=TWO[rank], number=1)
+        return str(raised.value)
+
+    first, second = on_ranks(2, open_one)
+    assert "WANDB_SWEEP_ID on rank 0" in first
+    assert second == f"Rank 0 opens no run: {first}"
+    assert fake_wandb.runs == []

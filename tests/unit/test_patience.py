@@ -7,8 +7,9 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from processes import wait_until
 
-from dist_wandb.patience import Patience, UnansweredError, settle
+from dist_wandb.patience import Inquiry, Patience, UnansweredError, settle
 
 SOON = 20.0  # seconds, on a busy machine
 
@@ -71,9 +72,44 @@ def test_at_the_end_of_a_process_calls_that_were_given_up_are_waited_for_a_littl
     assert time.monotonic() - began < SOON
 
 
+def test_at_the_end_of_a_process_calls_that_return_by_themselves_are_waited_for_until_they_do(
+    over: threading.Event,
+) -> None:
+    """gloo gives up in time to form a group; where it did while Python went down, the process was aborted."""
+    ended: list[bool] = []
+    with pytest.raises(UnansweredError):
+        Patience(SOON, lambda: True, returns=True).call(lambda: ended.append(over.wait()))
+    threading.Timer(0.3, over.set).start()
+    settle(0.0)
+    assert ended == [True]
+
+
 def test_where_no_thread_can_be_started_the_call_is_made_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def start(_: threading.Thread) -> None:
         raise RuntimeError("can't create new thread at interpreter shutdown")
 
     monkeypatch.setattr(threading.Thread, "start", start)
     assert Patience(SOON).call(threading.get_ident) == threading.get_ident()
+
+
+def test_an_inquiry_is_asked_again_until_it_is_answered_and_nobody_waits(over: threading.Event) -> None:
+    asked: list[int] = []
+
+    def ask() -> str | None:
+        asked.append(1)
+        if len(asked) == 1:
+            raise ZeroDivisionError
+        over.wait()
+        return "yes" if len(asked) > 2 else None
+
+    inquiry = Inquiry(ask, 0.01)
+    wait_until(lambda: inquiry.look() is None and len(asked) == 2, within=SOON)
+    began = time.monotonic()
+    assert [inquiry.look(0.1) for _ in range(300)] == [None] * 300  # waited for once
+    assert time.monotonic() - began < SOON
+    assert len(asked) == 2
+    over.set()
+    wait_until(lambda: inquiry.look() == "yes", within=SOON)
+    inquiry.forget()
+    wait_until(lambda: inquiry.look() == "yes", within=SOON)
+    assert len(asked) == 4

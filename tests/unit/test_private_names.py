@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +15,7 @@ import torch.distributed as dist
 import wandb
 
 from dist_wandb import gloo, pictures
-from dist_wandb.run import _fill_config, is_finished, takes
+from dist_wandb.run import _fill_config, is_finished, is_served_now, set_service_aside, takes
 
 if TYPE_CHECKING:
     from tests.conftest import FakeWandb
@@ -36,6 +39,53 @@ def test_wandbs_config_can_be_filled_without_sending_anything(fake_wandb: FakeWa
     _fill_config(run, {"lr": 0.2, "names": {1: "a"}})
     assert dict(run.config) == {"lr": 0.2, "names": {1: "a"}}
     assert run.config.sent == []
+
+
+_FORKS = """
+import os, sys, wandb, dist_wandb
+run = dist_wandb.init(project="digits", mode="offline")
+def row(step):
+    return {"loss": step, "table": wandb.Table(columns=["a"], data=[[step]])}
+run.log(row(0), step=0)
+for step in range(1, 3):
+    child = os.fork()
+    if child == 0:
+        sys.exit(0)  # by the exit hooks that wandb has left
+    os.waitpid(child, 0)
+    assert os.path.isdir(sys.modules["wandb.sdk.data_types._private"].MEDIA_TMP.name)
+    run.log(row(step), step=step)
+run.run.log({})  # raises if the child has ended wandb's process
+run.finish()
+"""
+
+
+@pytest.mark.usefixtures("bare_environment")
+def test_a_forked_process_that_exits_leaves_its_parents_run_alone(tmp_path: Path) -> None:
+    """By private names of wandb's, guarded: without them a fork's end removes the parent's files for media."""
+    environment = {**os.environ, "WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false"}
+    command = [sys.executable, "-c", _FORKS]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr  # nor does wandb's exit hook say that it was forked
+    assert len(list(tmp_path.glob("wandb/offline-run-*/*.wandb"))) == 1
+
+
+@pytest.mark.usefixtures("bare_environment")
+def test_a_run_can_be_written_by_a_wandb_process_of_its_own(tmp_path: Path) -> None:
+    """By a private name, guarded: without it an id stays taken in wandb's process after its run could not be opened."""
+    settings = wandb.Settings(silent=True)
+    first = wandb.init(mode="offline", dir=str(tmp_path / "first"), id="exp", settings=settings)
+    assert is_served_now(first)
+    set_service_aside()
+    second = wandb.init(mode="offline", dir=str(tmp_path / "second"), id="exp", settings=settings, reinit="create_new")
+    assert (is_served_now(first), is_served_now(second)) == (False, True)
+    for run in (first, second):
+        run.log({"loss": 0.5})
+        run.finish()
+    files = [list((tmp_path / name).glob("wandb/offline-run-*/run-exp.wandb")) for name in ("first", "second")]
+    assert [len(found) for found in files] == [1, 1]
 
 
 def test_wandbs_images_tell_what_they_have() -> None:

@@ -6,7 +6,7 @@ from types import MappingProxyType
 import pytest
 
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.reduction import REDUCTIONS, check_patterns, check_reduce, check_spread, reduction_of
+from dist_wandb.reduction import REDUCTIONS, check_patterns, check_per_rank, check_reduce, check_spread, reduction_of
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
@@ -115,3 +115,16 @@ def test_what_selects_names_becomes_patterns(given: object, patterns: tuple[str,
 def test_what_does_not_select_names_is_refused_with_the_arguments_name(given: object) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(f"per_rank={given!r} is neither a bool nor name patterns.")):
         check_patterns("per_rank", given)
+
+
+@pytest.mark.parametrize(
+    ("per_rank", "loss", "epoch"),
+    [("auto", True, False), (True, True, True), (False, False, False), ("ep*", False, True), (["auto"], False, False)],
+)
+def test_per_rank_leaves_out_what_is_equal_by_nature_unless_it_is_asked_for(
+    per_rank: object, loss: bool, epoch: bool
+) -> None:
+    names = check_per_rank(per_rank)
+    assert names.has("loss", is_number=True) is names.has("loss", is_number=False) is loss
+    assert names.has("epoch", is_number=True) is epoch
+    assert names.has("epoch", is_number=False) is (epoch or per_rank == "auto")

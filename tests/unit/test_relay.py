@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import hmac
 import logging
 import multiprocessing
 import os
 import pickle
 import signal
 import socket
+import stat
 import struct
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from multiprocessing.connection import Listener
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +26,7 @@ import wandb
 from torchmetrics import MeanMetric
 
 import dist_wandb
-from dist_wandb import relay
+from dist_wandb import local_sockets, relay
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.relay import Address, Relay, RemoteSession
 from dist_wandb.topology import Topology
@@ -191,12 +194,19 @@ def test_what_cannot_be_pickled_is_told_and_nothing_else_is_lost(
     assert "a row could not be handed to another process, and is lost" in caplog.text
 
 
+class Unreadable:
+    """What can be pickled, but not be read back."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return int, ("not a number",)
+
+
 def test_row_that_the_session_refuses_is_told_and_nothing_else_is_lost(
     fake_wandb: FakeWandb, job: Job, on_ranks: OnRanks, caplog: pytest.LogCaptureFixture
 ) -> None:
     sessions = job(TWO)
     copy = through_a_pickle(sessions[0])
-    copy.log({"vector": torch.ones(2)}, step=1)
+    copy.log({"odd": Unreadable()}, step=1)
     copy.log({"loss": 1.0}, step=1)
     assert copy.flush()
     sessions[1].log({"loss": 2.0}, step=1)
@@ -244,28 +254,209 @@ def test_stranger_without_the_key_is_not_served() -> None:
     assert str(address.key) not in repr(address)
 
 
-def test_a_stranger_that_says_nothing_keeps_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a child that was stopped while it was let in."""
-    limits = iter((30.0, 0.5))  # of the babbler and of the silent one; a friend gets as long as ever
-    let_in = Relay._let_in
+STRANGERS: dict[str, Callable[[socket.socket], None]] = {
+    "silent": lambda _: None,
+    "half-open": lambda stranger: stranger.sendall(struct.pack("!i", 64)[:2]),
+    "unfinished": lambda stranger: stranger.sendall(struct.pack("!i", 64) + b"what"),
+    "talking": lambda stranger: stranger.sendall(b"\x7f\xff\xff\xff" + b"GET / HTTP/1.1\r\n" * 100),
+}
 
-    def let_in_within(self: Relay, listener: Listener, key: bytes) -> Any:
-        monkeypatch.setattr(relay, "_HANDSHAKE", next(limits, 30.0))
-        return let_in(self, listener, key)
 
-    monkeypatch.setattr(Relay, "_let_in", let_in_within)
+@pytest.mark.parametrize("kind", STRANGERS)
+def test_strangers_keep_no_child_out(kind: str) -> None:
+    """They would be in the way for 64 times 30 seconds, one after the other."""
+    taken: list[Any] = []
+    held = Relay(lambda *arguments: taken.append(arguments))
+    address = held.open()
+    assert address is not None
+    strangers = []
+    for _ in range(64):
+        stranger = socket.socket(socket.AF_UNIX)
+        stranger.connect(address.place)
+        with suppress(BrokenPipeError, ConnectionResetError):
+            STRANGERS[kind](stranger)
+        strangers.append(stranger)
+    child = RemoteSession(address, ONE, {})
+    longest = 0.0
+    for row in range(20):
+        begin = time.monotonic()
+        child.log({"row": row})
+        longest = max(longest, time.monotonic() - begin)
+    assert child.flush()
+    for stranger in strangers:
+        stranger.close()
+    held.close()
+    assert [row["row"] for row, *_ in taken] == list(range(20))
+    assert longest < 15
+
+
+def test_where_too_many_show_nothing_the_first_of_them_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay, "_MOST_KNOCKING", 4)
+    monkeypatch.setattr(relay, "_CERTAIN", 0.1)
     held = Relay(lambda *_: None)
     address = held.open()
     assert address is not None
-    with socket.socket(socket.AF_UNIX) as babbler:
-        babbler.connect(address.place)
-        with suppress(BrokenPipeError, ConnectionResetError):
-            babbler.sendall(struct.pack("!i", 4) + b"what")  # as multiprocessing sends four bytes
-    with socket.socket(socket.AF_UNIX) as stranger:
+    strangers = [socket.socket(socket.AF_UNIX) for _ in range(6)]
+    for stranger in strangers:
         stranger.connect(address.place)
-        begin = time.monotonic()
+    assert RemoteSession(address, ONE, {}).flush()
+    assert threading.active_count() < 20
+    for stranger in strangers:
+        stranger.close()
+    held.close()
+
+
+def test_who_shows_nothing_for_too_long_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay, "_HANDSHAKE", 0.3)
+    held = Relay(lambda *_: None)
+    address = held.open()
+    assert address is not None
+    with socket.socket(socket.AF_UNIX) as stranger:
+        stranger.settimeout(_PATIENCE)
+        stranger.connect(address.place)
+        assert len(stranger.recv(4 + 32)) > 0  # what it is asked
+        with suppress(BrokenPipeError):
+            for _ in range(2 * _PATIENCE):  # a byte now and then
+                stranger.sendall(b"\0")
+                time.sleep(0.1)
+                if not held._connections:
+                    break
+        assert not held._connections
+    held.close()
+
+
+def test_other_users_do_not_reach_it_and_are_turned_away_before_anything_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    held = Relay(lambda *_: None)
+    address = held.open()
+    assert address is not None
+    place = Path(address.place)
+    assert stat.S_IMODE(place.parent.stat().st_mode) == 0o700
+
+    def knock() -> None:
+        if os.geteuid() == 0:
+            os.setuid(65534)
+        with socket.socket(socket.AF_UNIX) as stranger:
+            stranger.settimeout(_PATIENCE)
+            stranger.connect(address.place)
+            assert stranger.recv(1) == b""
+
+    if os.geteuid() == 0:
+
+        def be_refused() -> None:
+            os.setuid(65534)
+            with pytest.raises(PermissionError), socket.socket(socket.AF_UNIX) as stranger:
+                stranger.connect(address.place)
+
+        assert in_fork(be_refused) == 0
+        place.parent.chmod(0o755)  # as if it were reached all the same
+        place.chmod(0o777)
+        assert in_fork(knock) == 0
         assert RemoteSession(address, ONE, {}).flush()
-        assert time.monotonic() - begin < _PATIENCE / 2
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: 65534)  # as one user has no second one
+        knock()
+        monkeypatch.undo()
+    held.close()
+
+
+@pytest.mark.usefixtures("fake_wandb")
+def test_a_child_says_nothing_to_another_users_socket(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    held = Relay(lambda *_: None)
+    child = RemoteSession(held.open(), ONE, {})
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "geteuid", lambda: 65534)
+        child.log({"loss": 1.0})
+    assert "another user listens in its place" in caplog.text
+    held.close()
+
+
+def test_a_socket_that_lets_nobody_in_holds_up_log_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(relay, "_HANDSHAKE", 0.3)
+    monkeypatch.setattr(relay, "_AGAIN", 1000.0)
+    with tempfile.TemporaryDirectory() as directory, socket.socket(socket.AF_UNIX) as full:
+        place = str(Path(directory, "s"))
+        full.bind(place)
+        full.listen(0)
+        waiting = [socket.socket(socket.AF_UNIX) for _ in range(8)]
+        with suppress(BlockingIOError):  # when it is full
+            for one in waiting:
+                one.setblocking(False)
+                one.connect(place)
+        child = RemoteSession(Address(place, b"key"), ONE, {})
+        begin = time.monotonic()
+        for _ in range(200):  # 60 s, if each tried
+            child.log({"loss": 1.0})
+        assert time.monotonic() - begin < 20
+        for one in waiting:
+            one.close()
+    assert "the session's process lets nobody in for 0.3 s" in caplog.text
+    assert len(caplog.records) == 1
+
+
+def test_a_session_that_takes_nothing_holds_up_log_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(relay, "_STUCK", 0.3)
+    monkeypatch.setattr(relay, "_AGAIN", 1000.0)
+    may_take = threading.Event()
+
+    def take(*_: Any) -> None:
+        may_take.wait(_PATIENCE)
+
+    held = Relay(take)
+    child = RemoteSession(held.open(), ONE, {})
+    assert child.flush()
+    begin = time.monotonic()
+    for _ in range(500):
+        child.log({"text": "t" * 5000})
+    assert time.monotonic() - begin < 20
+    may_take.set()
+    held.close()
+    assert "the session's process takes nothing for 0.3 s" in caplog.text
+    assert len(caplog.records) == 1
+
+
+def test_nobody_knocks_at_what_is_closed(tmp_path: Path) -> None:
+    """As where a session that fails closes it while a thread is about to look."""
+    with tempfile.TemporaryDirectory() as directory:
+        listener = local_sockets.Listener([tmp_path / "no such directory", Path(directory)], 1)
+        listener.close()
+        assert not listener.is_knocked(0.0)
+        assert not list(Path(directory).iterdir())
+
+
+def test_who_hands_back_what_it_is_told_shows_nothing() -> None:
+    here, there = multiprocessing.Pipe()
+    with here, there:
+
+        def echo() -> None:
+            there.send_bytes(2 * there.recv_bytes())
+
+        thread = threading.Thread(target=echo)
+        thread.start()
+        with pytest.raises(multiprocessing.AuthenticationError):
+            local_sockets.let_in(here, b"key", _PATIENCE)
+        thread.join()
+
+
+def test_rows_arrive_where_md5_is_forbidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on hosts in FIPS mode."""
+    new = hmac.new
+
+    def without_md5(key: bytes, message: bytes | None = None, digestmod: Any = "") -> Any:
+        if "md5" in str(digestmod):
+            raise ValueError("[digital envelope routines] unsupported")
+        return new(key, message, digestmod)
+
+    monkeypatch.setattr(hmac, "new", without_md5)
+    held = Relay(lambda *_: None)
+    assert RemoteSession(held.open(), ONE, {}).flush()
     held.close()
 
 
@@ -307,14 +498,15 @@ def test_a_fork_dies_of_sigterm_at_once_wherever_it_waits() -> None:
         assert in_fork(is_left_to_the_system) == 0
 
 
-def test_failing_session_does_not_wait_for_its_children(fake_wandb: FakeWandb) -> None:
+def test_failing_session_does_not_wait_for_its_children(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay, "_LAST_ROWS", _PATIENCE)
     session = dist_wandb.init()
     copy = through_a_pickle(session)
     copy.log({"loss": 1.0})
     assert copy.flush()
     begin = time.monotonic()
     session.finish(exit_code=1)
-    assert time.monotonic() - begin < relay._LAST_ROWS / 2
+    assert time.monotonic() - begin < _PATIENCE / 2
     assert fake_wandb.runs[0].exit_codes == [1]
 
 
@@ -514,17 +706,26 @@ def test_a_child_that_does_not_stop_keeps_no_session_from_ending(
     assert len(caplog.records) < 10
 
 
+@pytest.mark.parametrize("runtime", ["", "runtime", "no-such-directory", "r" * 200])
 def test_a_directory_with_too_long_a_name_for_sockets_is_no_obstacle(
-    fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch
+    fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, runtime: str
 ) -> None:
-    def listener(*arguments: Any, **named: Any) -> Any:
-        if not arguments:
-            raise OSError("AF_UNIX path too long")
-        return Listener(*arguments, **named)
-
-    monkeypatch.setattr(relay, "Listener", listener)
-    with dist_wandb.init() as session:
-        through_a_pickle(session).log({"loss": 1.0})
+    with tempfile.TemporaryDirectory(dir="/tmp") as directory:
+        (tmp_path / ("t" * 120)).mkdir()
+        for name in ("runtime", "r" * 200):
+            Path(directory, name).mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("t" * 120)))
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(Path(directory, runtime)) if runtime else "")
+        with dist_wandb.init() as session:
+            through_a_pickle(session).log({"loss": 1.0})
+            address = session._relay.address
+            assert address is not None
+            place = Path(address.place)
+            assert place.is_socket(), "an abstract name is open to all users of the host"
+            assert place.parent.parent == (Path(directory, runtime) if runtime == "runtime" else Path(directory).parent)
+            assert stat.S_IMODE(place.parent.stat().st_mode) == 0o700
+        assert not place.parent.exists()
+        assert not list((tmp_path / ("t" * 120)).iterdir())
     assert [row["loss"] for row in fake_wandb.runs[0].rows] == [1.0]
 
 

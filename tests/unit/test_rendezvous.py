@@ -83,6 +83,29 @@ def test_peek_never_waits(at: At) -> None:
     assert at(1).peek("key") == "there"
 
 
+@pytest.mark.parametrize("junk", ["junk", "{", "\x80", "[" * 200_000], ids=["text", "{", "\\x80", "deep"])
+def test_what_no_rank_has_written_is_said_by_its_key(at: At, junk: str) -> None:
+    here = at(0, 1)
+    here._store.set("base_id", junk)
+    here._store.set("node/0", junk)
+    looks: list[Callable[[], Any]] = [
+        lambda: here.fetch("base_id", "rank 0"),
+        lambda: here.peek("base_id"),
+        lambda: here.claim("base_id", 1),
+        lambda: here.gather("node"),
+    ]
+    for look in looks:
+        with pytest.raises(RendezvousError, match=r"The job's store holds b.* as '(base_id|node/0)', which no rank"):
+            look()
+
+
+def test_a_base_id_that_is_none_is_refused(at: At) -> None:
+    for junk in (7, ["a"], {"a": 1}, None):
+        at(0).publish("base_id", junk)
+        with pytest.raises(RendezvousError, match="as base id, which no rank has written"):
+            agree_on_base_id(at(1), Topology(1, 1, 0, 2, 2, 1), None, None, "init/1")
+
+
 def test_sessions_do_not_see_each_others_keys(at: At) -> None:
     at(0, namespace="DistWandbLogger/1").publish("key", "first")
     assert at(1, namespace="DistWandbLogger/2").peek("key") is None

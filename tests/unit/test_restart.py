@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch.distributed as dist
 import wandb
+from strangers import OBSTACLES, give_away
 
 import dist_wandb
 from dist_wandb import rendezvous, restart
 from dist_wandb import run as runs
 from dist_wandb import session as sessions_room
-from dist_wandb.errors import ConfigurationError
+from dist_wandb.errors import ConfigurationError, ReadError
 from dist_wandb.options import Options
 from dist_wandb.rendezvous import Rendezvous
 from dist_wandb.restart import Note
@@ -427,6 +429,72 @@ def test_a_damaged_note_is_left_aside_with_a_warning(
     assert f"{note} is not the note that an earlier start of this job would have left there" in warning
 
 
+@pytest.mark.parametrize("obstacle", OBSTACLES)
+def test_what_lies_in_the_place_of_a_note_keeps_no_start_waiting(
+    start: Start, caplog: pytest.LogCaptureFixture, obstacle: str
+) -> None:
+    first = start()
+    kill(first)
+    (note,) = NOTES.glob("latest-*.json")
+    note.unlink()
+    OBSTACLES[obstacle](note)
+    begun = time.monotonic()
+    sessions = start(resume="auto")
+    assert time.monotonic() - begun < 30
+    assert ids(sessions) != ids(first)
+    warning, *others = last_warnings(caplog)
+    assert f"{note} is not the note that an earlier start of this job would have left there" in warning
+    assert len(others) == (obstacle == "directory")  # in whose place no note can be left
+    assert note.is_file() == (obstacle != "directory")
+
+
+@pytest.mark.parametrize("what", ["note", "directory"])
+def test_a_strangers_note_is_not_followed(
+    start: Start, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    first = start()
+    kill(first)
+    (note,) = NOTES.glob("latest-*.json")
+    give_away(note if what == "note" else NOTES, monkeypatch)
+    second = start(resume="auto")
+    assert ids(second) != ids(first)
+    warnings = last_warnings(caplog)
+    place = note if what == "note" else NOTES
+    assert f"{place} belongs to user 65534, while this process runs as {os.getuid()}; it is not believed" in warnings[0]
+    assert len(warnings) == 1 + (what == "directory")
+    if what == "directory":
+        assert f"no note of the run {second[0].plan.base_id} could be left in {NOTES}" in warnings[1]
+
+
+def test_a_link_in_the_place_of_the_directory_is_not_followed(
+    start: Start, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir(mode=0o755)
+    NOTES.parent.mkdir()
+    NOTES.symlink_to(elsewhere)
+    sessions = start(options={"run_mode": "auto"}, environ=SLURM)
+    sessions[0].finish()
+    (warning,) = last_warnings(caplog)
+    assert f"{NOTES} is a symbolic link, so it is not the directory that belongs there. Remove it." in warning
+    assert list(elsewhere.iterdir()) == []
+    assert elsewhere.stat().st_mode & 0o777 == 0o755
+
+
+def test_notes_are_the_users_alone(start: Start) -> None:
+    start()
+    (note,) = NOTES.iterdir()
+    assert (NOTES.stat().st_mode & 0o777, note.stat().st_mode & 0o777) == (0o700, 0o600)
+
+
+@pytest.mark.parametrize("changed", [{"run_mode": "\x1b[2J"}, {"rank_scope": ""}, {"project": 7}, {"job": []}])
+def test_a_note_that_nobody_would_have_left_is_none(changed: dict[str, Any]) -> None:
+    note = Note("a", "test/1", None, None, "new", "global", 2, None, 0)
+    assert Note.of(note.record) == note
+    with pytest.raises(ValueError, match=r"unknown|no text"):
+        Note.of({**note.record, **changed})
+
+
 def test_a_note_with_an_id_that_wandb_refuses_is_damaged() -> None:
     note = Note("a/b", "test/1", None, None, "new", "global", 2, None, 0)
     with pytest.raises(ValueError, match="refuses in run ids"):
@@ -621,16 +689,67 @@ def test_offline_the_files_of_the_run_tell_the_last_row(
         file.touch()
         os.utime(file, (number, number))
 
-    def read(path: Path) -> list[dict[str, Any]]:
-        last = files[path.parent.name]
-        return [] if last is None else [{"global_step": step} for step in range(last + 1)] + [{"other": 1}]
-
-    monkeypatch.setattr(restart, "read_history", read)
+    monkeypatch.setattr(restart, "largest_step", lambda path, _: files[path.parent.name])
     (session,) = start(world=1, id="exp", resume="allow", mode="offline")
     session.log({"loss": 1.0})
     assert fake_wandb.runs[-1].rows == [{"loss": 1.0, "global_step": 50}]
     (other,) = start(world=1, id="exp", mode="offline")
     assert other._first_row == 0
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_files_of_strangers_do_not_end_a_start(
+    start: Start, fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, *, fails: bool
+) -> None:
+    """What cannot be read counts for nothing."""
+    for name in ("run-0", "offline-run-1-exp", "offline-run-2-exp"):
+        (fake_wandb.directory / name).mkdir(parents=True)
+    (fake_wandb.directory / "offline-run-1-exp" / "run-exp.wandb").symlink_to("nowhere")
+    (fake_wandb.directory / "offline-run-2-exp" / "run-exp.wandb").touch()
+    (fake_wandb.directory / "offline-run-3-exp").symlink_to("offline-run-3-exp")
+
+    def largest(path: Path, _: str) -> int:
+        if fails:
+            raise ReadError(f"{path}: cannot be read: Resource temporarily unavailable.")
+        return 5
+
+    monkeypatch.setattr(restart, "largest_step", largest)
+    (session,) = start(world=1, id="exp", resume="allow", mode="offline")
+    assert session._first_row == (0 if fails else 6)
+
+
+def test_a_strangers_file_of_the_run_does_not_say_where_its_rows_go_on(
+    start: Start, fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    theirs = fake_wandb.directory / "offline-run-1-exp" / "run-exp.wandb"
+    theirs.parent.mkdir(parents=True)
+    theirs.touch()
+    (fake_wandb.directory / "run-0").mkdir()
+    true_stat = Path.lstat
+
+    def lstat(path: Path) -> os.stat_result:
+        found = true_stat(path)
+        return os.stat_result((*found[:4], 65_534, *found[5:])) if path == theirs else found
+
+    monkeypatch.setattr(Path, "lstat", lstat)
+    monkeypatch.setattr(restart, "largest_step", lambda _path, _name: 2**53)
+    (session,) = start(world=1, id="exp", resume="allow", mode="offline")
+    assert session._first_row == 0
+    (warning,) = last_warnings(caplog)
+    assert f"{theirs} belongs to user 65534, so rows without a step are not counted on" in warning
+
+
+def test_of_many_files_of_a_run_the_newest_are_looked_at(
+    start: Start, fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (fake_wandb.directory / "run-0").mkdir(parents=True)
+    for number in range(100):
+        (fake_wandb.directory / f"offline-run-{number}-exp").mkdir(parents=True)
+        (fake_wandb.directory / f"offline-run-{number}-exp" / "run-exp.wandb").touch()
+    looked_at: list[Path] = []
+    monkeypatch.setattr(restart, "largest_step", lambda path, _: looked_at.append(path))
+    start(world=1, id="exp", resume="allow", mode="offline")
+    assert len(looked_at) == 32
 
 
 def test_a_step_metric_of_a_framework_is_not_counted(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:

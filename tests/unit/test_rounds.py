@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dist_wandb import rounds
 from dist_wandb.reduction import Totals
 from dist_wandb.rounds import Finished, Key, Outcome, Place, Rounds
 
@@ -35,6 +36,7 @@ class Unit:
     stalled: set[int] = field(default_factory=set)
     always_whole: bool = True
     _lives: Counter[int] = field(default_factory=Counter)
+    _calls: Counter[Life] = field(default_factory=Counter)
     _logged: Counter[tuple[Life, str, int | None]] = field(default_factory=Counter)
 
     @classmethod
@@ -54,7 +56,8 @@ class Unit:
             self._logged[life, name, step] += 1
             self.contributed[name, step, occurrence][life] = (value, weight)
         contributions = {name: Totals.of(value, weight) for name, value in values.items()}
-        self.machines[rank].post(contributions, step)
+        self.machines[rank].post(contributions, step, self._calls[life])
+        self._calls[life] += 1
 
     def die(self, rank: int) -> None:
         """What the rank has not told the others by now is lost; the others go on without it."""
@@ -90,6 +93,10 @@ class Unit:
 
     def exchange(self) -> Outcome:
         machines = [self.machines[rank] for rank in self.living]
+        if machines[0].many_wait:
+            offers = [json.loads(json.dumps(machine.offer())) for machine in machines]
+            for machine in machines:
+                machine.agree(offers)
         packed = [machine.pack() for machine in machines]
         sums = [sum(column) for column in zip(*(lists[0] for lists in packed), strict=True)]
         maxima = [max(column) for column in zip(*(lists[1] for lists in packed), strict=True)]
@@ -141,14 +148,14 @@ class Unit:
             assert totals.reduced("sum") == pytest.approx(math.fsum(values), abs=1e-12)
             assert (totals.reduced("min"), totals.reduced("max")) == (min(values), max(values))
             if cell[0] in spread:
-                self.check_spread(cell, {rank: value for (rank, _), (value, _) in said.items()})
+                self.check_spread(cell, {rank: of_rank for (rank, _), of_rank in said.items()}, mean)
 
-    def check_spread(self, cell: Cell, values: dict[int, float]) -> None:
+    def check_spread(self, cell: Cell, said: dict[int, tuple[float, float]], mean: float) -> None:
         spread = self.written[cell].spread
         assert spread is not None
-        mean = math.fsum(values.values()) / len(values)
-        assert spread.squares == pytest.approx(math.fsum((x - mean) ** 2 for x in values.values()), abs=1e-9)
-        assert spread.largest_at == min(rank for rank, x in values.items() if x == max(values.values()))
+        assert spread.squares == pytest.approx(math.fsum(w * (x - mean) ** 2 for x, w in said.values()), abs=1e-9)
+        largest = max(x for x, _ in said.values())
+        assert spread.largest_at == min(rank for rank, (x, _) in said.items() if x == largest)
 
 
 # --- any schedule -----------------------------------------------------------------------------------------------------
@@ -167,7 +174,7 @@ def rows(draw: st.DrawFn) -> tuple[int | None, dict[str, float], float]:
 
 ACTIONS = (
     *("log", "exchange", "exchange", "impatient", "impatient with new names"),
-    *("die", "stall", "a stalled one logs", "come back", "close"),
+    *("die", "stall", "a stalled one logs", "come back", "close", "burst"),
 )
 
 
@@ -184,22 +191,46 @@ def come_or_go(unit: Unit, action: str, rank: int, data: st.DataObject) -> None:
         unit.come_back(data.draw(st.sampled_from(gone)))
 
 
-@given(st.data(), st.integers(1, 4), st.sampled_from([(), ("*",), ("l*",)]))
+@st.composite
+def bursts(draw: st.DrawFn) -> list[tuple[int | None, dict[str, float], float]]:
+    """Many calls of `log` at once, in steps that go on, or back, or without; perhaps with names of their own."""
+    first, stride = draw(st.integers(0, 9)), draw(st.sampled_from([-1, 0, 1, 1, 2]))
+    counted = draw(st.booleans())
+    found = [draw(rows()) for _ in range(draw(st.integers(1, 3)))]
+    return [
+        (None if counted else first + stride * number, *found[number % len(found)][1:])
+        for number in range(draw(st.integers(5, 30)))
+    ]
+
+
+@given(
+    st.data(), st.integers(1, 4), st.sampled_from([(), ("*",), ("l*",)]), st.sampled_from([1, 4, 8]), st.integers(1, 20)
+)
 @settings(max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 def test_any_schedule_ends_with_equal_tables_and_exact_values(
-    data: st.DataObject, size: int, spread: tuple[str, ...]
+    data: st.DataObject, size: int, spread: tuple[str, ...], many: int, most: int
 ) -> None:
     """Ranks log what and when they like, join late, lose patience, close early, stall, die or start anew.
 
-    What the others were told of them counts, and all that those say who are there at the end.
+    What the others were told of them counts, and all that those say who are there at the end. Rows go one by one, or
+    many in one round.
     """
-    unit = Unit.of(size, spread)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rounds, "_MANY", many)
+        patch.setattr(rounds, "_MOST_CELLS", most)
+        go_through(Unit.of(size, spread), data, spread)
+
+
+def go_through(unit: Unit, data: st.DataObject, spread: tuple[str, ...]) -> None:
     for action in data.draw(st.lists(st.sampled_from(ACTIONS), max_size=25)):
         rank = data.draw(st.sampled_from(unit.living))
         machine = unit.machines[rank]
         if action == "log" and not machine.closing:
             step, values, weight = data.draw(rows())
             unit.log(rank, values, step, weight)
+        elif action == "burst" and not machine.closing:
+            for step, values, weight in data.draw(bursts()):
+                unit.log(rank, values, step, weight)
         elif action == "exchange" and not unit.closed:
             unit.exchange()
         elif action.startswith("impatient"):
@@ -247,6 +278,54 @@ def test_in_lockstep_the_spread_comes_with_the_next_row() -> None:
     unit.check_written(spread=["loss"])
 
 
+def test_no_spread_is_written_that_lacks_a_rank_which_is_gone() -> None:
+    """It would say how far those who are left are from a mean that the lost one has a part in."""
+    unit = Unit.of(3, spread=["loss"])
+    for row in range(2):
+        for rank in range(3):
+            unit.log(rank, {"loss": float(rank)}, row)
+    unit.exchange()
+    unit.exchange()
+    unit.log(0, {"loss": 0.0}, 2)
+    unit.log(2, {"loss": 2.0}, 2)
+    while unit.machines[2].pending:
+        unit.exchange()
+    awaiting = [value.key.place.step for value in unit.machines[0]._awaiting]
+    unit.die(2)
+    unit.log(1, {"loss": 1.0}, 2)
+    unit.close()
+    assert {step: unit.written["loss", step, 0].spread for step in (*awaiting, 2)} == dict.fromkeys((*awaiting, 2))
+    assert [unit.written["loss", step, 0].totals.reduced("mean") for step in range(3)] == [1.0] * 3
+
+
+def test_no_spread_is_written_of_what_only_a_lost_rank_logged() -> None:
+    unit = Unit.of(2, spread=["loss"])
+    unit.log(1, {"loss": 1.0}, 0)
+    while unit.machines[1].pending:
+        unit.exchange()
+    unit.machines[0].resize(1, 1)  # as who is alone at the end: nobody is asked what is there
+    unit.machines[0].closing = True
+    sums, maxima = unit.machines[0].pack()
+    (value,) = unit.machines[0].take(sums, maxima).finished
+    assert (value.totals.reduced("mean"), value.spread) == (1.0, None)
+
+
+def test_a_spread_waits_for_those_who_contributed_whoever_else_has_come() -> None:
+    first, second = Unit.of(2, spread=["loss"]).machines
+    for machine in (first, second):
+        machine.learn([["loss"]])
+        machine.post({"loss": Totals.of(float(machine._rank))}, 0)
+    packed = [first.pack(), second.pack()]
+    sums = [sum(column) for column in zip(packed[0][0], packed[1][0], strict=True)]
+    maxima = [max(column) for column in zip(packed[0][1], packed[1][1], strict=True)]
+    first.take(sums, maxima)
+    assert [value.spread is None for value in first._awaiting] == [False]
+    first.recount(
+        [[], []], [first.held(), second.held()]
+    )  # the second has not come to the end of the round: it has none
+    assert [value.spread is None for value in first._awaiting] == [True]
+
+
 # --- single rules -----------------------------------------------------------------------------------------------------
 
 
@@ -263,6 +342,24 @@ def test_a_rank_that_does_not_log_a_name_is_no_zero() -> None:
     unit.log(2, {"loss": 2.0}, 0)
     unit.close()
     assert unit.written["loss", 0, 0].totals.reduced("mean") == 3.0
+
+
+@pytest.mark.parametrize(("present", "number"), [((1, 2), 0), ((0, 1), 1)])
+def test_a_new_name_of_which_the_primary_alone_makes_something_waits_for_the_primary(
+    present: tuple[int, int], number: int
+) -> None:
+    """It is slow at first: by then the others, and what belongs to it, may be gone."""
+    unit = Unit([Rounds(rank, 3, needs_primary=lambda name: name == "metric") for rank in range(3)])
+    for rank in present:
+        unit.log(rank, {"metric": 1.0, "loss": 1.0}, 0)
+    settle(unit)
+    for rank in range(3):
+        unit.machines[rank].give_up(unit.rounds, new_only=True)
+    unit.exchange()
+    assert Counter(name for name, _, _ in unit.written) == {"loss": 1, **({"metric": 1} if number else {})}
+    unit.log(({0, 1, 2} - {*present}).pop(), {"metric": 4.0}, 0)
+    unit.close()
+    assert unit.written["metric", 0, 0].totals.reduced("mean") == 2.0
 
 
 def test_an_incomplete_value_waits_until_patience_runs_out() -> None:
@@ -353,6 +450,66 @@ def test_a_value_that_all_ranks_have_passed_is_finished() -> None:
     settle(unit)
     assert unit.written["val", 2, 0].totals.reduced("mean") == 5.0
     assert unit.written["val", 0, 1].totals.reduced("mean") == 2.0
+
+
+@pytest.mark.parametrize("mingles", [False, True])
+def test_a_rank_that_logs_from_several_threads_has_not_passed_a_row_by_speaking_in_a_later_one(mingles: bool) -> None:
+    """The loss of rank 1 comes behind what workers of its data loader, which are ahead of it, log for later steps."""
+    unit = Unit.of(2)
+    unit.machines[1].mingles = mingles
+    unit.log(0, {"loss": 1.0}, 0)
+    settle(unit)
+    for rank in (0, 1):
+        unit.log(rank, {"by_worker": 2.0}, 1)
+    settle(unit)
+    assert (("loss", 0, 0) in unit.written) is not mingles
+    late = Rounds(2, 3)
+    late.restore(json.loads(json.dumps(unit.machines[0].snapshot())))
+    assert late.snapshot()["mingled"] is mingles
+    unit.log(1, {"loss": 3.0}, 0)
+    settle(unit)
+    assert unit.written["loss", 0, 0].totals.reduced("mean") == 2.0
+    assert unit.written["loss", 0, 0].corrects is not mingles
+
+
+@pytest.mark.parametrize("mingles", [False, True])
+def test_steps_of_a_rank_that_logs_from_several_threads_may_come_in_another_order(mingles: bool) -> None:
+    """Its worker had something for step 2 first, so that rank 0 is at step 2 with its loss before it is at step 1."""
+    unit = Unit.of(2)
+    unit.machines[0].mingles = mingles
+    for rank in (0, 1):
+        unit.log(rank, {"loss": 0.0}, 0)
+    settle(unit)
+    unit.log(0, {"loss": 1.0}, 2)
+    settle(unit)
+    for rank in (0, 1):
+        unit.log(rank, {"loss": 5.0}, 1)
+    settle(unit)
+    assert (("loss", 2, 0) in unit.written) is not mingles
+    unit.log(1, {"loss": 3.0}, 2)
+    settle(unit)
+    assert unit.written["loss", 2, 0].totals.reduced("mean") == 2.0
+    assert unit.written["loss", 2, 0].corrects is not mingles
+
+
+def test_a_step_that_a_rank_leaves_out_is_passed_after_some_time_where_ranks_log_from_several_threads() -> None:
+    unit = Unit.of(2)
+    unit.machines[0].mingles = True
+    for rank in (0, 1):
+        unit.log(rank, {"val": 0.0}, 0)
+    settle(unit)
+    unit.log(0, {"val": 1.0}, 1)
+    settle(unit)
+    unit.log(0, {"val": 2.0}, 2)
+    unit.log(1, {"val": 2.0}, 2)
+    settle(unit)
+    assert ("val", 1, 0) not in unit.written
+    unit.machines[0].give_up(unit.machines[0].round, new_only=True)
+    for rank in (0, 1):
+        unit.log(rank, {"val": 3.0}, 3)
+    settle(unit)
+    assert unit.written["val", 1, 0].totals.reduced("mean") == 1.0
+    assert unit.written["val", 1, 0].missing == 0
 
 
 def test_names_in_one_call_may_stand_at_different_occurrences() -> None:
@@ -598,6 +755,177 @@ def test_one_rank_asks_for_all_to_regroup() -> None:
     assert [(outcome.regroup, outcome.closed) for outcome in exchange(None)] == [(False, True)] * 3
 
 
+# --- what only some ranks log -----------------------------------------------------------------------------------------
+
+
+def finish_together(unit: Unit, number: int) -> list[list[Cell]]:
+    """What each of some rounds finished."""
+    return [
+        [(key.name, None if key.place.counted else key.place.step, key.occurrence) for key, *_ in outcome.finished]
+        for outcome in (unit.exchange() for _ in range(number))
+    ]
+
+
+@pytest.mark.parametrize("with_steps", [True, False])
+def test_what_one_rank_logs_beside_the_others_is_in_their_row_from_the_second_time_on(with_steps: bool) -> None:
+    """Fabric's ThroughputMonitor on rank 0, in one `log_dict` with the loss: nobody waits for the others to log it."""
+    unit = Unit.of(2)
+    found = []
+    for row in range(4):
+        step = row if with_steps else None
+        unit.log(0, {"loss": 1.0, "throughput": 5.0}, step)
+        unit.log(1, {"loss": 1.0}, step)
+        found += finish_together(unit, 2 if row == 0 else 1)  # the first one takes the names
+    cells = [
+        [(name, row, 0) if with_steps else (name, None, row) for name in ("loss", "throughput")] for row in range(4)
+    ]
+    assert found == [[], cells[0][:1], [cells[0][1], *cells[1]], cells[2], cells[3]]
+    unit.close()
+    assert unit.rounds == 6
+    assert set(unit.writes.values()) == {1}
+    unit.check_written()
+
+
+def test_a_new_name_at_a_step_at_which_all_speak_may_come_from_the_others_in_their_next_call() -> None:
+    unit = Unit.of(2)
+    for rank in (0, 1):
+        unit.log(rank, {"train": 1.0}, 0)
+    settle(unit)
+    unit.log(0, {"val": 1.0}, 1)
+    settle(unit)
+    for rank in (0, 1):
+        unit.log(rank, {"train": 1.0}, 1)
+    settle(unit)
+    unit.exchange()
+    assert ("val", 1, 0) not in unit.written
+    unit.log(1, {"val": 3.0}, 1)
+    settle(unit)
+    assert unit.written["val", 1, 0].totals.reduced("mean") == 2.0
+    assert not unit.written["val", 1, 0].corrects
+
+
+@pytest.fixture
+def row_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No rounds for many rows."""
+    monkeypatch.setattr(rounds, "_MANY", 10**9)
+
+
+def behind(logged: int, told: int, size: int = 2, remembered: int = 32_768) -> Unit:
+    """The last rank is held up before its first row; the others' rows were written, and it has told some of its own."""
+    unit = forgetful(size, remembered)
+    for step in range(logged):
+        for rank in range(size - 1):
+            unit.log(rank, {"loss": 1.0}, step)
+        settle(unit)
+        unit.machines[0].give_up(unit.machines[0].round, new_only=True)
+    unit.exchange()
+    assert {unit.written["loss", step, 0].missing for step in range(logged)} == {0}
+    for step in range(logged):
+        unit.log(size - 1, {"loss": 3.0}, step)
+    while unit.machines[size - 1].pending > logged - told:
+        unit.exchange()
+    return unit
+
+
+@pytest.mark.usefixtures("row_by_row")
+@pytest.mark.parametrize("told", [1, 3, 19])
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("remembered", [32_768, 6])
+def test_rows_that_lack_a_rank_which_was_about_to_log_them_are_flagged(told: int, size: int, remembered: int) -> None:
+    """Nobody knew that it would, as it had said nothing at all before; then the others' time is over, or it dies."""
+    unit = behind(20, told, size, remembered)
+    unit.die(size - 1)
+    unit.close()
+    for step in range(20):
+        value = unit.written["loss", step, 0]
+        assert value.missing == 1 or value.totals.number == size, f"step {step}"
+    assert {unit.written["loss", step, 0].totals.number for step in range(told)} <= {0, size}
+
+
+@pytest.mark.usefixtures("row_by_row")
+def test_a_rank_that_others_take_over_from_knows_what_was_guessed() -> None:
+    unit = behind(20, 0, size=3)
+    unit.die(1)
+    unit.come_back(1)
+    while unit.machines[2].pending > 15:
+        unit.exchange()
+    unit.die(2)
+    unit.close()
+    assert [unit.written["loss", step, 0].missing for step in range(20)] == [0] * 5 + [1] * 15
+
+
+def test_what_a_rank_logs_alone_is_not_flagged_when_another_one_is_lost() -> None:
+    unit = Unit.of(2)
+    for step in range(5):
+        unit.log(0, {"throughput": 1.0}, step)
+        settle(unit)
+        unit.machines[0].give_up(unit.machines[0].round, new_only=True)
+        unit.exchange()
+    unit.log(1, {"other": 1.0}, 3)
+    settle(unit)
+    unit.die(1)
+    unit.close()
+    assert {unit.written["throughput", step, 0].missing for step in range(5)} == {0}
+    assert {unit.writes["throughput", step, 0] for step in range(5)} == {1}
+
+
+@pytest.mark.parametrize("going_on", [0, 40])
+def test_rows_that_lack_a_rank_are_flagged_where_the_others_log_on_while_it_catches_up(
+    going_on: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each round for many rows brings some of its first rows, and the others' newest ones."""
+    monkeypatch.setattr(rounds, "_MOST_CELLS", 10)
+    unit = behind(100, 0)
+    for step in range(100, 100 + going_on):
+        unit.log(0, {"loss": 1.0}, step)
+    while unit.machines[1].pending > 70:
+        unit.exchange()
+    unit.die(1)
+    unit.close()
+    for step in range(100 + going_on):
+        value = unit.written["loss", step, 0]
+        assert value.missing == 1 or value.totals.number == 2, f"step {step}"
+
+
+def test_who_does_not_wait_any_more_flags_what_others_may_be_about_to_log() -> None:
+    """Rank 1 is held up before its first row, until the time of rank 0 is over; it has passed `own` once, though."""
+    unit = Unit.of(2)
+    unit.log(0, {"loss": 1.0, "own": 1.0}, 0)
+    unit.log(0, {"both": 1.0}, 1)
+    unit.log(1, {"both": 1.0}, 1)
+    settle(unit)
+    unit.log(0, {"late": 1.0}, 2)
+    settle(unit)
+    unit.machines[0].give_up(unit.machines[0].round, new_only=True)
+    unit.exchange()
+    for step in range(3, 6):
+        unit.log(0, {"own": 1.0, "late": 1.0, "both": 1.0}, step)
+    unit.dead.add(1)
+    unit.machines[0].resize(1, 1, doubts=True)
+    unit.close()
+    flags = {(name, step): value.missing for (name, step, _), value in unit.written.items()}
+    assert flags == {
+        ("loss", 0): 0,
+        ("own", 0): 0,
+        ("both", 1): 0,
+        ("late", 2): 0,
+        **{(name, step): missing for name, missing in (("own", 0), ("late", 1), ("both", 1)) for step in range(3, 6)},
+    }
+
+
+def test_rows_that_all_ranks_have_passed_are_not_flagged_later() -> None:
+    """Rank 1 logs `val` from step 5 on only; it has said other things in between."""
+    unit = Unit.of(2)
+    for step in range(10):
+        for rank in (0, 1):
+            unit.log(rank, {"loss": 1.0, **({"val": 1.0} if rank == 0 or step >= 5 else {})}, step)
+        settle(unit)
+    assert unit.machines[0].snapshot()["assumed"] == []
+    unit.die(1)
+    unit.close()
+    assert {unit.written["val", step, 0].missing for step in range(10)} == {0}
+
+
 # --- a rank that takes over what the others know ----------------------------------------------------------------------
 
 
@@ -643,7 +971,7 @@ def test_a_snapshot_as_json_holds_everything(rounds: int) -> None:
     heir.restore(json.loads(told))
     assert json.dumps(heir.snapshot()) == told
     assert (heir.round, heir.names, heir.cells) == (machine.round, machine.names, machine.cells)
-    assert all(type(key) is Key and type(key.place) is Place for key in heir.cells)
+    assert all(type(key) is Key and type(key.place) is Place for key in (*heir.cells, *heir._assumed))
     assert list(heir.cells) == list(machine.cells)  # in their order too
 
 
@@ -653,7 +981,20 @@ def test_what_makes_a_snapshot_hold_everything_occurs() -> None:
     for _ in range(12):
         seen.update(name for name, value in unit.machines[0].snapshot().items() if value)
         unit.exchange()
-    assert seen == {"round", "names", "cells", "done", "awaiting", "usual", "whole", "focus", "turns"}
+    assert seen == {
+        "round",
+        "names",
+        "cells",
+        "done",
+        "awaiting",
+        "usual",
+        "whole",
+        "focus",
+        "turns",
+        "opened",
+        "proven",
+        "most",
+    }
 
 
 def test_what_a_rank_had_yet_to_say_is_kept_when_it_takes_over_from_others() -> None:

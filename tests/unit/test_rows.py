@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 import torch
+import wandb
 from hypothesis import given
 from hypothesis import strategies as st
+from torchmetrics import MetricCollection
+from torchmetrics.classification import MulticlassAccuracy
 
 from dist_wandb.errors import ConfigurationError
+from dist_wandb.metrics import take_snapshot
 from dist_wandb.policy import RunMode, plan_run
-from dist_wandb.reduction import PerRank, Reduce, Totals, check_patterns, check_reduce
+from dist_wandb.reduction import EQUAL_BY_NATURE, PerRank, Reduce, Totals, check_per_rank, check_reduce
 from dist_wandb.rounds import Finished, Key, Place, Rounds
 from dist_wandb.rows import DEGRADED, Contribution, Rows
 from dist_wandb.run import NullRun, RunWriter
@@ -51,9 +56,9 @@ class Unit:
             plan = plan_run(Topology(rank, rank, 0, size, size, 1), run_mode, "global", "base")
             opened: Any = run if plan.opens_run else NullRun()
             writer = RunWriter(opened, plan, step_metric)
-            patterns = check_patterns("per_rank", per_rank)
+            names = check_per_rank(per_rank)
             counts = step_metric == "global_step"
-            self.ranks.append(Rows(writer, check_reduce(reduce), patterns, counts=counts, rank=rank))
+            self.ranks.append(Rows(writer, check_reduce(reduce), names, counts=counts, rank=rank, is_first=not rank))
         self.calls = [0] * size
 
     @property
@@ -71,6 +76,10 @@ class Unit:
             self.log(rank, metrics, step, weight)
 
     def exchange(self) -> bool:
+        if self.rounds[0].many_wait:
+            offers = [machine.offer() for machine in self.rounds]
+            for machine in self.rounds:
+                machine.agree(offers)
         packed = [machine.pack() for machine in self.rounds]
         sums = [sum(column) for column in zip(*(lists[0] for lists in packed), strict=True)]
         maxima = [max(column) for column in zip(*(lists[1] for lists in packed), strict=True)]
@@ -242,6 +251,45 @@ def test_which_numbers_are_labelled_is_said_by_patterns(per_rank: PerRank, label
     )
 
 
+def test_by_itself_what_is_equal_on_all_ranks_by_nature_is_not_labelled() -> None:
+    equal = {name.replace("*", "AdamW/pg1"): 1.0 for name in EQUAL_BY_NATURE}
+    equal |= {f"trainer/{name}": value for name, value in equal.items()}
+    differ = {"loss": 1.0, "step_time": 1.0, "train/tokens_per_second": 1.0, "lrs": 1.0, "epochs/loss": 1.0}
+    unit = Unit(run_mode="shared", per_rank="auto", step_metric=None)
+    unit.log_on_all([{**equal, **differ, "note/epoch": "text"}] * 2, 0)
+    assert set(unit.close()[0]) == {*equal, *differ, "note/epoch"} | {f"rank-0/{name}" for name in differ}
+    assert set(unit.runs[1].rows[0]) == {f"rank-1/{name}" for name in (*differ, "note/epoch")}  # media are not affected
+
+
+VALUES = {
+    "loss": 1.0,
+    "n.inner": 2,
+    "epoch": 3,
+    "text": "a",
+    "vector": torch.ones(2),
+    "media": wandb.Html("a", inject=False),
+}
+
+
+@pytest.mark.parametrize("rank", [0, 1], ids=["primary", "secondary"])
+@pytest.mark.parametrize("per_rank", ["auto", True, False, "loss", ["n*", "text"], ["media", "vector"]])
+def test_labels_are_the_same_whether_or_not_numbers_are_brought_together(rank: int, per_rank: PerRank) -> None:
+    together, alone = (Unit(run_mode="shared", per_rank=per_rank) for _ in range(2))
+    together.log_on_all([VALUES] * 2, 5)
+    together.close()
+    alone.ranks[rank].write_own(Contribution(VALUES, 5))
+    rows = together.runs[rank].rows
+    assert [set(row) for row in alone.runs[rank].rows] == [set(row) for row in rows]
+
+
+def test_the_x_axis_has_no_label() -> None:
+    unit = Unit(run_mode="shared")
+    for rank in range(2):
+        unit.ranks[rank].write_own(Contribution({"loss": 0.5, "global_step": 3}, None))
+    assert unit.rows == [{"loss": 0.5, "rank-0/loss": 0.5, "global_step": 3}]
+    assert unit.runs[1].rows == [{"rank-1/loss": 0.5, "global_step": 3}]
+
+
 def test_what_is_no_number_is_labelled_on_ranks_other_than_the_primary() -> None:
     unit = Unit(run_mode="shared", reduce={"lr": "first", "*": "mean"}, per_rank=["loss", "text", "lr"])
     unit.log_on_all([{"loss": 1.0, "text": "a", "lr": 1.0, "more": [1]}] * 2, 5)
@@ -256,6 +304,18 @@ def test_in_other_modes_nothing_is_labelled(run_mode: RunMode) -> None:
     unit = Unit(run_mode=run_mode)
     unit.log_on_all([{"loss": 1.0}, {"loss": 2.0}], 0)
     assert unit.close() == [{"loss": 1.5, "global_step": 0}]
+
+
+@pytest.mark.parametrize("run_mode", ["auto", "shared", "new"])
+def test_the_firsts_number_is_that_of_rank_0_in_all_modes(run_mode: RunMode) -> None:
+    unit = Unit(3, run_mode=run_mode, reduce={"lr": "first"}, spread=["*"] if run_mode == "new" else (), per_rank=False)
+    for step in range(2):
+        unit.log_on_all([{"lr": 1 + rank, "loss": float(rank)} for rank in range(3)], step, weight=2)
+    unit.close()
+    for run in unit.runs[: None if run_mode == "new" else 1]:
+        found = [(row["lr"], row["loss"]) for row in run.rows]
+        assert found == [(1, 1.0)] * 2
+        assert all(type(row["lr"]) is int and "lr/std" not in row for row in run.rows)
 
 
 # --- the spread -------------------------------------------------------------------------------------------------------
@@ -286,16 +346,27 @@ def test_the_spread_of_equal_integers_is_none_at_the_lowest_rank() -> None:
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=4), st.sampled_from(["mean", "sum", "max"]))
-def test_the_spread_does_not_depend_on_the_reduction_or_weights(values: list[float], reduction: Any) -> None:
+def test_the_spread_is_weighted_as_the_mean_is_whatever_the_reduction(values: list[float], reduction: Any) -> None:
     unit = Unit(len(values), spread=["x"], reduce=reduction)
     for rank, value in enumerate(values):
         unit.log(rank, {"x": value}, 0, weight=rank + 1)
     (row,) = unit.close()
-    mean = math.fsum(values) / len(values)
-    std = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))
+    weights = range(1, len(values) + 1)
+    mean = math.fsum(map(operator.mul, weights, values)) / sum(weights)
+    std = math.sqrt(math.fsum(w * (x - mean) ** 2 for w, x in zip(weights, values, strict=True)) / sum(weights))
     assert row["x/std"] == pytest.approx(std, rel=1e-6, abs=1e-6)
     assert (row["x/min"], row["x/max"]) == (min(values), max(values))
     assert row["x/argmax_rank"] == values.index(max(values))
+
+
+def test_who_gives_a_number_no_weight_has_no_part_in_the_spread() -> None:
+    unit = Unit(3, spread=["x"])
+    for rank, (value, weight) in enumerate([(1.0, 1), (2.0, 2), (100.0, 0)]):
+        unit.log(rank, {"x": value}, 0, weight=weight)
+    (row,) = unit.close()
+    assert row["x"] == pytest.approx(5 / 3)
+    assert row["x/std"] == pytest.approx(math.sqrt(2) / 3)  # where 1 and 2 twice are what was seen
+    assert (row["x/min"], row["x/max"], row["x/argmax_rank"]) == (1.0, 2.0, 1)
 
 
 def test_the_spread_of_some_ranks_is_that_of_those_who_spoke() -> None:
@@ -468,3 +539,17 @@ def test_a_rows_own_contribution_is_written_as_it_is() -> None:
     unit.ranks[0].write_own(Contribution({"loss": 1.0, "text": "a"}, 3))
     unit.ranks[0].write_own(Contribution({"loss": 2.0}, None))
     assert unit.rows == [{"loss": 1.0, "text": "a", "global_step": 3}, {"loss": 2.0}]
+
+
+def test_what_is_no_number_follows_a_metric_that_takes_over_the_layout_of_another_rank() -> None:
+    """Its cell has another name by this; the row's text stood under the old one until the end."""
+    unit = Unit(run_mode="new", reduce="mean")
+    metrics = [MetricCollection({name: MulticlassAccuracy(4) for name in "ab"}) for _ in unit.ranks]
+    metrics[1].update(torch.arange(4), torch.arange(4))  # which finds out that both have the same states
+    for rank, metric in enumerate(metrics):
+        unit.log(rank, {"accuracy": take_snapshot(metric), "text": f"of rank {rank}"}, 3)
+    unit.exchange()
+    for rows, machine in zip(unit.ranks, unit.rounds, strict=True):
+        rows.settle(machine)
+    unit.exchange()
+    assert [run.rows for run in unit.runs] == [[{"text": f"of rank {rank}", "global_step": 3}] for rank in range(2)]

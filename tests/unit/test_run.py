@@ -15,18 +15,16 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-import numpy as np
 import pytest
-import torch
 import wandb
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from wandb.sdk.wandb_run import Run  # `wandb.Run` is newer than the oldest version
 
 from dist_wandb import run as runs
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.policy import RunPlan, plan_run
-from dist_wandb.run import NullRun, RunWriter, check_id, check_init_arguments, open_run, wanted_mode
+from dist_wandb.run import NullPart, NullRun, RunWriter, check_id, check_init_arguments, open_run, wanted_mode
 from dist_wandb.topology import Topology
 
 if TYPE_CHECKING:
@@ -117,8 +115,37 @@ def test_an_id_that_is_no_text_is_refused(run_id: object) -> None:
         check_id(run_id, "id=…")
 
 
-@given(st.text(st.characters(exclude_characters=FORBIDDEN, exclude_categories=["Z", "C"]), min_size=1))
+@pytest.mark.parametrize("character", ["\x1b", "\0", "\x9b", "\u202e", "\ud800", "\n"])
+def test_a_character_that_cannot_be_printed_is_refused_and_not_shown(character: str) -> None:
+    run_id = f"a{character}b"
+    with pytest.raises(ConfigurationError, match="which cannot be printed") as refused:
+        check_id(run_id, f"id={run_id!r}")
+    assert str(refused.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("run_id", "size"), [("x" * 129, "129"), ("é" * 97, r"97 characters \(194 bytes"), ("x" * 5000, "5000")]
+)
+def test_an_id_too_long_for_the_names_of_files_is_refused(run_id: str, size: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"{size}.*a run id may have 128") as refused:
+        check_id(run_id, f"id={run_id!r}")
+    assert len(str(refused.value)) < 400
+
+
+@pytest.mark.parametrize("run_id", [".", ".."])
+def test_an_id_that_names_a_directory_is_refused(run_id: str) -> None:
+    with pytest.raises(ConfigurationError, match="names a directory"):
+        check_id(run_id, "id=…")
+
+
+def test_the_longest_ids_are_taken() -> None:
+    for run_id in ("x" * 128, "é" * 96):
+        assert check_id(run_id, "id=…") == run_id
+
+
+@given(st.text(st.characters(exclude_characters=FORBIDDEN, exclude_categories=["Z", "C"]), min_size=1, max_size=48))
 def test_every_other_id_is_taken_as_it_is(run_id: str) -> None:
+    assume(run_id not in (".", ".."))
     assert check_id(run_id, "id=…") == run_id
 
 
@@ -244,6 +271,54 @@ def fresh_wandb(bare_environment: None, tmp_path: Path, monkeypatch: pytest.Monk
     wandb.teardown()
     yield tmp_path
     wandb.teardown()
+
+
+@pytest.mark.parametrize("said", ["nothing", "in settings", "in the environment"])
+@pytest.mark.parametrize("topology", [FIRST, SECOND], ids=["primary", "secondary"])
+def test_of_a_shared_run_on_disk_wandb_prints_what_helps(
+    fresh_wandb: Path, topology: Topology, said: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("WANDB_SILENT")
+    arguments: dict[str, Any] = {"mode": "offline", "dir": str(fresh_wandb)}
+    if said == "in settings":
+        arguments["settings"] = wandb.Settings(quiet=False)
+    elif said == "in the environment":
+        monkeypatch.setenv("WANDB_QUIET", "false")
+    plan = plan_run(topology, "shared", "global", "exp")
+    run = open_run(plan, topology, arguments)
+    run.log({"loss": 0.5})
+    opening = capfd.readouterr().err
+    with runs.quiet_end(run, plan, arguments):
+        wandb.termwarn("a warning")
+        run.finish()
+    ending = capfd.readouterr().err
+    wandb.termlog("information")
+    assert "information" in capfd.readouterr().err
+    assert "a warning" in ending
+    assert ("wandb sync" in ending, "Run history" in ending) == (said != "nothing",) * 2
+    assert ("offline" in opening) == (said != "nothing" or topology is FIRST)
+    line = runs.how_to_upload(run, plan, topology)
+    if topology is FIRST:
+        assert line is not None
+        assert line.startswith("dist_wandb: the run exp is on disk, in several files. Upload it with: dist-wandb sync ")
+        assert line.endswith(f" {fresh_wandb}/wandb")
+    else:
+        assert line is None
+
+
+@pytest.mark.usefixtures("fake_wandb")
+def test_only_of_runs_in_several_files_it_is_said_how_to_upload_them() -> None:
+    def line(run_mode: Any, topology: Topology = FIRST, **arguments: Any) -> str | None:
+        plan = plan_run(topology, run_mode, "global", "exp")
+        return runs.how_to_upload(open_run(plan, topology, arguments), plan, topology)
+
+    assert line("shared", mode="offline") is not None
+    assert line("shared") is None  # it is at the server
+    assert line("shared", mode="disabled") is None
+    assert line("auto", mode="offline") is None  # W&B's own line is right
+    assert line("new", mode="offline") is None
+    assert line("shared", SINGLE, mode="offline") is None
+    assert line("shared", SECOND, mode="offline") is None  # its primary says it
 
 
 OF_USER = pytest.param("settings", marks=pytest.mark.newest, id="user")  # wandb 0.19 does not find it there
@@ -525,7 +600,7 @@ def test_what_the_run_file_does_not_hold_is_recorded_beside_it(fake_wandb: FakeW
         "world_size": 2,
         "num_nodes": 1,
     }
-    assert list(sidecar.parent.glob("*.tmp")) == list(sidecar.parent.glob(".*.tmp")) == []
+    assert list(sidecar.parent.glob(".dist-wandb*")) == []
     assert fake_wandb.runs == [run]
 
 
@@ -563,6 +638,7 @@ def test_an_upload_gets_the_role_of_the_writer_and_nothing_of_another_run(
         monkeypatch.setenv(f"WANDB_{name}", "another's")
     monkeypatch.setenv("WANDB_ENTITY", "team")
     monkeypatch.setenv("WANDB_X_GRAPHQL_RETRY_MAX", "2")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([".", "", "/opt/lib"]))
     before = dict(os.environ)
     environment = runs.upload_environment(tmp_path, **ROLES)
     assert {name: value for name, value in environment.items() if name.startswith("WANDB_")} == {
@@ -577,6 +653,7 @@ def test_an_upload_gets_the_role_of_the_writer_and_nothing_of_another_run(
         "WANDB_X_FILE_TRANSFER_RETRY_MAX": "6",
     }
     assert environment["PATH"] == before["PATH"]
+    assert (environment["PYTHONSAFEPATH"], environment["PYTHONPATH"]) == ("1", "/opt/lib")
     assert dict(os.environ) == before
 
 
@@ -590,14 +667,20 @@ def test_the_upload_of_a_plain_run_has_no_label(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("bare_environment")
-def test_the_settings_of_the_projects_directory_go_with_an_upload(
+def test_settings_of_the_current_directory_do_not_go_with_an_upload(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("WANDB_DIR", str(tmp_path / "project"))
-    (tmp_path / "project" / "wandb").mkdir(parents=True)
-    (tmp_path / "project" / "wandb" / "settings").write_text("[default]\nbase_url = http://own\n")
-    runs.upload_environment(tmp_path / "attempt", **ROLES)
-    assert "http://own" in (tmp_path / "attempt" / "wandb" / "settings").read_text()
+    """A proxy with certificates that are not checked would get the key on its way to the right server."""
+    project = tmp_path / "project"
+    (project / "wandb").mkdir(parents=True)
+    (project / "wandb" / "settings").write_text("[default]\ninsecure_disable_ssl = true\nhttps_proxy = http://evil\n")
+    monkeypatch.chdir(project)
+    (tmp_path / "attempt").mkdir()
+    for where in (".", str(project)):
+        monkeypatch.setenv("WANDB_DIR", where)
+        environment = runs.upload_environment(tmp_path / "attempt", **ROLES, server="https://own.example")
+        assert environment["WANDB_BASE_URL"] == "https://own.example"
+        assert list((tmp_path / "attempt").rglob("*")) == [tmp_path / "attempt" / "wandb"]
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------
@@ -632,76 +715,26 @@ def written(
 
 
 PLAIN = plan_of(FIRST, "new")
-PRIMARY, SECONDARY = plan_of(FIRST, "shared"), plan_of(SECOND, "shared")
 
 
-@pytest.mark.parametrize(
-    ("plan", "row"),
-    [
-        (PLAIN, {"loss": 0.5, "global_step": 7}),
-        (PRIMARY, {"loss": 0.5, "rank-0/loss": 0.5, "global_step": 7}),
-        (SECONDARY, {"rank-1/loss": 0.5, "global_step": 7}),
-    ],
-    ids=["run of its own", "primary", "secondary"],
-)
-def test_each_rank_writes_under_the_names_that_are_its(plan: RunPlan, row: dict[str, Any]) -> None:
-    assert written(plan, {"loss": 0.5}) == (row, {})
+def test_a_row_has_its_step_and_what_was_logged_is_not_changed() -> None:
+    metrics = {"loss": 0.5}
+    assert written(PLAIN, metrics) == ({"loss": 0.5, "global_step": 7}, {})
+    assert metrics == {"loss": 0.5}
 
 
-@pytest.mark.parametrize("plan", [PLAIN, PRIMARY, SECONDARY], ids=["run of its own", "primary", "secondary"])
-def test_without_a_step_or_a_step_metric_the_row_has_no_x_axis(plan: RunPlan) -> None:
-    assert "global_step" not in written(plan, {"loss": 0.5}, None)[0]
-    assert not {"global_step", None} & set(written(plan, {"loss": 0.5}, 7, step_metric=None)[0])
+def test_without_a_step_or_a_step_metric_the_row_has_no_x_axis() -> None:
+    assert "global_step" not in written(PLAIN, {"loss": 0.5}, None)[0]
+    assert not {"global_step", None} & set(written(PLAIN, {"loss": 0.5}, 7, step_metric=None)[0])
 
 
-@pytest.mark.parametrize("plan", [PLAIN, PRIMARY, SECONDARY], ids=["run of its own", "primary", "secondary"])
-def test_an_x_axis_among_the_metrics_stays_in_the_row_under_its_own_name(plan: RunPlan) -> None:
-    row, _ = written(plan, {"loss": 0.5, "global_step": 3}, None)
-    assert row["global_step"] == 3
-    assert not any(name.endswith("/global_step") for name in row)
+def test_an_x_axis_among_the_metrics_stays_in_the_row() -> None:
+    assert written(PLAIN, {"loss": 0.5, "global_step": 3}, None)[0] == {"loss": 0.5, "global_step": 3}
 
 
 @pytest.mark.parametrize("commit", [True, False, None])
 def test_commit_is_handed_on_only_where_it_was_given(commit: bool | None) -> None:
     assert written(PLAIN, {"loss": 0.5}, commit=commit)[1] == ({} if commit is None else {"commit": commit})
-
-
-NUMBERS: list[Any] = [
-    1,
-    0.5,
-    True,
-    np.float32(0.5),
-    np.array(2),
-    np.array([2.0]),
-    torch.tensor(0.5),
-    torch.ones(1),
-    {"nested": 1},
-]
-MEDIA: list[Any] = ["text", None, [1, 2], np.zeros(3), torch.zeros(2, 2), object()]
-
-
-@pytest.mark.parametrize("value", NUMBERS, ids=repr)
-def test_the_primary_writes_numbers_under_its_label_too(value: Any) -> None:
-    row, _ = written(PRIMARY, {"x": value})
-    assert row["x"] is row["rank-0/x"] is value
-
-
-@pytest.mark.parametrize("value", MEDIA, ids=lambda value: type(value).__name__)
-def test_the_primary_writes_media_under_their_plain_names_alone(value: Any) -> None:
-    row, _ = written(PRIMARY, {"x": value})
-    assert row == {"x": value, "global_step": 7}
-
-
-@pytest.mark.parametrize("value", [0.5, "text", [1, 2]], ids=lambda value: type(value).__name__)
-def test_a_secondary_writes_everything_under_its_label(value: Any) -> None:
-    assert written(SECONDARY, {"x": value})[0] == {"rank-1/x": value, "global_step": 7}
-
-
-@pytest.mark.parametrize("plan", [PLAIN, PRIMARY, SECONDARY], ids=["run of its own", "primary", "secondary"])
-def test_what_was_logged_is_not_changed(plan: RunPlan) -> None:
-    metrics = {"loss": 0.5}
-    written(plan, metrics)
-    assert metrics == {"loss": 0.5}
 
 
 def test_a_rank_without_a_run_writes_nothing() -> None:
@@ -712,7 +745,7 @@ def test_every_writer_defines_the_x_axis_alike(fake_wandb: FakeWandb) -> None:
     for topology in (FIRST, SECOND):
         runs.define_step_metric(opened(topology, "shared", {}), "global_step")
     assert [run.defined for run in fake_wandb.runs] == [
-        [("global_step", {}), ("*", {"step_metric": "global_step", "step_sync": True})]
+        [("global_step", {}), ("*", {"step_metric": "global_step", "step_sync": False})]
     ] * 2
 
 
@@ -724,7 +757,7 @@ def test_a_null_run_accepts_every_use_at_any_depth() -> None:
     run.log({"loss": 1})
     run.config.update({"lr": 0.1}, allow_val_change=True)
     run.summary["best"] = 0.9
-    run.summary["best"].deeper.still["yes"](1, two=2)
+    run.summary["other"].deeper.still["yes"](1, two=2)
     run.name = "renamed"
     del run.config["lr"]
     run.alert("title", text="text").anything()
@@ -743,6 +776,76 @@ def test_a_null_run_is_falsy_and_empty() -> None:
     assert list(run.config) == []
     assert "lr" not in run.config
     assert dict(run.config.items()) == {}
+
+
+def test_the_summary_of_a_null_run_reads_what_was_written_and_defaults() -> None:
+    run: Any = NullRun()
+    assert run.summary.get("best", 0) == 0
+    assert run.summary.get("best") is None
+    assert "best" not in run.summary
+    assert run.summary.get("best", 0) < 0.5
+    run.summary["best"] = 0.5
+    run.summary.update({"epoch": 3}, note="a")
+    run.summary.top = 1
+    assert (run.summary["best"], run.summary.get("best", 0), run.summary.epoch, run.summary.top) == (0.5, 0.5, 3, 1)
+    assert ("best" in run.summary, len(run.summary), list(run.summary)) == (True, 4, ["best", "epoch", "note", "top"])
+    assert dict(run.summary.items()) == dict(run.summary) == {"best": 0.5, "epoch": 3, "note": "a", "top": 1}
+    assert list(run.summary.keys()) == list(run.summary)
+    assert list(run.summary.values()) == [0.5, 3, "a", 1]
+    del run.summary["best"]
+    del run.summary["best"]
+    assert not run.summary["best"]
+    assert copy.deepcopy(run).summary["epoch"] == pickle.loads(pickle.dumps(run)).summary["epoch"] == 3  # noqa: S301
+
+
+@pytest.fixture
+def untold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if nothing unknown had been used yet."""
+    monkeypatch.setattr(runs, "_has_told_of_unknown", False)
+
+
+USES: list[Callable[[Any], Any]] = [
+    *(lambda part: part > 0, lambda part: part >= 0, lambda part: part < 0, lambda part: part <= 0),
+    *(lambda part: 5 < part, lambda part: part == 0, lambda part: part == "done"),  # noqa: SIM300  # the other order
+    lambda part: 2 * part + 1 > 3,
+    lambda part: int(part) > 0,
+    lambda part: float(part) > 0,
+]
+
+
+@pytest.mark.usefixtures("untold")
+@pytest.mark.parametrize("use", USES)
+def test_what_is_not_known_compares_as_nan_and_is_told_once(
+    use: Callable[[Any], Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    run: Any = NullRun()
+    for _ in range(3):
+        assert not use(run.summary["best"])
+    (said,) = [found.getMessage() for found in caplog.records]
+    assert "on a rank without a run" in said
+    assert "run.summary.get(name, 0)" in said
+
+
+def test_what_is_not_known_can_be_computed_with_and_shown() -> None:
+    part: Any = NullRun().step
+    results = [-part, abs(part), round(part), part + 1, 1 - part, part * 2, 2 / part, part**2, 7 % part, part // 2]
+    assert {type(result) for result in results} == {NullPart}
+    assert f"{part:.3f} {part} {part:d} {part:>5}" == "nan NullRun() NullRun()   nan"
+    assert hash(part) == hash(part)
+    assert part != NullPart()
+    assert (part.get("a", 1), list(part.keys()), list(part.values()), list(part.items())) == (1, [], [], [])
+    assert not part.get("a").deeper
+
+
+def test_a_null_run_lists_what_a_run_has_for_its_users() -> None:
+    names = dir(NullRun())
+    assert {"log", "summary", "config", "finish", "watch", "name", "url"} <= set(names)
+    assert not [name for name in names if name.startswith("_") or name in ("show_config", "show_facts", "facts")]
+
+
+def test_before_wandb_is_imported_it_lists_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "wandb.sdk")
+    assert {"log", "summary", "config", "name", "url"} <= set(dir(NullRun()))
 
 
 def known_of(run: Any) -> list[str | None]:
@@ -792,28 +895,6 @@ def test_silence_is_what_wandb_calls_silence(monkeypatch: pytest.MonkeyPatch, va
     assert not runs.is_silent()
     monkeypatch.setenv("WANDB_SILENT", value)
     assert runs.is_silent() is silent
-
-
-@pytest.mark.parametrize("before", [None, "online"])
-@pytest.mark.parametrize("on", [True, False])
-def test_the_environment_says_offline_only_for_a_while(
-    monkeypatch: pytest.MonkeyPatch, before: str | None, on: bool
-) -> None:
-    if before is not None:
-        monkeypatch.setenv("WANDB_MODE", before)
-
-    def mode_inside() -> str | None:
-        with runs.offline_by_environment(on=on):
-            return os.environ.get("WANDB_MODE")
-
-    assert mode_inside() == ("dryrun" if on else before)
-    assert os.environ.get("WANDB_MODE") == before
-
-
-def test_the_environment_is_put_back_after_an_error_too() -> None:
-    with pytest.raises(KeyError), runs.offline_by_environment(on=True):
-        raise KeyError
-    assert "WANDB_MODE" not in os.environ
 
 
 @pytest.mark.parametrize(
@@ -873,7 +954,13 @@ def test_only_what_json_holds_is_told_to_ranks_that_were_not_given_it() -> None:
             "job_type": "",
             "mode": "offline",
             "dir": Path("logs"),
-            "config": {"lr": 0.1, "model": object(), "bounds": (0, 1)},
+            "config": {
+                "lr": 0.1,
+                "model": object(),
+                "bounds": (0, (1, 2)),
+                "least": float("-inf"),
+                "names": [{"a": ()}],
+            },
             "settings": wandb.Settings(),
             "id": "exp",
         }
@@ -884,8 +971,10 @@ def test_only_what_json_holds_is_told_to_ranks_that_were_not_given_it() -> None:
         "job_type": "",
         "mode": "offline",
         "dir": "logs",
-        "config": {"lr": 0.1},
+        "config": {"lr": 0.1, "bounds": [0, [1, 2]], "least": float("-inf"), "names": [{"a": []}]},
     }
+    nan = {"x": float("nan"), "y": [float("nan")]}
+    assert repr(runs.told_to_others({"config": nan})) == repr({"config": nan})
 
 
 @pytest.mark.parametrize("name", ["entity", "project", "name", "notes", "tags", "group", "job_type", "dir", "mode"])

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from strangers import OBSTACLES, give_away
 
 from dist_wandb.script_ids import ScriptIds
 
@@ -101,6 +103,23 @@ def test_a_link_that_somebody_put_there_is_neither_followed_nor_written_through(
     ids.offer(0, "first")
     assert elsewhere.read_text() == '["forged"]'
     assert not link.is_symlink()
+
+
+@pytest.mark.parametrize("obstacle", OBSTACLES)
+def test_nothing_in_its_place_keeps_a_child_waiting(tmp_path: Path, child: Child, obstacle: str) -> None:
+    ScriptIds(tmp_path).take("first")
+    place = file_in(tmp_path)
+    place.unlink()
+    OBSTACLES[obstacle](place)
+    begun = time.monotonic()
+    assert child().take("own") == (0, "own")
+    assert time.monotonic() - begun < 5
+
+
+def test_a_strangers_file_is_not_believed(tmp_path: Path, child: Child, monkeypatch: pytest.MonkeyPatch) -> None:
+    ScriptIds(tmp_path).take("first")
+    give_away(file_in(tmp_path), monkeypatch)
+    assert child().take("own") == (0, "own")
 
 
 def test_only_this_user_may_read_it(tmp_path: Path) -> None:

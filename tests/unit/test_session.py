@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import math
 import multiprocessing
+import pickle
 import re
 import threading
 import time
 import warnings
+from collections import UserList, deque
+from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import asdict, fields, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,9 +22,11 @@ import pytest
 import torch
 import torch.distributed as dist
 import wandb
+from units import eventually
 
 import dist_wandb
-from dist_wandb import DistWandbLogger, DistWandbTracker, rendezvous
+from dist_wandb import DistWandbLogger, DistWandbTracker, membership, rendezvous, sync
+from dist_wandb import session as session_module
 from dist_wandb.errors import ConfigurationError, RendezvousError, TopologyError
 from dist_wandb.options import Options
 from dist_wandb.rendezvous import Rendezvous
@@ -56,7 +63,7 @@ def test_a_world_of_one_defines_the_x_axis(fake_wandb: FakeWandb) -> None:
     dist_wandb.init()
     assert fake_wandb.runs[0].defined == [
         ("global_step", {}),
-        ("*", {"step_metric": "global_step", "step_sync": True}),
+        ("*", {"step_metric": "global_step", "step_sync": False}),
     ]
 
 
@@ -101,6 +108,44 @@ def test_wandb_silent_silences_the_announcement_too(
 
 
 # --- the current session ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def fresh(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001  # goes first
+    """As if nobody had opened a session in this process."""
+    monkeypatch.setattr(session_module, "_first_session", session_module._First())
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records]
+
+
+@pytest.mark.usefixtures("fresh")
+def test_who_logs_where_no_session_was_opened_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(3):
+        get_run().log({"loss": 1.0}, step=1)
+    (said,) = warnings_of(caplog)
+    assert "no session was opened in this process, so nothing is logged. Call dist_wandb.init()" in said
+
+
+@pytest.mark.usefixtures("fresh")
+def test_after_a_session_nothing_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    dist_wandb.init().finish()
+    get_run().log({"loss": 1.0})
+    assert warnings_of(caplog) == []
+
+
+@pytest.mark.usefixtures("fresh")
+def test_ranks_that_may_be_meant_to_open_none_are_not_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    get_run().log({"loss": 1.0})
+    assert warnings_of(caplog) == []
+    monkeypatch.delenv("RANK")  # nobody knows
+    get_run().log({"loss": 1.0})
+    assert len(warnings_of(caplog)) == 1
 
 
 @pytest.mark.usefixtures("fake_wandb")
@@ -252,9 +297,13 @@ def test_what_is_logged_is_not_changed(fake_wandb: FakeWandb) -> None:
         ([("loss", 0.5)], "log was given list on rank 0, but it takes a mapping"),
         (0.5, "log was given float on rank 0"),
         (None, "log was given NoneType on rank 0"),
-        ({"loss": 0.5, 7: 1}, "log was given the name 7 (int) on rank 0, but names are text, without NUL characters."),
+        (
+            {"loss": 0.5, 7: 1},
+            "log was given the name 7 (int) on rank 0, but names are text, without NUL characters and lone",
+        ),
         ({None: 1}, "log was given the name None (NoneType) on rank 0"),
-        ({"a\0b": 1}, "but names are text, without NUL characters."),
+        ({"a\ud800b": 1}, "but names are text, without NUL characters and lone"),
+        ({"a\0b": 1}, "but names are text, without NUL characters and lone"),
     ],
 )
 def test_metrics_that_are_none_are_refused_and_nothing_is_written(
@@ -292,6 +341,51 @@ def test_another_x_axis_is_written_where_it_is_given_and_not_counted(fake_wandb:
 
 
 # --- the run behind the session ---------------------------------------------------------------------------------------
+
+
+def test_a_session_lists_what_is_for_its_users_and_what_its_run_has(fake_wandb: FakeWandb) -> None:
+    names = set(dir(dist_wandb.init()))
+    assert {"log", "flush", "finish", "id", "url", "plan", "topology", "config", "run"} <= names
+    assert {name for name in dir(fake_wandb.runs[0]) if not name.startswith("_")} <= names
+    assert not {"after_fork", "prepare_fork", "retire", "tell_of_run", "release", "owns_run", "meet"} & names
+    assert not [name for name in names if name.startswith("_")]
+
+
+def test_a_rank_without_a_run_lists_the_same(job: Job, on_ranks: OnRanks) -> None:
+    sessions = job(TWO)
+    assert {"log", "flush", "plan", "summary", "watch", "alert", "url"} <= set(dir(sessions[1]))
+    assert not {"after_fork", "retire", "show_config"} & set(dir(sessions[1]))
+    on_ranks(2, lambda rank: sessions[rank].finish())
+
+
+def test_a_notebook_shows_the_page_of_the_run_on_all_ranks(job: Job, on_ranks: OnRanks) -> None:
+    sessions = job(TWO)
+    page = f"https://wandb.example/team/digits/runs/{sessions[0].id}"
+    for session in sessions:
+        assert f'View run at: <a href="{page}" target="_blank">{page}</a>' in session._repr_html_()
+        assert "&lt;dist_wandb.Session run_mode=" in session._repr_html_()
+    on_ranks(2, lambda rank: sessions[rank].finish())
+
+
+@pytest.mark.usefixtures("fake_wandb")
+def test_a_notebook_shows_a_run_without_a_page() -> None:
+    assert "<a" not in dist_wandb.init(mode="offline")._repr_html_()
+
+
+def test_ranks_that_write_the_same_into_the_summary_go_the_same_way(job: Job, on_ranks: OnRanks) -> None:
+    sessions = job(TWO)
+
+    def ways(rank: int) -> list[bool]:
+        run, taken = sessions[rank], []
+        for accuracy in (0.5, 0.4, 0.7):
+            is_best = accuracy > run.summary.get("best", 0)
+            taken.append(is_best)
+            if is_best:
+                run.summary["best"] = accuracy
+        run.finish()
+        return taken
+
+    assert on_ranks(2, ways) == [[True, False, True]] * 2
 
 
 def test_what_the_session_lacks_is_looked_up_on_its_run(fake_wandb: FakeWandb) -> None:
@@ -421,6 +515,48 @@ def test_the_job_is_told_all_options_for_ranks_that_come_late(job: Job) -> None:
     assert Options(**told["all"]) == sessions[0].options
 
 
+class Settings(MutableMapping[str, Any]):
+    """A mapping as OmegaConf's `DictConfig`: no dict, and nothing that JSON knows."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = dict(values)
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._values[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        del self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+
+@pytest.mark.parametrize("mapping", [Settings, MappingProxyType])
+@pytest.mark.parametrize("sequence", [UserList, tuple, deque])
+def test_options_may_be_any_mappings_and_sequences(job: Job, mapping: Any, sequence: Any) -> None:
+    reduce = {"tokens": "sum", "*": "mean"}
+    given = {"reduce": mapping(reduce), "spread": sequence(["loss"]), "per_rank": sequence(["loss", "acc*"])}
+    sessions = job(TWO, **given)
+    assert [session.options.reduce for session in sessions] == [reduce] * 2
+    assert sessions[0]._rendezvous is not None
+    told: Any = sessions[0]._rendezvous.peek("job")
+    assert Options(**told["all"]) == sessions[0].options
+    assert pickle.loads(pickle.dumps(sessions[0].options)) == sessions[0].options  # noqa: S301
+
+
+@pytest.mark.parametrize("reduce", ["auto", "mean", None])
+@pytest.mark.parametrize("patterns", [True, False, "loss", "auto"])
+def test_options_of_plain_types_stay_as_they_are(reduce: Any, patterns: Any) -> None:
+    options = Options(reduce=reduce, spread=patterns, per_rank=patterns)
+    assert (options.reduce, options.spread, options.per_rank) == (reduce, patterns, patterns)
+
+
 def test_a_gathered_table_is_logged_once(fake_wandb: FakeWandb) -> None:
     table = dist_wandb.gathered([[1]], ["a"])
     with dist_wandb.init() as session:
@@ -506,7 +642,7 @@ def test_options_that_cannot_be_honoured_are_refused(
 def test_what_no_option_says_is_the_default_of_every_door() -> None:
     options = Options()
     limits = (60.0, 60.0, None, 10_000, 1.0)
-    assert options == Options("auto", "global", "auto", False, True, *limits, "warn", "primary", False)
+    assert options == Options("auto", "global", "auto", False, "auto", *limits, "warn", "primary", False)
     for door in (dist_wandb.init, DistWandbLogger, DistWandbTracker):
         parameters = inspect.signature(door).parameters
         defaults = {field.name: parameters[field.name].default for field in fields(options)}
@@ -762,6 +898,67 @@ def test_a_rank_0_that_never_comes_is_missed_by_name(store: dist.Store) -> None:
         open_session(Options("new", join_timeout=0.05), {}, door="test", topology=TWO[1], number=1)
 
 
+def test_a_rank_without_a_run_is_opened_whole_where_the_primary_could_not_open_its_own(store: dist.Store) -> None:
+    told = Rendezvous(store, "test/1", TWO[0], 1.0)
+    told.publish("run/", {"error": "no such project"})
+    session = open_session(Options(join_timeout=0.1), {"id": "exp"}, door="test", topology=TWO[1], number=1)
+    assert session.url is None
+    assert pickle.loads(pickle.dumps(session)).url is None  # noqa: S301  # our own
+    session.finish(1)
+
+
+def test_a_session_that_cannot_be_opened_whole_leaves_nothing_behind(
+    store: dist.Store, fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert store is not None
+
+    def announce(*_: object, **__: object) -> None:
+        raise BrokenPipeError("nobody reads standard error")
+
+    monkeypatch.setattr(Session, "announce", announce)
+    with pytest.raises(BrokenPipeError):
+        open_session(Options(), {}, door="test", topology=TWO[0], number=1)
+    assert not get_run()
+    (run,) = fake_wandb.runs
+    assert run.exit_codes == [1]
+    assert all(exchange.has_ended for exchange in sync._live)
+
+
+def test_the_thread_of_a_session_finds_it_complete(
+    job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It calls back into the session, whose constructor has to be through by then."""
+    fill = Session.__init__
+
+    def fill_slowly(session: Session, *arguments: Any, **named: Any) -> None:
+        exchanges = len(sync._live)
+        fill(session, *arguments, **named)
+        assert len(sync._live) == exchanges, "no thread has begun"
+
+    monkeypatch.setattr(Session, "__init__", fill_slowly)
+    sessions = job(TWO)
+    for session in sessions:
+        session.log({"loss": 0.5}, step=1)
+    assert all_flushed(sessions)
+    assert "failed" not in caplog.text
+
+
+def test_threads_may_forget_a_session_at_the_same_time(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    (session, _) = job(TWO)
+
+    class Forgotten(list[Session]):
+        """A list from which another thread takes what it is asked for."""
+
+        def __contains__(self, item: object) -> bool:
+            found = super().__contains__(item)
+            self.clear()
+            return found
+
+    monkeypatch.setattr(session_module, "_sessions", Forgotten([session]))
+    session._forget()
+    assert not session_module._sessions
+
+
 @pytest.mark.usefixtures("store")
 def test_a_rank_without_a_run_does_without_the_id_of_one_that_is_never_opened() -> None:
     options = Options(join_timeout=0.05, finish_timeout=0.5)
@@ -875,7 +1072,7 @@ def test_the_numbers_of_all_ranks_become_one_row(job: Job, fake_wandb: FakeWandb
         )
     assert all_flushed(sessions)
     (run,) = fake_wandb.runs
-    spread = {"loss/min": 0.0, "loss/max": 1.0, "loss/std": 0.5, "loss/argmax_rank": 1}
+    spread = {"loss/min": 0.0, "loss/max": 1.0, "loss/std": pytest.approx(math.sqrt(3) / 4), "loss/argmax_rank": 1}
     assert run.rows == [{"loss": 0.25, "tokens": 7, "lr": 0.0, "text": "of 0", **spread, "global_step": 7}]
 
 
@@ -909,29 +1106,59 @@ def test_rows_without_a_step_of_several_ranks_are_counted(job: Job, fake_wandb: 
     ]
 
 
-def test_a_rank_alone_writes_flagged_rows(store: dist.Store, fake_wandb: FakeWandb) -> None:
+def test_rank_0_alone_writes_its_own_numbers_and_says_so(
+    store: dist.Store, fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture
+) -> None:
     assert store is not None
     options = Options(join_timeout=0.1, finish_timeout=20.0)
     with open_session(options, {}, door="test", topology=TWO[0], number=1) as session:
         session.log({"loss": 0.5, "text": "a"}, step=3)
         assert session.flush()
     (run,) = fake_wandb.runs
-    assert run.rows == [{"loss": 0.5, "text": "a", DEGRADED: 1, "global_step": 3}]
+    assert run.rows == [{"loss": 0.5, "text": "a", "global_step": 3}]
     assert run.exit_codes == [None]
+    (told,) = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
+    assert "no other rank has opened a session" in told
+
+
+@pytest.mark.parametrize("by_run", [False, True])
+def test_rank_0_alone_does_not_wait_for_ranks_that_nobody_asked(
+    store: dist.Store, fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, by_run: bool
+) -> None:
+    assert store is not None
+    monkeypatch.setattr(membership, "_APART", 0.1)
+    options = Options(join_timeout=600, finish_timeout=600)
+    session = open_session(options, {}, door="test", topology=TWO[0], number=1)
+    session.log({"loss": 0.5}, step=3)
+    (session.run if by_run else session).finish()
+    (run,) = fake_wandb.runs
+    assert run.rows == [{"loss": 0.5, "global_step": 3}]
 
 
 def test_a_rank_that_opens_what_is_over_is_told_why_it_logs_in_vain(
     store: dist.Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert store is not None
-    together = Options(join_timeout=0.1, finish_timeout=0.5)
+    together = Options(join_timeout=0.1, finish_timeout=600)
     apart = replace(together, reduce=None)  # without an exchange nobody waits, so to be late is nothing special
     for number, (options, told) in enumerate([(together, 1), (apart, 0)]):
         caplog.clear()
         for rank in (0, 1):
             with open_session(options, {}, door="test", topology=TWO[rank], number=number) as session:
                 session.log({"loss": 0.5})
-        assert caplog.text.count("rank 1 opens a run that rank 0 has ended already") == told
+        assert caplog.text.count("rank 1 opened its session when the other ranks had ended theirs") == told
+
+
+def test_a_rank_whose_leading_rank_ended_without_any_exchange_waits_for_nobody(
+    store: dist.Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert store is not None
+    open_session(Options(), {}, door="test", topology=TWO[0], number=1).finish(1)
+    eventually(lambda: all(exchange.has_ended for exchange in sync._live))
+    options = Options(join_timeout=600, peer_timeout=600, finish_timeout=600)
+    with open_session(options, {}, door="test", topology=TWO[1], number=1) as session:
+        session.log({"loss": 0.5})
+    assert caplog.text.count("rank 1 opened its session when the other ranks had ended theirs") == 1
 
 
 def test_finish_ends_within_its_limit(store: dist.Store, fake_wandb: FakeWandb) -> None:
@@ -985,6 +1212,7 @@ def test_otherwise_every_rank_writes_its_own(job: Job, fake_wandb: FakeWandb, op
     for rank, session in enumerate(sessions):
         assert not session.brings_together
         session.log({"loss": float(rank)}, step=0)
+    assert all_flushed(sessions)
     rows = [row for run in fake_wandb.runs for row in run.rows]
     assert all(row.get("loss") in (None, 0.0, 1.0) for row in rows)
     assert len(rows) == len(fake_wandb.runs)
@@ -999,9 +1227,7 @@ def test_otherwise_every_rank_writes_its_own(job: Job, fake_wandb: FakeWandb, op
         (({"loss": 0.5}, 1.5), "step=1.5 on rank 1 is no integer"),
         (({"loss": 0.5}, "3"), "step='3' on rank 1 is no integer"),
         (({"loss": 0.5}, 1_763_737_200_123_456_789), "step=1763737200123456789 on rank 1 is beyond 2**53"),
-        (({"a": {"b\0c": 1}},), "The name 'a.b\\x00c' on rank 1 has NUL characters."),
-        (({"loss": 0.5, "z": 1j},), "'z' is 1j on rank 1, but complex numbers"),
-        (({"loss": 0.5, "logits": torch.zeros(2, 3)},), "'logits' is a tensor of shape (2, 3) on rank 1"),
+        (({"a": {"b\0c": 1}},), "The name 'a.b\\x00c' on rank 1 has NUL characters or lone surrogates"),
         (({"loss": 0.5}, 0, -1), "weight=-1 on rank 1 is negative or not finite"),
         (({"loss": 0.5}, 0, math.nan), "weight=nan on rank 1 is negative or not finite"),
         (({"loss": 0.5}, 0, math.inf), "weight=inf on rank 1 is negative or not finite"),
@@ -1023,6 +1249,29 @@ def test_what_cannot_be_logged_is_refused_and_nothing_of_it_is_put(
     assert fake_wandb.runs[0].rows == [{"loss": 2.0, "global_step": 5}]
 
 
+@pytest.mark.usefixtures("fake_wandb")
+@pytest.mark.parametrize("mode", ["auto", "shared", "new"])
+def test_vectors_are_the_primarys_own_as_they_were_when_they_were_logged(job: Job, mode: Any) -> None:
+    sessions = job(TWO, run_mode=mode, reduce="mean", per_rank=["logits"])
+    for rank, session in enumerate(sessions):
+        logits, counts = torch.tensor([rank, 2.0]), [np.full(2, rank)]
+        session.log({"loss": float(rank), "logits": logits, "counts": counts, "z": 1j + rank}, step=0)
+        logits += 7
+        counts[0] += 7
+    assert all_flushed(sessions)
+    rows: list[dict[str, Any]] = [{}, {}]
+    for rank, session in enumerate(sessions):
+        for row in getattr(session.run, "rows", ()):
+            rows[rank] |= row
+    assert (rows[0]["loss"], rows[0]["logits"].tolist(), rows[0]["z"]) == (0.5, [0, 2], 1j)
+    assert rows[0]["counts"][0].tolist() == [0, 0]
+    own = {"loss", "logits", "counts", "z"}
+    others = {"auto": set[str](), "shared": {"rank-1/logits"}, "new": own}[mode]
+    assert rows[1].keys() - {"global_step"} == others
+    if mode == "shared":
+        assert rows[1]["rank-1/logits"].tolist() == [1, 2]
+
+
 @pytest.mark.parametrize("options", [{}, {"reduce": None}], ids=["together", "alone"])
 @pytest.mark.parametrize("weight", [-1, math.nan, [1], "3"])
 def test_a_bad_weight_is_refused_whether_it_is_used_or_not(job: Job, options: dict[str, Any], weight: Any) -> None:
@@ -1034,7 +1283,7 @@ def test_a_row_that_was_refused_is_not_counted(job: Job, fake_wandb: FakeWandb) 
     sessions = job(TWO)
     for session in sessions:
         with pytest.raises(ConfigurationError):
-            session.log({"logits": torch.zeros(2)})
+            session.log({"loss": 7.0}, weight=-1)
         session.log({"loss": 0.5})
     assert all_flushed(sessions)
     assert fake_wandb.runs[0].rows == [{"loss": 0.5, "global_step": 0}]
@@ -1066,6 +1315,19 @@ def test_a_pattern_that_decided_about_nothing_is_told_of_once_at_the_end(job: Jo
     assert "reduce has patterns that decided about no name that was logged: 'los', 'tokenz'. " in str(warning.message)
 
 
+def test_warnings_that_are_errors_do_not_keep_a_run_from_ending(
+    job: Job, on_ranks: OnRanks, fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture
+) -> None:
+    sessions = job(TWO, reduce=MISSPELT)
+    for session in sessions:
+        session.log({"loss": 0.5}, 0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        on_ranks(2, lambda rank: sessions[rank].finish())
+    assert fake_wandb.runs[0].exit_codes == [None]
+    assert caplog.text.count("reduce has patterns that decided about no name that was logged: 'los'.") == 1
+
+
 @pytest.mark.parametrize(
     ("reduce", "logs"),
     [(MISSPELT, False), ({"loss": "sum"}, True), ({"loss": "sum", "*": "mean"}, True), ("mean", True), ("sum", False)],
@@ -1075,15 +1337,17 @@ def test_otherwise_nothing_is_told_of_patterns(job: Job, on_ranks: OnRanks, redu
     sessions = job(TWO, reduce=reduce)
     for session in sessions if logs else ():
         session.log({"loss": 0.5}, 0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
         on_ranks(2, lambda rank: sessions[rank].finish())
+    assert not [warning for warning in caught if "patterns" in str(warning.message)]
 
 
 def test_a_pattern_for_what_only_another_rank_logs_is_not_told_of(job: Job, on_ranks: OnRanks) -> None:
     sessions = job(TWO, reduce={"tokens": "sum"})
     sessions[0].log({"loss": 0.5}, 0)
     sessions[1].log({"loss": 0.5, "tokens": 3}, 0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
         on_ranks(2, lambda rank: sessions[rank].finish())
+    assert not [warning for warning in caught if "patterns" in str(warning.message)]

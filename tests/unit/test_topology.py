@@ -194,6 +194,33 @@ def test_slurms_short_form_of_tasks_per_node_is_expanded(tasks: str, node: int, 
     assert (topology.local_world_size, topology.num_nodes) == expected
 
 
+SLURM_STEP = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_LOCALID": "1", "SLURM_NODEID": "0"}
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"RANK": "0", "WORLD_SIZE": "9" * 5000}, r"WORLD_SIZE='9{100}' in the environment is not a whole number"),
+        ({**SLURM_STEP, "SLURM_TASKS_PER_NODE": "999999(x999999)"}, r"SLURM_TASKS_PER_NODE='999999\(x999999\)' is not"),
+        (
+            {**SLURM_STEP, "SLURM_TASKS_PER_NODE": "1(x99999)," * 400 + "1"},
+            r"SLURM_TASKS_PER_NODE='1\(x99999\).* is not",
+        ),
+    ],
+    ids=["a long number", "too many nodes", "too many nodes together"],
+)
+def test_numbers_beyond_all_measure_are_refused(variables: dict[str, str], message: str) -> None:
+    with pytest.raises(TopologyError, match=message) as refused:
+        Topology.from_environ(variables)
+    assert len(str(refused.value)) < 1000
+
+
+@pytest.mark.parametrize("step", ["9" * 5000, "\u00b2"])
+def test_a_step_that_is_no_number_is_a_step_as_well(step: str) -> None:
+    """`str.isdigit` takes what `int` does not."""
+    assert Topology.from_environ({**SLURM_STEP, "SLURM_STEP_ID": step}) == Topology.from_environ(SLURM_STEP)
+
+
 @pytest.mark.parametrize("tasks", ["", "4(x2", "4(x2),", "four", "4(2)", "-4", "4(x99999999999)"])
 def test_tasks_per_node_of_another_form_are_refused(tasks: str) -> None:
     with pytest.raises(TopologyError, match=re.escape(f"SLURM_TASKS_PER_NODE={tasks!r} is not of SLURM's form")):

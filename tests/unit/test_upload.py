@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
+import signal
 import stat
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from record_files import content_of, new_record
 
 from dist_wandb import cli
+from dist_wandb import upload as upload_module
 from dist_wandb.cli import main
+from dist_wandb.destination import Destination
 from dist_wandb.errors import ReadError, UploadError
 from dist_wandb.offline import Sidecar, StoredRun
 from dist_wandb.record_file import Lines
-from dist_wandb.upload import Outcome, UploadFile, UploadRun, plan_uploads, upload
+from dist_wandb.upload import Outcome, Terms, UploadFile, UploadRun, is_uploaded, plan_uploads, remember, upload
 from dist_wandb.upload_log import Sent
+from dist_wandb.upload_state import FileState, remove_left_copies
 
 ENDED: list[dict[str, Any]] = [{"msg": "sender: closed"}]
 CONFIRMED: dict[str, Any] = {"msg": "filestream: request sent"}
@@ -33,10 +41,10 @@ def rows(number: int) -> dict[str, Any]:
 def stored(
     directory: Path, folder: str = "offline-run-1-exp", *, changed: float = LONG_AGO, **values: Any
 ) -> StoredRun:
-    """A run of five rows; its file is empty, as planning reads nothing but the logs beside it."""
+    """A run of five rows; its file has no records, as planning reads nothing but the logs."""
     path = directory / folder / "run-exp.wandb"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.touch()
+    path.write_bytes(b":W&B\xe1\xbe\x00")
     os.utime(path, (changed, changed))
     given: dict[str, Any] = {
         "path": path,
@@ -81,14 +89,29 @@ def of_rank(directory: Path, rank: int, *, world_size: int = 2, session: int = 1
     return stored(directory / f"rank-{rank}", f"offline-run-{session}-exp", **values)
 
 
-def log_of_attempt(run: StoredRun, *entries: dict[str, Any], number: int = 1) -> None:
-    log = run.path.parent / "dist-wandb-upload" / f"attempt-{number}" / "wandb" / "logs" / "debug-sync.1.log"
+def write_log(attempt: Path, *entries: dict[str, Any]) -> None:
+    log = attempt / "wandb" / "logs" / "debug-sync.1.log"
     log.parent.mkdir(parents=True)
     log.write_text("".join(f"{json.dumps(entry)}\n" for entry in entries))
 
 
-def planned(*runs: StoredRun) -> UploadRun:
-    (run,) = plan_uploads(runs, now=NOW)
+def log_of_attempt(run: StoredRun, *entries: dict[str, Any]) -> None:
+    """What this user's own upload of a run has left."""
+    state = FileState(run.path)
+    with state.locked():
+        write_log(state.begin(Sent()), *entries)
+
+
+def log_in_directory(run: StoredRun, *entries: dict[str, Any]) -> None:
+    """What an upload by an older version has left in the run's directory, or somebody has put there."""
+    write_log(run.path.parent / "dist-wandb-upload" / "attempt-1", *entries)
+
+
+TRUSTING = Terms(trust=True)
+
+
+def planned(*runs: StoredRun, terms: Terms = Terms()) -> UploadRun:  # noqa: B008  # frozen
+    (run,) = plan_uploads(runs, now=NOW, terms=terms)
     return run
 
 
@@ -233,6 +256,67 @@ def test_unequal_descriptions_are_told(tmp_path: Path) -> None:
     assert run.describing.name == "nm"
 
 
+@pytest.mark.parametrize("world_size", [10**6, 10**12])
+def test_a_world_of_any_size_is_not_counted_through(
+    tmp_path: Path, world_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ranks were put into a set: with 10^10 of them, as a file may say, all memory was taken."""
+    looked_at = 0
+
+    def counted(size: int) -> Iterator[int]:
+        nonlocal looked_at
+        for rank in range(size):
+            looked_at += 1
+            yield rank
+
+    monkeypatch.setattr(upload_module, "range", counted, raising=False)
+    (reason,) = planned(of_rank(tmp_path, 0, world_size=world_size)).refusals
+    assert f"Of its {world_size} ranks, ranks 1, 2, 3, 4, 5, 6, 7, 8 and others are not here" in reason
+    assert looked_at < 100
+
+
+HOSTILE_LOGS: dict[str, tuple[Callable[[Path], None], str]] = {
+    "a pipe": (os.mkfifo, "debug-sync.1.log is a named pipe"),
+    "a device": (lambda path: path.symlink_to("/dev/zero"), "debug-sync.1.log is a symbolic link"),
+    "a directory": (Path.mkdir, "debug-sync.1.log is a directory"),
+}
+
+
+@pytest.mark.parametrize(("make", "reason"), HOSTILE_LOGS.values(), ids=HOSTILE_LOGS.keys())
+def test_a_log_that_cannot_be_read_is_the_failure_of_its_run_alone(
+    tmp_path: Path, make: Callable[[Path], None], reason: str
+) -> None:
+    hurt, healthy = stored(tmp_path / "a", run_id="hurt"), stored(tmp_path / "b", run_id="healthy")
+    log = hurt.path.parent / "dist-wandb-upload" / "attempt-1" / "wandb" / "logs" / "debug-sync.1.log"
+    log.parent.mkdir(parents=True)
+    make(log)
+    first, second = plan_uploads([hurt, healthy], now=NOW, terms=TRUSTING)
+    assert not is_uploaded(hurt)
+    assert [reason in refusal for refusal in first.refusals] == [True]
+    assert (second.refusals, second.files[0].rows_left) == ((), 5)
+    with pytest.raises(UploadError, match=re.escape(reason)):
+        upload(first.files[0])
+
+
+@pytest.mark.parametrize("options", [["--dry-run"], ["--dry-run", "--force"]])
+def test_whatever_planning_brings_about_is_told_of_its_run_which_is_not_uploaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], options: list[str]
+) -> None:
+    hurt, healthy = stored(tmp_path / "a", run_id="hurt"), stored(tmp_path / "b", run_id="healthy")
+    really = upload_module._against_file
+
+    def failing(file: UploadFile, now: float) -> Iterator[str]:
+        if file.run is hurt:
+            raise RecursionError("maximum recursion depth exceeded")
+        return really(file, now)
+
+    monkeypatch.setattr(upload_module, "_against_file", failing)
+    assert command(monkeypatch, [hurt, healthy], *options) == 1
+    out = capsys.readouterr().out
+    assert f"is not made: {hurt.path}: RecursionError: maximum recursion depth exceeded" in out
+    assert "2 runs: 1 to upload, 1 refused" in out
+
+
 # --- what is uploaded already -----------------------------------------------------------------------------------------
 
 
@@ -258,9 +342,13 @@ def test_only_what_the_server_confirmed_is_uploaded(
 def test_what_wandb_sync_uploaded_is_left_out(tmp_path: Path) -> None:
     runs = [of_rank(tmp_path, rank) for rank in range(2)]
     (runs[1].path.parent / "run-exp.wandb.synced").touch()
-    run = planned(*runs)
+    (reason,) = planned(*runs).refusals
+    assert "says that it was uploaded, as `wandb sync` has marked it (run-exp.wandb.synced), but you have not" in reason
+    run = planned(*runs, terms=TRUSTING)
     assert [file.is_uploaded for file in run.files] == [True, False]
     assert any("`wandb sync` marked it as uploaded" in note for note in run.notes)
+    remember(run.files[0])
+    assert [file.is_uploaded for file in planned(*runs).files] == [True, False]
 
 
 def test_against_what_is_uploaded_nothing_is_said(tmp_path: Path) -> None:
@@ -311,7 +399,9 @@ def test_a_file_is_uploaded_as_what_it_is(tmp_path: Path, wandb_sync: Path) -> N
     assert (outcome.problem, outcome.sent.lines.history) == (None, 5)
     assert outcome.url == "https://server/team/digits/runs/exp"
     assert told["arguments"][:3] == ["-m", "wandb", "sync"]
-    assert told["arguments"][-1] == str(run.files[0].path)
+    source = Path(told["arguments"][-1])
+    assert (source.name, source.parents[1].parent) == (run.files[0].path.name, FileState(run.files[0].path).directory)
+    assert (told["content"], source.exists()) == (True, False)
     environment = told["environment"]
     assert (environment["WANDB_MODE"], environment["WANDB_X_LABEL"]) == ("shared", "rank-1")
     assert (environment["WANDB_X_PRIMARY"], environment["WANDB_X_UPDATE_FINISH_STATE"]) == ("false", "false")
@@ -338,7 +428,12 @@ def test_the_mark_of_wandb_sync_goes_where_the_upload_failed(tmp_path: Path, wan
         ([{"level": "ERROR", "msg": "api: HTTP error", "status": 401}, *ENDED], "run `wandb login`", True),
         ([{"level": "ERROR", "msg": "x", "error": "dial tcp: refused"}, *ENDED], "once W&B can be reached", True),
         ([rows(4), CONFIRMED, *ENDED], "the server confirmed 4 of 5 rows", False),
-        ([], "`wandb sync` ended without uploading it: View run nm at", True),
+        (
+            [{"level": "ERROR", "msg": "sender: failed to parse history item: dial tcp"}, *ENDED],
+            "failed to parse",
+            False,
+        ),
+        ([], "`wandb sync` ended without uploading it: View run nm at", False),
         ([rows(4), CONFIRMED], "`wandb sync` ended without uploading it", False),
     ],
 )
@@ -357,11 +452,195 @@ def test_a_plan_that_is_out_of_date_is_not_carried_out(tmp_path: Path, wandb_syn
         upload(run.files[0])
 
 
-def test_a_directory_that_cannot_be_written_to_is_told(tmp_path: Path, wandb_sync: Path) -> None:  # noqa: ARG001
+def test_a_state_directory_that_cannot_be_written_to_is_told(
+    tmp_path: Path,
+    wandb_sync: Path,  # noqa: ARG001
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file" / "state"))
+    (tmp_path / "file").write_text("in the way")
     run = planned(stored(tmp_path))
-    (run.files[0].path.parent / "dist-wandb-upload").write_text("in the way")
-    with pytest.raises(UploadError, match="An upload needs to write beside it"):
+    with pytest.raises(UploadError, match=r"cannot be written to \(Not a directory\).* set XDG_STATE_HOME"):
         upload(run.files[0])
+
+
+def test_whatever_an_upload_brings_about_is_told_of_its_file(tmp_path: Path, wandb_sync: Path) -> None:
+    """A label with a NUL in it ended the uploads of all other runs, with a traceback."""
+    del wandb_sync
+    run = planned(of_rank(tmp_path, 0, world_size=1))
+    shared_as = run.files[0].shared_as
+    assert shared_as is not None
+    file = replace(run.files[0], run=replace(run.files[0].run, sidecar=replace(shared_as, label="rank\0-1")))
+    with pytest.raises(UploadError, match=r"run-exp.wandb: ValueError: embedded null byte"):
+        upload(file)
+
+
+# --- what the run's directory says and holds --------------------------------------------------------------------------
+
+
+def test_a_directory_does_not_vouch_for_itself(tmp_path: Path, wandb_sync: Path) -> None:
+    run = stored(tmp_path)
+    log_in_directory(run, rows(5), CONFIRMED, *ENDED)
+    plan = planned(run)
+    assert [(file.is_uploaded, file.rows_left) for file in plan.files] == [(False, 5)]
+    (reason,) = plan.refusals
+    assert "says that it was uploaded, as it has dist-wandb-upload/, but you have not" in reason
+    assert planned(run, terms=TRUSTING).is_uploaded
+    outcome, _ = uploaded(wandb_sync, plan, rows(5), CONFIRMED, *ENDED)  # as with --force
+    assert (outcome.problem, outcome.sent.lines.history) == (None, 5)
+
+
+def test_what_an_older_version_got_to_is_gone_on_behind_if_the_directory_is_trusted(
+    tmp_path: Path, wandb_sync: Path
+) -> None:
+    run = stored(tmp_path)
+    log_in_directory(run, rows(2), CONFIRMED)
+    plan = planned(run, terms=TRUSTING)
+    assert [file.rows_left for file in plan.files] == [3]
+    outcome, _ = uploaded(wandb_sync, plan, rows(1), CONFIRMED)
+    assert outcome.sent.lines.history == 3
+    shutil.rmtree(run.path.parent / "dist-wandb-upload")
+    assert [file.rows_left for file in planned(run).files] == [2]
+
+
+@pytest.mark.parametrize("name", ["dist-wandb-upload/lock", "dist-wandb-upload", "run-exp.wandb.synced"])
+@pytest.mark.parametrize("trust", [False, True])
+def test_no_link_in_the_directory_is_written_through(tmp_path: Path, wandb_sync: Path, name: str, trust: bool) -> None:
+    """`dist-wandb-upload/lock` was truncated, the mark and the logs were made where the links led."""
+    victim, elsewhere = tmp_path / "authorized_keys", tmp_path / "elsewhere"
+    victim.write_text("ssh-ed25519 AAAA me")
+    elsewhere.mkdir()
+    run = stored(tmp_path)
+    link = run.path.parent / name
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to(victim if name.endswith("lock") else elsewhere if "." not in name else tmp_path / "made")
+    uploaded(wandb_sync, planned(run, terms=Terms(trust=trust, again=True)), rows(5), CONFIRMED, *ENDED)
+    assert victim.read_text() == "ssh-ed25519 AAAA me"
+    assert (list(elsewhere.iterdir()), (tmp_path / "made").exists()) == ([], False)
+
+
+def test_an_endless_note_of_the_first_step_is_refused(tmp_path: Path, wandb_sync: Path) -> None:
+    run = stored(tmp_path)
+    (run.path.parent / "run-exp.wandb.syncstate").symlink_to("/dev/zero")
+    with pytest.raises(UploadError, match=r"run-exp\.wandb\.syncstate is a symbolic link"):
+        uploaded(wandb_sync, planned(run), rows(5), CONFIRMED, *ENDED)
+
+
+def test_nothing_is_written_into_the_directory_but_the_mark(tmp_path: Path, wandb_sync: Path) -> None:
+    run = stored(tmp_path)
+    files = run.path.parent / "files"
+    (files / "media").mkdir(parents=True)
+    (files / "config.yaml").write_text("mine")
+    before = {path for path in tmp_path.rglob("*") if wandb_sync not in path.parents}
+    outcome, _ = uploaded(wandb_sync, planned(run), rows(5), CONFIRMED, *ENDED)
+    assert outcome.problem is None
+    after = {path for path in tmp_path.rglob("*") if wandb_sync not in path.parents}
+    assert after - before == {run.path.with_name("run-exp.wandb.synced")}
+
+
+def test_links_among_the_files_are_refused_unless_trusted(tmp_path: Path, wandb_sync: Path) -> None:
+    run = stored(tmp_path)
+    (run.path.parent / "files").mkdir()
+    (run.path.parent / "files" / "notes.txt").symlink_to(tmp_path / "id_rsa")
+    (tmp_path / "id_rsa").write_text("secret")
+    plan = planned(run)
+    (danger,) = plan.dangers
+    assert "files/notes.txt is a symbolic link, and what it leads to is not uploaded unless you give --trust" in danger
+    with pytest.raises(UploadError, match="is a symbolic link"):
+        uploaded(wandb_sync, plan, rows(5), CONFIRMED, *ENDED)
+    assert planned(run, terms=TRUSTING).dangers == ()
+
+
+def test_what_is_no_file_among_the_files_is_told(tmp_path: Path) -> None:
+    run = stored(tmp_path)
+    (run.path.parent / "files").mkdir()
+    os.mkfifo(run.path.parent / "files" / "pipe")
+    plan = planned(run)
+    assert (plan.dangers, plan.notes) == ((), (f"{run.path.parent}/files/pipe is a named pipe: it is left out.",))
+
+
+@pytest.mark.parametrize("place", ["dist-wandb", "dist-wandb/uploads"])
+def test_the_state_is_not_kept_where_a_link_leads(
+    tmp_path: Path,
+    wandb_sync: Path,  # noqa: ARG001
+    monkeypatch: pytest.MonkeyPatch,
+    place: str,
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "state" / place).parent.mkdir(parents=True)
+    (tmp_path / "state" / place).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UploadError, match=rf"{place} is no directory, and what was uploaded is kept there"):
+        upload(planned(stored(tmp_path)).files[0])
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_copies_of_uploads_that_were_killed_are_removed_by_the_next_one(tmp_path: Path) -> None:
+    runs = [stored(tmp_path / name) for name in ("killed", "under-way")]
+    copies = []
+    for run in runs:
+        state = FileState(run.path)
+        with state.locked():
+            copies.append(state.begin(Sent()) / "copy")
+        copies[-1].mkdir()
+    with FileState(runs[1].path).locked():
+        remove_left_copies()
+    assert [copy.exists() for copy in copies] == [False, True]
+
+
+def test_what_changed_after_its_upload_is_refused(tmp_path: Path) -> None:
+    run = stored(tmp_path)
+    log_of_attempt(run, rows(5), CONFIRMED, *ENDED)
+    with run.path.open("ab") as file:
+        file.write(b"more, as the run was still written to")
+    assert planned(run).is_uploaded  # by the number of its rows, which is still five here
+    run.path.write_bytes(b":W&B\xe1\xbe\x01")
+    (reason,) = planned(run).refusals
+    assert "you have uploaded from this file, and what was there then has changed since" in reason
+    assert planned(run, terms=Terms(again=True)).refusals == ()
+
+
+def recorded(text: str, row: str = "1", entity: str = "") -> bytes:
+    """A file of a run record with a text of its own, and a row."""
+    run, history = new_record(), new_record()
+    run.run.run_id, run.run.entity, run.control.mailbox_slot = "exp", entity, text
+    history.history.item.add().value_json = row
+    return content_of([run, history])
+
+
+def test_a_directory_that_was_moved_or_copied_is_known(tmp_path: Path) -> None:
+    run = stored(tmp_path)
+    run.path.write_bytes(recorded("random"))
+    log_of_attempt(run, rows(5), CONFIRMED, *ENDED)
+    copy = stored(tmp_path / "elsewhere")
+    copy.path.write_bytes(recorded("random"))
+    assert planned(copy).is_uploaded
+    for content in (recorded("random", row="2"), recorded("another")):
+        copy.path.write_bytes(content)
+        assert not planned(copy).is_uploaded
+
+
+def test_the_state_is_for_this_user_alone(tmp_path: Path, wandb_sync: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "wandb").mkdir()
+    (tmp_path / "wandb" / "settings").write_text("[default]\nbase_url = http://user:PASSWORD@host\n")
+    uploaded(wandb_sync, planned(stored(tmp_path)), rows(5), CONFIRMED, *ENDED)
+    ours = tmp_path / "state" / "dist-wandb"
+    assert ours.stat().st_mode & 0o077 == 0
+    kept = [path for path in tmp_path.rglob("*") if path.is_file() and path.parents[0] != tmp_path / "wandb"]
+    assert not [path for path in kept if b"PASSWORD" in path.read_bytes()]
+
+
+def test_another_upload_of_the_file_is_told_before_anything_else(tmp_path: Path) -> None:
+    run = stored(tmp_path)
+    log_of_attempt(run, rows(2))  # of which it is not known whether they arrived, as they are under way
+    with FileState(run.path).locked():
+        (reason,) = planned(run).refusals
+        assert f"another upload of this file is under way (pid {os.getpid()})" in reason
+        with pytest.raises(UploadError, match=rf"another upload of this file is under way \(pid {os.getpid()}\)"):
+            upload(planned(run).files[0])
+    assert "of 2 more it is not known whether they arrived" in planned(run).refusals[0]
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
@@ -397,12 +676,16 @@ def uploads(monkeypatch: pytest.MonkeyPatch) -> Uploads:
     return stand_in
 
 
+SERVER = Destination("https://wandb.example", "https://wandb.example", "environment", "WANDB_BASE_URL")
+
+
 def command(
     monkeypatch: pytest.MonkeyPatch, runs: list[StoredRun], *options: str, errors: dict[Path, ReadError] | None = None
 ) -> int:
     """Run ``dist-wandb sync`` on runs as if they had been read from disk."""
-    monkeypatch.setattr(cli, "find_runs", lambda _directory: [run.path for run in runs])
+    monkeypatch.setattr(cli, "find_runs", lambda _directory, **_: [run.path for run in runs])
     monkeypatch.setattr(cli, "read_runs", lambda _paths: (runs, errors or {}))
+    monkeypatch.setattr(cli, "destination", lambda **_: SERVER)
     return main(["sync", *options, "somewhere"])
 
 
@@ -418,6 +701,7 @@ def test_the_command_says_what_it_will_do_and_does_it(
         f"  1. rank-1: 5 rows  {runs[1].path.parent}",
         f"  2. rank-0 (primary): 5 rows  {runs[0].path.parent}",
     ]
+    plan.append("to https://wandb.example (from WANDB_BASE_URL)")
     end = ["", "1 run: 1 to upload", "Nothing was uploaded: this was a dry run."]
     assert capsys.readouterr().out.splitlines() == plan + end
     assert command(monkeypatch, runs) == 0
@@ -447,6 +731,37 @@ def test_what_is_uploaded_is_not_uploaded_again_not_even_by_force(
     assert command(monkeypatch, [run], "--force") == 0
     assert uploads.of == []
     assert "1 run: 1 uploaded before" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("options", [[], ["--dry-run"], ["--force", "--trust"]])
+def test_nothing_is_uploaded_to_a_server_that_may_not_have_the_key(
+    tmp_path: Path,
+    uploads: Uploads,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+) -> None:
+    monkeypatch.setitem(globals(), "SERVER", replace(SERVER, refusal="It is a stranger's."))
+    assert command(monkeypatch, [stored(tmp_path)], *options) == 1
+    assert uploads.of == []
+    out = capsys.readouterr().out
+    assert "✗ It is a stranger's." in out
+    assert "1 run: 1 not uploaded" in out
+
+
+def test_the_owner_is_told(
+    tmp_path: Path, uploads: Uploads, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = stored(tmp_path, entity="team")
+    run.path.write_bytes(recorded("random", entity="team"))
+    assert command(monkeypatch, [run]) == 1
+    out = capsys.readouterr().out
+    assert "  refused · run · 5 rows · project team/digits" in out
+    assert "is to be uploaded to 'team', which is not known to be yours. To upload it there, give --entity team" in out
+    assert out.endswith("1 run: 1 refused (see what each line says to give)\n")
+    assert uploads.of == []
+    assert command(monkeypatch, [run], "--entity", "me", "--dry-run") == 0
+    assert "  to upload · run · 5 rows · project me/digits" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("concerns_all", "tried"), [(True, ["a"]), (False, ["a", "b"])])
@@ -485,3 +800,35 @@ def test_an_interrupt_has_its_own_exit_code(
     monkeypatch.setattr(cli, "upload", interrupted)
     assert command(monkeypatch, [stored(tmp_path)]) == 130
     assert "goes on where it got to" in capsys.readouterr().err
+
+
+def test_of_what_was_written_online_the_log_is_named_as_the_source(
+    tmp_path: Path, uploads: Uploads, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = stored(tmp_path, "run-1-exp")
+    (run.path.parent / "logs").mkdir()
+    entries = [rows(5), CONFIRMED, *ENDED]
+    (run.path.parent / "logs" / "debug-internal.log").write_text("".join(f"{json.dumps(entry)}\n" for entry in entries))
+    assert command(monkeypatch, [run], "--force") == 0
+    out = capsys.readouterr().out
+    assert "1 uploaded when it was written, says W&B's log beside it (--again uploads them all the same)" in out
+    assert "uploaded before" not in out
+    assert uploads.of == []
+    assert command(monkeypatch, [run], "--again") == 0
+    assert uploads.of == ["exp"]
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGHUP", 129)])
+def test_a_signal_ends_an_upload_as_an_interrupt_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, code: int
+) -> None:
+    """It ended this process alone, and the upload went on."""
+    number = signal.Signals[name]
+    monkeypatch.setattr(cli, "upload", lambda *_: signal.raise_signal(number))
+    before = signal.signal(number, signal.SIG_DFL)
+    try:
+        assert command(monkeypatch, [stored(tmp_path)]) == code
+        assert f"ended by {name}. An upload goes on where it got to" in capsys.readouterr().err
+        assert signal.getsignal(number) is signal.SIG_DFL
+    finally:
+        signal.signal(number, before)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dist_wandb import delivery
+from dist_wandb.errors import ReadError
 from dist_wandb.record_file import NOTHING, Lines
-from dist_wandb.upload_log import Sent, attempt_directories, read_log, sent_of
+from dist_wandb.upload_log import Sent, attempt_directories, attempts_in, read_log, sent_of
 
 STREAM = "http://server/files/team/digits/exp/file_stream"
 CONFIRMED: dict[str, Any] = {"level": "INFO", "msg": "filestream: request sent", "status": "200 OK"}
@@ -203,3 +207,80 @@ def test_all_logs_of_a_file_together(tmp_path: Path, name: str, rows: int) -> No
     assert [path.name for path in attempt_directories(run_file)] == [f"attempt-{n}" for n in (1, 2, 10, 11)]
     assert sent_of(run_file).lines == Lines(rows)
     assert not sent_of(run_file).ended
+
+
+# --- what nobody's wandb logs -----------------------------------------------------------------------------------------
+
+
+def test_values_of_other_types_are_passed_over(tmp_path: Path) -> None:
+    log = tmp_path / "debug-sync.1.log"
+    odd = ('"3"', "null", "1e400", "-1", "1.5", "true", "[]", "9007199254740993", "9" * 5000)
+    lines = [
+        f'{{"msg": "filestream: sending request", "history_lines": {value}, "events_lines": {value}, '
+        f'"console_offset": {value}, "console_lines": {value}, "complete": "no"}}\n{json.dumps(CONFIRMED)}\n'
+        for value in odd
+    ]
+    others = ('{"msg": 3, "level": []}\n', '{"msg": "api: HTTP error", "level": "ERROR", "status": "teapot"}\n')
+    log.write_text("".join(lines) + "".join(others))
+    sent = read_log(log)
+    assert sent == Sent(attempts=1, problems=("HTTP without a status for a request ",))
+
+
+@pytest.mark.parametrize("value", ['"teapot"', "1e400", "null", "[404]"])
+def test_a_status_that_is_none_refuses_nothing(tmp_path: Path, value: str) -> None:
+    log = tmp_path / "debug-sync.1.log"
+    retried = f'{{"msg": "api: retrying HTTP error", "status": {value}, "url": "{STREAM}"}}'
+    entries = [json.dumps(history(0, 3)), retried, json.dumps(fatal("filestream: fatal error: x"))]
+    log.write_text("".join(f"{entry}\n" for entry in entries))
+    assert read_log(log).unsure == 3
+
+
+def test_deep_and_endless_lines_are_passed_over(tmp_path: Path) -> None:
+    log = tmp_path / "debug-sync.1.log"
+    entries = [json.dumps(entry) for entry in (history(0, 5), CONFIRMED)]
+    log.write_text("\n".join(["[" * 200_000, '{"a":' * 200_000, f'{{"msg": "{"x" * 2**20}"}}', *entries, ""]))
+    assert read_log(log).lines == Lines(5)
+
+
+def test_a_log_without_an_end_is_not_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = tmp_path / "debug-sync.1.log"
+    with log.open("wb") as sparse:
+        sparse.truncate(2**40)
+    monkeypatch.setattr(delivery, "LONGEST_LOG", 2**24)
+    with pytest.raises(ReadError, match=r"debug-sync.1.log: is longer than 16777216 bytes"):
+        read_log(log)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to("/dev/zero")])
+def test_a_log_that_is_no_file_is_refused_as_nobody_knows_what_arrived(
+    tmp_path: Path, make: Callable[[Path], None]
+) -> None:
+    log = tmp_path / "debug-sync.1.log"
+    make(log)
+    with pytest.raises(ReadError, match=r"debug-sync\.1\.log is a"):
+        read_log(log)
+
+
+def test_a_thousand_different_errors_are_not_all_kept(tmp_path: Path) -> None:
+    errors = [{"level": "ERROR", "msg": f"{number} {'x' * 10_000}"} for number in range(1000)]
+    problems = read(tmp_path, *errors).problems
+    assert (len(problems), max(map(len, problems))) == (100, 2000)
+
+
+def test_only_directories_with_the_name_of_an_upload_count(tmp_path: Path) -> None:
+    run_file = directory_of(tmp_path, "offline-run-1-exp")
+    uploads = run_file.parent / "dist-wandb-upload"
+    for name in ("attempt-x", "attempt-", "attempt--1", "attempt-2", "attempt-\N{SUPERSCRIPT TWO}", "attempt-1e3"):
+        (uploads / name).mkdir(parents=True)
+    (uploads / "attempt-7").touch()
+    (uploads / "attempt-9").symlink_to(tmp_path)
+    assert [path.name for path in attempt_directories(run_file)] == ["attempt-2"]
+    assert sorted(attempts_in(uploads)) == [2, 7, 9]
+    assert sent_of(run_file) == Sent(attempts=1)
+
+
+def test_a_log_deep_below_an_upload_is_not_looked_for(tmp_path: Path) -> None:
+    run_file = directory_of(tmp_path, "offline-run-1-exp")
+    deep = run_file.parent / "dist-wandb-upload" / "attempt-1" / "/".join("abcde")
+    write_log(deep / "debug-sync.1.log", history(0, 5), CONFIRMED)
+    assert sent_of(run_file) == Sent(attempts=1)

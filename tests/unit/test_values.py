@@ -16,7 +16,7 @@ import torch
 import wandb
 
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.values import HostCopy, Later, checked_weight, is_number, take, take_weight
+from dist_wandb.values import HostCopy, Later, checked_weight, is_number, known, take, take_weight
 
 DTYPES = [
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
@@ -134,37 +134,67 @@ def test_the_order_of_names_is_kept() -> None:
     assert list(take({"b": np.float32(1), "a": 1.0, "t": torch.tensor(1), "l": [1]}, 0)) == ["b", "a", "t", "l"]
 
 
-# --- errors -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [
-        (1j, "1j"),
-        (np.complex64(1j), "1j"),
-        (np.array(1j), "array(0.+1.j)"),
-        (torch.tensor(1j), "a tensor of shape () and torch.complex"),
-        (torch.zeros(2, dtype=torch.complex64), "a tensor of shape (2,)"),
-    ],
-    ids=str,
-)
-def test_complex_numbers_are_refused(value: object, shown: str) -> None:
-    with pytest.raises(ConfigurationError, match=rf"^'z' is .*{re.escape(shown)}.* on rank 3, but complex numbers"):
-        take({"loss": 0.5, "z": value}, 3)
+def test_complex_numbers_are_taken_as_what_is_not_a_number() -> None:
+    vector = torch.tensor([1j, 2.0])
+    taken = take(
+        {"python": 1j, "numpy": np.complex64(1j), "array": np.array(1j), "tensor": torch.tensor(1j), "v": vector}, 0
+    )
+    vector += 1
+    assert {taken[name] for name in ("python", "numpy", "array")} == {1j}
+    assert (taken["tensor"], taken["v"].tolist()) == (torch.tensor(1j), [1j, 2.0])
+    assert not any(map(is_number, taken.values()))
 
 
 @pytest.mark.parametrize("shape", [(2,), (0,), (3, 1), (1, 2, 3)], ids=str)
-def test_a_tensor_of_several_elements_is_refused_with_its_shape_and_what_to_do(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ConfigurationError) as refused:
-        take({"logits": torch.zeros(shape)}, 3)
-    assert str(refused.value).startswith(f"'logits' is a tensor of shape {shape} on rank 3")
-    assert "Log its .mean()" in str(refused.value)
-    assert "wandb.Table" in str(refused.value)
+def test_tensors_of_several_elements_are_copied(shape: tuple[int, ...]) -> None:
+    logits = torch.zeros(shape, requires_grad=True)
+    taken = take({"logits": logits, "nested": {"list": [logits, 1]}}, 0)
+    with torch.no_grad():
+        logits += 5
+    for copy in (taken["logits"], taken["nested.list"][0]):
+        assert type(copy) is torch.Tensor
+        assert not copy.requires_grad
+        assert torch.equal(copy, torch.zeros(shape))
+    assert not any(map(is_number, taken.values()))
 
 
-def test_an_error_within_a_mapping_names_the_whole_name() -> None:
-    with pytest.raises(ConfigurationError, match=re.escape("'val.logits' is a tensor of shape (2,)")):
-        take({"val": {"logits": torch.zeros(2)}}, 0)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
+def test_vectors_of_dtypes_that_numpy_does_not_know_become_those_of_one_that_it_does(dtype: torch.dtype) -> None:
+    taken = take({"x": torch.ones(2).to(dtype)}, 0)["x"]
+    assert (taken.dtype, taken.tolist()) == (torch.float32, [1.0, 1.0])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int8, np.bool_])
+def test_an_array_of_one_number_is_that_number_as_wandb_writes_it(dtype: Any) -> None:
+    assert is_number(take({"x": np.ones((1, 1), dtype)}, 0)["x"])
+    assert not is_number(take({"x": np.array(["text"])}, 0)["x"])
+
+
+def test_lists_are_copied_with_what_is_in_them() -> None:
+    array, tensor, inner, media = np.zeros(2), torch.zeros(()), [1], wandb.Html("<p>", inject=False)
+    taken = take({"list": [array, tensor, inner, {"a": array}, media], "tuple": (tensor, "text")}, 0)
+    array += 1
+    tensor += 1
+    inner.append(2)
+    assert (taken["list"][0].tolist(), taken["list"][1].item(), taken["list"][2]) == ([0, 0], 0, [1])
+    assert taken["list"][3]["a"].tolist() == [0, 0]
+    assert taken["list"][4] is media
+    assert taken["tuple"] == (torch.tensor(0.0), "text")
+
+
+def test_a_list_that_holds_itself_is_taken() -> None:
+    holds_itself: list[Any] = [1.0]
+    holds_itself.append(holds_itself)
+    assert take({"x": holds_itself}, 0)["x"][0] == 1.0
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["a\0b", "a\ud800b"])
+def test_an_error_within_a_mapping_names_the_whole_name(name: str) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(f"The name {f'val.{name}'!r} on rank 3")):
+        take({"val": {name: 1}}, 3)
 
 
 # --- weights ----------------------------------------------------------------------------------------------------------
@@ -372,11 +402,27 @@ def test_a_tensor_of_a_graph_on_a_device_is_taken_out_of_it(device: type[OnDevic
     assert taken["x"].number() == 1.0
 
 
+@pytest.mark.parametrize("value", [[1.0, 2.0], 1j], ids=["of two elements", "complex"])
+@pytest.mark.parametrize("has_events", [True, False])
+def test_vectors_on_a_device_come_later_as_they_were(
+    device: type[OnDevice], request: pytest.FixtureRequest, value: Any, has_events: bool
+) -> None:
+    if has_events:
+        request.getfixturevalue("events")
+    vector = on_device(value)
+    taken = take({"x": vector, "list": [vector, {"a": (vector, 1)}]}, 3)
+    vector += 1
+    assert not any(map(is_number, taken.values()))
+    device.on_training_thread = False
+    found = dict(known(taken))
+    assert found["x"].tolist() == value
+    assert found["list"][0].tolist() == found["list"][1]["a"][0].tolist() == value
+    assert found["list"][1]["a"][1] == 1
+
+
 @pytest.mark.parametrize("value", [on_device([1.0, 2.0]), on_device(1j)], ids=["of two elements", "complex"])
-def test_what_is_refused_of_a_device_is_refused_without_waiting(device: type[OnDevice], value: torch.Tensor) -> None:
+def test_a_weight_that_is_refused_is_refused_without_waiting(device: type[OnDevice], value: torch.Tensor) -> None:
     assert device.on_training_thread
-    with pytest.raises(ConfigurationError, match=r"^'x' is .* on rank 3"):
-        take({"x": value}, 3)
     with pytest.raises(ConfigurationError, match=r"^weight was given .* on rank 3"):
         take_weight(value, 3)
 

@@ -27,6 +27,7 @@ from dist_wandb.accelerate import DistWandbTracker
 ROWS = 4
 PROJECT = "contract"
 _PATIENCE = 20.0  # seconds in which what one rank set must show on another
+_VALUES = 8
 _HEARTBEAT = 4.0  # seconds: a name's first row waits five of them for all ranks, and is not written twice
 
 
@@ -263,6 +264,20 @@ def unguarded_run(part: Part) -> None:
     part.log({"loss": 1.0}, 0)
 
 
+def beside(part: Part) -> None:
+    """Rows and definitions that reach the run by itself, and by wandb's own functions."""
+    part.log({"loss": float(part.rank)}, 1)
+    part.run.log({"by_run": 2.0 * part.rank})
+    wandb.log({"by_module": 2.0 * part.rank})
+    if part.rank == 0:
+        wandb.define_metric("val/*", step_metric="turn", step_sync=True)
+        wandb.log({"own": 7.0}, step=2)
+        type(wandb.run).log(wandb.run, {"past_us": 1.0})  # type: ignore[union-attr, arg-type]
+    part.log({"turn": 5}, 3)
+    for name in range(_VALUES):
+        wandb.log({f"val/{name}": 1.0 + part.rank}, step=4)
+
+
 def fails(part: Part) -> None:
     """Rank 1 raises; rank 0 goes on until its launcher ends it."""
     part.log({"loss": 10.0 * part.rank}, 0)
@@ -279,7 +294,7 @@ DOORS = {
     "accelerate": accelerate,
     "accelerate-by-name": accelerate_by_name,
 }
-CASES: tuple[Case, ...] = (means, metrics, config, odd_config, media, guarded, silent, unguarded_run)
+CASES: tuple[Case, ...] = (means, metrics, config, odd_config, media, guarded, silent, unguarded_run, beside)
 CONFIG: dict[str, Any] = {"lr": 0.1}
 
 

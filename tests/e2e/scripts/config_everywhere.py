@@ -11,6 +11,7 @@ from accelerate import Accelerator
 
 import dist_wandb
 from dist_wandb import DistWandbTracker
+from dist_wandb.errors import ConfigurationError
 
 
 def saw(where: str, config: Any) -> None:
@@ -30,7 +31,7 @@ def main(directory: Path) -> None:
     accelerator.wait_for_everyone()
     saw("accelerate", accelerator.get_tracker("wandb", unwrap=True).config)
     accelerator.log({"loss": 0.5}, step=1)
-    for mode in ("auto", "shared", "new"):
+    for mode in ("auto", "shared"):
         config = {"lr": 0.1 * (rank + 1), "model": object(), "net": {"h": [1]}}
         with dist_wandb.init("tests", run_mode=mode, id="exp", dir=str(directory / mode), config=config) as run:
             if rank == 0:
@@ -39,6 +40,10 @@ def main(directory: Path) -> None:
             saw(mode, run.config)
             run.log({"loss": 0.5}, step=1)
             dist.barrier()
+    try:
+        dist_wandb.init("tests", run_mode="new", dir=str(directory / "new"))
+    except ConfigurationError as error:
+        sys.stdout.write(f"REFUSED {error}\n")
     accelerator.end_training()
 
 

@@ -21,12 +21,15 @@ def main(directory: str, pace: str, finish: str, waits_for: str = "") -> None:
     begun = time.monotonic()
     limits: dict[str, Any] = {"peer_timeout": 20.0, "finish_timeout": float(finish), "heartbeat": 0.2}
     with dist_wandb.init("tests", id="exp", dir=directory, **limits) as run:
+        inner = dist_wandb.init("tests", id="exp-inner", dir=directory, **limits) if os.environ.get("INNER") else None
         sys.stdout.write(f"OPENED {rank} after {time.monotonic() - begun:.1f} s\n")
         for step in range(ROWS):
             gradient = torch.ones(2)
             dist.all_reduce(gradient)  # the training
             assert gradient.tolist() == [2.0, 2.0]
             run.log({"loss": 2.0 * step + rank}, step=step)
+            if inner is not None:
+                inner.log({"inner": 2.0 * step + rank}, step=step)
             time.sleep(float(pace))
             if step == ROWS // 2:
                 run.flush()
@@ -35,6 +38,8 @@ def main(directory: str, pace: str, finish: str, waits_for: str = "") -> None:
                 mark.rename(f"half-{rank}")  # so that nobody reads half of it
                 while waits_for and not Path(waits_for).exists():
                     time.sleep(0.05)
+        if inner is not None:
+            inner.finish()
         run.flush(timeout=30)
         dist.barrier()  # no rank is late to the end: the limits are those of the upload
         sys.stdout.write(f"TRAINED {rank}\n")

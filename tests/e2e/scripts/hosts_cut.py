@@ -11,8 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
+from pulse import Pulse
 
 import dist_wandb
+
+PULSE = Pulse()
 
 
 def main(directory: str, rows: str, pace: str) -> None:
@@ -26,7 +29,7 @@ def main(directory: str, rows: str, pace: str) -> None:
         begun = time.monotonic()
         job.log({"loss": step + float(rank)}, step=step)
         host.log({"loss": step + float(rank)}, step=step)
-        slowest = max(slowest, time.monotonic() - begun)
+        slowest = max(slowest, PULSE.own(begun, time.monotonic()))
         if step == 10:  # the others are there, and means flow
             Path(f"begun-{rank}").write_text(str(job.flush(10.0)))
         time.sleep(float(pace))
@@ -34,7 +37,7 @@ def main(directory: str, rows: str, pace: str) -> None:
     for run in (job, host):
         begun = time.monotonic()
         run.finish()
-        took.append(round(time.monotonic() - begun, 2))
+        took.append(round(PULSE.own(begun, time.monotonic()), 2))
     sys.stdout.write(f"ENDED {json.dumps({'rank': rank, 'log': slowest, 'finish': took, 'at': time.time()})}\n")
 
 

@@ -1,4 +1,7 @@
-"""Plain PyTorch on two ranks, of which rank 1 sleeps long between two rows; no limit has been reached by then."""
+"""Plain PyTorch on two ranks, of which rank 1 sleeps long between two rows; no limit has been reached by then.
+
+It sleeps on until rank 0 is through with its rows, which therefore must not wait for it.
+"""
 
 import sys
 import time
@@ -6,6 +9,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 from history import STEPS
+from processes import wait_until
 
 import dist_wandb
 
@@ -13,16 +17,18 @@ import dist_wandb
 def main(directory: str, seconds: str) -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    with dist_wandb.init("tests", id="exp", dir=str(Path(directory)), peer_timeout=60) as run:
+    is_through = Path(directory) / "is-through"
+    with dist_wandb.init("tests", id="exp", dir=directory, peer_timeout=60) as run:
         run.log({"loss": float(rank)}, step=0)
         assert run.flush(timeout=20)
         dist.barrier()
-        begin = time.monotonic()
         if rank == 1:
             time.sleep(float(seconds))
+            wait_until(is_through.exists, within=30, what="the end of rank 0's loop")
         for step in range(1, STEPS):
             run.log({"loss": 2.0 * step + rank, f"own_{rank}": 1.0}, step=step)
-        sys.stdout.write(f"\nLOOP {rank} {time.monotonic() - begin:.2f}\n")
+        if rank == 0:
+            is_through.touch()
     dist.destroy_process_group()
 
 

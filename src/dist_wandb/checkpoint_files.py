@@ -1,0 +1,191 @@
+"""What torch's checkpoints hold as plain data, read from files that nobody vouches for. Nothing in them is executed.
+
+Of tensors and of objects of any class only placeholders come back: their classes are not imported, and their bytes not
+read. Python's own reader of pickles makes whatever it is told to, so the orders in a pickle are looked through first:
+how much they make, how deep it lies (Python's hash of a deep tuple overflows the stack), and where they keep it.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import pickletools
+import zipfile
+from typing import Any, BinaryIO
+
+from dist_wandb.errors import ReadError
+
+MOST_BYTES = 64 * 2**20
+"""Bytes of a pickle, without what tensors hold: names and shapes of 100,000 tensors are about 20 MiB."""
+MOST_ORDERS = 5_000_000
+"""Orders in a pickle. One makes an object of 100 bytes at most, beside the text that it has."""
+_MOST_DEPTH = 500
+_MOST_DIRECTORY = 16 * 2**20  # bytes of a zip's directory
+_PIECE = 2**20
+_PICKLE = "data.pkl"
+_LEGACY = (
+    0x1950A86A20F9469CFC6C,
+    1001,
+)  # what comes first in torch's files before they were zips: magic number, version
+_REFUSED = frozenset({"EXT1", "EXT2", "EXT4", "NEXT_BUFFER", "READONLY_BUFFER"})  # they name what the process has
+
+
+def plain_content(file: BinaryIO, size: int) -> Any:
+    """What `torch.save` was given, with placeholders for all that is no plain data.
+
+    Args:
+        file: The checkpoint.
+        size: Its length in bytes.
+
+    Raises:
+        ReadError: It is no such file, is damaged, or holds more than is read.
+    """
+    try:
+        start = file.read(4)
+        file.seek(0)
+        return _of_zip(_Bounded(file), size) if start == b"PK\x03\x04" else _of_stream(file)
+    except ReadError:
+        raise
+    except Exception as error:  # noqa: BLE001  # a pickle may make Python raise anything
+        raise ReadError(f"{type(error).__name__}: {str(error)[:200]}") from None
+
+
+class _Bounded(io.RawIOBase):
+    """A file of which no more is read at once than a zip's directory may have: `zipfile` reads that as a whole.
+
+    Args:
+        file: The file.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    def read(self, size: int = -1) -> bytes:
+        content = self._file.read(size if 0 <= size <= _MOST_DIRECTORY else _MOST_DIRECTORY + 1)
+        if len(content) > _MOST_DIRECTORY:
+            raise ReadError(f"the zip has a directory of more than {_MOST_DIRECTORY >> 20} MiB")
+        return content
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def seekable(self) -> bool:
+        return True
+
+
+def _of_zip(file: _Bounded, size: int) -> Any:
+    with zipfile.ZipFile(file) as archive:
+        found = [info for info in archive.infolist() if info.filename.split("/")[1:] == [_PICKLE]]
+        if len(found) != 1:
+            raise ReadError(f"the zip holds {len(found)} files {_PICKLE!r}, where torch writes one")
+        (info,) = found
+        if info.file_size > MOST_BYTES:
+            raise ReadError(f"its {_PICKLE} has {info.file_size:,} bytes; more than {MOST_BYTES:,} are not read")
+        if info.compress_type != zipfile.ZIP_STORED or info.file_size > size:
+            raise ReadError(f"its {_PICKLE} is compressed, which torch does not do")
+        with archive.open(info) as inner:
+            return _unpickled(io.BytesIO(b"".join(iter(lambda: inner.read(_PIECE), b""))))
+
+
+def _of_stream(file: BinaryIO) -> Any:
+    pickles = io.BytesIO(file.read(MOST_BYTES))  # the numbers of tensors come behind them
+    for expected in _LEGACY:
+        if _unpickled(pickles) != expected:
+            raise ReadError("it is no file that torch has saved")
+    _unpickled(pickles)  # what system it was saved on
+    return _unpickled(pickles)
+
+
+def _unpickled(file: io.BytesIO) -> Any:
+    start = file.tell()
+    _look_through(file)
+    file.seek(start)
+    return _Reader(file, encoding="utf-8", errors="replace").load()
+
+
+def _look_through(file: io.BytesIO) -> None:
+    """Follow the orders of one pickle, with the depth of what they make in its place."""
+    stack: list[int] = []
+    marks: list[int] = []
+    memory: dict[int, int] = {}
+    for number, (order, argument, _) in enumerate(pickletools.genops(file)):
+        name = order.name
+        if number > MOST_ORDERS:
+            raise ReadError(f"it holds more than {MOST_ORDERS:,} objects")
+        if name in _REFUSED:
+            raise ReadError(f"it has the order {name}, which torch does not write")
+        if name == "MARK":
+            marks.append(len(stack))
+        elif name in {"PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"}:
+            place = len(memory) if argument is None else int(argument)  # MEMOIZE tells none
+            if not 0 <= place <= number:  # Python makes room for all places before it
+                raise ReadError(f"it keeps an object at place {place:,}, far behind all others")
+            memory[place] = stack[-1]
+        elif name in {"GET", "BINGET", "LONG_BINGET"}:
+            stack.append(memory[int(argument or 0)])
+        elif name == "DUP":
+            stack.append(stack[-1])
+        else:
+            taken = _taken(order, stack, marks)
+            depth = max(taken, default=0) + 1
+            if depth > _MOST_DEPTH:
+                raise ReadError(f"its objects lie in each other deeper than {_MOST_DEPTH}")
+            stack += [depth] * len(order.stack_after)
+
+
+def _taken(order: pickletools.OpcodeInfo, stack: list[int], marks: list[int]) -> list[int]:
+    """Take from the stack what an order takes."""
+    number = len(order.stack_before)
+    if pickletools.markobject in order.stack_before:
+        number = order.stack_before.index(pickletools.markobject) + len(stack) - marks.pop()
+    if number > len(stack):
+        raise ReadError("it takes more objects than there are")
+    taken = stack[len(stack) - number :]
+    del stack[len(stack) - number :]
+    return taken
+
+
+class _Placeholder:
+    """Stands for every class and function that a pickle names, and for all that they would make."""
+
+    __slots__ = ()
+
+    def __new__(cls, *_: Any, **__: Any) -> _Placeholder:  # noqa: PYI034  # nothing is made from it
+        return object.__new__(cls)
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        """Take whatever arguments there are."""
+
+    def __call__(self, *_: Any, **__: Any) -> _Placeholder:
+        return self
+
+    def __setitem__(self, *_: Any) -> None:
+        """Forget it."""
+
+    def __setstate__(self, _: Any) -> None:
+        """Forget it."""
+
+    def append(self, _: Any) -> None:
+        """Forget it."""
+
+    extend = add = append
+
+
+class _Ordered(dict[Any, Any]):
+    """Stands for an `OrderedDict`; a model's has attributes beside its items."""
+
+    def __setstate__(self, _: Any) -> None:
+        """Forget them."""
+
+
+class _Reader(pickle.Unpickler):
+    """Makes plain data alone."""
+
+    def find_class(self, module: str, name: str, /) -> Any:
+        return _Ordered if (module, name) == ("collections", "OrderedDict") else _Placeholder
+
+    def persistent_load(self, _: Any, /) -> Any:
+        return _Placeholder  # older files keep classes so, as well as what tensors hold

@@ -1,0 +1,92 @@
+"""A row with a value that W&B cannot write: the rest of the row is written, and the value as text."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+_log = logging.getLogger("dist_wandb")
+
+_WRITABLE = frozenset({float, int, bool, str, type(None)})
+_LONGEST = 1000  # characters of a repr
+_MOST_TOLD = 10  # names that are told of, where they change from row to row
+
+
+class Rescue:
+    """Writes the rows that `run.log` raised over.
+
+    Args:
+        is_media: Whether a value is one of wandb's own objects: its repr would be of no use.
+        rank: This rank's index in the job, for messages.
+    """
+
+    def __init__(self, is_media: Callable[[object], bool], rank: int) -> None:
+        self._is_media = is_media
+        self._rank = rank
+        self._told: set[str] = set()
+
+    def write(self, log: Callable[..., None], row: dict[str, Any], error: Exception, **kwargs: Any) -> None:
+        """Write a row value by value.
+
+        wandb raises before it takes anything of a row. Each value that could be the cause is logged by itself, as a
+        part of the row that is not committed yet; the rest of the row comes last, and commits it.
+
+        Args:
+            log: Of the run.
+            row: What it was given.
+            error: What it raised.
+            **kwargs: What else it was given.
+
+        Raises:
+            Exception: It was not about a value.
+        """
+        doubtful = [name for name, value in row.items() if type(value) not in _WRITABLE]
+        if not doubtful:
+            raise error
+        rest = {name: value for name, value in row.items() if name not in doubtful}
+        causes = {name: cause for name in doubtful if (cause := _cause(log, name, row[name])) is not None}
+        for name in causes:
+            rest.update(self._as_text(name, row[name]))
+        log(rest, **kwargs)
+        for name, why in causes.items():
+            self._tell(name, row[name], why, is_text=name in rest)
+
+    def _as_text(self, name: str, value: Any) -> dict[str, str]:
+        if not self._is_media(value):
+            with suppress(Exception):
+                return {name: repr(value)[:_LONGEST].encode(errors="replace").decode()}
+        return {}
+
+    def _tell(self, name: str, value: Any, cause: Exception, *, is_text: bool) -> None:
+        if name in self._told or len(self._told) > _MOST_TOLD:
+            return
+        self._told.add(name)
+        kind = type(value).__name__
+        if len(self._told) > _MOST_TOLD:
+            _log.warning(
+                "dist_wandb: W&B cannot write %r (%s) on rank %d either. More names are not told.",
+                name,
+                kind,
+                self._rank,
+            )
+            return
+        _log.warning(
+            "dist_wandb: W&B cannot write %r on rank %d, of type %s: %r. %s; the rest of its row is written as ever. "
+            "Log numbers, text, lists or W&B's media.",
+            name,
+            self._rank,
+            kind,
+            cause,
+            "Its repr is written" if is_text else "It is left out",
+        )
+
+
+def _cause(log: Callable[..., None], name: str, value: Any) -> Exception | None:
+    """What was raised over a value that was logged as a part of a row."""
+    try:
+        log({name: value}, commit=False)
+    except Exception as error:  # noqa: BLE001  # of any kind, as values have code of their own
+        return error
+    return None

@@ -1,0 +1,78 @@
+"""Lines of the user's code, for warnings that a thread of ours, or a framework, has to give. Pure."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import warnings
+from dataclasses import dataclass, field
+from typing import Any
+
+_log = logging.getLogger("dist_wandb")
+
+_OURS = "dist_wandb"
+# What may stand between the user's code and ours.
+_OF_OTHERS = frozenset(
+    {
+        *("lightning", "lightning_fabric", "lightning_utilities", "pytorch_lightning", "accelerate", "torch", "wandb"),
+        *("asyncio", "concurrent", "contextlib", "functools", "inspect", "multiprocessing", "threading"),
+    }
+)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of code.
+
+    Args:
+        file: Its file.
+        number: Its number there.
+        module: The module's name.
+        names: The module's names: Python keeps among them which warnings it has shown.
+    """
+
+    file: str
+    number: int
+    module: str
+    names: dict[str, Any] = field(repr=False, compare=False)
+
+
+def users_line() -> Line | None:
+    """The line of the user's code that has led to this call.
+
+    Returns:
+        The innermost one that is neither ours nor a framework's; where there is none, as in a process that Lightning
+        has started, the innermost one that is not ours; `None` on a thread of ours.
+    """
+    frame, nearest = inspect.currentframe(), None
+    while frame is not None:
+        module = str(frame.f_globals.get("__name__", ""))
+        package = module.partition(".")[0]
+        if package != _OURS:
+            line = Line(frame.f_code.co_filename, frame.f_lineno, module, frame.f_globals)
+            if package not in _OF_OTHERS:
+                return line
+            nearest = nearest or (line if package != "threading" else None)
+        frame = frame.f_back
+    return nearest
+
+
+def warn(message: str, line: Line | None, *, may_raise: bool = True) -> None:
+    """Warn, as if a line of the user's code did.
+
+    Args:
+        message: The message.
+        line: The line; `None` where it is not known: then the message is logged.
+        may_raise: Whether the warning may become an error where the user asked for that (``-W error``). On a thread of
+            ours nobody would catch it; the message is logged then.
+    """
+    if line is None:
+        _log.warning("dist_wandb: %s", message)
+        return
+    shown_already = line.names.setdefault("__warningregistry__", {})
+    try:
+        warnings.warn_explicit(message, UserWarning, line.file, line.number, line.module, shown_already)
+    except UserWarning:
+        if may_raise:
+            raise
+        _log.warning("dist_wandb: %s", message)

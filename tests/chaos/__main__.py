@@ -1,0 +1,109 @@
+"""Plays random jobs with faults, drawn from seeds, and says what was not as it should be.
+
+``python tests/chaos --seeds 0-299 --jobs 4`` plays 300 jobs, ``python tests/chaos --seed 17`` one of them again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+import traceback
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(1, str(Path(__file__).parents[1] / "support"))
+
+from drawing import draw
+from driving import play
+from judging import Violation, judge
+
+_LIMIT = 150.0  # seconds for a job, on a busy machine
+
+
+def main() -> int:
+    """Play the jobs; 1 if there is any violation."""
+    told = _told()
+    seeds = [told.seed] if told.seed is not None else _seeds(told.seeds)
+    begin = time.monotonic()
+    results = []
+    with ThreadPoolExecutor(told.jobs) as players:
+        for future in as_completed([players.submit(_result, seed, told) for seed in seeds]):
+            results.append(future.result())
+            _show(results[-1])
+    _sum_up(results, time.monotonic() - begin)
+    if told.json:
+        told.json.write_text(json.dumps(sorted(results, key=lambda result: int(result["seed"])), indent=1) + "\n")
+    return 1 if any(result["violations"] for result in results) else 0
+
+
+def _told() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="tests/chaos", description=__doc__)
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--seeds", help="a range, such as 0-299, or seeds with commas between them")
+    which.add_argument("--seed", type=int, help="one seed")
+    parser.add_argument("--jobs", type=int, default=2, help="how many jobs run side by side (default: 2)")
+    parser.add_argument("--limit", type=float, default=_LIMIT, help=f"seconds for a job (default: {_LIMIT:g})")
+    parser.add_argument("--json", type=Path, help="a file for the results")
+    parser.add_argument("--keep", type=Path, help="a directory for all that jobs leave")
+    parser.add_argument("--describe", action="store_true", help="only say what would be played")
+    return parser.parse_args()
+
+
+def _seeds(text: str) -> list[int]:
+    seeds: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        seeds.extend(range(int(first), int(last or first) + 1))
+    return seeds
+
+
+def _result(seed: int, told: argparse.Namespace) -> dict[str, Any]:
+    spec = draw(seed)
+    about = {"seed": seed, "job": spec.describe()}
+    if told.describe:
+        return {**about, "violations": [], "excused": {}, "cells": 0, "seconds": 0.0}
+    keep = told.keep / str(seed) if told.keep else None
+    try:
+        evidence = play(spec, told.limit, keep)
+        verdict = judge(evidence)
+    except Exception:  # noqa: BLE001  # the others are to be played
+        broken = Violation("driver", traceback.format_exc())
+        return {**about, "violations": [asdict(broken)], "excused": {}, "cells": 0, "seconds": 0.0}
+    return {
+        **about,
+        "violations": [asdict(violation) for violation in verdict.violations],
+        "excused": dict(verdict.excused),
+        "cells": verdict.cells,
+        "seconds": round(evidence.seconds, 1),
+    }
+
+
+def _show(result: dict[str, Any]) -> None:
+    state = "VIOLATED" if result["violations"] else "held"
+    sys.stdout.write(f"{result['seed']:6} {state:8} {result['seconds']:6} s  {result['job']}\n")
+    for kind, number in Counter(violation["kind"] for violation in result["violations"]).items():
+        text = next(violation["text"] for violation in result["violations"] if violation["kind"] == kind)
+        sys.stdout.write(f"{'':16}{number} x {kind}: {text}\n")
+    sys.stdout.flush()
+
+
+def _sum_up(results: list[dict[str, Any]], seconds: float) -> None:
+    violated = sorted(result["seed"] for result in results if result["violations"])
+    of_kind = Counter(kind for result in results for kind in {each["kind"] for each in result["violations"]})
+    excused: Counter[str] = Counter()
+    for result in results:
+        excused.update(result["excused"])
+    sys.stdout.write(
+        f"\n{len(results)} jobs in {seconds:.0f} s, {sum(result['cells'] for result in results):,} numbers compared; "
+        f"excused: {dict(excused)}\n"
+        f"{len(results) - len(violated)} held, {len(violated)} violated: {violated} {dict(of_kind)}\n"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,56 @@
+"""One rank of a random job of Accelerate."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from accelerate import Accelerator
+from chaos_rank import ChaosError, see_others_begin, stop
+from drawing import from_json, value_of
+from ledger import Ledger, watch_messages
+
+from dist_wandb import DistWandbTracker
+
+
+def main(spec_file: str, directory: str) -> None:
+    spec, rank = from_json(Path(spec_file).read_text()), int(os.environ["RANK"])
+    ledger = Ledger(Path(directory), rank)
+    watch_messages(ledger)
+    tracker = DistWandbTracker(
+        id="s0",
+        dir=str(Path(directory) / "runs"),
+        **spec.options,
+    )
+    accelerator = Accelerator(cpu=True, log_with=tracker)
+    accelerator.init_trackers("chaos")
+    ledger.write("opened", session=0)
+    (Path(directory) / f"opened-{rank}").touch()
+    for row in range(spec.rows):
+        for fault in spec.faults_of(rank):
+            if fault.row == row:
+                see_others_begin(spec, rank, Path(directory))
+                ledger.write("fault", kind=fault.kind)
+                if fault.kind == "kill":
+                    os.kill(os.getpid(), 9)
+                if fault.kind == "raise":
+                    raise ChaosError
+                stop(os.getpid(), fault.value)
+        value = value_of(rank, row)
+        number = ledger.intend(0, {"loss": (row, value)}, step=row)
+        accelerator.log({"loss": value}, step=row)
+        ledger.done(number)
+        time.sleep(spec.pace)
+    ledger.write("end")
+    if spec.faults:  # `end_training` is a collective, which a dead rank does not come to
+        tracker.finish()
+    else:
+        accelerator.end_training()
+    if rank == 0:
+        time.sleep(0.5)  # it hosts the store
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,165 @@
+"""What a job's description and its ledgers tell of who wrote what, and who did not come to an end."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from drawing import FATAL, HARD, Spec
+from ledger import Entry
+
+from dist_wandb.policy import plan_run
+from dist_wandb.topology import Topology
+
+_SUPERVISING = ("torchrun", "spawn", "lightning")  # launchers that end all ranks when one fails
+_TERMINATED = 143
+
+
+# What a rank says whose numbers are not brought together with the others': it came too late, or came back too late.
+_ALONE = ("nothing that it logs is brought together", "logged meanwhile is not brought together")
+
+
+@dataclass(frozen=True)
+class Writer:
+    """A rank that has a run in a session.
+
+    Args:
+        rank: Its index.
+        session: Number of the session.
+        run_id: Id of its run.
+        directory: Whose directory its files are in; `None` for nobody's.
+        primary: Whether it writes plain names.
+        label: Under what it writes its own numbers; `None` where it does not.
+        unit: Ranks whose numbers belong together.
+    """
+
+    rank: int
+    session: int
+    run_id: str
+    directory: int | None
+    primary: bool
+    label: str | None
+    unit: frozenset[int]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What happened, as the ranks themselves told.
+
+    Args:
+        spec: The job.
+        opened: By rank the sessions that it opened.
+        fatal: By rank the fault by which it ended early.
+        broken: Ranks that did not come to the end of their script.
+        said_lost: Ranks of which one said that what they logged may be lost.
+        left_alone: Ranks that said that nothing they log is brought together with the others' numbers.
+        given_up: Ranks of which others said that they went on without them.
+    """
+
+    spec: Spec
+    opened: dict[int, list[int]]
+    fatal: dict[int, str]
+    broken: frozenset[int]
+    said_lost: frozenset[int]
+    given_up: frozenset[int]
+    left_alone: frozenset[int]
+
+    @classmethod
+    def of(cls, spec: Spec, entries: Sequence[Entry]) -> Facts:
+        """The facts in the entries of all ledgers."""
+        ended = {entry["rank"] for entry in entries if entry["event"] == "end"}
+        faults = {entry["rank"]: entry["kind"] for entry in entries if entry["event"] == "fault"}
+        opened: dict[int, list[int]] = {rank: [] for rank in range(spec.world_size)}
+        for entry in entries:
+            if entry["event"] == "opened":
+                opened[entry["rank"]].append(entry["session"])
+        texts = [entry["text"] for entry in entries if entry["event"] == "warning"]
+        lost = [re.findall(r"what rank (\d+) logged .* may be lost", text) for text in texts]
+        gone = [re.findall(r"ranks? ([\d, ]+) (?:stopped taking part|did not|ended after)", text) for text in texts]
+        return cls(
+            spec,
+            opened,
+            {rank: kind for rank, kind in faults.items() if kind in FATAL},
+            frozenset(range(spec.world_size)) - ended,
+            frozenset(int(rank) for found in lost for rank in found),
+            frozenset(int(rank) for found in gone for ranks in found for rank in ranks.split(", ") if rank),
+            frozenset(
+                entry["rank"]
+                for entry in entries
+                if entry["event"] == "warning" and any(said in entry["text"] for said in _ALONE)
+            ),
+        )
+
+    @property
+    def hard(self) -> frozenset[int]:
+        """Ranks that were not asked before they ended."""
+        return frozenset(rank for rank, kind in self.fatal.items() if kind in HARD) | self.ended_by_launcher
+
+    @property
+    def ended_by_launcher(self) -> frozenset[int]:
+        """Ranks that a launcher may have ended, as another rank failed."""
+        if self.spec.launcher not in _SUPERVISING or not self.fatal:
+            return frozenset()
+        return self.broken - set(self.fatal)
+
+    @property
+    def has_faults(self) -> bool:
+        """Whether anything happened to a rank."""
+        return bool(self.spec.faults)
+
+    @property
+    def has_reasons(self) -> bool:
+        """Whether there is anything to warn of."""
+        asked = self.spec.server not in ("offline", "healthy") or self.spec.guarded or self.spec.nofile
+        return bool(self.spec.faults or asked)
+
+    def process_codes(self, rank: int) -> set[int]:
+        """With which codes the process of a rank may end, where nobody ends it but itself."""
+        kind = self.fatal.get(rank)
+        if kind is None:
+            return {0}
+        (fault,) = self.spec.faults_of(rank, kind)
+        return {{"kill": -9, "term": -15, "raise": 1}.get(kind, int(fault.value))}
+
+    def run_codes(self, writer: Writer) -> set[int | None]:
+        """With which exit codes the run of a writer may end."""
+        reduction = self.spec.reduction("loss")
+        concerned = {writer.rank} if self.spec.run_mode == "new" and self.spec.world_size > 1 else writer.unit
+        failed = {rank: kind for rank, kind in self.fatal.items() if rank in concerned}
+        codes: set[int | None] = set()
+        for rank, kind in failed.items():
+            (fault,) = self.spec.faults_of(rank, kind)
+            codes.add({"term": _TERMINATED, "exit": int(fault.value)}.get(kind, 1))
+            if kind == "exit" and self.spec.ending != "with":
+                codes.add(0)  # Python does not tell with which code a process ends
+            if rank in self.given_up:
+                codes.add(0)  # it came late, and may have failed after the run's end
+        if concerned & self.ended_by_launcher:
+            codes |= {_TERMINATED, 1, None}
+        return codes | {0} if reduction is None or not codes else codes
+
+    def is_alone(self, writer: Writer, reduction: str | None) -> bool:
+        """Whether a writer has its own numbers alone."""
+        return reduction is None or len(writer.unit) == 1
+
+    def writers(self) -> Iterator[Writer]:
+        """All ranks that have runs, by session."""
+        for rank, sessions in self.opened.items():
+            plan_of = self._topology(rank)
+            for session in sessions:
+                plan = plan_run(plan_of, self.spec.run_mode, self.spec.rank_scope, base_id=f"s{session}")
+                if plan.opens_run and plan.run_id is not None:
+                    directory = rank if plan.own_directory else None
+                    unit = self._unit(rank)
+                    yield Writer(rank, session, plan.run_id, directory, plan.primary, plan.label, unit)
+
+    def _unit(self, rank: int) -> frozenset[int]:
+        if self.spec.rank_scope == "global":
+            return frozenset(range(self.spec.world_size))
+        node = self.spec.place(rank)[0]
+        return frozenset(other for other in range(self.spec.world_size) if self.spec.place(other)[0] == node)
+
+    def _topology(self, rank: int) -> Topology:
+        node, local = self.spec.place(rank)
+        return Topology(rank, local, node, self.spec.world_size, self.spec.nodes[node], len(self.spec.nodes))

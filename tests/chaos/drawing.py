@@ -1,0 +1,295 @@
+"""Draws a job with faults from a seed: all that is random about it. Ranks and judge read the same description."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+LAUNCHERS = ("processes", "torchrun", "spawn", "lightning", "accelerate")
+STREAMS = (
+    "lockstep",  # all ranks log the same name in each row
+    "guarded",  # one rank alone logs it
+    "mixed",  # each rank logs some of five names
+    "uneven",  # the higher the rank, the fewer rows
+    "shuffled",  # each rank goes through the steps in an order of its own
+    "dynamic",  # another name in each row
+    "burst",  # many rows at once in the middle
+    "table",  # tables of all ranks
+    "metric",  # objects of torchmetrics
+    "handler",  # a signal handler logs
+    "threads",  # another thread logs
+    "forked",  # a forked child logs
+    "beside",  # wandb.log beside the session
+)
+SERVERS = ("offline", "healthy", "errors", "drops", "dies", "dead")
+ENDINGS = ("with", "finish", "missing")
+
+FATAL = ("kill", "os_exit", "term", "raise", "exit")
+"""Faults by which a rank ends early."""
+HARD = ("kill", "os_exit")
+"""Those of which the rank itself learns nothing."""
+ABSENT = ("never",)
+OTHER = ("stop", "late", "core_kill", "core_stop", "tmp_gone")
+
+_CODES = (1, 3, 7)
+_LAYOUTS = ((1,), (2,), (2,), (2,), (3,), (3,), (4,), (1, 1), (2, 2), (1, 2), (2, 1))
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something that goes wrong with one rank.
+
+    Args:
+        kind: One of `FATAL`, `ABSENT` and `OTHER`.
+        rank: Whom it hits.
+        row: Before which row of the last session it happens.
+        value: An exit code, or seconds.
+    """
+
+    kind: str
+    rank: int
+    row: int
+    value: float
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A job.
+
+    Args:
+        seed: What it was drawn from.
+        launcher: One of `LAUNCHERS`.
+        strategy: Lightning's.
+        nodes: Number of ranks of each node.
+        run_mode: As `dist_wandb.init` takes it; likewise the following ones.
+        rank_scope: Likewise.
+        reduce: Likewise.
+        spread: Likewise.
+        per_rank: Likewise.
+        weighted: Whether numbers have weights.
+        steps: Whether rows are logged with a step.
+        rows: How many rows each session has.
+        pace: Seconds between two rows.
+        streams: What is logged in each row, of `STREAMS`.
+        sessions: How many sessions there are, one after the other.
+        nested: Whether a second session is open while the first is.
+        guarded: Whether rank 0 alone opens a session.
+        ending: How a session ends, of `ENDINGS`.
+        meets: Whether the rank that hosts the job's store stays until the others have ended.
+        server: What W&B's server does, of `SERVERS`.
+        nofile: How many descriptors a rank may have; 0 for as many as the system lets it.
+        limits: `join_timeout`, `peer_timeout`, `finish_timeout` and `heartbeat`.
+        faults: What goes wrong with ranks.
+    """
+
+    seed: int
+    launcher: str
+    strategy: str
+    nodes: tuple[int, ...]
+    run_mode: str
+    rank_scope: str
+    reduce: Any
+    spread: bool
+    per_rank: bool
+    weighted: bool
+    steps: bool
+    rows: int
+    pace: float
+    streams: tuple[str, ...]
+    sessions: int
+    nested: bool
+    guarded: bool
+    ending: str
+    meets: bool
+    server: str
+    nofile: int
+    limits: dict[str, float]
+    faults: tuple[Fault, ...]
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return sum(self.nodes)
+
+    @property
+    def session_count(self) -> int:
+        """Number of sessions, nested ones included."""
+        return self.sessions + self.nested
+
+    def faults_of(self, rank: int, *kinds: str) -> list[Fault]:
+        """The faults of a rank, of these kinds if there are any."""
+        return [fault for fault in self.faults if fault.rank == rank and (not kinds or fault.kind in kinds)]
+
+    def has(self, *kinds: str) -> bool:
+        """Whether any rank has a fault of these kinds."""
+        return any(fault.kind in kinds for fault in self.faults)
+
+    def place(self, rank: int) -> tuple[int, int]:
+        """Node rank and local rank of a rank."""
+        places = [(node, local) for node, size in enumerate(self.nodes) for local in range(size)]
+        return places[rank]
+
+    def reduction(self, name: str) -> str | None:
+        """How the numbers of a name are brought together; `None` if they are not."""
+        if name.startswith("table"):
+            return None if self._reduce is None else "sum"
+        if name.startswith("metric"):
+            return None if self._reduce is None else "mean"
+        by_name = self._reduce if isinstance(self._reduce, dict) else {"*": self._reduce}
+        found: str | None = by_name.get(name, by_name["*"])
+        return found
+
+    @property
+    def _reduce(self) -> Any:
+        if self.reduce == "auto":
+            return None if self.run_mode == "new" else "mean"
+        return self.reduce
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The arguments that all doors share."""
+        names = ("run_mode", "rank_scope", "reduce", "spread", "per_rank")
+        return {name: getattr(self, name) for name in names} | self.limits
+
+    def to_json(self) -> str:
+        """All of it."""
+        return json.dumps(asdict(self))
+
+    def describe(self) -> str:
+        """A line that tells it from others."""
+        faults = [f"{fault.kind}@{fault.rank}:{fault.row}({fault.value:g})" for fault in self.faults]
+        words = [
+            f"{self.launcher}{'/' + self.strategy if self.strategy else ''} {'+'.join(map(str, self.nodes))}",
+            f"{self.run_mode}/{self.rank_scope} reduce={self.reduce}",
+            f"{self.sessions}{'+1' if self.nested else ''} x {self.rows} rows of {','.join(self.streams)}",
+            f"{self.server} {self.ending}{' guarded' if self.guarded else ''}",
+            " ".join(faults) or "no fault",
+        ]
+        return "; ".join(words)
+
+
+def from_json(text: str) -> Spec:
+    """What `Spec.to_json` gave."""
+    told = json.loads(text)
+    told["faults"] = tuple(Fault(**fault) for fault in told["faults"])
+    return Spec(**{**told, "nodes": tuple(told["nodes"]), "streams": tuple(told["streams"])})
+
+
+def value_of(rank: int, cell: int) -> float:
+    """The number that a rank logs: it tells the place, and of every mean and sum which ranks are in it."""
+    return 100.0 * (cell + 1) + 2.0**rank
+
+
+def draw(seed: int) -> Spec:
+    """The job of a seed."""
+    rng = random.Random(seed)
+    launcher = rng.choices(LAUNCHERS, weights=(64, 14, 8, 6, 8))[0]
+    nodes = _nodes(rng, launcher)
+    server = rng.choices(SERVERS, weights=(64, 12, 8, 8, 5, 3))[0]
+    plain = launcher not in ("lightning", "accelerate")
+    faults = _faults(rng, launcher, nodes)
+    steps = not plain or rng.random() < 0.6
+    streams = _streams(rng, steps) if plain else ("lockstep",)
+    sessions, nested = _sessions(rng) if plain and not faults else (1, False)
+    rows = rng.choice((10, 20, 30)) if sessions == 1 else 6
+    if nested and rng.random() < 0.3:
+        server = "dead"
+    run_mode = rng.choice(("auto", "shared", "new"))
+    reduce = _reduce(rng)
+    if "tmp_gone" in {fault.kind for fault in faults}:
+        server, streams = "offline", ("lockstep", "table")
+    if reduce is None and "table" in streams:  # refused in `auto`: rows would be lost
+        reduce = "mean"
+    if sessions > 1 or nested:
+        streams = tuple(stream for stream in streams if stream not in ("beside", "forked", "handler")) or ("lockstep",)
+    return Spec(
+        seed=seed,
+        launcher=launcher,
+        strategy=rng.choice(("ddp", "ddp_spawn")) if launcher == "lightning" else "",
+        nodes=nodes,
+        run_mode=run_mode,
+        rank_scope=rng.choice(("global", "global", "worker")),
+        reduce=reduce,
+        spread=rng.random() < 0.25,
+        per_rank=rng.random() < 0.7,
+        weighted=plain and rng.random() < 0.3,
+        steps=steps,
+        rows=rows,
+        pace=rng.choice((0.0, 0.01, 0.05, 0.1)),
+        streams=streams,
+        sessions=sessions,
+        nested=nested,
+        guarded=_tells_layout(launcher, nodes) and not faults and not nested and rng.random() < 0.08,
+        ending=rng.choice(ENDINGS) if sessions == 1 and not nested else rng.choice(("with", "finish")),
+        meets=rng.random() < 0.7,
+        server=server,
+        nofile=rng.choice((0, 0, 0, 0, 128)),
+        limits=_limits(faults, server),
+        faults=_in_rows(rng, faults, rows),
+    )
+
+
+def _nodes(rng: random.Random, launcher: str) -> tuple[int, ...]:
+    if launcher == "processes":
+        return rng.choice(_LAYOUTS)
+    if launcher == "torchrun":
+        return rng.choice(((2,), (2,), (3,), (1, 1), (2, 2)))
+    return rng.choice(((1,), (2,), (2,), (2,), (3,)))
+
+
+def _faults(rng: random.Random, launcher: str, nodes: tuple[int, ...]) -> list[Fault]:
+    """One fault in most jobs, two in some, none in every third."""
+    kinds = (*FATAL, *ABSENT, *OTHER, "kill", "stop") if launcher in LAUNCHERS[:3] else ("kill", "raise", "stop")
+    size, number = sum(nodes), rng.choices((0, 1, 2), weights=(35, 50, 15))[0]
+    drawn = [Fault(rng.choice(kinds), rng.randrange(size), 0, 0.0) for _ in range(number)]
+    return list({fault.rank: _possible(fault, launcher, nodes) for fault in drawn}.values())
+
+
+def _possible(fault: Fault, launcher: str, nodes: tuple[int, ...]) -> Fault:
+    """Where all ranks are needed at the start, nobody may stay away: `init` raises there, as it should."""
+    if fault.kind in ("never", "late") and (fault.rank == 0 or not _tells_layout(launcher, nodes)):
+        return replace(fault, kind="stop")
+    return fault
+
+
+def _tells_layout(launcher: str, nodes: tuple[int, ...]) -> bool:
+    """Whether the launcher's variables tell how ranks lie on nodes; else all of them say so at the start."""
+    return launcher == "torchrun" or (launcher == "processes" and len(nodes) == 1)
+
+
+def _in_rows(rng: random.Random, faults: Sequence[Fault], rows: int) -> tuple[Fault, ...]:
+    return tuple(Fault(fault.kind, fault.rank, rng.randrange(rows), _value(rng, fault.kind)) for fault in faults)
+
+
+def _value(rng: random.Random, kind: str) -> float:
+    if kind in ("exit", "os_exit"):
+        return rng.choice(_CODES)
+    if kind in ("stop", "core_stop"):
+        return rng.choice((1.0, 2.0, 3.0, 9.0))
+    return rng.choice((0.5, 2.0, 12.0)) if kind == "late" else 0.0
+
+
+def _limits(faults: Sequence[Fault], server: str) -> dict[str, float]:
+    """Short ones where somebody is waited for in vain; else such that a busy machine does not reach them."""
+    if not faults:
+        finish = 8.0 if server in ("dies", "dead") else 40.0
+        return {"join_timeout": 40.0, "peer_timeout": 30.0, "finish_timeout": finish, "heartbeat": 0.5}
+    return {"join_timeout": 10.0, "peer_timeout": 6.0, "finish_timeout": 12.0, "heartbeat": 0.5}
+
+
+def _streams(rng: random.Random, steps: bool) -> tuple[str, ...]:
+    known = [stream for stream in STREAMS if steps or stream != "shuffled"]
+    drawn = rng.sample(known, rng.choice((1, 2, 3)))
+    return tuple(sorted({*drawn, *(["lockstep"] if rng.random() < 0.5 else [])}, key=STREAMS.index))
+
+
+def _sessions(rng: random.Random) -> tuple[int, bool]:
+    return rng.choices(((1, False), (2, False), (6, False), (1, True)), weights=(70, 12, 8, 10))[0]
+
+
+def _reduce(rng: random.Random) -> Any:
+    patterns = {"loss": "sum", "*": "mean"}
+    return rng.choice(("auto", "auto", "mean", "sum", "max", "min", "first", None, patterns))

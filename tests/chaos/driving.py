@@ -1,0 +1,256 @@
+"""Plays a drawn job, and gathers what is left of it: what ranks and launcher said, runs, processes, files."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ledger
+from drawing import Spec
+from processes import Job, clean_environment, free_port, started, torchrun
+from wandb_server import WandbServer
+
+from dist_wandb import offline
+from dist_wandb.errors import ReadError
+
+_HERE = Path(__file__).parent
+_SUPPORT = _HERE.parent / "support"
+_SETTLING = 20.0  # seconds in which wandb's own processes may write on
+_LAST_WORDS = 3.0  # seconds for the stacks of processes that hang
+_READERS = 2
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class RunFile:
+    """One ``.wandb`` file.
+
+    Args:
+        run_id: Id of the run.
+        writer: Rank in whose directory it is; `None` where that tells nothing.
+        rows: History rows.
+        exit_code: Of the run; `None` where the file has no end.
+        problem: What could not be read.
+    """
+
+    run_id: str
+    writer: int | None
+    rows: list[Row]
+    exit_code: int | None = 0
+    problem: str = ""
+
+
+@dataclass
+class Evidence:
+    """What is left of a job.
+
+    Args:
+        spec: The job.
+        entries: Of all ledgers, in the order of time.
+        codes: Exit codes of the commands that were started; `None` of one that had to be killed.
+        output: All that was printed.
+        files: Runs on disk, in the order in which they were begun.
+        arrived: By id the rows of runs at the server.
+        unknown: What the server was asked for and does not know.
+        alive: Processes that outlived the job.
+        left: What is left in the directory for temporary files.
+        seconds: How long all of it took.
+    """
+
+    spec: Spec
+    entries: list[ledger.Entry]
+    codes: list[int | None]
+    output: str = ""
+    files: list[RunFile] = field(default_factory=list)
+    arrived: dict[str, list[Row]] = field(default_factory=dict)
+    unknown: list[str] = field(default_factory=list)
+    alive: list[str] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+def play(spec: Spec, limit: float, keep: Path | None = None) -> Evidence:
+    """Run a job to its end.
+
+    Args:
+        spec: The job.
+        limit: How long it may take, in seconds; then its processes are killed.
+        keep: Where its directory is to stay.
+    """
+    begin = time.monotonic()
+    directory = Path(tempfile.mkdtemp(prefix="chaos-"))
+    try:
+        evidence = _played(spec, directory, limit)
+        if keep is not None:
+            shutil.rmtree(keep, ignore_errors=True)
+            shutil.copytree(directory, keep, symlinks=True, dirs_exist_ok=True, ignore=_no_files)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    evidence.seconds = time.monotonic() - begin
+    return evidence
+
+
+def _played(spec: Spec, directory: Path, limit: float) -> Evidence:
+    description, temporary, output = directory / "spec.json", directory / "t", directory / "output.txt"
+    description.write_text(spec.to_json())
+    temporary.mkdir()
+    (directory / "runs").mkdir()
+    with _server(spec) as server:
+        environment = _environment(spec, directory, server)
+        commands = _commands(spec, description, directory)
+        with started(*commands, cwd=directory, environment=environment, output=output) as job:
+            codes = _wait(job, spec, server, limit)
+            alive = _outliving(job)
+        arrived = {run.run_id: run.rows for run in server.runs.values()} if server else {}
+        unknown = server.unknown if server else []
+    entries = sorted(ledger.read(directory), key=lambda entry: float(entry["at"]))
+    return Evidence(
+        spec=spec,
+        entries=entries,
+        codes=codes,
+        output=output.read_text(errors="replace"),
+        files=_files(directory / "runs"),
+        arrived=arrived,
+        unknown=unknown,
+        alive=alive,
+        left=sorted(str(path.relative_to(temporary)) for path in temporary.rglob("*")),
+    )
+
+
+def _no_files(folder: str, names: list[str]) -> list[str]:
+    """The sockets and pipes among what is in a folder."""
+    paths = [Path(folder, name) for name in names]
+    return [path.name for path in paths if not (path.is_file() or path.is_dir() or path.is_symlink())]
+
+
+# --- starting and waiting ---------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _server(spec: Spec) -> Iterator[WandbServer | None]:
+    if spec.server == "offline":
+        yield None
+        return
+    with WandbServer() as server:
+        if spec.server == "errors":
+            server.fail("file_stream", count=3, status=500)
+        elif spec.server == "drops":
+            server.fail("file_stream", count=2, drop=True)
+            server.fail("file_stream", count=1, drop=True, processed=True)
+        elif spec.server == "dead":
+            server.stop()
+        yield server
+
+
+def _environment(spec: Spec, directory: Path, server: WandbServer | None) -> dict[str, str]:
+    path = os.pathsep.join([str(_HERE), str(_SUPPORT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    more = {"PYTHONPATH": path, "TMPDIR": str(directory / "t"), "WANDB_SILENT": "true"}
+    if spec.server in ("dies", "dead"):
+        more["WANDB_INIT_TIMEOUT"] = "4"
+    return server.environment(directory, **more) if server else clean_environment(**more)
+
+
+def _commands(spec: Spec, description: Path, directory: Path) -> tuple[list[str | Path], ...]:
+    script, arguments = _HERE / "chaos_rank.py", (description, directory)
+    if spec.launcher == "torchrun":
+        return torchrun(script, *arguments, processes=spec.nodes[0], nodes=len(spec.nodes))
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    if spec.launcher == "spawn":
+        return (_with(meeting, script, arguments),)
+    if spec.launcher == "lightning":
+        return (_with({}, _HERE / "chaos_lightning.py", arguments),)
+    if spec.launcher == "accelerate":
+        script = _HERE / "chaos_accelerate.py"
+    commands = []
+    for rank in range(spec.world_size):
+        node, local = spec.place(rank)
+        world = {"WORLD_SIZE": spec.world_size, "LOCAL_WORLD_SIZE": spec.nodes[node]}
+        place = {"RANK": rank, "LOCAL_RANK": local, "NODE_RANK": node, "GROUP_RANK": node}
+        nodes = {"GROUP_WORLD_SIZE": len(spec.nodes)}
+        commands.append(_with({**world, **place, **nodes, **meeting}, script, arguments))
+    return tuple(commands)
+
+
+def _with(variables: dict[str, Any], script: Path, arguments: tuple[Path, ...]) -> list[str | Path]:
+    return ["env", *(f"{name}={value}" for name, value in variables.items()), sys.executable, script, *arguments]
+
+
+def _wait(job: Job, spec: Spec, server: WandbServer | None, limit: float) -> list[int | None]:
+    """The exit codes of the commands; those that hang are made to show their stacks, and killed."""
+    deadline = time.monotonic() + limit
+    while any(process.poll() is None for process in job.processes) and time.monotonic() < deadline:
+        if server and spec.server == "dies" and any(run.rows for run in server.runs.values()):
+            server.stop()
+        time.sleep(0.05)
+    codes = [process.poll() for process in job.processes]
+    if None in codes:
+        for pid in job.living():
+            if "python" in _name(pid):
+                _signal(pid, signal.SIGCONT)
+                _signal(pid, signal.SIGABRT)
+        time.sleep(_LAST_WORDS)
+        job.kill()
+    return codes
+
+
+def _outliving(job: Job) -> list[str]:
+    """Processes that are alive when they should have ended."""
+    deadline = time.monotonic() + _SETTLING
+    while (living := job.living()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return [_name(pid) for pid in living]
+
+
+def _name(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")[:200]
+    except OSError:
+        return ""
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+# --- reading back -----------------------------------------------------------------------------------------------------
+
+
+def _files(directory: Path) -> list[RunFile]:
+    # Two may be begun in one second: the one that goes on when wandb's own process is gone is written to last.
+    paths = sorted(
+        offline.find_runs(directory), key=lambda path: (path.parent.name.split("run-", 1)[1], path.stat().st_mtime_ns)
+    )
+    with ThreadPoolExecutor(_READERS) as readers:
+        return list(readers.map(_file, paths))
+
+
+def _file(path: Path) -> RunFile:
+    run_id = path.stem.removeprefix("run-")
+    (own,) = [part for part in path.parts if part.startswith("rank-")] or (None,)
+    rows: list[Row] = []
+    codes: list[int] = []
+
+    def take(record: dict[str, Any]) -> None:
+        if record["type"] == "history":
+            rows.append(record["history"].get("item", {}))
+        elif record["type"] == "exit":
+            codes.append(record["exit"].get("exit_code", 0))
+
+    try:
+        problems = offline._inspect(path, take)
+    except ReadError as error:
+        problems = [str(error)]
+    writer = int(own.removeprefix("rank-")) if own else None
+    return RunFile(run_id, writer, rows, codes[-1] if codes else None, "; ".join(problems))

@@ -1,0 +1,436 @@
+"""Compares what is left of a job with what its ranks said they logged: what is not as promised is a violation.
+
+What is lost with a rank that dies is no violation where a row says so (`dist_wandb/degraded`), or a rank that lives.
+The judge counts those excuses, so that a package that loses and says so in every job does not look well.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from chaos_facts import Facts
+from drawing import HARD
+from driving import Evidence, Row, RunFile
+
+DEGRADED = "dist_wandb/degraded"
+LIGHTNING_X, X = "trainer/global_step", "global_step"
+SAME_EVENT = 2
+"""How often a rank may say the same, but for numbers and names, for each thing that happened in a session."""
+MORE_DESCRIPTORS, MORE_THREADS = 8, 2  # what later sessions of a process may hold beyond the second one
+
+_REGULAR = ("loss", "burst", "thread", "metric", "beside")  # names that all ranks log as often
+# What is said without any fault: how to upload, and what ranks that go through steps in orders of their own cause.
+_QUIET = re.compile(r"wandb sync|rank \d+'s own|A corrected row follows")
+
+
+@dataclass(frozen=True)
+class Violation:
+    """Something that must not be.
+
+    Args:
+        kind: In a word or two.
+        text: What exactly.
+    """
+
+    kind: str
+    text: str
+
+
+@dataclass
+class Verdict:
+    """What the judge says of a job."""
+
+    violations: list[Violation] = field(default_factory=list)
+    excused: Counter[str] = field(default_factory=Counter)
+    cells: int = 0
+
+
+@dataclass(frozen=True)
+class _Contribution:
+    value: float
+    weight: float
+    step: int | None
+    certain: bool
+    at: float
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A number on disk: at which place of the name, of which ranks, and what its row says is missing."""
+
+    ranks: frozenset[int]
+    missing: int
+    x: Any
+    file: int
+
+
+class _Known:
+    """Numbers, and what they tell; looked up with a little tolerance, as some of them were single precision.
+
+    Args:
+        told: By number the place and the ranks.
+    """
+
+    def __init__(self, told: dict[float, tuple[int, frozenset[int]]]) -> None:
+        self._told = told
+        self._sorted = sorted(told)
+
+    def of(self, number: float) -> tuple[int, frozenset[int]] | None:
+        """What the nearest number tells, if it is near enough."""
+        index = bisect.bisect(self._sorted, number)
+        nearest = min(self._sorted[max(0, index - 1) : index + 1], key=lambda each: abs(each - number), default=None)
+        return self._told[nearest] if nearest is not None and math.isclose(nearest, number, rel_tol=1e-6) else None
+
+
+_Cells = dict[int, dict[int, _Contribution]]  # by place and rank
+
+
+def judge(evidence: Evidence) -> Verdict:
+    """All that is wrong with a job."""
+    facts, verdict = Facts.of(evidence.spec, evidence.entries), Verdict()
+    checks: Iterable[Iterator[Violation]] = (
+        _of_ends(evidence, facts),
+        _of_leftovers(evidence, facts),
+        _of_messages(evidence, facts),
+        _of_growth(evidence),
+        _of_runs(evidence, facts),
+        _of_rows(evidence, facts, verdict),
+        _of_arrival(evidence, facts),
+    )
+    if None in evidence.codes:
+        verdict.violations.append(Violation("hang", f"not over in time; ranks without an end: {sorted(facts.broken)}"))
+        return verdict
+    verdict.violations.extend(itertools.chain.from_iterable(checks))
+    return verdict
+
+
+# --- processes and files ----------------------------------------------------------------------------------------------
+
+
+def _of_ends(evidence: Evidence, facts: Facts) -> Iterator[Violation]:
+    spec = evidence.spec
+    if spec.launcher in ("processes", "accelerate"):
+        for rank, code in enumerate(evidence.codes):
+            if code not in (expected := facts.process_codes(rank)):
+                yield Violation("exit code", f"of the process of rank {rank}: {code}, not {sorted(expected)}")
+    elif any(evidence.codes) is not bool(facts.fatal):
+        yield Violation("exit code", f"of the launcher: {evidence.codes}, while {sorted(facts.fatal)} failed")
+    if not facts.fatal and facts.broken:
+        yield Violation("rank ended early", f"{sorted(facts.broken)}, though nothing happened to them")
+
+
+def _of_leftovers(evidence: Evidence, facts: Facts) -> Iterator[Violation]:
+    for name in evidence.alive:
+        yield Violation("process left", name)
+    forgiven = facts.broken or evidence.spec.has("tmp_gone", "core_kill")
+    theirs = ("torchelastic_", "torchinductor_", *(["tmp"] if evidence.spec.launcher == "lightning" else []))
+    ours = [
+        name for name in evidence.left if not name.startswith(theirs)
+    ]  # torch and Lightning leave these by themselves
+    if ours and not forgiven:
+        yield Violation("file left", f"{len(ours)} in TMPDIR: {ours[:5]}")
+
+
+def _of_growth(evidence: Evidence) -> Iterator[Violation]:
+    by_rank: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
+    for entry in evidence.entries:
+        if entry["event"] == "held":
+            by_rank[entry["rank"]].append(entry)
+    for rank, held in by_rank.items():
+        for what, more in (("descriptors", MORE_DESCRIPTORS), ("threads", MORE_THREADS)):
+            counts = [entry[what] for entry in held]
+            if len(counts) > 3 and counts[-1] > counts[1] + more:
+                yield Violation("growth", f"{what} of rank {rank} after each session: {counts}")
+
+
+# --- messages ---------------------------------------------------------------------------------------------------------
+
+
+def _of_messages(evidence: Evidence, facts: Facts) -> Iterator[Violation]:
+    spec = evidence.spec
+    events = 1 + len(spec.faults) + (spec.server not in ("offline", "healthy"))
+    said: Counter[tuple[int, str]] = Counter()
+    for entry in evidence.entries:
+        if entry["event"] == "warning":
+            said[entry["rank"], kind_of(entry["text"])] += 1
+            if entry["trace"]:
+                yield Violation("traceback", f"rank {entry['rank']}: {entry['text'][:300]}")
+            elif not facts.has_reasons and not _QUIET.search(entry["text"]):
+                yield Violation("warning without a reason", f"rank {entry['rank']}: {entry['text'][:300]}")
+    for (rank, kind), number in said.items():
+        if number > SAME_EVENT * events * spec.session_count:
+            yield Violation("flood", f"rank {rank} said {number} times: {kind[:300]}")
+    for trace in _tracebacks(evidence.output):
+        is_told_off = (
+            "after the session was finished" in trace and facts.fatal
+        )  # by SIGTERM, whose thread ends it first
+        if "dist_wandb" in trace and "ChaosError" not in trace and "SystemExit" not in trace and not is_told_off:
+            yield Violation("traceback", trace[-600:])
+    if "recvValue failed" in evidence.output and "dist_wandb:" not in evidence.output:
+        yield Violation("torch's stack", "with no line that explains it")
+
+
+def kind_of(text: str) -> str:
+    """What a message says, whatever its numbers and names."""
+    text = re.sub(r"'[^']*'|\"[^\"]*\"|/\S+", "~", text)
+    text = re.sub(r"(~|\d[\d.,]*)((, | and |-)(~|\d[\d.,]*))*", "~", text)
+    return re.sub(r"\b\w*_~|~_\w*", "~", text)
+
+
+def _tracebacks(output: str) -> list[str]:
+    return re.findall(r"^(?:.*)Traceback \(most recent call last\):\n(?:[ \[].*\n|\n)*.*$", output, re.MULTILINE)
+
+
+# --- runs -------------------------------------------------------------------------------------------------------------
+
+
+def _of_runs(evidence: Evidence, facts: Facts) -> Iterator[Violation]:
+    for problem in evidence.unknown:
+        yield Violation("unknown to the server", problem[:300])
+    for writer in facts.writers():
+        files = files_of(evidence, writer.run_id, writer.directory)
+        hard = bool(evidence.spec.faults_of(writer.rank, *HARD)) or writer.rank in facts.ended_by_launcher
+        if not files:
+            if not hard:
+                yield Violation("no run", f"{writer.run_id} of rank {writer.rank} is not on disk")
+            continue
+        code = files[-1].exit_code
+        expected = facts.run_codes(writer)
+        if writer.primary and not hard and code not in expected:
+            yield Violation("exit code", f"of the run {writer.run_id}: {code}, not {sorted(expected, key=str)}")
+
+
+def files_of(evidence: Evidence, run_id: str, directory: int | None) -> list[RunFile]:
+    """The files of one writer, in the order in which they were begun."""
+    return [file for file in evidence.files if file.run_id == run_id and file.writer == directory]
+
+
+def _of_arrival(evidence: Evidence, facts: Facts) -> Iterator[Violation]:
+    """What is on disk is at the server, if that was well in the end, and everybody came to an end."""
+    spec = evidence.spec
+    if spec.server not in ("healthy", "errors", "drops") or facts.broken or spec.has("core_kill"):
+        return
+    stored: dict[str, Counter[str]] = defaultdict(Counter)
+    for file in evidence.files:
+        stored[file.run_id].update(map(_canonical, file.rows))
+    for run_id, rows in stored.items():
+        arrived = Counter(map(_canonical, evidence.arrived.get(run_id, [])))
+        if lacking := rows - arrived:
+            yield Violation("not at the server", f"{run_id}: {lacking.total()} rows, as {next(iter(lacking))}")
+        if more := arrived - rows:
+            yield Violation("twice at the server", f"{run_id}: {more.total()} rows, as {next(iter(more))}")
+
+
+def _canonical(row: Row) -> str:
+    numbers = {
+        name: value for name, value in row.items() if isinstance(value, int | float) and not name.startswith("_")
+    }
+    return str(sorted((name, float(value)) for name, value in numbers.items() if "." not in name))
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------
+
+
+def _of_rows(evidence: Evidence, facts: Facts, verdict: Verdict) -> Iterator[Violation]:
+    contributions = _contributions(evidence)
+    for writer in facts.writers():
+        files = files_of(evidence, writer.run_id, writer.directory)
+        for name, cells in contributions[writer.session].items():
+            if name.startswith("table") and evidence.spec.run_mode == "new" and writer.rank != min(writer.unit):
+                continue  # what is gathered is in the first rank's run alone
+            own = {cell: {writer.rank: ranks[writer.rank]} for cell, ranks in cells.items() if writer.rank in ranks}
+            reduction = evidence.spec.reduction(name)
+            if writer.primary:
+                ours = own if facts.is_alone(writer, reduction) else _of_unit(cells, writer.unit, reduction)
+                check = _Check(evidence, facts, verdict, files, writer.rank, name, name, reduction or "mean", ours)
+                yield from check.violations()
+            if writer.label and evidence.spec.per_rank and reduction is not None and not name.startswith("table"):
+                labelled = f"{writer.label}/{name}"
+                check = _Check(evidence, facts, verdict, files, writer.rank, name, labelled, "own", own)
+                yield from check.violations()
+
+
+def _of_unit(cells: _Cells, unit: frozenset[int], reduction: str | None) -> _Cells:
+    """Contributions that belong together; of `"first"` those of the first rank alone."""
+    members = {min(unit)} if reduction == "first" else unit
+    chosen = {cell: {rank: given for rank, given in ranks.items() if rank in members} for cell, ranks in cells.items()}
+    return {cell: ranks for cell, ranks in chosen.items() if ranks}
+
+
+def _contributions(evidence: Evidence) -> dict[int, dict[str, _Cells]]:
+    """What ranks said they logged, by session, name, place and rank."""
+    done = {(entry["pid"], entry["number"]) for entry in evidence.entries if entry["event"] == "done"}
+    found: dict[int, dict[str, _Cells]] = defaultdict(lambda: defaultdict(lambda: defaultdict(dict)))
+    for entry in evidence.entries:
+        if entry["event"] != "log":
+            continue
+        is_certain = (entry["pid"], entry["number"]) in done
+        for name, (cell, value) in entry["cells"].items():
+            weight = 1.0 if entry["weight"] is None else entry["weight"]
+            given = _Contribution(value, weight, entry["step"], is_certain, entry["at"])
+            found[entry["session"]][name][cell][entry["rank"]] = given
+    return found
+
+
+@dataclass(frozen=True)
+class _Check:
+    """One name in one writer's run.
+
+    Args:
+        name: As ranks logged it.
+        column: As it is in the rows.
+    """
+
+    evidence: Evidence
+    facts: Facts
+    verdict: Verdict
+    files: list[RunFile]
+    writer: int
+    name: str
+    column: str
+    reduction: str
+    cells: _Cells
+
+    def violations(self) -> Iterator[Violation]:
+        known = self._known()
+        found: dict[int, _Found] = {}
+        for number_of_file, file in enumerate(self.files):
+            for row in file.rows:
+                if self.column not in row:
+                    continue
+                number, x = float(row[self.column]), row.get(self._axis)
+                if (decoded := known.of(number)) is None:
+                    yield self._violation("wrong value", f"{number} at {x}, which no ranks' numbers give")
+                    continue
+                cell, ranks = decoded
+                now = _Found(ranks, int(row.get(DEGRADED, 0)), x, number_of_file)
+                yield from self._of_places(cell, now, found.get(cell))
+                yield from self._of_spread(row, cell, ranks)
+                found[cell] = now  # what is written later corrects it
+        for cell, ranks_of_cell in self.cells.items():
+            self.verdict.cells += 1
+            yield from self._of_cell(cell, ranks_of_cell, found.get(cell))
+
+    def _of_places(self, cell: int, now: _Found, before: _Found | None) -> Iterator[Violation]:
+        """A number stands at its step, and not in two files."""
+        steps = {self.cells[cell][rank].step for rank in now.ranks} - {None}
+        if steps and steps != {now.x} and self.evidence.spec.launcher != "lightning":
+            yield self._violation("wrong place", f"place {cell} at {now.x}, not {sorted(steps, key=str)}")
+        if before is not None and before.file != now.file and before.ranks == now.ranks:
+            yield self._violation("twice", f"place {cell}, in two files")
+        elif before is not None and before.x != now.x:
+            self.verdict.excused["corrected elsewhere"] += 1
+
+    def _violation(self, kind: str, text: str) -> Violation:
+        return Violation(kind, f"{self.column} of rank {self.writer}'s run: {text}")
+
+    @property
+    def _axis(self) -> str:
+        return LIGHTNING_X if self.evidence.spec.launcher == "lightning" else X
+
+    def _known(self) -> _Known:
+        """Which place and ranks a number tells: of several possibilities the one with most ranks."""
+        known: dict[float, tuple[int, frozenset[int]]] = {}
+        largest = max((len(ranks) for ranks in self.cells.values()), default=0)
+        for size in range(largest, 0, -1):
+            for cell, ranks in self.cells.items():
+                for chosen in itertools.combinations(sorted(ranks), size):
+                    number = reduced(self.reduction, [ranks[rank] for rank in chosen])
+                    known.setdefault(number, (cell, frozenset(chosen)))
+        return _Known(known)
+
+    def _of_cell(self, cell: int, ranks: dict[int, _Contribution], found: _Found | None) -> Iterator[Violation]:
+        certain = {rank for rank, given in ranks.items() if given.certain}
+        if found is None:
+            yield from self._of_lost(cell, certain)
+            return
+        lacking = certain - found.ranks
+        if self.reduction in ("min", "max"):  # these do not show who is in them
+            lacking = set() if found.missing else lacking
+        if found.missing and not self.facts.has_faults:
+            yield self._violation("flag without a fault", f"place {cell} lacks {found.missing}, it says")
+        elif lacking and found.missing:
+            self.verdict.excused["flagged"] += 1
+        elif lacking and self.writer in self.facts.left_alone:
+            self.verdict.excused["said to be alone"] += 1
+        elif lacking and lacking <= self.facts.said_lost:
+            self.verdict.excused["said to be lost"] += 1
+        elif lacking and lacking <= self.facts.broken and (self._is_irregular or self._is_early(lacking)):
+            self.verdict.excused["died with it"] += 1
+        elif lacking:
+            yield self._violation("silently wrong", f"place {cell} lacks rank {sorted(lacking)}")
+
+    def _of_lost(self, cell: int, certain: set[int]) -> Iterator[Violation]:
+        survivors = certain - self.facts.broken
+        if self.writer in self.facts.hard:
+            self.verdict.excused["writer killed"] += 1
+        elif self.writer in self.facts.broken and self.writer not in certain:
+            self.verdict.excused["writer failed"] += 1
+        elif not survivors and self.writer not in certain:
+            self.verdict.excused["died with it"] += bool(certain)
+        elif survivors <= self.facts.said_lost and self.writer not in certain:
+            self.verdict.excused["said to be lost"] += 1
+        elif self.writer in self.facts.left_alone and self.writer not in certain:
+            self.verdict.excused["said to be alone"] += 1
+        elif self.evidence.spec.run_mode == "new" and certain <= self.facts.given_up:
+            self.verdict.excused["given up"] += 1
+        elif self.name.startswith("table") and self.evidence.spec.has("tmp_gone"):
+            self.verdict.excused["no directory for tables"] += 1
+        else:
+            yield self._violation("lost", f"place {cell}, of rank {sorted(certain)}")
+
+    def _of_spread(self, row: Row, cell: int, ranks: frozenset[int]) -> Iterator[Violation]:
+        is_told = self.reduction not in ("own", "first", "min", "max") and f"{self.column}/argmax_rank" in row
+        if not is_told or ranks != frozenset(self.cells[cell]):
+            return
+        given = self.cells[cell]
+        at = max(ranks, key=lambda rank: given[rank].value)
+        expected = {
+            "min": min(given[rank].value for rank in ranks),
+            "max": given[at].value,
+            "std": _deviation([given[rank] for rank in ranks]),
+            "argmax_rank": at,
+        }
+        written = {kind: float(row.get(f"{self.column}/{kind}", math.nan)) for kind in expected}
+        if not all(math.isclose(written[kind], number, abs_tol=1e-6) for kind, number in expected.items()):
+            yield self._violation("wrong spread", f"place {cell}: {written}, not {expected}")
+
+    @property
+    def _is_irregular(self) -> bool:
+        """Whether nobody can know that a rank should be there."""
+        return self.name.partition("_")[0] not in _REGULAR
+
+    def _is_early(self, lacking: set[int]) -> bool:
+        """Whether the ranks had hardly begun with the name: then nobody misses them yet."""
+        first = min(self.cells)
+        return all(rank in self.cells[first] for rank in lacking) and len(self.cells) <= 2
+
+
+def _deviation(given: list[_Contribution]) -> float:
+    mean = reduced("mean", given)
+    squares = math.fsum(each.weight * (each.value - mean) ** 2 for each in given)
+    return math.sqrt(squares / math.fsum(each.weight for each in given))
+
+
+def reduced(reduction: str, given: list[_Contribution]) -> float:
+    """What several ranks' numbers make."""
+    values = [each.value for each in given]
+    if reduction in ("own", "first"):
+        return values[0]
+    if reduction == "mean":
+        return math.fsum(each.weight * each.value for each in given) / math.fsum(each.weight for each in given)
+    if reduction == "sum":
+        return math.fsum(values)
+    return min(values) if reduction == "min" else max(values)
+
+
+def kinds(violations: Iterable[Violation]) -> Counter[str]:
+    """How many violations there are of each kind."""
+    return Counter(violation.kind for violation in violations)

@@ -1,0 +1,314 @@
+"""Hostile directories beside a sound run: nothing is changed, told or run, and the sound run is treated as ever.
+
+`hostile.TREES` says of each tree what becomes of it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import hostile
+import pytest
+from canary import Victim, snapshot, victim
+from hostile import TREES, Tree
+from processes import run_job
+from record_files import LONG_AGO, write_run
+from wandb_server import WandbServer
+
+from dist_wandb.offline import read_history, read_run
+
+MEASURED = Path(__file__).parent / "scripts" / "measured.py"
+RESUMED_AMONG = MEASURED.with_name("resumed_among.py")
+SOURCES = str(Path(__file__).parents[2] / "src")
+LONGEST = 800  # seconds of the wall, for many commands on a busy machine
+pytestmark = pytest.mark.timeout(LONGEST + 60)
+PROCESSOR_SECONDS = 10  # for one tree; of the wall's, which other tests share, there are more
+MEGABYTES = 500  # of any one process
+HANGS = 120  # seconds of the wall, for one command
+RETRIES = {f"WANDB_X_{client}_RETRY_MAX": "1" for client in ("GRAPHQL", "FILE_STREAM", "FILE_TRANSFER")}
+ACCEPTED = [one for one in TREES.values() if one.uploaded in ("uploaded", "passed over") and not one.says]
+OTHERS = [one for one in TREES.values() if one not in ACCEPTED]
+GROUPS = {"accepted": ACCEPTED, **{f"others-{part}": OTHERS[part::2] for part in range(2)}}
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command, and what became of it."""
+
+    name: str
+    code: int | None
+    cpu: float
+    megabytes: float
+    out: str
+    err: str
+
+    def check(self, trees: int = 1) -> None:
+        """Fail if it hung, crashed, took too much, or wrote to the terminal what is no text."""
+        assert self.code is not None, (
+            f"{self.name} was ended: {self.megabytes:.0f} MB, or too long\n{self.out}\n{self.err}"
+        )
+        assert "Traceback" not in self.err, f"{self.name}:\n{self.err}"
+        for text in (self.out, self.err):
+            odd = {char for char in text if not (char.isprintable() or char == "\n")}
+            assert not odd, f"{self.name} prints {odd}:\n{text!r}"
+        assert self.megabytes < MEGABYTES, f"{self.name} took {self.megabytes:.0f} MB"
+        assert self.cpu < PROCESSOR_SECONDS + 2 * trees, f"{self.name} took {self.cpu:.1f} s of processor time"
+
+    def said_of(self, run_id: str) -> list[str]:
+        """What is said to be wrong with a run: the marked lines below its heading, and those that name it."""
+        said, heading = [], ""
+        for line in (self.out + self.err).splitlines():
+            if line.startswith("● "):
+                heading = line.split()[1]
+            elif not line.startswith(" "):
+                heading = ""
+            is_marked = line.lstrip().startswith(("✗", "!"))
+            if is_marked and (heading == run_id or run_id in re.split(r"[\s/:]", line)):
+                said.append(line.strip())
+        return said
+
+
+Run = Callable[..., list[Command]]
+
+
+@pytest.fixture
+def someone(tmp_path: Path) -> Iterator[Victim]:
+    with victim(tmp_path / "victim") as made:
+        yield made
+
+
+@pytest.fixture
+def trees_at(tmp_path: Path) -> Iterator[Path]:
+    """Where trees are planted. They are removed in the end, as Python cannot remove those that are deep."""
+    yield tmp_path / "trees"
+    subprocess.run(["rm", "-rf", tmp_path / "trees"], check=True)  # noqa: S607  # of the system
+
+
+@pytest.fixture
+def run(someone: Victim, tmp_path: Path) -> Run:
+    """Run commands of dist-wandb one after the other, measured."""
+
+    def commands(
+        *argvs: Sequence[object], server: WandbServer | None = None, obeys_modes: bool = False
+    ) -> list[Command]:
+        orders: list[dict[str, Any]] = [
+            {
+                "argv": [str(word) for word in argv],
+                "cwd": str(someone.workplace),
+                "output": str(tmp_path / f"output-{number}"),
+                "limit": HANGS * (5 if server else 1),
+                "obeys_modes": obeys_modes,
+            }
+            for number, argv in enumerate(argvs)
+        ]
+        list_of_them = tmp_path / "orders.json"
+        list_of_them.write_text(json.dumps(orders))
+        environment = someone.environment(PYTHONPATH=SOURCES)
+        if server is not None:
+            environment = server.environment(tmp_path, **{**environment, "WANDB_BASE_URL": server.url}, **RETRIES)
+        command = [sys.executable, str(MEASURED), str(list_of_them)]
+        finished = run_job(command, cwd=tmp_path, environment=environment, timeout=LONGEST).check()
+        told = json.loads(finished.output)
+        return [_command(" ".join(order["argv"][:2]), one) for order, one in zip(orders, told, strict=True)]
+
+    return commands
+
+
+def _command(name: str, told: dict[str, Any]) -> Command:
+    out, err = (
+        Path(told[stream]).read_bytes().decode(errors="backslashreplace") if stream in told else ""
+        for stream in ("out", "err")
+    )
+    return Command(name, told["code"], told["cpu"], told["megabytes"], out, err)
+
+
+@pytest.mark.parametrize("trees", GROUPS.values(), ids=GROUPS)
+def test_among_hostile_trees_a_sound_run_is_shown_and_uploaded(
+    trees: Sequence[Tree], someone: Victim, run: Run, trees_at: Path
+) -> None:
+    top = trees_at
+    hostile.plant(trees, top, someone)
+    hostile.healthy(top)
+    before = snapshot(top)
+    shown, as_json, planned = run(["show", top], ["show", "--json", top], ["sync", "--dry-run", top])
+    for command in (shown, as_json, planned):
+        command.check(len(trees))
+        someone.check_told(command.out, command.err)
+    assert snapshot(top) == before
+    assert not list(someone.own[0].iterdir())
+    someone.check()
+    wrong = [*wrongly_shown(trees, shown, json.loads(as_json.out)), *wrongly_planned(trees, planned)]
+    with WandbServer() as server:
+        (done,) = run(["sync", top], server=server)
+    done.check(6 * len(trees))
+    wrong += wrongly_uploaded(trees, done, server)
+    assert not wrong, "\n".join(wrong)
+    for request, _ in server.answered:
+        someone.check_told(request.content, str(request.message))
+    assert server.unknown == []
+
+
+def wrongly_shown(trees: Sequence[Tree], shown: Command, told: Any) -> Iterator[str]:
+    found = {tree_of(item, trees) for item in told["runs"]}
+    refused = {tree_of(item, trees) for item in told["unreadable"]}
+    for tree in trees:
+        what = "shown" if tree.name in found else "refused" if tree.name in refused else "passed over"
+        if what != tree.shown:
+            yield f"{tree.name} is {what}, not {tree.shown}: {shown.said_of(tree.name)}"
+        if what == "refused" and len(shown.said_of(tree.name)) != 1:
+            yield f"{tree.name} is refused by {shown.said_of(tree.name)}"
+    if "● healthy  a sound run\n  finished · 3 rows" not in shown.out:
+        yield f"the sound run is not shown as ever:\n{shown.out}"
+    if shown.code != int(bool(told["unreadable"])):
+        yield f"show has the exit code {shown.code}"
+
+
+def tree_of(item: dict[str, Any], trees: Sequence[Tree]) -> str:
+    """The tree in which a run lies."""
+    words = {
+        *Path(item["path"]).parts,
+        *item.get("reason", "").split("/"),
+    }  # of what is too deep the path is that of all
+    (name,) = {*(tree.name for tree in trees), "healthy"} & words
+    return name
+
+
+def wrongly_planned(trees: Sequence[Tree], planned: Command) -> Iterator[str]:
+    for tree in trees:
+        said = planned.said_of(tree.name)
+        if bool(said) != bool(tree.says) or not re.search(tree.says, " ".join(said)):
+            yield f"{tree.name} is to be {tree.uploaded} ({tree.says}): {said}"
+    if planned.code != int(any(tree.says for tree in trees)):
+        yield f"sync --dry-run has the exit code {planned.code}"
+
+
+def wrongly_uploaded(trees: Sequence[Tree], done: Command, server: WandbServer) -> Iterator[str]:
+    expected = {"healthy", *(tree.name for tree in trees if tree.uploaded == "uploaded")}
+    arrived = {recorded.run_id for recorded in server.runs.values()}
+    tried = {tree.name for tree in trees if tree.uploaded == "tried"}
+    yield from (f"{name} does not fail" for name in sorted(tried) if not done.said_of(name))
+    if arrived - tried != expected:
+        yield f"uploaded too much: {sorted(arrived - expected)}, too little: {sorted(expected - arrived)}\n{done.out}"
+    yield from (f"{name} is not said to be uploaded" for name in sorted(expected) if f"✓ {name}" not in done.out)
+    if "healthy" in arrived and [row["loss"] for row in server.run("healthy").rows] != [1.0, 1 / 2, 1 / 3]:
+        yield "the sound run is not uploaded as ever"
+    if server.artifacts:
+        yield f"artifacts: {server.artifacts}"
+    if done.code != int(any(tree.says or tree.name in tried for tree in trees)):
+        yield f"sync has the exit code {done.code}"
+
+
+# What is about time and memory, one by one; the others are together above.
+BOMBS = (
+    *("sparse", "zeros", "logs-odd", "world-of", "sidecar-of", "record-", "row-of", "config-of", "deep", "many"),
+    "id-of-10000",
+)
+
+
+@pytest.mark.parametrize("part", range(2))
+def test_no_tree_takes_much_time_or_memory(someone: Victim, run: Run, trees_at: Path, part: int) -> None:
+    bombs = [tree for tree in TREES.values() if any(word in tree.name for word in BOMBS)][part::2]
+    hostile.plant(bombs, trees_at, someone)
+    for command in run(*(["sync", "--dry-run", trees_at / tree.name] for tree in bombs)):
+        command.check()
+
+
+def test_directories_that_cannot_be_entered_are_told(run: Run, trees_at: Path) -> None:
+    """As root, without the right to enter what modes forbid: no other user may be able to run the tests' Python."""
+    hidden = hostile.healthy(trees_at, "hidden")
+    hostile.healthy(trees_at)
+    if os.getuid() == 0:
+        hostile.give_away(trees_at / "hidden")
+    hidden.parent.chmod(0)
+    shown, planned = run(["show", trees_at], ["sync", "--dry-run", trees_at], obeys_modes=True)
+    hidden.parent.chmod(0o700)
+    for command in (shown, planned):
+        command.check()
+        assert (command.code, command.out.count("● healthy"), len(command.said_of("hidden"))) == (1, 1, 1), command.out
+
+
+# --- a training that resumes ------------------------------------------------------------------------------------------
+
+# Each has three rows where it can be read; else the older file beside it has.
+RESUMED = (
+    *("code-click", "settings", "run-is-a-pipe", "run-links-to-zeros", "run-is-sparse", "uploads-of-pipes"),
+    "kind-of-the-future",
+)
+Resume = Callable[[list[dict[str, Any]]], list[str]]
+
+
+@pytest.fixture
+def resume(someone: Victim, tmp_path: Path) -> Resume:
+    """Start offline jobs one after the other, by directory and arguments; what each of them printed."""
+
+    def start(orders: list[dict[str, Any]]) -> list[str]:
+        for number, order in enumerate(orders):
+            order |= {"cwd": str(someone.workplace), "output": str(tmp_path / f"output-{number}"), "limit": HANGS}
+        list_of_them = tmp_path / "orders.json"
+        list_of_them.write_text(json.dumps(orders))
+        words = [sys.executable, str(RESUMED_AMONG), str(list_of_them)]
+        environment = someone.environment(PYTHONPATH=SOURCES, WANDB_MODE="offline")
+        told = json.loads(run_job(words, cwd=tmp_path, environment=environment, timeout=LONGEST).check().output)
+        commands = [_command(order["dir"], one) for order, one in zip(orders, told, strict=True)]
+        for one in commands:
+            one.check()
+            assert one.code == 0, one.out
+        return [one.out for one in commands]
+
+    return start
+
+
+def rows_of_the_newest(place: Path) -> tuple[str, list[int]]:
+    """Id and steps of the run that was written last."""
+    newest = max(place.glob("wandb/offline-run-2*/run-*.wandb"), key=lambda path: path.parent.name)
+    return read_run(newest).run_id, [row["global_step"] for row in read_history(newest)]
+
+
+def test_a_training_goes_on_behind_a_sound_file_among_hostile_ones(
+    someone: Victim, resume: Resume, trees_at: Path
+) -> None:
+    hostile.plant([TREES[name] for name in RESUMED], trees_at, someone)
+    for name in RESUMED:
+        directory = write_run(trees_at / name, name, stamp="20250101_000000")
+        os.utime(directory / f"run-{name}.wandb", (LONG_AGO - 1000,) * 2)
+    outputs = resume([{"dir": str(trees_at / name), "arguments": {"id": name, "resume": "allow"}} for name in RESUMED])
+    found = {name: rows_of_the_newest(trees_at / name) for name in RESUMED}
+    assert found == {name: (name, [3, 4]) for name in RESUMED}, outputs
+
+
+def test_a_training_believes_no_note_of_a_stranger(someone: Victim, resume: Resume, trees_at: Path) -> None:
+    killed = {"dir": str(trees_at / "killed"), "arguments": {"resume": "auto"}, "is_killed": True}
+    (trees_at / "killed").mkdir(parents=True)
+    resume([killed])
+    for left in someone.temporary.iterdir():  # of wandb's process, which had no time to tidy up
+        left.unlink()
+    (note,) = (trees_at / "killed").glob("wandb/dist-wandb-resume/latest-*.json")
+    base_id = json.loads(note.read_text())["base_id"]
+    expected = {"sound": "continues the run"}
+    for name, (says, make) in hostile.NOTES.items():
+        make(place_of_note(trees_at / name, note.name), note.read_bytes(), someone)
+        expected[name] = says
+    place_of_note(trees_at / "sound", note.name).write_bytes(note.read_bytes())
+    if os.getuid() == 0:
+        hostile.note_of_a_stranger(place_of_note(trees_at / "stranger", note.name), note.read_bytes())
+        expected["stranger"] = "belongs to user"
+    outputs = resume([{"dir": str(trees_at / name), "arguments": {"resume": "auto"}} for name in expected])
+    for (name, says), output in zip(expected.items(), outputs, strict=True):
+        about = [line for line in output.splitlines() if re.match(f"dist_wandb: (?!run_mode=).*{says}", line)]
+        assert 1 <= len(about) <= 2, f"{name}: {output}"  # the second where no other note can be left there
+        assert (rows_of_the_newest(trees_at / name)[0] == base_id) == (name == "sound"), f"{name}: {output}"
+
+
+def place_of_note(place: Path, name: str) -> Path:
+    """Where a start in a directory looks for its note."""
+    directory = place / "wandb" / "dist-wandb-resume"
+    directory.mkdir(parents=True, mode=0o700)
+    return directory / name

@@ -1,0 +1,55 @@
+"""What whoever reaches the job's store, or reads the output, learns of secrets in configs: nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import torch.distributed as dist
+from processes import clean_environment, run_job
+from wire import tapped
+
+SECRET = "s3cr3t"  # noqa: S105  # what all secrets of the script begin with
+SCRIPT = Path(__file__).parent / "scripts" / "config_secrets.py"
+
+
+def test_secrets_of_a_config_are_neither_in_the_store_nor_in_the_output(tmp_path: Path) -> None:
+    store = dist.TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
+    with tapped(store.port) as wire:
+        command: list[str | Path] = [sys.executable, SCRIPT, "127.0.0.1", str(wire.port), tmp_path]
+        places: list[list[str | Path]] = [["env", f"RANK={rank}", f"LOCAL_RANK={rank}"] for rank in range(2)]
+        finished = run_job(
+            *[[*place, "WORLD_SIZE=2", *command] for place in places],
+            cwd=tmp_path,
+            environment=clean_environment(),
+        ).check()
+        heard = wire.heard
+    seen = {tuple(line.split(" ", 3)[1:3]): json.loads(line.split(" ", 3)[3]) for line in finished.lines("SAW ")}
+    for (mode, rank), values in seen.items():
+        own_run = mode == "new" and rank == "1"
+        assert values == {
+            "lr": 1.5 if own_run else 0.5,
+            "max_tokens": 512,
+            "own": True,
+            "nested": True,
+            "later": rank == "0",
+            "steps": 7,
+        }, (mode, rank)
+    assert len(seen) == 6
+    whys = finished.lines("WHY ")
+    assert {line.split()[1] for line in whys} == {"KeyError", "AttributeError"}
+    assert all("'later_token' is in the config of the run, but its name or its text says" in why for why in whys)
+
+    # Ordinary values are compared, told and shown as ever.
+    assert b"max_tokens" in heard
+    assert "given different configs: 'lr' is 1.5 on rank 1, but 0.5 on rank 0" in finished.output
+    assert finished.output.count("REFUSED config_sync='check', but the ranks were given different configs: 'lr'") == 2
+    assert "'net' is {'size': 1, 'api_key': …, " in finished.output
+    assert "W&B cannot hold these values" in finished.output
+
+    leaks = {match.decode() for match in re.findall(SECRET.encode() + rb"[\w-]*", heard)}
+    assert leaks == set()
+    assert re.findall(rf".*{SECRET}.*", finished.output) == []

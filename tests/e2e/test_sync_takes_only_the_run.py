@@ -1,0 +1,137 @@
+"""`dist-wandb sync` uploads what belongs to a run, from a copy: nothing else is read, written, removed or uploaded."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from processes import Finished, clean_environment, run_job
+from record_files import content_of, make_run, new_record
+from stored import ended_runs
+from wandb_server import WandbServer
+
+import dist_wandb
+
+MODULES = str(Path(dist_wandb.__file__).parents[1])
+COMMAND = "import sys; from dist_wandb.cli import main; sys.exit(main())"
+IMPATIENT = {f"WANDB_X_{client}_RETRY_MAX": "1" for client in ("GRAPHQL", "FILE_STREAM", "FILE_TRANSFER")}
+TIMEOUT = 120
+RICH_RUN = """
+import pathlib, wandb
+pathlib.Path("weights.bin").write_bytes(bytes(range(256)) * 8192)
+run = wandb.init(project="digits", id="rich", config={"lr": 0.1})
+run.log({"loss": 1.0, "table": wandb.Table(columns=["a"], data=[[1], [2]]), "page": wandb.Html("<b>bold</b>")})
+artifact = wandb.Artifact("weights", "model")
+artifact.add_file("weights.bin")
+run.log_artifact(artifact)
+run.finish()
+"""
+
+
+def sync(server: WandbServer, home: Path, *arguments: object) -> Finished:
+    environment = server.environment(home, PYTHONPATH=MODULES, **IMPATIENT)
+    return run_job(
+        [sys.executable, "-c", COMMAND, "sync", *map(str, arguments)],
+        cwd=home,
+        environment=environment,
+        timeout=TIMEOUT,
+    )
+
+
+def contents_below(top: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in top.rglob("*") if path.is_file()}
+
+
+def test_a_run_with_media_and_artifacts_is_uploaded_whole(tmp_path: Path, wandb_server: WandbServer) -> None:
+    data = {"WANDB_DATA_DIR": wandb_server.environment(tmp_path)["WANDB_DATA_DIR"]}
+    job = [sys.executable, "-c", RICH_RUN]
+    run_job(job, cwd=tmp_path, environment=clean_environment(**data), timeout=TIMEOUT).check()
+    (stored,) = ended_runs(tmp_path, 1)
+    path = stored.path
+    before = contents_below(path.parent)
+    assert "✓ rich: 1 row uploaded" in sync(wandb_server, tmp_path, tmp_path / "wandb").check().output
+    run = wandb_server.run("rich")
+    media = {name for name in before if "media" in name.parts}
+    assert {str(name.relative_to(path.parent / "files")): before[name] for name in media}.items() <= run.files.items()
+    weights = bytes(range(256)) * 8192
+    assert [found.files for found in wandb_server.artifacts if found.name == "weights"] == [{"weights.bin": weights}]
+    assert {found.kind for found in wandb_server.artifacts} == {"model", "run_table"}
+    after = contents_below(path.parent)
+    assert after.keys() - before.keys() == {path.with_name("run-rich.wandb.synced")}
+    assert {name: after[name] for name in before} == before
+    assert not list((tmp_path / "state").rglob("copy"))
+
+
+def test_files_of_the_users_are_not_touched(tmp_path: Path, wandb_server: WandbServer) -> None:
+    """Each of these runs made `wandb sync` upload, overwrite or remove the file."""
+    home = tmp_path / "home"
+    home.mkdir()
+    secret = home / "secret"
+    secret.write_text("of the user's")
+    wanted = new_record()
+    wanted.files.files.add().path = "notes.txt"
+    stolen, removed = new_record(), new_record()
+    for record in (stolen, removed):
+        record.artifact.name = record.artifact.type = "model"
+        record.artifact.run_id = record.artifact.client_id = record.artifact.sequence_client_id = "x" * 128
+        record.artifact.digest, record.artifact.finalize = "0" * 32, True
+        record.artifact.manifest.storage_policy = "wandb-storage-policy-v1"
+    stolen.artifact.manifest.contents.add().local_path = str(secret)
+    removed.artifact.manifest.manifest_file_path = str(secret)
+    for name, record in (("link", wanted), ("stolen", stolen), ("removed", removed)):
+        path = make_run(tmp_path / "runs", name)
+        extended(path, record)
+        if record is wanted:
+            (path.parent / "files" / "notes.txt").symlink_to(secret)
+    for name in ("config.yaml", "wandb-summary.json"):
+        (make_run(tmp_path / "runs", name).parent / "files" / name).symlink_to(secret)
+    make_run(tmp_path / "runs", "healthy")
+    finished = sync(wandb_server, home, tmp_path / "runs")
+    assert finished.exit_codes == (1,)
+    assert "6 runs: 1 uploaded, 5 refused (see what each line says to give)" in finished.output
+    assert finished.output.count("is a symbolic link") == 3
+    assert [finished.output.count(text) for text in ("neither in the run's", "the list of its files")] == [1, 1]
+    assert secret.read_text() == "of the user's"
+    assert [run.run_id for run in wandb_server.runs.values()] == ["healthy"]
+    assert wandb_server.artifacts == []
+
+
+def test_a_run_goes_to_an_owner_that_the_user_has_named(tmp_path: Path, wandb_server: WandbServer) -> None:
+    path = make_run(tmp_path / "runs")
+    named = new_record()
+    named.run.run_id, named.run.entity, named.run.project = "exp", "stranger", "digits"
+    extended(path, named)
+    refused = sync(wandb_server, tmp_path, tmp_path / "runs")
+    assert (refused.exit_codes, wandb_server.runs) == ((1,), {})
+    assert "project stranger/digits" in refused.output
+    assert "give --entity stranger, or set WANDB_ENTITY" in refused.output
+    sync(wandb_server, tmp_path, "--entity", "team", tmp_path / "runs").check()
+    assert list(wandb_server.runs) == ["team/digits/exp"]
+
+
+def test_nothing_goes_to_whom_a_settings_file_of_the_current_directory_names(
+    tmp_path: Path, wandb_server: WandbServer
+) -> None:
+    make_run(tmp_path)
+    settings = tmp_path / "wandb" / "settings"
+    environment = wandb_server.environment(tmp_path, PYTHONPATH=MODULES, **IMPATIENT)
+    command = [sys.executable, "-c", COMMAND, "sync", "wandb"]
+    settings.write_text(f"[default]\nbase_url = {environment.pop('WANDB_BASE_URL')}\n")
+    refused = run_job(command, cwd=tmp_path, environment=environment, timeout=TIMEOUT)
+    assert (refused.exit_codes, wandb_server.answered) == ((1,), [])
+    assert f"is named by {settings} alone, not by you, so the API key is not sent there" in refused.output
+    settings.write_text("[default]\nentity = stranger\n")
+    environment["WANDB_BASE_URL"] = wandb_server.url
+    refused = run_job(command, cwd=tmp_path, environment=environment, timeout=TIMEOUT)
+    assert (refused.exit_codes, wandb_server.answered) == ((1,), [])
+    assert "it is to be uploaded to 'stranger', which is not known to be yours" in refused.output
+
+
+def extended(path: Path, record: object) -> None:
+    """Add a record to a file that was made by hand."""
+    more = content_of([record])[7:]
+    content = path.read_bytes()
+    assert len(content) + len(more) < 32_768  # within the first block, where nothing needs to be aligned
+    path.write_bytes(content + more)
+    os.utime(path, (1e9, 1e9))

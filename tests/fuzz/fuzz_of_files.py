@@ -1,0 +1,367 @@
+"""What lies in run directories: W&B's record files and logs, sidecars, notes for restarts, the reader's lines."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import re
+import struct
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from fuzzing import Target
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from record_files import content_of, new_record
+
+from dist_wandb import cli, delivery, offline
+from dist_wandb.errors import ReadError, UploadError
+from dist_wandb.record_file import NOTHING, Lines, MalformedError, fields, write_without
+from dist_wandb.restart import Note
+from dist_wandb.small_files import parse_json
+from dist_wandb.upload_log import read_entries
+from dist_wandb.upload_records import Rules, revised
+
+_HEADER = b":W&B\xe1\xbe\x00"
+_BLOCK = 32_768
+_RUN_FILE = Path("offline-run-1-exp/run-exp.wandb")
+
+# Tags of fields and numbers as protobuf writes them: right ones, of 10 bytes and more, groups, types that are none.
+_PROTOBUF = (
+    *(bytes([number << 3 | kind]) for number in (1, 2, 3, 7, 13) for kind in (0, 1, 2, 3, 4, 5, 6)),
+    *(b"\x6a", b"\x8a\x01", b"\xff" * 9 + b"\x01", b"\xff" * 10 + b"\x01", b"\x80\x80\x04", b"\x80" * 40),
+    *(struct.pack("<IHB", 0, length, kind) for length in (0, 1, 9, 65_535) for kind in (0, 1, 2, 3, 4, 9)),
+)
+
+
+# What stands in the place of a value of JSON.
+_ODD = (
+    *(
+        b'"3"',
+        b"null",
+        b"true",
+        b"false",
+        b"1e400",
+        b"-1e400",
+        b"NaN",
+        b"-1",
+        b"0",
+        b"1",
+        b"2.0",
+        b"1.5",
+        b"404",
+        b"499",
+    ),
+    *(b"[]", b"{}", b"[[]]", b'{"a":{}}', b'["a"]', b'""', b'"\\u0000"', b'"\\ud800"', b'"\\u001b[2J"', b'"teapot"'),
+    *(b"9007199254740992", b"9007199254740993", b"10000000000", b"9" * 400, b"9" * 5000, b"[" * 70 + b"]" * 70),
+    *(b"[" * 2000 + b"]" * 2000, b'"' + b"x" * 2000 + b'"', b'"' + b"a." * 400 + b'_type"'),
+)
+_VALUE = re.compile(rb'"(?:[^"\\]|\\.)*"|-?[0-9][0-9.eE+-]*|true|false|null')
+
+
+def _with_odd_values(seeds: Callable[[], Sequence[bytes]]) -> Callable[[bytes], bytes]:
+    """Makes JSON of any bytes: that of a seed, with other values, or names, in some places."""
+    whole = [seed for seed in seeds() if seed]
+
+    def made(data: bytes) -> bytes:
+        chance = random.Random(data)
+        text = chance.choice(whole)
+        for _ in range(chance.randint(1, 4)):
+            found = chance.choice(list(_VALUE.finditer(text)))
+            text = text[: found.start()] + chance.choice(_ODD) + text[found.end() :]
+        return text
+
+    return made
+
+
+# --- record files -----------------------------------------------------------------------------------------------------
+
+
+def _messages() -> list[Any]:
+    run, config, row, sample, output, summary, ended = (new_record() for _ in range(7))
+    run.run.run_id, run.run.project, run.run.display_name = "exp", "digits", "night"
+    run.run.start_time.FromSeconds(1_700_000_000)
+    item = config.config.update.add()
+    item.key, item.value_json = "lr", "0.1"
+    for name in ("loss", "_step"):
+        item = row.history.item.add()
+        item.nested_key.append(name)
+        item.value_json = "1"
+    item = sample.stats.item.add()
+    item.key, item.value_json = "cpu", "0.5"
+    output.output_raw.line = "first\nsecond\n"
+    item = summary.summary.update.add()
+    item.key, item.value_json = "loss", "1"
+    ended.exit.exit_code = 3
+    return [run, config, row, sample, output, summary, ended]
+
+
+def _copied(message: Any) -> Any:
+    copy = new_record()
+    copy.CopyFrom(message)
+    return copy
+
+
+def _record_files() -> list[bytes]:
+    first, *others = _messages()
+    long = new_record()
+    long.output_raw.line = "x" * _BLOCK
+    many = [_copied(message) for _ in range(6) for message in others]
+    return [content_of([]), content_of([first, *others]), content_of([first, long, *_messages()]), content_of(many)]
+
+
+def _read_records(data: bytes) -> None:
+    copy = _copy_of(data, NOTHING)
+    assert _copy_of(copy, NOTHING) == copy  # what is left is sound
+    assert len(_copy_of(data, Lines(history=2, events=1, console=3))) <= len(copy)
+
+
+def _copy_of(data: bytes, first: Lines) -> bytes:
+    copy = io.BytesIO()
+    write_without(io.BytesIO(data), copy, first)
+    return copy.getvalue()
+
+
+def _with_checksums(data: bytes) -> bytes:
+    """A record file whose chunks are as long as they can be, of a kind that there is, and have the right checksums."""
+    content = bytearray(_HEADER + data[len(_HEADER) :])
+    place = len(_HEADER)
+    while place + 7 <= len(content):
+        left = _BLOCK - place % _BLOCK
+        if left < 7:
+            place += left
+            continue
+        _, length, kind = struct.unpack_from("<IHB", content, place)
+        kind = kind if 1 <= kind <= 4 else 1 + kind % 4
+        length = min(length, left - 7, len(content) - place - 7)
+        chunk = bytes(content[place + 7 : place + 7 + length])
+        struct.pack_into("<IHB", content, place, zlib.crc32(bytes([kind]) + chunk), length, kind)
+        place += 7 + length
+    return bytes(content)
+
+
+def _read_fields(data: bytes) -> None:
+    found = fields(data)
+    ends = [0, *(end for _, _, end in found)]
+    assert list(accumulate(ends, max)) == ends  # one behind the other, within the message
+    assert ends[-1] <= len(data)
+
+
+# --- what an upload takes of a record ---------------------------------------------------------------------------------
+
+
+_RULES = Rules(Path("/nowhere/run"), Path("/nowhere/staging"), owners=frozenset({"me"}), default="me")
+_HARMLESS = {
+    "owner": ("", "me"),
+    "place": ("", "/nowhere/run/files/a"),
+    "name": ("a.txt", "media/b.png"),
+    "list": ("",),
+}
+_HOSTILE = {
+    "owner": ("stranger",),
+    "place": ("/nowhere/staging/b", "/etc/passwd", "/nowhere/run/../../etc/passwd", "a"),
+    "name": ("../c", "/etc/passwd", "d/../../e"),
+    "list": ("/etc/passwd",),
+}
+
+
+def _uploaded_record(chance: random.Random) -> bytes:
+    """A record as a stranger may write it: kinds, owners and files of any sort, in parts that are put together."""
+
+    def any_of(what: str) -> str:
+        return chance.choice((_HOSTILE if chance.random() < 0.1 else _HARMLESS)[what])
+
+    written = b""
+    for _ in range(chance.randint(1, 3)):
+        message = new_record()
+        kind = chance.choices(("run", "files", "artifact", "history", "request", "tbrecord"), (5, 3, 9, 2, 1, 1))[0]
+        if kind == "run":
+            message.run.entity = any_of("owner")
+        elif kind == "files":
+            message.files.files.add().path = any_of("name")
+        elif kind == "artifact":
+            message.artifact.entity = any_of("owner")
+            for _ in range(chance.randint(0, 3)):
+                message.artifact.manifest.contents.add().local_path = any_of("place")
+            message.artifact.manifest.manifest_file_path = any_of("list")
+        else:
+            getattr(message, kind).SetInParent()
+        written += message.SerializeToString()
+    if chance.random() < 0.3:  # the same number, written with more bytes than it needs
+        at = chance.randrange(len(written) + 1)
+        written = written[:at] + bytes([written[at] | 0x80, 0]) + written[at + 1 :] if at < len(written) else written
+    return written
+
+
+def _uploaded_records() -> list[bytes]:
+    run, files, artifact = (new_record() for _ in range(3))
+    run.run.entity, run.run.run_id = "me", "exp"
+    files.files.files.add().path = "media/a.png"
+    artifact.artifact.entity, artifact.artifact.name = "me", "model"
+    entry = artifact.artifact.manifest.contents.add()
+    entry.path, entry.digest, entry.local_path = "a", "CY9rzUYh03PK3k6DJie09g==", "/nowhere/run/files/a"
+    return [message.SerializeToString() for message in (run, files, artifact, *_messages())]
+
+
+def _read_uploaded(data: bytes) -> None:
+    """What is taken is harmless as protobuf reads it, which may put parts together and takes the last of several."""
+    taken = revised(data, fields(data), _RULES, lambda _top, _below: Path("/private/copy"))
+    try:
+        record = type(new_record()).FromString(taken)
+    except DecodeError:  # W&B's uploader cannot read it either
+        return
+    kind = record.WhichOneof("record_type")
+    assert kind not in ("request", "tbrecord")
+    assert record.run.entity in ("", "me")
+    assert record.artifact.entity in ("", "me")
+    assert record.artifact.manifest.manifest_file_path == ""
+    assert {entry.local_path for entry in record.artifact.manifest.contents} <= {"", "/private/copy"}
+    assert not any(item.path.startswith("/") or ".." in item.path.split("/") for item in record.files.files)
+
+
+# --- logs -------------------------------------------------------------------------------------------------------------
+
+
+def _lines_of(*entries: object) -> bytes:
+    return b"".join(json.dumps(entry, separators=(",", ":")).encode() + b"\n" for entry in entries)
+
+
+def _logs() -> list[bytes]:
+    url = "http://server/files/team/digits/exp/file_stream"
+    sending: dict[str, Any] = {"level": "INFO", "msg": "filestream: sending request", "history_lines": 5}
+    sending |= {"events_lines": 2, "console_offset": 3, "console_lines": 4, "complete": True}
+    sent = {"level": "INFO", "msg": "filestream: request sent", "status": "200 OK"}
+    retrying = {"level": "INFO", "msg": "api: retrying HTTP error", "status": 429, "url": url}
+    refused = {"level": "ERROR", "msg": "api: HTTP error", "status": 404, "method": "POST", "url": url}
+    broken = {"level": "INFO", "msg": "api: retrying error", "error": f'Post "{url}": dial tcp 1.2.3.4:443: EOF'}
+    reason = "filestream: fatal error: giving up: context canceled\nwhile retrying: HTTP 500: x. got response: <nil>"
+    fatal = {"level": "ERROR+4", "msg": reason}
+    unwritten = {"level": "ERROR", "msg": "writer: failed to flush: no space", "error": "x"}
+    closed = {"level": "INFO", "msg": "sender: closed"}
+    return [
+        b"",
+        _lines_of(sending, sent, sending, retrying, sent, closed),
+        _lines_of(sending, retrying, broken, fatal, closed),
+        _lines_of(sending, refused, fatal, unwritten, closed),
+    ]
+
+
+def _read_log(data: bytes) -> None:
+    sent = read_entries(io.BytesIO(data))
+    counts = (sent.lines.history, sent.lines.events, sent.lines.console, sent.unsure)
+    assert all(type(count) is int and count >= 0 for count in counts)
+    assert all(isinstance(problem, str) and len(problem) <= 2000 for problem in sent.problems)
+    assert len(sent.problems) <= 100
+    for known in (delivery._NOT_SENT, delivery._NOT_WRITTEN):
+        for what, why in delivery._reasons(delivery.entries(io.BytesIO(data), b'"level":"ERROR'), known).items():
+            assert what in known.values()
+            assert len(why) <= 2000
+
+
+# --- sidecars and notes -----------------------------------------------------------------------------------------------
+
+
+def _sidecars() -> list[bytes]:
+    nothing = dict.fromkeys(("run_id", "base_id", "label", "group", "local_rank", "node_rank", "num_nodes"))
+    whole = {
+        "format": 1,
+        "run_id": "exp",
+        "base_id": "exp",
+        "run_mode": "shared",
+        "rank_scope": "global",
+        "shared": True,
+        "label": "rank-1",
+        "primary": False,
+        "update_finish_state": False,
+        "group": "a",
+        "global_rank": 1,
+        "local_rank": 1,
+        "node_rank": 0,
+        "world_size": 2,
+        "num_nodes": 1,
+    }
+    return [json.dumps(whole).encode(), json.dumps(whole | nothing).encode()]
+
+
+def _read_sidecar(data: bytes) -> None:
+    sidecar = offline._sidecar(parse_json(data))
+    assert 0 <= sidecar.global_rank < sidecar.world_size <= 1_000_000
+    assert sidecar.label is None or sidecar.label.isprintable()
+    assert "\0" not in "".join(value for value in asdict(sidecar).values() if isinstance(value, str))
+
+
+def _notes() -> list[bytes]:
+    note: dict[str, Any] = {"base_id": "exp", "session": "init/1", "project": "digits", "entity": None}
+    note |= {"run_mode": "auto", "rank_scope": "global", "world_size": 2, "job": "slurm-7", "requeues": 1}
+    return [json.dumps(Note(**note).record).encode()]
+
+
+def _read_note(data: bytes) -> None:
+    note = Note.of(parse_json(data))
+    assert Note.of(parse_json(json.dumps(note.record))) == note
+    assert note.base_id.isprintable()
+
+
+# --- lines of `wandb leet inspect --json` -----------------------------------------------------------------------------
+
+
+def _inspections() -> list[bytes]:
+    run: dict[str, Any] = {
+        "run_id": "exp",
+        "display_name": "night",
+        "project": "digits",
+        "run_group": "g",
+        "job_type": "t",
+    }
+    run |= {"tags": ["x"], "start_time": "2026-01-01T00:00:00Z"}
+    config = {"lr": 0.1, "net": {"layers": [1, 2]}, "_wandb": {}}
+    picture = {"image._type": "image-file", "image.width": 28, "image.size": 3, "loss": "NaN", "x": 10**20}
+    contents: Iterable[tuple[str, dict[str, Any]]] = (
+        ("header", {}),
+        ("run", {**run, "config": {"update": config}}),
+        ("config", {"update": {"lr": 0.2, "late": [None, True, "x"]}}),
+        ("history", {"item": picture}),
+        ("history", {"item": {"loss": -0.5, "image_count": 3, "_step": 1, "text": "a", "list": [1, [2]]}}),
+        ("summary", {"update": {"loss": 1}}),
+        ("exit", {"exit_code": 1}),
+    )
+    lines = [{"num": number, "type": kind, kind: content} for number, (kind, content) in enumerate(contents, 1)]
+    return [b"", _lines_of(*lines), _lines_of(*lines[:4]), _lines_of(*lines[3:] * 10)]
+
+
+def _read_inspection(data: bytes) -> None:
+    contents, records = offline._Contents(), offline._Records(_RUN_FILE)
+    records.take_from(data.split(b"\n")[:-1], contents.take)
+    run = contents.as_run(_RUN_FILE, None, contents.problems)
+    assert run.rows >= 0
+    assert all(0 <= metric.not_finite <= metric.count <= run.rows for metric in run.metrics.values())
+    json.dumps(cli._json_value({**asdict(run), "path": str(run.path)}), allow_nan=False)
+    cli._metrics_table(run, ["*"], 80)
+
+
+TARGETS = (
+    Target("records", _read_records, _record_files, (ReadError,), _PROTOBUF, _with_checksums),
+    Target(
+        "fields",
+        _read_fields,
+        lambda: [message.SerializeToString() for message in _messages()],
+        (ReadError, MalformedError),
+        _PROTOBUF,
+    ),
+    Target(
+        "uploaded",
+        _read_uploaded,
+        _uploaded_records,
+        (UploadError, ReadError, MalformedError),
+        _PROTOBUF,
+        lambda data: _uploaded_record(random.Random(data)),
+    ),
+    Target("log", _read_log, _logs, (), _ODD, _with_odd_values(_logs)),
+    Target("sidecar", _read_sidecar, _sidecars, (ValueError,), _ODD, _with_odd_values(_sidecars)),
+    Target("note", _read_note, _notes, (ValueError,), _ODD, _with_odd_values(_notes)),
+    Target("inspection", _read_inspection, _inspections, (ReadError,), _ODD, _with_odd_values(_inspections)),
+)

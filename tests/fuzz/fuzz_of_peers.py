@@ -1,0 +1,151 @@
+"""What other ranks of the job send: states of metrics, tables and images, layouts, what waits, what is known."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from fuzzing import Target
+from torchmetrics import AUROC, CatMetric, MeanMetric, MetricCollection, SumMetric
+
+from dist_wandb.batches import Row, Slot
+from dist_wandb.batches import encoded as encoded_rows
+from dist_wandb.blob import decode, encode
+from dist_wandb.errors import ConfigurationError
+from dist_wandb.gathers import decoded, framed, gathered, merged, unframed
+from dist_wandb.membership import Word
+from dist_wandb.metric_merging import Layout
+from dist_wandb.metrics import take_snapshot
+from dist_wandb.rounds import Rounds
+
+_NUMBERS = (b'"float32"', b'"bool"', b'"qint8"', b'"quint4x2"', b'"bits8"', b'"complex32"', b'"float8_e5m2"', b'"load"')
+
+
+def _metrics() -> list[Any]:
+    mean, cat, auroc = MeanMetric(), CatMetric(), AUROC(task="binary")
+    for metric in (mean, cat):
+        metric.update(torch.tensor([1.0, 2.0]))
+    auroc.update(torch.tensor([0.25, 0.75]), torch.tensor([0, 1]))
+    return [mean, cat, auroc, MetricCollection([SumMetric(), MeanMetric()])]
+
+
+def _blobs() -> list[bytes]:
+    snapshots = [take_snapshot(metric) for metric in _metrics()]
+    items = [
+        torch.arange(6).reshape(2, 3).T,
+        torch.tensor([True, False]),
+        torch.empty(0, 3, dtype=torch.int8),
+        [(4, 5), b"raw", "text", None, [torch.ones(2, dtype=torch.complex64)], torch.bfloat16],
+    ]
+    blobs = [encode(items), *(snapshot.told(1) for snapshot in snapshots)]
+    return [*blobs, *(blob for snapshot in snapshots if (blob := snapshot.packed().blob))]
+
+
+def _read_blob(data: bytes) -> None:
+    for item in decode(data):
+        _use(item)
+
+
+def _use(item: object) -> None:
+    """As merging does with states."""
+    if isinstance(item, torch.Tensor):
+        assert item.numel() < 2**31
+        (item.to(torch.complex128).sum(), item == item, repr(item), item.reshape(-1).clone())  # noqa: PLR0124
+    elif isinstance(item, (list, tuple)):
+        for part in item:
+            _use(part)
+
+
+def _tables() -> list[bytes]:
+    rows = [
+        [1, "a", dt.date(2026, 1, 2)],
+        [2.5, "b", dt.datetime(2026, 1, 2, 3, 4, tzinfo=dt.timezone.utc)],
+        [None, [1, {"x": 2}], True],
+    ]
+    pixels = np.zeros((2, 2, 3), dtype=np.uint8)
+    from PIL import Image
+
+    picture = Image.fromarray(pixels)
+    tables = [gathered(rows, ["a", 1, "c"]), gathered([], ["a"]), gathered([[1, picture]], ["a", "b"])]
+    return [table.encoded().as_bytes(3) for table in tables]
+
+
+def _read_table(data: bytes) -> None:
+    part = decoded("table", data)
+    columns, rows = merged([part, part._replace(rank=1), part._replace(columns=["other"], items=[[1]])])
+    assert all(len(row) == len(columns) for row in rows)
+
+
+def _images() -> list[bytes]:
+    pixels = np.zeros((2, 2, 3), dtype=np.uint8)
+    images = [gathered([pixels]), gathered([pixels] * 2, caption=["a", "b"], grouping=[1, 2])]
+    return [image.encoded().as_bytes(3) for image in images]
+
+
+def _layouts() -> list[bytes]:
+    return [take_snapshot(metric).signature.encode() for metric in _metrics()]
+
+
+def _read_layout(data: bytes) -> None:
+    layout = Layout.parse(data.decode(errors="replace"))
+    assert Layout.parse(layout.signature).signature == layout.signature
+    if layout.sums + layout.maxima < 2**16:
+        layout.neutral()
+
+
+def _frames() -> Sequence[bytes]:
+    return [framed(), framed(b"", b"a" * 9, b"\xff" * 3), framed(json.dumps([1]).encode(), framed(b"b"))]
+
+
+def _read_frames(data: bytes) -> None:
+    parts = unframed(data)
+    assert framed(*parts) == data
+
+
+def _offers() -> list[bytes]:
+    rows: list[Row] = [(Slot(1, 0, name, line), Slot(1, 0, name + 1, line)) for name in range(3) for line in range(9)]
+    rows += [(Slot(0, step, 0, 0),) for step in range(0, 90, 3)]
+    return [json.dumps([encoded_rows(rows), encoded_rows(rows[::-1])]).encode(), b"[[], []]"]
+
+
+def _read_offers(data: bytes) -> None:
+    machine = Rounds(0, 2)
+    machine.learn([["a", "b", "c", "d"]])
+    machine.agree(json.loads(data))
+
+
+def _words() -> list[bytes]:
+    words = [Word(3, ["loss", "acc"], ([1.0, -0.0], [float("inf")])), Word(0, [], None)]
+    return [json.dumps(word.as_json()).encode() for word in words]
+
+
+def _snapshots() -> list[bytes]:
+    machine = Rounds(0, 2)
+    machine.learn([["loss", "acc"]])
+    return [json.dumps(machine.snapshot()).encode()]
+
+
+def _read_snapshot(data: bytes) -> None:
+    machine = Rounds(1, 2)
+    machine.restore(json.loads(data))
+    machine.snapshot()
+
+
+# What the exchange's thread raises of it ends the exchange, with a warning: the rank goes on alone.
+_ODD = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
+
+TARGETS = (
+    Target("blob", _read_blob, _blobs, (ConfigurationError,), _NUMBERS, is_native=True),
+    Target("table", _read_table, _tables, (ConfigurationError,)),
+    Target("images", lambda data: decoded("images", data), _images, (ConfigurationError,)),
+    Target("layout", _read_layout, _layouts, (ConfigurationError,), (b'"sum"', b'"cat"', *_NUMBERS[:2])),
+    Target("offer", _read_offers, _offers, _ODD, (b"[0,0,1,999999999,[0],[0]]", b"1e9", b"[]", b"[0]")),
+    Target("word", lambda data: Word.from_json(json.loads(data)), _words, (*_ODD, struct.error)),
+    Target("snapshot", _read_snapshot, _snapshots, _ODD),
+    Target("frames", _read_frames, _frames, (ConfigurationError,)),
+)

@@ -1,0 +1,16 @@
+"""All parsers that are fuzzed."""
+
+from __future__ import annotations
+
+import fuzz_of_files
+import fuzz_of_peers
+import fuzz_of_starts
+import fuzz_planted
+from fuzzing import Target
+
+TARGETS: tuple[Target, ...] = (*fuzz_of_peers.TARGETS, *fuzz_of_files.TARGETS, *fuzz_of_starts.TARGETS)
+
+
+def named(name: str) -> Target:
+    """The target of a name, among all, and those that show that fuzzing finds something."""
+    return next(target for target in (*TARGETS, *fuzz_planted.TARGETS) if target.name == name)

@@ -1,0 +1,330 @@
+"""How parsers of untrusted bytes are fuzzed: what a target is, how inputs are made, and how one is judged.
+
+A target reads bytes. Whatever they are, it ends with a value or with one of the exceptions that it is allowed, within
+a second of CPU and with memory of three times the input and some slack. What can crash the process natively (torch
+does, of some bytes) is read in a process of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import resource
+import select
+import struct
+import subprocess
+import sys
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+
+HERE = Path(__file__).parent
+FINDINGS = HERE / "findings"
+
+SECONDS = 1.0  # of CPU, for one input
+MIB = 2**20
+_LARGEST = 64 * 1024  # bytes of an input that is made here
+_AS_IT_IS, _ORDER, _RAW = 16, 8, 192  # of 256 so many inputs are bytes of any kind; bytes of one order; see `inputs`
+_SILENT = 60.0  # seconds in which a child says nothing: it hangs
+_CHILDS_MEMORY = 2 * 2**30  # bytes of address space that a child may take beyond what it begins with
+_TOKENS = (
+    *(b"1e400", b"-1", b"-0.5", b"NaN", b"null", b"true", b'""', b"[", b"{", b"]", b"}", b",", b":", b"9" * 30, b"2.0"),
+    *(b'"\\ud800"', b"\x1b[31m", b"\0", b"\x80", b"\xff" * 8, b"\n", b"../", b"\\", b'"', b"[[[[", b'{"":'),
+    *(struct.pack("<Q", number) for number in (0, 1, 2**31, 2**40, 2**63)),
+)
+
+
+class FindingError(AssertionError):
+    """An input that does what it must not.
+
+    Args:
+        message: What it does.
+        data: The input.
+    """
+
+    def __init__(self, message: str, data: bytes) -> None:
+        super().__init__(message)
+        self.data = data
+
+
+@dataclass(frozen=True)
+class Target:
+    """A parser.
+
+    Args:
+        name: Of the target, and of the directory with what was found.
+        read: The parser; it also does with the value what its callers do.
+        seeds: Makes healthy inputs, which are read without an exception.
+        accepted: Exceptions with which other inputs end.
+        tokens: What inputs of this kind are made of, to be strewn in.
+        mend: Makes an input pass the checks that come first, such as checksums; applied to half of the inputs.
+        examples: How many inputs are tried in CI.
+        is_native: Whether what reads it may crash the process.
+        slack: Bytes of memory that reading takes beside three times the input.
+    """
+
+    name: str
+    read: Callable[[bytes], object]
+    seeds: Callable[[], Sequence[bytes]]
+    accepted: tuple[type[Exception], ...] = ()
+    tokens: tuple[bytes, ...] = ()
+    mend: Callable[[bytes], bytes] | None = None
+    examples: int = 2000
+    is_native: bool = False
+    slack: int = 4 * MIB
+
+
+def judge(target: Target, data: bytes) -> None:
+    """Read one input in this process.
+
+    Raises:
+        FindingError: It does what it must not.
+    """
+    tracemalloc.start()  # for the parser alone: what makes inputs would take ten times as long
+    began = time.thread_time()
+    try:
+        target.read(data)
+    except target.accepted:
+        pass
+    except Exception as error:
+        raise FindingError(f"{target.name}: {type(error).__name__}: {str(error)[:300]}", data) from error
+    finally:
+        seconds, peak = time.thread_time() - began, tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    if seconds > SECONDS:
+        raise FindingError(f"{target.name}: {len(data)} bytes took {seconds:.1f} s", data)
+    if peak > 3 * len(data) + target.slack:
+        raise FindingError(f"{target.name}: {len(data)} bytes took {peak / MIB:.1f} MiB of memory", data)
+
+
+# --- inputs -----------------------------------------------------------------------------------------------------------
+
+
+def inputs(target: Target) -> st.SearchStrategy[bytes]:
+    """Healthy inputs, changed in some places; and bytes of any kind.
+
+    What is changed is read from bytes, as a strategy of many parts takes longer than the parsers do.
+    """
+    seeds, tokens = list(target.seeds()), (*_TOKENS, *target.tokens)
+
+    def made(orders: bytes) -> bytes:
+        first, how, *_ = orders
+        if how < _AS_IT_IS:
+            return orders[2:]
+        data, other = seeds[first % len(seeds)], seeds[how % len(seeds)]
+        for at in range(2, len(orders), _ORDER):
+            kind, high, low, length, which, *raw = orders[at : at + _ORDER].ljust(_ORDER, b"\0")
+            payload = tokens[which % len(tokens)] if which < _RAW else bytes(raw[: which % 4])
+            place = (high << 8 | low) * (len(data) + 1) >> 16
+            data = _CHANGES[kind % len(_CHANGES)](data, place, length % 64, payload, other)[:_LARGEST]
+        return target.mend(data) if target.mend and how & 1 else data
+
+    return st.binary(min_size=2 + _ORDER, max_size=2 + 6 * _ORDER).map(made)
+
+
+def _replaced(data: bytes, place: int, length: int, payload: bytes, other: bytes) -> bytes:
+    del length, other
+    return data[:place] + payload + data[place + len(payload) :]
+
+
+def _exchanged(data: bytes, place: int, length: int, payload: bytes, other: bytes) -> bytes:
+    del other
+    return data[:place] + payload + data[place + length :]
+
+
+def _inserted(data: bytes, place: int, length: int, payload: bytes, other: bytes) -> bytes:
+    del length, other
+    return data[:place] + payload + data[place:]
+
+
+def _removed(data: bytes, place: int, length: int, payload: bytes, other: bytes) -> bytes:
+    del payload, other
+    return data[:place] + data[place + length :]
+
+
+def _flipped(data: bytes, place: int, length: int, payload: bytes, other: bytes) -> bytes:
+    del payload, other
+    return data[:place] + bytes(byte ^ 1 << length % 8 for byte in data[place : place + 1]) + data[place + 1 :]
+
+
+def _repeated(data: bytes, place: int, length: int, payload: bytes, other: bytes) -> bytes:
+    del other
+    return data[:place] + (payload or data[place : place + 1]) * length**2 + data[place:]
+
+
+def _doubled(data: bytes, place: int, length: int, payload: bytes, other: bytes) -> bytes:
+    del payload, other
+    return data[: place + length] + data[place:]
+
+
+def _cut(data: bytes, place: int, length: int, payload: bytes, other: bytes) -> bytes:
+    del length, payload, other
+    return data[:place]
+
+
+def _spliced(data: bytes, place: int, length: int, payload: bytes, other: bytes) -> bytes:
+    del payload
+    return data[:place] + other[max(0, place - length) :]
+
+
+_CHANGES = (_replaced, _exchanged, _inserted, _removed, _flipped, _repeated, _doubled, _cut, _spliced)
+
+
+# --- many inputs ------------------------------------------------------------------------------------------------------
+
+
+def fuzz(target: Target, examples: int, *, number: int | None = None) -> int:
+    """Read many inputs.
+
+    Args:
+        target: What reads them.
+        examples: How many.
+        number: From which they are made; `None` for the same ones each time.
+
+    Returns:
+        How many were read.
+
+    Raises:
+        FindingError: One does what it must not; it is the smallest that was found.
+    """
+    count = 0
+    phases = [Phase.generate] if target.is_native else [Phase.generate, Phase.shrink]  # a crash costs a new child
+    with judging(target) as one:
+
+        @settings(
+            max_examples=examples,
+            derandomize=number is None,
+            database=None,
+            deadline=None,
+            phases=phases,
+            suppress_health_check=list(HealthCheck),
+            report_multiple_bugs=False,
+        )
+        @given(inputs(target))
+        def read(data: bytes) -> None:
+            nonlocal count
+            count += 1
+            one(data)
+
+        (read if number is None else seed(number)(read))()
+    return count
+
+
+def keep(error: FindingError, target: Target) -> Path:
+    """Keep what was found, to be tried again in CI."""
+    path = FINDINGS / target.name / f"{hashlib.sha256(error.data).hexdigest()[:16]}.bin"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(error.data)
+    return path
+
+
+@contextmanager
+def judging(target: Target) -> Iterator[Callable[[bytes], None]]:
+    """What judges one input: here, or in a child where this process could crash."""
+    if target.is_native:
+        child = Child(target.name)
+        try:
+            yield child.judge
+        finally:
+            child.end()
+        return
+    yield lambda data: judge(target, data)
+
+
+class Child:
+    """A process that reads inputs; another one follows where it has crashed.
+
+    Args:
+        name: Of the target.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def judge(self, data: bytes) -> None:
+        """Have one input read.
+
+        Raises:
+            FindingError: It does what it must not.
+        """
+        process = self._process = self._process or self._start()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with suppress(BrokenPipeError):
+            process.stdin.write(struct.pack("<Q", len(data)) + data)
+            process.stdin.flush()
+        is_heard = bool(select.select([process.stdout], [], [], _SILENT)[0])
+        answer = process.stdout.readline() if is_heard else b""
+        if not answer:
+            if not is_heard:
+                process.kill()
+            self.end()
+            what = f"ended the process with {process.returncode}" if is_heard else f"was read for over {_SILENT:g} s"
+            raise FindingError(f"{self._name}: {len(data)} bytes: {what}", data)
+        found = json.loads(answer)
+        if found is not None:
+            raise FindingError(found, data)
+
+    def end(self) -> None:
+        """End the process."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with suppress(BrokenPipeError):
+            process.stdin.close()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        process.stdout.close()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        paths = [str(HERE), str(HERE.parent / "support"), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(paths),
+            "PYTHONFAULTHANDLER": "1",
+            "OMP_NUM_THREADS": "1",
+        }
+        command = [sys.executable, str(HERE / "fuzz_child.py"), self._name]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n", f"{self._name}: its process could not be started"
+        return process
+
+
+def serve(target: Target) -> None:
+    """Be the child: read inputs from the standard input, and answer with what they do, until there are no more."""
+    answers, orders = os.fdopen(os.dup(1), "wb"), sys.stdin.buffer
+    os.dup2(2, 1)  # what a parser prints is no answer
+    for data in target.seeds():
+        with suppress(*target.accepted):
+            target.read(data)  # what is loaded at the first use is no input's memory
+    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (taken + _CHILDS_MEMORY, resource.RLIM_INFINITY))
+    answers.write(b"ready\n")
+    answers.flush()
+    while size := orders.read(8):
+        data = orders.read(struct.unpack("<Q", size)[0])
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        found = None
+        try:
+            judge(target, data)
+        except FindingError as error:
+            found = str(error)
+        grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+        if found is None and grown > 3 * len(data) + 16 * target.slack:  # freed memory stays the allocator's
+            found = f"{target.name}: {len(data)} bytes made the process {grown / MIB:.0f} MiB larger"
+        answers.write(json.dumps(found).encode() + b"\n")
+        answers.flush()

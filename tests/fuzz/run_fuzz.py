@@ -1,0 +1,47 @@
+"""Fuzzes parsers for some minutes, with other inputs each time: ``python tests/fuzz/run_fuzz.py --minutes 10``.
+
+What is found is kept below ``tests/fuzz/findings``, where CI tries it again. Mend the parser, and commit both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+import sys
+import time
+from pathlib import Path
+
+sys.path += [str(Path(__file__).parents[1] / "support")]
+
+from fuzz_targets import TARGETS, named
+from fuzzing import FindingError, fuzz, keep
+
+_BATCH = 500  # inputs of one target, before the next one's turn
+
+
+def main() -> int:
+    """Fuzz until the time is over; 1 if anything was found."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("targets", nargs="*", metavar="TARGET", help=", ".join(target.name for target in TARGETS))
+    told = parser.parse_args()
+    targets = [named(name) for name in told.targets] or list(TARGETS)
+    counts, found = dict.fromkeys((target.name for target in targets), 0), 0
+    deadline = time.monotonic() + 60 * told.minutes
+    while time.monotonic() < deadline:
+        for target in targets:
+            number = secrets.randbits(32)
+            try:
+                counts[target.name] += fuzz(target, _BATCH, number=number)
+            except FindingError as error:
+                found += 1
+                sys.stdout.write(f"{error} ({keep(error, target)}, seed {number})\n")
+            if time.monotonic() >= deadline:
+                break
+    sys.stdout.write("".join(f"{name:12} {count:9,} inputs\n" for name, count in counts.items()))
+    sys.stdout.write(f"{found} findings\n")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

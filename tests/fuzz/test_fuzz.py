@@ -1,0 +1,65 @@
+"""Parsers of bytes that come from elsewhere: a fixed number of inputs each, and what was found before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import fuzz_planted
+import fuzzing
+import pytest
+from fuzz_targets import TARGETS, named
+from fuzzing import FINDINGS, FindingError, Target, fuzz, judging, keep
+
+_FOUND = sorted(FINDINGS.glob("*/*.bin"))
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+def test_no_input_does_what_it_must_not(target: Target) -> None:
+    assert fuzz(target, target.examples) >= target.examples
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+def test_healthy_inputs_are_read(target: Target) -> None:
+    seeds = target.seeds()
+    assert seeds
+    for data in seeds:
+        target.read(data)
+
+
+@pytest.mark.parametrize("path", _FOUND, ids=[f"{path.parent.name}-{path.stem}" for path in _FOUND])
+def test_what_was_found_once_is_mended(path: Path) -> None:
+    with judging(named(path.parent.name)) as judge:
+        judge(path.read_bytes())
+
+
+# --- fuzzing itself ---------------------------------------------------------------------------------------------------
+
+
+def planted(name: str) -> Target:
+    return next(target for target in fuzz_planted.TARGETS if target.name == name)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("raises", "RecursionError"), ("crashes", "ended the process with -11"), ("takes-memory", "MiB of memory")],
+)
+def test_what_is_planted_is_found_and_kept(
+    name: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fuzzing, "FINDINGS", tmp_path)
+    with pytest.raises(FindingError, match=message) as found:
+        fuzz(planted(name), 2000)
+    path = keep(found.value, planted(name))
+    assert path.parent == tmp_path / name
+    assert b"[" in path.read_bytes()
+
+
+@pytest.mark.parametrize(("name", "message"), [("hangs", "was read for over"), ("is-slow", r"took 1\.\d s")])
+def test_what_takes_long_is_a_finding(name: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fuzzing, "_SILENT", 2.0)
+    with judging(planted(name)) as judge, pytest.raises(FindingError, match=message):
+        judge(b"[[")
+
+
+def test_names_are_unlike() -> None:
+    assert len({target.name for target in TARGETS}) == len(TARGETS)

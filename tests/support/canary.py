@@ -1,0 +1,205 @@
+"""Somebody whose files and key must stay as they are while commands read what strangers have left."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import socket
+import stat
+import threading
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from processes import clean_environment
+
+STRANGER = 65_534
+"""The user to whom hostile files belong, where the tests run as root."""
+
+API_KEY = "0123456789" * 4
+
+_FILES = {
+    ".bashrc": "alias ll='ls -l'\n",
+    ".profile": "umask 077\n",
+    ".gitconfig": "[user]\n\tname = Victim\n",
+    ".netrc": f"machine api.wandb.ai\n  login user\n  password {API_KEY}\n",
+    ".ssh/authorized_keys": "ssh-ed25519 AAAA victim@home\n",
+    ".ssh/id_rsa": "PRIVATE-KEY-OF-THE-VICTIM\n",
+    ".aws/credentials": "[default]\naws_secret_access_key = SECRET-OF-THE-VICTIM\n",
+    ".config/wandb/settings": "[default]\n",
+    "work/thesis.tex": "\\documentclass{thesis}\nfour years of work\n",
+}
+_SECRETS = ("PRIVATE-KEY-OF-THE-VICTIM", "SECRET-OF-THE-VICTIM", "four years of work", "victim@home")
+
+
+class Listener:
+    """Accepts connections on loopback and keeps the first bytes of each."""
+
+    def __init__(self) -> None:
+        self.heard: list[bytes] = []
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+        self._thread.start()
+
+    @property
+    def url(self) -> str:
+        """Its address, as of a server or of a proxy."""
+        return f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+
+    def close(self) -> None:
+        """Listen no more."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        self._thread.join()
+
+    def _listen(self) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = self._socket.accept()
+                with connection, suppress(OSError):
+                    connection.settimeout(0.5)
+                    self.heard.append(b"")
+                    self.heard[-1] = connection.recv(4096)
+
+
+@dataclass
+class Victim:
+    """A home directory full of what must not change or be told, a current directory that a stranger has filled, and a
+    listener to whom nobody may talk.
+
+    Args:
+        directory: Where all of it lies.
+        listener: Hears whatever goes to a server that nobody was asked to talk to: it is the proxy of all others.
+    """
+
+    directory: Path
+    listener: Listener
+    _before: dict[str, tuple[object, ...]] = field(default_factory=dict)
+
+    @property
+    def home(self) -> Path:
+        """The home directory."""
+        return self.directory / "home"
+
+    @property
+    def traces(self) -> Path:
+        """Where code of strangers leaves a file if it is ever run."""
+        return self.directory / "traces"
+
+    @property
+    def workplace(self) -> Path:
+        """The current directory of all commands."""
+        return self.directory / "workplace"
+
+    @property
+    def temporary(self) -> Path:
+        """The directory for temporary files."""
+        return self.directory / "temporary"
+
+    @property
+    def own(self) -> tuple[Path, ...]:
+        """Where an upload may leave something: the user's own state of uploads, and the cache of W&B's uploader."""
+        return self.home / ".local" / "state" / "dist-wandb", self.home / ".cache" / "wandb"
+
+    def code(self, what: str) -> str:
+        """Python source that leaves a trace when it is run."""
+        return f"import os\nos.close(os.open({str(self.traces)!r} + '/{what}', os.O_WRONLY | os.O_CREAT))\n"
+
+    def environment(self, **extra: str) -> dict[str, str]:
+        """The environment of a command: this home, and W&B's server and all proxies where the listener is."""
+        proxies = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), self.listener.url)
+        mine = {
+            "HOME": str(self.home),
+            "NETRC": str(self.home / ".netrc"),
+            "TMPDIR": str(self.temporary),
+            "WANDB_BASE_URL": self.listener.url,
+            "WANDB_API_KEY": API_KEY,
+            "NO_PROXY": "127.0.0.1,localhost",
+            "no_proxy": "127.0.0.1,localhost",
+            **{f"XDG_{name}_HOME": str(self.home / place) for name, place in _XDG.items()},
+        }
+        variables = clean_environment(**proxies, **mine)
+        for name in ("WANDB_MODE", "WANDB_ERROR_REPORTING", "WANDB_CONSOLE"):  # as users have it
+            del variables[name]
+        return {**variables, **extra}
+
+    def check(self) -> None:
+        """Fail unless everything is as it was, nothing of strangers has run, and nobody was talked to."""
+        after = snapshot(self.home, but=self.own)
+        changed = sorted(name for name in {*self._before, *after} if self._before.get(name) != after.get(name))
+        assert not changed, f"changed in the victim's home: {[(n, self._before.get(n), after.get(n)) for n in changed]}"
+        ran = sorted(path.name for path in self.traces.iterdir())
+        assert not ran, f"code of strangers has run: {ran}"
+        assert not self.listener.heard, f"somebody was told: {self.listener.heard}"
+        left = sorted(path.name for path in self.temporary.iterdir())
+        assert not left, f"left in the directory for temporary files: {left}"
+
+    def check_told(self, *texts: bytes | str) -> None:
+        """Fail if any of the victim's secrets is in one of these texts."""
+        for text in texts:
+            plain = text.decode(errors="replace") if isinstance(text, bytes) else text
+            told = [secret for secret in _SECRETS if secret in plain]
+            assert not told, f"told: {told}"
+
+
+_XDG = {"CONFIG": ".config", "CACHE": ".cache", "DATA": ".local/share", "STATE": ".local/state"}
+
+
+@contextmanager
+def victim(directory: Path) -> Iterator[Victim]:
+    """Make somebody's home, and look at its end that nothing has happened to it."""
+    listener = Listener()
+    someone = Victim(directory, listener)
+    try:
+        for place in (someone.traces, someone.workplace / "wandb", someone.temporary, *_places(someone.home)):
+            place.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for place in someone.own:
+            place.mkdir(mode=0o700)
+        for name, text in _FILES.items():
+            path = someone.home / name
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            path.write_text(text)
+            path.chmod(0o600)
+        for name in ("click", "json", "sitecustomize", "wandb", "yaml"):
+            (someone.workplace / f"{name}.py").write_text(someone.code(f"workplace-{name}"))
+        someone._before = snapshot(someone.home, but=someone.own)
+        yield someone
+        someone.check()
+    finally:
+        listener.close()
+
+
+def _places(home: Path) -> list[Path]:
+    return [home / place for place in _XDG.values()]
+
+
+def snapshot(top: Path, *, but: Collection[Path] = ()) -> dict[str, tuple[object, ...]]:
+    """What lies below a directory: for each name kind and mode, owner, time of the last change, and content.
+
+    Args:
+        top: The directory.
+        but: Directories whose content is left out.
+    """
+    found: dict[str, tuple[object, ...]] = {}
+    waiting = [top]
+    while waiting:
+        path = waiting.pop()
+        try:
+            told = path.lstat()
+        except OSError as error:
+            if error.errno != errno.ENAMETOOLONG:
+                raise
+            continue
+        what: object = None
+        if stat.S_ISLNK(told.st_mode):
+            what = path.readlink()
+        elif stat.S_ISREG(told.st_mode):
+            small = told.st_size < 2**26  # sparse ones are told by size and time
+            what = hashlib.sha256(path.read_bytes()).hexdigest() if small else told.st_size
+        elif stat.S_ISDIR(told.st_mode) and path not in but:
+            waiting += path.iterdir()
+        changed = None if path in but else told.st_mtime_ns
+        found[str(path.relative_to(top))] = (oct(told.st_mode), told.st_uid, changed, what)
+    return found

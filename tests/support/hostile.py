@@ -1,0 +1,619 @@
+"""Directories of runs as somebody would leave them who wants to harm whoever shows, uploads or resumes them.
+
+Each `Tree` makes one run, named as the tree, below a directory of its own. What it attacks is the `Victim`'s home.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import socket
+import stat
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from canary import STRANGER, Victim
+from record_files import Record, end, header, pb, row, rows, run, serialised, write_run
+
+Shown = Literal["shown", "refused", "passed over"]
+Uploaded = Literal["uploaded", "refused", "tried", "passed over"]
+Build = Callable[[Path, Victim], object]
+
+DEEP = 200_000
+HUGE = 10 * 2**30
+UPLOAD = "dist-wandb-upload"
+
+
+@dataclass(frozen=True)
+class Tree:
+    """One hostile directory.
+
+    Args:
+        name: Of the tree, and the id of its run.
+        build: Makes it: of the directory that wandb would have been given, and the victim.
+        shown: What `show` makes of its run; "passed over" where no file could be one of a run's.
+        uploaded: What `sync` makes of it; "tried" where W&B's uploader fails at it.
+        says: What the lines about it tell, wherever it is not treated as an ordinary run.
+    """
+
+    name: str
+    build: Build
+    shown: Shown
+    uploaded: Uploaded
+    says: str
+
+
+TREES: dict[str, Tree] = {}
+
+
+def tree(
+    name: str, says: str = "", *, shown: Shown = "shown", uploaded: Uploaded = "refused"
+) -> Callable[[Build], Build]:
+    """Register what makes a tree."""
+
+    def register(build: Build) -> Build:
+        assert name not in TREES
+        TREES[name] = Tree(name, build, shown, uploaded, says)
+        return build
+
+    return register
+
+
+def plant(trees: Iterable[Tree], top: Path, someone: Victim) -> None:
+    """Make trees side by side, each in a directory of its name, which becomes the stranger's where that is possible."""
+    for one in trees:
+        place = top / one.name
+        place.mkdir(parents=True)
+        one.build(place, someone)
+        if os.getuid() == 0:
+            give_away(place)
+
+
+def give_away(top: Path) -> None:
+    """Let a stranger own all that lies below a directory."""
+    waiting = [top]
+    while waiting:
+        path = waiting.pop()
+        with suppress(OSError):  # below "deep" names are too long to be given in full
+            told = path.lstat()
+            if stat.S_ISDIR(told.st_mode):
+                waiting += path.iterdir()
+            elif told.st_nlink > 1:  # the other name is the victim's
+                continue
+            os.chown(path, STRANGER, STRANGER, follow_symlinks=False)
+
+
+def sidecar(run_id: str, **other: Any) -> dict[str, Any]:
+    """What dist_wandb leaves beside a writer of a shared run of one rank."""
+    ids = {"format": 1, "run_id": run_id, "base_id": run_id, "run_mode": "shared", "rank_scope": "global"}
+    role = {"shared": True, "label": "rank-0", "primary": True, "update_finish_state": True, "group": None}
+    ranks = {"global_rank": 0, "local_rank": 0, "node_rank": 0, "world_size": 1, "num_nodes": 1}
+    return {**ids, **role, **ranks, **other}
+
+
+def with_sidecar(place: Path, content: bytes | str | dict[str, Any]) -> Path:
+    """A run with something in the place of its sidecar."""
+    directory = write_run(place, place.name)
+    text = json.dumps(content) if isinstance(content, dict) else content
+    (directory / "dist-wandb.json").write_bytes(text if isinstance(text, bytes) else text.encode())
+    return directory
+
+
+def sparse(path: Path, size: int = HUGE) -> None:
+    """A file that says it is huge, and takes no room."""
+    with path.open("ab") as opened:
+        opened.truncate(size)
+
+
+def pipe(path: Path) -> None:
+    """A named pipe that nobody writes to."""
+    os.mkfifo(path)
+
+
+def listening(path: Path) -> None:
+    """A socket in the file system; its name may not be longer than 108 bytes, so it is made elsewhere."""
+    here = os.open(path.parent, os.O_RDONLY)
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(f"/proc/self/fd/{here}/{path.name}")
+    os.close(here)
+
+
+def varint(value: int) -> bytes:
+    """A number as protobuf writes it."""
+    low, rest = value & 0x7F, value >> 7
+    return bytes([low | 0x80]) + varint(rest) if rest else bytes([low])
+
+
+def files_record(*paths: str) -> Record:
+    """A record that asks for files of the run to be uploaded."""
+    record = pb.Record()
+    for path in paths:
+        item = record.files.files.add()
+        item.path, item.policy = path, pb.FilesItem.PolicyType.END
+    return record
+
+
+def artifact(**manifest: Any) -> Record:
+    """A record that asks for an artifact to be uploaded."""
+    record = pb.Record()
+    made = record.artifact
+    made.run_id, made.project, made.type, made.name = "exp", "tests", "dataset", "stolen"
+    made.digest, made.finalize, made.user_created = "0" * 32, True, True
+    made.client_id, made.sequence_client_id = "c" * 128, "d" * 128
+    made.manifest.version, made.manifest.storage_policy = 1, "wandb-storage-policy-v1"
+    layout = made.manifest.storage_policy_config.add()
+    layout.key, layout.value_json = "storageLayout", '"V2"'
+    for name, value in manifest.items():
+        setattr(made.manifest, name, value)
+    return record
+
+
+# --- code, and settings -----------------------------------------------------------------------------------------------
+
+
+def _code(*names: str) -> Build:
+    def build(place: Path, someone: Victim) -> None:
+        directory = write_run(place, place.name)
+        for name in names:
+            path = directory / name
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(someone.code(f"{place.name}-{name.replace('/', '-')}"))
+
+    return build
+
+
+tree("code-click", uploaded="uploaded")(_code("click.py", "yaml.py", "requests.py", "pydantic.py", "platformdirs.py"))
+tree("code-wandb", uploaded="uploaded")(_code("wandb.py", "dist_wandb.py", "torch.py", "google/__init__.py"))
+tree("code-of-python", uploaded="uploaded")(
+    _code("json.py", "re.py", "typing.py", "subprocess.py", "encodings/__init__.py", "sitecustomize.py", "site.py")
+)
+
+
+@tree("settings", uploaded="uploaded")
+def _settings(place: Path, someone: Victim) -> None:
+    directory = write_run(place, place.name)
+    for folder in (directory, directory / "wandb", place / "wandb", directory / ".wandb", directory / UPLOAD):
+        folder.mkdir(exist_ok=True)
+        (folder / "settings").write_text(
+            f"[default]\nbase_url = {someone.listener.url}\nentity = stranger\nerror_reporting = true\n"
+        )
+    (directory / ".netrc").write_text("default login user password x\n")
+
+
+# --- what is no ordinary file -----------------------------------------------------------------------------------------
+
+
+def _in_place_of_the_run(make: Callable[[Path, Victim], object]) -> Build:
+    def build(place: Path, someone: Victim) -> None:
+        path = write_run(place, place.name) / f"run-{place.name}.wandb"
+        path.unlink()
+        make(path, someone)
+
+    return build
+
+
+tree("run-is-a-pipe", "named pipe", shown="refused")(_in_place_of_the_run(lambda path, _: pipe(path)))
+tree("run-is-a-socket", "socket", shown="refused")(_in_place_of_the_run(lambda path, _: listening(path)))
+tree("run-is-a-directory", "directory", shown="refused")(_in_place_of_the_run(lambda path, _: path.mkdir()))
+tree("run-links-to-zeros", "link", shown="refused")(_in_place_of_the_run(lambda path, _: path.symlink_to("/dev/zero")))
+tree("run-links-to-a-secret", "link", shown="refused")(
+    _in_place_of_the_run(lambda path, someone: path.symlink_to(someone.home / ".ssh" / "id_rsa"))
+)
+tree("run-is-sparse", "identifier", shown="refused")(_in_place_of_the_run(lambda path, _: sparse(path)))
+tree("run-is-empty", "is empty", shown="refused")(_in_place_of_the_run(lambda path, _: path.touch()))
+tree("run-is-other", "newer wandb", shown="refused")(
+    _in_place_of_the_run(lambda path, _: path.write_bytes(b":W&B\xe1\xbe\x07x"))
+)
+
+
+def _in_place_of_the_sidecar(make: Callable[[Path, Victim], object]) -> Build:
+    return lambda place, someone: make(write_run(place, place.name) / "dist-wandb.json", someone)
+
+
+tree("sidecar-is-a-pipe", "named pipe")(_in_place_of_the_sidecar(lambda path, _: pipe(path)))
+tree("sidecar-is-a-socket", "socket")(_in_place_of_the_sidecar(lambda path, _: listening(path)))
+tree("sidecar-is-a-directory", "directory")(_in_place_of_the_sidecar(lambda path, _: path.mkdir()))
+tree("sidecar-links-to-zeros", "link")(_in_place_of_the_sidecar(lambda path, _: path.symlink_to("/dev/zero")))
+tree("sidecar-links-to-a-secret", "link")(
+    _in_place_of_the_sidecar(lambda path, someone: path.symlink_to(someone.home / ".aws" / "credentials"))
+)
+tree("sidecar-is-sparse", "more than")(_in_place_of_the_sidecar(lambda path, _: sparse(path)))
+
+
+@tree("uploads-of-pipes", "not uploaded it from this account")
+def _uploads_of_pipes(place: Path, _: Victim) -> None:
+    for path in _of_an_upload(place):
+        pipe(path)
+
+
+@tree("uploads-of-links", "not uploaded it from this account")
+def _uploads_of_links(place: Path, someone: Victim) -> None:
+    lock, mark, state, log = _of_an_upload(place)
+    lock.symlink_to(someone.home / ".ssh" / "authorized_keys")
+    mark.symlink_to(someone.home / ".ssh" / "made-by-the-mark")
+    state.symlink_to("/dev/zero")
+    log.symlink_to("/dev/zero")
+
+
+@tree("uploads-sparse", "not uploaded it from this account")
+def _uploads_sparse(place: Path, _: Victim) -> None:
+    for path in _of_an_upload(place):
+        sparse(path)
+
+
+@tree("uploads-link-home", uploaded="uploaded")
+def _uploads_link_home(place: Path, someone: Victim) -> None:
+    (write_run(place, place.name) / UPLOAD).symlink_to(someone.home / ".ssh")
+
+
+def _of_an_upload(place: Path) -> tuple[Path, Path, Path, Path]:
+    """What an upload of a run without an end might leave or read beside it: lock, mark, state and log."""
+    directory = write_run(place, place.name, ended=False)
+    attempt = directory / UPLOAD / "attempt-1"
+    attempt.mkdir(parents=True)
+    marks = (directory / f"run-{place.name}.wandb.{kind}" for kind in ("synced", "syncstate"))
+    return directory / UPLOAD / "lock", *marks, attempt / "debug-sync.log"  # type: ignore[return-value]  # two of them
+
+
+@tree("online-log-is-a-pipe", "debug-internal.log")
+def _online_log(place: Path, _: Victim) -> None:
+    directory = write_run(place, place.name, online=True)
+    (directory / "logs").mkdir()
+    pipe(directory / "logs" / "debug-internal.log")
+
+
+# --- what is uploaded, overwritten and deleted ------------------------------------------------------------------------
+
+
+@tree("file-links-to-a-key", "link")
+def _file_link(place: Path, someone: Victim) -> None:
+    directory = write_run(place, place.name, extra=[files_record("notes.txt")])
+    (directory / "files" / "notes.txt").symlink_to(someone.home / ".ssh" / "id_rsa")
+
+
+@tree("rest-links-to-a-key", "link")
+def _rest_link(place: Path, someone: Victim) -> None:
+    directory = write_run(place, place.name, extra=[files_record("notes.txt", "media/x.png")], ended=False)
+    (directory / "files" / "notes.txt").symlink_to(someone.home / ".ssh" / "id_rsa")
+    (directory / "files" / "media").symlink_to(someone.home / ".ssh")
+
+
+@tree("files-link-home", "link")
+def _files_link(place: Path, someone: Victim) -> None:
+    directory = write_run(place, place.name, extra=[files_record("id_rsa")])
+    (directory / "files").rmdir()
+    (directory / "files").symlink_to(someone.home / ".ssh")
+
+
+def _overwriting(name: str, victims: str) -> Build:
+    def build(place: Path, someone: Victim) -> None:
+        summary = pb.Record()
+        update = summary.summary.update.add()
+        update.key, update.value_json = "stolen", '"STRANGER"'
+        output = pb.Record()
+        output.output_raw.output_type, output.output_raw.line = pb.OutputRawRecord.STDOUT, "ssh-rsa STRANGER\n"
+        config = {"$(touch pwned)": 1}
+        directory = write_run(place, place.name, config=config, extra=[summary, output])
+        (directory / "files" / name).symlink_to(someone.home / victims)
+
+    return build
+
+
+tree("config-links-to-bashrc", "link")(_overwriting("config.yaml", ".bashrc"))
+tree("summary-links-to-thesis", "link")(_overwriting("wandb-summary.json", "work/thesis.tex"))
+tree("output-links-to-keys", "link")(_overwriting("output.log", ".ssh/authorized_keys"))
+
+
+@tree("files-are-pipes", uploaded="uploaded")
+def _pipes(place: Path, _: Victim) -> None:
+    directory = write_run(place, place.name, extra=[files_record("pipe", "socket")])
+    pipe(directory / "files" / "pipe")
+    listening(directory / "files" / "socket")
+
+
+@tree("config-is-a-hard-link", uploaded="uploaded")
+def _hard_link(place: Path, someone: Victim) -> None:
+    directory = write_run(place, place.name, config={"lr": 1})
+    with suppress(OSError):  # fs.protected_hardlinks allows it to the file's owner alone
+        (directory / "files" / "config.yaml").hardlink_to(someone.home / ".bashrc")
+
+
+@tree("artifact-of-a-secret", "artifact")
+def _artifact(place: Path, someone: Victim) -> None:
+    record = artifact()
+    path = someone.home / ".aws" / "credentials"
+    entry = record.artifact.manifest.contents.add()
+    entry.path, entry.local_path, entry.size, entry.skip_cache = "x", str(path), path.stat().st_size, True
+    entry.digest = base64.b64encode(hashlib.md5(path.read_bytes(), usedforsecurity=False).digest()).decode()
+    write_run(place, place.name, extra=[record])
+
+
+@tree("artifact-deletes-thesis", "artifact")
+def _manifest(place: Path, someone: Victim) -> None:
+    record = artifact(manifest_file_path=str(someone.home / "work" / "thesis.tex"))
+    write_run(place, place.name, extra=[record])
+
+
+@tree("files-outside", r"\.\./|outside")
+def _traversal(place: Path, someone: Victim) -> None:
+    up = "../" * 40 + str(someone.home / ".ssh" / "id_rsa").lstrip("/")
+    write_run(place, place.name, extra=[files_record(up, str(someone.home / ".aws" / "credentials"))])
+
+
+@tree("tensorboard-outside", "tensorboard")
+def _tensorboard(place: Path, someone: Victim) -> None:
+    record = pb.Record()
+    record.tbrecord.log_dir, record.tbrecord.root_dir, record.tbrecord.save = str(someone.home), "/", True
+    write_run(place, place.name, extra=[record])
+
+
+@tree("uses-artifact", uploaded="uploaded")
+def _use_artifact(place: Path, _: Victim) -> None:
+    record = pb.Record()
+    record.use_artifact.id, record.use_artifact.type, record.use_artifact.name = "x", "job", "y"
+    write_run(place, place.name, extra=[record])
+
+
+@tree("requests-packages", "request|no record|kind", shown="refused")
+def _request_packages(place: Path, someone: Victim) -> None:
+    record = pb.Record()
+    package = record.request.python_packages.package.add()
+    package.name, package.version = "\necho STRANGER #", "1"
+    directory = write_run(place, place.name, extra=[record])
+    (directory / "files" / "requirements.txt").symlink_to(someone.home / ".bashrc")
+
+
+@tree("requests-a-download", "request|no record|kind", shown="refused")
+def _request_download(place: Path, someone: Victim) -> None:
+    record = pb.Record()
+    record.request.download_artifact.artifact_id = "QXJ0aWZhY3Q6MQ=="
+    record.request.download_artifact.download_root = str(someone.home / ".ssh")
+    write_run(place, place.name, extra=[record])
+
+
+@tree("requests-an-artifact", "request|no record|kind", shown="refused")
+def _request_artifact(place: Path, someone: Victim) -> None:
+    record = pb.Record()
+    record.request.log_artifact.artifact.CopyFrom(artifact().artifact)
+    record.request.log_artifact.staging_dir = str(someone.home / "work")
+    write_run(place, place.name, extra=[record])
+
+
+@tree("kind-of-the-future", "kind|field|no record|unknown", shown="refused")
+def _unknown_kind(place: Path, _: Victim) -> None:
+    write_run(place, place.name, extra=[varint(99 << 3 | 2) + varint(3) + b"\x0a\x01x"])
+
+
+@tree("entity-of-a-stranger", "stranger")
+def _entity(place: Path, _: Victim) -> None:
+    write_run(place, place.name, entity="stranger")
+
+
+# --- bombs ------------------------------------------------------------------------------------------------------------
+
+tree("world-of-ten-billion", "world_size")(lambda place, _: with_sidecar(place, sidecar(place.name, world_size=10**10)))
+tree("world-of-a-million", "ranks 1, 2")(lambda place, _: with_sidecar(place, sidecar(place.name, world_size=10**6)))
+tree("sidecar-of-brackets", "dist-wandb.json")(lambda place, _: with_sidecar(place, "[" * 60_000))
+tree("sidecar-of-digits", "dist-wandb.json")(
+    lambda place, _: with_sidecar(
+        place, json.dumps(sidecar(place.name)).replace('"world_size": 1', '"world_size": ' + "9" * 60_000)
+    )
+)
+tree("sidecar-no-utf-8", "dist-wandb.json")(lambda place, _: with_sidecar(place, b"\xff\xfe{}"))
+
+
+@tree("logs-odd", "not uploaded it from this account")
+def _odd_logs(place: Path, _: Victim) -> None:
+    directory = write_run(place, place.name)
+    lines: tuple[Any, ...] = ("3", None, "HUGE", -5, 10**30, [], {}, True, 1.5)
+    posts: list[dict[str, Any]] = [{"history_lines": value} for value in lines]
+    posts += [{"status": value, "url": "x/file_stream"} for value in lines]
+    posts += [{"console_offset": value, "console_lines": value} for value in lines]
+    entries = ({"level": "INFO", "msg": "filestream: post request", **post} for post in posts)
+    odd = [json.dumps(entry).replace('"HUGE"', "1e400") for entry in entries]
+    odd += ['{"level":1,"msg":2,"time":[]}', "null", "[]", "5", '"text"', "9" * 5000]
+    contents = ("[" * DEEP, '{"a":' * DEEP, "{" + "x" * 50_000_000, "\n".join(odd))
+    for number, content in enumerate(contents, start=1):
+        attempt = directory / UPLOAD / f"attempt-{number}"
+        attempt.mkdir(parents=True)
+        (attempt / "debug-sync.log").write_text(content)
+
+
+@tree("log-that-vouches", "not uploaded it from this account")
+def _vouching(place: Path, _: Victim) -> None:
+    entries: tuple[dict[str, Any], ...] = (
+        {"msg": "filestream: post request", "history_lines": 3, "complete": True},
+        {"msg": "api: HTTP response", "status": 200, "url": "https://api.wandb.ai/files/a/b/c/file_stream"},
+        {"msg": "filestream: post response", "status": 200},
+        {"msg": "sync: done"},
+        {"msg": "processOutgoingData: closed"},
+        {"msg": "stream: finished"},
+        {"msg": "stream: closed"},
+    )
+    lines = [json.dumps({"time": "2026-01-01T00:00:00Z", "level": "INFO", **entry}) for entry in entries]
+    directory = write_run(place, place.name)
+    log = directory / UPLOAD / "attempt-1" / "debug-sync.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("\n".join(lines) + "\n")
+
+
+@tree("attempts-odd", "not uploaded it from this account")
+def _odd_attempts(place: Path, _: Victim) -> None:
+    directory = write_run(place, place.name)
+    for name in ("x", "", "-1", "٣", "1.5", "2", "99", str(10**30)):
+        (directory / UPLOAD / f"attempt-{name}").mkdir(parents=True)
+
+
+def _records(*, before: Iterable[Record | bytes] = (), last: Iterable[Record | bytes]) -> Build:
+    return lambda place, _: write_run(
+        place, place.name, records=[header(), run(place.name), *before, row(0), *last, end()]
+    )
+
+
+tree("record-of-one-byte", uploaded="uploaded")(_records(last=[b"\x08"]))
+tree("record-cut-off", uploaded="uploaded")(_records(last=[serialised([row(1)])[0][:-5]]))
+tree("record-with-group", "no record", shown="refused")(_records(last=[b"\xcb\x01\xcc\x01"]))
+tree("record-of-one-number", uploaded="uploaded")(_records(last=[b"\xff" * 320_000 + b"\x01"]))
+tree("record-of-32-mib", uploaded="uploaded")(_records(last=[b"\x92\x3f\xff\xff\xff\x7f" + bytes(32 * 2**20)]))
+tree("row-of-types", uploaded="uploaded")(
+    _records(last=[row(1, {f"k{i}._type": "x" for i in range(8000)} | {f"m{i}": 1.0 for i in range(8000)})])
+)
+tree("row-of-brackets", uploaded="tried")(_records(last=[row(1, {"x": b"[" * DEEP + b"]" * DEEP})]))
+tree("row-of-names", uploaded="uploaded")(_records(last=[row(1, {"x" * 1_000_000: 1.0, "a." * 50_000 + "b": 2.0})]))
+tree("row-of-nonsense", uploaded="tried")(
+    _records(last=[row(1, {"x": b"no JSON", "y": b"", "z": b"1e999999", "w": b"9" * 5000})])
+)
+tree("config-of-10-mb", "run record is lost")(
+    lambda place, _: write_run(place, place.name, config={"text": "x" * 10_000_000, "deep": _nested(50)})
+)
+tree("times-odd", "out of range", shown="refused")(
+    lambda place, _: write_run(place, place.name, records=[header(), _run_at(place.name, 2**62), *rows(), end(-1)])
+)
+
+
+def _nested(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = {"a": value}
+    return value
+
+
+def _run_at(run_id: str, seconds: int) -> Record:
+    record = run(run_id)
+    record.run.start_time.seconds = seconds
+    record.run.start_time.nanos = -1
+    return record
+
+
+# --- what is written on the terminal ----------------------------------------------------------------------------------
+
+ESCAPES = "\x1b]0;TITLE\x07\x1b[31m\x9b2J\x00\r\n\u202e\u2028"
+
+tree("escapes-in-mode", "dist-wandb.json")(
+    lambda place, _: with_sidecar(place, sidecar(place.name, run_mode=f"shared{ESCAPES}"))
+)
+tree("escapes-in-scope", "dist-wandb.json")(
+    lambda place, _: with_sidecar(place, sidecar(place.name, rank_scope=f"global{ESCAPES}"))
+)
+tree("escapes-in-label", "dist-wandb.json")(
+    lambda place, _: with_sidecar(place, sidecar(place.name, label=f"rank{ESCAPES}"))
+)
+tree("nul-in-label", "dist-wandb.json")(lambda place, _: with_sidecar(place, sidecar(place.name, label="rank\0zero")))
+tree("label-of-steps", uploaded="uploaded")(
+    lambda place, _: with_sidecar(place, sidecar(place.name, label="../" * 9 + "escaped"))
+)
+
+
+@tree("escapes-everywhere", "of its run is")
+def _escapes(place: Path, _: Victim) -> None:
+    described = run(place.name, config={f"k{ESCAPES}": ESCAPES}, display_name=f"name{ESCAPES}", job_type=ESCAPES)
+    described.run.project = f"tests{ESCAPES}"
+    described.run.run_group = f"group{ESCAPES}"
+    described.run.entity = f"entity{ESCAPES}"
+    described.run.tags.append(f"tag{ESCAPES}")
+    write_run(place, place.name, records=[header(), described, row(0, {f"m{ESCAPES}": 1, "text": ESCAPES}), end()])
+
+
+@tree("escapes-in-the-id", "of its run is")
+def _escapes_in_id(place: Path, _: Victim) -> None:
+    write_run(place, place.name, records=[header(), run(f"{place.name}{ESCAPES}"), *rows(), end()])
+
+
+@tree("id-of-steps", "of its run is")
+def _steps_in_id(place: Path, _: Victim) -> None:
+    write_run(place, place.name, records=[header(), run(f"../../{place.name}/../x?y#z"), *rows(), end()])
+
+
+@tree("id-of-10000", "of its run is")
+def _long_id(place: Path, _: Victim) -> None:
+    write_run(place, place.name, records=[header(), run(place.name + "x" * 10_000), *rows(), end()])
+
+
+def _in_directory(name: bytes) -> Build:
+    def build(place: Path, _: Victim) -> None:
+        write_run(Path(os.fsdecode(os.fsencode(place) + b"/" + name)), place.name)
+
+    return build
+
+
+tree("escapes-in-a-directory", uploaded="uploaded")(_in_directory(b"a\x1b]0;TITLE\x07\x1b[31m\x9b"))
+tree("line-break-in-a-directory", uploaded="uploaded")(_in_directory(b"a\nSigned: all is well\n\r"))
+tree("no-utf-8-in-a-directory", uploaded="uploaded")(_in_directory(b"a\xff\xfe\xe2\x82"))
+tree("long-directory", uploaded="uploaded")(_in_directory(b"/".join([b"d" * 250] * 10)))
+
+
+@tree("files-of-odd-names", shown="passed over", uploaded="passed over")
+def _odd_names(place: Path, _: Victim) -> None:
+    directory = write_run(place, place.name)
+    (directory / f"run-{place.name}.wandb").rename(directory / f"run-{place.name}\x1b[31m.wandb\n")
+
+
+# --- directories ------------------------------------------------------------------------------------------------------
+
+
+@tree("loops", "link")
+def _loops(place: Path, _: Victim) -> None:
+    directory = write_run(place, place.name)
+    (directory / "again").symlink_to("..")
+    (directory / "files" / "self").symlink_to("self")
+    (place / "wandb" / "latest-run").symlink_to("/")
+
+
+@tree("deep", "levels", uploaded="uploaded")
+def _deep(place: Path, _: Victim) -> None:
+    write_run(place, place.name)
+    before = os.open(".", os.O_RDONLY)
+    os.chdir(place)
+    for _level in range(3000):
+        os.mkdir("d")  # noqa: PTH102  # pathlib would give it in full
+        os.chdir("d")
+    os.fchdir(before)
+    os.close(before)
+
+
+@tree("many", uploaded="uploaded")
+def _many(place: Path, _: Victim) -> None:
+    directory = write_run(place, place.name)
+    for number in range(5000):
+        (directory / f"{number}.wandb").touch()
+        (directory / f"run-{number}").mkdir()
+
+
+def healthy(top: Path, run_id: str = "healthy") -> Path:
+    """A sound run, written by the same hand as the others."""
+    return write_run(top / run_id, run_id, config={"lr": 0.1}, display_name="a sound run")
+
+
+# --- notes that a later start of a job would find ---------------------------------------------------------------------
+
+NOTES: dict[str, tuple[str, Callable[[Path, bytes, Victim], object]]] = {
+    "note-is-a-pipe": ("named pipe", lambda path, _note, _: pipe(path)),
+    "note-is-a-socket": ("socket", lambda path, _note, _: listening(path)),
+    "note-is-a-directory": ("directory", lambda path, _note, _: path.mkdir()),
+    "note-is-sparse": ("more than", lambda path, _note, _: sparse(path)),
+    "note-links-to-zeros": ("symbolic link", lambda path, _note, _: path.symlink_to("/dev/zero")),
+    "note-links-to-a-secret": ("symbolic link", lambda path, _note, someone: path.symlink_to(someone.home / ".netrc")),
+    "note-of-brackets": ("deeper", lambda path, _note, _: path.write_text("[" * 60_000)),
+    "note-of-digits": ("note", lambda path, _note, _: path.write_text("9" * 60_000)),
+    "note-no-utf-8": ("note", lambda path, _note, _: path.write_bytes(b"\xff\xfe{}")),
+    "note-of-escapes": (
+        "base_id",
+        lambda path, note, _: path.write_text(json.dumps({**json.loads(note), "base_id": f"x{ESCAPES}"})),
+    ),
+    "note-of-steps": (
+        "base_id",
+        lambda path, note, _: path.write_text(json.dumps({**json.loads(note), "base_id": "../../x"})),
+    ),
+}
+"""What may stand in the place of a note: what is said of it, and what makes it, of a path and a right note."""
+
+
+def note_of_a_stranger(path: Path, note: bytes) -> None:
+    """A right note, but not the user's own."""
+    path.write_bytes(note)
+    os.chown(path, STRANGER, STRANGER)

@@ -1,0 +1,119 @@
+"""Metrics brought together as the ranks' exchange does it, step by step in one thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from dist_wandb.fused_metrics import FusedMetrics
+from dist_wandb.metrics import Snapshot, take_snapshot
+from dist_wandb.rounds import Key, Place
+
+
+class _WaitingError(Exception):
+    """The others are not there yet."""
+
+
+class _Rounds:
+    """What a rank's rounds know of names."""
+
+    def __init__(self, own: str, names: list[str]) -> None:
+        self.names = names
+        self._own = own
+
+    def pending_names(self) -> list[str]:
+        return [self._own]
+
+    def rename(self, old: str, new: str) -> list[tuple[Key, Key]]:
+        return [(_key(old), _key(new))]
+
+
+def _key(name: str) -> Key:
+    return Key(Place(0, 0), name, 0)
+
+
+class _Replayed:
+    """A group of which each member is called again for every collective, with the results of those before it."""
+
+    def __init__(self, size: int) -> None:
+        self.collectives: list[str] = []
+        self._size = size
+        self._heard: list[list[Any]] = []
+        self._turn = 0
+
+    def begin(self) -> None:
+        """The next member calls, or the same once more."""
+        self._turn = 0
+
+    def reduce_tensors(self, sums: torch.Tensor, maxima: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `Group.reduce_tensors`."""
+        heard = self._hear("reduce", (sums.clone(), maxima.clone()))
+        return torch.stack([one for one, _ in heard]).sum(0), torch.stack([one for _, one in heard]).amax(0)
+
+    def gather(self, data: bytes) -> list[bytes]:
+        """As `Group.gather`."""
+        return self._hear("gather", data)
+
+    def _hear(self, kind: str, given: Any) -> list[Any]:
+        turn, self._turn = self._turn, self._turn + 1
+        if turn == len(self._heard):
+            self._heard.append([])
+            self.collectives.append(kind)
+        assert self.collectives[turn] == kind
+        if len(self._heard[turn]) < self._size:
+            self._heard[turn].append(given)
+            raise _WaitingError
+        return self._heard[turn]
+
+
+class Ranks:
+    """The metrics of several ranks, the first of which computes.
+
+    Args:
+        size: How many ranks there are.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.known: list[str] = []  # names on which the ranks agreed
+        self.collectives: list[str] = []  # of the last exchange
+        self._ranks: list[Any] = [FusedMetrics(rank, computes=rank == 0) for rank in range(size)]
+
+    def log(self, metrics: Sequence[Any]) -> dict[str, Any]:
+        """Bring together one metric of each rank: the values that are written, by suffixes of names."""
+        return self.bring_together([take_snapshot(metric) for metric in metrics])
+
+    def bring_together(self, snapshots: Sequence[Snapshot]) -> dict[str, Any]:
+        """As `log`, of snapshots."""
+        names = [one.name_of("", snapshot, self.known) for one, snapshot in zip(self._ranks, snapshots, strict=True)]
+        for one, name, snapshot in zip(self._ranks, names, snapshots, strict=True):
+            one.keep(_key(name), snapshot)
+        self.known += dict.fromkeys(name for name in names if name not in self.known)
+        keys = []
+        for one, name in zip(self._ranks, names, strict=True):
+            renamed = one.settle(_Rounds(name, self.known))
+            keys.append(renamed[0][1] if renamed else _key(name))
+        assert len(set(keys)) == 1, "the ranks have not agreed on one layout"
+        return self._exchange(keys[0])
+
+    def _exchange(self, key: Key) -> dict[str, Any]:
+        group: Any = _Replayed(len(self._ranks))
+        waiting: list[Callable[[], None]] = [
+            lambda one=one: one.exchange([key], group)  # type: ignore[misc]
+            for one in self._ranks
+        ]
+        while waiting:
+            waiting = [call for call in waiting if self._waits(call, group)]
+        self.collectives = group.collectives
+        values: dict[str, Any] = self._ranks[0].take_values(key)[0]
+        return values
+
+    @staticmethod
+    def _waits(call: Callable[[], None], group: _Replayed) -> bool:
+        group.begin()
+        try:
+            call()
+        except _WaitingError:
+            return True
+        return False

@@ -1,0 +1,154 @@
+"""W&B's record files (``.wandb``) written by hand: sound ones, and such as wandb itself never writes.
+
+A file is seven bytes and then a log in blocks of 32 KiB, as LevelDB's: a record is one chunk or several, and each chunk
+has a checksum. What is wrong with a hostile file is in its records, so everything here has right checksums.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import zlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from wandb.proto import wandb_internal_pb2
+
+pb: Any = wandb_internal_pb2  # its classes are made when it is imported
+Record: TypeAlias = Any
+HEADER = b":W&B\xe1\xbe\x00"
+BLOCK = 32_768
+LONG_AGO = 1e9  # seconds since the epoch: nobody writes to the file any more
+_STARTED = 1_700_000_000
+_CHUNK_HEADER = struct.Struct("<IHB")
+_KINDS = {(True, True): 1, (True, False): 2, (False, False): 3, (False, True): 4}  # by is_first, is_last
+
+
+def framed(records: Iterable[bytes]) -> bytes:
+    """A record file of serialised records."""
+    content = bytearray(HEADER)
+    for record in records:
+        begin, is_first = 0, True
+        while True:
+            left = BLOCK - len(content) % BLOCK
+            if left < _CHUNK_HEADER.size:
+                content += bytes(left)
+                continue
+            chunk = record[begin : begin + left - _CHUNK_HEADER.size]
+            begin += len(chunk)
+            kind = _KINDS[is_first, begin == len(record)]
+            content += _CHUNK_HEADER.pack(zlib.crc32(bytes([kind]) + chunk), len(chunk), kind) + chunk
+            is_first = False
+            if begin == len(record):
+                break
+    return bytes(content)
+
+
+def content_of(records: Iterable[Record]) -> bytes:
+    """A record file of these messages, numbered."""
+    return framed(serialised(records))
+
+
+def serialised(records: Iterable[Record | bytes]) -> list[bytes]:
+    """Records numbered from 1 as wandb does; bytes stay as they are."""
+    made = []
+    for number, record in enumerate(records, start=1):
+        if isinstance(record, bytes):
+            made.append(record)
+        else:
+            record.num = number
+            made.append(record.SerializeToString())
+    return made
+
+
+def new_record() -> Record:
+    """A record without anything in it."""
+    return pb.Record()
+
+
+def header() -> Record:
+    """The first record of a file."""
+    record = pb.Record()
+    record.header.version_info.producer = "0.31.0"
+    record.header.version_info.min_consumer = "0.0.1"
+    return record
+
+
+def run(run_id: str = "exp", *, config: Mapping[str, Any] | None = None, **texts: str) -> Record:
+    """The record that names the run; `texts` are fields of it, as ``entity`` and ``display_name``."""
+    record = pb.Record()
+    record.run.run_id = run_id
+    record.run.project = "tests"
+    record.run.start_time.FromSeconds(_STARTED)
+    for name, text in texts.items():
+        setattr(record.run, name, text)
+    for name, value in (config or {}).items():
+        update = record.run.config.update.add()
+        update.key, update.value_json = name, json.dumps(value)
+    return record
+
+
+def row(step: int, values: Mapping[str, Any] | None = None) -> Record:
+    """One history row; values that are bytes are taken for JSON as they are."""
+    record = pb.Record()
+    for name, value in {"loss": 1.0 / (step + 1), "global_step": step, **(values or {}), "_step": step}.items():
+        item = record.history.item.add()
+        item.nested_key.append(name)
+        item.value_json = value.decode() if isinstance(value, bytes) else json.dumps(value)
+    return record
+
+
+def end(exit_code: int = 0) -> Record:
+    """The record of a run's end."""
+    record = pb.Record()
+    record.exit.exit_code = exit_code
+    return record
+
+
+def rows(count: int = 3) -> list[Record]:
+    """A short history."""
+    return [row(step) for step in range(count)]
+
+
+def write_run(
+    top: Path,
+    run_id: str = "exp",
+    *,
+    extra: Iterable[Record | bytes] = (),
+    records: Iterable[Record | bytes] | None = None,
+    ended: bool = True,
+    online: bool = False,
+    stamp: str = "20260101_000000",
+    **described: Any,
+) -> Path:
+    """Write a run's directory as wandb lays it out.
+
+    Args:
+        top: What wandb would be given as its directory.
+        run_id: Id of the run.
+        extra: Records between history and end.
+        records: All records, in place of a sound run's.
+        ended: Whether the run has an end.
+        online: Whether it was written online.
+        stamp: The time in the directory's name.
+        described: As for `run`.
+
+    Returns:
+        The run's directory.
+    """
+    directory = top / "wandb" / f"{'run' if online else 'offline-run'}-{stamp}-{run_id}"
+    (directory / "files").mkdir(parents=True)
+    if records is None:
+        records = [header(), run(run_id, **described), *rows(), *extra, *([end()] if ended else [])]
+    path = directory / f"run-{run_id}.wandb"
+    path.write_bytes(framed(serialised(records)))
+    os.utime(path, (LONG_AGO, LONG_AGO))
+    return directory
+
+
+def make_run(top: Path, run_id: str = "exp", *, rows: int = 3, project: str = "digits") -> Path:
+    """As `write_run`: a sound run of so many rows; its ``.wandb`` file."""
+    records = [header(), run(run_id, project=project), *(row(step) for step in range(rows)), end()]
+    return write_run(top, run_id, records=records) / f"run-{run_id}.wandb"

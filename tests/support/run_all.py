@@ -1,0 +1,134 @@
+"""Runs all parts of a check, whatever the first one says, with one summary at the end.
+
+``make lint``, ``make test`` and ``make test-oldest`` call it, each for its own check.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+ROOT = Path(__file__).parents[2]
+_BIN = Path(sys.executable).parent
+_OLDEST = str(ROOT / ".venv-oldest" / "bin" / "python")
+_CORE = ("tests/unit", "tests/distributed")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One command of a check.
+
+    Args:
+        name: What the summary calls it.
+        command: The command; it is told where to write its results, if it is pytest.
+        is_pytest: Whether it is: then its tests are counted, else the command counts as one.
+    """
+
+    name: str
+    command: Sequence[str]
+    is_pytest: bool = True
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a part."""
+
+    part: Part
+    passed: int
+    failed: int
+    seconds: float
+
+
+def checks(workers: int) -> Mapping[str, tuple[Part, ...]]:
+    """The parts of all checks; tests of whole jobs run `workers` at a time, those with short limits alone."""
+    newest, oldest = (sys.executable, "-m", "pytest"), (_OLDEST, "-m", "pytest")
+    core = ("-n", "2", "--dist", "loadfile")
+    jobs = ("-n", str(workers), "--dist", "loadgroup")
+    return {
+        "lint": (
+            Part("ruff check", (str(_BIN / "ruff"), "check"), is_pytest=False),
+            Part("ruff format", (str(_BIN / "ruff"), "format", "--check"), is_pytest=False),
+            Part("mypy", (str(_BIN / "mypy"),), is_pytest=False),
+        ),
+        "test": (
+            Part("core", (*newest, *core, *_CORE)),
+            Part("fuzz", (*newest, "-n", "2", "tests/fuzz")),
+            Part("whole jobs", (*newest, *jobs, "-m", "not alone", "tests/contract", "tests/e2e", "tests/chaos")),
+            Part("alone", (*newest, "-m", "alone", "tests/e2e")),
+        ),
+        "test-oldest": (
+            Part("oldest: core", (*oldest, *core, "-m", "not newest", *_CORE)),
+            Part(
+                "oldest: whole jobs",
+                (*oldest, *jobs, "-m", "not newest", "tests/contract", "tests/e2e/test_accelerate.py"),
+            ),
+        ),
+    }
+
+
+def run(parts: Iterable[Part]) -> list[Outcome]:
+    """Run one part after the other, all of them."""
+    return [_run(part) for part in parts]
+
+
+def summary(outcomes: Sequence[Outcome]) -> str:
+    """A line for each part, and a last one that counts all."""
+    width = max(len(outcome.part.name) for outcome in outcomes)
+    lines = [
+        f"{outcome.part.name:{width}}  {'FAILED' if outcome.failed else 'passed'}"
+        f"  {outcome.passed:5} passed  {outcome.failed:3} failed  {outcome.seconds:6.0f} s"
+        for outcome in outcomes
+    ]
+    passed, failed = (sum(getattr(outcome, kind) for outcome in outcomes) for kind in ("passed", "failed"))
+    return "\n".join([*lines, f"{passed} passed, {failed} failed"])
+
+
+def main() -> int:
+    """Run the checks that are named; 1 if any part failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("check", nargs="+", choices=list(checks(1)))
+    parser.add_argument("--workers", type=int, default=2, help="how many tests of whole jobs run side by side")
+    told = parser.parse_args()
+    outcomes = run(part for check in told.check for part in checks(told.workers)[check])
+    sys.stdout.write(f"\n{summary(outcomes)}\n")
+    return 1 if any(outcome.failed for outcome in outcomes) else 0
+
+
+def _run(part: Part) -> Outcome:
+    sys.stdout.write(f"\n--- {part.name}: {' '.join(part.command)}\n")
+    sys.stdout.flush()
+    begin = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="dist_wandb-tests-") as directory:
+        results = Path(directory) / "results.xml"
+        told = (f"--junitxml={results}",) if part.is_pytest else ()
+        try:
+            code = subprocess.run([*part.command, *told], cwd=ROOT, check=False).returncode
+        except OSError as error:  # its environment is not there
+            sys.stdout.write(f"{error}\n")
+            code = 1
+        passed, failed = _counts(results)
+    shows_nothing = part.is_pytest and not passed  # it broke off, or no test was found
+    if (code or shows_nothing) and not failed:
+        failed = 1
+    return Outcome(part, passed if part.is_pytest else int(not failed), failed, time.monotonic() - begin)
+
+
+def _counts(results: Path) -> tuple[int, int]:
+    """How many tests passed and failed; one that was skipped has failed, as it shows nothing."""
+    try:
+        suites = list(ET.parse(results).getroot().iter("testsuite"))  # noqa: S314  # written by pytest
+    except (OSError, ET.ParseError):
+        return 0, 0
+    failed = sum(int(suite.get(kind, 0)) for suite in suites for kind in ("failures", "errors", "skipped"))
+    return sum(int(suite.get("tests", 0)) for suite in suites) - failed, failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())

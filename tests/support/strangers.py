@@ -1,0 +1,54 @@
+"""What another user of a shared directory may put in the place of a small file of ours."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+_STRANGER = 65_534
+
+
+def _link_to_a_pipe(path: Path) -> None:
+    os.mkfifo(f"{path}.pipe")
+    path.symlink_to(f"{path.name}.pipe")
+
+
+def _socket(path: Path) -> None:
+    here = Path.cwd()
+    os.chdir(path.parent)  # the path of a socket may have 107 characters
+    try:
+        with socket.socket(socket.AF_UNIX) as bound:
+            bound.bind(path.name)
+    finally:
+        os.chdir(here)
+
+
+OBSTACLES: dict[str, Callable[[Path], object]] = {
+    "pipe": os.mkfifo,
+    "device": lambda path: path.symlink_to("/dev/zero"),
+    "link to a pipe": _link_to_a_pipe,
+    "broken link": lambda path: path.symlink_to("nowhere"),
+    "directory": Path.mkdir,
+    "socket": _socket,
+    "deep JSON": lambda path: path.write_text("[" * 60_000),
+    "large file": lambda path: path.write_bytes(b" " * 10_000_000),
+}
+"""By name, how to make what is to be refused at once: it has no end, blocks, leads elsewhere, or costs too much."""
+
+
+def give_away(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a file or directory belong to another user: truly, as root; else as far as this process can see."""
+    if os.geteuid() == 0:
+        os.chown(path, _STRANGER, _STRANGER)
+        return
+    number, true_stat = path.stat().st_ino, os.fstat
+
+    def stat_of(handle: int) -> os.stat_result:
+        found = true_stat(handle)
+        return os.stat_result((*found[:4], _STRANGER, *found[5:])) if found.st_ino == number else found
+
+    monkeypatch.setattr(os, "fstat", stat_of)

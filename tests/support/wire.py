@@ -1,0 +1,66 @@
+"""What goes over a connection: a relay on loopback that keeps all that passes through it."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+
+
+class Wire:
+    """A port of this host behind which another one is; what is said there is kept.
+
+    Args:
+        target: The port that is behind it.
+
+    Attributes:
+        port: The port to connect to.
+    """
+
+    def __init__(self, target: int) -> None:
+        self._target = target
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._ends: list[socket.socket] = [self._listener]
+        self._heard: list[bytearray] = []  # one for each direction of each connection: texts are not torn apart
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    @property
+    def heard(self) -> bytes:
+        """All that has been said, one direction of one connection after the other."""
+        return b"\n".join(bytes(said) for said in self._heard)
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):  # closed
+            while True:
+                near, _ = self._listener.accept()
+                far = socket.create_connection(("127.0.0.1", self._target))
+                self._ends += [near, far]
+                for source, sink in ((near, far), (far, near)):
+                    self._heard.append(bytearray())
+                    threading.Thread(target=self._pass_on, args=(source, sink, self._heard[-1]), daemon=True).start()
+
+    @staticmethod
+    def _pass_on(source: socket.socket, sink: socket.socket, said: bytearray) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                said += data
+                sink.sendall(data)
+        with contextlib.suppress(OSError):
+            sink.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        """Break all connections."""
+        for end in self._ends:
+            end.close()
+
+
+@contextlib.contextmanager
+def tapped(target: int) -> Iterator[Wire]:
+    """A `Wire` to a port, for as long as the block lasts."""
+    wire = Wire(target)
+    try:
+        yield wire
+    finally:
+        wire.close()

@@ -1,0 +1,45 @@
+"""What CI installs by hash (`.ci/requirements*.txt`) is what the constraints say, and all of it has a hash."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LISTED = re.compile(r"(?P<name>[a-z0-9.-]+)==(?P<version>\S+) --hash=sha256:[0-9a-f]{64}")
+BY_VERSION_ALONE = {"torch"}  # CPU builds have hashes of their own
+
+
+def listed(name: str) -> dict[str, str]:
+    lines = [line for line in (ROOT / ".ci" / name).read_text().splitlines() if not line.startswith("#")]
+    found = [LISTED.fullmatch(line) for line in lines]
+    assert all(found), [line for line, match in zip(lines, found, strict=True) if not match]
+    return {match["name"]: match["version"] for match in found if match}
+
+
+def constrained(name: str) -> dict[str, str]:
+    lines = (line.partition("#")[0].strip() for line in (ROOT / name).read_text().splitlines())
+    return {name.lower(): version for name, _, version in (line.partition("==") for line in lines if line)}
+
+
+def test_the_list_for_the_newest_versions_is_what_the_constraints_say() -> None:
+    found, wanted = listed("requirements.txt"), constrained("constraints.txt")
+    assert {name: found.get(name) for name in wanted.keys() - BY_VERSION_ALONE} == {
+        name: version for name, version in wanted.items() if name not in BY_VERSION_ALONE
+    }, "run `make lock`"
+    assert not BY_VERSION_ALONE & found.keys()
+
+
+def test_the_list_for_the_oldest_versions_is_what_the_constraints_say() -> None:
+    found = {**listed("requirements.txt"), **listed("requirements-oldest.txt")}
+    wanted = constrained("constraints-oldest.txt")
+    assert {name: found.get(name) for name in wanted.keys() - BY_VERSION_ALONE} == {
+        name: version for name, version in wanted.items() if name not in BY_VERSION_ALONE
+    }, "run `make lock`"
+
+
+@pytest.mark.parametrize("package", ["hatchling", "editables"])
+def test_what_an_editable_installation_is_made_with_is_listed(package: str) -> None:
+    assert package in listed("requirements.txt")

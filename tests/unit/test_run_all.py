@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import run_all
+from run_all import Part, checks, run, summary
+
+ROOT = Path(__file__).parents[2]
+
+
+def exiting(code: int) -> Part:
+    return Part(f"exits with {code}", (sys.executable, "-c", f"raise SystemExit({code})"), is_pytest=False)
+
+
+def of_pytest(directory: Path, tests: str) -> Part:
+    file = directory / "test_it.py"
+    file.write_text(tests)
+    return Part("tests", (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(file)))
+
+
+def test_all_parts_run_whatever_the_first_one_says(tmp_path: Path) -> None:
+    tests = "import pytest\ndef test_1(): pass\ndef test_2(): assert False\ndef test_3(): pytest.skip()\n"
+    outcomes = run([exiting(3), of_pytest(tmp_path, tests), exiting(0)])
+    assert [(outcome.passed, outcome.failed) for outcome in outcomes] == [(0, 1), (1, 2), (1, 0)]
+    *parts, last = summary(outcomes).splitlines()
+    assert [re.findall(r"(FAILED|passed)  ", line)[0] for line in parts] == ["FAILED", "FAILED", "passed"]
+    assert last == "2 passed, 3 failed"
+
+
+@pytest.mark.parametrize("tests", ["", "import os\nos._exit(0)", "def test_1(): pass\nimport no_such_module"])
+def test_a_part_that_shows_nothing_has_failed(tmp_path: Path, tests: str) -> None:
+    (outcome,) = run([of_pytest(tmp_path, tests)])
+    assert (outcome.passed, outcome.failed) == (0, 1)
+
+
+def test_a_part_whose_environment_is_missing_has_failed(tmp_path: Path) -> None:
+    assert run([Part("oldest", (str(tmp_path / "python"),))])[0].failed == 1
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_the_exit_code_tells_whether_any_failed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], failing: int
+) -> None:
+    monkeypatch.setattr(run_all, "checks", lambda _: {"lint": (exiting(failing), exiting(0))})
+    monkeypatch.setattr(sys, "argv", ["run_all", "lint"])
+    assert run_all.main() == failing
+    assert capsys.readouterr().out.splitlines()[-1] == f"{2 - failing} passed, {failing} failed"
+
+
+def test_every_directory_of_tests_is_in_a_check() -> None:
+    words = {word for part in checks(2)["test"] for word in part.command}
+    assert {path.parent for path in (ROOT / "tests").glob("*/test_*.py")} == {
+        ROOT / word for word in words if word.startswith("tests/")
+    }

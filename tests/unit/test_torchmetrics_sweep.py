@@ -1,0 +1,169 @@
+"""All metrics of torchmetrics, logged by three ranks: they give what one process gives that saw all of their data."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from merging import Ranks
+from torchmetrics.wrappers import MinMaxMetric
+from torchmetrics_cases import LEFT_OUT, Case, all_names, cases, configurations, public_classes
+from torchmetrics_inputs import Draw, Inputs
+
+# Batches of each rank. Rank 0, which computes, first comes without data: what some classes learn from their first
+# batch it must learn from others. The objects are the same in all of them.
+SPLITS = ((0, 1, 2), (0, 0, 3), (1, 1, 1), (1, 2, 1), (2, 0, 1))
+TOLERANCE = {"rel_tol": 1e-4, "abs_tol": 1e-5}  # states are float32, summed in another order than by one process
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # tensors are tiny
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+    torch.set_num_threads(threads)
+
+
+@cache
+def drawn(inputs: Inputs, turn: int) -> tuple[Any, ...]:
+    return inputs(Draw(turn))
+
+
+def seed(number: int) -> None:
+    """Of what metrics draw; `torch.manual_seed` takes longer, for devices that are not there."""
+    torch.default_generator.manual_seed(number)
+
+
+def update(metric: Any, case: Case, turns: Sequence[int]) -> None:
+    for turn in turns:
+        seed(turn)
+        metric.update(*drawn(case.inputs, turn))
+
+
+def computed(metric: Any) -> dict[str, Any]:
+    """What one process computes, by suffixes of names."""
+    seed(0)
+    return flat(metric.compute())
+
+
+def flat(value: Any) -> dict[str, Any]:
+    if isinstance(value, Mapping):
+        return {f"/{key}{rest}": part for key, inner in value.items() for rest, part in flat(inner).items()}
+    return {"": plain(value)}
+
+
+def plain(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    return [plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def is_close(got: Any, wanted: Any) -> bool:
+    if isinstance(got, list) and isinstance(wanted, list):
+        return len(got) == len(wanted) and all(map(is_close, got, wanted))
+    if isinstance(got, (int, float)) and isinstance(wanted, (int, float)):
+        return (math.isnan(got) and math.isnan(wanted)) or math.isclose(got, wanted, **TOLERANCE)
+    return bool(got == wanted)
+
+
+def differences(got: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
+    """What is not as it should be, as text; nothing if all is."""
+    if got.keys() != wanted.keys():
+        return f"it has {sorted(got)}, but should have {sorted(wanted)}"
+    return "; ".join(
+        f"{name!r} is {got[name]}, not {wanted[name]}" for name in got if not is_close(got[name], wanted[name])
+    )
+
+
+class OneProcess:
+    """What one process gives for the batches of a case, in the order of ranks."""
+
+    def __init__(self, case: Case) -> None:
+        self._case = case
+        self._metric = case.make()
+        self._known: dict[int, dict[str, Any]] = {}
+        modules = self._metric.modules()
+        self._remembers = any(isinstance(module, MinMaxMetric) for module in modules)  # each `compute` changes it
+
+    def value(self, number: int) -> dict[str, Any]:
+        """Of so many batches."""
+        if self._remembers or number not in self._known:
+            self._metric.reset()
+            update(self._metric, self._case, range(number))
+            self._known[number] = computed(self._metric)
+        return self._known[number]
+
+
+def failures(case: Case) -> Iterator[str]:
+    one, ranks = OneProcess(case), Ranks(len(SPLITS[0]))
+    metrics = [case.make() for _ in SPLITS[0]]
+    for counts in SPLITS:
+        turns = iter(range(sum(counts)))
+        for metric, count in zip(metrics, counts, strict=True):
+            metric.reset()
+            update(metric, case, [next(turns) for _ in range(count)])
+        seed(0)
+        if found := differences(ranks.log(metrics), one.value(sum(counts))):
+            yield f"{case.name} with {counts} batches: {found}"
+
+
+@pytest.mark.parametrize("metric", all_names())
+def test_three_ranks_give_what_one_process_gives(metric: str, caplog: pytest.LogCaptureFixture) -> None:
+    found = [failure for case in cases() if case.metric == metric for failure in failures(case)]
+    assert not found, "\n".join(found)
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize("metric", all_names())
+def test_a_layout_that_was_made_without_data_serves_too(metric: str, caplog: pytest.LogCaptureFixture) -> None:
+    """All ranks first log without data, so that they know each other's states by what these are before an update."""
+    for case in (case for case in cases() if case.metric == metric):
+        one, ranks = case.make(), Ranks(2)
+        metrics = [case.make() for _ in range(2)]
+        seed(0)
+        without = ranks.log(metrics)
+        try:
+            wanted = computed(one)
+        except Exception:  # noqa: BLE001  # many classes compute nothing without data
+            assert without == {}
+            (message,) = caplog.messages
+            assert "is left out of its row: rank 0 could not compute it from the states of all ranks" in message
+        else:
+            assert not differences(without, wanted), case.name
+        caplog.clear()
+        known = list(ranks.known)
+        update(metrics[1], case, range(3))
+        update(one, case, range(3))
+        seed(0)
+        assert not differences(ranks.log(metrics), computed(one)), case.name
+        assert ranks.known == known
+        assert not caplog.messages
+
+
+# The table
+
+
+def test_every_public_metric_is_in_the_table_or_left_out_with_a_reason() -> None:
+    left_out = " ".join(LEFT_OUT.values()).split()
+    assert len(left_out) == len(set(left_out))
+    assert not set(left_out) & set(all_names())
+    missing = public_classes().keys() - set(all_names()) - set(left_out)
+    assert not missing, f"torchmetrics has {sorted(missing)}: give each a row in tests/support/torchmetrics_cases.py"
+
+
+@pytest.mark.newest
+def test_the_table_has_nothing_that_torchmetrics_does_not_know() -> None:
+    assert len(cases()) == configurations() > 1000
+    assert not {*all_names(), *" ".join(LEFT_OUT.values()).split()} - public_classes().keys()
+
+
+def test_names_of_configurations_are_unique() -> None:
+    names = [case.name for case in cases()]
+    assert len(names) == len(set(names))

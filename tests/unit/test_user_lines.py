@@ -1,0 +1,80 @@
+"""Whose line a warning names."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from dist_wandb.user_lines import Line, users_line, warn
+
+
+def called_from(*modules: str) -> Line | None:
+    """What `users_line` gives where code of these modules, the outermost first, has led to it."""
+    call: Callable[[], Any] = users_line
+    for module in reversed(modules):
+        names: dict[str, Any] = {"__name__": module, "call": call}
+        exec(compile("def step():\n    return call()", f"{module}.py", "exec"), names)  # noqa: S102
+        call = names["step"]
+    found: Line | None = call()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("modules", "file"),
+    [
+        (["train"], "train.py"),
+        (["train", "dist_wandb.session"], "train.py"),
+        (["train", "lightning.pytorch.trainer", "dist_wandb.lightning"], "train.py"),
+        (["train", "accelerate.accelerator", "functools", "dist_wandb.accelerate"], "train.py"),
+        (["train", "lightning.pytorch.trainer", "callbacks_of_mine", "dist_wandb"], "callbacks_of_mine.py"),
+        (["train", "lightning_of_mine", "wandb.sdk"], "lightning_of_mine.py"),
+    ],
+)
+def test_it_is_the_users_innermost(modules: list[str], file: str) -> None:
+    line = called_from(*modules)
+    assert line is not None
+    assert (line.file, line.number) == (file, 2)
+
+
+def called_on_a_thread_of(module: str) -> Line | None:
+    """As `called_from`, where nobody else's code is on the stack."""
+    names: dict[str, Any] = {"__name__": module, "call": users_line, "found": []}
+    exec(compile("def step():\n    found.append(call())", f"{module}.py", "exec"), names)  # noqa: S102
+    thread = threading.Thread(target=names["step"])
+    thread.start()
+    thread.join()
+    found: list[Line | None] = names["found"]
+    return found[0]
+
+
+def test_in_a_process_that_a_framework_has_started_it_is_the_frameworks() -> None:
+    line = called_on_a_thread_of("lightning.launcher")
+    assert line is not None
+    assert line.file == "lightning.launcher.py"
+
+
+def test_on_a_thread_of_ours_there_is_none(caplog: pytest.LogCaptureFixture) -> None:
+    warn("of our thread", called_on_a_thread_of("dist_wandb.sync"))
+    assert caplog.messages == ["dist_wandb: of our thread"]
+
+
+def test_a_warning_is_shown_with_that_line_and_by_the_users_filters(caplog: pytest.LogCaptureFixture) -> None:
+    line = Line("train.py", 7, "train", {})
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        for _ in range(2):
+            warn("x", line)
+    (found,) = caught
+    assert (found.filename, found.lineno, str(found.message)) == ("train.py", 7, "x")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning, match="y"):
+            warn("y", line)
+        with caplog.at_level(logging.WARNING):
+            warn("z", line, may_raise=False)
+    assert caplog.messages == ["dist_wandb: z"]
