@@ -20,7 +20,7 @@ from benchmarks import common
 if TYPE_CHECKING:
     from queue import SimpleQueue
 
-    from dist_wandb.session import Session
+    from dist_wandb.session.session import Session
 
 _COLUMNS: list[str | int] = ["label", "id", "score", "text", "right"]
 _OURS, _STOCK = "dist_wandb, all ranks", "wandb, this rank alone"

@@ -24,14 +24,15 @@ from typing import Any
 
 from benchmarks import common
 
-from dist_wandb.gloo import GlooGroup
-from dist_wandb.policy import plan_run, unit_of
-from dist_wandb.reduction import check_reduce
-from dist_wandb.rendezvous import Rendezvous
-from dist_wandb.rows import Contribution, Rows
-from dist_wandb.run import RunWriter
-from dist_wandb.sync import Limits, RoundsExchange
-from dist_wandb.topology import Topology
+from dist_wandb.exchange.collective import RoundsExchange
+from dist_wandb.exchange.rows import Contribution, Rows
+from dist_wandb.exchange.transport.gloo import GlooGroup
+from dist_wandb.runs.run import RunWriter
+from dist_wandb.settings.limits import Limits
+from dist_wandb.settings.plan import plan_run, unit_of
+from dist_wandb.settings.reduction import check_reduce
+from dist_wandb.store.job_store import Rendezvous
+from dist_wandb.topology.detection import Topology
 
 _RANKS = (2, 4, 8, 16, 32, 64)
 _NAMES = (1, 10, 100, 500)

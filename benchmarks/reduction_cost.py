@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     import torch
     from torchmetrics import MeanMetric, Metric, MetricCollection
 
-    from dist_wandb.session import Session
+    from dist_wandb.session.session import Session
 
 _MEANS, _CLASSES, _SAMPLES = 20, 10, 256
 _THINGS = ("20 means", "collection")

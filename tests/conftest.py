@@ -19,11 +19,15 @@ import wandb
 from hypothesis import HealthCheck, settings
 from wandb_server import WandbServer
 
-from dist_wandb import gloo, leftovers, own_rows, rendezvous, restart, session, sync
-from dist_wandb.options import Options
-from dist_wandb.rendezvous import Rendezvous
-from dist_wandb.run import chosen_config
-from dist_wandb.topology import Topology
+from dist_wandb.exchange import collective, direct
+from dist_wandb.exchange.transport import gloo
+from dist_wandb.restart import restart
+from dist_wandb.runs.run import chosen_config
+from dist_wandb.session import session
+from dist_wandb.settings.options import Options
+from dist_wandb.store import job_store, leftovers
+from dist_wandb.store.job_store import Rendezvous
+from dist_wandb.topology.detection import Topology
 
 OnRanks = Callable[[int, Callable[[int], Any]], list[Any]]
 Job = Callable[..., list[session.Session]]
@@ -191,7 +195,7 @@ def ended_exchanges(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """End the exchanges of sessions that a test does not finish, at once: nobody is waited for."""
     monkeypatch.setattr(gloo, "GlooGroup", ImpatientGroup)
     yield
-    exchanges = [exchange for exchange in sync._live if not exchange.has_ended]
+    exchanges = [exchange for exchange in collective._live if not exchange.has_ended]
     for exchange in exchanges:
         exchange._stopped.set()  # all at the same time
     for exchange in exchanges:
@@ -224,9 +228,9 @@ def fake_wandb(
     monkeypatch.setattr(leftovers, "_leftovers", [])
     monkeypatch.setattr(restart, "_started", type(restart._started)())
     monkeypatch.setattr(restart, "_told_of", set())
-    for module in (sync, own_rows):
+    for module in (collective, direct):
         monkeypatch.setattr(module, "_LAST_WORDS", 20.0)  # a thread may be held up, also at its end
-    monkeypatch.setattr(sync, "_NEW_NAME_HEARTBEATS", 1000)  # what ranks log one after the other belongs together
+    monkeypatch.setattr(collective, "_NEW_NAME_HEARTBEATS", 1000)  # what ranks log one after the other belongs together
     monkeypatch.chdir(tmp_path)
     return fake
 
@@ -251,7 +255,7 @@ def store(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> dist.Store:
         return Rendezvous(store, namespace, topology, timeout)
 
     monkeypatch.setattr(Rendezvous, "find", find)
-    monkeypatch.setattr(rendezvous, "node_identity", lambda: "host")
+    monkeypatch.setattr(job_store, "node_identity", lambda: "host")
     return store
 
 

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
         UnsupportedVersionError,
         UploadError,
     )
-    from dist_wandb.gathers import gathered
     from dist_wandb.lightning import DistWandbLogger as DistWandbLogger
-    from dist_wandb.policy import RunPlan, plan_run
-    from dist_wandb.run import NullRun
-    from dist_wandb.session import Session, get_run, init
-    from dist_wandb.topology import Topology
+    from dist_wandb.payloads.media.gathers import gathered
+    from dist_wandb.runs.run import NullRun
+    from dist_wandb.session.session import Session, get_run, init
+    from dist_wandb.settings.plan import RunPlan, plan_run
+    from dist_wandb.topology.detection import Topology
 
 # Without the doors to the frameworks: `import *` must work where none is installed.
 __all__ = [
@@ -58,14 +58,14 @@ __all__ = [
 _ROOMS = {
     "DistWandbLogger": "lightning",
     "DistWandbTracker": "accelerate",
-    "NullRun": "run",
-    "RunPlan": "policy",
-    "Session": "session",
-    "Topology": "topology",
-    "gathered": "gathers",
-    "get_run": "session",
-    "init": "session",
-    "plan_run": "policy",
+    "NullRun": "runs.run",
+    "RunPlan": "settings.plan",
+    "Session": "session.session",
+    "Topology": "topology.detection",
+    "gathered": "payloads.media.gathers",
+    "get_run": "session.session",
+    "init": "session.session",
+    "plan_run": "settings.plan",
     "wandb_init": "decorator",
     **dict.fromkeys(
         (

@@ -10,9 +10,9 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ParamSpec, TypeAlias, TypeVar, cast, overload
 
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.options import around
-from dist_wandb.policy import RankScope, RunMode
-from dist_wandb.session import Session, check_init, entered, init, is_nested_on_purpose
+from dist_wandb.session.session import Session, check_init, entered, init, is_nested_on_purpose
+from dist_wandb.settings.options import around
+from dist_wandb.settings.plan import RankScope, RunMode
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")

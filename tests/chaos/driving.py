@@ -20,8 +20,8 @@ from drawing import Spec
 from processes import Job, clean_environment, free_port, started, torchrun
 from wandb_server import WandbServer
 
-from dist_wandb import offline
 from dist_wandb.errors import ReadError
+from dist_wandb.wandb_files import offline
 
 _HERE = Path(__file__).parent
 _SUPPORT = _HERE.parent / "support"

@@ -147,7 +147,7 @@ def never_end(evidence: Evidence) -> None:
 
 
 def raise_within(evidence: Evidence) -> None:
-    evidence.output = "Traceback (most recent call last):\n  File 'src/dist_wandb/rows.py', line 3\nKeyError: 1\n"
+    evidence.output = "Traceback (most recent call last):\n  File 'dist_wandb/exchange/rows.py', line 3\nKeyError: 1\n"
 
 
 def log_a_traceback(evidence: Evidence) -> None:

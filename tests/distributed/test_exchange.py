@@ -22,15 +22,19 @@ from torchmetrics_cases import cases
 from torchmetrics_inputs import Draw
 from units import QUICK, Ranks, Row, Stall, eventually, making
 
-from dist_wandb import gathered, gloo, membership, rounds, sync
+from dist_wandb import gathered
 from dist_wandb.errors import RendezvousError
-from dist_wandb.gloo import BrokenError, GlooGroup
-from dist_wandb.membership import say_opened
-from dist_wandb.policy import Unit
-from dist_wandb.rendezvous import Rendezvous
-from dist_wandb.rows import Contribution
-from dist_wandb.sync import RoundsExchange
-from dist_wandb.topology import Topology
+from dist_wandb.exchange import collective
+from dist_wandb.exchange.collective import RoundsExchange
+from dist_wandb.exchange.membership import membership
+from dist_wandb.exchange.membership.membership import say_opened
+from dist_wandb.exchange.protocol import rounds
+from dist_wandb.exchange.rows import Contribution
+from dist_wandb.exchange.transport import gloo
+from dist_wandb.exchange.transport.gloo import BrokenError, GlooGroup
+from dist_wandb.settings.plan import Unit
+from dist_wandb.store.job_store import Rendezvous
+from dist_wandb.topology.detection import Topology
 
 SOON = 20.0  # seconds, on a busy machine; whoever waited for other ranks waits for longer
 
@@ -231,7 +235,7 @@ def test_a_rank_whose_process_ends_stays_until_others_have_asked_for_all_it_logg
     ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A mean needs nothing more, but spreads, metrics' states and tables are asked for when all ranks have logged."""
-    monkeypatch.setattr(sync, "_LAST_ROUND", 0.01)
+    monkeypatch.setattr(collective, "_LAST_ROUND", 0.01)
     unit = ranks(3, spread=["spread"])
     for rank in range(3):
         unit.log(rank, {"loss": 0.0, "spread": 0.0}, 0)
@@ -313,7 +317,7 @@ def test_survivors_go_on_without_a_rank_that_dies(
 def test_a_rank_that_stalls_is_gone_on_without_and_comes_back(
     ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sync, "_GRACE", 1.5)
+    monkeypatch.setattr(collective, "_GRACE", 1.5)
     unit = ranks(3, reduce="sum")
     stall = Stall()
     for step in range(3):
@@ -621,7 +625,7 @@ def test_numbers_too_large_for_their_spread_end_nothing(ranks: Callable[..., Ran
 def test_what_others_log_while_the_primary_is_away_is_written_when_it_is_back(
     ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sync, "_GRACE", 1.5)
+    monkeypatch.setattr(collective, "_GRACE", 1.5)
     unit = ranks(3)
     for rank in range(3):
         unit.log(rank, {"loss": float(rank), "own": 1.0}, 0)
@@ -647,7 +651,7 @@ def test_what_a_rank_said_in_a_round_that_the_others_had_broken_off_is_said_agai
     ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It comes while what they gave to that round is still under way, and so it has the round to itself."""
-    monkeypatch.setattr(sync, "_GRACE", 1.5)
+    monkeypatch.setattr(collective, "_GRACE", 1.5)
     unit = ranks(2, reduce="sum")
     for step in range(2):
         for rank in range(2):
@@ -756,7 +760,7 @@ def test_an_exchange_that_is_beyond_help_says_so(
 def test_rows_that_follow_quickly_wait_for_the_next_unless_somebody_waits_for_them(
     ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sync, "_QUICK", 60.0)
+    monkeypatch.setattr(collective, "_QUICK", 60.0)
     unit = ranks(2, limits=replace(QUICK, linger=60.0))
     for step in range(5):
         for rank in range(2):

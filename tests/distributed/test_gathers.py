@@ -17,8 +17,12 @@ import pytest
 from PIL import Image
 from units import QUICK, Ranks, RecordingRun, Row, Stall, eventually, making
 
-from dist_wandb import fused_gathers, gathered, gloo, pictures, sync
-from dist_wandb.sync import RoundsExchange
+from dist_wandb import gathered
+from dist_wandb.exchange import collective
+from dist_wandb.exchange.attachments import gathers as fused_gathers
+from dist_wandb.exchange.collective import RoundsExchange
+from dist_wandb.exchange.transport import gloo
+from dist_wandb.payloads.media import pictures
 
 
 @pytest.fixture
@@ -312,7 +316,7 @@ def test_what_others_gather_while_the_primary_is_away_is_written_when_it_is_back
     ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fused_gathers, "_REMEMBERED", 0)
-    monkeypatch.setattr(sync, "_GRACE", 1.5)
+    monkeypatch.setattr(collective, "_GRACE", 1.5)
     unit = ranks(3)
     for rank in range(3):
         unit.log(rank, {"loss": 1.0, "table": table(rank)}, 0)

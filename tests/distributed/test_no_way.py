@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from units import QUICK, Ranks, Stall, eventually, making
 
-from dist_wandb import gathered, sync
-from dist_wandb.rendezvous import Rendezvous
+from dist_wandb import gathered
+from dist_wandb.exchange import collective
+from dist_wandb.store.job_store import Rendezvous
 
 SOON = 20.0  # seconds, on a busy machine; whoever waited for other ranks waits for longer
 
@@ -75,7 +76,7 @@ def test_while_nobody_can_speak_nobody_is_said_to_be_silent(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The exchange waits for a rank that is gone; those who stay have logged meanwhile, and were not asked."""
-    monkeypatch.setattr(sync, "_GRACE", 1.5)
+    monkeypatch.setattr(collective, "_GRACE", 1.5)
     unit = ranks(3)
     for rank in range(3):
         unit.log(rank, {"loss": float(rank)}, 0)

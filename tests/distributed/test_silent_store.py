@@ -15,15 +15,15 @@ import torch.distributed as dist
 from stalling import Wire, wired_store
 from units import QUICK, Ranks, Stall, eventually, making
 
-from dist_wandb import gloo
-from dist_wandb.addresses import is_hung_up
 from dist_wandb.errors import RendezvousError
-from dist_wandb.gloo import BrokenError, GlooGroup
-from dist_wandb.membership import Epoch, Membership
-from dist_wandb.policy import Unit
-from dist_wandb.rendezvous import Rendezvous
-from dist_wandb.sync import Limits
-from dist_wandb.topology import Topology
+from dist_wandb.exchange.membership.membership import Epoch, Membership
+from dist_wandb.exchange.transport import gloo
+from dist_wandb.exchange.transport.gloo import BrokenError, GlooGroup
+from dist_wandb.settings.limits import Limits
+from dist_wandb.settings.plan import Unit
+from dist_wandb.store.addresses import is_hung_up
+from dist_wandb.store.job_store import Rendezvous
+from dist_wandb.topology.detection import Topology
 
 SOON = 20.0  # seconds, on a busy machine; whoever waited for a limit that is not to be reached waits for longer
 SHORT = replace(QUICK, join_timeout=2.0, peer_timeout=1.0, finish_timeout=1.0)
@@ -109,8 +109,8 @@ def test_forming_a_group_is_given_up(wire: Wire, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_hint_that_does_not_come_is_none_and_a_fact_an_error(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dist_wandb.rendezvous._GLANCE", 0.3)
-    monkeypatch.setattr("dist_wandb.rendezvous._LEAST_PATIENCE", 0.3)
+    monkeypatch.setattr("dist_wandb.store.job_store._GLANCE", 0.3)
+    monkeypatch.setattr("dist_wandb.store.job_store._LEAST_PATIENCE", 0.3)
     asking = rendezvous(wire.client())
     asking.publish("key", 1)
     assert (asking.hint("key"), asking.hint("no key")) == (1, None)

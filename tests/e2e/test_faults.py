@@ -17,7 +17,7 @@ from ranks import rank_commands
 from wandb_server import WandbServer
 
 from dist_wandb.errors import ReadError
-from dist_wandb.offline import find_runs, read_history
+from dist_wandb.wandb_files.offline import find_runs, read_history
 
 SCRIPTS = Path(__file__).parent / "scripts"
 SUPPORT = Path(__file__).parents[1] / "support"

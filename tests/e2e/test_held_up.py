@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from processes import started
 
-from dist_wandb.rendezvous import Rendezvous
-from dist_wandb.topology import Topology
+from dist_wandb.store.job_store import Rendezvous
+from dist_wandb.topology.detection import Topology
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 ASKS = """
 import sys, time
-from dist_wandb.ends import briefly
-from dist_wandb.patience import Patience
+from dist_wandb.store.timed_caller import briefly
+from dist_wandb.store.timed_caller import Patience
 print("asks", flush=True)
 answer = lambda: [time.sleep(0.1) for _ in range(10)] and "answer"
 print(eval(sys.argv[1]), flush=True)

@@ -18,8 +18,8 @@ from wandb_records import HISTORY, PLAIN, RecordedRun, WriterRecord
 from wandb_server import Request, WandbServer
 
 import dist_wandb
-from dist_wandb.cli import main
-from dist_wandb.offline import find_runs, read_runs
+from dist_wandb.cli.commands import main
+from dist_wandb.wandb_files.offline import find_runs, read_runs
 
 SCRIPTS = Path(__file__).parent / "scripts"
 SUPPORT = Path(__file__).parents[1] / "support"

@@ -18,13 +18,14 @@ from fuzzing import Target
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from record_files import content_of, new_record
 
-from dist_wandb import cli, delivery, offline
+from dist_wandb.cli import commands
 from dist_wandb.errors import ReadError, UploadError
-from dist_wandb.record_file import NOTHING, Lines, MalformedError, fields, write_without
-from dist_wandb.restart import Note
-from dist_wandb.small_files import parse_json
-from dist_wandb.upload_log import read_entries
-from dist_wandb.upload_records import Rules, revised
+from dist_wandb.restart.restart import Note
+from dist_wandb.uploads.log import read_entries
+from dist_wandb.uploads.records import Rules, revised
+from dist_wandb.wandb_files import debug_log, offline
+from dist_wandb.wandb_files.record_file import NOTHING, Lines, MalformedError, fields, write_without
+from dist_wandb.wandb_files.small_files import parse_json
 
 _HEADER = b":W&B\xe1\xbe\x00"
 _BLOCK = 32_768
@@ -256,8 +257,8 @@ def _read_log(data: bytes) -> None:
     assert all(type(count) is int and count >= 0 for count in counts)
     assert all(isinstance(problem, str) and len(problem) <= 2000 for problem in sent.problems)
     assert len(sent.problems) <= 100
-    for known in (delivery._NOT_SENT, delivery._NOT_WRITTEN):
-        for what, why in delivery._reasons(delivery.entries(io.BytesIO(data), b'"level":"ERROR'), known).items():
+    for known in (debug_log._NOT_SENT, debug_log._NOT_WRITTEN):
+        for what, why in debug_log._reasons(debug_log.entries(io.BytesIO(data), b'"level":"ERROR'), known).items():
             assert what in known.values()
             assert len(why) <= 2000
 
@@ -339,8 +340,8 @@ def _read_inspection(data: bytes) -> None:
     run = contents.as_run(_RUN_FILE, None, contents.problems)
     assert run.rows >= 0
     assert all(0 <= metric.not_finite <= metric.count <= run.rows for metric in run.metrics.values())
-    json.dumps(cli._json_value({**asdict(run), "path": str(run.path)}), allow_nan=False)
-    cli._metrics_table(run, ["*"], 80)
+    json.dumps(commands._json_value({**asdict(run), "path": str(run.path)}), allow_nan=False)
+    commands._metrics_table(run, ["*"], 80)
 
 
 TARGETS = (

@@ -13,15 +13,15 @@ import torch
 from fuzzing import Target
 from torchmetrics import AUROC, CatMetric, MeanMetric, MetricCollection, SumMetric
 
-from dist_wandb.batches import Row, Slot
-from dist_wandb.batches import encoded as encoded_rows
-from dist_wandb.blob import decode, encode
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.gathers import decoded, framed, gathered, merged, unframed
-from dist_wandb.membership import Word
-from dist_wandb.metric_merging import Layout
-from dist_wandb.metrics import take_snapshot
-from dist_wandb.rounds import Rounds
+from dist_wandb.exchange.membership.membership import Word
+from dist_wandb.exchange.protocol.batches import Row, Slot
+from dist_wandb.exchange.protocol.batches import encoded as encoded_rows
+from dist_wandb.exchange.protocol.rounds import Rounds
+from dist_wandb.payloads.media.gathers import decoded, framed, gathered, merged, unframed
+from dist_wandb.payloads.torchmetrics.blob import decode, encode
+from dist_wandb.payloads.torchmetrics.merging import Layout
+from dist_wandb.payloads.torchmetrics.metrics import take_snapshot
 
 _NUMBERS = (b'"float32"', b'"bool"', b'"qint8"', b'"quint4x2"', b'"bits8"', b'"complex32"', b'"float8_e5m2"', b'"load"')
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import torch
 from fuzzing import Target
 
-from dist_wandb.checkpoint_files import plain_content
 from dist_wandb.errors import ReadError, TopologyError
-from dist_wandb.topology import Launch, Topology, job_name, node_identity, traces
+from dist_wandb.lightning.checkpoint_files import plain_content
+from dist_wandb.topology.detection import Launch, Topology, job_name, node_identity, traces
 
 _RECORDED = Path(__file__).parents[1] / "unit" / "recorded_variables.json"
 _VARIABLES = (

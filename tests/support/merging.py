@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from dist_wandb.fused_metrics import FusedMetrics
-from dist_wandb.metrics import Snapshot, take_snapshot
-from dist_wandb.rounds import Key, Place
+from dist_wandb.exchange.attachments.metrics import FusedMetrics
+from dist_wandb.exchange.protocol.rounds import Key, Place
+from dist_wandb.payloads.torchmetrics.metrics import Snapshot, take_snapshot
 
 
 class _WaitingError(Exception):

@@ -15,15 +15,16 @@ import pytest
 import torch
 from torch.distributed import HashStore
 
-from dist_wandb import sync
-from dist_wandb.policy import Unit, plan_run
-from dist_wandb.reduction import check_reduce
-from dist_wandb.rendezvous import Rendezvous
-from dist_wandb.rows import DEGRADED, Contribution, Rows
-from dist_wandb.run import NullRun, RunWriter
-from dist_wandb.sync import Limits, RoundsExchange
-from dist_wandb.topology import Topology
-from dist_wandb.values import HostCopy, Later, take
+from dist_wandb.exchange import collective
+from dist_wandb.exchange.collective import RoundsExchange
+from dist_wandb.exchange.rows import DEGRADED, Contribution, Rows
+from dist_wandb.payloads.values import HostCopy, Later, take
+from dist_wandb.runs.run import NullRun, RunWriter
+from dist_wandb.settings.limits import Limits
+from dist_wandb.settings.plan import Unit, plan_run
+from dist_wandb.settings.reduction import check_reduce
+from dist_wandb.store.job_store import Rendezvous
+from dist_wandb.topology.detection import Topology
 
 Row = dict[str, Any]
 QUICK = Limits(join_timeout=30, peer_timeout=30, finish_timeout=60, heartbeat=0.1)
@@ -129,8 +130,8 @@ def making() -> Iterator[Callable[..., Ranks]]:
         return made[-1].open(*present)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sync, "_LAST_WORDS", 20.0)  # a thread may be held up, also at its end
-        patch.setattr(sync, "_LAST_LOOK", 10.0)
+        patch.setattr(collective, "_LAST_WORDS", 20.0)  # a thread may be held up, also at its end
+        patch.setattr(collective, "_LAST_LOOK", 10.0)
         yield make
         for unit in made:
             unit.together(lambda exchange: exchange.leave(failed=True))

@@ -14,8 +14,9 @@ import pytest
 import torch.distributed as dist
 import wandb
 
-from dist_wandb import gloo, pictures
-from dist_wandb.run import _fill_config, is_finished, is_served_now, set_service_aside, takes
+from dist_wandb.exchange.transport import gloo
+from dist_wandb.payloads.media import pictures
+from dist_wandb.runs.run import _fill_config, is_finished, is_served_now, set_service_aside, takes
 
 if TYPE_CHECKING:
     from tests.conftest import FakeWandb

@@ -28,9 +28,9 @@ def called_from(*modules: str) -> Line | None:
     ("modules", "file"),
     [
         (["train"], "train.py"),
-        (["train", "dist_wandb.session"], "train.py"),
-        (["train", "lightning.pytorch.trainer", "dist_wandb.lightning"], "train.py"),
-        (["train", "accelerate.accelerator", "functools", "dist_wandb.accelerate"], "train.py"),
+        (["train", "dist_wandb.session.session"], "train.py"),
+        (["train", "lightning.pytorch.trainer", "dist_wandb.lightning.logger"], "train.py"),
+        (["train", "accelerate.accelerator", "functools", "dist_wandb.accelerate.tracker"], "train.py"),
         (["train", "lightning.pytorch.trainer", "callbacks_of_mine", "dist_wandb"], "callbacks_of_mine.py"),
         (["train", "lightning_of_mine", "wandb.sdk"], "lightning_of_mine.py"),
     ],
@@ -59,7 +59,7 @@ def test_in_a_process_that_a_framework_has_started_it_is_the_frameworks() -> Non
 
 
 def test_on_a_thread_of_ours_there_is_none(caplog: pytest.LogCaptureFixture) -> None:
-    warn("of our thread", called_on_a_thread_of("dist_wandb.sync"))
+    warn("of our thread", called_on_a_thread_of("dist_wandb.exchange.collective"))
     assert caplog.messages == ["dist_wandb: of our thread"]
 
 

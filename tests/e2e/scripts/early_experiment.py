@@ -9,7 +9,7 @@ from stored import PATIENT
 from torch.utils.data import DataLoader, TensorDataset
 
 from dist_wandb import DistWandbLogger
-from dist_wandb.policy import RunMode
+from dist_wandb.settings.plan import RunMode
 
 
 def main(directory: str, run_mode: RunMode) -> None:

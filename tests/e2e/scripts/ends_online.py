@@ -9,7 +9,7 @@ import time
 import torch.distributed as dist
 
 import dist_wandb
-from dist_wandb.policy import check_run_mode
+from dist_wandb.settings.plan import check_run_mode
 
 
 def end(how: str) -> None:

@@ -12,7 +12,7 @@ from lightning.fabric import Fabric
 from lightning.fabric.loggers import CSVLogger
 
 from dist_wandb import DistWandbLogger
-from dist_wandb.policy import check_run_mode
+from dist_wandb.settings.plan import check_run_mode
 
 STEPS = 4
 

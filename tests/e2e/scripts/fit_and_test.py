@@ -9,7 +9,7 @@ from stored import PATIENT, ROWS
 from torch.utils.data import DataLoader, TensorDataset
 
 from dist_wandb import DistWandbLogger
-from dist_wandb.policy import RankScope, RunMode
+from dist_wandb.settings.plan import RankScope, RunMode
 
 
 class Model(LightningModule):

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import dist_wandb
 from dist_wandb import DistWandbLogger
 from dist_wandb.accelerate import DistWandbTracker
-from dist_wandb.policy import RunMode
+from dist_wandb.settings.plan import RunMode
 
 COLUMNS: list[Any] = ["text", "score", "image"]
 

@@ -14,8 +14,8 @@ import torch.distributed as dist
 from stored import PATIENT
 
 import dist_wandb
-from dist_wandb.policy import RunMode
-from dist_wandb.topology import Launch
+from dist_wandb.settings.plan import RunMode
+from dist_wandb.topology.detection import Launch
 
 ROWS, KILLED_AT = 100, 50
 

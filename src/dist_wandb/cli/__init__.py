@@ -1,0 +1,3 @@
+"""The command line: dist-wandb plan, doctor, show and sync."""
+
+from dist_wandb.cli.commands import main as main

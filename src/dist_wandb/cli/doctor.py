@@ -1,0 +1,298 @@
+"""What ``dist-wandb doctor`` finds out: who this process is, what it would open, and whether wandb can."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from base64 import b64encode
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from http.client import HTTPException
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.request import OpenerDirector, ProxyHandler, Request, build_opener
+
+from dist_wandb.errors import ConfigurationError, DistWandbError
+from dist_wandb.runs import run as runs
+from dist_wandb.runs.destination import is_loopback
+from dist_wandb.runs.opening import MOST_WRITERS
+from dist_wandb.settings.options import rank_scope_or_default, run_mode_or_default
+from dist_wandb.settings.plan import (
+    RankScope,
+    RunMode,
+    RunPlan,
+    check_rank_scope,
+    check_run_mode,
+    needs_layout,
+    plan_run,
+    writers_of,
+)
+from dist_wandb.topology.detection import Launch, Topology, Trace, job_name, traces
+
+PACKAGES = ("dist-wandb", "wandb", "torch", "torchmetrics", "lightning", "pytorch-lightning", "accelerate")
+GENERATED = "ID"
+"""Stands for the id that the ranks agree on when they open their runs."""
+
+_REFUSED = (401, 403)
+_LONGEST_ANSWER = 1024 * 1024  # bytes
+
+
+@dataclass(frozen=True)
+class Server:
+    """What W&B's server says.
+
+    Args:
+        answers: Whether it does.
+        user: Whom it takes the API key for; `None` if it does not know the key.
+        problem: What is wrong, as text; empty if nothing is.
+    """
+
+    answers: bool
+    user: str | None = None
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What would happen if this process called `dist_wandb.init` now.
+
+    Args:
+        topology: Whom it would be taken for; `None` if that is an error.
+        traces: What launchers have left in the environment.
+        plan: What it would do with W&B; `None` if that is an error, or depends on what only the other ranks know.
+        setup: How wandb is set up.
+        server: What W&B's server says; `None` if it was not asked.
+        versions: Of Python and of the packages that matter; `None` for those that are not installed.
+        errors: What would raise, or may not be tried, in words.
+        warnings: What may surprise, in words.
+    """
+
+    topology: Topology | None
+    traces: tuple[Trace, ...]
+    plan: RunPlan | None
+    setup: runs.Setup
+    server: Server | None
+    versions: dict[str, str | None]
+    errors: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it as what JSON can hold. The API key is left out."""
+        found = asdict(replace(self, setup=replace(self.setup, key=None, server=None), topology=None))
+        setup, chosen = found["setup"], self.setup.server
+        setup["has_key"] = self.setup.key is not None
+        del setup["key"], setup["server"]
+        setup["base_url"] = chosen.shown if chosen is not None else ""
+        setup["base_url_from"] = chosen.source if chosen is not None else ""
+        setup["takes_key"] = chosen is not None and chosen.takes_key
+        if self.topology is not None:
+            found["topology"] = {name: value for name, value in asdict(self.topology).items() if name != "sources"}
+            found["sources"] = dict(self.topology.sources)
+        return found
+
+
+def examine(
+    run_mode: RunMode | None = None,
+    rank_scope: RankScope | None = None,
+    *,
+    patience: float | None = 5.0,
+    trusted_server: str | None = None,
+) -> Diagnosis:
+    """Find out what would happen if this process called `dist_wandb.init` now. Opens nothing.
+
+    Args:
+        run_mode: As in `dist_wandb.init`.
+        rank_scope: As in `dist_wandb.init`.
+        patience: How long W&B's server may take to answer, in seconds; `None` not to ask it.
+        trusted_server: Address of a server that the API key may go to, whoever named it.
+
+    Returns:
+        What was found.
+    """
+    errors: list[str] = []
+    topology = plan = None
+    try:
+        Launch.detect()
+        topology = Topology.detect()
+    except DistWandbError as error:
+        errors.append(str(error))
+    found, setup = tuple(traces()), runs.setup(trusted_server)
+    try:
+        mode = check_run_mode(run_mode_or_default(run_mode))
+        scope = check_rank_scope(rank_scope_or_default(rank_scope))
+        if topology is not None:
+            runs.check_sweep(mode, scope, topology)
+            plan = _plan(topology, mode, scope)
+    except ConfigurationError as error:
+        errors.append(str(error))
+    if setup.problem:
+        errors.append(setup.problem)
+    server = None
+    if setup.server is not None and patience and setup.mode == "online":
+        if setup.server.takes_key:
+            server = ask(setup.server.shown, setup.key, patience)
+        else:
+            errors.append(f"The server was not asked. {setup.server.refusal}")
+    diagnosis = Diagnosis(topology, found, plan, setup, server, _versions(), tuple(errors), ())
+    return replace(diagnosis, warnings=tuple(_warnings(diagnosis)))
+
+
+def ask(base_url: str, key: str | None, patience: float) -> Server:
+    """Ask W&B's server who this is, by its GraphQL query `viewer`.
+
+    Args:
+        base_url: Address of the server.
+        key: The API key, if there is one.
+        patience: How long it may take to answer, in seconds.
+
+    Returns:
+        What it says.
+    """
+    query = json.dumps({"query": "query Viewer { viewer { username entity } }", "variables": {}}).encode()
+    request = Request(f"{base_url.rstrip('/')}/graphql", query, {"Content-Type": "application/json"})  # noqa: S310
+    if key:  # not for a host that this one may point to
+        request.add_unredirected_header("Authorization", f"Basic {b64encode(f'api:{key}'.encode()).decode()}")
+    try:
+        with _opener(base_url).open(request, timeout=patience) as answer:
+            text = answer.read(_LONGEST_ANSWER)
+    except HTTPError as error:
+        refused = error.code in _REFUSED
+        problem = "it refuses this API key" if refused and key else f"it answers with {error.code} {error.reason}"
+        return Server(answers=True, problem="" if refused and not key else problem)
+    except URLError as error:
+        return Server(answers=False, problem=str(error.reason))
+    except OSError as error:
+        return Server(answers=False, problem=str(error) or type(error).__name__)
+    except (HTTPException, ValueError) as error:  # the text may have a part of a proxy's password in it
+        problem = f"{type(error).__name__}. Are WANDB_BASE_URL, and HTTPS_PROXY where it is set, right?"
+        return Server(answers=False, problem=problem)
+    try:
+        viewer = (json.loads(text).get("data") or {}).get("viewer") or {}
+    except (ValueError, AttributeError):
+        return Server(answers=True, problem="what it answers is not what a W&B server does. Is WANDB_BASE_URL right?")
+    user = viewer.get("username") or viewer.get("entity")
+    return Server(answers=True, user=user, problem="" if user or not key else "it does not know this API key")
+
+
+def _opener(base_url: str) -> OpenerDirector:
+    """What opens an address: through the proxies of the environment, but for this host, as wandb does."""
+    return build_opener(ProxyHandler({})) if is_loopback(base_url) else build_opener()
+
+
+def _plan(topology: Topology, run_mode: RunMode, rank_scope: RankScope) -> RunPlan | None:
+    if needs_layout(topology, run_mode, rank_scope) and not topology.knows_layout:
+        return None  # the ranks tell each other
+    base_id = runs.wanted_id({}) or (GENERATED if topology.world_size > 1 else None)
+    return plan_run(topology, run_mode, rank_scope, base_id, group=runs.wanted_group({}))
+
+
+def _versions() -> dict[str, str | None]:
+    found: dict[str, str | None] = {"python": platform.python_version()}
+    for package in PACKAGES:
+        found[package] = None
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
+
+
+def _warnings(found: Diagnosis) -> Iterator[str]:
+    yield from _about_launchers(found)
+    yield from _about_wandb(found)
+    plan, topology = found.plan, found.topology
+    writers = writers_of(topology, plan) if plan is not None and plan.shared and topology is not None else None
+    if plan is not None and writers is not None and writers > MOST_WRITERS:
+        instead = "" if plan.rank_scope == "worker" else "rank_scope='worker' or "
+        yield f"A shared run with {writers} writers is beyond the {MOST_WRITERS} of W&B. Use {instead}run_mode='auto'."
+
+
+def _about_launchers(found: Diagnosis) -> Iterator[str]:
+    is_alone = found.topology is not None and found.topology.world_size == 1
+    used = next((trace for trace in found.traces if trace.verdict == "used"), None)
+    for trace in found.traces:
+        names = _names(trace)
+        if trace.verdict == "contradicts" and is_alone and used is not None:
+            yield (
+                f"{used.launcher} makes this process a job of its own ({_names(used)}), but {trace.launcher} seems to "
+                f"have started it: {trace.reason}. If it is one of several ranks, unset the former, else {names}"
+            )
+        elif trace.verdict == "other rank" and used is not None:
+            yield (
+                f"{used.launcher} and {trace.launcher} give this process different ranks: {trace.reason}. Unset those "
+                f"that are stale: {_names(used)}; or {names}"
+            )
+        elif trace.verdict in ("contradicts", "unreadable"):
+            yield f"{trace.launcher} has left variables that are left aside: {trace.reason}. Unset them: {names}"
+        elif trace.verdict == "not this process" and is_alone:
+            yield f"{trace.launcher}'s variables are there ({names}), but {trace.reason}. So it is a job of its own."
+        elif trace.verdict == "rank alone":
+            yield (
+                f"{trace.launcher}'s {trace.reason}. So this process is taken for a job of its own. If it is one of "
+                "several ranks, open the run after init_process_group, or set RANK and WORLD_SIZE."
+            )
+    if found.topology is not None and used is not None and found.topology.world_size > 1:
+        yield from _about_meeting(found, found.topology, used)
+
+
+def _names(trace: Trace) -> str:
+    return ", ".join(f"{name}={value}" for name, value in trace.variables.items())
+
+
+def _about_meeting(found: Diagnosis, topology: Topology, used: Trace) -> Iterator[str]:
+    """What ranks that do not know enough each for itself can do."""
+    can_meet = _can_meet(topology)
+    if not topology.knows_layout:
+        instead = "the ranks find it out together when the run is opened."
+        if not can_meet:
+            instead = "open the run after init_process_group, where the ranks find it out; before, it is an error."
+        yield (
+            f"{used.launcher} does not tell the place of this process among the nodes. In rank_scope='worker', and in "
+            f"run_mode='shared', {instead}"
+        )
+    if not can_meet:
+        what = "their numbers cannot be brought together"
+        if _needs_an_id(found.plan, topology):
+            what += ", and without id= or WANDB_RUN_ID they cannot agree on a run id, which is an error"
+        yield f"{used.launcher} keeps no store in which ranks meet: before init_process_group, {what}."
+
+
+def _can_meet(topology: Topology) -> bool:
+    """Whether the ranks reach a store at this moment: that of their process group, or of torchrun's agent."""
+    return topology.origin("global_rank") == "torch.distributed" or Launch.detect().agent_store is not None
+
+
+def _needs_an_id(plan: RunPlan | None, topology: Topology) -> bool:
+    """Whether a rank that meets nobody must be told the id, because neither the user nor the launcher names it."""
+    if plan is None or plan.base_id != GENERATED or job_name(topology) is not None:
+        return False
+    return plan.opens_run and (plan.run_mode, plan.rank_scope) != ("auto", "global")
+
+
+def _about_wandb(found: Diagnosis) -> Iterator[str]:
+    setup, server = found.setup, found.server
+    address = setup.server.shown if setup.server is not None else ""
+    if setup.mode == "online" and setup.key is None:
+        yield f"There is no API key for {address}. Run `wandb login`, or set WANDB_MODE=offline."
+    if server is not None and server.problem:
+        what = "does not answer" if not server.answers else "is not content"
+        yield f"The server {address} {what}: {server.problem}. Runs would be written to disk."
+    if setup.inherits_service:
+        yield (
+            "WANDB_SERVICE is inherited from another process, so W&B would use that one's wandb process. With "
+            "run_mode='shared' it is dropped, as it refuses two writers of one run."
+        )
+    directory = runs.wandb_directory({}).absolute()
+    if not _is_writable(directory):
+        yield (
+            f"{str(directory)!r}, where runs are written, cannot be written to, so wandb takes a temporary directory. "
+            "Set WANDB_DIR, or pass dir=."
+        )
+
+
+def _is_writable(directory: Path) -> bool:
+    """Whether a directory, or the nearest one above it that exists, takes files."""
+    existing = next((path for path in (directory, *directory.parents) if path.exists()), Path("/"))
+    return existing.is_dir() and os.access(existing, os.W_OK)

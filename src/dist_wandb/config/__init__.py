@@ -1,0 +1,1 @@
+"""One config on all ranks."""

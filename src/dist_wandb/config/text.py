@@ -1,0 +1,73 @@
+"""A config as JSON, kept up to date without going through all of it each time. Pure."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from dist_wandb.settings.config_values import told
+from dist_wandb.settings.config_withheld import MISSING, withheld
+
+_GLANCE = 0.001  # seconds for a look into values, beyond which no further one is begun
+_SHARE = 0.01  # of the time may go into such looks
+_FIXED = (bool, int, float, str, type(None))  # what cannot change inside
+
+
+class ConfigText:
+    """Names and values of a config, as `told` tells them, without secrets.
+
+    Args:
+        clock: Tells the time, in seconds.
+        given: What this rank was given, by name.
+
+    Example:
+        ``text.renew({"lr": 0.1, "net": [1]})``, then ``str(text)`` is ``{"lr": 0.1, "net": [1]}``.
+    """
+
+    def __init__(
+        self, clock: Callable[[], float] = time.perf_counter, given: Mapping[str, Any] = MappingProxyType({})
+    ) -> None:
+        self._clock = clock
+        self._given = given
+        self._pieces: dict[str, str] = {}
+        self._changeable: dict[str, None] = {}  # names of values that can change inside, in the order of the last looks
+        self._next_glance = 0.0
+
+    def renew(self, values: Mapping[str, Any]) -> bool:
+        """Take over values of names; whether any of them is another than before."""
+        is_new = False
+        for name, value in values.items():
+            self._changeable.pop(name, None)
+            if not isinstance(value, _FIXED):
+                self._changeable[name] = None
+            piece = f"{json.dumps(name)}: {json.dumps(told(withheld(name, value, self._given.get(name, MISSING))))}"
+            is_new = is_new or self._pieces.get(name) != piece
+            self._pieces[name] = piece
+        return is_new
+
+    def glance(self, read: Callable[[str], Any]) -> bool:
+        """Look again into some values that can change inside: for a short time, and not too often.
+
+        Args:
+            read: Tells the value of a name.
+
+        Returns:
+            Whether any of them has.
+        """
+        began = self._clock()
+        if began < self._next_glance:
+            return False
+        is_new = False
+        for name in list(self._changeable):  # the one that was looked into last comes last
+            is_new = self.renew({name: read(name)}) or is_new
+            if self._clock() - began > _GLANCE:
+                break
+        now = self._clock()
+        self._next_glance = now + (now - began) / _SHARE
+        return is_new
+
+    def __str__(self) -> str:
+        return f"{{{', '.join(self._pieces.values())}}}"

@@ -1,0 +1,1 @@
+"""How the numbers of all ranks become one."""

@@ -1,0 +1,1 @@
+"""Values that need an exchange of their own: metric states, tables and images."""

@@ -1,0 +1,231 @@
+"""Tables and images of all ranks on their way through the rounds: when they are sent, and how long they are kept.
+
+In the rounds they are names without a number, as metrics are: they tell which ranks logged one, and when all have. Then
+the ranks tell each other how much they have, agree on shares of the limits, and send it to the primary, piece by piece.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import tempfile
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from dist_wandb.errors import ConfigurationError
+from dist_wandb.exchange.attachments.metrics import shown
+from dist_wandb.exchange.protocol.rounds import Key
+from dist_wandb.payloads.media.gathers import (
+    Encoded,
+    Gathered,
+    Kind,
+    Part,
+    decoded,
+    differ,
+    fair,
+    framed,
+    unframed,
+    whole,
+)
+from dist_wandb.settings.reduction import LARGEST_EXACT_INTEGER
+
+if TYPE_CHECKING:
+    from dist_wandb.exchange.transport.gloo import Group
+
+_log = logging.getLogger("dist_wandb")
+
+_MARK = "\0gathered "  # in no name that a user could see, and in none of a metric
+_MOST_BYTES = 64 * 2**20  # that all ranks together send at once
+_MOST_HELD = 128 * 2**20  # bytes that wait on a rank for the others
+_REMEMBERED, _MOST_REMEMBERED = 8, 16 * 2**20  # kept for ranks that come late: how many, and how many bytes
+
+
+def is_gathered_name(name: str) -> bool:
+    """Whether a name of the rounds stands for a table or images of all ranks."""
+    return _MARK in name
+
+
+class FusedGathers:
+    """One rank's part in bringing tables and images together.
+
+    Args:
+        rank: This rank's index in the job.
+        collects: Whether it writes the whole, if it is the first of those that take part.
+    """
+
+    def __init__(self, rank: int, *, collects: bool) -> None:
+        self.collects = collects
+        self._rank = rank
+        self._kept: OrderedDict[Key, Encoded] = OrderedDict()  # in the order in which they were logged
+        self._last: set[Key] = set()  # sent, but perhaps to be sent again, as the exchange broke on another rank
+        self._delivered: OrderedDict[Key, None] = OrderedDict()
+        self._values: dict[Key, tuple[dict[str, Any], int]] = {}
+        self._files: Path | None = None
+        self._warned: set[str] = set()
+
+    @staticmethod
+    def name_of(name: str, value: Gathered) -> str:
+        """The name for the rounds."""
+        return f"{name}{_MARK}{value.kind}"
+
+    def check(self, name: str, value: Gathered) -> None:
+        """Say what of it had to be replaced."""
+        if value.replaced:
+            self._warn(
+                f"replaced {name}",
+                f"{name!r} on rank {self._rank} has what is not sent to the primary ({', '.join(value.replaced)}). In "
+                "cells its repr stands in its place; boxes and masks of a wandb.Image are left out.",
+            )
+
+    def alone(self, name: str, value: Gathered) -> Any:
+        """What W&B logs of this rank's part, where nobody else gives anything; `None` for nothing."""
+        self.check(name, value)
+        parts = [value.part(self._rank)]
+        self._tell_of_cuts(name, value.kind, parts)
+        return whole(value.kind, parts)
+
+    def keep(self, key: Key, value: Gathered) -> None:
+        """Remember what this rank contributes to a cell."""
+        try:
+            self._kept[key] = value.encoded().within(_MOST_BYTES)  # more is never sent
+        except Exception as error:  # noqa: BLE001  # whatever a value raises must not end the exchange
+            self._warn(f"encode {key.name}", f"{shown(key.name)!r} on rank {self._rank} cannot be sent: {error!r}")
+        while self._size(self._kept) > _MOST_HELD:
+            lost, _ = self._kept.popitem(last=False)
+            self._delivered.pop(lost, None)
+            self._warn(
+                f"held {key.name}",
+                f"more than {_MOST_HELD // 2**20} MiB of tables and images wait on rank {self._rank} for other ranks. "
+                f"The oldest are dropped, first {shown(lost.name)!r}. Log less often, or pass a smaller limit.",
+            )
+
+    def exchange(self, keys: Sequence[Key], group: Group) -> None:
+        """Send what belongs to some cells to the primary: all ranks call it with the same cells.
+
+        Raises:
+            BrokenError: The exchange did not come about.
+        """
+        mine = [self._kept.get(key) for key in keys]
+        told = [self._amounts(text, len(keys)) for text in group.gather(json.dumps([*map(_amount, mine)]).encode())]
+        shares = [
+            fair([count for count, _, _ in column], max(limit for *_, limit in column))
+            for column in zip(*told, strict=True)
+        ]
+        room = fair([size for rank in told for _, size, _ in rank], _MOST_BYTES)[group.rank * len(keys) :]
+        sent = [
+            b"" if own is None else own.within(size, share[group.rank]).as_bytes(self._rank)
+            for own, share, size in zip(mine, shares, room, strict=False)
+        ]
+        try:
+            received = [self._apart(data, len(keys)) for data in group.collect(framed(*sent))]
+        except ConfigurationError as error:  # on all ranks alike
+            received = []
+            names = ", ".join(repr(shown(key.name)) for key in keys)
+            self._warn(f"much {names}", f"{names}: left out of their rows on rank {self._rank}. {error}")
+        if self.collects and received:
+            for key, *blobs in zip(keys, *received, strict=True):
+                self._values[key] = self._whole(key, [blob for blob in blobs if blob])
+        self._last.update(keys)
+
+    def _amounts(self, text: bytes, number: int) -> list[list[int]]:
+        """How much a rank has for each cell; nothing if it cannot be understood, as all ranks find alike."""
+        try:
+            amounts = json.loads(text)
+            if len(amounts) == number and all(_is_amount(amount) for amount in amounts):
+                return list(amounts)
+        except (ValueError, TypeError, RecursionError):
+            pass
+        self._warn("amounts", f"the {len(text)} bytes that a rank sent as amounts of tables and images are others")
+        return [[0, 0, 0]] * number
+
+    def _apart(self, data: bytes, number: int) -> list[bytes]:
+        """What a rank sent for each cell; nothing if it cannot be understood."""
+        try:
+            parts = unframed(data)
+        except ConfigurationError as error:
+            self._warn("apart", str(error))
+            parts = []
+        return parts if len(parts) == number else [b""] * number
+
+    def take_values(self, key: Key) -> tuple[dict[str, Any], int]:
+        """The whole by the name it has in the row, and how many ranks had a part in it."""
+        return self._values.pop(key, ({}, 0))
+
+    def written(self) -> None:
+        """After rows were written: files of images are W&B's by now."""
+        if self._files is not None:
+            shutil.rmtree(self._files, ignore_errors=True)
+            self._files = None
+
+    def passed(self) -> None:
+        """After a round: all ranks have come out of the exchange before it, so what was sent may be forgotten."""
+        if not self._last:
+            return
+        for key in [key for key in self._kept if key in self._last]:
+            self._delivered[key] = None
+        self._last.clear()
+        while len(self._delivered) > _REMEMBERED or self._size(self._delivered) > _MOST_REMEMBERED:
+            self._kept.pop(self._delivered.popitem(last=False)[0])
+
+    def tell_of_incomplete(self, key: Key) -> None:
+        """Say that what came late is not written, as what was written before it is more."""
+        self._warn(
+            f"late {key.name}",
+            f"a part of {shown(key.name)!r} came so long after the others that theirs is forgotten. It is not written.",
+        )
+
+    def _size(self, keys: OrderedDict[Key, Any]) -> int:
+        return sum(self._kept[key].size for key in keys)
+
+    def _whole(self, key: Key, blobs: Sequence[bytes]) -> tuple[dict[str, Any], int]:
+        name, kind = shown(key.name), _kind(key)
+        try:
+            parts = sorted((decoded(kind, blob) for blob in blobs), key=lambda part: part.rank)
+            self._tell_of_cuts(name, kind, parts)
+            value = whole(kind, parts, self._directory)
+        except Exception as error:  # noqa: BLE001  # whatever comes of it must not end the exchange
+            self._warn(f"whole {name}", f"{name!r} could not be put together from what the ranks sent: {error!r}")
+            return {}, len(blobs)
+        return ({} if value is None else {name: value}), len(blobs)
+
+    def _directory(self) -> Path:
+        self._files = self._files or Path(tempfile.mkdtemp(prefix="dist_wandb-"))
+        return self._files
+
+    def _tell_of_cuts(self, name: str, kind: Kind, parts: Sequence[Part]) -> None:
+        what = "rows" if kind == "table" else "images"
+        if differ(parts):
+            self._warn(
+                f"columns {name}",
+                f"ranks logged {name!r} with different columns. They are matched by name, and filled with None.",
+            )
+        kept, total = sum(len(part.items) for part in parts), sum(part.total for part in parts)
+        if kept < total:
+            shares = ", ".join(f"{len(part.items)} of {part.total} of rank {part.rank}" for part in parts)
+            self._warn(
+                f"cut {name}",
+                f"{name!r} has {kept:,} of {total:,} {what} ({shares}): that is the limit for all ranks together, or "
+                f"{_MOST_BYTES // 2**20} MiB. See limit. More of these are not told.",
+            )
+
+    def _warn(self, kind: str, message: str) -> None:
+        if kind not in self._warned:
+            self._warned.add(kind)
+            _log.warning("dist_wandb: %s", message)
+
+
+def _amount(own: Encoded | None) -> tuple[int, int, int]:
+    """How many items a rank has for a cell, how many bytes, and how many items it allows."""
+    return (0, 0, 0) if own is None else (len(own.items), own.size, own.limit)
+
+
+def _is_amount(amount: Any) -> bool:
+    parts = isinstance(amount, list) and len(amount) == len(_amount(None))
+    return parts and all(type(part) is int and 0 <= part < LARGEST_EXACT_INTEGER for part in amount)
+
+
+def _kind(key: Key) -> Kind:
+    return cast("Kind", key.name.partition(_MARK)[2])

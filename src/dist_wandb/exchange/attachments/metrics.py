@@ -1,0 +1,296 @@
+"""Metrics of torchmetrics on their way through the rounds: which states belong together, and their fused exchange.
+
+In the rounds a metric is a name without a number: they tell which ranks logged it, and when all of them have. Then its
+states are exchanged once, together with those of all other metrics that are due.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dist_wandb.errors import ConfigurationError
+from dist_wandb.exchange.protocol.rounds import Key, Rounds
+from dist_wandb.payloads.torchmetrics.merging import Layout, Packed
+from dist_wandb.payloads.torchmetrics.metrics import Snapshot
+
+if TYPE_CHECKING:
+    import torch
+
+    from dist_wandb.exchange.transport.gloo import Group
+
+_log = logging.getLogger("dist_wandb")
+
+_SEPARATOR = "\0"  # in no name that a user could see: what follows it is the layout of the states
+_REMEMBERED = 8  # snapshots kept for ranks that come late, beyond those that wait
+_LENGTH = 8  # bytes of a length
+
+
+def is_metric_name(name: str) -> bool:
+    """Whether a name of the rounds stands for a metric: it has the layout of its states, which is a list."""
+    return f"{_SEPARATOR}[" in name
+
+
+def shown(name: str) -> str:
+    """A name of the rounds as the user knows it."""
+    return name.partition(_SEPARATOR)[0]
+
+
+def _signature(name: str) -> str:
+    return name.partition(_SEPARATOR)[2]
+
+
+def _layout(name: str) -> Layout:
+    return Layout.parse(_signature(name))
+
+
+class _LeftOutError(Exception):
+    """What the ranks gave cannot be taken, as all of them see."""
+
+
+class FusedMetrics:
+    """One rank's part in the exchange of metrics' states.
+
+    Args:
+        rank: This rank, for messages.
+        computes: Whether this rank computes the merged values.
+    """
+
+    def __init__(self, rank: int, *, computes: bool) -> None:
+        self._rank = rank
+        self._computes = computes
+        self._snapshots: OrderedDict[Key, Snapshot] = OrderedDict()
+        self._newest: dict[str, Snapshot] = {}  # by name of the rounds: they know how to compute
+        self._values: dict[Key, tuple[dict[str, Any], int]] = {}
+        self._last: set[Key] = set()  # of the last exchange: one that broke on another rank is repeated
+        self._before: set[Key] = set()  # of those before it, in which all ranks have succeeded
+        self._warned: set[str] = set()
+
+    def name_of(self, name: str, snapshot: Snapshot, known: Sequence[str]) -> str:
+        """The name for the rounds: that of a layout which the ranks know already, if the states go with it.
+
+        All ranks try them in the same order. Those that were made without data come last.
+        """
+        others = [other for other in known if shown(other) == name and self._is_understood(other)]
+        for other in sorted(others, key=lambda other: _layout(other).is_tentative):
+            if self._adopts(snapshot, other):
+                return other
+        if snapshot.fallback is not None:
+            self._warn(name, f"{name!r} on rank {self._rank}: {snapshot.fallback}")
+        return f"{name}{_SEPARATOR}{snapshot.signature}"
+
+    def alone(self, name: str, snapshot: Snapshot) -> dict[str, Any]:
+        """The values of a metric on this rank, by the names they have in the row. Waits for its device."""
+        try:
+            packed = snapshot.packed()
+            values = snapshot.compute(packed.sums, packed.maxima, [packed.blob])
+        except Exception as error:  # noqa: BLE001  # whatever a metric raises must not cost the rest of the row
+            self._warn_of_left_out(name, snapshot, "its states", error)
+            return {}
+        return {name + suffix: value for suffix, value in values.items()}
+
+    def _adopts(self, snapshot: Snapshot, name: str) -> bool:
+        try:
+            return snapshot.adopt(_signature(name))
+        except Exception as error:  # noqa: BLE001  # whatever a metric raises must not end the exchange
+            self._warn(f"adopt {name}", f"the states of {shown(name)!r} on rank {self._rank} cannot be sent: {error!r}")
+            return False
+
+    def _is_understood(self, name: str) -> bool:
+        """Whether a name tells a layout. All ranks judge alike, as the name is the same on all of them."""
+        try:
+            return is_metric_name(name) and bool(_layout(name))
+        except ConfigurationError as error:
+            self._warn(f"layout {name}", f"{shown(name)!r} is left out of its rows on rank {self._rank}: {error}")
+            return False
+
+    def keep(self, key: Key, snapshot: Snapshot) -> None:
+        """Remember what this rank contributes to a cell."""
+        self._snapshots[key] = self._newest[key.name] = snapshot
+
+    def settle(self, rounds: Rounds) -> list[tuple[Key, Key]]:
+        """After the ranks agreed on names: take over the layouts of others, where this rank's states fit into them.
+
+        Returns:
+            The cells that have another key by this: the one they had, and the one they have now.
+        """
+        renamed = []
+        for name in [name for name in rounds.pending_names() if is_metric_name(name)]:
+            waiting = [key for key in self._snapshots if key.name == name]
+            adopted = {self.name_of(shown(name), self._snapshots[key], rounds.names) for key in waiting}
+            if len(adopted) == 1 and adopted != {name}:
+                for old, new in rounds.rename(name, adopted.pop()):
+                    self.keep(new, self._snapshots.pop(old))
+                    renamed.append((old, new))
+        return renamed
+
+    def exchange(self, keys: Sequence[Key], group: Group) -> None:
+        """Bring together the states of the metrics of some cells: all ranks call it with the same cells.
+
+        Raises:
+            BrokenError: The exchange did not come about.
+        """
+        understood = [key for key in keys if self._is_understood(key.name)]
+        try:
+            if understood:
+                self._exchange(understood, group)
+        except _LeftOutError as error:  # on all ranks alike, after the same collectives
+            names = ", ".join(repr(shown(key.name)) for key in understood)
+            self._warn(f"much {names}", f"{names}: left out of their rows on rank {self._rank}. {error}")
+        self._forget(keys)
+
+    def _exchange(self, keys: Sequence[Key], group: Group) -> None:
+        import torch
+
+        layouts = [_layout(key.name) for key in keys]
+        packed = [self._packed(key, layout) for key, layout in zip(keys, layouts, strict=True)]
+        heads = [self._head(key, layout) for key, layout in zip(keys, layouts, strict=True)]
+        sums = torch.cat([part for head, own in zip(heads, packed, strict=True) for part in (head, own.sums)])
+        sums, maxima = group.reduce_tensors(sums, torch.cat([own.maxima for own in packed]))
+        blobs = nothing = [[b""] for _ in keys]
+        if any(layout.has_blob for layout in layouts):
+            blobs = _gathered(group, [own.blob for own in packed])
+        reduced = list(_reduced(layouts, sums, maxima))
+        needs = [one.needs_more for one in reduced]
+        told = nothing
+        if any(needs):
+            told = _gathered(group, [self._told(key) if need else b"" for key, need in zip(keys, needs, strict=True)])
+        if self._computes:
+            for key, one, gathered, more in zip(keys, reduced, blobs, told, strict=True):
+                self._values[key] = self._computed(key, one, gathered, more), one.voices
+
+    def _head(self, key: Key, layout: Layout) -> torch.Tensor:
+        """What comes before the sums of a cell: see `_Reduced`."""
+        import torch
+
+        snapshot = self._snapshots.get(key)
+        held = snapshot.held if snapshot else [False] * len(layout.nodes)
+        lacks = [float(self._computes and not here) for here in held]
+        numbers = [float(snapshot is not None), float(snapshot is not None and snapshot.is_loose), *lacks]
+        return torch.tensor(numbers, dtype=torch.float64)
+
+    def _told(self, key: Key) -> bytes:
+        snapshot = self._snapshots.get(key)
+        try:
+            return snapshot.told(self._rank) if snapshot else b""
+        except Exception as error:  # noqa: BLE001  # whatever a metric raises must not end the exchange
+            self._warn(
+                f"tell {key.name}", f"{shown(key.name)!r} on rank {self._rank} has no part in its row: {error!r}"
+            )
+            return b""
+
+    def take_values(self, key: Key) -> tuple[dict[str, Any], int]:
+        """The merged values of a cell, by the names they have in the row, and how many ranks had a part in them."""
+        return self._values.pop(key, ({}, 0))
+
+    def _forget(self, keys: Sequence[Key]) -> None:
+        """After an exchange: let go of the oldest snapshots that no rank can need, but for some that come late."""
+        self._before |= (self._last - set(keys)) & self._snapshots.keys()
+        self._last = set(keys)
+        while len(self._snapshots) > _REMEMBERED and next(iter(self._snapshots)) in self._before:
+            self._before.discard(self._snapshots.popitem(last=False)[0])
+
+    def _packed(self, key: Key, layout: Layout) -> Packed:
+        if key not in self._snapshots:
+            return layout.neutral()
+        try:
+            packed = self._snapshots[key].packed()
+        except Exception as error:  # noqa: BLE001  # whatever a metric raises must not end the exchange
+            self._warn(
+                f"pack {key.name}", f"{shown(key.name)!r} on rank {self._rank} has no part in its row: {error!r}"
+            )
+            del self._snapshots[key]
+            return layout.neutral()
+        if (packed.sums.numel(), packed.maxima.numel()) == (layout.sums, layout.maxima):
+            return packed
+        self._warn(f"layout {key.name}", f"the states of {shown(key.name)!r} on rank {self._rank} do not fit")
+        del self._snapshots[key]  # gloo aborts the process where ranks reduce lists of different lengths
+        return layout.neutral()
+
+    def _computed(self, key: Key, one: _Reduced, blobs: list[bytes], told: list[bytes]) -> dict[str, Any]:
+        snapshot = self._snapshots.get(key) or self._newest.get(key.name)
+        name = shown(key.name)
+        if snapshot is None:
+            self._warn(
+                name,
+                f"{name!r} was logged as a metric by other ranks, but not yet by rank {self._rank}, which computes it. "
+                "It is written once that rank logs it too. Log it on all ranks.",
+            )
+            return {}
+        try:
+            values = snapshot.compute(one.sums, one.maxima, blobs, told)
+        except Exception as error:  # noqa: BLE001  # whatever a metric raises must not end the exchange
+            self._warn_of_left_out(name, snapshot, "the states of all ranks", error)
+            return {}
+        return {name + suffix: value for suffix, value in values.items()}
+
+    def _warn_of_left_out(self, name: str, snapshot: Snapshot, states: str, error: Exception) -> None:
+        reason = f"{type(error).__name__}: {error}".rstrip(".")
+        self._warn(
+            f"compute {name}",
+            f"{name!r} ({snapshot.metric}) is left out of its row: rank {self._rank} could not compute it from "
+            f"{states}, {reason}. Log it once some rank has data; else log what its compute() returns.",
+        )
+
+    def _warn(self, kind: str, message: str) -> None:
+        if kind not in self._warned:
+            self._warned.add(kind)
+            _log.warning("dist_wandb: %s", message)
+
+
+class _Reduced(NamedTuple):
+    """What a cell's numbers came to.
+
+    Args:
+        voices: How many ranks had a part in it.
+        needs_more: Whether ranks tell more: some state does not fit, or the rank that computes has no data.
+        sums: The sums over ranks.
+        maxima: The maxima over ranks.
+    """
+
+    voices: int
+    needs_more: bool
+    sums: torch.Tensor
+    maxima: torch.Tensor
+
+
+def _reduced(layouts: Sequence[Layout], sums: torch.Tensor, maxima: torch.Tensor) -> Iterator[_Reduced]:
+    """What all ranks know of each cell.
+
+    Before its sums come: how many ranks have a part in it, on how many some state does not fit, and for each node
+    whether the rank that computes has no data.
+    """
+    for layout in layouts:
+        (voices, misfits, *lacks), sums = sums[: 2 + len(layout.nodes)].tolist(), sums[2 + len(layout.nodes) :]
+        lacking = any(lack and holders for lack, holders in zip(lacks, layout.holders(sums), strict=True))
+        yield _Reduced(int(voices), bool(misfits or lacking), sums[: layout.sums], maxima[: layout.maxima])
+        sums, maxima = sums[layout.sums :], maxima[layout.maxima :]
+
+
+def _gathered(group: Group, parts: Sequence[bytes]) -> list[list[bytes]]:
+    """For each part what all ranks have there, in their order."""
+    try:
+        told = [_unframed(data, len(parts)) for data in group.gather(b"".join(map(_framed, parts)))]
+    except ConfigurationError as error:
+        raise _LeftOutError(str(error)) from error
+    return [list(column) for column in zip(*told, strict=True)]
+
+
+def _framed(data: bytes) -> bytes:
+    return len(data).to_bytes(_LENGTH, "little") + data
+
+
+def _unframed(data: bytes, number: int) -> list[bytes]:
+    parts, position = [], 0
+    for _ in range(number):
+        start = position + _LENGTH
+        position = start + int.from_bytes(data[position:start], "little")
+        parts.append(data[start:position])
+    if position != len(data):
+        raise ConfigurationError(
+            f"The {len(data)} bytes that a rank sent are not the states of {number} metrics. Install the same version "
+            "of dist_wandb on all ranks."
+        )
+    return parts

@@ -1,0 +1,115 @@
+"""What an exchange warns of: one event, one message, whatever the number of names, steps and rounds it takes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from dist_wandb.exchange.attachments.metrics import shown
+from dist_wandb.exchange.protocol.rounds import Key
+
+_log = logging.getLogger("dist_wandb")
+
+_MOST_NAMES = 3  # that are told by name
+_MOST_DOUBLINGS = 10
+
+
+@dataclass(slots=True)
+class _Event:
+    """What happens for some time.
+
+    Args:
+        last: When it was seen last.
+        said: How many messages told of it, or of earlier ones of its kind.
+        unsaid: How many values no message has told of.
+    """
+
+    last: float
+    said: int = 1
+    unsaid: int = 0
+
+
+class Reports:
+    """The warnings of one rank's exchange.
+
+    Args:
+        quiet: Seconds without anything of a kind, after which the next of it is another event. It is doubled by each
+            message of the kind: what comes again and again is told ever less often.
+        clock: Tells the time, in seconds.
+    """
+
+    def __init__(self, quiet: float, clock: Callable[[], float]) -> None:
+        self._quiet = quiet
+        self._clock = clock
+        self._once: set[str] = set()
+        self._events: dict[str, _Event] = {}
+
+    def once(self, kind: str, message: str) -> None:
+        """Say something that is said once."""
+        if kind not in self._once:
+            self._once.add(kind)
+            _log.warning("dist_wandb: %s", message)
+
+    def values(self, kind: str, keys: Sequence[Key], message: Callable[[str], str]) -> None:
+        """Say something of values, unless it belongs to what was said already.
+
+        Args:
+            kind: What is said of them.
+            keys: Their cells.
+            message: Makes the message, given names and place of these values.
+        """
+        if not keys:
+            return
+        if self._goes_on(kind):
+            self._events[kind].unsaid += len(keys)
+            return
+        event = self._begin(kind)
+        before = f" Since the last message of this kind there were {event.unsaid} more." if event.unsaid else ""
+        event.unsaid = 0
+        _log.warning("dist_wandb: %s%s", message(_named(keys)), before)
+
+    def follows(self, kind: str, cause: str) -> bool:
+        """Whether what happens belongs to an event of another kind, which was told; then it is not told itself."""
+        if cause not in self._events or not self._goes_on(cause):
+            return False
+        self._events.setdefault(kind, _Event(0.0)).last = self._clock()
+        return True
+
+    def expect(self, kind: str) -> None:
+        """What a message has told of in other words is not told again."""
+        self._begin(kind)
+
+    def unsaid(self, kind: str) -> int:
+        """How many values of a kind no message has told of."""
+        return self._events[kind].unsaid if kind in self._events else 0
+
+    def _begin(self, kind: str) -> _Event:
+        event = self._events.setdefault(kind, _Event(0.0, 0))
+        event.last, event.said = self._clock(), event.said + 1
+        return event
+
+    def _goes_on(self, kind: str) -> bool:
+        event, now = self._events.get(kind), self._clock()
+        if event is None:
+            return False
+        quiet = self._quiet * 2 ** min(event.said - 1, _MOST_DOUBLINGS)
+        if now - event.last > quiet:
+            return False
+        event.last = now
+        return True
+
+
+def place_of(key: Key) -> str:
+    """Where a rank logged a value, in words."""
+    return f"its call {key.occurrence + 1} without a step" if key.place.counted else f"step {key.place.step}"
+
+
+def _named(keys: Sequence[Key]) -> str:
+    """Names and places in words: all of the first place, and how many others there are."""
+    names = list(dict.fromkeys(shown(key.name) for key in keys))
+    what = ", ".join(map(repr, names[:_MOST_NAMES]))
+    if len(names) > _MOST_NAMES:
+        what = f"{len(names)} names ({what}, …)"
+    places = list(dict.fromkeys(place_of(key) for key in keys))
+    return f"{what} at {places[0]}" + (f" and in {len(places) - 1} more rows" if len(places) > 1 else "")

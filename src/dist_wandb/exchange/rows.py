@@ -1,0 +1,354 @@
+"""Both ends of the exchange: totals made of what a rank logs, and rows made of what the unit finished."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from dist_wandb.exchange.attachments.gathers import FusedGathers, is_gathered_name
+from dist_wandb.exchange.attachments.metrics import FusedMetrics, is_metric_name
+from dist_wandb.exchange.protocol.rounds import Finished, Key, Rounds
+from dist_wandb.payloads.media.gathers import Gathered
+from dist_wandb.payloads.torchmetrics.metrics import Snapshot
+from dist_wandb.payloads.values import Later, LaterValue, checked_weight, is_number, known
+from dist_wandb.settings.reduction import PerRankNames, Reduction, Totals, reduction_of
+
+_log = logging.getLogger("dist_wandb")
+
+DEGRADED = "dist_wandb/degraded"
+_AT_STEP = 2**31  # what is beyond it in a count of calls is a step: that at which a row without one goes on
+_MOST_CALLS = 2**32 - 1  # what rounds can tell other ranks
+_MOST_FAR = 32_768
+_NO_NUMBER = Totals(voices=1)  # what metrics, tables and images are in the rounds, and numbers that do not count
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """What one rank says in one call of `log`.
+
+    Args:
+        metrics: Values by name.
+        step: Place on the x axis; `None` for none.
+        commit: As in `wandb.Run.log`; `None` leaves it to wandb.
+        weight: Of the values in means: a number, a mapping of names to numbers, or `None` for 1.
+        calls: How often this rank had called `log` before, or `calls_at` the step it was at: the x axis of rows without
+            a step.
+        in_order: Whether it comes from the thread that logs first, so that it is behind all that this one said before.
+    """
+
+    metrics: Mapping[str, Any]
+    step: int | None
+    commit: bool | None = None
+    weight: Any = None
+    calls: int = 0
+    in_order: bool = True
+
+    def is_ready(self) -> bool:
+        """Whether all of it can be sent without waiting for a device, or for the encoding of images."""
+        weights = self.weight.values() if isinstance(self.weight, dict) else (self.weight,)
+        return all(
+            value.is_ready()
+            for values in (self.metrics.values(), weights)
+            for value in values
+            if isinstance(value, (Later, LaterValue, Snapshot, Gathered))
+        )
+
+    def has_arrived(self) -> bool:
+        """Whether all of it can be written, as this rank's own, without waiting for a device."""
+        return all(
+            value.has_arrived()
+            for value in self.metrics.values()
+            if isinstance(value, (Later, LaterValue, Snapshot, Gathered))
+        )
+
+
+class RowWriter(Protocol):
+    """Writes rows into the run of one rank.
+
+    Attributes:
+        label: This rank's label in a shared run; `None` in any other.
+        is_primary: Whether the plain names are this rank's to write.
+        has_own_run: Whether each rank has a run of its own.
+        step_metric: Name of the x axis in every row; `None` for none.
+    """
+
+    label: str | None
+    is_primary: bool
+    has_own_run: bool
+    step_metric: str | None
+
+    @property
+    def has_run(self) -> bool:
+        """Whether there is a run to write into."""
+
+    def write_plain(self, row: Mapping[str, Any], x: int | None) -> None:
+        """Write one row as it is, at `x` on the x axis; `None` leaves the x axis out of the row."""
+
+    def write(self, metrics: Mapping[str, Any], step: int | None, *, commit: bool | None = None) -> None:
+        """Write one row at `step` on the x axis; `commit` as in `wandb.Run.log`."""
+
+
+def calls_at(step: int) -> int:
+    """What a row without a step has as its number of calls, so that it lies at the last step before it."""
+    return _AT_STEP + step
+
+
+class Rows:
+    """Turns contributions into totals, and finished values into rows of this rank's run.
+
+    Args:
+        writer: Writes rows into this rank's run.
+        reduce: Name patterns and reductions, the first that matches counts; `None` for no reduction.
+        per_rank: Names that each rank of a shared run also writes under its label.
+        counts: Whether rows without a step lie at the count of calls on the x axis.
+        first: Place on the x axis of the first row without a step, in this rank's run.
+        rank: This rank's index in the job, for messages.
+        is_first: Whether it is the first of its unit.
+    """
+
+    def __init__(
+        self,
+        writer: RowWriter,
+        reduce: Mapping[str, Reduction] | None,
+        per_rank: PerRankNames = PerRankNames(),  # noqa: B008  # cannot be changed
+        *,
+        counts: bool = True,
+        first: int = 0,
+        rank: int = 0,
+        is_first: bool = True,
+    ) -> None:
+        self.writes = writer.is_primary
+        self.is_over = False  # the run is being finished: nothing more is written
+        self.unwritten = 0  # rows that came later than that
+        self.last_place = "the start"
+        self.global_rank_of: Any = lambda index: index
+        self.unused = dict.fromkeys(reduce or ())  # patterns that no name has matched yet
+        self.metrics = FusedMetrics(rank, computes=self.writes)
+        self.gathers = FusedGathers(rank, collects=self.writes)
+        self._writer = writer
+        self._reduce = reduce or {}
+        self._per_rank = per_rank
+        self._counts = counts
+        self._first = first
+        self._rank = rank
+        self._is_first = is_first
+        self._reductions: dict[str, Reduction] = {}
+        self._extras: OrderedDict[Key, tuple[dict[str, Any], int | None]] = OrderedDict()
+        self._far: OrderedDict[Key, int] = OrderedDict()
+        self._told_errors: set[type[Exception]] = set()
+        self._farthest = _MOST_CALLS
+
+    @property
+    def has_run(self) -> bool:
+        """Whether there is a run to write into."""
+        return self._writer.has_run
+
+    # What this rank says
+
+    def write_own(self, contribution: Contribution) -> None:
+        """Write what this rank says as a row, without other ranks: the first of a unit under plain names."""
+        metrics = known(contribution.metrics)
+        if any(isinstance(value, (Snapshot, Gathered)) for value in metrics.values()):
+            metrics = {
+                key: number for name, value in metrics.items() for key, number in self._alone(name, value).items()
+            }
+        row = metrics if self._writer.label is None else self._own_names(metrics)
+        if row or not metrics:
+            self._writer.write(row, contribution.step, commit=contribution.commit)
+
+    def _own_names(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """What a rank of a shared run writes by itself: the primary its values, each rank what is under its label."""
+        axis = self._writer.step_metric
+        plain = {name: value for name, value in values.items() if self.writes or name == axis}
+        others = {name: value for name, value in values.items() if name != axis}
+        under_labels: dict[str, Any] = {}
+        for name, value in others.items():
+            if is_number(value) or not self.writes:
+                under_labels.update(self._under_label(name, value))
+        return {**plain, **under_labels} if self.writes or under_labels else {}
+
+    def _alone(self, name: str, value: Any) -> dict[str, Any]:
+        """What this rank alone writes of a value, by the names it has in the row."""
+        if isinstance(value, Snapshot):
+            return self.metrics.alone(name, value)
+        if isinstance(value, Gathered):
+            value = self.gathers.alone(name, value)
+        return {} if value is None else {name: value}
+
+    def post(self, contribution: Contribution, rounds: Rounds) -> Iterable[str]:
+        """Hand what this rank says to the rounds; write, or keep for its row, what is this rank's own.
+
+        Returns:
+            The names that were handed over.
+        """
+        values = known(contribution.metrics)
+        unit, others, mine = self._sorted(values, self._weights(contribution.weight), rounds)
+        calls = min(contribution.calls, _MOST_CALLS)
+        rounds.mingles = rounds.mingles or not contribution.in_order
+        keys = rounds.post({**unit, **dict.fromkeys(others, _NO_NUMBER)}, contribution.step, calls)
+        if calls == _MOST_CALLS and self.writes:
+            self._keep_far(keys, contribution.calls)
+        for key in keys[len(unit) :]:
+            (self.gathers if is_gathered_name(key.name) else self.metrics).keep(key, others[key.name])
+        if mine and keys and self.writes:
+            self._extras[keys[0]] = mine, self._x(contribution.step, contribution.calls)
+        elif mine:
+            self._writer.write_plain(mine, self._x(contribution.step, contribution.calls))
+        return unit
+
+    def settle(self, rounds: Rounds) -> None:
+        """After the ranks agreed on names: what waits for a cell that has another key by this goes with it."""
+        for old, new in self.metrics.settle(rounds):
+            if old in self._extras:
+                self._extras[new] = self._extras.pop(old)
+
+    def _sorted(
+        self, values: Mapping[str, Any], weights: Any, rounds: Rounds
+    ) -> tuple[dict[str, Totals], dict[str, Any], dict[str, Any]]:
+        """What is to be brought together with other ranks', numbers and what has none, and what is this rank's own.
+
+        This rank's own is on the primary what is not brought together, in a shared run what has its label: the numbers
+        of every rank, and of ranks other than the primary also what is no number.
+        """
+        unit: dict[str, Totals] = {}
+        others: dict[str, Any] = {}
+        mine: dict[str, Any] = {}
+        by_name = isinstance(weights, dict)
+        for name, value in values.items():
+            if is_number(value) and self.reduction(name) != "first":
+                unit[name] = Totals.of(value, weights.get(name, 1.0) if by_name else weights)
+            elif is_number(value) and self._writer.has_own_run:  # all runs get the number of the unit's first rank
+                unit[name] = Totals.of(value) if self._is_first else _NO_NUMBER
+            elif isinstance(value, Snapshot):
+                others[self.metrics.name_of(name, value, rounds.names)] = value
+            elif isinstance(value, Gathered):
+                self.gathers.check(name, value)
+                others[self.gathers.name_of(name, value)] = value
+            elif self.writes:
+                mine[name] = value
+            elif not is_number(value):
+                mine.update(self._under_label(name, value))
+        return unit, others, {**mine, **self._labelled(values)}
+
+    def reduction(self, name: str) -> Reduction:
+        """How the ranks' numbers of a name become one: by the first pattern that matches, else their mean."""
+        if name not in self._reductions:
+            pattern, self._reductions[name] = reduction_of(name, self._reduce)
+            self.unused.pop(pattern, None)
+        return self._reductions[name]
+
+    def _labelled(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        if self._writer.label is None or not self._per_rank.patterns:
+            return {}
+        labelled: dict[str, Any] = {}
+        for name, value in values.items():
+            if is_number(value):
+                labelled.update(self._under_label(name, value))
+        return labelled
+
+    def _under_label(self, name: str, value: Any) -> dict[str, Any]:
+        label = self._writer.label
+        is_named = label is not None and self._per_rank.has(name, is_number=is_number(value))
+        return {f"{label}/{name}": value} if is_named else {}
+
+    def _weights(self, weight: Any) -> Any:
+        if weight is None or isinstance(weight, (int, float)):
+            return 1.0 if weight is None else float(weight)
+        if isinstance(weight, Later):
+            return float(checked_weight("weight", weight.number(), self._rank))
+        return {name: self._weights(value) for name, value in weight.items()}
+
+    # What the unit finished
+
+    def write_finished(self, values: Sequence[Finished]) -> None:
+        """Write finished values: those of one place as one row, unless a name comes twice."""
+        row: dict[str, Any] = {}
+        last: Finished | None = None
+        for value in values:
+            name = value.key.name
+            if last is not None and (name in row or self._place(value) != self._place(last)):
+                self._write(row, last)
+                row = {}
+            last = value
+            if self.writes:
+                self._add(row, value)
+        if last is not None:
+            self._write(row, last)
+            self.gathers.written()
+            place = last.key.place
+            x = self._x(None if place.counted else place.step, last.calls)
+            self.last_place = f"row {last.calls + 1}" if place.counted and last.calls < _AT_STEP else f"step {x}"
+
+    def write_left_over(self) -> None:
+        """Write what waited for numbers that never came."""
+        for own, x in self._extras.values():
+            self._writer.write_plain(own, x)
+        self._extras.clear()
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether something waits for its row."""
+        return bool(self._extras)
+
+    def _place(self, value: Finished) -> tuple[int, int]:
+        place = value.key.place
+        return (1, self._calls(value)) if place.counted else (0, place.step)
+
+    def _keep_far(self, keys: Iterable[Key], calls: int) -> None:
+        """Keep steps that are too far out to be told to others, for the rows that this rank writes."""
+        self._far.update(dict.fromkeys(keys, calls))
+        self._farthest = max(self._farthest, calls)
+        while len(self._far) > _MOST_FAR:
+            self._far.popitem(last=False)
+
+    def _calls(self, value: Finished) -> int:
+        return self._far.get(value.key, self._farthest) if value.calls == _MOST_CALLS else value.calls
+
+    def _add(self, row: dict[str, Any], value: Finished) -> None:
+        name, totals = value.key.name, value.totals
+        row.update(self._extras.pop(value.key, ({}, None))[0])
+        missing = value.missing
+        if not totals.number and (is_metric_name(name) or is_gathered_name(name)):
+            others, voices = (self.metrics if is_metric_name(name) else self.gathers).take_values(value.key)
+            forgotten = totals.voices - voices  # parts of ranks that were lost meanwhile, or came too late
+            if forgotten > 0 and value.corrects:
+                if is_gathered_name(name):
+                    self.gathers.tell_of_incomplete(value.key)
+                return  # what was written before it is better
+            row.update(others)
+            missing = max(missing, forgotten if others else 0)
+        if totals.number:
+            row[name] = totals.reduced(self.reduction(name))
+        if missing:
+            row[DEGRADED] = max(missing, row.get(DEGRADED, 0))
+        if value.spread is not None and totals.number and self.reduction(name) != "first":
+            reduced = {"min": totals.reduced("min"), "max": totals.reduced("max")}
+            row.update({f"{name}/{kind}": number for kind, number in reduced.items()})
+            row[f"{name}/std"] = math.sqrt(value.spread.squares / totals.weight)
+            row[f"{name}/argmax_rank"] = self.global_rank_of(value.spread.largest_at)
+
+    def _write(self, row: dict[str, Any], value: Finished) -> None:
+        if not row:
+            return
+        if self.is_over:
+            self.unwritten += 1
+            return
+        place = value.key.place
+        try:
+            self._writer.write_plain(row, self._x(None if place.counted else place.step, self._calls(value)))
+        except Exception as error:  # noqa: BLE001  # a row that W&B does not take must not end the others
+            if type(error) not in self._told_errors:
+                self._told_errors.add(type(error))
+                _log.exception(
+                    "dist_wandb: rank %d could not write a row; it is lost. More errors of this kind are not told",
+                    self._rank,
+                )
+
+    def _x(self, step: int | None, calls: int) -> int | None:
+        if step is None and calls >= _AT_STEP:
+            return calls - _AT_STEP
+        return self._first + calls if step is None and self._counts else step

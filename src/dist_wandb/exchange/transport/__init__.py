@@ -1,0 +1,1 @@
+"""Collectives of the exchange, over gloo."""

@@ -1,0 +1,306 @@
+"""Fused exchanges over a gloo process group of our own, which can be broken off at any time."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from array import array
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from itertools import islice, starmap
+from operator import add
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from dist_wandb.errors import ConfigurationError
+from dist_wandb.store.timed_caller import Patience, UnansweredError
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+_FORMING = 10.0  # seconds for members that have met to connect
+_FORMING_MORE = 2.0  # seconds beyond that, in which gloo should have noticed
+_PIECE = 2**20  # bytes that each member sends at once: the time limit is for a piece, not for all of it
+_MOST_GATHERED = 2**30  # bytes that one member gives to all others at most: each of them needs memory for as much
+_MOST_COLLECTED = 2**27  # likewise, where the first member alone does
+_PAIR = 2  # members that need one collective only
+_SLICE = timedelta(milliseconds=100)  # how long to wait before looking whether waiting is to end
+
+
+class BrokenError(Exception):
+    """An exchange did not come about: a member is gone or too late, or waiting was to end."""
+
+
+class Group(Protocol):
+    """The members of an epoch, as one of them exchanges numbers with the others.
+
+    Attributes:
+        rank: Index of this member.
+    """
+
+    rank: int
+
+    def reduce(self, sums: Sequence[float], maxima: Sequence[float]) -> tuple[list[float], list[float]]:
+        """The sums and the maxima, number by number, of what all members give."""
+
+    def reduce_tensors(self, sums: torch.Tensor, maxima: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `reduce`, with float64 tensors on the host."""
+
+    def gather(self, data: bytes) -> list[bytes]:
+        """What all members give, in their order."""
+
+    def collect(self, data: bytes) -> list[bytes]:
+        """What all members give, in their order, on the first of them; nothing on the others."""
+
+    def close(self) -> None:
+        """Let go of the others."""
+
+
+class Alone:
+    """The group of one member."""
+
+    rank = 0
+
+    def reduce(self, sums: Sequence[float], maxima: Sequence[float]) -> tuple[list[float], list[float]]:
+        """What was given."""
+        return list(sums), list(maxima)
+
+    def reduce_tensors(self, sums: torch.Tensor, maxima: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """What was given."""
+        return sums, maxima
+
+    def gather(self, data: bytes) -> list[bytes]:
+        """What was given."""
+        return [data]
+
+    def collect(self, data: bytes) -> list[bytes]:
+        """What was given."""
+        return [data]
+
+    def close(self) -> None:
+        """There is nobody else."""
+
+
+class _Buffer:
+    """Numbers that Python and gloo share. Tensors are slow for few numbers: each use gives Python's lock away.
+
+    Args:
+        length: How many there are.
+    """
+
+    def __init__(self, length: int) -> None:
+        self.numbers = array("d", bytes(8 * length))
+        empty = torch.empty(0, dtype=torch.float64)
+        self.tensor = torch.frombuffer(self.numbers, dtype=torch.float64) if length else empty
+
+
+def _options(forming: timedelta, address: str | None) -> Any:
+    """What a group is formed with. Only by private names can it be told an address; without them gloo finds its own."""
+    try:
+        if address is not None:
+            device = dist.ProcessGroupGloo.create_device(hostname=address)
+            kinds: Any = dist.ProcessGroupGloo
+            options = kinds._Options()  # noqa: SLF001  # see tests/unit/test_private_names.py
+            options._timeout, options._devices = forming, [device]  # noqa: SLF001
+            return options
+    except (AttributeError, RuntimeError):  # other names in a later torch; or no such address
+        pass
+    return forming
+
+
+class GlooGroup:
+    """A gloo process group over a store, used by one thread.
+
+    Args:
+        store: Where the members find each other; its keys are theirs alone.
+        rank: Index of this member.
+        size: Number of members.
+        timeout: How long a member may keep the others waiting, in seconds.
+        is_over: Asked now and then while waiting for the others: whether to break off.
+        address: Of this host, by which the others are to reach this member; `None` for what gloo finds.
+
+    Raises:
+        BrokenError: The members did not find each other.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        size: int,
+        timeout: float,
+        is_over: Callable[[], bool],
+        address: str | None = None,
+    ) -> None:
+        self.rank = rank
+        self._size = size
+        self._timeout = timeout
+        self._is_over = is_over
+        self._pending: list[Any] = []
+        self._buffers: dict[str, _Buffer] = {}
+        try:
+            forming = timedelta(seconds=min(timeout, _FORMING))
+            options = _options(forming, address)
+            # It asks the store, which has no time limit, for as long as the network is cut off.
+            patience = Patience(forming.total_seconds() + _FORMING_MORE, is_over, returns=True)
+            self._group: Any = patience.call(lambda: dist.ProcessGroupGloo(store, rank, size, options))
+        except (RuntimeError, UnansweredError) as error:
+            raise BrokenError(str(error)) from error
+        self._sum, self._max = dist.AllreduceOptions(), dist.AllreduceOptions()
+        self._sum.reduceOp, self._max.reduceOp = dist.ReduceOp(dist.ReduceOp.SUM), dist.ReduceOp(dist.ReduceOp.MAX)
+        self._gather = distributed_c10d.AllgatherOptions()  # type: ignore[attr-defined]  # dist itself exports the others only
+        self._to_first = distributed_c10d.GatherOptions()
+        for options in (self._sum, self._max, self._gather, self._to_first):
+            options.timeout = timedelta(seconds=timeout)
+        self.collectives = 0
+        self.bytes = 0
+
+    def reduce(self, sums: Sequence[float], maxima: Sequence[float]) -> tuple[list[float], list[float]]:
+        """The sums and the maxima, number by number, of what all members give.
+
+        It takes two collectives, which are under way at once. Two members need only one, with no more traffic: each
+        hands its numbers to the other, as they would in a ring.
+
+        Raises:
+            BrokenError: A member is gone or too late, or waiting was to end.
+        """
+        if self._size == _PAIR:
+            return self._reduce_lists_between_two(sums, maxima)
+        summed, largest = self._buffer("sums", len(sums)), self._buffer("maxima", len(maxima))
+        summed.numbers[:], largest.numbers[:] = array("d", sums), array("d", maxima)
+        self.reduce_tensors(summed.tensor, largest.tensor)
+        return summed.numbers.tolist(), largest.numbers.tolist()
+
+    def _reduce_lists_between_two(
+        self, sums: Sequence[float], maxima: Sequence[float]
+    ) -> tuple[list[float], list[float]]:
+        length = len(sums) + len(maxima)
+        own, first, second = (self._buffer(use, length) for use in ("own", "first", "second"))
+        own.numbers[:] = array("d", [*sums, *maxima])
+        if length:
+            told = [[first.tensor, second.tensor]]
+            self._wait(lambda group: [group.allgather(told, [own.tensor], self._gather)], own.tensor.nbytes)
+        pairs = zip(first.numbers, second.numbers, strict=True)
+        return list(starmap(add, islice(pairs, len(sums)))), list(starmap(max, pairs))
+
+    def _buffer(self, use: str, length: int) -> _Buffer:
+        """The buffer for a use."""
+        buffer = self._buffers.get(use)
+        if buffer is None or len(buffer.numbers) != length:
+            buffer = self._buffers[use] = _Buffer(length)
+        return buffer
+
+    def reduce_tensors(self, sums: torch.Tensor, maxima: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `reduce`, with float64 tensors on the host, in place; an empty one costs no collective."""
+        if self._size == _PAIR:
+            return self._reduce_between_two(sums, maxima)
+        wanted = [(tensor, how) for tensor, how in ((sums, self._sum), (maxima, self._max)) if tensor.numel()]
+        self._wait(
+            lambda group: [group.allreduce([tensor], how) for tensor, how in wanted], sums.nbytes + maxima.nbytes
+        )
+        return sums, maxima
+
+    def _reduce_between_two(self, sums: torch.Tensor, maxima: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        own = torch.cat((sums, maxima))
+        both = [torch.empty_like(own) for _ in range(_PAIR)]
+        if own.numel():
+            self._wait(lambda group: [group.allgather([both], [own], self._gather)], own.nbytes)
+        first, second = both
+        torch.add(first[: sums.numel()], second[: sums.numel()], out=sums)
+        torch.maximum(first[sums.numel() :], second[sums.numel() :], out=maxima)
+        return sums, maxima
+
+    def gather(self, data: bytes) -> list[bytes]:
+        """What all members give, in their order: two collectives.
+
+        Raises:
+            BrokenError: A member is gone or too late, or waiting was to end.
+            ConfigurationError: A member has more than anybody takes. All members raise it, and the group goes on.
+        """
+        lengths = self._lengths(data, _MOST_GATHERED)
+        longest = max(lengths)
+        if longest == 0:
+            return [b""] * self._size
+        padded = torch.frombuffer(bytearray(data.ljust(longest, b"\0")), dtype=torch.uint8)
+        received = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self._size)]
+        self._wait(lambda group: [group.allgather([received], [padded], self._gather)], longest)
+        return [bytes(told.numpy()[:length]) for told, length in zip(received, lengths, strict=True)]
+
+    def collect(self, data: bytes) -> list[bytes]:
+        """What all members give, in their order, on the first of them; nothing on the others.
+
+        It goes in pieces, so that each is within the time limit also where the network is slow, and only the first
+        member needs memory for what the others give.
+
+        Raises:
+            BrokenError: A member is gone or too late, or waiting was to end.
+            ConfigurationError: A member has more than anybody takes. All members raise it, and the group goes on.
+        """
+        lengths = self._lengths(data, _MOST_COLLECTED)
+        told: list[list[bytes]] = [[] for _ in lengths]
+        for start in range(0, max(lengths), _PIECE):
+            size = min(_PIECE, max(lengths) - start)
+            piece = torch.frombuffer(bytearray(data[start : start + size].ljust(size, b"\0")), dtype=torch.uint8)
+            received = [torch.empty(size, dtype=torch.uint8) for _ in lengths] if self.rank == 0 else []
+            self._send_to_first(received, piece)
+            for parts, tensor, length in zip(told, received, lengths, strict=False):
+                parts.append(bytes(tensor.numpy()[: max(0, length - start)]))
+        return [b"".join(parts) for parts in told] if self.rank == 0 else []
+
+    def _send_to_first(self, received: list[torch.Tensor], piece: torch.Tensor) -> None:
+        wanted = [received] if self.rank == 0 else []
+        self._wait(lambda group: [group.gather(wanted, [piece], self._to_first)], piece.nbytes)
+
+    def _lengths(self, data: bytes, most: int) -> list[int]:
+        """How many bytes each member has; nobody makes room for more than is ever sent."""
+        lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self._size)]
+        own = torch.tensor([len(data)])
+        self._wait(lambda group: [group.allgather([lengths], [own], self._gather)], own.nbytes)
+        found = [int(length) for length in lengths]
+        for member, length in enumerate(found):
+            if not 0 <= length <= most:
+                raise ConfigurationError(
+                    f"Member {member} of the group says that it sends {length:,} bytes, but {most:,} are the most. "
+                    "Log smaller states or tables, and install the same version of dist_wandb on all ranks."
+                )
+        return found
+
+    def close(self) -> None:
+        """Let go of the others. What is under way still is left to itself: destroying it would wait for its end."""
+        group, self._group = self._group, None
+        pending = [work for work in self._pending if not work.is_completed()]
+        if pending and group is not None:
+            # The destructor waits for collectives under way, while it keeps all other Python threads waiting as well.
+            for kept in (group, *pending):
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+
+    def _wait(self, call: Callable[[Any], list[Any]], size: int) -> None:
+        if self._group is None:
+            raise BrokenError("the group is closed")
+        self.bytes += size
+        deadline = time.monotonic() + self._timeout
+        try:
+            self._pending = call(self._group)
+            self.collectives += len(self._pending)
+            for work in self._pending:
+                self._wait_for(work, deadline)
+        except RuntimeError as error:  # what gloo raises, whatever has happened
+            raise BrokenError(str(error)) from error
+        self._pending = []
+
+    def _wait_for(self, work: Any, deadline: float) -> None:
+        """Wait in slices, so that there is a way out of it; a slice that is over raises as a failure does."""
+        while True:
+            try:
+                work.wait(_SLICE)
+            except RuntimeError:  # noqa: PERF203  # once in a slice
+                if work.is_completed():
+                    work.wait()  # raises what it failed with; or it came to its end just after the slice had
+                    return
+                if self._is_over() or (time.monotonic() > deadline and not work.is_completed()):
+                    raise BrokenError("waiting for the others was to end") from None
+            else:
+                return

@@ -1,0 +1,104 @@
+"""The base id of a logger's runs in the checkpoints that the Trainer saves, and how it is read from them."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lightning.pytorch import Callback, Trainer
+
+from dist_wandb.errors import ConfigurationError, ReadError
+from dist_wandb.lightning.checkpoint_files import plain_content
+from dist_wandb.runs.run import check_id
+from dist_wandb.wandb_files.small_files import open_ordinary
+
+if TYPE_CHECKING:
+    from lightning.pytorch import LightningModule
+
+KEY = "dist_wandb"
+_IS_OURS = "_dist_wandb_writes_base_ids"
+_SHARDED = "meta.pt"  # what Lightning's checkpoints that are directories keep beside the parameters
+
+
+class _BaseIds(Callback):
+    """Writes base ids into a checkpoint. It has no state, so a Trainer without it loads the checkpoint without a word.
+
+    Args:
+        ids: Base ids by the loggers' numbers.
+    """
+
+    def __init__(self, ids: Mapping[str, str]) -> None:
+        self._ids = ids
+
+    def on_save_checkpoint(
+        self,
+        trainer: Trainer,  # noqa: ARG002  # Lightning's signature
+        pl_module: LightningModule,  # noqa: ARG002  # Lightning's signature
+        checkpoint: dict[str, Any],
+    ) -> None:
+        """Add the base ids."""
+        checkpoint[KEY] = dict(self._ids)
+
+
+def write_base_ids(ids_of: Callable[[Trainer], Mapping[str, str]]) -> None:
+    """Have checkpoints hold base ids from now on, whichever Trainer of this process saves them.
+
+    Loggers take no part in the saving of checkpoints; callbacks do, but the list of a Trainer's callbacks is the user's
+    (Lightning's tuner, too, keeps it and puts it back). So `Trainer.save_checkpoint`, through which all checkpoints go,
+    is wrapped in its class: ours is among the callbacks only while one is saved.
+
+    Args:
+        ids_of: Tells the base ids by the loggers' numbers; none for a Trainer without our loggers.
+    """
+    original = Trainer.save_checkpoint
+    if hasattr(original, _IS_OURS):
+        return
+
+    @functools.wraps(original)
+    def save_checkpoint(self: Any, *args: Any, **kwargs: Any) -> None:  # a Trainer; types do not know its `callbacks`
+        ids = ids_of(self)
+        if not ids:
+            original(self, *args, **kwargs)
+            return
+        callbacks: list[Callback] = self.callbacks
+        self.callbacks = [*callbacks, _BaseIds(ids)]
+        try:
+            original(self, *args, **kwargs)
+        finally:
+            self.callbacks = callbacks
+
+    setattr(save_checkpoint, _IS_OURS, True)
+    Trainer.save_checkpoint = save_checkpoint  # type: ignore[method-assign]
+
+
+def base_id_in(checkpoint: str | os.PathLike[str], number: int, *, weights_only: bool) -> str:
+    """Read the base id of a logger's runs from a checkpoint; for the arguments see `DistWandbLogger.id_in`."""
+    path = Path(checkpoint)
+    found = _load(path / _SHARDED if path.is_dir() else path, weights_only=weights_only)
+    ids = found.get(KEY) if isinstance(found, Mapping) else None
+    base_id = ids.get(str(number)) if isinstance(ids, Mapping) else None
+    if not isinstance(base_id, str):
+        raise ReadError(
+            f"{path}: holds no run id of logger {number}. It must have been saved by a Trainer with a DistWandbLogger, "
+            "with its callbacks (save_weights_only=False). Pass the id of the run you know."
+        )
+    try:
+        return check_id(base_id, f"the run id of logger {number} in {path}, {base_id!r},")
+    except ConfigurationError as error:
+        raise ReadError(str(error)) from None
+
+
+def _load(path: Path, *, weights_only: bool) -> Any:
+    try:
+        # A checkpoint is often a link, as Lightning's last.ckpt; where it leads there must be an ordinary file.
+        with os.fdopen(open_ordinary(path.resolve(strict=True)), "rb") as file:
+            if weights_only:
+                return plain_content(file, os.fstat(file.fileno()).st_size)
+        return torch.load(path, map_location="cpu", mmap=True, weights_only=False)
+    except Exception as error:  # noqa: BLE001  # what a damaged file makes its readers raise
+        why = str(error).rstrip(".")
+        raise ReadError(f"{path}: is no checkpoint that can be read: {why}. Give one that a Trainer saved.") from None

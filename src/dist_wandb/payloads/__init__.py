@@ -1,0 +1,1 @@
+"""What can be logged, copied on the training thread without waiting for a device."""

@@ -1,0 +1,1 @@
+"""Tables and images of all ranks."""

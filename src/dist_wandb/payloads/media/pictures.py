@@ -1,0 +1,90 @@
+"""Images that users log, of PIL and W&B, as files of bytes. Pillow is needed only where there are images, as in W&B."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from dist_wandb.runs import run as runs
+
+_AS_PNG = ("1", "L", "LA", "I", "I;16", "P", "RGB", "RGBA")  # modes of PIL that a PNG can hold
+
+
+def is_image(value: object) -> bool:
+    """Whether a value is an image of PIL or a `wandb.Image`. Imports neither."""
+    names = (("PIL.Image", "Image"), ("wandb", "Image"))
+    known = [getattr(sys.modules.get(module), name, None) for module, name in names]
+    return any(isinstance(kind, type) and isinstance(value, kind) for kind in known)
+
+
+def caption(image: object) -> str | None:
+    """The caption of a `wandb.Image`, which has no public name; `None` for images of PIL."""
+    text = getattr(image, "_caption", None)
+    return text if isinstance(text, str) else None
+
+
+def has_overlays(image: object) -> bool:
+    """Whether a `wandb.Image` has boxes or masks, which have no public name."""
+    return bool(getattr(image, "_boxes", None) or getattr(image, "_masks", None))
+
+
+def kept(image: Any) -> Any:
+    """An image that does not change with the user's; a `wandb.Image` never does."""
+    return image.copy() if hasattr(image, "copy") else image
+
+
+def opened(data: bytes) -> Any:
+    """An image file as an image of PIL; its pixels are read when they are needed."""
+    from PIL import Image
+
+    return Image.open(BytesIO(data))
+
+
+def of_figure(figure: Any) -> Any:
+    """A figure of matplotlib as an image of PIL."""
+    file = BytesIO()
+    figure.savefig(file, format="png")
+    return opened(file.getvalue())
+
+
+def png(image: Any, how: Mapping[str, Any]) -> bytes:
+    """An image as a PNG file, with the pixels that W&B would show.
+
+    Args:
+        image: What `wandb.Image` takes.
+        how: Arguments of `wandb.Image` that decide about the pixels.
+    """
+    if hasattr(image, "save"):
+        return _saved(image)
+    if is_image(image):
+        return _file_in(image)
+    made = runs.image(image, **how)
+    try:
+        return _file_in(made)
+    finally:
+        path = _path_of(made)
+        if path is not None:
+            path.unlink(missing_ok=True)  # wandb keeps its files until the process ends, or a run takes them
+
+
+def _file_in(image: Any) -> bytes:
+    """The file that a `wandb.Image` has made, if that is a PNG; else one of its pixels."""
+    path = _path_of(image)
+    if path is not None and path.suffix == ".png" and path.is_file():
+        return path.read_bytes()
+    return _saved(image.image)
+
+
+def _path_of(image: object) -> Path | None:
+    """Where a `wandb.Image` has its file, which has no public name."""
+    path = getattr(image, "_path", None)
+    return Path(path) if isinstance(path, str) else None
+
+
+def _saved(picture: Any) -> bytes:
+    file = BytesIO()
+    (picture if picture.mode in _AS_PNG else picture.convert("RGB")).save(file, format="PNG")
+    return file.getvalue()

@@ -1,0 +1,416 @@
+"""What ranks contributed to a metric's states, made into the states of one metric that saw all of their data.
+
+A rank without data contributes nothing, whatever its states are: torchmetrics' defaults may have another shape than
+what an update leaves, and a mean would count them. Where all ranks have the same layout, most numbers come as sums and
+maxima over ranks. A rank whose states do not fit into it sends them in full, with what it tells beside the numbers.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dist_wandb.errors import ConfigurationError
+from dist_wandb.payloads.torchmetrics.blob import decode, dtype_of
+from dist_wandb.payloads.torchmetrics.states import IN_MAXIMA, IN_SUMS, State, is_a, is_stacked, reduction_of, separated
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torchmetrics import Metric
+
+
+_MOST_NUMBERS = 2**28  # of one logged value: 2 GiB, which all ranks exchange
+_KINDS = frozenset((*IN_SUMS, *IN_MAXIMA, "cat", "list", "stack"))
+
+
+class Packed(NamedTuple):
+    """What one rank contributes.
+
+    Args:
+        sums: Numbers to be summed over ranks; flat, float64, on the CPU.
+        maxima: Numbers whose maximum over ranks is to be taken; the same.
+        blob: Bytes to be gathered, in the order of ranks.
+    """
+
+    sums: Tensor
+    maxima: Tensor
+    blob: bytes
+
+
+class Node(NamedTuple):
+    """A metric, or one of the metrics in a collection or a wrapper.
+
+    Args:
+        path: Where it is.
+        metric: Name of its class.
+        same_as: Position of the node that has the very same states, which are sent once; -1 where there is none.
+        states: Its own states in a fixed order.
+    """
+
+    path: str
+    metric: str
+    same_as: int
+    states: tuple[State, ...]
+
+
+class Layout:
+    """Which state is where in what the ranks exchange for one logged value.
+
+    Args:
+        nodes: The metrics whose states are exchanged.
+        is_local: Whether every rank computes for itself, and values are exchanged in place of states.
+        is_tentative: Whether it was made without data, which may change the states' shapes.
+    """
+
+    def __init__(self, nodes: tuple[Node, ...], *, is_local: bool, is_tentative: bool = False) -> None:
+        self.nodes = nodes
+        self.is_local = is_local
+        self.is_tentative = is_tentative
+        states = [state for node in nodes for state in node.states]
+        # First come two numbers of each node: how often it was updated, and how many ranks with data have states that
+        # fit into the layout. NaNs of extrema are counted among the sums.
+        self.sum_sizes = [2 * len(nodes)] + [state.numel for state in states if state.kind in IN_SUMS + IN_MAXIMA]
+        self.max_sizes = [state.numel for state in states if state.kind in IN_MAXIMA]
+        self.gathered = sum(state.kind not in IN_SUMS + IN_MAXIMA for state in states)
+
+    @property
+    def sums(self) -> int:
+        """Number of numbers to be summed."""
+        return sum(self.sum_sizes)
+
+    @property
+    def maxima(self) -> int:
+        """Number of numbers whose maximum is taken."""
+        return sum(self.max_sizes)
+
+    @property
+    def has_blob(self) -> bool:
+        """Whether ranks have bytes to be gathered."""
+        return self.is_local or self.gathered > 0
+
+    @cached_property
+    def signature(self) -> str:
+        """The layout as JSON text."""
+        return json.dumps([self.is_local, self.nodes, self.is_tentative], separators=(",", ":"))
+
+    @classmethod
+    @lru_cache(maxsize=256)
+    def parse(cls, signature: str) -> Layout:
+        """The layout that a signature names.
+
+        Raises:
+            ConfigurationError: The text is no signature.
+        """
+        try:
+            is_local, nodes, is_tentative = json.loads(signature)
+            found = tuple(_node_of(position, *node) for position, node in enumerate(nodes))
+            layout = cls(found, is_local=bool(is_local), is_tentative=bool(is_tentative))
+            if layout.sums + layout.maxima > _MOST_NUMBERS:
+                raise ValueError(f"it has more than {_MOST_NUMBERS:,} numbers")  # noqa: TRY301  # ends below
+            return layout  # noqa: TRY300
+        except (ValueError, TypeError, RecursionError) as error:
+            raise ConfigurationError(f"{signature[:100]!r} is no signature of a metric: {error}.") from error
+
+    def holders(self, sums: Tensor) -> list[float]:
+        """Of each node, from the sums over ranks: how many ranks with data have states that fit."""
+        numbers: list[float] = sums[1 : 2 * len(self.nodes) : 2].tolist()
+        return numbers
+
+    def neutral(self) -> Packed:
+        """What a rank that has no such metric contributes: nothing."""
+        import torch
+
+        sums = torch.zeros(self.sums, dtype=torch.float64, device="cpu")
+        return Packed(sums, torch.full((self.maxima,), -math.inf, dtype=torch.float64, device="cpu"), b"")
+
+
+def _node_of(position: int, path: Any, metric: Any, same_as: Any, states: Any) -> Node:
+    if not isinstance(path, str) or not isinstance(metric, str):
+        raise TypeError("a metric has no name")
+    if type(same_as) is not int or not -1 <= same_as < position:
+        raise ValueError("a metric shares its states with none before it")
+    return Node(path, metric, same_as, tuple(_state_of(*state) for state in states))
+
+
+def _state_of(name: Any, kind: Any, shape: Any, dtype: Any) -> State:
+    if not isinstance(name, str) or not isinstance(dtype, str) or kind not in _KINDS:
+        raise ValueError("a state has no name, or is of no kind that is known")
+    if not all(type(size) is int and size >= 0 for size in shape) or math.prod(shape) > _MOST_NUMBERS:
+        raise ValueError(f"a state has no shape, or more than {_MOST_NUMBERS:,} numbers")
+    return State(name, kind, tuple(shape), dtype)
+
+
+class Told(NamedTuple):
+    """What a rank with data tells of one node of a layout beside the numbers that are reduced.
+
+    Args:
+        rank: The rank.
+        order: Its place in the order of ranks.
+        position: Which node it is.
+        attributes: What the metric keeps beside its states.
+        states: Its states in full, where they do not fit into the layout; else nothing.
+    """
+
+    rank: int
+    order: int
+    position: int
+    attributes: dict[str, Any]
+    states: list[tuple[State, Any]]
+
+
+def read_told(blobs: Sequence[bytes]) -> list[Told]:
+    """What the ranks told, in their order.
+
+    Raises:
+        ConfigurationError: The bytes are something else.
+    """
+    found = []
+    for order, blob in enumerate(blobs):
+        rank, nodes = decode(blob) if blob else (-1, ())
+        for position, attributes, states in nodes:
+            in_full = [(State(name, kind), value) for name, kind, value in states]
+            found.append(Told(rank, order, position, dict(attributes), in_full))
+    return found
+
+
+class Part(NamedTuple):
+    """A state of one rank.
+
+    Args:
+        order: The rank's place in the order of ranks.
+        rank: The rank, for messages.
+        value: The state, as `Snapshot` has it.
+    """
+
+    order: int
+    rank: int
+    value: Any
+
+
+class Numbers(NamedTuple):
+    """One state as it was reduced over the ranks whose states fit into the layout.
+
+    Args:
+        holders: How many of them have data.
+        total: The sum or the largest; of a minimum the largest of the negative numbers.
+        nans: How many ranks had a NaN there; `None` for sums.
+    """
+
+    holders: int
+    total: Tensor
+    nans: Tensor | None = None
+
+
+class Merging:
+    """The contributions of all ranks to one logged value.
+
+    Args:
+        layout: Where the states are in them.
+        sums: The sums over ranks.
+        maxima: The maxima over ranks.
+        gathered: The states that were gathered, in the order of ranks; `None` for a rank without any.
+        told: What the ranks told beside that.
+
+    Raises:
+        ConfigurationError: There are not as many states as the layout has.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        sums: Tensor,
+        maxima: Tensor,
+        gathered: Sequence[Sequence[Any] | None],
+        told: Sequence[Told],
+    ) -> None:
+        if any(items is not None and len(items) != layout.gathered for items in gathered):
+            raise ConfigurationError(
+                f"The gathered states of {layout.nodes[0].metric} do not fit. Run the same code on all ranks."
+            )
+        self._layout = layout
+        self._sums, self._maxima = _pieces(sums, layout.sum_sizes), _pieces(maxima, layout.max_sizes)
+        self._columns = iter(range(layout.gathered))
+        self._gathered = gathered
+        self._told = told
+        self.updates = [int(count) for count in next(self._sums)[::2]]
+        self._holders = layout.holders(sums)
+
+    def attributes(self, position: int) -> dict[str, Any] | None:
+        """What the first rank with data keeps beside the states of a node, if any rank told."""
+        return next((one.attributes for one in self._told if one.position == position), None)
+
+    def states(self, metrics: Sequence[Metric]) -> list[dict[str, Any]]:
+        """The states of each node, but for those that no rank has.
+
+        Args:
+            metrics: The metrics that are to have them.
+
+        Raises:
+            ConfigurationError: A rank's state is of another kind or shape than those of others.
+        """
+        restored: list[dict[str, Any]] = []
+        for position, (node, metric) in enumerate(zip(self._layout.nodes, metrics, strict=True)):
+            restored.append(restored[node.same_as] if node.same_as >= 0 else self._node(position, node, metric))
+        return restored
+
+    def _node(self, position: int, node: Node, metric: Metric) -> dict[str, Any]:
+        in_full: dict[str, list[Part]] = {}
+        kinds = {state.name: state for state in node.states}
+        for one in self._told:
+            for state, value in one.states if one.position == position else ():
+                in_full.setdefault(state.name, []).append(Part(one.order, one.rank, value))
+                kinds.setdefault(state.name, state)  # one that a metric has only since its first update
+        merged = {}
+        for name, state in kinds.items():
+            parts, is_sent = in_full.get(name, []), state in node.states
+            if state.kind in IN_SUMS + IN_MAXIMA:
+                merged[name] = from_numbers(state, self._numbers(position, state) if is_sent else None, parts, metric)
+            else:
+                merged[name] = from_parts(state, [*self._parts(state), *parts] if is_sent else parts, metric)
+        return repaired(metric, {name: value for name, value in merged.items() if value is not None})
+
+    def _numbers(self, position: int, state: State) -> Numbers:
+        nans = next(self._sums) if state.kind in IN_MAXIMA else None
+        return Numbers(int(self._holders[position]), next(self._sums if nans is None else self._maxima), nans)
+
+    def _parts(self, state: State) -> Iterator[Part]:
+        column = next(self._columns)
+        for order, items in enumerate(self._gathered):
+            value = None if items is None else items[column]
+            if state.kind == "stack" and value is not None and getattr(value, "shape", None) != state.shape:
+                raise ConfigurationError(
+                    f"State {state.name!r} that rank {order} sent is no tensor of shape {state.shape}, as its layout "
+                    "has it. Install the same version of dist_wandb on all ranks."
+                )
+            if value is not None:
+                yield Part(order, order, value)
+
+
+def from_numbers(state: State, numbers: Numbers | None, in_full: Sequence[Part], metric: Metric) -> Tensor | None:
+    """A state from what was reduced over ranks and from those that sent it in full; `None` if nobody has data.
+
+    Raises:
+        ConfigurationError: A rank's state has another shape than those of others.
+    """
+    import torch
+
+    parts = []
+    holders = numbers.holders if numbers else 0
+    if numbers and holders:
+        total = -numbers.total if state.kind == "min" else numbers.total
+        total = total if numbers.nans is None else total.masked_fill(numbers.nans > 0, math.nan)
+        parts.append(total.reshape(state.shape))
+    for part in in_full:
+        _check_shape(state, part, parts, metric)
+        parts.append(part.value.to(torch.float64))
+    if not parts:
+        return None
+    joint = torch.stack(parts)
+    if state.kind in IN_SUMS:
+        joint = joint.sum(0) / (holders + len(in_full) if state.kind == "mean" else 1)
+    else:
+        joint = joint.amax(0) if state.kind == "max" else joint.amin(0)
+    return joint.to(dtype_of(state.dtype) if holders else in_full[0].value.dtype)
+
+
+def from_parts(state: State, parts: Sequence[Part], metric: Metric) -> Any:
+    """A state from those of the ranks that have data; `None` if there are none.
+
+    Raises:
+        ConfigurationError: A rank's state is of another kind or shape than those of others.
+    """
+    parts = sorted(parts, key=lambda part: part.order)
+    if not parts:
+        return None
+    if state.kind == "stack":
+        return _stacked(state, parts, metric)
+    merged: list[Any] = []
+    for part in parts:
+        if not isinstance(part.value, list) or (state.kind == "cat" and not _is_joined(part.value)):
+            raise ConfigurationError(
+                f"State {state.name!r} of {type(metric).__name__} is no list of tensors on rank {part.rank}. Give the "
+                "metric the same arguments on all ranks."
+            )
+        merged += separated(part.value) if state.kind == "cat" else part.value
+    reduction = reduction_of(metric, state.name) if state.kind == "list" else None
+    return reduction(merged) if merged and reduction is not None else merged
+
+
+def _stacked(state: State, parts: Sequence[Part], metric: Metric) -> Any:
+    """As torchmetrics leaves it after a synchronisation; what one rank alone has is its own."""
+    import torch
+
+    tensors: list[Tensor] = []
+    for part in parts:
+        _check_shape(state, part, tensors, metric)
+        tensors.append(part.value)
+    reduction = reduction_of(metric, state.name)
+    if reduction is None:
+        return torch.stack(tensors) if len(tensors) > 1 else tensors[0]
+    return reduction(torch.stack(tensors))
+
+
+def _check_shape(state: State, part: Part, others: Sequence[Tensor], metric: Metric) -> None:
+    shape = getattr(part.value, "shape", None)
+    if shape is None or (others and others[0].shape != shape):
+        here = "no tensor" if shape is None else f"a tensor of shape {tuple(shape)}"
+        there = f"one of shape {tuple(others[0].shape)}" if others else "a tensor"
+        raise ConfigurationError(
+            f"State {state.name!r} of {type(metric).__name__} is {here} on rank {part.rank}, but {there} on "
+            "another, so they cannot be merged. Give the metric the same arguments, and data of the same shape, on "
+            "all ranks."
+        )
+
+
+def _is_joined(item: Sequence[Any]) -> bool:
+    """Whether these are tensors joined to one, and their lengths."""
+    import torch
+
+    if not item:
+        return True
+    if not all(isinstance(part, torch.Tensor) for part in item) or [part.ndim > 0 for part in item] != [True, True]:
+        return False
+    return item[1].dtype is torch.int64 and int(item[1].abs().sum()) == len(item[0])
+
+
+def _pieces(numbers: Tensor, sizes: Sequence[int]) -> Iterator[Tensor]:
+    start = 0
+    for size in sizes:
+        yield numbers[start : start + size]
+        start += size
+
+
+def _one_of_moments(states: Mapping[str, Any]) -> dict[str, Any]:
+    """One rank's moments from those of several, a row for each (Chan, Golub and LeVeque, 1979)."""
+    total, mean = states["total"], states["mean_val"]
+    whole = total.sum(0)
+    joint = (total * mean).sum(0) / whole
+    return {
+        **states,
+        "total": whole,
+        "mean_val": joint,
+        "var_val": (states["var_val"] + total * (mean - joint) ** 2).sum(0),
+        "min_val": states["min_val"].amin(0),
+        "max_val": states["max_val"].amax(0),
+        "target_squared": states["target_squared"].sum(0),
+    }
+
+
+# Classes that do not compute from stacked states what one metric does: these states, and what makes them one metric's.
+_REPAIRS: dict[str, tuple[tuple[str, ...], Callable[[Mapping[str, Any]], dict[str, Any]]]] = {
+    "NormalizedRootMeanSquaredError": (  # of three ranks and more it raises, or takes two
+        ("total", "mean_val", "var_val", "min_val", "max_val", "target_squared"),
+        _one_of_moments,
+    ),
+}
+
+
+def repaired(metric: Metric, states: dict[str, Any]) -> dict[str, Any]:
+    """The states, as one metric's where its class cannot compute from stacked ones."""
+    for name, (names, repair) in _REPAIRS.items():
+        if is_a(type(metric), name) and all(is_stacked(metric, state, states.get(state)) for state in names):
+            return repair(states)
+    return states

@@ -1,0 +1,386 @@
+"""Metrics of torchmetrics as contributions to an exchange between ranks: snapshot, pack, merge, compute.
+
+On the training thread `take_snapshot` copies the states of a metric and leaves the user's object as it is. Elsewhere
+the snapshot becomes numbers to be summed over ranks, numbers whose maximum is taken, and bytes to be gathered. What
+comes back is put into a private copy of the metric, which computes the value that torchmetrics' own synchronisation
+leads to. Nothing here talks to other ranks, and nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import weakref
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dist_wandb.errors import ConfigurationError
+from dist_wandb.payloads.torchmetrics.blob import decode, encode
+from dist_wandb.payloads.torchmetrics.merging import Layout, Merging, Node, Packed, read_told
+from dist_wandb.payloads.torchmetrics.states import (
+    IN_MAXIMA,
+    IN_SUMS,
+    Shell,
+    State,
+    attributes_of,
+    current,
+    is_default,
+    joined,
+    kept,
+    obstacle,
+    separated,
+    states_of,
+    updates_of,
+    walk,
+)
+
+if TYPE_CHECKING:  # `import dist_wandb` brings neither
+    import torch
+    from torch import Tensor
+    from torchmetrics import Metric
+
+
+def is_metric(value: object) -> bool:
+    """Whether a value is torchmetrics' `Metric`, `MetricCollection` or `MetricTracker`. It does not import it."""
+    if isinstance(value, (int, float, str)):
+        return False
+    module = sys.modules.get("torchmetrics")
+    known = tuple(getattr(module, name, None) for name in ("Metric", "MetricCollection", "MetricTracker"))
+    return None not in known and isinstance(value, known)  # type: ignore[arg-type]  # both are types here
+
+
+class Found(NamedTuple):
+    """What a metric, or one of the metrics in a collection or a wrapper, was when it was logged.
+
+    Args:
+        states: Its own states in a fixed order.
+        values: Copies of them, by name.
+        updates: How often it was updated.
+        attributes: What it keeps beside them.
+    """
+
+    states: tuple[State, ...]
+    values: dict[str, Any]
+    updates: int
+    attributes: dict[str, Any]
+
+
+class Snapshot:
+    """The states of one logged metric or collection at the time when it was logged. Made by `take_snapshot`.
+
+    Everything but `take_snapshot` belongs on one background thread.
+
+    Args:
+        layout: Where the states are in the exchange.
+        found: The states of each of its nodes and their values, how often it was updated, and its attributes.
+        shell: The private copy that computes.
+        marks: Recorded events of devices, after which the states are there.
+        fallback: Why the value cannot be merged exactly, as a sentence; `None` where it can.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        found: Sequence[Found],
+        shell: Shell,
+        marks: list[torch.Event],
+        fallback: str | None,
+    ) -> None:
+        self.fallback = fallback
+        self.is_loose = False
+        self._layout = layout
+        self._own = layout
+        self._kinds = [member.states for member in found]
+        self._states = [member.values for member in found]
+        self._updates = [member.updates for member in found]
+        self._attributes = [member.attributes for member in found]
+        self._shell = shell
+        self._marks: list[torch.Event] | None = marks
+        self._held: list[bool] | None = None
+        self._fits = [True] * len(found)
+
+    @property
+    def signature(self) -> str:
+        """The layout as JSON text: equal on ranks whose contributions can be merged. See `Layout.parse`."""
+        return self._layout.signature
+
+    @property
+    def metric(self) -> str:
+        """Name of the class that was logged."""
+        return type(self._shell.value).__name__
+
+    def is_ready(self) -> bool:
+        """Whether the states can be had without waiting for a device."""
+        return all(mark.query() for mark in self._marks or ())
+
+    def has_arrived(self) -> bool:
+        """As `is_ready`."""
+        return self.is_ready()
+
+    def to_host(self) -> None:
+        """Bring the states to the CPU; waits for their devices. The other methods do so where it is not done yet."""
+        if self._marks is None:
+            return
+        for mark in self._marks:
+            mark.synchronize()
+        on_host: dict[int, dict[str, Any]] = {}
+        for states, values in zip(self._kinds, self._states, strict=True):
+            if id(values) not in on_host:
+                lists = {state.name for state in states if state.kind == "cat"}
+                on_host[id(values)] = {
+                    name: _on_host(joined(value) if name in lists else value) for name, value in values.items()
+                }
+        self._states = [on_host[id(values)] for values in self._states]
+        self._marks = None
+
+    @property
+    def held(self) -> list[bool]:
+        """Of each node, whether this rank has data: it was updated, or its states were set to something."""
+        if self._held is None:
+            self.to_host()
+            self._held = [
+                updates > 0 or not all(is_default(metric, state, values[state.name]) for state in states)
+                for updates, metric, states, values in zip(
+                    self._updates, self._shell.metrics, self._kinds, self._states, strict=True
+                )
+            ]
+        return self._held
+
+    def adopt(self, signature: str) -> bool:
+        """Take over another rank's layout of the same metrics.
+
+        Layouts of the same metrics can differ in which of a collection's members share their states, as torchmetrics
+        finds its compute groups at the first update: a rank without any update does not know them. And they can differ
+        in what their states are, as some classes have others before their first update: where a rank with data finds
+        that its own do not fit, it tells them in full (`told`).
+
+        Args:
+            signature: The other rank's signature.
+
+        Returns:
+            Whether the snapshot has that signature now.
+        """
+        own, other = self._own, Layout.parse(signature)
+        if own.is_local != other.is_local or [n[:2] for n in own.nodes] != [n[:2] for n in other.nodes]:
+            return False
+        self.to_host()
+        fits = [True] * len(other.nodes)
+        for position, node in enumerate(other.nodes if not own.is_local else ()):
+            states = self._kinds[position]
+            if not self.held[position]:
+                continue
+            if node.same_as >= 0 and not self._is_same(position, node.same_as):
+                return False
+            if node.same_as < 0 and [state[:3] for state in states] != [state[:3] for state in node.states]:
+                if {state.name for state in states} != {state.name for state in node.states} and node.states:
+                    return False
+                fits[position] = False
+        self._layout, self._fits = other, fits
+        self.is_loose = not all(fits)
+        return True
+
+    def _is_same(self, position: int, other: int) -> bool:
+        return self.held[other] and _equal(self._states[position], self._states[other])
+
+    def packed(self) -> Packed:
+        """What this rank contributes to the exchange: of metrics without data nothing.
+
+        Raises:
+            ConfigurationError: A state holds something that cannot be sent.
+        """
+        import torch
+
+        self.to_host()
+        has = [held and fits for held, fits in zip(self.held, self._fits, strict=True)]
+        counts = [number for pair in zip(self._updates, map(int, has), strict=True) for number in pair]
+        sums = [torch.tensor(counts, dtype=torch.float64, device="cpu")]
+        maxima = [torch.empty(0, dtype=torch.float64, device="cpu")]
+        gathered: list[Any] = [json.dumps(self._local_values())] if self._layout.is_local else []
+        for node, states, contributes in zip(self._layout.nodes, self._states, has, strict=True):
+            for state in node.states:
+                value = states[state.name] if contributes else None
+                if state.kind in IN_SUMS + IN_MAXIMA:
+                    to_sum, to_maximise = _numbers(state, value)
+                    sums.append(to_sum)
+                    maxima += to_maximise
+                else:
+                    gathered.append(value)
+        return Packed(torch.cat(sums), torch.cat(maxima), encode(gathered) if self._layout.has_blob else b"")
+
+    def told(self, rank: int) -> bytes:
+        """What this rank tells beside that, where the rank that computes has no data, or some state does not fit.
+
+        Args:
+            rank: This rank.
+
+        Raises:
+            ConfigurationError: A state or attribute holds something that cannot be sent.
+        """
+        items = []
+        for position, held in enumerate(self.held):
+            if held:
+                attributes = [[name, _on_host(value)] for name, value in self._attributes[position].items()]
+                own = () if self._fits[position] else self._kinds[position]
+                values = self._states[position]
+                items.append([position, attributes, [[state.name, state.kind, values[state.name]] for state in own]])
+        return encode([rank, items])
+
+    def compute(
+        self, sums: Tensor, maxima: Tensor, blobs: Sequence[bytes], told: Sequence[bytes] = ()
+    ) -> dict[str, Any]:
+        """The value of all ranks together.
+
+        Args:
+            sums: The sums over ranks.
+            maxima: The maxima over ranks.
+            blobs: The blobs in the order of ranks; those that are empty do not count.
+            told: What the ranks told beside that, in their order, where they did.
+
+        Returns:
+            Values by what is to be appended to the logged name: `""` for a metric, `"/NAME"` for each name in what a
+            collection (or a wrapper) computes. Tensors become numbers and nested lists of numbers: wandb keeps these
+            as they are, while it would turn larger tensors into histograms.
+
+        Raises:
+            ConfigurationError: A blob that cannot be understood, or states that cannot be merged.
+            Exception: What the metric's own `compute` raises, as some do where no rank has data.
+        """
+        decoded = [decode(blob) if blob else None for blob in blobs]
+        if self._layout.is_local:
+            return _averaged([items for items in decoded if items is not None])
+        merging = Merging(self._layout, sums, maxima, decoded, read_told(told))
+        attributes = [
+            own if held else merging.attributes(position) or own
+            for position, (own, held) in enumerate(zip(self._attributes, self.held, strict=True))
+        ]
+        return self._shell.compute(merging.states(self._shell.metrics), merging.updates, attributes)
+
+    def _local_values(self) -> dict[str, Any]:
+        """What this rank computes by itself; nothing where nothing was updated."""
+        if not any(self._updates):
+            return {}
+        values = [
+            {
+                state.name: separated(states[state.name]) if state.kind == "cat" else states[state.name]
+                for state in kinds
+            }
+            for kinds, states in zip(self._kinds, self._states, strict=True)
+        ]
+        return self._shell.compute(values, self._updates, self._attributes)
+
+
+# By id, as the hash of a metric depends on its states.
+_shells: dict[int, tuple[weakref.ref[Any], tuple[tuple[str, type], ...], Shell]] = {}
+
+
+def take_snapshot(value: Any) -> Snapshot:
+    """Copy the states of a metric or collection. Waits for no device and leaves `value` as it is.
+
+    Args:
+        value: A `torchmetrics.Metric` or `MetricCollection`, or a `MetricTracker`, of which the newest counts. It may
+            be updated or reset right afterwards.
+
+    Raises:
+        ConfigurationError: The object cannot be copied, which is tried when it is logged for the first time.
+    """
+    value = current(value)
+    members = list(walk(value))
+    fallback = next((reason for _, metric in members if (reason := obstacle(type(metric)))), None)
+    nodes: list[Node] = []
+    found: list[Found] = []
+    positions: dict[tuple[Any, ...], int] = {}
+    for path, metric in members:
+        pairs = states_of(metric)
+        states = tuple(state for state, _ in pairs)
+        identity = tuple((state, id(held)) for state, held in pairs) or (len(nodes),)
+        same_as = positions.setdefault(identity, len(nodes))
+        is_shared = same_as < len(nodes)
+        sent = () if is_shared or fallback else states
+        nodes.append(Node(path, type(metric).__name__, same_as if is_shared and not fallback else -1, sent))
+        copies = found[same_as].values if is_shared else {state.name: kept(state.kind, held) for state, held in pairs}
+        found.append(Found(states, copies, updates_of(metric), attributes_of(metric)))
+    shell = Shell(value) if fallback else _shell_of(value, members)  # a fallback depends on more than states
+    is_tentative = not any(member.updates for member in found)
+    layout = _layout_of(tuple(nodes), fallback is not None, is_tentative)
+    return Snapshot(layout, found, shell, _marks([member.values for member in found]), fallback)
+
+
+@lru_cache(maxsize=256)
+def _layout_of(nodes: tuple[Node, ...], is_local: bool, is_tentative: bool) -> Layout:
+    """One layout for equal nodes, as its signature takes longer than all else."""
+    return Layout(nodes, is_local=is_local, is_tentative=is_tentative)
+
+
+def _shell_of(value: Any, found: Sequence[tuple[str, Metric]]) -> Shell:
+    structure = tuple((path, type(metric)) for path, metric in found)
+    known = _shells.get(id(value))
+    if known is None or known[0]() is not value or known[1] != structure:
+        key = id(value)
+        known = (weakref.ref(value, lambda _: _shells.pop(key, None)), structure, Shell(value))
+        _shells[key] = known
+    return known[2]
+
+
+def _marks(copies: Sequence[Mapping[str, Any]]) -> list[torch.Event]:
+    """For each device that has copies, an event after which they are there: another thread has another stream."""
+    import torch
+
+    held = [value[-1:] if isinstance(value, list) else [value] for states in copies for value in states.values()]
+    devices = {item.device for items in held for item in items if isinstance(item, torch.Tensor) and not item.is_cpu}
+    accelerator = torch.accelerator.current_accelerator() if devices else None
+    marks = [torch.Event(device) for device in devices if accelerator is not None and device.type == accelerator.type]
+    for mark in marks:
+        mark.record()
+    return marks
+
+
+def _numbers(state: State, value: Tensor | None) -> tuple[Tensor, list[Tensor]]:
+    """What is to be summed of a state, and what the maximum is to be taken of; without a value what changes nothing."""
+    import torch
+
+    if value is None:
+        nothing = torch.zeros(state.numel, dtype=torch.float64, device="cpu")
+        return nothing, [torch.full_like(nothing, -math.inf)] if state.kind in IN_MAXIMA else []
+    numbers = value.reshape(-1).to(torch.float64)
+    if state.kind in IN_SUMS:
+        return numbers, []
+    is_nan = numbers.isnan()  # a maximum over ranks does not keep it
+    return is_nan.to(torch.float64), [(numbers if state.kind == "max" else -numbers).masked_fill(is_nan, -math.inf)]
+
+
+def _on_host(value: Any) -> Any:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return value.detach().cpu()
+    return type(value)(_on_host(item) for item in value) if isinstance(value, (list, tuple)) else value
+
+
+def _equal(left: Any, right: Any) -> bool:
+    import torch
+
+    if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
+        return left.shape == right.shape and torch.equal(left, right)
+    if isinstance(left, dict) and isinstance(right, dict):
+        return left.keys() == right.keys() and all(_equal(value, right[name]) for name, value in left.items())
+    if isinstance(left, (list, tuple)) and isinstance(right, (list, tuple)):
+        return len(left) == len(right) and all(map(_equal, left, right))
+    return type(left) is type(right) and bool(left == right)
+
+
+def _averaged(blobs: Sequence[Sequence[Any]]) -> dict[str, Any]:
+    """The means of what ranks computed by themselves, each over the ranks that have it."""
+    try:
+        ranks = [dict(json.loads(text)) for (text,) in blobs]
+    except (ValueError, TypeError) as error:
+        raise ConfigurationError(f"The values of a metric that a rank sent cannot be read: {error}.") from error
+    names = dict.fromkeys(name for values in ranks for name in values)
+    return {name: _mean([values[name] for values in ranks if name in values]) for name in names}
+
+
+def _mean(values: Sequence[Any]) -> Any:
+    if all(isinstance(value, list) and len(value) == len(values[0]) for value in values):
+        return [_mean(parts) for parts in zip(*values, strict=True)]
+    return sum(values) / len(values) if all(isinstance(value, (int, float)) for value in values) else math.nan

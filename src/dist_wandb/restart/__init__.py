@@ -1,0 +1,1 @@
+"""Which runs a restarted job continues."""

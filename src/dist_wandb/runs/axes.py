@@ -1,0 +1,114 @@
+"""The x axis of a run's metrics: ours, unless the user defines another, be it before or after."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from dist_wandb.runs.interception import original
+
+if TYPE_CHECKING:
+    from dist_wandb.runs.record import Record
+
+_PARAMETERS = ("step_metric", "step_sync", "hidden", "summary", "goal", "overwrite")  # of define_metric, by position
+
+
+class Axes:
+    """What a session logs rows into, where it has defined an x axis for all names (the pattern ``*``).
+
+    Of several patterns that match a name W&B takes any, and it keeps what it took. So a name that matches a pattern of
+    the user's is defined by itself, as the longest such pattern says, before it is logged for the first time; a name
+    that was logged before the user defined the pattern, before it is logged again.
+
+    Args:
+        record: What the rows go on to.
+        axis: Name of our x axis.
+
+    Example:
+        ``run.define_metric("val/*", step_metric="epoch")``: before the first row with ``val/acc`` it is followed by
+        ``run.define_metric("val/acc", step_metric="epoch")``.
+    """
+
+    def __init__(self, record: Record, axis: str) -> None:
+        self._record = record
+        self._axis = axis
+        self._ours = {"step_metric": axis, "step_sync": False}
+        self._patterns: dict[str, dict[str, Any]] = {}  # of the user's
+        self._exact: dict[str, dict[str, Any]] = {}  # of the user's
+        self._seen: set[str] = set()  # names that were logged
+        self._settled: set[str] = set()  # names that need no further definition
+
+    def __bool__(self) -> bool:
+        """Whether there is a run."""
+        return bool(self._record)
+
+    def log(self, row: dict[str, Any], **kwargs: Any) -> None:
+        """Log a row; before, define what has to be defined of its names."""
+        if self._patterns:
+            for name in _names(row):
+                if name not in self._settled:
+                    self._settle(name)
+        self._seen.update(_names(row))
+        self._record.log(row, **kwargs)
+
+    def define(self, define_metric: Any, name: Any, *args: Any, **kwargs: Any) -> Any:
+        """Take note of a definition of the user's, on its way to W&B.
+
+        Args:
+            define_metric: The run's method.
+            name: A name or pattern.
+            *args: As the method takes them.
+            **kwargs: Likewise.
+        """
+        given = {**dict(zip(_PARAMETERS, args, strict=False)), **kwargs}
+        if isinstance(name, str) and name.endswith("*"):
+            self._patterns = {**self._patterns, name: given}  # another thread logs
+            self._settled = set(self._exact)
+        elif isinstance(name, str):
+            given = self._on_our_axis(name, given)
+            self._exact = {**self._exact, name: {**self._exact.get(name, {}), **given}}
+            self._settled.add(name)
+        return define_metric(name, **given)
+
+    def redefine(self, run: Any) -> None:
+        """Tell another run, which takes the place of the first, what the user has defined."""
+        define_metric = original(run, "define_metric")
+        for name, given in (*self._patterns.items(), *self._exact.items()):
+            define_metric(name, **given)
+        self._settled = set(self._exact)
+
+    def _on_our_axis(self, name: str, given: dict[str, Any]) -> dict[str, Any]:
+        """A definition of a summary or the like takes our x axis not away. One of nothing is that of another axis."""
+        says_nothing = given.get("step_metric") is None and "step_metric" not in self._exact.get(name, {})
+        is_ours = name != self._axis and self._pattern(name) is None
+        return {**given, **self._ours} if given and says_nothing and is_ours else given
+
+    def _settle(self, name: str) -> None:
+        self._settled.add(name)
+        pattern = self._pattern(name)
+        is_left_to_wandb = pattern == "*" and name not in self._seen  # ours is replaced by it
+        if pattern is None or is_left_to_wandb or name in (self._axis, *self._steps()):
+            return
+        given, of_all = self._patterns[pattern], self._patterns.get("*", {})
+        if given.get("step_metric") is None and of_all.get("step_metric") is None:
+            given = {**given, **self._ours}
+        original(self._record.run, "define_metric")(name, **given)
+
+    def _pattern(self, name: str) -> str | None:
+        """The longest pattern of the user's that matches."""
+        matching = [pattern for pattern in self._patterns if name.startswith(pattern.removesuffix("*"))]
+        return max(matching, key=len, default=None)
+
+    def _steps(self) -> Iterator[Any]:
+        """Names that are x axes of the user's."""
+        steps = (given.get("step_metric") for given in (*self._patterns.values(), *self._exact.values()))
+        return (getattr(step, "name", step) for step in steps)  # wandb also takes what define_metric returned
+
+
+def _names(row: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """The names that W&B makes of a row: of a mapping in it those inside, with a dot between."""
+    for name, value in row.items():
+        if isinstance(value, Mapping):
+            yield from _names(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"

@@ -1,0 +1,1 @@
+"""One rank's part in the logging of a job, from init to finish."""

@@ -1,0 +1,149 @@
+"""Configs without their secrets, for the job's store; and such a config completed by who was given them too. Pure.
+
+The job's store asks nobody who they are: whoever reaches it reads all of it. So a value that is taken for a secret
+(`config_secrets`) never gets there, not even as a digest, from which short ones can be guessed. In its place is a note
+that there is one, and whether it is still what the rank that tells was given. If it is, a rank that was given one under
+the same name reads its own; nobody reads an older or another value than the run has without noticing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from dist_wandb.settings.config_secrets import DEEPEST, HIDDEN, is_secret
+from dist_wandb.settings.config_values import PAIRS, shown, told, understood
+
+MISSING: Final = object()
+"""No value."""
+
+_NOTE = "__dist_wandb_withheld__"
+_SINGLE = (str, int, float, type(None))  # what holds no other values: most of a config
+_ANOTHER, _AS_GIVEN, _AS_TEXT = range(3)  # what notes say: W&B cannot hold some values, so it has their repr
+
+
+class _Note(dict[str, int]):
+    """In the place of a secret: whether it is what the rank that tells was given."""
+
+    def __repr__(self) -> str:
+        return HIDDEN
+
+
+def withheld(name: object, value: Any, given: Any = MISSING) -> Any:
+    """A value of a config as it may be told: with notes in the place of secrets.
+
+    Args:
+        name: Its name.
+        value: The value.
+        given: What this rank was given under that name; `MISSING` if nothing.
+
+    Returns:
+        The value itself if there is no secret in it.
+    """
+    if is_secret(name, value):
+        return _Note({_NOTE: _compared(value, given)})
+    return value if isinstance(value, _SINGLE) else _withheld_inside(value, given, 0)
+
+
+def _compared(value: Any, given: Any) -> int:
+    if given is MISSING:
+        return _ANOTHER
+    if value is given or told(value) == told(given):
+        return _AS_GIVEN
+    return _AS_TEXT if isinstance(value, str) and value == shown(given) else _ANOTHER
+
+
+def _withheld_inside(value: Any, given: Any, depth: int) -> Any:
+    if depth >= DEEPEST or not isinstance(value, (Mapping, list, tuple)):
+        return value
+    if isinstance(value, Mapping):
+        own: Mapping[Any, Any] = given if isinstance(given, Mapping) else {}
+        old = dict(value.items())
+        new = {}
+        for name, item in old.items():
+            mine = own.get(name, MISSING)
+            is_hidden = is_secret(name, item)
+            new[name] = withheld(name, item, mine) if is_hidden else _withheld_inside(item, mine, depth + 1)
+        return new if any(new[name] is not item for name, item in old.items()) else value
+    owns = given if isinstance(given, (list, tuple)) and len(given) == len(value) else [MISSING] * len(value)
+    items = [_withheld_inside(item, mine, depth + 1) for item, mine in zip(value, owns, strict=True)]
+    return items if any(new is not item for new, item in zip(items, value, strict=True)) else value
+
+
+def without_secrets(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What a rank was given, as it may be compared: without secrets, and with notes in the place of those inside."""
+    return {name: withheld(name, value, value) for name, value in values.items() if not is_secret(name, value)}
+
+
+def without_notes(value: Any) -> Any:
+    """What `withheld` made of a value, but for what its notes say: the same, whatever the secrets are."""
+    if isinstance(value, list):
+        return [without_notes(item) for item in value]
+    if isinstance(value, dict):
+        return {_NOTE: None} if _NOTE in value else {name: without_notes(item) for name, item in value.items()}
+    return value
+
+
+def filled(value: Any, own: Any = MISSING) -> Any:
+    """What another rank has told of a value, with this rank's own secrets.
+
+    Args:
+        value: What `told` made of what `withheld` made of it.
+        own: What this rank was given under that name; `MISSING` if nothing.
+
+    Returns:
+        The value, as `understood` makes it. A secret that this rank was not given, or that the other rank has changed
+        since it was given it, is left out of what it is in; if it is all of the value, `MISSING` is returned.
+    """
+    if own is not MISSING and isinstance(value, dict) and value.get(_NOTE) == _AS_TEXT:
+        return shown(own)
+    return _filled(value, MISSING if own is MISSING else told(own))
+
+
+def _filled(value: Any, own: Any) -> Any:
+    if isinstance(value, list):
+        owns = own if isinstance(own, list) and len(own) == len(value) else [MISSING] * len(value)
+        items = [_filled(item, mine) for item, mine in zip(value, owns, strict=True)]
+        return [HIDDEN if item is MISSING else item for item in items]
+    if not isinstance(value, dict):
+        return value
+    if _NOTE in value:
+        return understood(own) if value[_NOTE] == _AS_GIVEN and own is not MISSING else MISSING
+    mine = _by_name(own)
+    items_by_name = {name: _filled(item, mine.get(name, MISSING)) for name, item in _by_name(value).items()}
+    return {name: item for name, item in items_by_name.items() if item is not MISSING}
+
+
+def _by_name(value: Any) -> dict[Any, Any]:
+    """Names and values of a mapping that `told` made; none of anything else."""
+    if not isinstance(value, dict):
+        return {}
+    pairs: Iterable[Any] = value[PAIRS] if PAIRS in value else value.items()
+    return dict(pairs)
+
+
+class Known(dict[str, Any]):
+    """A config as a rank without a run knows it.
+
+    Args:
+        values: Values by name.
+        hidden: Names whose values are secrets that this rank was not told and does not have.
+    """
+
+    def __init__(self, values: Mapping[str, Any] = {}, hidden: frozenset[str] = frozenset()) -> None:
+        super().__init__(values)
+        self.hidden = hidden
+
+    def __missing__(self, name: str) -> Any:
+        """Say why a value is not here."""
+        raise KeyError(self.why_not(name))
+
+    def why_not(self, name: str) -> str:
+        """Why there is no value of a name, as text: its name alone where nobody has one."""
+        if name not in self.hidden:
+            return name
+        return (
+            f"{name!r} is in the config of the run, but its name or its text says that it is a secret. Whoever reaches "
+            "the job's store can read it, so secrets are not told to other ranks. Give it to this rank in config= as "
+            "well, or read it from where the rank with the run has it"
+        )

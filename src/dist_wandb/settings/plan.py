@@ -1,0 +1,324 @@
+"""Which ranks open which W&B runs. Pure: the one place where rank and run mode are decided."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypedDict
+
+from dist_wandb.errors import ConfigurationError, TopologyError, suggest
+from dist_wandb.topology.detection import Topology
+
+RunMode = Literal["auto", "shared", "new"]
+RankScope = Literal["global", "worker"]
+
+RUN_MODES: tuple[RunMode, ...] = ("auto", "shared", "new")
+RANK_SCOPES: tuple[RankScope, ...] = ("global", "worker")
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """What one rank does with W&B.
+
+    Args:
+        run_mode: The run mode that was decided by.
+        rank_scope: The rank scope that was decided by.
+        base_id: The id that all run ids of the job are made from, as far as this rank knows it.
+        opens_run: Whether this rank opens a W&B run.
+        run_id: Id of the run it opens; `None` on a rank without a run, or where W&B is to make the id (a world of one).
+        group: Group of the run.
+        shared: Whether several ranks write into this run (W&B's shared mode).
+        label: This rank's name within a shared run.
+        primary: Whether this rank writes the plain names of its run, and completes it.
+        name_suffix: What is added to the display name, so that sibling runs can be told apart.
+        own_directory: Whether this rank needs a directory of its own below the W&B directory.
+        announces: Whether this rank says, for its whole unit, what was decided.
+        hardware: Under which label this rank records the hardware of its node in the unit's run; `None` where W&B's
+            own way holds, by which the process that opens a run records its node's.
+    """
+
+    run_mode: RunMode
+    rank_scope: RankScope
+    base_id: str | None
+    opens_run: bool
+    run_id: str | None
+    group: str | None
+    shared: bool
+    label: str | None
+    primary: bool
+    name_suffix: str
+    own_directory: bool
+    announces: bool
+    hardware: str | None = None
+
+    @property
+    def has_writers(self) -> bool:
+        """Whether several processes write into the unit's run, so that W&B's shared mode is needed."""
+        return self.shared or self.hardware is not None
+
+    @property
+    def attaches(self) -> bool:
+        """Whether this rank opens no run, but attaches to the unit's for the hardware of its node."""
+        return self.hardware is not None and not self.opens_run
+
+
+def check_run_mode(run_mode: object) -> RunMode:
+    """Return `run_mode` if it is one; raise a `ConfigurationError` that lists them otherwise."""
+    for known in RUN_MODES:
+        if run_mode == known:
+            return known
+    raise ConfigurationError(f"run_mode={run_mode!r} is unknown. {suggest(run_mode, RUN_MODES)}")
+
+
+def check_rank_scope(rank_scope: object) -> RankScope:
+    """Return `rank_scope` if it is one; raise a `ConfigurationError` that lists them otherwise."""
+    for known in RANK_SCOPES:
+        if rank_scope == known:
+            return known
+    raise ConfigurationError(f"rank_scope={rank_scope!r} is unknown. {suggest(rank_scope, RANK_SCOPES)}")
+
+
+def needs_layout(topology: Topology, run_mode: RunMode, rank_scope: RankScope, *, all_nodes: bool = False) -> bool:
+    """Whether the plan depends on how ranks lie over nodes, rather than on the global rank alone."""
+    return topology.world_size > 1 and (rank_scope == "worker" or run_mode == "shared" or all_nodes)
+
+
+def needs_base_id(topology: Topology, run_mode: RunMode, rank_scope: RankScope, *, all_nodes: bool = False) -> bool:
+    """Whether this rank's plan names the base id, so that all ranks must have agreed on it."""
+    if topology.world_size == 1:
+        return False
+    if run_mode == "auto":
+        if all_nodes and _records_hardware(topology, run_mode, rank_scope):
+            return True
+        return _leads(topology, rank_scope)
+    return True
+
+
+def tells_job(topology: Topology) -> bool:
+    """Whether this rank is the one whose base id and arguments hold for all ranks of the job."""
+    return topology.global_rank == topology.main_rank
+
+
+def plan_run(
+    topology: Topology,
+    run_mode: str,
+    rank_scope: str,
+    base_id: str | None,
+    *,
+    group: str | None = None,
+    all_nodes: bool = False,
+) -> RunPlan:
+    """Decide which run, if any, a rank opens.
+
+    Args:
+        topology: The rank, and the layout of all ranks over nodes.
+        run_mode: `"auto"`: one run per unit; `"shared"`: one run per unit that all its ranks write into; `"new"`: one
+            run per rank.
+        rank_scope: `"global"`: the whole job is one unit; `"worker"`: each node is one.
+        base_id: The id that all run ids of the job are made from. May be `None` only where the plan needs none: in a
+            world of one, and on ranks that open no run.
+        group: The user's own group. It replaces the base id in the groups of `"new"`, and is kept as it is elsewhere.
+        all_nodes: Whether the run of `"auto"` also has the hardware metrics of nodes other than its primary's.
+
+    Returns:
+        The plan. A world of one process is always one ordinary run; on one node both scopes are the same.
+
+    Raises:
+        ConfigurationError: Unknown mode or scope.
+        TopologyError: The plan depends on a node rank or local rank that is not known.
+
+    Example:
+        Rank 5 of two nodes with four processes each (node 1, local rank 1), base id ``exp``:
+
+        ======  ============================================  =================================================
+        mode    global                                        worker
+        ======  ============================================  =================================================
+        auto    no run                                        no run
+        shared  run ``exp``, label ``worker-1-rank-1``        run ``exp-worker-1``, label ``worker-1-rank-1``
+        new     run ``exp-rank-5`` in group ``exp``           run ``exp-worker-1-rank-1``, group ``exp-worker-1``
+        ======  ============================================  =================================================
+    """
+    mode, scope = check_run_mode(run_mode), check_rank_scope(rank_scope)
+    if needs_layout(topology, mode, scope, all_nodes=all_nodes):
+        _require_layout(topology, mode, scope)
+    if base_id is None and needs_base_id(topology, mode, scope, all_nodes=all_nodes):
+        raise ConfigurationError(
+            f"run_mode={mode!r} makes the run id of rank {topology.global_rank} from a base id, but none was given."
+        )
+    unit = _Unit.of(topology, scope)
+    if topology.world_size == 1:
+        decision = _ordinary_run(base_id, group)
+    elif mode == "auto":
+        decision = _auto(unit, base_id, group)
+    elif mode == "shared":
+        decision = _shared(unit, topology, base_id, group)
+    else:
+        decision = _new(unit, base_id, group)
+    hardware = f"worker-{topology.node_rank}" if all_nodes and _records_hardware(topology, mode, scope) else None
+    return RunPlan(
+        run_mode=mode, rank_scope=scope, base_id=base_id, announces=unit.leads, hardware=hardware, **decision
+    )
+
+
+class _Decision(TypedDict):
+    """The fields of a `RunPlan` in which the run modes differ."""
+
+    opens_run: bool
+    run_id: str | None
+    group: str | None
+    shared: bool
+    label: str | None
+    primary: bool
+    name_suffix: str
+    own_directory: bool
+
+
+@dataclass(frozen=True)
+class _Unit:
+    """The ranks whose numbers belong together, seen from one of them: rank `rank` of the unit named `suffix`."""
+
+    rank: int
+    suffix: str
+    leads: bool
+
+    @classmethod
+    def of(cls, topology: Topology, scope: RankScope) -> _Unit:
+        if scope == "global" or topology.num_nodes == 1:
+            return cls(topology.global_rank, "", _leads(topology, "global"))
+        return cls(_known(topology.local_rank), f"worker-{_known(topology.node_rank)}", _leads(topology, "worker"))
+
+    @property
+    def rank_suffix(self) -> str:
+        return _join(self.suffix, f"rank-{self.rank}")
+
+
+def _leads(topology: Topology, scope: RankScope) -> bool:
+    """Whether a rank is the one that leads its unit: the first, or the last where a framework has its main process."""
+    by_node = scope == "worker"
+    rank = topology.local_rank if by_node else topology.global_rank
+    size = topology.local_world_size if by_node else topology.world_size
+    if topology.leader == "first":
+        return rank == 0
+    return rank is not None and size is not None and rank == size - 1
+
+
+def _records_hardware(topology: Topology, mode: RunMode, scope: RankScope) -> bool:
+    """Whether a rank is the one of its node that records the node's hardware, where there is one run for all nodes."""
+    return mode == "auto" and scope == "global" and topology.num_nodes != 1 and _leads(topology, "worker")
+
+
+def _ordinary_run(base_id: str | None, group: str | None) -> _Decision:
+    return _Decision(
+        opens_run=True,
+        run_id=base_id,
+        group=group,
+        shared=False,
+        label=None,
+        primary=True,
+        name_suffix="",
+        own_directory=False,
+    )
+
+
+def _auto(unit: _Unit, base_id: str | None, group: str | None) -> _Decision:
+    return _Decision(
+        opens_run=unit.leads,
+        run_id=_join(base_id, unit.suffix) if unit.leads else None,
+        group=group if unit.leads else None,
+        shared=False,
+        label=None,
+        primary=unit.leads,
+        name_suffix=unit.suffix,
+        own_directory=False,
+    )
+
+
+def _shared(unit: _Unit, topology: Topology, base_id: str | None, group: str | None) -> _Decision:
+    return _Decision(
+        opens_run=True,
+        run_id=_join(base_id, unit.suffix),
+        group=group,
+        shared=True,
+        label=_label(topology),
+        primary=unit.leads,
+        name_suffix=unit.suffix,
+        own_directory=True,
+    )
+
+
+def _new(unit: _Unit, base_id: str | None, group: str | None) -> _Decision:
+    return _Decision(
+        opens_run=True,
+        run_id=_join(base_id, unit.rank_suffix),
+        group=_join(group or base_id, unit.suffix),
+        shared=False,
+        label=None,
+        primary=True,
+        name_suffix=unit.rank_suffix,
+        own_directory=True,
+    )
+
+
+def unit_run_id(plan: RunPlan) -> str | None:
+    """Id of the run that the unit's numbers go to, also on a rank that opens none; `None` if it is not known here."""
+    if plan.opens_run or plan.base_id is None:
+        return plan.run_id
+    return _join(plan.base_id, plan.name_suffix)
+
+
+def _label(topology: Topology) -> str:
+    if topology.num_nodes == 1:
+        return f"rank-{topology.global_rank}"
+    return f"worker-{topology.node_rank}-rank-{topology.local_rank}"
+
+
+@dataclass(frozen=True)
+class Unit:
+    """The ranks whose numbers belong together, seen from one of them.
+
+    Args:
+        name: Name of the unit, equal on all its ranks; empty where all ranks of the job are one.
+        index: Index of this rank in the unit; the primary has 0.
+        size: Number of ranks in the unit.
+        global_rank: This rank's index in the job.
+    """
+
+    name: str
+    index: int
+    size: int
+    global_rank: int
+
+
+def unit_of(topology: Topology, rank_scope: RankScope) -> Unit:
+    """The unit that a rank belongs to. For the scope `"worker"` the layout over nodes must be known."""
+    unit = _Unit.of(topology, rank_scope)
+    size = _known(topology.local_world_size) if unit.suffix else topology.world_size
+    index = unit.rank if topology.leader == "first" else (unit.rank + 1) % size
+    return Unit(unit.suffix, index, size, topology.global_rank)
+
+
+def writers_of(topology: Topology, plan: RunPlan) -> int | None:
+    """How many ranks write into the shared run of a rank; `None` if that is not known."""
+    return topology.local_world_size if plan.rank_scope == "worker" else topology.world_size
+
+
+def _join(*parts: str | None) -> str:
+    return "-".join(part for part in parts if part)
+
+
+def _known(value: int | None) -> int:
+    assert value is not None, "the layout is checked before a unit is made"  # noqa: S101  # an invariant, not input
+    return value
+
+
+def _require_layout(topology: Topology, mode: RunMode, scope: RankScope) -> None:
+    """Refuse to guess: a node rank taken for 0 would write into another node's run."""
+    if topology.num_nodes == 1:
+        return
+    for name in ("num_nodes", "node_rank", "local_rank", *(["local_world_size"] * (topology.leader == "last"))):
+        if getattr(topology, name) is None:
+            raise TopologyError(
+                f"run_mode={mode!r} with rank_scope={scope!r} needs the {name} of rank {topology.global_rank} of "
+                f"{topology.world_size} ({topology.origin('global_rank')}), but nothing tells it. Initialise "
+                "torch.distributed before the run is opened, so that the ranks can tell each other their nodes, or "
+                "start the job with torchrun."
+            )

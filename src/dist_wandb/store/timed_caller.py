@@ -1,0 +1,196 @@
+"""Calls that have no time limit of their own, given one.
+
+A host whose network is cut off closes no connection: whoever asks the job's store then waits for as long as TCP tries
+again, about a quarter of an hour.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Generic, TypeVar
+
+from dist_wandb.errors import RendezvousError
+
+_T = TypeVar("_T")
+_SLICE = 0.1  # seconds between two looks whether waiting is to end
+STORE_PATIENCE = 2.0  # seconds that the job's store gets to answer
+_LAST = 0.5  # seconds that a call gets when waiting is to end: what is said at the end is said then
+
+
+class UnansweredError(Exception):
+    """A call took too long; it goes on in a thread, and nobody waits for it."""
+
+
+class Patience:
+    """Makes calls in threads of their own, one for each, and gives up those that take too long.
+
+    As long as one that was given up has not come back, all others are refused at once: they would wait behind it.
+
+    Args:
+        limit: How long a call may take, in seconds.
+        is_over: Asked while a call is waited for: whether it is to be given up soon.
+        returns: Whether calls come back by themselves within the limit: then the end of the process waits for them.
+    """
+
+    def __init__(self, limit: float, is_over: Callable[[], bool] = lambda: False, *, returns: bool = False) -> None:
+        self._limit = limit
+        self._is_over = is_over
+        self._returns = returns
+        self._stuck: threading.Thread | None = None
+
+    def at_most(self, limit: float) -> Patience:
+        """One with another limit, which is to end when this one is."""
+        return Patience(limit, self._is_over)
+
+    def call(self, function: Callable[[], _T]) -> _T:
+        """What `function` returns or raises.
+
+        Raises:
+            UnansweredError: It takes too long, or one before it still does.
+        """
+        if self._stuck is not None and self._stuck.is_alive():
+            raise UnansweredError("it has stopped answering")
+        began = time.monotonic()
+        call = _Call(function, returns_by=began + self._limit if self._returns else 0.0)
+        try:
+            call.start()
+        except RuntimeError:  # Python is going down, and some versions start no threads then
+            return function()
+        if not ends_within(call, self._limit, self._is_over):
+            self._stuck = call
+            raise UnansweredError(f"it has not answered for {time.monotonic() - began:.1f} s")
+        if call.failure is not None:
+            raise call.failure
+        return call.result  # type: ignore[no-any-return]  # what the function returns
+
+
+class Inquiry(Generic[_T]):
+    """A question that is asked in a thread, again and again until there is an answer. Whoever looks need not wait.
+
+    Args:
+        ask: Returns the answer; `None` if there is none yet. What it raises counts as none.
+        pause: How long to wait before the question is asked again, in seconds.
+    """
+
+    def __init__(self, ask: Callable[[], _T | None], pause: float) -> None:
+        self._ask = ask
+        self._pause = pause
+        self._call: _Call | None = None
+        self._has_waited = False  # for the call that is under way: others are not to wait for it again
+        self._next = 0.0
+        self._answer: _T | None = None
+
+    def look(self, within: float = 0.0) -> _T | None:
+        """The answer, if there is one by now; asks again, if it is time to.
+
+        Args:
+            within: How long to wait for an answer that is on its way, in seconds. It is waited for once.
+        """
+        if self._answer is None and self._call is None and time.monotonic() >= self._next:
+            self._begin()
+        call = self._call
+        if call is not None and within and not self._has_waited:
+            self._has_waited = not ends_within(call, within)
+        if call is not None and not call.is_alive():
+            self._call, self._has_waited, self._next = None, False, time.monotonic() + self._pause
+            self._answer = call.result
+        return self._answer
+
+    def forget(self) -> None:
+        """Ask anew, after a pause: the answer has been used, or proved wrong."""
+        self._answer, self._next = None, time.monotonic() + self._pause
+
+    def _begin(self) -> None:
+        call = _Call(self._ask)
+        with suppress(RuntimeError):  # Python is going down, and some versions start no threads then
+            call.start()
+            self._call = call
+
+
+def ends_within(thread: threading.Thread, within: float, is_over: Callable[[], bool] = lambda: False) -> bool:
+    """Whether a thread ends in time. However long this process is held up counts as one slice, as it heard nobody.
+
+    Args:
+        thread: The thread, which has been started.
+        within: How long to wait for it, in seconds.
+        is_over: Asked meanwhile: whether waiting is to end soon.
+    """
+    has_to_end = False
+    while True:
+        if not has_to_end and is_over():
+            has_to_end, within = True, min(within, _LAST)
+        thread.join(min(_SLICE, within))
+        if not thread.is_alive():
+            return True
+        within -= _SLICE
+        if within <= 0:
+            return False
+
+
+def briefly(use_store: Callable[[], _T], otherwise: _T, within: float = STORE_PATIENCE) -> _T:
+    """Use the job's store, but do not wait for one that has stalled: its calls have no limit of their own.
+
+    Args:
+        use_store: Uses it.
+        otherwise: What counts if it does not answer, or is gone.
+        within: How long it is waited for, in seconds.
+    """
+    answers: list[_T] = []
+
+    def ask() -> None:
+        with suppress(RendezvousError):
+            answers.append(use_store())
+
+    asking = threading.Thread(target=ask, name="dist_wandb-store", daemon=True)
+    try:
+        asking.start()
+    except RuntimeError:  # Python is going down, and some versions start no threads then
+        ask()
+    else:
+        ends_within(asking, within)
+    return answers[0] if answers else otherwise
+
+
+_under_way: set[_Call] = set()
+
+
+def settle(within: float) -> None:
+    """Give calls that were given up a last chance to come back, because this process ends.
+
+    One that comes back while Python goes down aborts the process; one that has not heard of anybody for long does not.
+
+    Args:
+        within: How long to wait for them together, in seconds; for those that return by themselves, until they do.
+    """
+    deadline = time.monotonic() + within
+    for call in list(_under_way):
+        if call.is_alive():  # in a fork it is not
+            call.join(max(0.0, max(deadline, call.returns_by) - time.monotonic()))
+
+
+class _Call(threading.Thread):
+    """One call, in a thread that nobody has to wait for.
+
+    Args:
+        function: What is called.
+        returns_by: Until when it returns by itself, by the monotonic clock; 0 if that is not known.
+    """
+
+    def __init__(self, function: Callable[[], Any], returns_by: float = 0.0) -> None:
+        super().__init__(name="dist_wandb-call", daemon=True)
+        self.returns_by = returns_by
+        self._function = function
+        self.result: Any = None
+        self.failure: BaseException | None = None
+
+    def run(self) -> None:
+        _under_way.add(self)
+        try:
+            self.result = self._function()
+        except BaseException as error:  # noqa: BLE001  # raised where it is waited for
+            self.failure = error
+        finally:
+            _under_way.discard(self)

@@ -1,0 +1,1 @@
+"""What `dist-wandb sync` uploads."""

@@ -1,0 +1,1 @@
+"""What W&B leaves on disk: found, read without trust, and completed."""

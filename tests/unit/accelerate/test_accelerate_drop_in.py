@@ -1,0 +1,407 @@
+"""The tracker in place of Accelerate's own: under which names it is found, and what it has of that one's."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch.distributed as dist
+from accelerate import Accelerator, PartialState
+from accelerate import accelerator as accelerators
+from accelerate.state import AcceleratorState
+from accelerate.tracking import GeneralTracker, WandBTracker
+from accelerate.utils import DistributedType, LoggerType
+
+from dist_wandb import DistWandbTracker, get_run
+from dist_wandb.accelerate import names
+from dist_wandb.accelerate import tracker as door
+from dist_wandb.accelerate.names import StandInName
+from dist_wandb.errors import ConfigurationError, RendezvousError
+from dist_wandb.runs.run import NullRun
+from dist_wandb.session.session import Session, open_session
+from dist_wandb.settings.options import Options
+from dist_wandb.store.job_store import Rendezvous
+from dist_wandb.topology.detection import Topology
+
+if TYPE_CHECKING:
+    from tests.conftest import FakeWandb
+
+pytestmark = pytest.mark.usefixtures("fresh_state")
+
+
+@pytest.fixture
+def fresh_state(bare_environment: None) -> Iterator[None]:  # noqa: ARG001  # goes first
+    """Accelerate keeps its state for the whole process."""
+    AcceleratorState._reset_state(True)  # it takes nothing else
+    yield
+    AcceleratorState._reset_state(True)  # it takes nothing else
+
+
+def look_like(monkeypatch: pytest.MonkeyPatch, rank: int, kind: DistributedType = DistributedType.MULTI_CPU) -> None:
+    """Make this process look like one of two, without a process group."""
+    PartialState(cpu=True)
+    for name, value in {"num_processes": 2, "process_index": rank, "distributed_type": kind}.items():
+        monkeypatch.setitem(PartialState._shared_state, name, value)
+
+
+def accelerator_with(log_with: Any) -> Accelerator:
+    return Accelerator(cpu=True, log_with=log_with)
+
+
+class Other(GeneralTracker):  # type: ignore[misc]  # Accelerate ships no types
+    """A tracker of somebody else's."""
+
+    requires_logging_directory = False
+
+    def __init__(self, name: str = "other") -> None:
+        self.name = name
+        super().__init__()
+        self.rows: list[dict[str, Any]] = []
+        self.ends = 0
+
+    @property
+    def tracker(self) -> list[dict[str, Any]]:
+        return self.rows
+
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        """Leave it."""
+
+    def log(self, values: dict[str, Any], step: int | None = None, **_kwargs: Any) -> None:
+        self.rows.append({"step": step, **values})
+
+    def finish(self) -> None:
+        self.ends += 1
+
+
+# --- what the stock tracker has ---------------------------------------------------------------------------------------
+
+
+def test_every_public_name_and_parameter_of_the_stock_tracker_is_there(fake_wandb: FakeWandb) -> None:
+    PartialState(cpu=True)
+    stock, ours = WandBTracker("digits", tags=["a"]), DistWandbTracker("digits", tags=["a"])
+    if hasattr(stock, "start"):
+        stock.start()
+    ours.start()
+    public = {name for name in dir(stock) if not name.startswith("_")}
+    assert public - set(dir(ours)) == set()
+    for name in ("store_init_configuration", "log", "log_images", "log_table", "finish"):
+        theirs = list(inspect.signature(getattr(WandBTracker, name)).parameters.values())
+        mine = list(inspect.signature(getattr(DistWandbTracker, name)).parameters.values())
+        shared = [p for p in mine if p.name not in ("gather", "limit")]  # ours, by keyword
+        assert [(p.name, p.kind, p.default) for p in shared] == [(p.name, p.kind, p.default) for p in theirs], name
+    assert (ours.run_name, ours.init_kwargs) == (stock.run_name, {"tags": ["a"]})
+    runs: list[Any] = fake_wandb.runs
+    assert ours.run is ours.tracker is runs[-1]
+
+
+def test_run_name_is_what_the_stock_tracker_calls_the_project(fake_wandb: FakeWandb) -> None:
+    tracker = DistWandbTracker(run_name="digits")
+    tracker.start()
+    assert fake_wandb.arguments == [{"project": "digits"}]
+    assert DistWandbTracker("digits", run_name="digits").run_name == "digits"
+    with pytest.raises(ConfigurationError, match="project='a' and run_name='b', which both name the W&B project"):
+        DistWandbTracker("a", run_name="b")
+
+
+def test_the_constructor_does_not_begin_accelerates_state() -> None:
+    PartialState._reset_state()
+    tracker = DistWandbTracker("digits")
+    assert PartialState._shared_state == {}
+    accelerator_with(tracker)
+    assert PartialState._shared_state != {}
+
+
+def test_the_run_can_be_read_after_the_end(fake_wandb: FakeWandb) -> None:
+    accelerator = accelerator_with(DistWandbTracker())
+    accelerator.init_trackers("digits")
+    accelerator.end_training()
+    assert accelerator.trackers[0].run is accelerator.get_tracker("wandb", unwrap=True) is fake_wandb.runs[0]
+    with pytest.raises(ConfigurationError, match="is not started, or finished already"):
+        accelerator.log({"loss": 0.5})
+
+
+def test_what_the_stock_tracker_hands_to_wandb_is_handed_to_wandb(fake_wandb: FakeWandb) -> None:
+    for log_with in (DistWandbTracker(), "dist_wandb", "wandb"):
+        accelerator = accelerator_with(log_with)
+        config = None if log_with == "wandb" else {"lr": 0.1}  # that goes to wandb.config, which is nobody's here
+        accelerator.init_trackers("digits", config, {"wandb": {"tags": ["a"]}})
+        accelerator.log({"loss": 0.1, "text": "a", "nested": {"b": 1}}, step=0)
+        if config is not None:
+            accelerator.get_tracker("wandb").store_init_configuration({"lr": 0.2, "seed": 1})
+        accelerator.end_training()
+        AcceleratorState._reset_state(True)
+    ours, named, stock = fake_wandb.runs
+    assert ours.config == named.config == {"lr": 0.2, "seed": 1}
+    assert ours.rows == named.rows == [{**row, "global_step": 0} for row in stock.rows]
+    assert [{**given, "config": None} for given in fake_wandb.arguments] == [
+        {"project": "digits", "tags": ["a"], "config": None}
+    ] * 3
+
+
+# --- names ------------------------------------------------------------------------------------------------------------
+
+
+def in_place_of(log_with: Any) -> GeneralTracker:
+    accelerator = accelerator_with(log_with)
+    accelerator.init_trackers("digits")
+    return next(tracker for tracker in accelerator.trackers if isinstance(tracker, DistWandbTracker))
+
+
+@pytest.mark.usefixtures("fake_wandb")
+@pytest.mark.parametrize("make", [DistWandbTracker, lambda: "dist_wandb", lambda: [Other(), "dist_wandb"]])
+def test_in_place_of_the_stock_tracker_it_is_found_by_that_ones_name(make: Callable[[], Any]) -> None:
+    name = in_place_of(make()).name
+    assert name == "wandb"
+    assert name == "dist_wandb"
+    assert name in ("tensorboard", "wandb")
+    assert name not in ("tensorboard", "dist")
+    assert not name != "wandb"  # noqa: SIM202  # this operator is meant
+    assert (f"{name}", {name: 1}) == ("dist_wandb", {"dist_wandb": 1})
+
+
+@pytest.mark.usefixtures("fake_wandb")
+def test_an_attached_tracker_is_found_by_that_name_too() -> None:
+    assert DistWandbTracker.attach(accelerator_with(None)).name == "wandb"
+
+
+@pytest.mark.usefixtures("fake_wandb")
+def test_beside_the_stock_tracker_each_has_its_own_name() -> None:
+    accelerator = accelerator_with([DistWandbTracker(), "wandb"])
+    accelerator.init_trackers("digits")
+    assert [str(tracker.name) for tracker in accelerator.trackers if tracker.name == "wandb"] == ["wandb"]
+    assert isinstance(accelerator.get_tracker("wandb"), WandBTracker)
+    assert isinstance(accelerator.get_tracker("dist_wandb"), DistWandbTracker)
+
+
+def test_a_stand_ins_name_is_no_other() -> None:
+    assert StandInName("dist_wandb") != "tensorboard"
+    assert StandInName("dist_wandb") == StandInName("dist_wandb")
+    assert StandInName("dist_wandb") != 1
+    assert str(DistWandbTracker.name) == DistWandbTracker.name == "dist_wandb"
+
+
+# --- lists and "all" --------------------------------------------------------------------------------------------------
+
+
+def kinds(log_with: Any) -> list[Any]:
+    return [held if isinstance(held, GeneralTracker) else str(held) for held in accelerator_with(log_with).log_with]
+
+
+def test_all_means_ours_in_place_of_accelerates_own_for_wandb(monkeypatch: pytest.MonkeyPatch) -> None:
+    for asked in ("all", LoggerType.ALL, ["all"], ["all", "wandb"]):
+        found = kinds(asked)
+        assert ("dist_wandb" in found, "wandb" in found, len(found)) == (True, False, len(set(found)))
+    monkeypatch.setattr(accelerators, "filter_trackers", accelerators.filter_trackers.__wrapped__)
+    assert "wandb" in kinds("all")  # as it would be otherwise
+
+
+def test_all_with_an_instance_is_that_instance() -> None:
+    tracker, other = DistWandbTracker(), Other()
+    found = kinds(["all", tracker, other])
+    assert [held for held in found if held in (tracker, other)] == [tracker, other]
+    assert not {"wandb", "dist_wandb"} & {held for held in found if isinstance(held, str)}
+
+
+@pytest.mark.parametrize("asked", ["wandb", ["wandb"], None, [], LoggerType.WANDB])
+def test_what_does_not_name_ours_means_what_it_did(asked: Any) -> None:
+    assert accelerators.filter_trackers(asked) == accelerators.filter_trackers.__wrapped__(asked)
+
+
+@pytest.mark.parametrize("asked", ["nothing", ["dist_wandb", "nothing"]])
+def test_an_unknown_name_is_refused_as_before(asked: Any) -> None:
+    with pytest.raises(ValueError, match="Unsupported logging capability: nothing"):
+        accelerator_with(asked)
+
+
+def test_a_version_that_finds_trackers_otherwise_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def other(log_with: Any, something_new: Any) -> list[Any]:
+        return [log_with, something_new]
+
+    monkeypatch.setattr(accelerators, "filter_trackers", other)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Accelerate's, of a name that is registered twice
+        names.register(DistWandbTracker)
+    assert accelerators.filter_trackers is other
+
+
+def test_in_a_list_all_get_every_row_once(fake_wandb: FakeWandb) -> None:
+    before, after = Other("before"), Other("after")
+    accelerator = accelerator_with([before, DistWandbTracker(), after])
+    accelerator.init_trackers("digits", init_kwargs=None)
+    accelerator.log({"loss": 0.5}, step=1, log_kwargs=None)
+    assert before.rows == after.rows == [{"step": 1, "loss": 0.5}]
+    assert fake_wandb.runs[0].rows == [{"loss": 0.5, "global_step": 1}]
+    assert accelerator.get_tracker("after") is after
+    accelerator.end_training()
+    assert (before.ends, after.ends, fake_wandb.runs[0].exit_codes) == (1, 1, [None])
+
+
+# --- started again ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("by_name", [False, True], ids=["by instance", "by name"])
+def test_initialised_again_the_run_goes_on_and_logs_once(fake_wandb: FakeWandb, by_name: bool) -> None:
+    other = Other()
+    accelerator = accelerator_with([other, "dist_wandb" if by_name else DistWandbTracker()])
+    for lr in (0.1, 0.2):
+        accelerator.init_trackers("digits", {"lr": lr}, {"dist_wandb": {"tags": ["a"]}})
+    accelerator.log({"loss": 0.5})
+    (run,) = fake_wandb.runs
+    assert (run.config, run.rows) == ({"lr": 0.2}, [{"loss": 0.5, "global_step": 0}])
+    assert len(other.rows) == 2  # what Accelerate does with the others is not changed
+    accelerator.end_training()
+    assert run.exit_codes == [None]
+
+
+@pytest.mark.parametrize("by_name", [False, True], ids=["by instance", "by name"])
+def test_what_cannot_change_once_the_run_is_open_is_said(fake_wandb: FakeWandb, by_name: bool) -> None:
+    accelerator = accelerator_with("dist_wandb" if by_name else DistWandbTracker())
+    accelerator.init_trackers("digits", {"lr": 0.1})
+    with pytest.warns(
+        UserWarning, match=r"again on rank 0 with another 'project', 'tags', but .*finish\(\) on all ranks"
+    ):
+        accelerator.init_trackers("letters", {"lr": 0.2}, {"dist_wandb": {"tags": ["a"]}})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        accelerator.init_trackers("digits", {"lr": 0.3})
+    assert len(fake_wandb.runs) == 1
+
+
+@pytest.mark.parametrize("by_name", [False, True], ids=["by instance", "by name"])
+def test_after_finish_init_trackers_opens_another_run(fake_wandb: FakeWandb, by_name: bool) -> None:
+    accelerator = accelerator_with("dist_wandb" if by_name else DistWandbTracker())
+    for project in ("digits", "letters"):
+        accelerator.init_trackers(project, init_kwargs={"dist_wandb": {"run_mode": "new"}} if by_name else None)
+        accelerator.log({"loss": 0.5})
+        accelerator.get_tracker("dist_wandb").finish()
+    assert [arguments["project"] for arguments in fake_wandb.arguments] == ["digits", "letters"]
+    assert [run.rows for run in fake_wandb.runs] == [[{"loss": 0.5, "global_step": 0}]] * 2
+
+
+def test_two_accelerators_in_turn_have_their_own_runs(fake_wandb: FakeWandb) -> None:
+    for number in (1, 2):
+        accelerator = accelerator_with("dist_wandb")
+        accelerator.init_trackers(f"project-{number}")
+        accelerator.log({"number": number})
+        accelerator.end_training()
+        assert not get_run()
+    assert [[row["number"] for row in run.rows] for run in fake_wandb.runs] == [[1], [2]]
+
+
+# --- on other ranks ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def on_main(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Session]:
+    """Open the n-th session of the main process, beside this process, at a store that both reach."""
+    store = dist.HashStore()
+
+    def find(namespace: str, topology: Topology, timeout: float) -> Rendezvous:
+        return Rendezvous(store, namespace, topology, timeout)
+
+    def open_on_main(number: int) -> Session:
+        options = Options(reduce=None, join_timeout=30.0, finish_timeout=0.2)
+        main = Topology(0, 0, 0, 2, 2, 1)
+        return open_session(options, {"id": f"id-{number}"}, door=door._DOOR, topology=main, number=number)
+
+    monkeypatch.setattr(Rendezvous, "find", find)
+    return open_on_main
+
+
+def quick() -> DistWandbTracker:
+    return DistWandbTracker(reduce=None, join_timeout=30.0, finish_timeout=0.2)
+
+
+@pytest.mark.usefixtures("fake_wandb")
+@pytest.mark.parametrize("is_guarded", [True, False], ids=["guarded", "unguarded"])
+def test_a_rank_passes_over_what_went_without_it(
+    on_main: Callable[[int], Session], monkeypatch: pytest.MonkeyPatch, is_guarded: bool
+) -> None:
+    look_like(monkeypatch, rank=1)
+    accelerator_with(quick())  # never used on this rank
+    on_main(1).finish()
+    second = accelerator_with(quick())
+    on_main(2)
+    if not is_guarded:
+        second.init_trackers("digits")
+    second.log({"loss": 0.5})
+    assert second.get_tracker("dist_wandb").session.id == "id-2"
+
+
+@pytest.mark.usefixtures("fake_wandb")
+def test_a_rank_that_logged_nothing_takes_part_in_the_end(
+    on_main: Callable[[int], Session], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look_like(monkeypatch, rank=1)
+    first, second = accelerator_with(quick()), accelerator_with(quick())
+    on_main(1)
+    first.get_tracker("wandb").finish()
+    on_main(2)
+    first.get_tracker("wandb").finish()  # which is to no effect
+    second.log({"loss": 0.5})
+    assert second.get_tracker("dist_wandb").session.id == "id-2"
+    assert isinstance(first.get_tracker("wandb").tracker, NullRun)
+
+
+@pytest.mark.usefixtures("fake_wandb")
+def test_a_rank_whose_job_is_gone_can_log_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(*_: object) -> None:
+        raise RendezvousError("the store is gone")
+
+    look_like(monkeypatch, rank=1)
+    accelerator = accelerator_with(quick())
+    monkeypatch.setattr(Rendezvous, "find", gone)
+    accelerator.log({"loss": 0.5})
+    with pytest.warns(UserWarning, match="Rank 1 logged 1 rows, but the main process has not called"):
+        accelerator.end_training()
+
+
+@pytest.mark.usefixtures("fake_wandb")
+def test_warnings_that_are_errors_do_not_keep_a_training_from_ending(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def gone(*_: object) -> None:
+        raise RendezvousError("the store is gone")
+
+    look_like(monkeypatch, rank=1)
+    accelerator = accelerator_with(quick())
+    monkeypatch.setattr(Rendezvous, "find", gone)
+    accelerator.log({"loss": 0.5})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        accelerator.end_training()
+    assert "Rank 1 logged 1 rows, but the main process has not called" in caplog.text
+
+
+@pytest.mark.usefixtures("fake_wandb")
+def test_by_name_early_rows_are_kept_when_the_tracker_gets_its_arguments(
+    on_main: Callable[[int], Session], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look_like(monkeypatch, rank=1)
+    accelerator = accelerator_with("dist_wandb")
+    accelerator.log({"loss": 0.5}, step=3)
+    early = accelerator.get_tracker("dist_wandb")
+    assert list(early._early_rows)
+    on_main(1)
+    limits = {"reduce": None, "join_timeout": 30.0, "finish_timeout": 0.2}
+    accelerator.init_trackers("digits", init_kwargs={"dist_wandb": limits})
+    tracker = accelerator.get_tracker("dist_wandb")
+    assert tracker is not early
+    assert accelerator.log_with == [tracker]
+    assert not list(early._early_rows)
+
+
+# --- who is the main process ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", list(DistributedType))
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_rank_that_leads_is_the_one_that_accelerate_calls_main(
+    monkeypatch: pytest.MonkeyPatch, kind: DistributedType, rank: int
+) -> None:
+    look_like(monkeypatch, rank, kind)
+    topology = door._topology()
+    assert (topology.main_rank == topology.global_rank) is PartialState().is_main_process

@@ -1,0 +1,563 @@
+"""The command line, with a stand-in for `wandb leet inspect --json` that prints the file it is given."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dist_wandb._version import __version__
+from dist_wandb.cli import commands
+from dist_wandb.cli.commands import main, shortened, sparkline
+from dist_wandb.errors import ReadError
+from dist_wandb.uploads.log import Sent
+from dist_wandb.uploads.state import FileState
+
+MODES = json.loads((Path(__file__).parents[1] / "modes.json").read_text())
+PYTHON = sys.executable  # kept: a fixture puts the stand-in in its place
+PYTHON = sys.executable  # `write_run` puts another one in its place
+COMMAND = "import sys; from dist_wandb.cli import main; sys.exit(main())"
+
+Capture = pytest.CaptureFixture[str]
+WriteRun = Callable[..., Path]
+
+
+@pytest.fixture
+def write_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WriteRun:
+    """Write a run file that the stand-in reads: a run of given history rows, or given lines."""
+    reader = tmp_path / "reader"
+    reader.write_text(
+        '#!/bin/sh\ncat "$6"\nif grep -q too-old "$6"; then echo "Error: No such command" >&2; exit 2; fi\n'
+    )  # -m wandb leet … FILE
+    reader.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(reader))
+
+    def write(
+        run_id: str, *rows: dict[str, Any], exit_code: int | None = 0, lines: str | None = None, **run: Any
+    ) -> Path:
+        path = tmp_path / "logs" / f"offline-run-1-{run_id}" / f"run-{run_id}.wandb"
+        path.parent.mkdir(parents=True)
+        records: list[dict[str, Any]] = [{"type": "run", "run": {"run_id": run_id, **run}}]
+        records += [{"type": "history", "history": {"item": row}} for row in rows]
+        records += [{"type": "exit", "exit": {"exit_code": exit_code}}] if exit_code is not None else []
+        path.write_text("".join(f"{json.dumps(record)}\n" for record in records) if lines is None else lines)
+        return path
+
+    return write
+
+
+def label(path: Path, *, name: str, primary: bool) -> None:
+    record = {
+        "format": 1,
+        "run_id": "exp",
+        "base_id": "exp",
+        "run_mode": "shared",
+        "rank_scope": "worker",
+        "shared": True,
+        "label": name,
+        "primary": primary,
+        "update_finish_state": primary,
+        "group": None,
+        "global_rank": 3,
+        "local_rank": 1,
+        "node_rank": 1,
+        "world_size": 4,
+        "num_nodes": 2,
+    }
+    (path.parent / "dist-wandb.json").write_text(json.dumps(record))
+
+
+def refusal(argv: list[str], capsys: Capture) -> str:
+    """What is said on stderr about arguments that are refused with exit code 2, whoever refuses them."""
+    try:
+        code: object = main(argv)
+    except SystemExit as leaving:
+        code = leaving.code
+    captured = capsys.readouterr()
+    assert code == 2
+    assert captured.out == ""
+    return captured.err
+
+
+# --- the command itself -----------------------------------------------------------------------------------------------
+
+
+def test_version(capsys: Capture) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["--version"])
+    assert capsys.readouterr().out == f"dist-wandb {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (["--help"], ["plan", "show", "sync"]),
+        (["plan", "--help"], ["--layout", "auto, shared, new"]),
+        (["show", "-h"], ["DIR"]),
+        (["sync", "-h"], ["DIR", "--dry-run", "--force"]),
+    ],
+)
+def test_help_names_what_there_is(argv: list[str], expected: list[str], capsys: Capture) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(argv)
+    out = capsys.readouterr().out
+    assert all(word in out for word in expected)
+
+
+def test_without_a_command_the_usage_is_shown(capsys: Capture) -> None:
+    assert "usage: dist-wandb" in refusal([], capsys)
+
+
+def test_the_command_line_imports_neither_torch_nor_wandb() -> None:
+    code = "import sys, dist_wandb.cli; print({'torch', 'wandb', 'lightning', 'accelerate'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
+
+
+@pytest.mark.parametrize("extra", [[], ["--json"]])
+def test_a_reader_of_the_pipe_may_leave_early(extra: list[str]) -> None:
+    command = [sys.executable, "-c", COMMAND, "plan", "--layout", "3000", *extra]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 1
+
+
+@pytest.mark.parametrize(
+    "command", ["plan --layout 2", "plan --layout 2 --json", "doctor --timeout 0", "show .", "sync ."]
+)
+def test_output_that_cannot_be_written_is_said_in_one_line(
+    command: str, write_run: WriteRun, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    write_run("exp", {"loss": [0.5]})
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [PYTHON, "-c", f"import sys; sys.executable = {sys.executable!r}; {COMMAND}", *command.split()],
+            cwd=tmp_path,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert done.stderr == "dist-wandb: the output could not be written: No space left on device.\n"
+
+
+def test_without_an_output_a_command_does_its_work() -> None:
+    closing = f"import os; os.close(1); os.execv({PYTHON!r}, [{PYTHON!r}, '-c', {COMMAND!r}, 'plan'])"
+    done = subprocess.run([PYTHON, "-c", closing], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+# --- plan -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", MODES, ids=lambda case: f"{case['layout']}-{case['run_mode']}-{case['rank_scope']}")
+def test_the_plan_is_that_of_the_mode_table(case: dict[str, Any], capsys: Capture) -> None:
+    layout = ",".join(map(str, case["ranks_per_node"]))
+    argv = ["plan", "--layout", layout, "--run-mode", case["run_mode"], "--rank-scope", case["rank_scope"], "--json"]
+    assert main(argv) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert [{key: rank[key] for key in case["ranks"][0]} for rank in plan["ranks"]] == case["ranks"]
+    writers = [rank for rank in case["ranks"] if rank["opens_run"]]
+    assert (plan["run_mode"], plan["rank_scope"], plan["layout"]) == (
+        case["run_mode"],
+        case["rank_scope"],
+        case["ranks_per_node"],
+    )
+    assert plan["runs"] == len({rank["run_id"] for rank in writers})
+    assert plan["groups"] == len({rank["group"] for rank in writers if rank["group"]})
+    assert plan["writers"] == len(writers)
+
+
+def test_the_plan_as_a_table(capsys: Capture) -> None:
+    argv = ["plan", "--nodes", "2", "--procs-per-node", "2", "--run-mode", "shared", "--rank-scope", "worker"]
+    assert main(argv) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines[0] == ["rank", "node", "local", "rank", "run", "id", "label", "writes"]
+    assert lines[2:] == [
+        ["0", "0", "0", "exp-worker-0", "worker-0-rank-0", "shared", "run,", "primary"],
+        ["1", "0", "1", "exp-worker-0", "worker-0-rank-1", "shared", "run"],
+        [],
+        ["2", "1", "0", "exp-worker-1", "worker-1-rank-0", "shared", "run,", "primary"],
+        ["3", "1", "1", "exp-worker-1", "worker-1-rank-1", "shared", "run"],
+        [],
+        ["4", "ranks", "on", "2", "nodes:", "2", "runs,", "no", "groups,", "4", "writers"],
+    ]
+
+
+def test_a_rank_without_a_run_writes_nothing(capsys: Capture) -> None:
+    assert main(["plan", "--procs-per-node", "2"]) == 0
+    out = capsys.readouterr().out
+    assert "own run" in out.splitlines()[2]
+    assert "nothing" in out.splitlines()[3]
+    assert "2 ranks on 1 node: 1 run, no groups, 1 writer" in out
+
+
+def test_id_group_and_name_are_those_given(capsys: Capture) -> None:
+    argv = ["plan", "--layout", "1,2", "--run-mode", "new", "--id", "e7", "--group", "sweep", "--name", "night"]
+    assert main([*argv, "--json"]) == 0
+    ranks = json.loads(capsys.readouterr().out)["ranks"]
+    assert [rank["name"] for rank in ranks] == ["night-rank-0", "night-rank-1", "night-rank-2"]
+    assert {rank["group"] for rank in ranks} == {"sweep"}
+    assert main(argv) == 0
+    assert capsys.readouterr().out.splitlines()[2].split()[3:6] == ["e7-rank-0", "night-rank-0", "sweep"]
+
+
+def test_a_rank_without_a_run_has_no_name(capsys: Capture) -> None:
+    assert main(["plan", "--layout", "2", "--name", "night", "--json"]) == 0
+    assert [rank["name"] for rank in json.loads(capsys.readouterr().out)["ranks"]] == ["night", None]
+
+
+def test_the_table_is_neither_cut_nor_folded_in_a_pipe(capsys: Capture) -> None:
+    base_id = "x" * 128
+    assert main(["plan", "--layout", "2", "--run-mode", "new", "--id", base_id]) == 0
+    assert f"{base_id}-rank-1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--layout", "3,x"], "'x' is not a whole number of at least 1, in '3,x'"),
+        (["--layout", "3,0"], "'0' is not a whole number of at least 1, in '3,0'"),
+        (["--layout", ""], "'' is not a whole number of at least 1, in ''"),
+        (["--nodes", "0"], "argument --nodes: '0' is not a whole number of at least 1"),
+        (["--procs-per-node", "-1"], "argument --procs-per-node"),
+        (["--procs-per-node", "1.5"], "'1.5' is not a whole number"),
+        (["--layout", "3", "--nodes", "2"], "Give either --layout or those two"),
+        (["--layout", "3", "--procs-per-node", "2"], "Give either --layout or those two"),
+        (["--run-mode", "share"], "run_mode='share' is unknown. Allowed: 'auto', 'shared', 'new'. Did you mean"),
+        (["--rank-scope", "node"], "rank_scope='node' is unknown. Allowed: 'global', 'worker'."),
+        (["--id", "a/b"], "--id 'a/b'"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused(arguments: list[str], said: str, capsys: Capture) -> None:
+    assert said in refusal(["plan", *arguments], capsys)
+
+
+def test_several_runs_under_a_sweeps_agent_are_refused(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    monkeypatch.setenv("WANDB_SWEEP_ID", "s1")
+    assert "an agent of the sweep 's1'" in refusal(["plan", "--layout", "2", "--run-mode", "new"], capsys)
+    assert "rank_scope='worker' opens several" in refusal(["plan", "--nodes", "2", "--rank-scope", "worker"], capsys)
+    assert main(["plan", "--layout", "2", "--run-mode", "shared"]) == 0
+
+
+# --- show -------------------------------------------------------------------------------------------------------------
+
+
+def test_runs_are_shown_with_their_metrics(write_run: WriteRun, tmp_path: Path, capsys: Capture) -> None:
+    rows = [{"loss": 2.0, "rank-10/loss": 1, "rank-2/loss": 1, "_step": 0}, {"loss": 0.5}, {"loss": 1.25}]
+    path = write_run("abc", *rows, display_name="night", project="digits", run_group="sweep")
+    assert main(["show", str(tmp_path / "logs")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:3] == [
+        "● abc  night",
+        "  finished · 3 rows · project digits · group sweep",
+        f"  {path.parent}",
+    ]
+    assert [line.split() for line in lines[3:]] == [
+        ["metric", "last", "min", "max", "values", "trend"],
+        ["─" * len(lines[3].removeprefix("  "))],
+        ["loss", "1.25", "0.5", "2", "3", "█▁▅"],
+        ["rank-2/loss", "1", "1", "1", "1", "▄"],
+        ["rank-10/loss", "1", "1", "1", "1", "▄"],
+        [],
+        f"1 run below {tmp_path / 'logs'}: 1 finished".split(),
+    ]
+
+
+def test_states_are_told_and_counted(write_run: WriteRun, tmp_path: Path, capsys: Capture) -> None:
+    write_run("a", exit_code=0)
+    write_run("b", exit_code=3)
+    write_run("c", exit_code=None)
+    assert main(["show", str(tmp_path / "logs")]) == 0
+    out = capsys.readouterr().out
+    assert "failed (exit code 3) · no rows" in out
+    assert "no end recorded (running, or killed) · no rows" in out
+    assert out.count("no metric was logged") == 3
+    assert "3 runs below" in out
+    assert ": 1 finished, 1 failed, 1 without a recorded end\n" in out
+
+
+def test_the_writer_of_a_shared_run_is_named(write_run: WriteRun, tmp_path: Path, capsys: Capture) -> None:
+    label(write_run("a"), name="worker-1-rank-0", primary=True)
+    label(write_run("b"), name="worker-1-rank-1", primary=False)
+    assert main(["show", str(tmp_path / "logs")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "  finished · no rows · shared/worker · rank 3 of 4 · label worker-1-rank-0 (primary)" in lines
+    assert "  finished · no rows · shared/worker · rank 3 of 4 · label worker-1-rank-1" in lines
+
+
+def test_a_shared_run_in_several_files_counts_as_one(write_run: WriteRun, tmp_path: Path, capsys: Capture) -> None:
+    write_run("own")
+    for number in range(3):
+        path = write_run(f"writer-{number}")
+        path.write_text(path.read_text().replace(f"writer-{number}", "exp"))
+        label(path, name=f"rank-{number}", primary=number == 0)
+    assert main(["show", str(tmp_path / "logs")]) == 0
+    assert f"2 runs in 4 files below {tmp_path / 'logs'}: 4 finished\n" in capsys.readouterr().out
+
+
+def test_what_is_not_finite_is_counted_beside_the_metric(write_run: WriteRun, tmp_path: Path, capsys: Capture) -> None:
+    write_run("a", {"loss": 1.0, "lr": 0.1}, {"loss": "NaN", "lr": 0.1}, {"loss": "Infinity", "lr": 0.1})
+    assert main(["show", str(tmp_path / "logs")]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["metric", "last", "min", "max", "values", "NaN/inf", "trend"] in lines
+    assert ["loss", "inf", "1", "inf", "3", "2", "▄··"] in lines
+    assert ["lr", "0.1", "0.1", "0.1", "3", "▄▄▄"] in lines
+
+
+def test_files_that_cannot_be_read_are_named_and_the_others_shown(
+    write_run: WriteRun, tmp_path: Path, capsys: Capture
+) -> None:
+    write_run("good", {"loss": 1})
+    empty = write_run("empty", lines="")
+    garbage = write_run("junk", lines="junk\n")
+    sidecar = write_run("half").parent / "dist-wandb.json"
+    sidecar.write_text("{")
+    assert main(["show", str(tmp_path / "logs")]) == 1
+    out = capsys.readouterr().out
+    assert f"✗ not readable  {empty}: is empty" in out
+    assert f"✗ not readable  {garbage}: `wandb leet inspect` printed what is no record" in out
+    assert f"  ! {sidecar}: not what dist_wandb writes" in out
+    assert "2 runs below" in out
+    assert ": 2 finished, 2 files not readable\n" in out
+
+
+def test_where_no_file_can_be_read_the_exit_code_tells_it(write_run: WriteRun, tmp_path: Path, capsys: Capture) -> None:
+    empty = write_run("empty", lines="")
+    assert main(["show", str(tmp_path / "logs")]) == 1
+    captured = capsys.readouterr()
+    assert f"✗ not readable  {empty}" in captured.out
+    assert "None of the runs below" in captured.err
+
+
+def test_of_thousands_of_metrics_the_first_are_shown_and_the_others_counted(
+    write_run: WriteRun, tmp_path: Path, capsys: Capture
+) -> None:
+    write_run("a", {f"m{number}": number for number in range(1234)})
+    assert main(["show", str(tmp_path / "logs")]) == 0
+    out = capsys.readouterr().out
+    assert "m999 " in out
+    assert "m1000 " not in out
+    assert "and 234 beyond these: --metric GLOB picks" in out
+    assert main(["show", str(tmp_path / "logs"), "--metric", "m12*"]) == 0
+    out = capsys.readouterr().out
+    assert "m1233 " in out
+    assert "--metric" not in out
+    assert main(["show", str(tmp_path / "logs"), "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["runs"][0]["metrics"]) == 1234
+
+
+@pytest.mark.parametrize("command", [["show"], ["show", "--json"], ["sync", "--dry-run"]])
+def test_a_directory_in_which_nobody_has_looked_is_told_and_the_others_shown(
+    write_run: WriteRun, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    write_run("good", {"loss": 1})
+    closed = tmp_path / "logs" / "closed"
+    closed.mkdir()
+    scandir = os.scandir
+
+    def refusing(path: Path) -> Any:  # whatever its permissions are: tests may run as root
+        if path == closed:
+            raise PermissionError(13, "Permission denied")
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    assert main([*command, str(tmp_path / "logs")]) == 1
+    out = capsys.readouterr().out
+    assert f"{closed}: cannot be looked through: Permission denied" in out
+    assert "good" in out
+
+
+def test_an_interrupt_does_not_wait_for_readers_that_hang(write_run: WriteRun, tmp_path: Path) -> None:
+    """They are in groups of their own, so that the terminal's interrupt does not reach them."""
+    for number in range(6):  # more than are read at once
+        write_run(f"r{number}")
+    hanging = tmp_path / "hanging"
+    begun = tmp_path / "begun"
+    hanging.write_text(f"#!/bin/sh\ntouch {begun}\nsleep 600\n")
+    hanging.chmod(0o755)
+    code = f"import sys; sys.executable = {str(hanging)!r}; {COMMAND}"
+    command = [PYTHON, "-c", code, "show", str(tmp_path / "logs")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        deadline = time.monotonic() + 60
+        while not begun.exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        interrupted = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        try:
+            _, said = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert (process.returncode, "interrupted" in said) == (130, True)
+    assert time.monotonic() - interrupted < 40  # silence would have ended them after 120 s
+
+
+def test_a_directory_without_runs_is_told(tmp_path: Path, capsys: Capture) -> None:
+    assert main(["show", str(tmp_path)]) == 1
+    assert f"No W&B run lies below '{tmp_path}'" in capsys.readouterr().err
+
+
+def test_a_directory_that_does_not_exist_is_told(tmp_path: Path, capsys: Capture) -> None:
+    assert main(["show", str(tmp_path / "none")]) == 1
+    assert "none': No such file or directory" in capsys.readouterr().err
+
+
+def test_an_old_wandb_is_told_once_for_all_files(write_run: WriteRun, tmp_path: Path, capsys: Capture) -> None:
+    write_run("a", project="too-old")
+    write_run("b", project="too-old")
+    assert main(["show", str(tmp_path / "logs")]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("pip install 'wandb>=0.31'") == 1
+
+
+def test_a_stream_that_cannot_show_a_sparkline_is_no_reason_to_fail(write_run: WriteRun, tmp_path: Path) -> None:
+    write_run("a", {"loss": 1})
+    code = f"import sys; sys.executable = {sys.executable!r}; from dist_wandb.cli import main; sys.exit(main())"
+    done = subprocess.run(
+        [PYTHON, "-c", code, "show", str(tmp_path / "logs")],
+        env={**os.environ, "PYTHONIOENCODING": "latin-1"},
+        capture_output=True,
+        text=True,
+        encoding="latin-1",
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "? a\n  finished · 1 row\n" in done.stdout
+
+
+def test_metrics_are_chosen_by_pattern(write_run: WriteRun, tmp_path: Path, capsys: Capture) -> None:
+    write_run("a", {"val/loss": 1, "val/acc": 1, "train/loss": 1, "epoch": 1})
+    write_run("b", {"other": 1})
+    assert main(["show", str(tmp_path / "logs"), "--metric", "val/*", "--metric", "epoch"]) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in ("val/loss", "val/acc", "epoch"))
+    assert "train/loss" not in out
+    assert out.count("no metric matches") == 1
+
+
+def test_show_as_json(write_run: WriteRun, tmp_path: Path, capsys: Capture) -> None:
+    config = {"type": "config", "config": {"update": {"lr": 0.1}}}
+    path = write_run("a", *({"loss": value} for value in range(64)), {"loss": "NaN"}, exit_code=1, tags=["x"])
+    path.write_text(path.read_text() + json.dumps(config) + "\n")
+    label(path, name="worker-1-rank-1", primary=False)
+    empty = write_run("empty", lines="")
+    assert main(["show", str(tmp_path / "logs"), "--json"]) == 1
+    shown = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert [entry["path"] for entry in shown["unreadable"]] == [str(empty)]
+    assert "is empty" in shown["unreadable"][0]["reason"]
+    (run,) = shown["runs"]
+    assert (run["path"], run["run_id"], run["state"], run["exit_code"]) == (str(path), "a", "failed", 1)
+    assert (run["rows"], run["label"], run["config"], run["tags"]) == (65, "worker-1-rank-1", {"lr": 0.1}, ["x"])
+    assert run["sidecar"]["run_mode"] == "shared"
+    loss = run["metrics"]["loss"]
+    assert (loss["count"], loss["not_finite"], loss["last"], loss["smallest"], loss["largest"]) == (65, 1, "NaN", 0, 63)
+    assert len(loss["trend"]) == 32
+
+
+def test_names_cannot_write_markup_or_escape_sequences(write_run: WriteRun, tmp_path: Path, capsys: Capture) -> None:
+    write_run("a", {"two\nlines": 1, "[bold]x[/]": 1}, display_name="[red]\x1b[31m:smile:[/red]")
+    assert main(["show", str(tmp_path / "logs")]) == 0
+    out = capsys.readouterr().out
+    assert "● a  [red]\\x1b[31m:smile:[/red]\n" in out
+    assert "two\\nlines" in out
+    assert "[bold]x[/]" in out
+
+
+@pytest.mark.parametrize("width", [40, 60, 100])
+def test_a_terminal_of_any_width_loses_no_part_of_names_and_numbers(
+    width: int, write_run: WriteRun, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", str(width))
+    name = "validation/top-5-accuracy-of-the-averaged-model"
+    write_run("a", *({name: value, "loss": -1.2345e-7 * value} for value in range(50)))
+    assert main(["show", str(tmp_path / "logs"), "--metric", "*"]) == 0
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
+    table = lines[3 : lines.index("")]
+    assert all(len(line) <= width for line in table)
+    assert "…" not in "".join(table)
+    first_column = "".join(line[2:].split(" ")[0] for line in table)
+    assert name in first_column
+
+
+# --- sparklines -------------------------------------------------------------------------------------------------------
+
+
+def test_a_sparkline_scales_between_the_extremes() -> None:
+    assert sparkline([0, 1, 2, 3, 4, 5, 6, 7], 8) == "▁▂▃▄▅▆▇█"
+    assert sparkline([5, 5, 5], 8) == "▄▄▄"
+    assert sparkline([math.nan, 1, math.inf, 2], 8) == "·▁·█"
+    assert sparkline([math.nan] * 3, 8) == "···"
+    assert sparkline([], 8) == ""
+    assert sparkline([-1.7e308, 0, 1.7e308], 8) == "▁▅█"
+    assert sparkline([0, 5e-324], 8) == "▄▄"
+
+
+def test_a_long_series_is_shortened_by_the_means_of_equal_stretches() -> None:
+    assert shortened([1, 3, 5, 7, math.nan, 9, math.nan, math.inf], 4) == pytest.approx(
+        [2, 6, 9, math.nan], nan_ok=True
+    )
+
+
+@given(st.lists(st.floats()), st.integers(1, 64))
+def test_a_sparkline_of_any_series_has_its_width(values: list[float], width: int) -> None:
+    line = sparkline(values, width)
+    assert len(line) == min(len(values), width)
+    assert set(line) <= set("▁▂▃▄▅▆▇█·")
+
+
+@given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=2, unique=True), st.integers(2, 64))
+def test_a_sparkline_of_a_rising_series_rises_from_bottom_to_top(values: list[float], width: int) -> None:
+    line = sparkline(sorted(values), width)
+    assert list(line) == sorted(line)
+    assert (line[0], line[-1]) in {("▁", "█"), ("▄", "▄")}
+
+
+def test_show_says_what_is_uploaded(write_run: WriteRun, capsys: Capture) -> None:
+    write_run("kept", {"loss": 1.0})
+    path = write_run("sent", {"loss": 1.0})
+    state = FileState(path)
+    with state.locked():
+        log = state.begin(Sent()) / "wandb" / "logs" / "debug-sync.1.log"
+    log.parent.mkdir(parents=True)
+    messages = [{"msg": "filestream: sending request", "history_lines": 1}, {"msg": "filestream: request sent"}]
+    log.write_text("".join(f"{json.dumps(entry)}\n" for entry in [*messages, {"msg": "sender: closed"}]))
+    directory = str(path.parents[1])
+    assert main(["show", directory]) == 0
+    out = capsys.readouterr().out
+    assert "● kept\n  finished · 1 row\n" in out
+    assert "● sent\n  finished · 1 row · uploaded\n" in out
+    assert main(["show", "--json", directory]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert {run["run_id"]: run["uploaded"] for run in shown["runs"]} == {"kept": False, "sent": True}
+
+
+def test_an_error_spells_out_what_a_terminal_would_obey(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    def fail(*_: object, **__: object) -> NoReturn:
+        raise ReadError("a\x1b]0;title\x07b\x9b2J\u202ec")
+
+    monkeypatch.setattr(commands, "find_runs", fail)
+    assert main(["show", "."]) == 1
+    assert capsys.readouterr().err == "dist-wandb: a\\x1b]0;title\\x07b\\x9b2J\\u202ec\n"

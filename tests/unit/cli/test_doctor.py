@@ -1,0 +1,603 @@
+"""`dist-wandb doctor`: whom this process would be taken for, what it would open, and whether wandb is set up."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+import wandb
+from wandb_server import WandbServer
+
+from dist_wandb.cli.commands import main
+from dist_wandb.cli.doctor import PACKAGES, ask, examine
+from dist_wandb.errors import ConfigurationError
+from dist_wandb.runs import run as runs
+from dist_wandb.settings.plan import RunMode
+from dist_wandb.topology.detection import traces
+
+KEY = "0123456789" * 4
+TORCHRUN = {
+    "TORCHELASTIC_RUN_ID": "none",
+    "RANK": "1",
+    "LOCAL_RANK": "1",
+    "GROUP_RANK": "0",
+    "WORLD_SIZE": "4",
+    "LOCAL_WORLD_SIZE": "2",
+    "GROUP_WORLD_SIZE": "2",
+}
+AGENT = {"TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+STALE_SLURM = {"SLURM_PROCID": "0", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "8"}
+
+
+@pytest.fixture
+def say(bare_environment: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:  # noqa: ARG001  # goes first
+    """Set variables in an environment that has no launcher, no key and no server."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path))
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.delenv("NETRC", raising=False)
+    monkeypatch.chdir(tmp_path)
+
+    def set_variables(**variables: str) -> None:
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        wandb.teardown()  # its settings are read once in a process
+
+    yield set_variables
+    wandb.teardown()
+
+
+# --- who and what -----------------------------------------------------------------------------------------------------
+
+
+def test_several_runs_under_a_sweeps_agent_would_be_an_error(say: Any) -> None:
+    say(**TORCHRUN, WANDB_SWEEP_ID="s1")
+    assert ["W&B then ignores their ids" in error for error in examine("new").errors] == [True]
+    assert examine("auto").errors == ()
+
+
+@pytest.mark.usefixtures("say")
+def test_process_without_a_launcher_is_a_job_of_its_own() -> None:
+    found = examine()
+    assert found.topology is not None
+    assert found.topology.world_size == 1
+    assert found.plan is not None
+    assert (found.plan.run_id, found.plan.opens_run) == (None, True)
+    assert (found.traces, found.errors, found.warnings, found.server) == ((), (), (), None)
+    assert found.versions.keys() == {"python", *PACKAGES}
+    assert found.versions["wandb"] == wandb.__version__
+
+
+def test_rank_its_sources_and_its_run_are_told(say: Any) -> None:
+    say(**TORCHRUN, **AGENT)
+    found = examine("new", "worker")
+    assert found.topology is not None
+    assert (found.topology.global_rank, found.topology.node_rank, found.topology.num_nodes) == (1, 0, 2)
+    assert found.topology.sources["node_rank"] == "GROUP_RANK (torchrun)"
+    assert found.plan is not None
+    assert (found.plan.run_id, found.plan.group) == ("ID-worker-0-rank-1", "ID-worker-0")
+    assert [(trace.launcher, trace.verdict) for trace in found.traces] == [("torchrun", "used")]
+    assert found.errors == found.warnings == ()
+
+
+def test_environment_says_mode_id_and_group(say: Any) -> None:
+    say(**TORCHRUN, DIST_WANDB_RUN_MODE="shared", WANDB_RUN_ID="exp", WANDB_RUN_GROUP="night")
+    plan = examine().plan
+    assert plan is not None
+    assert (plan.run_mode, plan.run_id, plan.group, plan.label) == ("shared", "exp", "night", "worker-0-rank-1")
+
+
+def test_layout_that_only_the_ranks_together_find_out_is_no_error(say: Any) -> None:
+    say(OMPI_COMM_WORLD_RANK="1", OMPI_COMM_WORLD_SIZE="4")
+    found = examine("shared")
+    assert found.plan is None
+    assert found.errors == ()
+    assert "Open MPI does not tell the place of this process among the nodes" in found.warnings[0]
+    assert "open the run after init_process_group" in found.warnings[0]
+    say(TORCHELASTIC_RUN_ID="none", RANK="1", WORLD_SIZE="4", **AGENT)
+    assert "the ranks find it out together" in examine("shared").warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("variables", "error"),
+    [
+        ({"RANK": "1"}, "RANK (RANK and WORLD_SIZE)=1, but not the world_size"),
+        ({"RANK": "7", "WORLD_SIZE": "4"}, "global_rank=7 (RANK"),
+        ({"RANK": "one", "WORLD_SIZE": "4"}, "RANK='one'"),
+        ({"WANDB_MODE": ""}, "WANDB_MODE is set but empty"),
+        ({"WANDB_MODE": "ofline"}, "'ofline' is unknown"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "TORCHELASTIC_RESTART_COUNT": "x"}, "TORCHELASTIC_RESTART_COUNT='x'"),
+        ({"WANDB_BASE_URL": "http://joe:pw@host:abc"}, "say of base_url: Input should be a valid URL, invalid port"),
+        ({"DIST_WANDB_RUN_MODE": "share"}, "DIST_WANDB_RUN_MODE says: run_mode='share' is unknown"),
+    ],
+)
+def test_what_would_raise_is_told(
+    say: Any, variables: dict[str, str], error: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    say(**variables)
+    (told,) = examine().errors
+    assert error in told
+    assert main(["doctor", "--timeout", "0"]) == 1
+    assert "joe:pw" not in told + capsys.readouterr().out
+
+
+# --- what launchers have left -----------------------------------------------------------------------------------------
+
+
+def verdicts(environ: dict[str, str]) -> dict[str, str]:
+    return {trace.launcher: trace.verdict for trace in traces(environ)}
+
+
+def test_traces_of_all_launchers_are_judged() -> None:
+    assert verdicts({}) == {}
+    assert verdicts(TORCHRUN) == {"torchrun": "used"}
+    assert verdicts({**TORCHRUN, **STALE_SLURM}) == {"torchrun": "used", "SLURM": "contradicts"}
+    agents = {"SLURM_PROCID": "0", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2"}  # one on each node
+    assert verdicts({**TORCHRUN, **agents}) == {"torchrun": "used", "SLURM": "outer"}
+    agreeing = {"SLURM_PROCID": "1", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "4"}
+    assert verdicts({**TORCHRUN, **agreeing}) == {"torchrun": "used", "SLURM": "agrees"}
+    assert verdicts({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}) == {"SLURM": "not this process"}
+    assert verdicts({"RANK": "1"}) == {"RANK and WORLD_SIZE": "half"}
+    assert verdicts({"PMI_RANK": "x", "PMI_SIZE": "2"}) == {"MPICH": "unreadable"}
+    assert verdicts({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "PMI_RANK": "1", "PMI_SIZE": "3"}) == {
+        "Open MPI": "used",
+        "MPICH": "contradicts",
+    }
+
+
+def test_stale_variables_are_named_with_what_to_do(say: Any) -> None:
+    say(**TORCHRUN, **AGENT, **STALE_SLURM)
+    (warning,) = examine("new").warnings
+    assert "SLURM has left variables that are left aside: it says rank 0 of 8, but rank 1 of 4 is used" in warning
+    assert "Unset them: SLURM_PROCID=0, SLURM_NTASKS=8" in warning
+
+
+def test_whole_rank_of_an_image_is_what_is_to_be_unset_under_a_launcher(say: Any) -> None:
+    say(RANK="0", WORLD_SIZE="1", OMPI_COMM_WORLD_RANK="1", OMPI_COMM_WORLD_SIZE="4")
+    (warning,) = examine().warnings
+    assert warning.startswith(
+        "RANK and WORLD_SIZE makes this process a job of its own (RANK=0, WORLD_SIZE=1), but Open MPI"
+    )
+    assert "If it is one of several ranks, unset the former" in warning
+
+
+def test_rank_that_is_another_for_srun_is_told_without_saying_which_is_stale(say: Any) -> None:
+    say(RANK="0", WORLD_SIZE="4", SLURM_PROCID="3", SLURM_STEP_ID="0", SLURM_NTASKS="4")
+    warning = examine().warnings[0]
+    assert warning.startswith(
+        "RANK and WORLD_SIZE and SLURM give this process different ranks: it says rank 3 of 4, but"
+    )
+    assert "Unset those that are stale: RANK=0, WORLD_SIZE=4; or SLURM_PROCID=3, SLURM_NTASKS=4" in warning
+
+
+def test_srun_that_started_torchrun_is_not_taken_for_stale(say: Any) -> None:
+    say(**TORCHRUN, **AGENT, SLURM_PROCID="0", SLURM_STEP_ID="0", SLURM_NTASKS="2")
+    found = examine("new")
+    assert found.warnings == ()
+    assert found.traces[1].reason == (
+        "it says rank 0 of 2, but rank 1 of 4 is used; it may have started the launcher that says so"
+    )
+
+
+MPICH = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+NO_STORE = "MPICH keeps no store in which ranks meet: before init_process_group, "
+NO_ID = "without id= or WANDB_RUN_ID they cannot agree on a run id"
+
+
+@pytest.mark.parametrize(
+    ("variables", "run_mode", "needs_id"),
+    [
+        ({}, "new", True),
+        ({"WANDB_RUN_ID": "exp"}, "new", False),
+        ({"PMIX_NAMESPACE": "job"}, "new", False),
+        ({}, "auto", False),
+    ],
+)
+def test_ranks_that_cannot_meet_yet_are_told(
+    say: Any, variables: dict[str, str], run_mode: RunMode, needs_id: bool
+) -> None:
+    say(**MPICH, **variables)
+    (warning,) = examine(run_mode).warnings
+    assert warning.startswith(NO_STORE)
+    assert (NO_ID in warning) is needs_id
+
+
+def test_batch_shell_is_told_from_a_task(say: Any) -> None:
+    say(SLURM_JOB_ID="3", SLURM_PROCID="0", SLURM_NTASKS="4")
+    found = examine()
+    assert found.topology is not None
+    assert found.topology.world_size == 1
+    assert "srun has not started this process" in found.warnings[0]
+
+
+def test_batch_shell_is_no_matter_to_what_it_has_started(say: Any) -> None:
+    say(SLURM_JOB_ID="3", SLURM_PROCID="0", SLURM_NTASKS="4", **TORCHRUN, **AGENT)
+    assert examine().warnings == ()
+
+
+def test_rank_that_nothing_completes_is_told(say: Any) -> None:
+    say(PALS_RANKID="3")
+    (warning,) = examine().warnings
+    assert warning.startswith("PALS's PALS_RANKID=3 tells of others, not how many.")
+
+
+# --- wandb ------------------------------------------------------------------------------------------------------------
+
+
+def test_server_that_knows_the_key(say: Any, wandb_server: WandbServer) -> None:
+    say(WANDB_MODE="online", WANDB_BASE_URL=wandb_server.url, WANDB_API_KEY=KEY, WANDB_PROJECT="digits")
+    found = examine()
+    assert found.server is not None
+    assert (found.server.answers, found.server.user, found.server.problem) == (True, "tester", "")
+    assert (found.setup.mode, found.setup.key_from, found.setup.project) == ("online", "WANDB_API_KEY", "digits")
+    assert found.warnings == ()
+    request, status = wandb_server.answered[-1]
+    assert (request.operation, status) == ("Viewer", 200)
+
+
+@pytest.mark.parametrize(
+    ("fault", "problem"),
+    [
+        ({"status": 401}, "it refuses this API key"),
+        ({"status": 500}, "it answers with 500"),
+        ({"drop": True}, "Remote end closed connection"),
+        ({"delay": 3.0}, "timed out"),
+    ],
+)
+def test_server_that_is_not_content_is_told(
+    say: Any, wandb_server: WandbServer, fault: dict[str, Any], problem: str
+) -> None:
+    say(WANDB_MODE="online", WANDB_BASE_URL=wandb_server.url, WANDB_API_KEY=KEY)
+    wandb_server.fail("graphql", **fault)
+    found = examine(patience=0.5)
+    assert found.server is not None
+    assert problem in found.server.problem
+    assert found.server.answers is ("status" in fault)
+    assert problem in found.warnings[0]
+    assert "Runs would be written to disk" in found.warnings[0]
+
+
+def test_dead_server_is_told_and_not_waited_for() -> None:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))  # nobody listens
+        server = ask(f"http://127.0.0.1:{held.getsockname()[1]}", None, 5.0)
+    assert not server.answers
+    assert "refused" in server.problem
+
+
+def test_server_that_refuses_strangers_is_fine_for_a_stranger(wandb_server: WandbServer) -> None:
+    wandb_server.fail("graphql", status=401)
+    assert ask(wandb_server.url, None, 5.0).problem == ""
+    assert ask(wandb_server.url, KEY, 30.0).problem == "it refuses this API key"
+
+
+def test_key_in_netrc_is_found_and_never_shown(say: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    say(WANDB_MODE="online", WANDB_BASE_URL="http://127.0.0.1:9")
+    assert examine(patience=None).setup.key is None
+    assert "There is no API key for http://127.0.0.1:9" in examine(patience=None).warnings[0]
+    place = tmp_path / ".netrc"
+    place.write_text(f"machine 127.0.0.1\n  login user\n  password {KEY}\n")
+    place.chmod(stat.S_IRUSR | stat.S_IWUSR)
+    wandb.teardown()
+    found = examine(patience=None)
+    assert found.setup.key == KEY
+    assert found.setup.key_from is not None
+    assert main(["doctor", "--timeout", "0"]) == 0
+    assert main(["doctor", "--timeout", "0", "--json"]) == 0
+    assert KEY not in capsys.readouterr().out + repr(found)
+
+
+def test_password_in_the_address_of_the_server_is_neither_shown_nor_in_the_way(
+    say: Any, wandb_server: WandbServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    say(WANDB_MODE="online", WANDB_API_KEY=KEY, WANDB_BASE_URL=wandb_server.url.replace("//", "//joe:secret@"))
+    found = examine()
+    assert found.server is not None
+    assert found.server.user == "tester"
+    assert main(["doctor", "--json"]) == main(["doctor"]) == 0
+    assert "secret" not in capsys.readouterr().out + repr(found)
+
+
+def test_proxy_that_cannot_be_read_is_told_without_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "no_proxy", "NO_PROXY"):
+        monkeypatch.setenv(name, "http://joe:secret@127.0.0.1:x9" if name == "http_proxy" else "")
+    server = ask("http://example.invalid", KEY, 30.0)
+    assert not server.answers
+    assert server.problem.startswith("InvalidURL. Are WANDB_BASE_URL, and HTTPS_PROXY")
+    assert "x9" not in server.problem
+
+
+@contextmanager
+def serving(status: int, headers: dict[str, str], body: bytes) -> Iterator[tuple[str, list[dict[str, str]]]]:
+    """A server that is not W&B's; its address, and the headers of the requests it gets."""
+    got: list[dict[str, str]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:  # http.server's name
+            got.append(dict(self.headers))
+            self.send_response(status)
+            for name, value in {**headers, "Content-Length": str(len(body))}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_GET = do_POST  # noqa: N815  # http.server's name
+
+        def log_message(self, *_: object) -> None: ...
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}", got
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize("body", [b"<html>log in</html>", b"[]", b'{"data": "x"}', b"\xff"])
+def test_server_that_is_not_wandbs_is_told(body: bytes) -> None:
+    with serving(200, {}, body) as (address, _):
+        server = ask(address, KEY, 30.0)
+    assert server.answers
+    assert server.problem == "what it answers is not what a W&B server does. Is WANDB_BASE_URL right?"
+
+
+def test_key_is_not_sent_to_where_a_server_points() -> None:
+    with serving(200, {}, b"{}") as (elsewhere, got), serving(302, {"Location": elsewhere}, b"") as (address, first):
+        ask(address, KEY, 30.0)
+    assert "Authorization" in first[0]
+    assert len(got) == 1
+    assert "Authorization" not in got[0]
+
+
+# --- who gets the key -------------------------------------------------------------------------------------------------
+
+
+def settings(path: Path, **values: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("[default]\n" + "".join(f"{name} = {value}\n" for name, value in values.items()))
+
+
+@pytest.mark.parametrize("workspace", ["wandb", ".wandb"])
+def test_server_that_the_directory_alone_names_gets_neither_the_key_nor_a_request(
+    say: Any, tmp_path: Path, workspace: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serving(200, {}, b'{"data": {"viewer": {"username": "evil"}}}') as (address, got):
+        settings(tmp_path / workspace / "settings", base_url=address)
+        say(WANDB_MODE="online", WANDB_API_KEY=KEY)
+        assert main(["doctor"]) == 1
+        out = capsys.readouterr().out
+        assert got == []
+        assert f"{address} (from {tmp_path}/{workspace}/settings), API key from WANDB_API_KEY" in out
+        assert (
+            f"✗ The server was not asked. The server {address} is named by {tmp_path}/{workspace}/settings alone" in out
+        )
+        assert main(["doctor", "--json"]) == 1
+        told = json.loads(capsys.readouterr().out)
+        assert (told["setup"]["base_url"], told["setup"]["takes_key"], told["server"]) == (address, False, None)
+        assert told["setup"]["base_url_from"] == f"{tmp_path}/{workspace}/settings"
+        assert main(["doctor", "--trust-server", address.replace("http", "https")]) == 1
+        assert got == []
+        assert main(["doctor", "--trust-server", f"{address}/"]) == 0
+        assert "it knows you as evil" in capsys.readouterr().out
+    assert len(got) == 1
+    assert "Authorization" in got[0]
+
+
+def test_server_that_the_user_named_gets_the_key_whatever_else_names_it(say: Any, tmp_path: Path) -> None:
+    with serving(200, {}, b"{}") as (address, got):
+        settings(tmp_path / "wandb" / "settings", base_url="http://127.0.0.1:9")
+        say(WANDB_MODE="online", WANDB_API_KEY=KEY, WANDB_BASE_URL=address)
+        found = examine()
+        assert found.setup.server is not None
+        assert (found.setup.server.origin, found.setup.server.source) == ("environment", "WANDB_BASE_URL")
+        assert (len(got), found.errors) == (1, ())
+
+
+def test_server_of_the_users_own_settings_file_gets_the_key(say: Any, tmp_path: Path) -> None:
+    with serving(200, {}, b"{}") as (address, got):
+        settings(tmp_path / "dotfiles" / "wandb", base_url=f"{address}/")
+        own = tmp_path / ".config" / "wandb" / "settings"
+        own.parent.mkdir(parents=True)
+        own.symlink_to(tmp_path / "dotfiles" / "wandb")
+        settings(tmp_path / "wandb" / "settings", base_url=address, entity="team")  # names the same one
+        say(WANDB_MODE="online", WANDB_API_KEY=KEY, WANDB_CONFIG_DIR="")
+        found = examine()
+        assert found.setup.server is not None
+        assert (found.setup.server.origin, found.setup.server.source) == ("user settings", str(own))
+        assert (len(got), found.errors) == (1, ())
+
+
+def test_directory_may_not_choose_wandbs_own_server_for_who_has_another_one(say: Any, tmp_path: Path) -> None:
+    own, default = "https://wandb.example", str(wandb.Settings.model_fields["base_url"].default)
+    settings(tmp_path / "settings", base_url=own)
+    settings(tmp_path / "wandb" / "settings", base_url=default)
+    say(WANDB_API_KEY=KEY)
+    assert runs.destination().origin == "workspace settings"
+    assert not runs.destination().takes_key
+    (tmp_path / "settings").unlink()
+    say()
+    assert (runs.destination().origin, runs.destination().takes_key) == ("default", True)
+
+
+def test_key_that_is_noted_down_for_a_host_may_go_there_and_one_for_any_host_may_not(say: Any, tmp_path: Path) -> None:
+    settings(tmp_path / "wandb" / "settings", base_url="https://team.example:8443")
+    place = tmp_path / ".netrc"
+    for machine, takes_key in (
+        ("machine team.example", True),
+        ("machine team.example:8443", True),
+        ("machine evil.example", False),
+        ("default", False),
+    ):
+        place.write_text(f"{machine}\n  login user\n  password {KEY}\n")
+        place.chmod(stat.S_IRUSR | stat.S_IWUSR)
+        say()
+        assert (runs.destination().origin, runs.destination().takes_key) == ("workspace settings", takes_key)
+    place.write_text(f"machine team.example\n  login user\n  password {KEY}\n")
+    say(WANDB_API_KEY=KEY)  # which wandb takes instead, for any host
+    assert not runs.destination().takes_key
+
+
+def test_key_does_not_go_over_plain_http_to_other_hosts(say: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    say(WANDB_MODE="online", WANDB_API_KEY=KEY, WANDB_BASE_URL="http://joe:pw@wandb.invalid")
+    assert main(["doctor"]) == 1
+    out = capsys.readouterr().out
+    assert "The API key is not sent to http://wandb.invalid (from WANDB_BASE_URL): over plain http" in out
+    assert "--trust-server http://wandb.invalid" in out
+    assert "pw" not in out
+    assert main(["doctor", "--timeout", "0"]) == 0  # nothing was asked for
+
+
+def test_address_that_is_read_in_two_ways_is_an_error(say: Any, tmp_path: Path) -> None:
+    settings(tmp_path / "wandb" / "settings", base_url="https://wändb.example")
+    say(WANDB_MODE="online", WANDB_API_KEY=KEY)
+    found = examine()
+    assert found.server is None
+    assert "an address that not everybody reads alike" in found.errors[0]
+
+
+def test_key_for_this_host_goes_through_no_proxy(say: Any) -> None:
+    with serving(200, {}, b"{}") as (proxy, seen), serving(200, {}, b"{}") as (address, got):
+        say(WANDB_MODE="online", WANDB_API_KEY=KEY, WANDB_BASE_URL=address, http_proxy=proxy, no_proxy="", NO_PROXY="")
+        assert examine().errors == ()
+        assert (len(seen), len(got)) == (0, 1)
+
+
+@pytest.mark.parametrize("address", ["wandb.example", "https://", "ftp://a", "https://a\\@b"])
+def test_trusted_server_that_is_no_address_is_refused(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["doctor", "--trust-server", address])
+    assert "is not the address of a server" in capsys.readouterr().err
+
+
+def test_key_of_a_settings_file_is_said_to_be_from_there(say: Any, tmp_path: Path) -> None:
+    settings(tmp_path / "wandb" / "settings", api_key=KEY)
+    say()
+    assert (runs.setup().key, runs.setup().key_from) == (KEY, "a settings file of W&B's")
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "huge", "directory"])
+def test_settings_file_that_cannot_be_read_to_its_end_is_an_error(say: Any, tmp_path: Path, kind: str) -> None:
+    place = tmp_path / "wandb" / "settings"
+    place.parent.mkdir()
+    if kind == "pipe":
+        os.mkfifo(place)
+    elif kind == "device":
+        place.symlink_to("/dev/zero")
+    elif kind == "huge":
+        place.write_text("[default]\n" + "#" * 70_000)
+    else:
+        place.mkdir()
+    say()
+    (error,) = examine().errors
+    assert error.startswith(f"{place}, which W&B reads its settings from, is no ordinary file of at most 65536 bytes.")
+    for find in (runs.destination, runs.default_entity, runs.check_workspace):
+        with pytest.raises(ConfigurationError, match="is no ordinary file"):
+            find()
+
+
+def warned_of_workspace(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, **arguments: Any) -> str:
+    """What a start of an online run says of the settings of the current directory."""
+    monkeypatch.setattr(runs, "_has_warned_of_workspace", False)
+    caplog.clear()
+    for _ in range(2):  # said once
+        runs.warn_of_workspace(arguments)
+    return "\n".join(record.getMessage() for record in caplog.records if record.name == "dist_wandb")
+
+
+def test_training_says_that_the_directory_alone_decides_who_gets_the_key(
+    say: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "wandb" / "settings"
+    settings(place, base_url="https://joe:pw@evil.example", insecure_disable_ssl="true", project="digits")
+    say(WANDB_MODE="online", WANDB_API_KEY=KEY)
+    said = warned_of_workspace(caplog, monkeypatch)
+    assert said.startswith(f"dist_wandb: base_url (https://evil.example) and insecure_disable_ssl of {place} decides")
+    assert "pw" not in said
+    assert said.count("dist_wandb:") == 1
+    assert warned_of_workspace(caplog, monkeypatch, mode="offline") == ""
+    say(WANDB_BASE_URL="https://own.example", WANDB_INSECURE_DISABLE_SSL="false")
+    assert warned_of_workspace(caplog, monkeypatch) == ""
+    say(WANDB_BASE_URL="https://evil.example")
+    settings(tmp_path / "settings", insecure_disable_ssl="true")  # the user's own
+    assert warned_of_workspace(caplog, monkeypatch) == ""
+
+
+def test_training_says_nothing_of_an_ordinary_settings_file(
+    say: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings(tmp_path / "wandb" / "settings", entity="team", project="digits")  # as `wandb init` writes it
+    say(WANDB_MODE="online", WANDB_API_KEY=KEY)
+    assert warned_of_workspace(caplog, monkeypatch) == ""
+
+
+def test_inherited_service_is_told(say: Any) -> None:
+    say(WANDB_SERVICE=f"3-{os.getppid()}-unix-/nowhere")
+    assert "WANDB_SERVICE is inherited from another process" in examine().warnings[0]
+    assert "WANDB_SERVICE" in os.environ  # looking changes nothing
+
+
+def test_directory_that_takes_no_files_is_told(say: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    say(WANDB_DIR=str(tmp_path / "file" / "below"))
+    (warning,) = examine().warnings
+    assert warning.startswith(f"'{tmp_path}/file/below/wandb', where runs are written, cannot be written to")
+    assert list(tmp_path.glob("*/below")) == []
+
+
+def test_more_writers_than_wandb_recommends_are_told(say: Any) -> None:
+    say(**{**TORCHRUN, **AGENT, "WORLD_SIZE": "400", "LOCAL_WORLD_SIZE": "200"})
+    (warning,) = examine("shared").warnings
+    assert "400 writers is beyond the 300" in warning
+    assert examine("shared", "worker").warnings == ()
+
+
+# --- what it prints ---------------------------------------------------------------------------------------------------
+
+
+def test_printed_for_people(say: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    say(**TORCHRUN, **STALE_SLURM)
+    assert main(["doctor", "--run-mode", "shared"]) == 0
+    out = capsys.readouterr().out
+    assert "rank 1 of 4, local rank 1, node 0 of 2" in out
+    assert "global_rank=1 from RANK (torchrun)" in out
+    assert "the run ID, as worker-0-rank-1 (run_mode=shared, rank_scope=global; ID is made when runs are opened)" in out
+    assert "SLURM: contradicts" in out
+    assert "! SLURM has left variables" in out
+    assert f"wandb {wandb.__version__}" in out
+
+
+def test_printed_as_json(say: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    say(**TORCHRUN, **AGENT)
+    assert main(["doctor", "--run-mode", "auto", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["topology"]["global_rank"] == 1
+    assert printed["sources"]["global_rank"] == "RANK (torchrun)"
+    assert printed["plan"]["opens_run"] is False
+    assert printed["traces"][0]["verdict"] == "used"
+    assert (printed["setup"]["mode"], printed["setup"]["has_key"]) == ("offline", False)
+    assert printed["errors"] == printed["warnings"] == []
+
+
+@pytest.mark.parametrize("seconds", ["-1", "soon", "inf", "nan"])
+def test_bad_timeout_is_refused(seconds: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["doctor", "--timeout", seconds])
+    assert "is not a number of seconds" in capsys.readouterr().err
+
+
+def test_setup_of_wandb_is_read_without_its_key_in_sight(say: Any) -> None:
+    say(WANDB_API_KEY=KEY, WANDB_ENTITY="team")
+    setup = runs.setup()
+    assert (setup.mode, setup.entity, setup.key, setup.key_from) == ("offline", "team", KEY, "WANDB_API_KEY")
+    assert KEY not in repr(setup)

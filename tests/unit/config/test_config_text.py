@@ -1,0 +1,69 @@
+"""A config as text, brought up to date piece by piece."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from dist_wandb.config.text import ConfigText
+
+
+class Clock:
+    """A clock that stands still, but for what reading a value takes."""
+
+    def __init__(self, values: dict[str, Any], cost: float) -> None:
+        self.now = 100.0
+        self.read: list[str] = []
+        self._values = values
+        self._cost = cost
+
+    def __call__(self) -> float:
+        return self.now
+
+    def value(self, name: str) -> Any:
+        self.read.append(name)
+        self.now += self._cost
+        return self._values[name]
+
+
+def test_it_is_the_config_as_json_in_its_order() -> None:
+    text = ConfigText()
+    assert str(text) == "{}"
+    assert text.renew({"b": (1, 2), "a": 'say "x"', "o": {1: object}})
+    assert not text.renew({"b": [1, 2]})
+    assert text.renew({"a": None, "c": 0.5})
+    pairs = {"__dist_wandb_pairs__": [[1, "<class 'object'>"]]}
+    assert list(json.loads(str(text)).items()) == [("b", [1, 2]), ("a", None), ("o", pairs), ("c", 0.5)]
+
+
+def test_a_glance_finds_what_has_changed_inside_and_looks_at_nothing_that_cannot() -> None:
+    values: dict[str, Any] = {"lr": 0.1, "name": "x", "net": {"h": 1}, "list": [1]}
+    clock = Clock(values, cost=0.0)
+    text = ConfigText(clock)
+    text.renew(values)
+    assert not text.glance(clock.value)
+    values["net"]["h"] = 2
+    assert text.glance(clock.value)
+    assert json.loads(str(text)) == values
+    assert set(clock.read) == {"net", "list"}
+    text.renew({"net": 7})
+    clock.read.clear()
+    text.glance(clock.value)
+    assert clock.read == ["list"]
+
+
+def test_a_glance_takes_a_short_time_and_a_small_part_of_it_and_comes_by_all_values() -> None:
+    values = {f"v{index}": [index] for index in range(100)}
+    clock = Clock(values, cost=0.0004)
+    text = ConfigText(clock)
+    text.renew(values)
+    spent, began = 0.0, clock.now
+    for _ in range(3000):
+        before = clock.now
+        text.glance(clock.value)
+        assert clock.now - before < 0.002
+        spent += clock.now - before
+        clock.now += 0.01
+    assert spent < 0.011 * (clock.now - began)
+    assert set(clock.read) == set(values)
+    assert max(map(clock.read.count, values)) - min(map(clock.read.count, values)) <= 1

@@ -1,0 +1,255 @@
+"""The exchange of metrics' states when it is broken off, repeated, or comes too late: ranks in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+import torchmetrics
+from merging import Ranks
+
+from dist_wandb.errors import ConfigurationError
+from dist_wandb.exchange.attachments.metrics import FusedMetrics
+from dist_wandb.exchange.protocol.rounds import Finished, Key, Place
+from dist_wandb.exchange.rows import DEGRADED, Contribution, Rows
+from dist_wandb.payloads.torchmetrics.metrics import take_snapshot
+from dist_wandb.runs.run import NullRun, RunWriter
+from dist_wandb.settings.plan import plan_run
+from dist_wandb.settings.reduction import Totals, check_reduce
+from dist_wandb.topology.detection import Topology
+
+
+class BrokenError(Exception):
+    """The exchange did not come about."""
+
+
+class Listening:
+    """A group that hears what a member gives, and breaks off."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def reduce_tensors(self, sums: torch.Tensor, maxima: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        self.heard.append((sums.clone(), maxima.clone()))
+        raise BrokenError
+
+
+class Answering:
+    """A group that gives what the members' numbers come to."""
+
+    def __init__(self, heard: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        self._sums = torch.stack([sums for sums, _ in heard]).sum(0)
+        self._maxima = torch.stack([maxima for _, maxima in heard]).amax(0)
+
+    def reduce_tensors(self, _sums: torch.Tensor, _maxima: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._sums.clone(), self._maxima.clone()
+
+    def gather(self, data: bytes) -> list[bytes]:
+        return [data]
+
+
+class Unit:
+    """Ranks that log one `SumMetric` each, which says 1 + rank at step 0, as much again at step 1, and so on."""
+
+    def __init__(self, size: int) -> None:
+        self.written: list[dict[str, Any]] = []
+        self.ranks: list[Rows] = []
+        for rank in range(size):
+            plan = plan_run(Topology(rank, rank, 0, size, size, 1), "auto", "global", "base")
+            run: Any = self if rank == 0 else NullRun()
+            self.ranks.append(Rows(RunWriter(run, plan, "global_step"), check_reduce("mean"), rank=rank))
+        self._metrics = [torchmetrics.SumMetric() for _ in range(size)]
+
+    def log(self, row: dict[str, Any]) -> None:
+        self.written.append(row)
+
+    def keep(self, step: int, ranks: Sequence[int] | None = None) -> Key:
+        """The ranks log their metric; the cell it is in."""
+        for rank, metric in enumerate(self._metrics):
+            metric.update(1.0 + rank)
+            snapshot = take_snapshot(metric)
+            key = Key(Place(0, step), self.fused(rank).name_of("sum", snapshot, ()), 0)
+            if ranks is None or rank in ranks:
+                self.fused(rank).keep(key, snapshot)
+        return key
+
+    def keep_late(self, rank: int, key: Key) -> None:
+        """A rank logs 5 in a cell that the others had finished without it."""
+        metric = torchmetrics.SumMetric()
+        metric.update(5.0)
+        self.fused(rank).keep(key, take_snapshot(metric))
+
+    def fused(self, rank: int) -> FusedMetrics:
+        return self.ranks[rank].metrics
+
+    def exchange(self, key: Key, members: Sequence[int], broken_on: Sequence[int] = ()) -> None:
+        """Some ranks exchange the states of a cell; on some of them the result does not arrive."""
+        listening: Any = Listening()
+        for rank in members:
+            with pytest.raises(BrokenError):
+                self.fused(rank).exchange([key], listening)
+        answering: Any = Answering(listening.heard)
+        for rank in members:
+            if rank not in broken_on:
+                self.fused(rank).exchange([key], answering)
+
+    def finish(self, key: Key, voices: int, *, corrects: bool = False) -> dict[str, Any]:
+        """Rank 0 writes a cell; the row."""
+        before = len(self.written)
+        self.ranks[0].write_finished([Finished(key, Totals(voices=voices), 0, corrects, 0)])
+        return self.written[before] if len(self.written) > before else {}
+
+
+class Shaped(torchmetrics.Metric):
+    """A state whose shape is that of the data."""
+
+    total: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("total", torch.tensor(0.0), dist_reduce_fx="sum")
+
+    def update(self, numbers: torch.Tensor) -> None:
+        self.total = self.total + numbers
+
+    def compute(self) -> torch.Tensor:
+        return self.total
+
+
+def shaped(*rows: Sequence[float]) -> list[Shaped]:
+    """The metrics of ranks; those with an empty row have no data."""
+    metrics = [Shaped() for _ in rows]
+    for metric, row in zip(metrics, rows, strict=True):
+        if row:
+            metric.update(torch.tensor(row))
+    return metrics
+
+
+def test_ranks_tell_more_only_where_it_is_needed() -> None:
+    ranks = Ranks(3)
+    assert ranks.log(shaped([1, 2], [3, 4], [5, 6])) == {"": [9.0, 12.0]}
+    assert ranks.collectives == ["reduce"]
+    assert ranks.log(shaped([1, 2], [], [5, 6])) == {"": [6.0, 8.0]}
+    assert ranks.collectives == ["reduce"]
+    assert ranks.log(shaped([], [3, 4], [5, 6])) == {"": [8.0, 10.0]}
+    assert ranks.collectives == ["reduce", "gather"]
+    assert len(ranks.known) == 1
+
+
+def test_data_of_another_shape_than_before_is_merged_where_the_ranks_agree() -> None:
+    ranks = Ranks(2)
+    assert ranks.log(shaped([1, 2], [3, 4])) == {"": [4.0, 6.0]}
+    assert ranks.log(shaped([1, 2, 3], [3, 4, 5])) == {"": [4.0, 6.0, 8.0]}
+    assert ranks.collectives == ["reduce", "gather"]
+
+
+def test_states_of_other_shapes_are_refused_once_with_the_rank_and_what_to_do(caplog: pytest.LogCaptureFixture) -> None:
+    ranks = Ranks(3)
+    for _ in range(3):
+        assert ranks.log(shaped([1, 2], [3, 4], [3, 4, 5])) == {}
+    (message,) = caplog.messages
+    assert "(Shaped) is left out of its row: rank 0 could not compute it" in message
+    assert "State 'total' of Shaped is a tensor of shape (3,) on rank 2, but one of shape (2,)" in message
+    assert "Give the metric the same arguments" in message
+
+
+def test_a_metric_that_cannot_be_computed_alone_leaves_the_rest_of_the_row(caplog: pytest.LogCaptureFixture) -> None:
+    unit = Unit(1)
+    for _ in range(2):
+        values = {"curve": take_snapshot(torchmetrics.AUROC("binary")), "loss": 0.5}
+        unit.ranks[0].write_own(Contribution(values, None))
+    assert [row["loss"] for row in unit.written] == [0.5, 0.5]
+    assert not any("curve" in row for row in unit.written)
+    (message,) = caplog.messages
+    assert "'curve' (BinaryAUROC) is left out of its row: rank 0 could not compute it from its states" in message
+
+
+MANY = 20  # more than are kept of those that all ranks have exchanged
+
+
+def test_an_exchange_that_broke_on_one_rank_is_repeated_with_the_states_of_all() -> None:
+    unit = Unit(3)
+    keys = [unit.keep(step) for step in range(MANY)]
+    for step, key in enumerate(keys):
+        unit.exchange(key, range(3), broken_on=[step % 3])
+        unit.exchange(key, range(3))
+        assert unit.finish(key, 3)["sum"] == 6.0 * (step + 1)
+
+
+def test_snapshots_do_not_pile_up() -> None:
+    unit = Unit(2)
+    for step in range(MANY):
+        unit.exchange(unit.keep(step), range(2))
+    for rank in range(2):
+        assert len(unit.fused(rank)._snapshots) < MANY / 2
+
+
+def test_of_a_rank_that_is_lost_before_its_states_are_known_the_row_says_so() -> None:
+    unit = Unit(3)
+    key = unit.keep(0)
+    unit.exchange(key, [0, 2])
+    assert unit.finish(key, 3) == {"sum": 4.0, DEGRADED: 1, "global_step": 0}
+
+
+def test_a_value_is_corrected_by_what_comes_late() -> None:
+    unit = Unit(2)
+    first = unit.keep(0, ranks=[0])
+    unit.exchange(first, range(2))
+    assert unit.finish(first, 1)["sum"] == 1.0
+    unit.keep_late(1, first)
+    unit.exchange(first, range(2))
+    assert unit.finish(first, 2, corrects=True) == {"sum": 6.0, "global_step": 0}
+
+
+def test_a_value_is_not_overwritten_by_a_correction_without_the_states_that_it_had() -> None:
+    unit = Unit(2)
+    late = unit.keep(0, ranks=[0])
+    unit.exchange(late, range(2))
+    for step in range(1, MANY):
+        unit.exchange(unit.keep(step), range(2))
+    unit.keep_late(1, late)
+    unit.exchange(late, range(2))
+    assert unit.finish(late, 2, corrects=True) == {}
+
+
+class Refusing(Answering):
+    """A group in which a member says that it sends more than anybody takes, or sends something else."""
+
+    def __init__(self, heard: Sequence[tuple[torch.Tensor, torch.Tensor]], sent: bytes | None) -> None:
+        super().__init__(heard)
+        self._sent = sent
+
+    def gather(self, data: bytes) -> list[bytes]:
+        if self._sent is None:
+            raise ConfigurationError("Member 1 of the group says that it sends 9 bytes")
+        return [data, self._sent]
+
+
+@pytest.mark.parametrize("sent", [None, b"", b"\xff" * 12, (5).to_bytes(8, "little") + b"four"])
+def test_states_that_a_peer_makes_up_cost_their_own_value_alone(
+    sent: bytes | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = FusedMetrics(0, computes=True)
+    metric = torchmetrics.CatMetric()
+    metric.update(1.0)
+    snapshot = take_snapshot(metric)
+    key = Key(Place(0, 1), one.name_of("cat", snapshot, ()), 0)
+    one.keep(key, snapshot)
+    listening = Listening()
+    with pytest.raises(BrokenError):
+        one.exchange([key], listening)  # type: ignore[arg-type]  # as much of a group as is needed
+    one.exchange([key], Refusing(listening.heard, sent))  # type: ignore[arg-type]
+    assert one.take_values(key)[0] == {}
+    assert "'cat': left out of their rows on rank 0" in caplog.text
+
+
+def test_a_name_whose_layout_nobody_understands_costs_its_own_value_alone(caplog: pytest.LogCaptureFixture) -> None:
+    one = FusedMetrics(0, computes=True)
+    key = Key(Place(0, 1), "odd\0[false,[[1e400]],false]", 0)
+    one.exchange([key], Listening())  # type: ignore[arg-type]
+    assert one.take_values(key) == ({}, 0)
+    metric = torchmetrics.SumMetric()
+    assert one.name_of("odd", take_snapshot(metric), [key.name]) != key.name
+    assert "'odd' is left out of its rows on rank 0" in caplog.text

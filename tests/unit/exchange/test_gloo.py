@@ -1,0 +1,278 @@
+"""Exchanges over gloo groups whose members are threads of this process, which meet at a store in memory."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from dist_wandb.errors import ConfigurationError
+from dist_wandb.exchange.transport import gloo
+from dist_wandb.exchange.transport.gloo import Alone, BrokenError, GlooGroup
+
+if TYPE_CHECKING:
+    from tests.conftest import OnRanks
+
+Form = Callable[..., list[GlooGroup]]
+
+SOON = 20.0  # seconds, on a busy machine
+
+
+@pytest.fixture
+def form(on_ranks: OnRanks) -> Iterator[Form]:
+    """Form a group of threads; closed after the test."""
+    formed: list[GlooGroup] = []
+
+    def form_all(size: int, timeout: float = 30.0, is_over: Callable[[], bool] = lambda: False) -> list[GlooGroup]:
+        store = dist.HashStore()
+        groups: list[GlooGroup] = on_ranks(size, lambda rank: GlooGroup(store, rank, size, timeout, is_over))
+        formed.extend(groups)
+        return groups
+
+    yield form_all
+    for group in formed:
+        group.close()
+
+
+@contextmanager
+def taking(least: float, most: float) -> Iterator[None]:
+    """Check how many seconds something takes."""
+    start = time.monotonic()
+    yield
+    assert least <= time.monotonic() - start <= most
+
+
+def reduce_alone(group: GlooGroup) -> tuple[list[float], list[float]]:
+    return group.reduce([1.0], [1.0])
+
+
+# --- what all members give --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_numbers_are_summed_and_their_largest_taken(form: Form, on_ranks: OnRanks, size: int) -> None:
+    groups = form(size)
+    results = on_ranks(size, lambda rank: groups[rank].reduce([1.0, rank, 2.0**53], [-rank, float(rank)]))
+    assert results == [([size, sum(range(size)), size * 2.0**53], [0.0, size - 1.0])] * size
+    assert [group.collectives for group in groups] == [{2: 1, 3: 2}[size]] * size
+    assert [group.bytes for group in groups] == [5 * 8] * size
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_numbers_are_float64_with_infinities(form: Form, on_ranks: OnRanks, size: int) -> None:
+    groups = form(size)
+    nothing = ([0.0, 0.0], [float("-inf"), 0.0])
+    given = [([0.1, float("inf")], [float("-inf"), 2.0**53 - 1]), ([0.2, 1.0], [float("-inf"), 2.0**53]), nothing]
+    results = on_ranks(size, lambda rank: groups[rank].reduce(*given[rank]))
+    assert results == [([0.1 + 0.2, float("inf")], [float("-inf"), 2.0**53])] * size
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize(("sums", "maxima", "collectives"), [([], [1.0], 1), ([1.0], [], 1), ([], [], 0)])
+def test_nothing_costs_no_collective(
+    form: Form, on_ranks: OnRanks, sums: list[float], maxima: list[float], collectives: int, size: int
+) -> None:
+    groups = form(size)
+    results = on_ranks(size, lambda rank: groups[rank].reduce(sums, maxima))
+    assert results == [([size * x for x in sums], maxima)] * size
+    assert [group.collectives for group in groups] == [collectives] * size
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_tensors_are_reduced_in_place(form: Form, on_ranks: OnRanks, size: int) -> None:
+    groups = form(size)
+    given = [tuple(torch.full((3,), rank + 1.0, dtype=torch.float64) for _ in range(2)) for rank in range(size)]
+    on_ranks(size, lambda rank: groups[rank].reduce_tensors(*given[rank]))
+    expected = [[sum(range(1, size + 1))] * 3, [size] * 3]
+    assert [[tensor.tolist() for tensor in pair] for pair in given] == [expected] * size
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        [b"zero", b"one", b"two longer"],
+        [b"", b"a", b""],
+        [b"", b"", b""],
+        [b"\0", b"a\0\0", b"\0b"],
+        [bytes(range(256)) * 100, b"x", b""],
+    ],
+    ids=["lengths", "some empty", "all empty", "zeros", "long"],
+)
+def test_bytes_of_any_length_are_gathered_in_the_order_of_members(
+    form: Form, on_ranks: OnRanks, told: list[bytes]
+) -> None:
+    groups = form(3)
+    assert on_ranks(3, lambda rank: groups[rank].gather(told[rank])) == [told] * 3
+
+
+@pytest.mark.parametrize("how", ["gather", "collect"])
+def test_nobody_takes_more_than_is_ever_sent_and_the_group_goes_on(
+    form: Form, on_ranks: OnRanks, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    groups = form(3)
+    monkeypatch.setattr(gloo, "_MOST_GATHERED", 100)
+    monkeypatch.setattr(gloo, "_MOST_COLLECTED", 100)
+
+    def give(rank: int, size: int) -> list[bytes]:
+        given: list[bytes] = getattr(groups[rank], how)(b"x" * size if rank == 1 else b"y")
+        return given
+
+    with pytest.raises(ConfigurationError, match="Member 1 of the group says that it sends 101 bytes, but 100"):
+        on_ranks(3, lambda rank: give(rank, 101))
+    assert on_ranks(3, lambda rank: give(rank, 100))[0] == [b"y", b"x" * 100, b"y"]
+
+
+@pytest.mark.parametrize("length", [-1, 2**62])
+def test_a_length_that_a_member_makes_up_is_no_error_of_memory(form: Form, on_ranks: OnRanks, length: int) -> None:
+    groups = form(2)
+
+    def give(rank: int) -> None:
+        if rank == 0:
+            lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(2)]
+            groups[0]._group.allgather([lengths], [torch.tensor([length])], groups[0]._gather).wait()
+            return
+        with pytest.raises(ConfigurationError, match=f"Member 0 of the group says that it sends {length:,} bytes"):
+            groups[1].gather(b"")
+
+    on_ranks(2, give)
+
+
+def test_a_group_is_used_again_and_again(form: Form, on_ranks: OnRanks) -> None:
+    groups = form(2)
+
+    def use(rank: int) -> list[Any]:
+        return [(groups[rank].reduce([n], [rank * n]), groups[rank].gather(str(n + rank).encode())) for n in range(20)]
+
+    expected = [(([2.0 * n], [float(n)]), [str(n).encode(), str(n + 1).encode()]) for n in range(20)]
+    assert on_ranks(2, use) == [expected] * 2
+    assert groups[0].collectives == 20 * 3
+    assert groups[0].bytes >= 20 * 2 * 8
+
+
+def test_of_one_member_the_result_is_what_it_gives() -> None:
+    alone = Alone()
+    assert alone.reduce([1.0], [2.0, 3.0]) == ([1.0], [2.0, 3.0])
+    assert alone.gather(b"me") == [b"me"]
+    alone.close()
+    assert alone.reduce([], []) == ([], [])
+
+
+# --- what comes between -----------------------------------------------------------------------------------------------
+
+
+def test_members_that_do_not_find_each_other_in_time_are_broken() -> None:
+    with taking(0.2, SOON), pytest.raises(BrokenError):
+        GlooGroup(dist.HashStore(), 0, 2, 0.3, lambda: False)
+
+
+@pytest.mark.parametrize("use", [reduce_alone, lambda group: group.gather(b"x")], ids=["reduce", "gather"])
+def test_a_member_that_does_not_come_in_time_breaks_the_others(form: Form, use: Callable[[GlooGroup], Any]) -> None:
+    first, _ = form(2, timeout=0.4)
+    with taking(0.3, SOON), pytest.raises(BrokenError):
+        use(first)
+
+
+def test_a_member_that_comes_within_the_time_is_waited_for(form: Form, on_ranks: OnRanks) -> None:
+    groups = form(2)
+    second_may_go = threading.Event()
+    looked: list[float] = []
+
+    def is_over() -> bool:
+        looked.append(time.monotonic())
+        if len(looked) == 3:  # slices of waiting that were over did no harm
+            second_may_go.set()
+        return False
+
+    groups[0]._is_over = is_over
+
+    def use(rank: int) -> Any:
+        if rank == 1:
+            assert second_may_go.wait(SOON)
+        return groups[rank].reduce([1.0], [rank])
+
+    assert on_ranks(2, use) == [([2.0], [1.0])] * 2
+    assert len(looked) >= 3
+
+
+def test_waiting_ends_soon_after_it_is_said_to_be_over(form: Form) -> None:
+    over = threading.Event()
+    first, _ = form(2, timeout=60.0, is_over=over.is_set)
+    with taking(0.15, SOON):
+        threading.Timer(0.2, over.set).start()
+        with pytest.raises(BrokenError):
+            reduce_alone(first)
+
+
+def test_waiting_that_is_over_before_it_begins_is_not_long(form: Form) -> None:
+    first, _ = form(2, timeout=60.0, is_over=lambda: True)
+    with taking(0, SOON), pytest.raises(BrokenError):
+        first.gather(b"x")
+
+
+def test_a_member_that_lets_go_breaks_the_others_at_once(form: Form) -> None:
+    first, second = form(2, timeout=60.0)
+    second.close()
+    del second
+    with taking(0, SOON), pytest.raises(BrokenError):
+        reduce_alone(first)
+
+
+def test_a_member_that_lets_go_breaks_those_that_wait(form: Form) -> None:
+    first, second = form(2, timeout=60.0)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(reduce_alone, first)
+        while not first._pending:
+            time.sleep(0.005)
+        with taking(0, SOON):
+            second.close()
+            with pytest.raises(BrokenError):
+                waiting.result()
+
+
+def test_a_group_with_a_collective_under_way_is_closed_at_once_without_holding_up_other_threads(form: Form) -> None:
+    first, second = form(2, timeout=60.0, is_over=lambda: True)
+    with pytest.raises(BrokenError):
+        reduce_alone(first)
+    assert not all(work.is_completed() for work in first._pending)
+    with taking(0, SOON):
+        first.close()
+    with pytest.raises(BrokenError, match="the group is closed"):
+        reduce_alone(first)
+    with taking(0, SOON):
+        first.close()
+        second.close()
+
+
+class LateWork:
+    """A collective that comes to its end just after the slice in which it was waited for."""
+
+    def __init__(self, failure: RuntimeError | None = None) -> None:
+        self.slices = 0
+        self._failure = failure
+
+    def wait(self, limit: timedelta | None = None) -> None:
+        self.slices += limit is not None
+        if limit is not None:
+            raise RuntimeError("Operation timed out!")
+        if self._failure is not None:
+            raise self._failure
+
+    def is_completed(self) -> bool:
+        return self.slices > 0
+
+
+def test_a_collective_that_ends_just_after_a_slice_has_not_failed() -> None:
+    group = GlooGroup(dist.HashStore(), 0, 1, 5.0, lambda: False)
+    work = LateWork()
+    group._wait(lambda _: [work], 0)
+    assert work.slices == 1
+    with pytest.raises(BrokenError, match="gone"):
+        group._wait(lambda _: [LateWork(RuntimeError("gone"))], 0)

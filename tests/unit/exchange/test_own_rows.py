@@ -1,0 +1,323 @@
+"""Rows that are one rank's own: in order, as they were, never waited for, and none lost in silence."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from torchmetrics import MeanMetric
+from units import Stall, eventually
+
+import dist_wandb
+from dist_wandb.exchange import collective, direct
+from dist_wandb.exchange.direct import OwnRows
+from dist_wandb.exchange.rows import Contribution, Rows
+from dist_wandb.payloads.values import Later
+from dist_wandb.runs.run import NullRun, RunWriter
+from dist_wandb.settings.limits import Limits
+from dist_wandb.settings.plan import plan_run
+from dist_wandb.topology.detection import Topology
+
+if TYPE_CHECKING:
+    from tests.conftest import FakeWandb, Job
+
+TWO = [Topology(rank, rank, 0, 2, 2, 1) for rank in (0, 1)]
+QUICK = Limits(join_timeout=30.0, finish_timeout=30.0)
+
+
+class Written:
+    """A run that remembers its rows, and may stand still, as a stopped process of wandb's does."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self.threads: set[threading.Thread] = set()
+        self.commits: list[bool | None] = []
+        self.goes_on = threading.Event()
+        self.goes_on.set()
+        self.during_a_row: Callable[[], None] = lambda: None
+
+    def log(self, row: dict[str, Any], commit: bool | None = None) -> None:
+        during, self.during_a_row = self.during_a_row, lambda: None
+        during()
+        assert self.goes_on.wait(60)
+        if row.get("bad"):
+            raise ValueError("bad row")
+        self.rows.append(row)
+        self.commits.append(commit)
+        self.threads.add(threading.current_thread())
+
+
+class Own:
+    """Own rows over a run that remembers them."""
+
+    def __init__(self, *, at_once: bool, limits: Limits = QUICK, run: Any = None, **others: Any) -> None:
+        self.run: Any = Written()
+        plan = plan_run(Topology.single(), "auto", "global", "base")
+        opened: Any = self.run if run is None else run
+        rows = Rows(RunWriter(opened, plan, "global_step"), None)
+        self.exchange = OwnRows(rows, limits, 0, at_once=at_once, **others)
+        self.exchange.start()
+
+    def log(self, step: int, commit: bool | None = None, **values: Any) -> None:
+        self.exchange.put(Contribution({"loss": float(step), **values}, step, commit))
+
+    @property
+    def steps(self) -> list[int]:
+        return [row["global_step"] for row in self.run.rows]
+
+
+@pytest.fixture
+def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Own]]:
+    made: list[Own] = []
+
+    def make_one(**arguments: Any) -> Own:
+        made.append(Own(**arguments))
+        return made[-1]
+
+    monkeypatch.setattr(direct, "_LAST_WORDS", 20.0)
+    yield make_one
+    for own in made:
+        own.run.goes_on.set()
+        own.exchange.leave()
+        assert own.exchange.has_ended
+        assert own.exchange not in [exchange for exchange in collective._live if not exchange.has_ended]
+
+
+def own_threads() -> int:
+    return sum(thread.name == "dist_wandb-own-rows" for thread in threading.enumerate())
+
+
+# --- one thread, in order ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("at_once", [True, False], ids=["here", "thread"])
+def test_rows_are_written_in_their_order_with_what_wandb_is_told_of_commits(
+    make: Callable[..., Own], at_once: bool
+) -> None:
+    own = make(at_once=at_once)
+    for step in range(50):
+        own.log(step, commit=None if step % 3 else bool(step % 2))
+    assert own.exchange.flush()
+    assert own.steps == list(range(50))
+    assert own.run.commits == [None if step % 3 else bool(step % 2) for step in range(50)]
+    assert own.run.threads == ({threading.current_thread()} if at_once else {own.exchange._thread})
+
+
+def test_a_rank_without_a_run_has_no_thread(make: Callable[..., Own]) -> None:
+    before = own_threads()
+    own = make(at_once=False, run=NullRun())
+    own.log(0)
+    assert own.exchange.flush()
+    assert own_threads() == before
+    assert own.exchange.close()
+
+
+def test_the_thread_ends_with_the_session(make: Callable[..., Own]) -> None:
+    before = own_threads()
+    own = make(at_once=False)
+    own.log(0)
+    assert own.exchange.close()
+    assert own.steps == [0]
+    eventually(lambda: own_threads() == before)
+    own.log(1)  # as wandb is asked to write it, which says what it thinks of that
+    assert own.steps == [0, 1]
+
+
+def test_who_retires_has_its_rows_written_and_waits_for_nothing(make: Callable[..., Own]) -> None:
+    own = make(at_once=False)
+    own.run.goes_on.clear()
+    own.log(0)
+    own.exchange.retire()
+    own.run.goes_on.set()
+    eventually(lambda: own.exchange.has_ended)
+    assert own.steps == [0]
+
+
+# --- devices ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("at_once", [True, False], ids=["here", "thread"])
+def test_a_device_is_not_waited_for_and_rows_keep_their_order(make: Callable[..., Own], at_once: bool) -> None:
+    own, stall = make(at_once=at_once), Stall()
+    own.log(0)
+    own.log(1, accuracy=stall.number(asked=True))
+    own.log(2)
+    assert not own.exchange.flush(0.05)
+    assert own.steps == [0]
+    stall.over.set()
+    assert own.exchange.flush()
+    own.log(3)
+    assert own.exchange.flush()
+    assert own.steps == [0, 1, 2, 3]
+    assert own.run.rows[1] == {"loss": 1.0, "accuracy": 0.0, "global_step": 1}
+    here = threading.current_thread()
+    assert own.run.threads == ({here, own.exchange._thread} if at_once else {own.exchange._thread})
+
+
+def test_a_device_that_never_computes_is_told_at_the_end(
+    make: Callable[..., Own], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(direct, "_LAST_WORDS", 0.1)
+    own, stall = make(at_once=True), Stall()
+    own.log(0, accuracy=stall.number(asked=True))
+    own.log(1)
+    assert not own.exchange.close(0.05)
+    assert "2 rows of rank 0 are lost" in caplog.text
+    eventually(lambda: own.exchange.has_ended)
+
+
+@pytest.mark.parametrize("options", [{"run_mode": "new"}, {"run_mode": "shared", "reduce": None}, {"reduce": None}])
+def test_what_is_logged_is_taken_as_it_is_then(job: Job, fake_wandb: FakeWandb, options: dict[str, Any]) -> None:
+    sessions = job(TWO, **options)
+    tensor, array, numbers, metric = torch.zeros(()), np.zeros(2), [0], MeanMetric()
+    nested = {"inner": tensor}
+    for step in range(3):
+        for session in sessions:
+            metric.update(step)
+            session.log({"t": tensor, "a": array, "l": numbers, "n": nested, "m": metric}, step=step)
+            metric.reset()
+        tensor += 1
+        array += 1
+        numbers[0] += 1
+    assert all(session.flush() for session in sessions)
+    rows = [row for row in fake_wandb.runs[0].rows if "t" in row]
+    assert [(row["t"], row["a"][0], row["l"][0], row["m"]) for row in rows] == [(step,) * 4 for step in range(3)]
+    found = [row["n"]["inner"] if "n" in row else row["n.inner"] for row in rows]
+    assert [float(value) for value in found] == [0, 1, 2]
+
+
+def test_rows_held_back_for_other_writers_are_as_they_were(make: Callable[..., Own]) -> None:
+    are_there = threading.Event()
+    own = make(at_once=False, has_all_writers=are_there.is_set)
+    for step in range(3):
+        own.log(step)
+    assert not own.exchange.flush(0.05)
+    assert own.steps == []
+    are_there.set()
+    assert own.exchange.flush()
+    assert own.steps == [0, 1, 2]
+
+
+@pytest.mark.parametrize("end", ["close", "failed", "leave", "retire", "join_timeout", "max_pending_rows"])
+def test_other_writers_are_not_waited_for_for_ever(make: Callable[..., Own], end: str) -> None:
+    limits = {"join_timeout": 0.05} if end == "join_timeout" else {"join_timeout": 60.0}
+    limits |= {"max_pending_rows": 2} if end == "max_pending_rows" else {}
+    own = make(at_once=False, has_all_writers=lambda: False, limits=Limits(finish_timeout=0.05, **limits))  # type: ignore[arg-type]
+    own.log(0)
+    own.log(1)
+    ends: dict[str, Callable[[], object]] = {
+        "close": own.exchange.close,
+        "failed": lambda: own.exchange.close(failed=True),
+        "leave": own.exchange.leave,
+        "retire": own.exchange.retire,
+    }
+    ends.get(end, lambda: None)()
+    eventually(lambda: own.steps == [0, 1])
+
+
+def test_of_a_world_of_one_a_step_is_checked_as_elsewhere(fake_wandb: FakeWandb) -> None:
+    with dist_wandb.init() as session:
+        with pytest.raises(dist_wandb.ConfigurationError, match=r"step=1.5 on rank 0 is no integer"):
+            session.log({"loss": 1.0}, step=1.5)  # type: ignore[arg-type]
+        session.log({"loss": torch.tensor(0.5)}, step=np.int64(3))
+        assert fake_wandb.runs[0].rows == [{"loss": 0.5, "global_step": 3}]  # at once
+        assert type(fake_wandb.runs[0].rows[0]["loss"]) is float
+
+
+# --- wandb's own process stands still ---------------------------------------------------------------------------------
+
+
+def test_a_stopped_process_of_wandbs_holds_up_nobody_who_logs(make: Callable[..., Own]) -> None:
+    own = make(at_once=False)
+    own.run.goes_on.clear()
+    for step in range(100):
+        own.log(step)
+    assert not own.exchange.flush(0.05)
+    assert own.steps == []
+    own.run.goes_on.set()
+    assert own.exchange.flush()
+    assert own.steps == list(range(100))
+
+
+def test_rows_that_wait_are_bounded_and_what_is_lost_is_told(
+    make: Callable[..., Own], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(direct, "_STANDSTILL", 0.05)
+    own = make(at_once=False, limits=Limits(max_pending_rows=10, finish_timeout=30))
+    own.run.goes_on.clear()
+    for step in range(15):
+        own.log(step)
+    own.run.goes_on.set()
+    assert not own.exchange.close()
+    assert own.steps == list(range(10))
+    assert caplog.text.count("more than 10 rows of rank 0 wait") == 1
+    assert "5 rows of rank 0 are lost" in caplog.text
+
+
+def test_a_burst_that_is_written_more_slowly_than_it_is_logged_loses_nothing(make: Callable[..., Own]) -> None:
+    own = make(at_once=False, limits=Limits(max_pending_rows=10, finish_timeout=30))
+    for step in range(500):
+        own.log(step)
+    assert own.exchange.close()
+    assert own.steps == list(range(500))
+
+
+def test_an_end_does_not_wait_longer_than_it_may_and_says_what_is_lost(
+    make: Callable[..., Own], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(direct, "_LAST_WORDS", 0.05)
+    own = make(at_once=False)
+    own.run.goes_on.clear()
+    own.log(0)
+    own.log(1)
+    assert not own.exchange.close(0.1)
+    assert "2 rows of rank 0 are lost" in caplog.text
+
+
+def test_an_error_over_one_row_costs_that_row_alone(make: Callable[..., Own], caplog: pytest.LogCaptureFixture) -> None:
+    own = make(at_once=False)
+    own.log(0)
+    for step in range(1, 5):
+        own.log(step, bad=True)
+    own.log(5)
+    assert own.exchange.flush()
+    assert own.steps == [0, 5]
+    assert caplog.text.count("a row of rank 0 could not be written") == 1
+
+
+# --- signal handlers --------------------------------------------------------------------------------------------------
+
+
+def test_a_signal_handler_that_logs_in_the_middle_of_a_row_waits_for_nothing(make: Callable[..., Own]) -> None:
+    own = make(at_once=True)
+    in_wandb = threading.Lock()  # as wandb has in the middle of a row
+    own.run.during_a_row = lambda: signal.raise_signal(signal.SIGUSR1)
+    write = own.run.log
+
+    def log(row: dict[str, Any], commit: bool | None = None) -> None:
+        with in_wandb:
+            write(row, commit)
+
+    own.run.log = log
+    before = signal.signal(signal.SIGUSR1, lambda *_: own.log(7))
+    try:
+        own.log(0)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert own.exchange.flush()
+    assert sorted(own.steps) == [0, 7]
+
+
+def test_a_row_waits_only_for_what_is_its_own() -> None:
+    stall = Stall()
+    row = Contribution({"loss": stall.number(asked=True)}, 0)
+    assert isinstance(row.metrics["loss"], Later)
+    assert not row.has_arrived()
+    stall.over.set()
+    assert row.has_arrived()
+    assert Contribution({"loss": 1.0}, 0, None, stall.number()).has_arrived()

@@ -1,0 +1,101 @@
+"""Warnings of an exchange: each event once."""
+
+from __future__ import annotations
+
+import pytest
+
+from dist_wandb.exchange.protocol.rounds import Key, Place
+from dist_wandb.exchange.reports import Reports
+
+
+class Clock:
+    """Tells the time that it is set to."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def reports(clock: Clock) -> Reports:
+    return Reports(10.0, clock)
+
+
+def cells(*names: str, step: int = 0) -> list[Key]:
+    return [Key(Place(0, step), name, 0) for name in names]
+
+
+def late(values: str) -> str:
+    return f"late with {values}."
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    messages = [record.message for record in caplog.records]
+    caplog.clear()
+    return messages
+
+
+def test_names_and_places_are_told_a_few_by_name(reports: Reports, caplog: pytest.LogCaptureFixture) -> None:
+    reports.values("one", cells("loss", step=3), late)
+    reports.values("some", [*cells("a", "b", step=3), *cells("a", step=4), *cells("a", step=5)], late)
+    reports.values("many", cells(*"abcde"), late)
+    reports.values("without a step", [Key(Place(1, 0), "loss", 6)], late)
+    reports.values("metric", cells("accuracy\0[1, 2]"), late)
+    reports.values("nothing", [], late)
+    assert told(caplog) == [
+        "dist_wandb: late with 'loss' at step 3.",
+        "dist_wandb: late with 'a', 'b' at step 3 and in 2 more rows.",
+        "dist_wandb: late with 5 names ('a', 'b', 'c', …) at step 0.",
+        "dist_wandb: late with 'loss' at its call 7 without a step.",
+        "dist_wandb: late with 'accuracy' at step 0.",
+    ]
+
+
+def test_what_goes_on_is_one_event_and_the_next_is_told_with_what_was_not(
+    reports: Reports, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    for step in range(5):
+        reports.values("late", cells("a", "b", step=step), late)
+        clock.now += 9
+    assert told(caplog) == ["dist_wandb: late with 'a', 'b' at step 0."]
+    assert reports.unsaid("late") == 8
+    clock.now += 20
+    reports.values("late", cells("a", step=7), late)
+    assert told(caplog) == [
+        "dist_wandb: late with 'a' at step 7. Since the last message of this kind there were 8 more."
+    ]
+    assert reports.unsaid("late") == reports.unsaid("never seen") == 0
+
+
+def test_what_comes_again_and_again_is_told_ever_less_often(
+    reports: Reports, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(1000):
+        reports.values("late", cells("a"), late)
+        clock.now += 30
+    assert len(told(caplog)) == 3  # after 0, 10 and 20 quiet seconds; 40 there are not
+
+
+def test_what_follows_from_something_that_was_told_is_not_told(
+    reports: Reports, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert not reports.follows("late", "silent")
+    reports.values("silent", cells("a"), late)
+    assert reports.follows("late", "silent")
+    clock.now += 100
+    assert not reports.follows("late", "silent")
+    reports.expect("other")
+    reports.values("other", cells("a"), late)
+    assert len(told(caplog)) == 1
+
+
+def test_the_rest_is_said_once(reports: Reports, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(2):
+        reports.once("kind", "it is so")
+    assert told(caplog) == ["dist_wandb: it is so"]

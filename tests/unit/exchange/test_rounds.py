@@ -1,0 +1,1131 @@
+"""The exchange as a state machine: ranks in one process, reduced by hand, under schedules made by hypothesis."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dist_wandb.exchange.protocol import rounds
+from dist_wandb.exchange.protocol.rounds import Finished, Key, Outcome, Place, Rounds
+from dist_wandb.settings.reduction import Totals
+
+Cell = tuple[str, int | None, int]  # name, step, occurrence
+Life = tuple[int, int]  # a rank, and how often it had been started anew
+NAMES = ("loss", "tokens", "lr")
+MOST_ROUNDS = 2000
+
+
+@dataclass
+class Unit:
+    """Ranks of one unit, joined by an exchange in memory, and what they should arrive at."""
+
+    machines: list[Rounds]
+    contributed: dict[Cell, dict[Life, tuple[float, float]]] = field(default_factory=lambda: defaultdict(dict))
+    written: dict[Cell, Finished] = field(default_factory=dict)
+    writes: Counter[Cell] = field(default_factory=Counter)
+    rounds: int = 0
+    closed: bool = False
+    dead: set[int] = field(default_factory=set)
+    stalled: set[int] = field(default_factory=set)
+    always_whole: bool = True
+    _lives: Counter[int] = field(default_factory=Counter)
+    _calls: Counter[Life] = field(default_factory=Counter)
+    _logged: Counter[tuple[Life, str, int | None]] = field(default_factory=Counter)
+
+    @classmethod
+    def of(cls, size: int, spread: Sequence[str] = ()) -> Unit:
+        return cls([Rounds(rank, size, spread=spread) for rank in range(size)])
+
+    @property
+    def living(self) -> list[int]:
+        return [rank for rank in range(len(self.machines)) if rank not in self.dead | self.stalled]
+
+    def log(self, rank: int, values: dict[str, float], step: int | None, weight: float = 1.0) -> None:
+        if rank in self.dead:
+            return
+        life = rank, self._lives[rank]
+        for name, value in values.items():
+            occurrence = self._logged[life, name, step]
+            self._logged[life, name, step] += 1
+            self.contributed[name, step, occurrence][life] = (value, weight)
+        contributions = {name: Totals.of(value, weight) for name, value in values.items()}
+        self.machines[rank].post(contributions, step, self._calls[life])
+        self._calls[life] += 1
+
+    def die(self, rank: int) -> None:
+        """What the rank has not told the others by now is lost; the others go on without it."""
+        pending = self.machines[rank].pending_cells()
+        for name, step, occurrence in pending:
+            del self.contributed[name, step, occurrence][rank, self._lives[rank]]
+        self.dead.add(rank)
+        self.stalled.discard(rank)
+        self._resize()
+
+    def stall(self, rank: int) -> None:
+        """The others go on without the rank, which may come back and say what it has not told them by now."""
+        self.stalled.add(rank)
+        self._resize()
+
+    def come_back(self, rank: int) -> None:
+        """A rank that stalled goes on with the others; one that died, as a process that knows nothing of before."""
+        if rank in self.dead:
+            self._lives[rank] += 1
+            spread = self.machines[rank]._spread
+            self.machines[rank] = Rounds(rank, len(self.machines), spread=spread)
+        told = json.dumps(self.machines[self.living[0]].snapshot())
+        self.machines[rank].restore(json.loads(told))
+        self.dead.discard(rank)
+        self.stalled.discard(rank)
+        self._resize()
+        self.check_equal([self.machines[rank] for rank in self.living], [])
+
+    def _resize(self) -> None:
+        self.always_whole = False
+        for rank in self.living:
+            self.machines[rank].resize(len(self.living), len(self.dead | self.stalled))
+
+    def exchange(self) -> Outcome:
+        machines = [self.machines[rank] for rank in self.living]
+        if machines[0].many_wait:
+            offers = [json.loads(json.dumps(machine.offer())) for machine in machines]
+            for machine in machines:
+                machine.agree(offers)
+        packed = [machine.pack() for machine in machines]
+        sums = [sum(column) for column in zip(*(lists[0] for lists in packed), strict=True)]
+        maxima = [max(column) for column in zip(*(lists[1] for lists in packed), strict=True)]
+        outcomes = [machine.take(sums, maxima) for machine in machines]
+        self.rounds += 1
+        if outcomes[0].needs_names:
+            told = [machine.unknown() for machine in machines]
+            for machine in machines:
+                machine.learn(told)
+        self.check_equal(machines, outcomes)
+        for value in outcomes[0].finished:
+            cell = (value.key.name, None if value.key.place.counted else value.key.place.step, value.key.occurrence)
+            self.written[cell] = value
+            self.writes[cell] += 1
+        self.closed = outcomes[0].closed
+        return outcomes[0]
+
+    def check_equal(self, machines: list[Rounds], outcomes: list[Outcome]) -> None:
+        """All ranks know the same, and have drawn the same conclusions."""
+        assert all(outcome == outcomes[0] for outcome in outcomes)
+        known = machines[0].snapshot()
+        assert all(machine.snapshot() == known for machine in machines)
+
+    def close(self) -> None:
+        """Let all ranks close, and go on until nothing is left."""
+        for rank in self.living:
+            self.machines[rank].closing = True
+        while not self.closed:
+            self.exchange()
+            assert self.rounds < MOST_ROUNDS, "the rounds do not end"
+
+    def end(self) -> None:
+        """Let those that stalled come back if they still can, and all close."""
+        for rank in sorted(self.stalled):
+            self.die(rank) if self.closed else self.come_back(rank)
+        if not self.closed:
+            self.close()
+
+    def check_written(self, spread: Iterable[str] = ()) -> None:
+        """The last value of every cell is exact, and there is none that nobody contributed to."""
+        contributed = {cell: said for cell, said in self.contributed.items() if said}
+        assert self.written.keys() == contributed.keys()
+        for cell, said in contributed.items():
+            totals = self.written[cell].totals
+            values, weights = [value for value, _ in said.values()], [weight for _, weight in said.values()]
+            assert totals.number == len(values)
+            mean = math.fsum(map(math.prod, said.values())) / math.fsum(weights)
+            assert totals.reduced("mean") == pytest.approx(mean, abs=1e-12)
+            assert totals.reduced("sum") == pytest.approx(math.fsum(values), abs=1e-12)
+            assert (totals.reduced("min"), totals.reduced("max")) == (min(values), max(values))
+            if cell[0] in spread:
+                self.check_spread(cell, {rank: of_rank for (rank, _), of_rank in said.items()}, mean)
+
+    def check_spread(self, cell: Cell, said: dict[int, tuple[float, float]], mean: float) -> None:
+        spread = self.written[cell].spread
+        assert spread is not None
+        assert spread.squares == pytest.approx(math.fsum(w * (x - mean) ** 2 for x, w in said.values()), abs=1e-9)
+        largest = max(x for x, _ in said.values())
+        assert spread.largest_at == min(rank for rank, (x, _) in said.items() if x == largest)
+
+
+# --- any schedule -----------------------------------------------------------------------------------------------------
+
+numbers = st.floats(-100, 100, allow_nan=False)
+weights = st.sampled_from([0.5, 1.0, 3.0])
+steps = st.one_of(st.none(), st.integers(0, 4))
+
+
+@st.composite
+def rows(draw: st.DrawFn) -> tuple[int | None, dict[str, float], float]:
+    """One call of `log`: any names in any order, steps that repeat and go backwards."""
+    names = draw(st.lists(st.sampled_from(NAMES), min_size=1, max_size=len(NAMES), unique=True))
+    return draw(steps), {name: draw(numbers) for name in names}, draw(weights)
+
+
+ACTIONS = (
+    *("log", "exchange", "exchange", "impatient", "impatient with new names"),
+    *("die", "stall", "a stalled one logs", "come back", "close", "burst"),
+)
+
+
+def come_or_go(unit: Unit, action: str, rank: int, data: st.DataObject) -> None:
+    gone = sorted(unit.dead | unit.stalled)
+    if action == "die" and len(unit.living) > 1:
+        unit.die(rank)
+    elif action == "stall" and len(unit.living) > 1:
+        unit.stall(rank)
+    elif action == "a stalled one logs" and unit.stalled:  # and knows nothing of the others
+        step, values, weight = data.draw(rows())
+        unit.log(min(unit.stalled), values, step, weight)
+    elif action == "come back" and gone:
+        unit.come_back(data.draw(st.sampled_from(gone)))
+
+
+@st.composite
+def bursts(draw: st.DrawFn) -> list[tuple[int | None, dict[str, float], float]]:
+    """Many calls of `log` at once, in steps that go on, or back, or without; perhaps with names of their own."""
+    first, stride = draw(st.integers(0, 9)), draw(st.sampled_from([-1, 0, 1, 1, 2]))
+    counted = draw(st.booleans())
+    found = [draw(rows()) for _ in range(draw(st.integers(1, 3)))]
+    return [
+        (None if counted else first + stride * number, *found[number % len(found)][1:])
+        for number in range(draw(st.integers(5, 30)))
+    ]
+
+
+@given(
+    st.data(), st.integers(1, 4), st.sampled_from([(), ("*",), ("l*",)]), st.sampled_from([1, 4, 8]), st.integers(1, 20)
+)
+@settings(max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+def test_any_schedule_ends_with_equal_tables_and_exact_values(
+    data: st.DataObject, size: int, spread: tuple[str, ...], many: int, most: int
+) -> None:
+    """Ranks log what and when they like, join late, lose patience, close early, stall, die or start anew.
+
+    What the others were told of them counts, and all that those say who are there at the end. Rows go one by one, or
+    many in one round.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rounds, "_MANY", many)
+        patch.setattr(rounds, "_MOST_CELLS", most)
+        go_through(Unit.of(size, spread), data, spread)
+
+
+def go_through(unit: Unit, data: st.DataObject, spread: tuple[str, ...]) -> None:
+    for action in data.draw(st.lists(st.sampled_from(ACTIONS), max_size=25)):
+        rank = data.draw(st.sampled_from(unit.living))
+        machine = unit.machines[rank]
+        if action == "log" and not machine.closing:
+            step, values, weight = data.draw(rows())
+            unit.log(rank, values, step, weight)
+        elif action == "burst" and not machine.closing:
+            for step, values, weight in data.draw(bursts()):
+                unit.log(rank, values, step, weight)
+        elif action == "exchange" and not unit.closed:
+            unit.exchange()
+        elif action.startswith("impatient"):
+            machine.give_up(data.draw(st.integers(0, machine.round)), new_only=action != "impatient")
+        elif action == "close":
+            machine.closing = True
+        elif not unit.closed:
+            come_or_go(unit, action, rank, data)
+    unit.end()
+    if unit.always_whole:
+        unit.check_written(spread=[name for name in NAMES if name.startswith("l") or "*" in spread] if spread else ())
+    else:
+        unit.check_written()
+
+
+@given(st.integers(1, 5), st.integers(0, 12), st.booleans())
+@settings(max_examples=100, deadline=None)
+def test_in_lockstep_a_row_takes_one_round(size: int, number: int, with_steps: bool) -> None:
+    """Two collectives, that is, whatever the number of names and ranks; learning the names takes one round more."""
+    unit = Unit.of(size)
+    for row in range(number):
+        for rank in range(size):
+            unit.log(rank, {name: float(rank + row) for name in NAMES}, row if with_steps else None)
+        unit.exchange()
+        if row == 0:
+            unit.exchange()
+        assert len(unit.written) == (row + 1) * len(NAMES)
+    unit.close()
+    assert unit.rounds == number + (number > 0) + 1
+    assert set(unit.writes.values()) <= {1}
+    unit.check_written()
+
+
+def test_in_lockstep_the_spread_comes_with_the_next_row() -> None:
+    unit = Unit.of(3, spread=["loss"])
+    for row in range(5):
+        for rank in range(3):
+            unit.log(rank, {"loss": float(rank * row), "lr": 0.1}, row)
+        unit.exchange()
+        if row == 0:
+            unit.exchange()
+        assert len(unit.written) == 2 * row
+    unit.close()
+    assert unit.rounds == 5 + 1 + 2
+    unit.check_written(spread=["loss"])
+
+
+def test_no_spread_is_written_that_lacks_a_rank_which_is_gone() -> None:
+    """It would say how far those who are left are from a mean that the lost one has a part in."""
+    unit = Unit.of(3, spread=["loss"])
+    for row in range(2):
+        for rank in range(3):
+            unit.log(rank, {"loss": float(rank)}, row)
+    unit.exchange()
+    unit.exchange()
+    unit.log(0, {"loss": 0.0}, 2)
+    unit.log(2, {"loss": 2.0}, 2)
+    while unit.machines[2].pending:
+        unit.exchange()
+    awaiting = [value.key.place.step for value in unit.machines[0]._awaiting]
+    unit.die(2)
+    unit.log(1, {"loss": 1.0}, 2)
+    unit.close()
+    assert {step: unit.written["loss", step, 0].spread for step in (*awaiting, 2)} == dict.fromkeys((*awaiting, 2))
+    assert [unit.written["loss", step, 0].totals.reduced("mean") for step in range(3)] == [1.0] * 3
+
+
+def test_no_spread_is_written_of_what_only_a_lost_rank_logged() -> None:
+    unit = Unit.of(2, spread=["loss"])
+    unit.log(1, {"loss": 1.0}, 0)
+    while unit.machines[1].pending:
+        unit.exchange()
+    unit.machines[0].resize(1, 1)  # as who is alone at the end: nobody is asked what is there
+    unit.machines[0].closing = True
+    sums, maxima = unit.machines[0].pack()
+    (value,) = unit.machines[0].take(sums, maxima).finished
+    assert (value.totals.reduced("mean"), value.spread) == (1.0, None)
+
+
+def test_a_spread_waits_for_those_who_contributed_whoever_else_has_come() -> None:
+    first, second = Unit.of(2, spread=["loss"]).machines
+    for machine in (first, second):
+        machine.learn([["loss"]])
+        machine.post({"loss": Totals.of(float(machine._rank))}, 0)
+    packed = [first.pack(), second.pack()]
+    sums = [sum(column) for column in zip(packed[0][0], packed[1][0], strict=True)]
+    maxima = [max(column) for column in zip(packed[0][1], packed[1][1], strict=True)]
+    first.take(sums, maxima)
+    assert [value.spread is None for value in first._awaiting] == [False]
+    first.recount(
+        [[], []], [first.held(), second.held()]
+    )  # the second has not come to the end of the round: it has none
+    assert [value.spread is None for value in first._awaiting] == [True]
+
+
+# --- single rules -----------------------------------------------------------------------------------------------------
+
+
+def settle(unit: Unit) -> None:
+    """Rounds until nobody has anything to say."""
+    while any(unit.machines[rank].pending for rank in unit.living):
+        unit.exchange()
+        assert unit.rounds < MOST_ROUNDS, "the rounds do not end"
+
+
+def test_a_rank_that_does_not_log_a_name_is_no_zero() -> None:
+    unit = Unit.of(3)
+    unit.log(0, {"loss": 4.0}, 0)
+    unit.log(2, {"loss": 2.0}, 0)
+    unit.close()
+    assert unit.written["loss", 0, 0].totals.reduced("mean") == 3.0
+
+
+@pytest.mark.parametrize(("present", "number"), [((1, 2), 0), ((0, 1), 1)])
+def test_a_new_name_of_which_the_primary_alone_makes_something_waits_for_the_primary(
+    present: tuple[int, int], number: int
+) -> None:
+    """It is slow at first: by then the others, and what belongs to it, may be gone."""
+    unit = Unit([Rounds(rank, 3, needs_primary=lambda name: name == "metric") for rank in range(3)])
+    for rank in present:
+        unit.log(rank, {"metric": 1.0, "loss": 1.0}, 0)
+    settle(unit)
+    for rank in range(3):
+        unit.machines[rank].give_up(unit.rounds, new_only=True)
+    unit.exchange()
+    assert Counter(name for name, _, _ in unit.written) == {"loss": 1, **({"metric": 1} if number else {})}
+    unit.log(({0, 1, 2} - {*present}).pop(), {"metric": 4.0}, 0)
+    unit.close()
+    assert unit.written["metric", 0, 0].totals.reduced("mean") == 2.0
+
+
+def test_an_incomplete_value_waits_until_patience_runs_out() -> None:
+    unit = Unit.of(2)
+    unit.log(0, {"loss": 4.0}, 0)
+    settle(unit)
+    unit.exchange()
+    assert not unit.written
+    unit.machines[1].give_up(unit.machines[1].round, new_only=True)
+    unit.exchange()
+    assert unit.written["loss", 0, 0].missing == 0  # nobody knows that rank 1 would say it
+
+
+def test_a_name_that_one_rank_logs_is_not_waited_for_after_the_first_time() -> None:
+    unit = Unit.of(2)
+    unit.log(0, {"throughput": 1.0}, 0)
+    settle(unit)
+    unit.machines[0].give_up(unit.machines[0].round, new_only=True)
+    unit.exchange()
+    for step in (1, 2, 3):
+        unit.log(0, {"throughput": float(step)}, step)
+        unit.exchange()
+        assert unit.written["throughput", step, 0].missing == 0
+
+
+def test_patience_with_known_names_is_another_matter() -> None:
+    unit = Unit.of(2)
+    for rank in (0, 1):
+        unit.log(rank, {"loss": 1.0}, 0)
+    settle(unit)
+    unit.log(0, {"loss": 2.0}, 1)
+    settle(unit)
+    machine = unit.machines[0]
+    machine.give_up(machine.round, new_only=True)
+    unit.exchange()
+    assert ("loss", 1, 0) not in unit.written
+    machine.give_up(machine.round, new_only=False)
+    unit.exchange()
+    assert unit.written["loss", 1, 0].missing == 1
+
+
+def test_a_name_that_was_given_up_is_flagged_until_it_is_whole_again() -> None:
+    unit = Unit.of(2)
+    for rank in (0, 1):
+        unit.log(rank, {"loss": 1.0}, 0)
+    settle(unit)
+    for step in (1, 2, 3):
+        unit.log(0, {"loss": 1.0}, step)
+    settle(unit)
+    unit.machines[0].give_up(unit.machines[0].round, new_only=False)
+    unit.exchange()
+    unit.log(0, {"loss": 1.0}, 4)
+    settle(unit)
+    for rank in (0, 1):
+        unit.log(rank, {"loss": 1.0}, 5)
+    settle(unit)
+    unit.log(0, {"loss": 1.0}, 6)
+    unit.log(1, {"loss": 1.0}, 6)
+    unit.close()
+    assert [unit.written["loss", step, 0].missing for step in range(7)] == [0, 1, 1, 1, 1, 0, 0]
+
+
+def test_a_late_contribution_corrects_the_row() -> None:
+    unit = Unit.of(2)
+    unit.log(0, {"loss": 4.0}, 0)
+    settle(unit)
+    unit.machines[0].give_up(unit.machines[0].round, new_only=True)
+    unit.exchange()
+    unit.log(1, {"loss": 2.0}, 0)
+    settle(unit)
+    value = unit.written["loss", 0, 0]
+    assert value.corrects
+    assert value.totals.reduced("mean") == 3.0
+    assert unit.writes["loss", 0, 0] == 2
+
+
+def test_a_value_that_all_ranks_have_passed_is_finished() -> None:
+    """Uneven validation loaders: rank 0 has a batch more, and both are at the next epoch's."""
+    unit = Unit.of(2)
+    for step in (0, 1):
+        for rank in (0, 1):
+            unit.log(rank, {"val": 1.0}, step)
+    unit.log(0, {"val": 5.0}, 2)
+    settle(unit)
+    assert ("val", 2, 0) not in unit.written
+    for rank in (0, 1):
+        unit.log(rank, {"val": 2.0}, 0)
+    settle(unit)
+    assert unit.written["val", 2, 0].totals.reduced("mean") == 5.0
+    assert unit.written["val", 0, 1].totals.reduced("mean") == 2.0
+
+
+@pytest.mark.parametrize("mingles", [False, True])
+def test_a_rank_that_logs_from_several_threads_has_not_passed_a_row_by_speaking_in_a_later_one(mingles: bool) -> None:
+    """The loss of rank 1 comes behind what workers of its data loader, which are ahead of it, log for later steps."""
+    unit = Unit.of(2)
+    unit.machines[1].mingles = mingles
+    unit.log(0, {"loss": 1.0}, 0)
+    settle(unit)
+    for rank in (0, 1):
+        unit.log(rank, {"by_worker": 2.0}, 1)
+    settle(unit)
+    assert (("loss", 0, 0) in unit.written) is not mingles
+    late = Rounds(2, 3)
+    late.restore(json.loads(json.dumps(unit.machines[0].snapshot())))
+    assert late.snapshot()["mingled"] is mingles
+    unit.log(1, {"loss": 3.0}, 0)
+    settle(unit)
+    assert unit.written["loss", 0, 0].totals.reduced("mean") == 2.0
+    assert unit.written["loss", 0, 0].corrects is not mingles
+
+
+@pytest.mark.parametrize("mingles", [False, True])
+def test_steps_of_a_rank_that_logs_from_several_threads_may_come_in_another_order(mingles: bool) -> None:
+    """Its worker had something for step 2 first, so that rank 0 is at step 2 with its loss before it is at step 1."""
+    unit = Unit.of(2)
+    unit.machines[0].mingles = mingles
+    for rank in (0, 1):
+        unit.log(rank, {"loss": 0.0}, 0)
+    settle(unit)
+    unit.log(0, {"loss": 1.0}, 2)
+    settle(unit)
+    for rank in (0, 1):
+        unit.log(rank, {"loss": 5.0}, 1)
+    settle(unit)
+    assert (("loss", 2, 0) in unit.written) is not mingles
+    unit.log(1, {"loss": 3.0}, 2)
+    settle(unit)
+    assert unit.written["loss", 2, 0].totals.reduced("mean") == 2.0
+    assert unit.written["loss", 2, 0].corrects is not mingles
+
+
+def test_a_step_that_a_rank_leaves_out_is_passed_after_some_time_where_ranks_log_from_several_threads() -> None:
+    unit = Unit.of(2)
+    unit.machines[0].mingles = True
+    for rank in (0, 1):
+        unit.log(rank, {"val": 0.0}, 0)
+    settle(unit)
+    unit.log(0, {"val": 1.0}, 1)
+    settle(unit)
+    unit.log(0, {"val": 2.0}, 2)
+    unit.log(1, {"val": 2.0}, 2)
+    settle(unit)
+    assert ("val", 1, 0) not in unit.written
+    unit.machines[0].give_up(unit.machines[0].round, new_only=True)
+    for rank in (0, 1):
+        unit.log(rank, {"val": 3.0}, 3)
+    settle(unit)
+    assert unit.written["val", 1, 0].totals.reduced("mean") == 1.0
+    assert unit.written["val", 1, 0].missing == 0
+
+
+def test_names_in_one_call_may_stand_at_different_occurrences() -> None:
+    """Lightning adds `epoch` to every row, so at a validation step it was logged at that step in training before."""
+    unit = Unit.of(2)
+    for rank in (0, 1):
+        unit.log(rank, {"loss": 1.0, "epoch": 0}, 0)
+        unit.log(rank, {"val": 2.0, "epoch": 0}, 0)
+    settle(unit)
+    assert {cell for cell in unit.written if cell[0] == "epoch"} == {("epoch", 0, 0), ("epoch", 0, 1)}
+    unit.close()
+    unit.check_written()
+
+
+def test_a_rank_ahead_with_a_name_lets_the_others_catch_up() -> None:
+    """Rank 0 said its first number of step 0 long ago, and has another one; rank 1 comes with its first."""
+    unit = Unit.of(2)
+    unit.log(0, {"loss": 1.0}, 0)
+    settle(unit)
+    unit.log(0, {"loss": 5.0}, 0)
+    unit.log(1, {"loss": 3.0}, 0)
+    settle(unit)
+    assert unit.written["loss", 0, 0].totals.reduced("mean") == 2.0
+    assert unit.machines[0].cells.keys() == {(unit.written["loss", 0, 0].key.place, "loss", 1)}
+
+
+def test_a_correction_says_nothing_about_other_rows() -> None:
+    unit = Unit.of(2)
+    for step in (0, 1):
+        unit.log(0, {"loss": 1.0}, step)
+        settle(unit)
+        if step == 0:
+            unit.machines[0].give_up(unit.machines[0].round, new_only=True)
+            unit.exchange()
+    unit.machines[0]._usual["loss"] = unit.machines[1]._usual["loss"] = 2
+    unit.log(0, {"loss": 1.0}, 2)
+    settle(unit)
+    unit.log(1, {"loss": 3.0}, 0)
+    settle(unit)
+    assert unit.written["loss", 0, 0].corrects
+    assert ("loss", 2, 0) not in unit.written
+
+
+def test_rows_are_written_in_the_order_in_which_they_were_finished() -> None:
+    """Two values of one name wait for their spread, which takes a round each; a row that needs none comes after."""
+    unit = Unit.of(2, spread=["loss"])
+    unit.log(0, {"loss": 1.0, "lr": 0.1}, 0)
+    settle(unit)
+    unit.log(0, {"loss": 2.0}, 1)
+    settle(unit)
+    unit.machines[0].give_up(unit.machines[0].round, new_only=True)
+    unit.exchange()
+    unit.log(0, {"lr": 0.1}, 2)
+    unit.log(1, {"lr": 0.1}, 2)
+    unit.close()
+    assert [cell for cell in unit.written if cell[0] == "loss"] == [("loss", 0, 0), ("loss", 1, 0)]
+    assert list(unit.written)[-1] == ("lr", 2, 0)
+
+
+def test_an_extra_row_without_a_step_does_not_shift_the_others() -> None:
+    unit = Unit.of(2)
+    for row in range(4):
+        if row == 1:
+            unit.log(0, {"only on rank 0": 7.0}, None)
+        for rank in (0, 1):
+            unit.log(rank, {"loss": float(10 * row + rank)}, None)
+    unit.close()
+    assert [unit.written["loss", None, row].totals.reduced("mean") for row in range(4)] == [0.5, 10.5, 20.5, 30.5]
+
+
+def test_the_place_of_a_row_without_a_step_is_that_of_the_lowest_rank() -> None:
+    unit = Unit.of(3)
+    for rank, calls in ((1, 40), (2, 9)):
+        unit.machines[rank].post({"loss": Totals.of(1.0)}, None, calls)
+        settle(unit)
+    unit.close()
+    assert unit.written["loss", None, 0].calls == 40
+
+
+def test_survivors_go_on_without_a_dead_rank() -> None:
+    unit = Unit.of(3)
+    for rank in range(3):
+        unit.log(rank, {"loss": 1.0}, 0)
+    settle(unit)
+    unit.log(0, {"loss": 2.0}, 1)
+    unit.log(1, {"loss": 4.0}, 1)
+    settle(unit)
+    unit.die(2)
+    unit.exchange()
+    assert unit.written["loss", 1, 0].totals.reduced("mean") == 3.0
+
+
+def test_survivors_do_not_wait_for_the_turn_of_a_dead_rank() -> None:
+    """Rank 0 said its first number of step 0 and has another one; it is rank 1's turn with its first, but it dies."""
+    unit = Unit.of(2)
+    unit.log(0, {"loss": 1.0}, 0)
+    settle(unit)
+    unit.log(0, {"loss": 5.0}, 0)
+    unit.log(1, {"loss": 3.0}, 0)
+    unit.exchange()
+    unit.die(1)
+    unit.close()
+    unit.check_written()
+
+
+def test_memory_is_bounded() -> None:
+    machine = Rounds(0, 1, remembered=50)
+    machine.learn([["loss"]])
+    for step in range(5000):
+        machine.post({"loss": Totals.of(1.0)}, step)
+        machine.take(*machine.pack())
+    sizes = [len(value) for value in vars(machine).values() if isinstance(value, (dict, list))]
+    assert max(sizes) <= 2 * 50
+
+
+def test_a_pending_place_is_counted_until_it_is_told() -> None:
+    unit = Unit.of(2)
+    unit.log(0, {"loss": 1.0}, 0)
+    assert (unit.machines[0].pending, unit.machines[0].busy, unit.machines[1].busy) == (1, True, False)
+    settle(unit)
+    assert (unit.machines[0].pending, unit.machines[0].busy, unit.machines[1].busy) == (0, True, True)
+    unit.close()
+    assert not any(machine.busy for machine in unit.machines)
+
+
+# --- what is missing, late, or to come --------------------------------------------------------------------------------
+
+
+def test_ranks_that_are_absent_are_missing() -> None:
+    unit = Unit.of(3)
+    unit.die(2)
+    for rank in (0, 1):
+        unit.log(rank, {"loss": 1.0}, 0)
+    settle(unit)
+    assert unit.written["loss", 0, 0].missing == 1
+    unit.die(1)
+    unit.log(0, {"loss": 1.0}, 1)
+    settle(unit)
+    assert unit.written["loss", 1, 0].missing == 2
+
+
+def test_a_name_that_a_rank_logs_alone_lacks_nobody() -> None:
+    unit = Unit.of(3)
+    unit.log(0, {"throughput": 1.0}, 0)
+    settle(unit)
+    unit.machines[1].give_up(unit.machines[1].round, new_only=True)
+    unit.exchange()
+    unit.die(2)
+    unit.log(0, {"throughput": 1.0}, 1)
+    settle(unit)
+    assert [unit.written["throughput", step, 0].missing for step in (0, 1)] == [0, 0]
+
+
+def test_a_rank_that_comes_back_is_no_longer_missing() -> None:
+    unit = Unit.of(2)
+    changes: list[Callable[[], None]] = [lambda: None, lambda: unit.stall(1), lambda: unit.come_back(1)]
+    for step, change in enumerate(changes):
+        change()
+        for rank in unit.living:
+            unit.log(rank, {"loss": 1.0}, step)
+        settle(unit)
+    assert [unit.written["loss", step, 0].missing for step in range(3)] == [0, 1, 0]
+    assert [unit.written["loss", step, 0].totals.number for step in range(3)] == [2, 1, 2]
+
+
+def test_of_uneven_counts_nothing_is_missing() -> None:
+    unit = Unit.of(2)
+    for step in range(4):
+        for rank in (0, 1) if step != 2 else (0,):
+            unit.log(rank, {"val": 1.0}, step)
+    unit.log(0, {"val": 1.0}, 4)
+    unit.close()
+    assert [unit.written["val", step, 0].totals.number for step in range(5)] == [2, 2, 1, 2, 1]
+    assert [unit.written["val", step, 0].missing for step in range(5)] == [0] * 5
+
+
+def test_ranks_whom_patience_ran_out_with_are_missing_until_they_speak_again() -> None:
+    unit = Unit.of(3)
+    for step in range(4):
+        for rank in range(3):
+            if rank == 0 or step not in (1, 2):
+                unit.log(rank, {"loss": 1.0}, step)
+        settle(unit)
+        if step == 1:
+            unit.machines[0].give_up(unit.machines[0].round, new_only=False)
+        unit.exchange()
+    assert unit.written["loss", 1, 0].missing == 2
+    assert (unit.written["loss", 3, 0].missing, unit.written["loss", 3, 0].totals.number) == (0, 3)
+
+
+def test_who_was_late_is_told_and_nobody_else() -> None:
+    unit = Unit.of(2)
+    unit.log(0, {"loss": 4.0}, 7)
+    settle(unit)
+    unit.machines[0].give_up(unit.machines[0].round, new_only=True)
+    assert unit.exchange().late == ()
+    unit.log(1, {"loss": 2.0}, 7)
+    packed = [machine.pack() for machine in unit.machines]
+    sums = [sum(column) for column in zip(*(lists[0] for lists in packed), strict=True)]
+    maxima = [max(column) for column in zip(*(lists[1] for lists in packed), strict=True)]
+    outcomes = [machine.take(sums, maxima) for machine in unit.machines]
+    assert [outcome.late for outcome in outcomes] == [(), (Key(Place(0, 7), "loss", 0),)]
+    assert outcomes[0] == outcomes[1]  # for the rest
+
+
+def test_who_has_more_to_say_is_not_waited_for() -> None:
+    unit = Unit.of(2)
+    for step in range(3):
+        unit.log(1, {"loss": 1.0}, step)
+    assert unit.exchange().more  # the names are to be learnt
+    assert [unit.exchange().more for _ in range(3)] == [True, True, False]
+    unit.log(0, {"loss": 1.0}, 1)
+    unit.log(1, {"loss": 1.0}, 3)
+    assert unit.exchange().more  # they have not agreed on a place
+    while unit.exchange().more:
+        assert unit.rounds < MOST_ROUNDS
+    assert not any(machine.pending for machine in unit.machines)
+
+
+def test_who_says_a_name_twice_at_a_place_has_more_to_say() -> None:
+    unit = Unit.of(1)
+    for _ in range(2):
+        unit.log(0, {"loss": 1.0}, 0)
+    unit.exchange()
+    assert [unit.exchange().more for _ in range(2)] == [True, False]
+
+
+def test_one_rank_asks_for_all_to_regroup() -> None:
+    unit = Unit.of(3)
+    for rank in range(3):
+        unit.log(rank, {"loss": 1.0}, 0)
+        unit.machines[rank].closing = True
+    unit.exchange()
+
+    def exchange(asking: int | None) -> list[Outcome]:
+        packed = [machine.pack(regroup=rank == asking) for rank, machine in enumerate(unit.machines)]
+        sums = [sum(column) for column in zip(*(lists[0] for lists in packed), strict=True)]
+        maxima = [max(column) for column in zip(*(lists[1] for lists in packed), strict=True)]
+        return [machine.take(sums, maxima) for machine in unit.machines]
+
+    assert [(outcome.regroup, outcome.closed) for outcome in exchange(1)] == [(True, False)] * 3
+    assert [(outcome.regroup, outcome.closed) for outcome in exchange(1)] == [(True, False)] * 3  # nothing is left
+    assert [(outcome.regroup, outcome.closed) for outcome in exchange(None)] == [(False, True)] * 3
+
+
+# --- what only some ranks log -----------------------------------------------------------------------------------------
+
+
+def finish_together(unit: Unit, number: int) -> list[list[Cell]]:
+    """What each of some rounds finished."""
+    return [
+        [(key.name, None if key.place.counted else key.place.step, key.occurrence) for key, *_ in outcome.finished]
+        for outcome in (unit.exchange() for _ in range(number))
+    ]
+
+
+@pytest.mark.parametrize("with_steps", [True, False])
+def test_what_one_rank_logs_beside_the_others_is_in_their_row_from_the_second_time_on(with_steps: bool) -> None:
+    """Fabric's ThroughputMonitor on rank 0, in one `log_dict` with the loss: nobody waits for the others to log it."""
+    unit = Unit.of(2)
+    found = []
+    for row in range(4):
+        step = row if with_steps else None
+        unit.log(0, {"loss": 1.0, "throughput": 5.0}, step)
+        unit.log(1, {"loss": 1.0}, step)
+        found += finish_together(unit, 2 if row == 0 else 1)  # the first one takes the names
+    cells = [
+        [(name, row, 0) if with_steps else (name, None, row) for name in ("loss", "throughput")] for row in range(4)
+    ]
+    assert found == [[], cells[0][:1], [cells[0][1], *cells[1]], cells[2], cells[3]]
+    unit.close()
+    assert unit.rounds == 6
+    assert set(unit.writes.values()) == {1}
+    unit.check_written()
+
+
+def test_a_new_name_at_a_step_at_which_all_speak_may_come_from_the_others_in_their_next_call() -> None:
+    unit = Unit.of(2)
+    for rank in (0, 1):
+        unit.log(rank, {"train": 1.0}, 0)
+    settle(unit)
+    unit.log(0, {"val": 1.0}, 1)
+    settle(unit)
+    for rank in (0, 1):
+        unit.log(rank, {"train": 1.0}, 1)
+    settle(unit)
+    unit.exchange()
+    assert ("val", 1, 0) not in unit.written
+    unit.log(1, {"val": 3.0}, 1)
+    settle(unit)
+    assert unit.written["val", 1, 0].totals.reduced("mean") == 2.0
+    assert not unit.written["val", 1, 0].corrects
+
+
+@pytest.fixture
+def row_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No rounds for many rows."""
+    monkeypatch.setattr(rounds, "_MANY", 10**9)
+
+
+def behind(logged: int, told: int, size: int = 2, remembered: int = 32_768) -> Unit:
+    """The last rank is held up before its first row; the others' rows were written, and it has told some of its own."""
+    unit = forgetful(size, remembered)
+    for step in range(logged):
+        for rank in range(size - 1):
+            unit.log(rank, {"loss": 1.0}, step)
+        settle(unit)
+        unit.machines[0].give_up(unit.machines[0].round, new_only=True)
+    unit.exchange()
+    assert {unit.written["loss", step, 0].missing for step in range(logged)} == {0}
+    for step in range(logged):
+        unit.log(size - 1, {"loss": 3.0}, step)
+    while unit.machines[size - 1].pending > logged - told:
+        unit.exchange()
+    return unit
+
+
+@pytest.mark.usefixtures("row_by_row")
+@pytest.mark.parametrize("told", [1, 3, 19])
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("remembered", [32_768, 6])
+def test_rows_that_lack_a_rank_which_was_about_to_log_them_are_flagged(told: int, size: int, remembered: int) -> None:
+    """Nobody knew that it would, as it had said nothing at all before; then the others' time is over, or it dies."""
+    unit = behind(20, told, size, remembered)
+    unit.die(size - 1)
+    unit.close()
+    for step in range(20):
+        value = unit.written["loss", step, 0]
+        assert value.missing == 1 or value.totals.number == size, f"step {step}"
+    assert {unit.written["loss", step, 0].totals.number for step in range(told)} <= {0, size}
+
+
+@pytest.mark.usefixtures("row_by_row")
+def test_a_rank_that_others_take_over_from_knows_what_was_guessed() -> None:
+    unit = behind(20, 0, size=3)
+    unit.die(1)
+    unit.come_back(1)
+    while unit.machines[2].pending > 15:
+        unit.exchange()
+    unit.die(2)
+    unit.close()
+    assert [unit.written["loss", step, 0].missing for step in range(20)] == [0] * 5 + [1] * 15
+
+
+def test_what_a_rank_logs_alone_is_not_flagged_when_another_one_is_lost() -> None:
+    unit = Unit.of(2)
+    for step in range(5):
+        unit.log(0, {"throughput": 1.0}, step)
+        settle(unit)
+        unit.machines[0].give_up(unit.machines[0].round, new_only=True)
+        unit.exchange()
+    unit.log(1, {"other": 1.0}, 3)
+    settle(unit)
+    unit.die(1)
+    unit.close()
+    assert {unit.written["throughput", step, 0].missing for step in range(5)} == {0}
+    assert {unit.writes["throughput", step, 0] for step in range(5)} == {1}
+
+
+@pytest.mark.parametrize("going_on", [0, 40])
+def test_rows_that_lack_a_rank_are_flagged_where_the_others_log_on_while_it_catches_up(
+    going_on: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each round for many rows brings some of its first rows, and the others' newest ones."""
+    monkeypatch.setattr(rounds, "_MOST_CELLS", 10)
+    unit = behind(100, 0)
+    for step in range(100, 100 + going_on):
+        unit.log(0, {"loss": 1.0}, step)
+    while unit.machines[1].pending > 70:
+        unit.exchange()
+    unit.die(1)
+    unit.close()
+    for step in range(100 + going_on):
+        value = unit.written["loss", step, 0]
+        assert value.missing == 1 or value.totals.number == 2, f"step {step}"
+
+
+def test_who_does_not_wait_any_more_flags_what_others_may_be_about_to_log() -> None:
+    """Rank 1 is held up before its first row, until the time of rank 0 is over; it has passed `own` once, though."""
+    unit = Unit.of(2)
+    unit.log(0, {"loss": 1.0, "own": 1.0}, 0)
+    unit.log(0, {"both": 1.0}, 1)
+    unit.log(1, {"both": 1.0}, 1)
+    settle(unit)
+    unit.log(0, {"late": 1.0}, 2)
+    settle(unit)
+    unit.machines[0].give_up(unit.machines[0].round, new_only=True)
+    unit.exchange()
+    for step in range(3, 6):
+        unit.log(0, {"own": 1.0, "late": 1.0, "both": 1.0}, step)
+    unit.dead.add(1)
+    unit.machines[0].resize(1, 1, doubts=True)
+    unit.close()
+    flags = {(name, step): value.missing for (name, step, _), value in unit.written.items()}
+    assert flags == {
+        ("loss", 0): 0,
+        ("own", 0): 0,
+        ("both", 1): 0,
+        ("late", 2): 0,
+        **{(name, step): missing for name, missing in (("own", 0), ("late", 1), ("both", 1)) for step in range(3, 6)},
+    }
+
+
+def test_rows_that_all_ranks_have_passed_are_not_flagged_later() -> None:
+    """Rank 1 logs `val` from step 5 on only; it has said other things in between."""
+    unit = Unit.of(2)
+    for step in range(10):
+        for rank in (0, 1):
+            unit.log(rank, {"loss": 1.0, **({"val": 1.0} if rank == 0 or step >= 5 else {})}, step)
+        settle(unit)
+    assert unit.machines[0].snapshot()["assumed"] == []
+    unit.die(1)
+    unit.close()
+    assert {unit.written["val", step, 0].missing for step in range(10)} == {0}
+
+
+# --- a rank that takes over what the others know ----------------------------------------------------------------------
+
+
+def in_the_midst() -> Unit:
+    """Ranks that have open, finished and awaited cells, look for a place to agree on, and let names take turns."""
+    unit = Unit.of(3, spread=["loss"])
+    for rank in range(3):
+        unit.log(rank, {"loss": float(rank), "lr": math.inf}, 0)
+    settle(unit)
+    unit.log(0, {"loss": 1.0}, 1)
+    settle(unit)
+    unit.log(0, {"loss": 2.0}, 1)
+    unit.log(1, {"loss": 3.0}, 1)
+    unit.log(2, {"lr": 0.5}, 0)
+    for rank in range(3):
+        unit.log(rank, {"loss": 5.0}, None)
+    return unit
+
+
+@pytest.mark.parametrize("rounds", range(6))
+@pytest.mark.parametrize("rank", range(3))
+def test_a_new_machine_goes_on_with_the_others_from_their_snapshot(rounds: int, rank: int) -> None:
+    unit = in_the_midst()
+    for _ in range(rounds):
+        unit.exchange()
+    unit.die(rank)
+    unit.come_back(rank)
+    for step in (0, 1, 2):
+        for each in range(3):
+            unit.log(each, {"loss": float(each), "new": 1.0}, step)
+    unit.close()
+    unit.check_written()
+
+
+@pytest.mark.parametrize("rounds", range(8))
+def test_a_snapshot_as_json_holds_everything(rounds: int) -> None:
+    unit = in_the_midst()
+    for _ in range(rounds):
+        unit.exchange()
+    machine = unit.machines[0]
+    told = json.dumps(machine.snapshot())
+    heir = Rounds(2, 3, spread=["loss"])
+    heir.restore(json.loads(told))
+    assert json.dumps(heir.snapshot()) == told
+    assert (heir.round, heir.names, heir.cells) == (machine.round, machine.names, machine.cells)
+    assert all(type(key) is Key and type(key.place) is Place for key in (*heir.cells, *heir._assumed))
+    assert list(heir.cells) == list(machine.cells)  # in their order too
+
+
+def test_what_makes_a_snapshot_hold_everything_occurs() -> None:
+    unit = in_the_midst()
+    seen: set[str] = set()
+    for _ in range(12):
+        seen.update(name for name, value in unit.machines[0].snapshot().items() if value)
+        unit.exchange()
+    assert seen == {
+        "round",
+        "names",
+        "cells",
+        "done",
+        "awaiting",
+        "usual",
+        "whole",
+        "focus",
+        "turns",
+        "opened",
+        "proven",
+        "most",
+    }
+
+
+def test_what_a_rank_had_yet_to_say_is_kept_when_it_takes_over_from_others() -> None:
+    unit = Unit.of(2)
+    for rank in (0, 1):
+        unit.log(rank, {"loss": 1.0}, 0)
+    settle(unit)
+    unit.log(1, {"loss": 3.0, "own": 7.0}, 1)
+    unit.stall(1)
+    unit.log(0, {"loss": 5.0, "else": 1.0}, 1)
+    settle(unit)
+    assert unit.written["loss", 1, 0].totals.number == 1
+    unit.come_back(1)
+    assert unit.machines[1].pending == 1
+    assert unit.machines[1].names == ["loss", "else"]
+    unit.close()
+    assert unit.written["loss", 1, 0].corrects
+    unit.check_written()
+
+
+def test_a_machine_says_under_another_name_what_the_others_do_not_know_yet() -> None:
+    unit = Unit.of(2)
+    machine = unit.machines[0]
+    machine.post({"old": Totals.of(1.0), "loss": Totals.of(2.0)}, 3)
+    machine.post({"old": Totals.of(5.0)}, None)
+    assert machine.rename("old", "new") == [
+        (Key(Place(0, 3), "old", 0), Key(Place(0, 3), "new", 0)),
+        (Key(Place(1, 0), "old", 0), Key(Place(1, 0), "new", 0)),
+    ]
+    assert machine.rename("never said", "new") == []
+    assert set(machine.pending_names()) == {"loss", "new"}
+    unit.close()
+    assert {cell: value.totals.plain for cell, value in unit.written.items()} == {
+        ("new", 3, 0): 1.0,
+        ("loss", 3, 0): 2.0,
+        ("new", None, 0): 5.0,
+    }
+
+
+# --- what comes after memory has ended --------------------------------------------------------------------------------
+
+
+def forgetful(size: int, remembered: int) -> Unit:
+    return Unit([Rounds(rank, size, remembered=remembered) for rank in range(size)])
+
+
+def test_what_comes_after_the_others_part_is_forgotten_does_not_take_its_place() -> None:
+    unit = forgetful(2, remembered=10)
+    for rank in range(2):
+        unit.log(rank, {"loss": float(rank)}, 0)
+    settle(unit)
+    unit.stall(1)
+    for step in range(1, 50):
+        unit.log(0, {"loss": 0.0}, step)
+        settle(unit)
+    for step in range(1, 50):
+        unit.log(1, {"loss": 1.0}, step)
+    unit.come_back(1)
+    lost: list[Key] = []
+    while unit.machines[1].pending:
+        packed = [machine.pack() for machine in unit.machines]
+        sums = [sum(column) for column in zip(*(lists[0] for lists in packed), strict=True)]
+        maxima = [max(column) for column in zip(*(lists[1] for lists in packed), strict=True)]
+        outcomes = [machine.take(sums, maxima) for machine in unit.machines]
+        assert outcomes[0].finished == outcomes[1].finished
+        assert outcomes[0].lost == ()
+        lost += outcomes[1].lost
+        unit.written.update(
+            {(value.key.name, value.key.place.step, value.key.occurrence): value for value in outcomes[0].finished}
+        )
+    means = {step: unit.written["loss", step, 0].totals.reduced("mean") for step in range(50)}
+    assert means == {step: 0.5 if step in (0, *range(40, 50)) else 0.0 for step in range(50)}
+    assert [key.place.step for key in lost] == list(range(1, 40))
+
+
+def test_steps_that_go_back_behind_what_is_forgotten_are_written() -> None:
+    unit = forgetful(2, remembered=10)
+    for step in [*range(100, 150), *range(50)]:
+        for rank in range(2):
+            unit.log(rank, {"loss": float(step + rank)}, step)
+        settle(unit)
+    unit.close()
+    unit.check_written()
+
+
+def test_occurrences_pair_however_much_else_a_rank_logs() -> None:
+    unit = forgetful(2, remembered=16)
+    for epoch in range(4):
+        for step in range(40):
+            unit.log(0, {"loss": 1.0, **{f"own_{number}": 1.0 for number in range(9)}}, step + 40 * epoch)
+            unit.log(1, {"loss": 1.0}, step + 40 * epoch)
+        for rank in range(2):
+            unit.log(rank, {"accuracy": 10.0 * epoch + rank}, None)
+    unit.close()
+    assert [unit.written["accuracy", None, epoch].totals.reduced("mean") for epoch in range(4)] == [
+        0.5,
+        10.5,
+        20.5,
+        30.5,
+    ]
+
+
+def test_rows_without_a_step_count_as_rows() -> None:
+    unit = Unit.of(2)
+    for _ in range(5):
+        unit.log(0, {"loss": 1.0, "lr": 0.1}, None)
+        settle(unit)
+    assert unit.machines[0].open_places == unit.machines[1].open_places == 5
+
+
+def counting(method: Callable[..., list[Key]], counts: list[int]) -> Callable[..., list[Key]]:
+    def counted(*arguments: object) -> list[Key]:
+        found = method(*arguments)
+        counts.append(len(found))
+        return found
+
+    return counted
+
+
+def test_a_round_costs_no_more_when_many_cells_are_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    unit = Unit.of(2)
+    unit.log(0, {"loss": 1.0}, 0)
+    unit.log(1, {"loss": 1.0}, 0)
+    settle(unit)
+    for step in range(1, 200):
+        unit.log(0, {"loss": 1.0}, step)
+        settle(unit)
+    looked_at: list[int] = []
+    for machine in unit.machines:
+        monkeypatch.setattr(machine, "_candidates", counting(machine._candidates, looked_at))
+    unit.log(0, {"lr": 0.1}, 3000)
+    unit.log(1, {"lr": 0.1}, 3000)
+    settle(unit)
+    assert looked_at == [1, 1]

@@ -1,0 +1,555 @@
+"""From contributions to rows: ranks in one process, whose rounds are reduced by hand."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+import wandb
+from hypothesis import given
+from hypothesis import strategies as st
+from torchmetrics import MetricCollection
+from torchmetrics.classification import MulticlassAccuracy
+
+from dist_wandb.errors import ConfigurationError
+from dist_wandb.exchange.protocol.rounds import Finished, Key, Place, Rounds
+from dist_wandb.exchange.rows import DEGRADED, Contribution, Rows
+from dist_wandb.payloads.torchmetrics.metrics import take_snapshot
+from dist_wandb.payloads.values import HostCopy, Later
+from dist_wandb.runs.run import NullRun, RunWriter
+from dist_wandb.settings.plan import RunMode, plan_run
+from dist_wandb.settings.reduction import EQUAL_BY_NATURE, PerRank, Reduce, Totals, check_per_rank, check_reduce
+from dist_wandb.topology.detection import Topology
+
+
+class Written:
+    """A run that remembers its rows."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+
+    def log(self, row: dict[str, Any]) -> None:
+        self.rows.append(row)
+
+
+class Unit:
+    """The ranks of a unit, with a run each where the mode gives them one."""
+
+    def __init__(
+        self,
+        size: int = 2,
+        *,
+        run_mode: RunMode = "auto",
+        reduce: Reduce = "auto",
+        per_rank: PerRank = True,
+        spread: Sequence[str] = (),
+        step_metric: str | None = "global_step",
+    ) -> None:
+        self.runs = [Written() for _ in range(size)]
+        self.rounds = [Rounds(rank, size, spread=spread) for rank in range(size)]
+        self.ranks: list[Rows] = []
+        for rank, run in enumerate(self.runs):
+            plan = plan_run(Topology(rank, rank, 0, size, size, 1), run_mode, "global", "base")
+            opened: Any = run if plan.opens_run else NullRun()
+            writer = RunWriter(opened, plan, step_metric)
+            names = check_per_rank(per_rank)
+            counts = step_metric == "global_step"
+            self.ranks.append(Rows(writer, check_reduce(reduce), names, counts=counts, rank=rank, is_first=not rank))
+        self.calls = [0] * size
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """Those of the primary."""
+        return self.runs[0].rows
+
+    def log(self, rank: int, metrics: Mapping[str, Any], step: int | None = None, weight: Any = None) -> list[str]:
+        said = Contribution(metrics, step, None, weight, self.calls[rank])
+        self.calls[rank] += 1
+        return list(self.ranks[rank].post(said, self.rounds[rank]))
+
+    def log_on_all(self, values: Sequence[Mapping[str, Any]], step: int | None = None, weight: Any = None) -> None:
+        for rank, metrics in enumerate(values):
+            self.log(rank, metrics, step, weight)
+
+    def exchange(self) -> bool:
+        if self.rounds[0].many_wait:
+            offers = [machine.offer() for machine in self.rounds]
+            for machine in self.rounds:
+                machine.agree(offers)
+        packed = [machine.pack() for machine in self.rounds]
+        sums = [sum(column) for column in zip(*(lists[0] for lists in packed), strict=True)]
+        maxima = [max(column) for column in zip(*(lists[1] for lists in packed), strict=True)]
+        outcomes = [machine.take(sums, maxima) for machine in self.rounds]
+        if outcomes[0].needs_names:
+            told = [machine.unknown() for machine in self.rounds]
+            for machine in self.rounds:
+                machine.learn(told)
+        for rows, outcome in zip(self.ranks, outcomes, strict=True):
+            rows.write_finished(outcome.finished)
+        return outcomes[0].closed
+
+    def close(self) -> list[dict[str, Any]]:
+        """Go on until nothing is left; the primary's rows."""
+        for machine in self.rounds:
+            machine.closing = True
+        while not self.exchange():
+            pass
+        return self.rows
+
+
+def finished(
+    name: str, *values: float, step: int | None = 0, calls: int = 0, missing: int = 0, nth: int = 0
+) -> Finished:
+    totals = sum(map(Totals.of, values), Totals())
+    place = Place(1, 0) if step is None else Place(0, step)
+    return Finished(Key(place, name, nth), totals, calls, corrects=False, missing=missing)
+
+
+# --- reductions -------------------------------------------------------------------------------------------------------
+
+
+def test_numbers_are_reduced_by_the_first_pattern_that_matches() -> None:
+    unit = Unit(reduce={"tokens": "sum", "*_max": "max", "t*": "min", "*": "mean"})
+    metrics = [
+        {"tokens": 3, "t_max": 5, "time": 0.5, "loss": 0.25},
+        {"tokens": 4, "t_max": 9, "time": 0.1, "loss": 0.5},
+    ]
+    unit.log_on_all(metrics, step=7)
+    assert unit.close() == [{"tokens": 7, "t_max": 9, "time": 0.1, "loss": 0.375, "global_step": 7}]
+
+
+def test_a_name_that_no_pattern_matches_is_a_mean() -> None:
+    unit = Unit(reduce={"tokens": "sum"})
+    unit.log_on_all([{"loss": 1.0}, {"loss": 2.0}], 0)
+    assert unit.close() == [{"loss": 1.5, "global_step": 0}]
+
+
+def test_patterns_that_decide_about_nothing_are_remembered_in_their_order() -> None:
+    unit = Unit(reduce={"a": "sum", "loss": "min", "l*": "max", "b": "sum"})
+    assert list(unit.ranks[0].unused) == ["a", "loss", "l*", "b"]
+    unit.log(0, {"loss": 1.0}, 0)
+    assert list(unit.ranks[0].unused) == ["a", "l*", "b"]
+
+
+def test_numbers_that_are_the_firsts_and_what_is_no_number_travel_with_the_primarys_row() -> None:
+    unit = Unit(reduce={"lr": "first", "*": "mean"})
+    told = [unit.log(rank, {"text": f"of {rank}", "lr": rank + 0.5, "loss": rank}, 3) for rank in range(2)]
+    assert told == [["loss"], ["loss"]]
+    assert unit.rows == []
+    assert unit.close() == [{"text": "of 0", "lr": 0.5, "loss": 0.5, "global_step": 3}]
+
+
+def test_they_are_written_at_once_where_no_number_goes_with_them() -> None:
+    unit = Unit(reduce="first")
+    unit.log_on_all([{"text": "a", "lr": 0.5}, {"text": "b", "lr": 0.75}], 3)
+    unit.log_on_all([{"text": "c"}, {"text": "d"}])
+    assert unit.rows == [{"text": "a", "lr": 0.5, "global_step": 3}, {"text": "c", "global_step": 1}]
+    assert unit.close() == unit.rows
+
+
+def test_they_wait_for_the_other_ranks() -> None:
+    unit = Unit()
+    unit.log(0, {"text": "a", "loss": 1.0}, 0)
+    unit.exchange()
+    unit.exchange()
+    assert unit.rows == []
+    unit.log(1, {"loss": 2.0}, 0)
+    unit.exchange()
+    assert unit.rows == [{"text": "a", "loss": 1.5, "global_step": 0}]
+
+
+def test_a_number_on_its_way_is_waited_for_here() -> None:
+    unit = Unit()
+    copy = HostCopy([torch.tensor(1.0), torch.tensor(3.0)])
+    for rank in range(2):
+        unit.log(rank, {"loss": Later(copy, rank)}, 0, weight={"loss": Later(copy, rank)})
+    assert unit.close() == [{"loss": 2.5, "global_step": 0}]
+
+
+# --- weights ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("weights", [(3, 1), (Later(HostCopy([torch.tensor(3)]), 0), 1.0)], ids=["numbers", "later"])
+def test_one_weight_is_for_all_names(weights: tuple[Any, Any]) -> None:
+    unit = Unit()
+    for rank, weight in enumerate(weights):
+        unit.log(rank, {"a": float(rank), "b": float(-rank)}, 0, weight)
+    assert unit.close() == [{"a": 0.25, "b": -0.25, "global_step": 0}]
+
+
+def test_weights_by_name_are_1_where_there_is_none() -> None:
+    unit = Unit()
+    for rank, weight in enumerate((3, 1)):
+        unit.log(rank, {"a": float(rank), "b": float(rank)}, 0, {"a": weight})
+    assert unit.close() == [{"a": 0.25, "b": 0.5, "global_step": 0}]
+
+
+def test_a_rank_with_weight_0_has_no_part_in_it() -> None:
+    unit = Unit()
+    unit.log(0, {"loss": 1.0}, 0, weight=2)
+    unit.log(1, {"loss": math.nan}, 0, weight=0)
+    assert unit.close() == [{"loss": 1.0, "global_step": 0}]
+
+
+def test_weight_0_on_all_ranks_writes_nothing() -> None:
+    unit = Unit(spread=["*"])
+    unit.log_on_all([{"loss": 1.0}, {"loss": 2.0}], 0, weight=0)
+    unit.log_on_all([{"loss": 1.0}, {"loss": 2.0}], 1, weight={"loss": 0.0})
+    assert unit.close() == []
+
+
+@pytest.mark.parametrize("value", [-1.0, math.nan, math.inf])
+def test_a_weight_that_turns_out_to_be_none_is_an_error_and_nothing_is_posted(value: float) -> None:
+    unit = Unit()
+    with pytest.raises(ConfigurationError, match=r"weight.* on rank 1 is negative or not finite"):
+        unit.log(1, {"loss": 1.0}, 0, weight=Later(HostCopy([torch.tensor(value)]), 0))
+    with pytest.raises(ConfigurationError, match=r"weight.* on rank 1 is negative or not finite"):
+        unit.log(1, {"loss": 1.0}, 0, weight={"loss": Later(HostCopy([torch.tensor(value)]), 0)})
+    assert unit.rounds[1].pending == 0
+
+
+# --- labels -----------------------------------------------------------------------------------------------------------
+
+
+def test_in_a_shared_run_each_rank_writes_its_numbers_under_its_label() -> None:
+    unit = Unit(run_mode="shared")
+    unit.log_on_all([{"loss": 1.0, "text": "a"}, {"loss": 2.0, "text": "b"}], 5)
+    assert unit.runs[1].rows == [{"rank-1/text": "b", "rank-1/loss": 2.0, "global_step": 5}]  # at once
+    assert unit.close() == [{"loss": 1.5, "rank-0/loss": 1.0, "text": "a", "global_step": 5}]  # one row
+    assert len(unit.runs[1].rows) == 1
+
+
+def test_labelled_rows_without_a_step_lie_at_each_ranks_own_count() -> None:
+    unit = Unit(run_mode="shared")
+    unit.log(1, {"only here": 1.0})
+    unit.log_on_all([{"loss": 1.0}, {"loss": 2.0}])
+    assert unit.runs[1].rows[-1] == {"rank-1/loss": 2.0, "global_step": 1}
+    assert {"loss": 1.5, "rank-0/loss": 1.0, "global_step": 0} in unit.close()
+
+
+def test_a_number_that_is_the_firsts_is_labelled_too() -> None:
+    unit = Unit(run_mode="shared", reduce="first")
+    unit.log_on_all([{"lr": 1.0}, {"lr": 2.0}], 5)
+    assert unit.rows == [{"lr": 1.0, "rank-0/lr": 1.0, "global_step": 5}]
+    assert unit.runs[1].rows == [{"rank-1/lr": 2.0, "global_step": 5}]
+
+
+@pytest.mark.parametrize(
+    ("per_rank", "labelled"),
+    [(True, {"loss", "lr"}), (False, set()), ("lo*", {"loss"}), (["lr", "x"], {"lr"}), ("LOSS", set())],
+)
+def test_which_numbers_are_labelled_is_said_by_patterns(per_rank: PerRank, labelled: set[str]) -> None:
+    unit = Unit(run_mode="shared", per_rank=per_rank)
+    unit.log_on_all([{"loss": 1.0, "lr": 0.5}] * 2, 0)
+    assert set(unit.close()[0]) == {"loss", "lr", "global_step"} | {f"rank-0/{name}" for name in labelled}
+    assert [set(row) for row in unit.runs[1].rows] == (
+        [{"global_step"} | {f"rank-1/{name}" for name in labelled}] if labelled else []
+    )
+
+
+def test_by_itself_what_is_equal_on_all_ranks_by_nature_is_not_labelled() -> None:
+    equal = {name.replace("*", "AdamW/pg1"): 1.0 for name in EQUAL_BY_NATURE}
+    equal |= {f"trainer/{name}": value for name, value in equal.items()}
+    differ = {"loss": 1.0, "step_time": 1.0, "train/tokens_per_second": 1.0, "lrs": 1.0, "epochs/loss": 1.0}
+    unit = Unit(run_mode="shared", per_rank="auto", step_metric=None)
+    unit.log_on_all([{**equal, **differ, "note/epoch": "text"}] * 2, 0)
+    assert set(unit.close()[0]) == {*equal, *differ, "note/epoch"} | {f"rank-0/{name}" for name in differ}
+    assert set(unit.runs[1].rows[0]) == {f"rank-1/{name}" for name in (*differ, "note/epoch")}  # media are not affected
+
+
+VALUES = {
+    "loss": 1.0,
+    "n.inner": 2,
+    "epoch": 3,
+    "text": "a",
+    "vector": torch.ones(2),
+    "media": wandb.Html("a", inject=False),
+}
+
+
+@pytest.mark.parametrize("rank", [0, 1], ids=["primary", "secondary"])
+@pytest.mark.parametrize("per_rank", ["auto", True, False, "loss", ["n*", "text"], ["media", "vector"]])
+def test_labels_are_the_same_whether_or_not_numbers_are_brought_together(rank: int, per_rank: PerRank) -> None:
+    together, alone = (Unit(run_mode="shared", per_rank=per_rank) for _ in range(2))
+    together.log_on_all([VALUES] * 2, 5)
+    together.close()
+    alone.ranks[rank].write_own(Contribution(VALUES, 5))
+    rows = together.runs[rank].rows
+    assert [set(row) for row in alone.runs[rank].rows] == [set(row) for row in rows]
+
+
+def test_the_x_axis_has_no_label() -> None:
+    unit = Unit(run_mode="shared")
+    for rank in range(2):
+        unit.ranks[rank].write_own(Contribution({"loss": 0.5, "global_step": 3}, None))
+    assert unit.rows == [{"loss": 0.5, "rank-0/loss": 0.5, "global_step": 3}]
+    assert unit.runs[1].rows == [{"rank-1/loss": 0.5, "global_step": 3}]
+
+
+def test_what_is_no_number_is_labelled_on_ranks_other_than_the_primary() -> None:
+    unit = Unit(run_mode="shared", reduce={"lr": "first", "*": "mean"}, per_rank=["loss", "text", "lr"])
+    unit.log_on_all([{"loss": 1.0, "text": "a", "lr": 1.0, "more": [1]}] * 2, 5)
+    own = {"rank-1/loss": 1.0, "rank-1/text": "a", "rank-1/lr": 1.0, "global_step": 5}
+    assert unit.runs[1].rows == [own]
+    plain = {"loss": 1.0, "text": "a", "lr": 1.0, "more": [1]}
+    assert unit.close() == [{**plain, "rank-0/loss": 1.0, "rank-0/lr": 1.0, "global_step": 5}]
+
+
+@pytest.mark.parametrize("run_mode", ["auto", "new"])
+def test_in_other_modes_nothing_is_labelled(run_mode: RunMode) -> None:
+    unit = Unit(run_mode=run_mode)
+    unit.log_on_all([{"loss": 1.0}, {"loss": 2.0}], 0)
+    assert unit.close() == [{"loss": 1.5, "global_step": 0}]
+
+
+@pytest.mark.parametrize("run_mode", ["auto", "shared", "new"])
+def test_the_firsts_number_is_that_of_rank_0_in_all_modes(run_mode: RunMode) -> None:
+    unit = Unit(3, run_mode=run_mode, reduce={"lr": "first"}, spread=["*"] if run_mode == "new" else (), per_rank=False)
+    for step in range(2):
+        unit.log_on_all([{"lr": 1 + rank, "loss": float(rank)} for rank in range(3)], step, weight=2)
+    unit.close()
+    for run in unit.runs[: None if run_mode == "new" else 1]:
+        found = [(row["lr"], row["loss"]) for row in run.rows]
+        assert found == [(1, 1.0)] * 2
+        assert all(type(row["lr"]) is int and "lr/std" not in row for row in run.rows)
+
+
+# --- the spread -------------------------------------------------------------------------------------------------------
+
+
+def test_the_spread_has_its_columns() -> None:
+    unit = Unit(4, spread=["loss"])
+    unit.ranks[0].global_rank_of = lambda index: 10 + index
+    unit.log_on_all([{"loss": x, "lr": 0.1} for x in (2.0, 4.0, 9.0, 5.0)], 3)
+    (row,) = unit.close()
+    assert row == {
+        "loss": 5.0,
+        "loss/min": 2.0,
+        "loss/max": 9.0,
+        "loss/std": pytest.approx(math.sqrt((9 + 1 + 16 + 0) / 4)),  # of the population
+        "loss/argmax_rank": 12,
+        "lr": 0.1,
+        "global_step": 3,
+    }
+
+
+def test_the_spread_of_equal_integers_is_none_at_the_lowest_rank() -> None:
+    unit = Unit(3, spread=["*"])
+    unit.log_on_all([{"n": 2**53 - 1}] * 3, 0)
+    (row,) = unit.close()
+    assert (row["n/min"], row["n/max"], row["n/std"], row["n/argmax_rank"]) == (2**53 - 1, 2**53 - 1, 0.0, 0)
+    assert type(row["n/max"]) is int
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=4), st.sampled_from(["mean", "sum", "max"]))
+def test_the_spread_is_weighted_as_the_mean_is_whatever_the_reduction(values: list[float], reduction: Any) -> None:
+    unit = Unit(len(values), spread=["x"], reduce=reduction)
+    for rank, value in enumerate(values):
+        unit.log(rank, {"x": value}, 0, weight=rank + 1)
+    (row,) = unit.close()
+    weights = range(1, len(values) + 1)
+    mean = math.fsum(map(operator.mul, weights, values)) / sum(weights)
+    std = math.sqrt(math.fsum(w * (x - mean) ** 2 for w, x in zip(weights, values, strict=True)) / sum(weights))
+    assert row["x/std"] == pytest.approx(std, rel=1e-6, abs=1e-6)
+    assert (row["x/min"], row["x/max"]) == (min(values), max(values))
+    assert row["x/argmax_rank"] == values.index(max(values))
+
+
+def test_who_gives_a_number_no_weight_has_no_part_in_the_spread() -> None:
+    unit = Unit(3, spread=["x"])
+    for rank, (value, weight) in enumerate([(1.0, 1), (2.0, 2), (100.0, 0)]):
+        unit.log(rank, {"x": value}, 0, weight=weight)
+    (row,) = unit.close()
+    assert row["x"] == pytest.approx(5 / 3)
+    assert row["x/std"] == pytest.approx(math.sqrt(2) / 3)  # where 1 and 2 twice are what was seen
+    assert (row["x/min"], row["x/max"], row["x/argmax_rank"]) == (1.0, 2.0, 1)
+
+
+def test_the_spread_of_some_ranks_is_that_of_those_who_spoke() -> None:
+    unit = Unit(3, spread=["x"])
+    unit.log(1, {"x": 1.0}, 0)
+    unit.log(2, {"x": 3.0}, 0)
+    (row,) = unit.close()
+    assert (row["x"], row["x/std"], row["x/argmax_rank"]) == (2.0, 1.0, 2)
+
+
+# --- what a row is made of --------------------------------------------------------------------------------------------
+
+
+def test_values_of_one_place_are_one_row() -> None:
+    unit = Unit(1)
+    unit.ranks[0].write_finished([finished("a", 1.0), finished("b", 2.0), finished("c", 3.0, step=1)])
+    assert unit.rows == [{"a": 1.0, "b": 2.0, "global_step": 0}, {"c": 3.0, "global_step": 1}]
+
+
+def test_a_name_that_comes_twice_starts_a_second_row() -> None:
+    unit = Unit(1)
+    values = [finished("a", 1.0), finished("b", 2.0), finished("a", 3.0, nth=1), finished("b", 4.0, nth=1)]
+    unit.ranks[0].write_finished(values)
+    assert unit.rows == [{"a": 1.0, "b": 2.0, "global_step": 0}, {"a": 3.0, "b": 4.0, "global_step": 0}]
+
+
+def test_a_name_logged_twice_at_a_step_is_two_rows_in_their_order() -> None:
+    unit = Unit()
+    for value in (1.0, 2.0):
+        unit.log_on_all([{"loss": value, "text": f"at {value}"}] * 2, 0)
+    assert unit.close() == [
+        {"loss": 1.0, "text": "at 1.0", "global_step": 0},
+        {"loss": 2.0, "text": "at 2.0", "global_step": 0},
+    ]
+
+
+def test_the_degraded_flag_of_a_row_is_the_largest_of_its_values() -> None:
+    unit = Unit(1)
+    flagged = [finished("a", 1.0, missing=1), finished("b", 2.0, missing=3), finished("c", 3.0)]
+    unit.ranks[0].write_finished([*flagged, finished("d", 4.0, step=1)])
+    assert unit.rows == [
+        {"a": 1.0, "b": 2.0, "c": 3.0, DEGRADED: 3, "global_step": 0},
+        {"d": 4.0, "global_step": 1},
+    ]
+    assert DEGRADED == "dist_wandb/degraded"
+
+
+def test_rows_without_a_step_lie_at_the_count_of_calls() -> None:
+    unit = Unit()
+    unit.log(0, {"text": "alone"})
+    for value in (1.0, 2.0):
+        unit.log_on_all([{"loss": value}] * 2)
+    assert unit.close() == [
+        {"text": "alone", "global_step": 0},
+        {"loss": 1.0, "global_step": 1},
+        {"loss": 2.0, "global_step": 2},
+    ]
+
+
+def test_calls_without_a_step_are_rows_of_their_own_whenever_they_are_told_of() -> None:
+    told_at_once, told_one_by_one = Unit(), Unit()
+    for unit in (told_at_once, told_one_by_one):
+        for name in ("loss", "accuracy", "loss"):
+            unit.log_on_all([{name: 1.0}, {name: 1.0}])
+            if unit is told_one_by_one:
+                for _ in range(3):
+                    unit.exchange()
+    expected = [
+        {"loss": 1.0, "global_step": 0},
+        {"accuracy": 1.0, "global_step": 1},
+        {"loss": 1.0, "global_step": 2},
+    ]
+    assert told_one_by_one.close() == expected
+    assert told_at_once.close() == expected
+
+
+def test_values_without_a_step_are_one_row_if_they_came_with_one_call() -> None:
+    unit = Unit(1)
+    values = [finished("a", 1.0, step=None, calls=4), finished("b", 2.0, step=None, calls=4)]
+    unit.ranks[0].write_finished([*values, finished("c", 3.0, step=None, calls=5), finished("d", 4.0, step=5)])
+    assert unit.rows == [
+        {"a": 1.0, "b": 2.0, "global_step": 4},
+        {"c": 3.0, "global_step": 5},
+        {"d": 4.0, "global_step": 5},
+    ]
+
+
+@pytest.mark.parametrize("step_metric", ["trainer/global_step", None])
+def test_without_an_axis_of_our_own_rows_without_a_step_have_no_place(step_metric: str | None) -> None:
+    unit = Unit(step_metric=step_metric, run_mode="shared", per_rank="loss")
+    unit.log_on_all([{"loss": 1.0, "text": "a"}, {"loss": 1.0}])
+    unit.log_on_all([{"lr": 1.0}, {"lr": 1.0}], 3)
+    axis = {step_metric: 3} if step_metric else {}
+    assert unit.runs[1].rows == [{"rank-1/loss": 1.0}]
+    assert unit.close() == [{"loss": 1.0, "rank-0/loss": 1.0, "text": "a"}, {"lr": 1.0, **axis}]
+
+
+def test_a_secondary_writes_no_finished_values() -> None:
+    unit = Unit(run_mode="shared", per_rank=False)
+    unit.log_on_all([{"loss": 1.0, "text": "a"}, {"loss": 1.0, "text": "b"}], 0)
+    unit.close()
+    assert unit.runs[1].rows == []
+    assert [rows.writes for rows in unit.ranks] == [True, False]
+
+
+def test_a_corrected_row_has_the_corrected_value_alone() -> None:
+    unit = Unit()
+    unit.log(0, {"loss": 1.0, "text": "a"}, 0)
+    for _ in range(2):
+        unit.exchange()
+    unit.rounds[0].give_up(unit.rounds[0].round, new_only=True)
+    unit.exchange()
+    unit.log(1, {"loss": 3.0}, 0)
+    assert unit.close() == [{"loss": 1.0, "text": "a", "global_step": 0}, {"loss": 2.0, "global_step": 0}]
+
+
+def test_the_last_place_is_told_as_the_user_knows_it() -> None:
+    unit = Unit(1)
+    rows = unit.ranks[0]
+    assert rows.last_place == "the start"
+    rows.write_finished([finished("a", 1.0, step=7)])
+    assert rows.last_place == "step 7"
+    rows.write_finished([finished("a", 1.0, step=None, calls=4)])
+    assert rows.last_place == "row 5"
+    rows.write_finished([])
+    assert rows.last_place == "row 5"
+
+
+# --- the end ----------------------------------------------------------------------------------------------------------
+
+
+def test_what_waits_for_numbers_that_never_come_is_written_at_the_end() -> None:
+    unit = Unit(reduce={"lr": "first"})
+    unit.log(0, {"text": "a", "lr": 0.5, "loss": 1.0}, 3)
+    unit.log(0, {"text": "b", "loss": 1.0}, 4)
+    assert unit.ranks[0].has_pending
+    unit.ranks[0].write_left_over()
+    assert unit.rows == [{"text": "a", "lr": 0.5, "global_step": 3}, {"text": "b", "global_step": 4}]
+    assert not unit.ranks[0].has_pending
+    unit.ranks[0].write_left_over()
+    assert len(unit.rows) == 2
+
+
+def test_what_is_written_at_the_end_without_a_step_lies_at_its_count_of_calls() -> None:
+    unit = Unit()
+    unit.log(0, {"text": "a"})
+    unit.log(0, {"text": "b", "loss": 1.0})
+    unit.ranks[0].write_left_over()
+    assert unit.rows == [{"text": "a", "global_step": 0}, {"text": "b", "global_step": 1}]
+
+
+def test_nothing_is_left_over_where_all_numbers_came() -> None:
+    unit = Unit()
+    unit.log_on_all([{"text": "a", "loss": 1.0}] * 2, 3)
+    assert len(unit.close()) == 1
+    assert not unit.ranks[0].has_pending
+
+
+def test_weight_0_on_all_ranks_leaves_what_is_no_number() -> None:
+    unit = Unit()
+    unit.log_on_all([{"text": "a", "loss": 1.0}] * 2, 3, weight=0)
+    assert unit.close() == [{"text": "a", "global_step": 3}]
+
+
+# --- without other ranks ----------------------------------------------------------------------------------------------
+
+
+def test_a_rows_own_contribution_is_written_as_it_is() -> None:
+    unit = Unit(1)
+    unit.ranks[0].write_own(Contribution({"loss": 1.0, "text": "a"}, 3))
+    unit.ranks[0].write_own(Contribution({"loss": 2.0}, None))
+    assert unit.rows == [{"loss": 1.0, "text": "a", "global_step": 3}, {"loss": 2.0}]
+
+
+def test_what_is_no_number_follows_a_metric_that_takes_over_the_layout_of_another_rank() -> None:
+    """Its cell has another name by this; the row's text stood under the old one until the end."""
+    unit = Unit(run_mode="new", reduce="mean")
+    metrics = [MetricCollection({name: MulticlassAccuracy(4) for name in "ab"}) for _ in unit.ranks]
+    metrics[1].update(torch.arange(4), torch.arange(4))  # which finds out that both have the same states
+    for rank, metric in enumerate(metrics):
+        unit.log(rank, {"accuracy": take_snapshot(metric), "text": f"of rank {rank}"}, 3)
+    unit.exchange()
+    for rows, machine in zip(unit.ranks, unit.rounds, strict=True):
+        rows.settle(machine)
+    unit.exchange()
+    assert [run.rows for run in unit.runs] == [[{"text": f"of rank {rank}", "global_step": 3}] for rank in range(2)]

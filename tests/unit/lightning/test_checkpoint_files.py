@@ -1,0 +1,139 @@
+"""Plain data in torch's checkpoints, read without trust."""
+
+from __future__ import annotations
+
+import argparse
+import enum
+import io
+import pickle
+import struct
+import time
+import tracemalloc
+import zipfile
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dist_wandb.errors import ReadError
+from dist_wandb.lightning import checkpoint_files
+from dist_wandb.lightning.checkpoint_files import plain_content
+
+MIB = 2**20
+
+
+class Color(enum.Enum):
+    RED = 1
+
+
+PLAIN = {"epoch": 3, "ids": {"0": "exp"}, "list": [1.5, None, True, (1, "é")], "ordered": OrderedDict(a=1)}
+OTHERS = {
+    "tensor": torch.ones(3),
+    "parameter": torch.nn.Parameter(torch.ones(2)),
+    "module": torch.nn.Linear(2, 2),
+    "dtype": torch.bfloat16,
+    "optimizer": torch.optim.Adam(torch.nn.Linear(2, 2).parameters()).state_dict(),
+    "namespace": argparse.Namespace(lr=0.1),
+    "path": Path("x"),
+    "enum": Color.RED,
+    "set": {1, 2},
+    "frozenset": frozenset({(1, 2)}),
+    "defaultdict": defaultdict(list, a=[1]),
+    "complex": 1j,
+    "range": range(3),
+    "large": 2**200,
+}
+
+
+def saved(content: Any, **arguments: Any) -> bytes:
+    file = io.BytesIO()
+    torch.save(content, file, **arguments)
+    return file.getvalue()
+
+
+def read(data: bytes) -> Any:
+    return plain_content(io.BytesIO(data), len(data))
+
+
+def zipped(content: bytes, compression: int = zipfile.ZIP_STORED, names: tuple[str, ...] = ("x/data.pkl",)) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", compression) as archive:
+        for name in names:
+            archive.writestr(name, content)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("is_zip", [True, False])
+@pytest.mark.parametrize("protocol", [2, 4, 5])
+def test_plain_data_comes_back_whatever_lies_beside_it(protocol: int, *, is_zip: bool) -> None:
+    data = saved({**OTHERS, **PLAIN}, pickle_protocol=protocol, _use_new_zipfile_serialization=is_zip)
+    found = read(data)
+    assert {name: found[name] for name in PLAIN} == PLAIN
+    assert found.keys() == {**OTHERS, **PLAIN}.keys()
+
+
+def frames(count: int, order: bytes) -> bytes:
+    return pickle.PROTO + b"\x02" + pickle.NONE + order * count + pickle.STOP
+
+
+HOSTILE: dict[str, Callable[[], bytes]] = {
+    "a zip bomb": lambda: zipped(pickle.dumps(b"\0" * 64 * MIB), zipfile.ZIP_DEFLATED),
+    "compressed": lambda: zipped(pickle.dumps(PLAIN), zipfile.ZIP_DEFLATED),
+    "no pickle": lambda: zipped(b"", names=("x/other",)),
+    "two pickles": lambda: zipped(pickle.dumps(PLAIN), names=("x/data.pkl", "y/data.pkl")),
+    "a pickle too deep in the zip": lambda: zipped(pickle.dumps(PLAIN), names=("x/y/data.pkl",)),
+    "no zip": lambda: b"PK\x03\x04" + bytes(100),
+    "deep tuples": lambda: zipped(frames(10**6, pickle.TUPLE1)),
+    "deep lists": lambda: zipped(pickle.PROTO + b"\x02" + b"(" * 10**5 + b"l" * 10**5 + b"."),
+    "a far place": lambda: zipped(pickle.NONE + pickle.LONG_BINPUT + struct.pack("<I", 2**31) + b"."),
+    "a place below all": lambda: zipped(pickle.NONE + pickle.PUT + b"-1\n."),
+    "too much taken": lambda: zipped(pickle.NONE + pickle.TUPLE3 + b"."),
+    "no mark": lambda: zipped(pickle.NONE + pickle.TUPLE + b"."),
+    "an unknown place": lambda: zipped(pickle.BINGET + b"\x07."),
+    "an extension": lambda: zipped(pickle.EXT1 + b"\x01."),
+    "no end": lambda: zipped(pickle.dumps(PLAIN)[:-1]),
+    "no key": lambda: zipped(b"}]Ns."),
+    "a number of a million digits": lambda: zipped(pickle.LONG + b"9" * 10**6 + b"L\n."),
+    "nothing": lambda: b"",
+    "one pickle": lambda: pickle.dumps(PLAIN),
+    "a pickle that is not torch's": lambda: pickle.dumps(PLAIN) * 5,
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_what_is_hostile_is_refused_soon_and_without_much_memory(kind: str) -> None:
+    data = HOSTILE[kind]()
+    tracemalloc.start()
+    began = time.thread_time()
+    try:
+        with pytest.raises(ReadError):
+            read(data)
+        assert tracemalloc.get_traced_memory()[1] < 3 * len(data) + 32 * MIB
+        assert time.thread_time() - began < 10
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_pickle_over_the_bound_is_refused_by_the_directory_of_the_zip(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = saved(PLAIN)
+    monkeypatch.setattr(checkpoint_files, "MOST_BYTES", 100)
+    monkeypatch.setattr(checkpoint_files, "_unpickled", None)  # nothing is read
+    with pytest.raises(ReadError, match=r"data\.pkl has \d+ bytes; more than 100 are not read"):
+        read(data)
+
+
+def test_what_holds_too_many_objects_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint_files, "MOST_ORDERS", 1000)
+    assert read(saved({"a": list(range(100))}))
+    with pytest.raises(ReadError, match="holds more than 1,000 objects"):
+        read(saved({"a": list(range(1000))}))
+
+
+def test_a_directory_that_takes_too_much_memory_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = saved({"a": [torch.zeros(1) for _ in range(100)]})
+    monkeypatch.setattr(checkpoint_files, "_MOST_DIRECTORY", 1000)
+    with pytest.raises(ReadError, match="directory of more than"):
+        read(data)

@@ -1,0 +1,104 @@
+"""Lightning's advice to log with `sync_dist=True`: said where it is right, not where it contradicts ours."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.demos.boring_classes import BoringModel
+from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.trainer.connectors.logger_connector import result
+from lightning.pytorch.utilities.rank_zero import WarningCache
+
+from dist_wandb import DistWandbLogger
+from dist_wandb.lightning import advice
+
+if TYPE_CHECKING:
+    from tests.conftest import FakeWandb
+
+
+@pytest.fixture(autouse=True)
+def cache(
+    fake_wandb: FakeWandb,  # noqa: ARG001  # goes first
+    monkeypatch: pytest.MonkeyPatch,
+) -> WarningCache:
+    """Lightning's, as in a new process where ranks have met."""
+    cache = WarningCache()
+    monkeypatch.setattr(result, "warning_cache", cache)
+    monkeypatch.setattr(result, "_distributed_is_initialized", lambda: True)
+    return cache
+
+
+class Module(BoringModel):
+    def training_step(self, batch: torch.Tensor, _index: int) -> torch.Tensor:
+        loss: torch.Tensor = self.layer(batch).sum()
+        self.log("loss", loss, on_epoch=True)
+        return loss
+
+    def validation_step(self, batch: torch.Tensor, _index: int) -> None:
+        self.log("val's", self.layer(batch).sum())
+
+
+def advised(logger: Any, model: BoringModel | None = None, **arguments: Any) -> list[str]:
+    """Of which names Lightning says it."""
+    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu", "max_epochs": 1}
+    batches = {"limit_train_batches": 2, "limit_val_batches": 2, "num_sanity_val_steps": 0, "log_every_n_steps": 1}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        Trainer(logger=logger, **{"enable_checkpointing": False, **quiet, **batches, **arguments}).fit(
+            model or Module()
+        )
+    said = [str(warning.message) for warning in caught if "sync_dist=True" in str(warning.message)]
+    return sorted(name for name in ("loss", "val's") if any(f"{name!r}," in text for text in said))
+
+
+def test_lightning_says_it_with_its_own_loggers() -> None:
+    assert advised(False) == ["loss", "val's"]
+
+
+def test_it_is_not_said_where_our_logger_brings_the_ranks_together() -> None:
+    assert advised(DistWandbLogger()) == []
+    assert advised([DistWandbLogger(id="a"), DistWandbLogger(id="b", run_mode="new")]) == []
+    assert advised(False) == ["loss", "val's"]  # of a later Trainer's, as ever
+
+
+def test_it_is_said_where_ranks_are_not_brought_together(tmp_path: Path) -> None:
+    assert advised(DistWandbLogger(reduce=None)) == ["loss", "val's"]
+    result.warning_cache.clear()
+    assert advised([DistWandbLogger(), CSVLogger(tmp_path)]) == ["loss", "val's"]
+
+
+@pytest.mark.parametrize("monitored", ["val's", "loss_epoch"])
+def test_it_is_said_of_what_a_callback_watches(monitored: str, tmp_path: Path) -> None:
+    name = monitored.removesuffix("_epoch")
+    assert advised(DistWandbLogger(), callbacks=[EarlyStopping(monitored)]) == [name]
+    result.warning_cache.clear()
+    saving: dict[str, Any] = {"callbacks": [ModelCheckpoint(tmp_path, monitor=monitored)], "enable_checkpointing": True}
+    assert advised(DistWandbLogger(), **saving) == [name]
+
+
+def test_it_is_said_of_what_a_scheduler_watches() -> None:
+    class Scheduled(Module):
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+            scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "monitor": "val's"}}
+
+    assert advised(DistWandbLogger(), Scheduled()) == ["val's"]
+
+
+def test_the_cache_stays_the_same_and_knows_what_it_knew(cache: WarningCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache.add("something")
+    advice.give_advice_only(lambda name: name == "kept")
+    assert result.warning_cache is cache
+    assert "something" in cache
+    assert "something else" not in cache
+    for name, is_known in (("kept", False), ("other", True)):
+        assert (f"It is recommended to use `self.log({name!r}, ..., sync_dist=True)` when" in cache) is is_known
+    monkeypatch.delattr(result, "warning_cache")
+    advice.give_advice_only(lambda _: True)  # as in a version without it

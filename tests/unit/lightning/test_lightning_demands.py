@@ -1,0 +1,590 @@
+"""What Lightning's own tests demand of a W&B logger, each demand with `DistWandbLogger`, and with their kind of mock.
+
+Their mock replaces the whole module `wandb` by one that has little: no settings, no set-up, and runs without most
+attributes. Demands that `test_lightning_world_of_one.py` shows by comparison with the stock logger are not here again.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import subprocess
+import sys
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import LightningDataModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.cli import LightningCLI
+from lightning.pytorch.demos.boring_classes import BoringModel
+from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
+from lightning.pytorch.loggers.logger import DummyExperiment
+
+from dist_wandb import DistWandbLogger
+from dist_wandb.lightning.logger import _NullExperiment
+from dist_wandb.session import session
+from dist_wandb.topology.detection import Topology
+
+pytestmark = pytest.mark.newest  # the demands are those of the newest Lightning
+
+
+class Told:
+    """A run that has nothing but what it is told; not even attributes that every run of wandb has."""
+
+    def __init__(self, run_id: str = "made-up") -> None:
+        self.id = run_id
+        for method in ("log", "watch", "log_artifact", "use_artifact", "define_metric"):
+            setattr(self, method, mock.Mock())
+        self.config = mock.Mock()
+
+
+class Bare:
+    """Even less of a run."""
+
+    id, name, step = "made-up", "night", 0
+
+
+@pytest.fixture
+def told() -> Any:
+    return Told()
+
+
+@pytest.fixture(autouse=True)
+def wandb(
+    bare_environment: None,  # noqa: ARG001  # goes first
+    ended_exchanges: None,  # noqa: ARG001  # goes first
+    told: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Any]:
+    """In place of the module."""
+    module: Any = ModuleType("wandb")
+    module.init = mock.Mock(return_value=told)
+    module.run = None
+    for name in ("require", "Api", "Artifact", "Image", "Audio", "Video", "Table"):
+        setattr(module, name, mock.Mock())
+    lib: Any = ModuleType("wandb.sdk.lib")
+    runs: Any = ModuleType("wandb.wandb_run")
+    lib.RunDisabled = runs.Run = Told
+    parts = {"wandb": module, "wandb.sdk": ModuleType("wandb.sdk"), "wandb.sdk.lib": lib, "wandb.wandb_run": runs}
+    for name, part in parts.items():
+        monkeypatch.setitem(sys.modules, name, part)
+    monkeypatch.setattr(session, "_sessions", [])
+    monkeypatch.chdir(tmp_path)
+    before = dict(os.environ)
+    yield module
+    changed = {name for name in os.environ.keys() | before.keys() if os.environ.get(name) != before.get(name)}
+    assert {name for name in changed if "WANDB" in name} <= {"WANDB_MODE"}  # by offline=True, as the stock logger
+
+
+def trainer(logger: Any, directory: Path, **more: Any) -> Trainer:
+    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+    limits: dict[str, Any] = {"max_epochs": 1, "limit_train_batches": 3, "limit_val_batches": 1, "log_every_n_steps": 1}
+    return Trainer(logger=logger, default_root_dir=directory, **{**quiet, **limits, **more})
+
+
+# --- the constructor, and names ---------------------------------------------------------------------------------------
+
+
+def test_the_name_of_a_logger_is_its_project() -> None:
+    assert DistWandbLogger().name == "lightning_logs"
+    assert DistWandbLogger(project="digits").name == "digits"
+    with mock.patch.dict(os.environ, {"WANDB_PROJECT": "from outside"}):
+        assert DistWandbLogger().name == "from outside"
+        assert DistWandbLogger(project="digits").name == "digits"
+
+
+def test_positional_arguments_mean_what_they_mean_to_the_stock_logger(told: Any) -> None:
+    given: Any = (
+        "night",
+        "logs",
+        "exp",
+        False,
+        "other",
+        "second",
+        None,
+        "digits",
+        "all",
+        told,
+        "pre",
+        "best",
+        "immutable",
+    )
+    ours, stock = DistWandbLogger(*given), WandbLogger(*given)
+    assert {name: vars(ours)[name] for name in vars(stock)} == vars(stock)
+
+
+def test_wandb_gets_the_users_arguments_and_no_others(wandb: Any, told: Any) -> None:
+    logger = DistWandbLogger(name="night", save_dir="logs", version="exp", project="digits", resume="never")
+    logger.log_metrics({"acc": 1.0})
+    wandb.init.assert_called_once_with(
+        name="night", dir="logs", id="exp", project="digits", resume="never", anonymous=None
+    )
+    told.log.assert_called_once_with({"acc": 1.0})
+
+
+def test_a_new_wandb_is_not_given_what_it_warns_of(wandb: Any, told: Any) -> None:
+    given: list[Any] = []
+
+    def init(anonymous: object = "not set", **_arguments: Any) -> Any:
+        given.append(anonymous)
+        return told
+
+    wandb.init = init
+    _ = DistWandbLogger().experiment
+    _ = DistWandbLogger(anonymous=True, experiment=None).experiment
+    assert given == ["not set", "allow"]
+    wandb.require.assert_not_called()
+
+
+def test_an_injected_run_is_the_experiment(wandb: Any, told: Any) -> None:
+    assert DistWandbLogger(experiment=told).experiment is told
+    wandb.init.assert_not_called()
+
+
+def test_a_run_in_progress_is_used_and_told_of_once(wandb: Any, told: Any, recwarn: pytest.WarningsRecorder) -> None:
+    wandb.run = told
+    logger = DistWandbLogger()
+    for _ in range(2):
+        assert logger.experiment is told
+    assert [str(warning.message)[:41] for warning in recwarn] == ["There is a wandb run already in progress,"]
+    logger.log_metrics({"acc": 1.0}, step=3)
+    logger.finalize("success")
+    logger.log_metrics({"acc": 0.5}, step=6)
+    rows = [call.args[0] for call in told.log.call_args_list]
+    assert rows == [{"acc": 1.0, "trainer/global_step": 3}, {"acc": 0.5, "trainer/global_step": 6}]
+    wandb.init.assert_not_called()
+
+
+def test_a_run_with_next_to_nothing_can_be_used(wandb: Any, tmp_path: Path) -> None:
+    wandb.init.return_value = Bare()
+    logger = DistWandbLogger(id="made-up", offline=True)
+    first = trainer(logger, tmp_path)
+    assert logger.experiment
+    assert first.log_dir == logger.save_dir
+    second = pickle.loads(pickle.dumps(first))  # noqa: S301  # its own
+    assert type(second.logger) is DistWandbLogger
+    assert second.logger.experiment
+    assert wandb.init.call_args.kwargs["id"] == "made-up"
+    session._end_with_process(0, failed=False)
+
+
+# --- what is logged ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"none": None, "dict": {"a": 1}, "b": [2, 3, 4], "path": Path("path")},
+        Namespace(flag=np.bool_(1), count=np.int64(4), share=np.float32(0.5), number=np.cdouble(9 + 4j)),
+        {"call": max, "module": torch.nn.ReLU, "text": "x"},
+    ],
+    ids=["plain", "numpy", "callables"],
+)
+def test_hyperparameters_are_made_plain_as_by_the_stock_logger(told: Any, params: Any) -> None:
+    for logger_class in (WandbLogger, DistWandbLogger):
+        logger_class(experiment=told).log_hyperparams(params)
+    stock, ours = told.config.update.call_args_list
+    assert repr(ours) == repr(stock)
+    assert stock.kwargs == {"allow_val_change": True}
+
+
+@pytest.mark.parametrize("kind", ["image", "audio", "video"])
+def test_media_that_are_no_list_or_lack_captions_are_refused(kind: str) -> None:
+    log = getattr(DistWandbLogger(), f"log_{kind}")
+    with pytest.raises(TypeError, match=f"Expected a list as \"{kind}s\", found <class 'str'>"):
+        log("samples", "1.jpg")
+    with pytest.raises(ValueError, match="Expected 2 items but only found 1 for caption"):
+        log("samples", ["1.jpg", "2.jpg"], caption=["one"])
+
+
+def test_media_and_tables_are_logged_with_their_step(wandb: Any, told: Any) -> None:
+    logger = DistWandbLogger()
+    logger.log_image("samples", ["1.jpg", "2.jpg"], 5, caption=["one", "two"])
+    wandb.Image.assert_called_with("2.jpg", caption="two")
+    logger.log_table("rows", ["a"], [[1]], None, 6)
+    wandb.Table.assert_called_once_with(columns=["a"], data=[[1]], dataframe=None)
+    logger.log_text(key="text", dataframe="frame")
+    rows = [call.args[0] for call in told.log.call_args_list]
+    assert rows == [
+        {"samples": [wandb.Image()] * 2, "trainer/global_step": 5},
+        {"rows": wandb.Table(), "trainer/global_step": 6},
+        {"text": wandb.Table()},
+    ]
+
+
+def test_a_subclass_may_override_what_the_trainer_calls(tmp_path: Path) -> None:
+    class Remembering(DistWandbLogger):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.history: list[tuple[int | None, list[str]]] = []
+
+        def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+            super().log_metrics(metrics, step)
+            self.history.append((step, sorted(metrics)))
+
+    class Model(BoringModel):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            out = super().training_step(batch, batch_idx)
+            self.log("trained", out["loss"])  # type: ignore[index]
+            return out
+
+        def on_validation_epoch_end(self) -> None:
+            self.log("validated", torch.tensor(0.5))
+
+        def on_test_epoch_end(self) -> None:
+            self.log("tested", torch.tensor(2.0))
+
+    logger = Remembering(save_dir=tmp_path)
+    one = trainer(logger, tmp_path, limit_train_batches=1, limit_test_batches=1, enable_checkpointing=False)
+    one.fit(Model())
+    one.test(Model(), verbose=False)
+    expected = [(0, ["epoch", "trained"]), (0, ["epoch", "validated"]), (1, ["epoch", "tested"])]
+    assert logger.history == expected
+
+
+def test_a_module_tells_its_hyperparameters_unless_it_does_not_want_to(told: Any, tmp_path: Path) -> None:
+    class Model(BoringModel):
+        def __init__(self, width: int, *, tells: bool) -> None:  # noqa: ARG002  # saved
+            super().__init__()
+            self.save_hyperparameters("width", logger=tells)
+
+    class Data(LightningDataModule):
+        def __init__(self, width: int) -> None:  # noqa: ARG002  # saved
+            super().__init__()
+            self.save_hyperparameters()
+
+    for tells in (False, True):
+        trainer(DistWandbLogger(), tmp_path, max_steps=1, enable_checkpointing=False).fit(Model(3, tells=tells))
+        calls = [call.args[0] for call in told.config.update.call_args_list if call.args[0]]
+        assert calls == ([{"width": 3}] if tells else [])
+    data = Data(4)
+    data.train_dataloader = BoringModel().train_dataloader  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match="Error while merging hparams"):
+        trainer(DistWandbLogger(), tmp_path, max_steps=1).fit(Model(3, tells=True), data)
+
+
+# --- in a Trainer -----------------------------------------------------------------------------------------------------
+
+
+def test_its_run_is_open_before_other_loggers_begin(wandb: Any, tmp_path: Path) -> None:
+    """W&B's tensorboard patch has to come before the writer of the other logger."""
+    opened: list[int] = []
+
+    class Other(CSVLogger):
+        @property
+        def experiment(self) -> Any:
+            opened.append(wandb.init.call_count)
+            return mock.MagicMock()
+
+    trainer([Other(tmp_path), DistWandbLogger()], tmp_path, max_steps=1, limit_train_batches=0).fit(BoringModel())
+    assert opened
+    assert min(opened) == 1
+
+
+def test_checkpoints_lie_below_project_and_version(told: Any, tmp_path: Path) -> None:
+    logger = DistWandbLogger(project="digits", save_dir=tmp_path, offline=True)
+    _ = logger.experiment
+    told.id = "1"  # as it comes to be known late
+    assert (logger.version, logger.name, logger.save_dir) == ("1", "digits", str(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+    one = trainer(logger, tmp_path)
+    assert one.log_dir == logger.save_dir
+    one.fit(BoringModel())
+    assert one.log_dir == logger.save_dir
+    callback = one.checkpoint_callback
+    assert isinstance(callback, ModelCheckpoint)
+    assert callback.dirpath == str(tmp_path / "digits" / "1" / "checkpoints")
+    assert [path.name for path in Path(callback.dirpath).iterdir()] == ["epoch=0-step=3.ckpt"]
+
+
+def described(wandb: Any) -> list[tuple[str, Any, str, str]]:
+    """Of all artifacts: name, score, file, and what was monitored."""
+    made = [call.kwargs for call in wandb.Artifact.call_args_list]
+    assert {artifact["type"] for artifact in made} <= {"model"}
+    return [
+        (
+            artifact["name"],
+            artifact["metadata"]["score"],
+            artifact["metadata"]["original_filename"],
+            artifact["metadata"]["ModelCheckpoint"]["monitor"],
+        )
+        for artifact in made
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "monitor", "expected", "aliases"),
+    [
+        ({"log_model": False}, None, [], []),
+        ({"log_model": True}, None, [("model-made-up", None, "epoch=1-step=6.ckpt", None)], [["latest", "best"]]),
+        (
+            {"log_model": "all"},
+            None,
+            [
+                ("model-made-up", None, "epoch=0-step=3.ckpt", None),
+                ("model-made-up", None, "epoch=1-step=6.ckpt", None),
+            ],
+            [["latest", "best"]] * 2,
+        ),
+        (
+            {"log_model": True, "checkpoint_name": "digits-net"},
+            None,
+            [("digits-net", None, "epoch=1-step=6.ckpt", None)],
+            [["latest", "best"]],
+        ),
+        (
+            {"log_model": True},
+            "step",
+            [("model-made-up", 3, "epoch=0-step=3.ckpt", "step"), ("model-made-up", 6, "epoch=1-step=6.ckpt", "step")],
+            [["latest", "best"], ["latest"]],
+        ),
+    ],
+    ids=["not", "at the end", "as they come", "under a name", "the best and the latest"],
+)
+def test_checkpoints_become_artifacts(
+    wandb: Any,
+    told: Any,
+    tmp_path: Path,
+    arguments: dict[str, Any],
+    monitor: str | None,
+    expected: list[Any],
+    aliases: list[list[str]],
+) -> None:
+    logger = DistWandbLogger(save_dir=tmp_path, add_file_policy="immutable", **arguments)
+    callback = ModelCheckpoint(monitor=monitor, save_top_k=1 if monitor is None else 2)
+    trainer(logger, tmp_path, max_epochs=2, callbacks=[callback]).fit(BoringModel())
+    assert described(wandb) == expected
+    assert all(type(score) in (int, type(None)) for _, score, _, _ in described(wandb))
+    assert [call.kwargs["aliases"] for call in told.log_artifact.call_args_list] == aliases
+    added = wandb.Artifact.return_value.add_file.call_args_list
+    assert [(call.kwargs["name"], call.kwargs["policy"]) for call in added] == [("model.ckpt", "immutable")] * len(
+        added
+    )
+
+
+def test_the_checkpoints_of_several_callbacks_become_artifacts(wandb: Any, tmp_path: Path) -> None:
+    callbacks = [ModelCheckpoint(monitor="epoch", save_top_k=2), ModelCheckpoint(monitor="step", save_top_k=2)]
+    trainer(DistWandbLogger(log_model=True), tmp_path, max_epochs=2, callbacks=callbacks).fit(BoringModel())
+    assert [(score, monitor) for _, score, _, monitor in described(wandb)] == [
+        *[(0, "epoch"), (1, "epoch"), (3, "step"), (6, "step")]
+    ]
+
+
+def test_artifacts_are_used_through_the_run_and_else_downloaded_through_the_api(wandb: Any, told: Any) -> None:
+    wandb.run = told
+    DistWandbLogger.download_artifact("net:v0", "here", "model", use_artifact=True)
+    told.use_artifact.assert_called_once_with("net:v0")
+    told.use_artifact.return_value.download.assert_called_once_with(root="here")
+    DistWandbLogger.download_artifact("net:v0", Path("there"), "model", use_artifact=False)
+    wandb.run = None
+    DistWandbLogger.download_artifact("net:v0", None, "model")
+    assert wandb.Api().artifact.call_args_list == [mock.call("net:v0", type="model")] * 2
+    assert wandb.Api().artifact().download.call_args_list == [mock.call(root="there"), mock.call(root=None)]
+    wandb.run = told
+    with pytest.warns(UserWarning, match="already in progress"):
+        DistWandbLogger().use_artifact("net:v0", "model")
+    told.use_artifact.assert_called_with("net:v0", type="model")
+
+
+# --- pickles, and further ranks ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("twin_of", [copy.deepcopy, lambda logger: pickle.loads(pickle.dumps(logger))])  # noqa: S301
+def test_a_copy_of_a_logger_goes_on_in_the_same_run(wandb: Any, told: Any, twin_of: Any) -> None:
+    logger = DistWandbLogger(project="digits", save_dir="logs", prefix="fold")
+    assert logger._experiment is None
+    twin = twin_of(logger)
+    opened: Any = logger._experiment
+    assert opened is told
+    wandb.run = told
+    with pytest.warns(UserWarning, match="already in progress"):
+        twin.log_metrics({"acc": 1.0})
+    assert (twin.name, twin.save_dir, twin.version) == (logger.name, logger.save_dir, logger.version)
+    told.log.assert_called_once_with({"fold-acc": 1.0})
+    wandb.init.assert_called_once()
+
+
+def test_a_trainer_with_several_loggers_is_pickled(tmp_path: Path) -> None:
+    first = trainer([DistWandbLogger(run_mode="new"), CSVLogger(tmp_path)], tmp_path)
+    second = pickle.loads(pickle.dumps(first))  # noqa: S301  # its own
+    for logger in second.loggers:
+        logger.log_metrics({"acc": 1.0}, 0)
+        logger.save()
+    assert [type(logger) for logger in second.loggers] == [DistWandbLogger, CSVLogger]
+
+
+def test_where_there_is_no_run_the_experiment_answers_as_lightnings_own() -> None:
+    experiment: Any = _NullExperiment(DistWandbLogger())
+    assert issubclass(type(experiment), DummyExperiment)
+    assert experiment.something(foo="bar") is None
+    assert experiment.log({"loss": 1.0}) is None
+    experiment["variable"] = "value"
+    assert experiment["variable"] != "value"
+    assert not experiment
+
+
+def test_what_a_script_goes_on_with_is_given_back() -> None:
+    experiment: Any = _NullExperiment(DistWandbLogger())
+    assert not experiment.use_artifact("net:v0").download(root="x")
+    assert not experiment.log_artifact("net").wait().aliases.append("best")
+    experiment.config.update({"lr": 0.1})
+    experiment.config["lr"].deeper["still"](1)
+    experiment.summary["best"] = 0.9
+    experiment.summary["other"].update({"a": 1})
+    experiment.define_metric("loss", summary="min").name.upper()
+
+
+@pytest.mark.parametrize("twin_of", [copy.copy, copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))])  # noqa: S301
+def test_the_experiment_of_a_rank_without_a_run_can_be_copied(twin_of: Any) -> None:
+    experiment: Any = _NullExperiment(DistWandbLogger(id="exp"))
+    twin: Any = twin_of(experiment)
+    assert issubclass(type(twin), DummyExperiment)
+    assert (twin.id, experiment.id) == ("exp", "exp")
+    twin.finish()
+
+
+def test_a_rank_that_is_not_the_first_opens_nothing(
+    wandb: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    second = Topology(1, 1, 0, 2, 2, 1)
+    monkeypatch.setattr(Topology, "from_torch_distributed", classmethod(lambda _cls, _environ=None: second))
+    logger = DistWandbLogger(save_dir=tmp_path, join_timeout=0.1, finish_timeout=0.1)
+    experiment: Any = logger.experiment
+    assert issubclass(type(experiment), DummyExperiment)
+    with pytest.warns(UserWarning, match="read on rank 1, but"):
+        assert experiment.url is None
+    experiment.config.update({"lr": 0.1})
+    logger.log_hyperparams({"lr": 0.1})
+    wandb.init.assert_not_called()
+
+
+def test_a_child_that_cannot_attach_to_its_parents_run_opens_it_anew(
+    wandb: Any, told: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where somebody has put the environment back since the parent opened it."""
+    logger = DistWandbLogger(id="exp")
+    logger._parents_run = pickle.dumps((Lost(), {}))
+    monkeypatch.setattr(wandb, "run", None)
+    assert logger.experiment is told
+    assert "opens the run of its parent anew, as wandb says: no such run" in caplog.text
+    assert wandb.init.call_args.kwargs["id"] == "exp"
+
+
+class Lost:
+    """What is left of a run where its service is not to be found."""
+
+    @property
+    def config(self) -> Any:
+        raise RuntimeError("no such run")
+
+
+# --- LightningCLI -----------------------------------------------------------------------------------------------------
+
+
+def logger_of(*arguments: str) -> Logger | None:
+    with mock.patch.object(sys, "argv", ["train.py"]):
+        command = LightningCLI(BoringModel, args=list(arguments), run=False, save_config_callback=None)
+    made: Logger | None = command.trainer.logger
+    return made
+
+
+def test_a_lightning_cli_knows_all_arguments_and_reads_what_it_prints(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = {
+        "project": "digits",
+        "log_model": "all",
+        "run_mode": "shared",
+        "rank_scope": "worker",
+        "reduce": '{"tokens": "sum", "*": "max"}',
+        "spread": '["train/*"]',
+        "per_rank": "false",
+        "finish_timeout": "7",
+        "config_sync": "off",
+        "system_metrics": "all-nodes",
+        "strict": "true",
+    }
+    options = ["--trainer.logger=dist_wandb.DistWandbLogger"]
+    options += [f"--trainer.logger.{name}={value}" for name, value in given.items()]
+    first = logger_of(*options)
+    with pytest.raises(SystemExit):
+        logger_of(*options, "--print_config")
+    (tmp_path / "printed.yaml").write_text(capsys.readouterr().out)
+    second = logger_of(f"--config={tmp_path / 'printed.yaml'}")
+    for logger in (first, second):
+        assert isinstance(logger, DistWandbLogger)
+        assert logger._log_model == "all"
+        assert logger.name == "digits"
+        assert logger._options.run_mode == "shared"
+        assert logger._options.reduce == {"tokens": "sum", "*": "max"}
+        assert (logger._options.spread, logger._options.per_rank) == (["train/*"], False)
+    assert isinstance(first, DistWandbLogger)
+    assert isinstance(second, DistWandbLogger)
+    assert first._options == second._options
+
+
+@pytest.mark.parametrize(("text", "value"), [("True", True), ("False", False), ("all", "all")])
+def test_log_model_comes_from_a_file_or_the_command_line(tmp_path: Path, text: str, value: object) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(
+        "trainer:\n  logger:\n    class_path: dist_wandb.lightning.DistWandbLogger\n    init_args:\n"
+        f"      log_model: {text}\n"
+    )
+    for more in ([], [f"--trainer.logger.init_args.log_model={text}"]):
+        logger = logger_of(f"--config={path}", *more)
+        assert isinstance(logger, DistWandbLogger)
+        assert logger._log_model == value
+
+
+def test_an_unknown_mode_is_refused_by_a_lightning_cli(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        logger_of("--trainer.logger=dist_wandb.DistWandbLogger", "--trainer.logger.run_mode=share")
+    assert "run_mode" in capsys.readouterr().err
+
+
+# --- whichever is imported first --------------------------------------------------------------------------------------
+
+
+def test_our_modules_may_be_imported_while_wandb_is_a_mock() -> None:
+    script = """
+import sys, types
+from unittest import mock
+fake = types.ModuleType("wandb")
+fake.init, fake.run = mock.Mock(return_value=mock.Mock(spec=["log", "config", "id"], id="exp")), None
+sys.modules["wandb"] = fake
+import lightning.pytorch.loggers.wandb as stock
+stock._WANDB_AVAILABLE = True
+from dist_wandb import DistWandbLogger
+logger = DistWandbLogger()
+logger.log_metrics({"a": 1.0}, 2)
+fake.init.return_value.log.assert_called_once_with({"a": 1.0, "trainer/global_step": 2})
+"""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", script], timeout=120, check=True)
+
+
+@pytest.mark.parametrize(("primary", "written"), [(True, {"lr": 0.2, "new": 1}), (False, {"new": 1})])
+def test_in_a_shared_run_others_do_not_overwrite_what_the_primary_says(
+    monkeypatch: pytest.MonkeyPatch, primary: bool, written: dict[str, Any]
+) -> None:
+    config = mock.MagicMock()
+    config.__contains__.side_effect = {"lr": 0.1}.__contains__
+    run = SimpleNamespace(config=config)
+    opened = SimpleNamespace(plan=SimpleNamespace(shared=True, primary=primary), run=run, config=config)
+    opened.unchanged_config = lambda: nullcontext(config)
+    logger = DistWandbLogger(run_mode="shared")
+    monkeypatch.setattr(logger, "_open", lambda: opened)
+    monkeypatch.setattr(logger, "_session", opened)
+    for params in ({"lr": 0.2, "new": 1}, Namespace(lr=0.2, new=1)):
+        logger.log_hyperparams(params)
+        config.update.assert_called_once_with(written, allow_val_change=True)
+        config.reset_mock()

@@ -1,0 +1,222 @@
+"""`DistWandbLogger` on ranks that differ: media where a run is, several loggers in one process, signals in Fabric."""
+
+from __future__ import annotations
+
+import pickle
+import signal
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import pytest
+import wandb
+from lightning.pytorch.demos.boring_classes import BoringModel
+
+from dist_wandb import DistWandbLogger
+from dist_wandb.session import session as sessions_room
+
+if TYPE_CHECKING:
+    from tests.conftest import FakeRun, FakeWandb
+
+SHORT: dict[str, Any] = {"join_timeout": 0.1, "finish_timeout": 1.0}  # limits where the other ranks never come
+STEP = "trainer/global_step"
+
+
+@pytest.fixture(autouse=True)
+def _no_signal_is_handled() -> Iterator[None]:
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The media that were made; each of them would be a file."""
+    kinds: list[str] = []
+
+    def stand_in(kind: str) -> Callable[..., tuple[str, object]]:
+        def make(data: object = None, **_: object) -> tuple[str, object]:
+            kinds.append(kind)
+            return kind, data
+
+        return make
+
+    for kind in ("Image", "Audio", "Video", "Table"):
+        monkeypatch.setattr(wandb, kind, stand_in(kind))
+    return kinds
+
+
+def as_rank(monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
+    """Set what a launcher of two processes sets."""
+    for variable, value in {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}.items():
+        monkeypatch.setenv(variable, str(value))
+
+
+def log_media(logger: DistWandbLogger) -> None:
+    logger.log_image("image", ["a.png"], step=1)
+    logger.log_audio("audio", ["a.wav"], step=1)
+    logger.log_video("video", ["a.mp4"], step=1)
+    logger.log_table("table", columns=["a"], data=[[1]], step=1)
+    logger.log_text("text", columns=["a"], data=[["b"]], step=1)
+
+
+KINDS = ["Image", "Audio", "Video", "Table", "Table"]
+NAMES = ["image", "audio", "video", "table", "text"]
+
+
+# --- media ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mode", "rank", "prefix"),
+    [("auto", 0, ""), ("auto", 1, None), ("shared", 0, ""), ("shared", 1, "rank-1/"), ("new", 0, ""), ("new", 1, "")],
+)
+def test_media_go_where_the_ranks_run_is(
+    monkeypatch: pytest.MonkeyPatch, fake_wandb: FakeWandb, made: list[str], mode: Any, rank: int, prefix: str | None
+) -> None:
+    as_rank(monkeypatch, rank)
+    monkeypatch.setenv("PMIX_NAMESPACE", "prterun-1")  # names the job: no store is needed
+    logger = DistWandbLogger(id="exp", run_mode=mode, offline=True, **SHORT)
+    log_media(logger)
+    session = logger._session
+    assert session is not None
+    session.finish()
+    if prefix is None:
+        assert (made, fake_wandb.runs) == ([], [])  # nothing was written to disk in vain
+    else:
+        assert made == KINDS
+        assert [set(row) for row in fake_wandb.runs[0].rows] == [{prefix + name, STEP} for name in NAMES]
+
+
+@pytest.mark.parametrize(
+    ("per_rank", "reduce", "named"),
+    [(True, "auto", NAMES), ("im*", "auto", ["image"]), (False, "auto", []), (True, None, NAMES)],
+)
+def test_in_a_shared_run_per_rank_says_which_media_other_ranks_write(
+    monkeypatch: pytest.MonkeyPatch,
+    fake_wandb: FakeWandb,
+    made: list[str],
+    per_rank: Any,
+    reduce: Any,
+    named: list[str],
+) -> None:
+    as_rank(monkeypatch, 1)
+    monkeypatch.setenv("PMIX_NAMESPACE", "prterun-1")
+    limits: dict[str, Any] = {**SHORT, "reduce": reduce}
+    logger = DistWandbLogger(id="exp", run_mode="shared", offline=True, per_rank=per_rank, **limits)
+    log_media(logger)
+    sessions_room._sessions[0].finish()
+    assert made == KINDS
+    written = [name for row in fake_wandb.runs[0].rows for name in row if name != STEP]
+    assert written == [f"rank-1/{name}" for name in named]
+
+
+@pytest.mark.parametrize(
+    ("mode", "rank", "watches"), [("auto", 1, False), ("shared", 0, True), ("shared", 1, False), ("new", 1, True)]
+)
+def test_what_is_watched_is_logged_by_who_writes_plain_names(
+    monkeypatch: pytest.MonkeyPatch, fake_wandb: FakeWandb, mode: Any, rank: int, watches: bool
+) -> None:
+    as_rank(monkeypatch, rank)
+    monkeypatch.setenv("PMIX_NAMESPACE", "prterun-1")
+    logger = DistWandbLogger(id="exp", run_mode=mode, offline=True, **SHORT)
+    told = mock.Mock()
+    _ = logger.experiment
+    for run in fake_wandb.runs:
+        monkeypatch.setattr(run, "watch", told, raising=False)
+    module = BoringModel()
+    logger.watch(module, log="all", log_freq=7)
+    calls = [mock.call(module, log="all", log_freq=7, log_graph=True)]
+    assert told.call_args_list == (calls if watches else [])
+
+
+def test_the_methods_for_media_read_as_the_stock_loggers() -> None:
+    assert DistWandbLogger.log_image.__name__ == "log_image"
+    assert "caption" in str(DistWandbLogger.log_image.__doc__)
+
+
+# --- several loggers in one process -----------------------------------------------------------------------------------
+
+
+def live(run: FakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `wandb.init` does with the first run."""
+    monkeypatch.setattr(wandb, "run", run)
+
+
+@pytest.mark.parametrize("modes", [("auto", "auto"), ("new", "auto"), ("auto", "shared")])
+def test_two_loggers_with_ids_have_a_run_each(
+    monkeypatch: pytest.MonkeyPatch, fake_wandb: FakeWandb, modes: tuple[Any, Any]
+) -> None:
+    first, second = (DistWandbLogger(id=name, run_mode=mode) for name, mode in zip("ab", modes, strict=True))
+    first.log_metrics({"loss": 1.0}, 0)
+    live(fake_wandb.runs[0], monkeypatch)
+    second.log_metrics({"loss": 2.0}, 0)
+    assert [arguments["id"] for arguments in fake_wandb.arguments] == ["a", "b"]
+    assert [arguments.get("reinit") for arguments in fake_wandb.arguments] == [None, "create_new"]
+    assert [run.rows for run in fake_wandb.runs] == [[{"loss": 1.0, STEP: 0}], [{"loss": 2.0, STEP: 0}]]
+
+
+def test_two_loggers_with_ids_have_a_run_each_where_children_go_on_with_them(
+    monkeypatch: pytest.MonkeyPatch, fake_wandb: FakeWandb
+) -> None:
+    for name in "ab":
+        pickle.dumps(DistWandbLogger(id=name))
+        live(fake_wandb.runs[0], monkeypatch)
+    assert [arguments["id"] for arguments in fake_wandb.arguments] == ["a", "b"]
+
+
+@pytest.mark.parametrize("run_id", [None, "a"], ids=str)
+def test_a_logger_that_asks_for_no_other_run_uses_the_one_in_progress(
+    monkeypatch: pytest.MonkeyPatch, fake_wandb: FakeWandb, run_id: str | None
+) -> None:
+    first = DistWandbLogger(id="a").experiment
+    live(fake_wandb.runs[0], monkeypatch)
+    with pytest.warns(UserWarning, match="There is a wandb run already in progress"):
+        assert DistWandbLogger(id=run_id).experiment is first
+
+
+def test_a_users_own_run_is_used_as_by_the_stock_logger(monkeypatch: pytest.MonkeyPatch, fake_wandb: FakeWandb) -> None:
+    mine: Any = fake_wandb.init(id="mine")
+    live(mine, monkeypatch)
+    with pytest.warns(UserWarning, match="There is a wandb run already in progress"):
+        assert DistWandbLogger(id="other").experiment is mine
+
+
+def test_arguments_that_are_none_are_as_if_not_given(monkeypatch: pytest.MonkeyPatch, fake_wandb: FakeWandb) -> None:
+    """LightningCLI passes all arguments of `wandb.init`, most of them as None."""
+    as_rank(monkeypatch, 0)
+    monkeypatch.setenv("PMIX_NAMESPACE", "prterun-1")
+    unsaid: dict[str, Any] = dict.fromkeys(("reinit", "mode", "resume", "settings", "group", "config", "tags"))
+    for name in "ab":
+        logger = DistWandbLogger(id=name, run_mode="new", offline=True, **unsaid, **SHORT)
+        logger.log_metrics({"loss": 1.0}, 0)
+        live(fake_wandb.runs[0], monkeypatch)
+    assert [arguments["id"] for arguments in fake_wandb.arguments] == ["a-rank-0", "b-rank-0"]
+    assert [arguments["reinit"] for arguments in fake_wandb.arguments] == [None, "create_new"]
+    assert all(run.offline for run in fake_wandb.runs)
+    assert {arguments["resume"] for arguments in fake_wandb.arguments} == {"allow"}  # later stages open them again
+
+
+# --- signals ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("in_fabric", [True, False])
+def test_sigterm_ends_runs_of_several_ranks_in_fabric_where_nobody_handles_it(
+    monkeypatch: pytest.MonkeyPatch, fake_wandb: FakeWandb, world: int, in_fabric: bool
+) -> None:
+    if world > 1:
+        as_rank(monkeypatch, 0)
+    logger = DistWandbLogger(id="exp", **SHORT)
+    _ = logger.experiment
+    module = BoringModel()
+    if not in_fabric:
+        module._trainer = SimpleNamespace(callbacks=[])  # type: ignore[assignment]
+        logger.log_graph(module)
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # the Trainer, which comes now, finds no handler
+    logger.log_metrics({"loss": 1.0}, 0)
+    assert (signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL) is (in_fabric and world > 1)
+    sessions_room._sessions[0].finish()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert len(fake_wandb.runs) == 1

@@ -1,0 +1,556 @@
+"""In a world of one process, `DistWandbLogger` makes the very calls that the stock logger makes."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import pickle
+import re
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import wandb
+from lightning.pytorch.loggers import WandbLogger
+from lightning.pytorch.loggers.logger import DummyExperiment
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from torch import nn
+from wandb.sdk.wandb_run import Run  # `wandb.Run` is newer than the oldest version
+
+from dist_wandb import DistWandbLogger
+from dist_wandb.errors import ConfigurationError
+from dist_wandb.exchange.rows import DEGRADED
+from dist_wandb.lightning import logger as lightning
+from dist_wandb.lightning.script_ids import ScriptIds
+from dist_wandb.runs import run
+from dist_wandb.session import session
+from dist_wandb.topology.detection import Topology
+
+Drive = Callable[[WandbLogger], object]
+
+ALL_MODES = [
+    {"run_mode": mode, "rank_scope": scope} for mode in ("auto", "shared", "new") for scope in ("global", "worker")
+]
+MODEL = nn.Linear(2, 1)
+ALONE = {"join_timeout": 0.1, "finish_timeout": 1.0}  # limits where the other ranks never come
+
+
+class Wandb:
+    """A stand-in for `wandb.init` that remembers its arguments, `WANDB_MODE` at the time, and what the run was told."""
+
+    def __init__(self, directory: Path) -> None:
+        self.arguments: list[dict[str, Any]] = []
+        self.modes: list[str | None] = []
+        self.run = mock.Mock(spec=Run, config=mock.Mock())
+        self.run.configure_mock(
+            id="made-by-wandb", url="https://wandb.example/runs/x", dir=str(directory), offline=False, disabled=False
+        )
+        self.run.name = "misty-lake-1"
+
+    def init(self, **arguments: Any) -> mock.Mock:
+        self.arguments.append(arguments)
+        self.modes.append(os.environ.get("WANDB_MODE"))
+        return self.run
+
+    @property
+    def calls(self) -> list[Any]:
+        """What the run was told, in order, in a form that compares by content."""
+        return [(name, comparable(args), comparable(kwargs)) for name, args, kwargs in self.run.mock_calls]
+
+
+def comparable(value: Any) -> Any:
+    if isinstance(value, wandb.Table):
+        return ("table", value.columns, value.data)
+    if isinstance(value, dict):
+        return {name: comparable(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [comparable(item) for item in value]
+    return value
+
+
+@pytest.fixture(autouse=True)
+def _one_process(
+    bare_environment: None,  # noqa: ARG001  # goes first
+    ended_exchanges: None,  # noqa: ARG001  # goes first
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[None]:
+    monkeypatch.setattr(session, "_sessions", [])
+    monkeypatch.setattr(wandb, "run", None)
+    monkeypatch.chdir(tmp_path)
+    for media in ("Image", "Audio", "Video"):  # they need further packages
+        monkeypatch.setattr(wandb, media, functools.partial(stand_in_for_media, media))
+    with mock.patch.dict(os.environ):  # the stock logger changes it for good
+        yield
+
+
+def stand_in_for_media(kind: str, data: object, **details: object) -> tuple[str, object, dict[str, object]]:
+    return kind, data, details
+
+
+def drive_with(logger_class: type[WandbLogger], arguments: dict[str, Any], drive: Drive, directory: Path) -> Wandb:
+    """Make a logger over a stand-in for wandb and use it."""
+    stand_in = Wandb(directory)
+
+    @functools.wraps(wandb.init)
+    def init(**given: Any) -> mock.Mock:
+        return stand_in.init(**given)
+
+    with mock.patch.dict(os.environ), mock.patch.object(wandb, "init", init):
+        injected = {"experiment": stand_in.run} if arguments.get("experiment") else {}
+        drive(logger_class(**{**arguments, **injected}))
+    return stand_in
+
+
+def use_everything(logger: WandbLogger) -> None:
+    _ = logger.experiment
+    logger.log_metrics({"loss": 0.5})
+    logger.log_metrics(metrics={"loss": 0.4, "epoch": 1}, step=3)
+    logger.log_hyperparams({"lr": 0.1, "net": {"width": 3}, "activation": nn.functional.relu})
+    logger.log_hyperparams(Namespace(seed=1))
+    logger.log_table("table", columns=["a", "b"], data=[[1, 2]], step=4)
+    logger.log_text("text", columns=["word"], data=[["x"]])
+    logger.log_image("images", ["a.png", "b.png"], step=5, caption=["a", "b"])
+    logger.log_audio("audio", ["a.wav"], sample_rate=[8000])
+    logger.log_video("video", ["a.mp4"], step=6, fps=[4])
+    logger.watch(MODEL, log="all", log_freq=7, log_graph=False)
+    logger.log_metrics({}, step=0)
+    logger.save()
+    logger.finalize("success")
+
+
+CONSTRUCTORS: dict[str, dict[str, Any]] = {
+    "defaults": {},
+    "name, project, save_dir": {"name": "base", "project": "digits", "save_dir": "logs"},
+    "save_dir as a path": {"save_dir": Path("logs")},
+    "dir": {"dir": Path("logs"), "save_dir": None},
+    "save_dir and dir": {"save_dir": "logs", "dir": "other"},
+    "id": {"id": "exp"},
+    "version": {"version": "exp"},
+    "version and id": {"version": "exp", "id": "other"},
+    "anonymous": {"anonymous": True},
+    "offline": {"offline": True},
+    "mode": {"mode": "offline"},
+    "further arguments": {"tags": ["a"], "group": "night", "notes": "n", "job_type": "train", "config": {"lr": 1}},
+    "resume": {"resume": "must", "id": "exp"},
+    "prefix": {"prefix": "fold-1"},
+    "sync_tensorboard": {"sync_tensorboard": True},
+    "log_model": {"log_model": True, "checkpoint_name": "best", "add_file_policy": "immutable"},
+    "an injected experiment": {"experiment": True},
+}
+
+
+def constructors(*, without: str = "") -> list[Any]:
+    """Their names; the stock logger of Lightning 2.2 takes some of the arguments otherwise, or not at all."""
+    newer = ("sync_tensorboard", "log_model")
+    names = [name for name in CONSTRUCTORS if name != without]
+    return [pytest.param(name, marks=pytest.mark.newest) if name in newer else name for name in names]
+
+
+@pytest.mark.parametrize("constructor", constructors())
+def test_the_calls_are_those_of_the_stock_logger(constructor: str, tmp_path: Path) -> None:
+    arguments = CONSTRUCTORS[constructor]
+    stock = drive_with(WandbLogger, arguments, use_everything, tmp_path)
+    ours = drive_with(DistWandbLogger, arguments, use_everything, tmp_path)
+    assert ours.arguments == stock.arguments
+    assert ours.modes == stock.modes
+    assert ours.calls == stock.calls
+    assert len(stock.calls) >= 8
+
+
+@pytest.mark.parametrize("options", ALL_MODES, ids=lambda options: "-".join(options.values()))
+def test_every_run_mode_makes_one_ordinary_run(options: dict[str, str], tmp_path: Path) -> None:
+    stock = drive_with(WandbLogger, {"name": "base", "id": "exp"}, use_everything, tmp_path)
+    ours = drive_with(DistWandbLogger, {"name": "base", "id": "exp", **options}, use_everything, tmp_path)
+    assert ours.arguments == stock.arguments
+    assert ours.calls == stock.calls
+
+
+FIRST_CALLS: dict[str, Drive] = {
+    "experiment": lambda logger: logger.experiment,
+    "log_metrics": lambda logger: logger.log_metrics({"loss": 0.5}, step=1),
+    "log_hyperparams": lambda logger: logger.log_hyperparams({"lr": 0.1}),
+    "watch": lambda logger: logger.watch(MODEL),
+    "log_table": lambda logger: logger.log_table("table", columns=["a"], data=[[1]]),
+    "use_artifact": lambda logger: logger.use_artifact("data:latest"),
+    "nothing but finalize": lambda logger: logger.finalize("success"),
+    "a failure": lambda logger: (logger.log_metrics({"loss": 0.5}), logger.finalize("failed")),
+    "name, version and save_dir": lambda logger: (logger.name, logger.version, logger.save_dir),
+}
+
+
+@pytest.mark.parametrize("first", FIRST_CALLS)
+def test_whichever_call_comes_first_opens_the_run_as_in_the_stock_logger(first: str, tmp_path: Path) -> None:
+    stock = drive_with(WandbLogger, {}, FIRST_CALLS[first], tmp_path)
+    ours = drive_with(DistWandbLogger, {}, FIRST_CALLS[first], tmp_path)
+    assert ours.arguments == stock.arguments
+    assert ours.calls == stock.calls
+
+
+@pytest.mark.parametrize("variable", ["WANDB_PROJECT", "WANDB_RUN_ID", "WANDB_NAME", "WANDB_RUN_GROUP", "WANDB_MODE"])
+def test_wandbs_variables_count_as_in_the_stock_logger(
+    variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, "offline")
+    stock = drive_with(WandbLogger, {}, use_everything, tmp_path)
+    ours = drive_with(DistWandbLogger, {}, use_everything, tmp_path)
+    assert ours.arguments == stock.arguments
+    assert ours.modes == stock.modes
+
+
+@pytest.mark.parametrize("logger_class", [WandbLogger, DistWandbLogger])
+def test_a_run_in_progress_is_used_with_a_warning(
+    logger_class: type[WandbLogger], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = mock.Mock(spec=Run, id="running", url=None, offline=False, disabled=False)
+    monkeypatch.setattr(wandb, "run", running)
+
+    def use(logger: WandbLogger) -> None:
+        with pytest.warns(UserWarning, match="There is a wandb run already in progress"):
+            assert logger.experiment is running
+
+    assert drive_with(logger_class, {}, use, tmp_path).arguments == []
+
+
+@pytest.mark.parametrize("constructor", constructors(without="an injected experiment"))
+def test_name_version_and_save_dir_are_those_of_the_stock_logger(constructor: str, tmp_path: Path) -> None:
+    def told(logger_class: type[WandbLogger]) -> list[Any]:
+        seen: list[Any] = []
+
+        def look(logger: WandbLogger) -> None:
+            seen.append((logger.name, logger.version, logger.save_dir))
+            _ = logger.experiment
+            seen.append((logger.name, logger.version, logger.save_dir))
+
+        drive_with(logger_class, CONSTRUCTORS[constructor], look, tmp_path)
+        return seen
+
+    assert told(DistWandbLogger) == told(WandbLogger)
+
+
+@pytest.mark.parametrize("constructor", constructors(without="an injected experiment"))
+def test_what_the_stock_methods_look_at_is_as_they_left_it(constructor: str, tmp_path: Path) -> None:
+    stock: list[dict[str, Any]] = []
+    drive_with(WandbLogger, CONSTRUCTORS[constructor], lambda logger: stock.append(vars(logger)), tmp_path)
+    ours: list[dict[str, Any]] = []
+    drive_with(DistWandbLogger, CONSTRUCTORS[constructor], lambda logger: ours.append(vars(logger)), tmp_path)
+    assert {name: ours[0].get(name) for name in stock[0]} == stock[0]
+
+
+# --- the constructor --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.newest  # add_file_policy is new in Lightning 2.6
+def test_the_constructor_begins_with_the_stock_parameters_and_ours_are_keyword_only() -> None:
+    stock = list(inspect.signature(WandbLogger).parameters.values())
+    ours = list(inspect.signature(DistWandbLogger).parameters.values())
+    positional, further = stock[:-1], stock[-1]
+    assert further.kind is inspect.Parameter.VAR_KEYWORD
+    assert [(p.name, p.default, p.kind) for p in ours[: len(positional)]] == [
+        (p.name, p.default, p.kind) for p in positional
+    ]
+    assert [(p.name, p.kind) for p in ours[len(positional) : -1]] == [
+        (name, inspect.Parameter.KEYWORD_ONLY) for name in run._OUR_ARGUMENTS
+    ]
+    assert (ours[-1].name, ours[-1].kind) == (further.name, further.kind)
+
+
+def test_it_is_a_wandb_logger_as_the_trainer_asks() -> None:
+    assert isinstance(DistWandbLogger(), WandbLogger)
+
+
+@pytest.mark.parametrize("options", ALL_MODES, ids=lambda options: "-".join(options.values()))
+def test_the_constructor_makes_no_run(options: dict[str, str], tmp_path: Path) -> None:
+    assert drive_with(DistWandbLogger, options, lambda _: None, tmp_path).arguments == []
+
+
+@pytest.mark.parametrize("constructor", [{"offline": True}, {"offline": True, "experiment": True}])
+@pytest.mark.parametrize("before", [None, "online"])
+def test_offline_leaves_the_environment_as_the_stock_logger_does(
+    before: str | None, constructor: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def modes(logger_class: type[WandbLogger]) -> list[str | None]:
+        seen: list[str | None] = []
+
+        def use(logger: WandbLogger) -> None:
+            seen.append(os.environ.get("WANDB_MODE"))
+            _ = logger.experiment
+            seen.append(os.environ.get("WANDB_MODE"))
+
+        return [*drive_with(logger_class, constructor, use, tmp_path).modes, *seen]
+
+    if before is not None:
+        monkeypatch.setenv("WANDB_MODE", before)
+    assert modes(DistWandbLogger) == modes(WandbLogger)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"run_mode": "share"}, "run_mode='share' is unknown. Allowed: 'auto', 'shared', 'new'. Did you mean 'shared'"),
+        ({"rank_scope": "node"}, "rank_scope='node' is unknown. Allowed: 'global', 'worker'."),
+        ({"reduce": "avg"}, "reduce='avg' is no reduction. Allowed: 'mean', 'sum', 'min', 'max', 'first'."),
+        ({"spread": 7}, "spread=7 is neither a bool nor name patterns."),
+        ({"join_timeout": 0}, "join_timeout=0 must be greater than 0 and at most 1e+09."),
+        (
+            {"tag": ["a"]},
+            "DistWandbLogger got the argument 'tag', which wandb.init does not know. Did you mean 'tags'?",
+        ),
+        ({"runmode": "new"}, "Did you mean 'run_mode'?"),
+        ({"mode": "shared"}, "Pass run_mode='shared'"),
+        ({"id": "a/b"}, "id='a/b' given to DistWandbLogger has '/'"),
+        ({"id": "a\x1bb"}, "id='a\\x1bb' given to DistWandbLogger has '\\x1b', which cannot be printed"),
+        ({"version": "a:b"}, "id='a:b' given to DistWandbLogger has ':'"),
+        ({"experiment": mock.Mock(), "run_mode": "new"}, "experiment= hands DistWandbLogger one run, but"),
+    ],
+)
+def test_arguments_that_cannot_be_honoured_are_refused_by_the_constructor(
+    arguments: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(message)):
+        DistWandbLogger(**arguments)
+
+
+def test_log_model_offline_is_refused_as_by_the_stock_logger() -> None:
+    with pytest.raises(MisconfigurationException, match="model checkpoints cannot be uploaded in offline mode"):
+        DistWandbLogger(offline=True, log_model=True)
+
+
+# --- before the run is open -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["shared", "new"])
+def test_hyperparameters_and_watch_wait_for_the_run_and_keep_their_order(mode: str, tmp_path: Path) -> None:
+    opened: list[int] = []
+
+    def use(logger: WandbLogger) -> None:
+        logger.log_hyperparams({"lr": 0.1})
+        logger.watch(MODEL, log="all")
+        logger.log_hyperparams({"lr": 0.2})
+        opened.append(len(session._sessions))
+        _ = logger.experiment
+
+    stand_in = drive_with(DistWandbLogger, {"run_mode": mode}, use, tmp_path)
+    assert opened == [0]
+    assert [call for call in stand_in.calls if call[0] != "define_metric"] == [
+        ("config.update", [{"lr": 0.1}], {"allow_val_change": True}),
+        ("watch", [MODEL], {"log": "all", "log_freq": 100, "log_graph": True}),
+        ("config.update", [{"lr": 0.2}], {"allow_val_change": True}),
+    ]
+
+
+def test_calls_that_waited_are_made_once(tmp_path: Path) -> None:
+    def use(logger: WandbLogger) -> None:
+        logger.log_hyperparams({"lr": 0.1})
+        _ = logger.experiment
+        logger.log_metrics({"loss": 0.5})
+        _ = logger.experiment
+
+    stand_in = drive_with(DistWandbLogger, {"run_mode": "new"}, use, tmp_path)
+    assert [name for name, _, _ in stand_in.calls].count("config.update") == 1
+
+
+# --- pickles ----------------------------------------------------------------------------------------------------------
+
+
+def through_a_pickle(logger: DistWandbLogger) -> DistWandbLogger:
+    twin = pickle.loads(pickle.dumps(logger))  # noqa: S301  # its own
+    assert isinstance(twin, DistWandbLogger)
+    return twin
+
+
+@pytest.mark.parametrize("mode", ["shared", "new"])
+def test_a_pickle_opens_no_run_and_keeps_ids_options_and_waiting_calls(mode: str, tmp_path: Path) -> None:
+    def use(logger: WandbLogger) -> None:
+        assert isinstance(logger, DistWandbLogger)
+        logger.log_hyperparams({"lr": 0.1})
+        twin = through_a_pickle(logger)
+        assert session._sessions == []
+        assert (twin._options, twin._base_id, twin._number) == (logger._options, logger._base_id, logger._number)
+        assert (twin.version, twin.name, twin.save_dir) == ("exp", "digits", "logs")
+        twin.log_metrics({"loss": 0.5}, step=2)
+
+    arguments = {"run_mode": mode, "id": "exp", "project": "digits", "save_dir": "logs", "prefix": "fold"}
+    stand_in = drive_with(DistWandbLogger, arguments, use, tmp_path)
+    assert [given["id"] for given in stand_in.arguments] == ["exp"]
+    assert stand_in.calls[-2:] == [
+        ("config.update", [{"lr": 0.1}], {"allow_val_change": True}),
+        ("log", [{"fold-loss": 0.5, "trainer/global_step": 2}], {}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("statuses", "code"), [(("failed",), 1), (("failed", "success"), 0), (("success", "failed"), 1), (("success",), 0)]
+)
+def test_the_last_stage_of_the_trainer_says_how_the_run_ends(
+    tmp_path: Path, statuses: tuple[str, ...], code: int
+) -> None:
+    """A script may catch the exception of a Trainer, and end as if nothing had been."""
+
+    def use(logger: WandbLogger) -> None:
+        logger.log_metrics({"loss": 0.5}, 1)
+        for status in statuses:
+            logger.finalize(status)
+        session._end_with_process(0, failed=False)
+
+    stand_in = drive_with(DistWandbLogger, {}, use, tmp_path)
+    assert stand_in.run.finish.call_args_list == [mock.call(exit_code=code)]
+
+
+def test_in_auto_mode_a_pickle_opens_the_run_that_the_children_go_on_with(tmp_path: Path) -> None:
+    def use(logger: WandbLogger) -> None:
+        assert isinstance(logger, DistWandbLogger)
+        twin = through_a_pickle(logger)
+        assert len(session._sessions) == 1
+        assert twin._base_id == "made-by-wandb"
+
+    assert len(drive_with(DistWandbLogger, {}, use, tmp_path).arguments) == 1
+
+
+def test_an_open_logger_survives_a_pickle_and_stays_open(tmp_path: Path) -> None:
+    def use(logger: WandbLogger) -> None:
+        assert isinstance(logger, DistWandbLogger)
+        run = logger.experiment
+        through_a_pickle(logger)
+        assert logger.experiment is run
+
+    assert len(drive_with(DistWandbLogger, {}, use, tmp_path).arguments) == 1
+
+
+@pytest.mark.parametrize(
+    ("node_rank", "scope", "opened"),
+    [(None, "global", 1), (None, "worker", 1), ("0", "global", 1), ("0", "worker", 0), ("1", "global", 0)],
+)
+def test_a_pickle_opens_the_run_only_where_it_is_certain_whose_it_is(
+    node_rank: str | None, scope: str, opened: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if node_rank is not None:
+        monkeypatch.setenv("NODE_RANK", node_rank)
+    stand_in = drive_with(DistWandbLogger, {"rank_scope": scope}, pickle.dumps, tmp_path)
+    assert len(stand_in.arguments) == opened
+
+
+# --- one of two ranks: what the door does before and after it knows of them -------------------------------------------
+
+
+def as_rank(monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
+    """Set what a launcher of two processes sets."""
+    for variable, value in {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}.items():
+        monkeypatch.setenv(variable, str(value))
+
+
+@pytest.mark.newest  # wandb before 0.27 has no such limits
+def test_of_two_ranks_the_first_opens_the_run_without_what_the_stock_logger_says_by_other_means(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    as_rank(monkeypatch, 0)
+    arguments_of_wandb = {"id": "exp", "project": "digits"}
+    arguments = {"offline": True, **arguments_of_wandb, **ALONE}
+    stand_in = drive_with(DistWandbLogger, arguments, use_everything, tmp_path)
+    (given,) = stand_in.arguments
+    limits = given.pop("settings")
+    assert given == {**arguments_of_wandb, "dir": ".", "name": None, "resume": "allow", "mode": "offline"}
+    assert limits.model_fields_set == {"finish_timeout", "x_transaction_log_flush_interval"}
+    assert stand_in.modes == ["dryrun"]
+
+
+def test_an_anonymous_run_of_several_ranks_stays_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    as_rank(monkeypatch, 0)
+    stand_in = drive_with(DistWandbLogger, {"anonymous": True, **ALONE}, use_everything, tmp_path)
+    assert stand_in.arguments[0]["anonymous"] == "allow"
+
+
+def test_of_two_ranks_the_second_has_an_experiment_that_accepts_every_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    as_rank(monkeypatch, 1)
+
+    def use(logger: WandbLogger) -> None:
+        use_everything(logger)
+        assert isinstance(logger.experiment, DummyExperiment)
+        assert not logger.experiment
+        assert logger.version == "exp"
+
+    stand_in = drive_with(DistWandbLogger, {"id": "exp", **ALONE}, use, tmp_path)
+    assert stand_in.arguments == []
+    assert stand_in.calls == []
+
+
+@pytest.fixture
+def trainer_starts(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Make torch.distributed say that this process is rank 0 of two, from now on."""
+
+    def start() -> None:
+        ranks = Topology(0, 0, 0, 2, 2, 1)
+        monkeypatch.setattr(Topology, "from_torch_distributed", classmethod(lambda _cls, _environ=None: ranks))
+
+    return start
+
+
+def test_a_run_opened_before_the_trainer_started_is_the_run_of_the_job(
+    tmp_path: Path, trainer_starts: Callable[[], None]
+) -> None:
+    def use(logger: WandbLogger) -> None:
+        early = logger.experiment
+        trainer_starts()
+        assert logger.experiment is early
+        logger.log_metrics({"loss": 0.5}, step=1)
+        assert [open_one.topology.world_size for open_one in session._sessions] == [2]
+        assert session._sessions[0].flush()
+
+    stand_in = drive_with(DistWandbLogger, ALONE, use, tmp_path)
+    assert len(stand_in.arguments) == 1
+    assert stand_in.calls[-1] == ("log", [{"loss": 0.5, DEGRADED: 1, "trainer/global_step": 1}], {})
+
+
+@pytest.mark.parametrize("mode", ["shared", "new"])
+def test_a_run_opened_too_early_for_the_mode_is_an_error(
+    mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trainer_starts: Callable[[], None]
+) -> None:
+    monkeypatch.setenv("PMIX_NAMESPACE", "prterun-1")  # names the job: no store is needed
+
+    def use(logger: WandbLogger) -> None:
+        _ = logger.experiment
+        trainer_starts()
+        with pytest.raises(ConfigurationError, match=r"was opened by logger\.experiment before the Trainer"):
+            _ = logger.experiment
+
+    assert len(drive_with(DistWandbLogger, {"run_mode": mode}, use, tmp_path).arguments) == 1
+
+
+def test_a_run_in_progress_is_used_by_the_first_of_two_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    as_rank(monkeypatch, 0)
+    running = mock.Mock(spec=Run, id="running", url=None, offline=False, disabled=False)
+    monkeypatch.setattr(wandb, "run", running)
+
+    def use(logger: WandbLogger) -> None:
+        with pytest.warns(UserWarning, match="There is a wandb run already in progress"):
+            assert logger.experiment is running
+        assert logger.version == "running"
+
+    assert drive_with(DistWandbLogger, {}, use, tmp_path).arguments == []
+
+
+def test_variables_that_tell_half_do_not_keep_calls_from_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What Lightning asks for on a cluster without a launcher it knows."""
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("NODE_RANK", "1")
+    assert (
+        drive_with(DistWandbLogger, {"run_mode": "new"}, lambda logger: logger.log_hyperparams({}), tmp_path).calls
+        == []
+    )
+
+
+def test_the_id_of_the_run_is_offered_to_the_scripts_that_lightning_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offered = ScriptIds(tmp_path)
+    monkeypatch.setattr(lightning, "_script_ids", offered)
+    drive_with(DistWandbLogger, {}, lambda logger: logger.experiment, tmp_path)
+    assert offered._offered == ["made-by-wandb"]

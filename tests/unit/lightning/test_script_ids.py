@@ -1,0 +1,145 @@
+"""Base ids on their way from Lightning's main process to the scripts that its ddp strategy starts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from strangers import OBSTACLES, give_away
+
+from dist_wandb.lightning.script_ids import ScriptIds
+
+Child = Callable[[], ScriptIds]
+
+
+@pytest.fixture(autouse=True)
+def _bare(bare_environment: None) -> None:
+    """No variable of a launcher."""
+
+
+@pytest.fixture
+def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Child:
+    """Be from now on what this process would be to a child of its own, which Lightning started for local rank 1."""
+
+    def be() -> ScriptIds:
+        monkeypatch.setenv("LOCAL_RANK", "1")
+        monkeypatch.setenv("NODE_RANK", "0")
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        monkeypatch.setattr(os, "getppid", os.getpid)
+        return ScriptIds(tmp_path)
+
+    return be
+
+
+def file_in(directory: Path) -> Path:
+    (found,) = directory.iterdir()
+    return found
+
+
+def test_a_child_takes_the_ids_of_its_parent_in_order(tmp_path: Path, child: Child) -> None:
+    ids = ScriptIds(tmp_path)
+    assert (ids.take("first"), ids.take("second")) == ((0, "first"), (1, "second"))
+    twin = child()
+    assert [twin.take("own"), twin.take("own"), twin.take("own")] == [(0, "first"), (1, "second"), (2, "own")]
+
+
+def test_an_id_that_became_known_later_replaces_the_one_offered(tmp_path: Path, child: Child) -> None:
+    ids = ScriptIds(tmp_path)
+    ids.take("first")
+    ids.take("second")
+    ids.offer(0, "of the run")
+    twin = child()
+    assert [twin.take("own")[1], twin.take("own")[1]] == ["of the run", "second"]
+
+
+def test_a_child_offers_nothing(tmp_path: Path, child: Child) -> None:
+    child().take("own")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_id_that_is_not_known_is_none(tmp_path: Path, child: Child) -> None:
+    ScriptIds(tmp_path).offer(1, "second")
+    twin = child()
+    assert [twin.take("mine")[1], twin.take("also mine")[1]] == ["mine", "second"]
+
+
+def test_a_process_that_is_nobodys_child_takes_nothing_and_keeps_nothing(tmp_path: Path) -> None:
+    ScriptIds(tmp_path).take("of before")
+    assert ScriptIds(tmp_path).take("own") == (0, "own")
+    assert file_in(tmp_path).read_text() == '["own"]'
+
+
+def test_ids_of_another_process_are_not_taken(tmp_path: Path, child: Child, monkeypatch: pytest.MonkeyPatch) -> None:
+    ScriptIds(tmp_path).take("first")
+    twin = child()
+    monkeypatch.setattr(os, "getppid", lambda: os.getpid() + 1)
+    assert twin.take("own") == (0, "own")
+
+
+@pytest.mark.parametrize("content", ["", "{", '{"a": 1}', "3", "[1"])
+def test_a_damaged_file_is_ignored(tmp_path: Path, child: Child, content: str) -> None:
+    ScriptIds(tmp_path).take("first")
+    file_in(tmp_path).write_text(content)
+    assert child().take("own") == (0, "own")
+
+
+def test_a_link_that_somebody_put_there_is_neither_followed_nor_written_through(tmp_path: Path, child: Child) -> None:
+    shared, elsewhere = tmp_path / "shared", tmp_path / "elsewhere"
+    shared.mkdir()
+    ScriptIds(shared).take("first")
+    link = file_in(shared)
+    link.unlink()
+    elsewhere.write_text('["forged"]')
+    link.symlink_to(elsewhere)
+    ids = ScriptIds(shared)
+    child()
+    twin = ScriptIds(shared)
+    assert twin.take("own") == (0, "own")
+    ids.offer(0, "first")
+    assert elsewhere.read_text() == '["forged"]'
+    assert not link.is_symlink()
+
+
+@pytest.mark.parametrize("obstacle", OBSTACLES)
+def test_nothing_in_its_place_keeps_a_child_waiting(tmp_path: Path, child: Child, obstacle: str) -> None:
+    ScriptIds(tmp_path).take("first")
+    place = file_in(tmp_path)
+    place.unlink()
+    OBSTACLES[obstacle](place)
+    begun = time.monotonic()
+    assert child().take("own") == (0, "own")
+    assert time.monotonic() - begun < 5
+
+
+def test_a_strangers_file_is_not_believed(tmp_path: Path, child: Child, monkeypatch: pytest.MonkeyPatch) -> None:
+    ScriptIds(tmp_path).take("first")
+    give_away(file_in(tmp_path), monkeypatch)
+    assert child().take("own") == (0, "own")
+
+
+def test_only_this_user_may_read_it(tmp_path: Path) -> None:
+    ScriptIds(tmp_path).take("first")
+    assert file_in(tmp_path).stat().st_mode & 0o077 == 0
+
+
+def test_where_nothing_can_be_written_ids_are_told_later(tmp_path: Path) -> None:
+    assert ScriptIds(tmp_path / "missing").take("first") == (0, "first")
+
+
+def test_the_file_goes_with_its_process_and_the_environment_stays(tmp_path: Path) -> None:
+    script = (
+        "import os, pathlib, sys; before = dict(os.environ); from dist_wandb.lightning.script_ids import ScriptIds; "
+        "ScriptIds().take('first'); print(len(list(pathlib.Path(sys.argv[1]).glob('dist-wandb-*')))); "
+        "assert dict(os.environ) == before; os.fork() or sys.exit(); os.wait(); "
+        "print(len(list(pathlib.Path(sys.argv[1]).glob('dist-wandb-*'))))"
+    )
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-W", "ignore", "-c", script, str(tmp_path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == ["1", "1"], "a fork that ends takes nothing away"
+    assert list(tmp_path.iterdir()) == []

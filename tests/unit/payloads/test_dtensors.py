@@ -1,0 +1,99 @@
+"""Tensors that lie on several ranks: logged if this rank has all of one, refused if it has a part, never asked for."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+import dist_wandb
+from dist_wandb.errors import ConfigurationError
+from dist_wandb.payloads.values import take, take_weight, whole_tensors
+from dist_wandb.relay.relay import RemoteSession
+from dist_wandb.topology.detection import Topology
+
+if TYPE_CHECKING:
+    from tests.conftest import FakeWandb, Job, OnRanks
+
+
+class FakeDTensor(torch.Tensor):
+    """This rank's part of a tensor that lies on several, as a `DTensor`; whoever asks for the whole waits forever."""
+
+    placements: tuple[SimpleNamespace, ...]
+
+    @classmethod
+    def of(cls, local: torch.Tensor, *is_replicate: bool) -> FakeDTensor:
+        """A tensor on a mesh of as many dimensions as there are answers."""
+        tensor = local.as_subclass(cls)
+        tensor.placements = tuple(SimpleNamespace(is_replicate=lambda is_=is_: is_) for is_ in is_replicate)
+        return tensor
+
+    def detach(self) -> FakeDTensor:
+        return FakeDTensor.of(self.as_subclass(torch.Tensor).detach(), *(p.is_replicate() for p in self.placements))
+
+    def to_local(self) -> torch.Tensor:
+        return self.as_subclass(torch.Tensor)
+
+    def item(self) -> float:
+        raise AssertionError("may wait for other ranks")
+
+
+WHOLE = FakeDTensor.of(torch.tensor(2.5, requires_grad=True), True, True)
+PART = FakeDTensor.of(torch.tensor(2.5), True, False)
+
+
+def test_of_a_tensor_that_every_rank_has_a_copy_of_the_copy_is_taken() -> None:
+    assert take({"x": WHOLE, "nested": {"y": WHOLE}}, 0) == {"x": 2.5, "nested.y": 2.5}
+    assert take_weight(WHOLE, 0) == 2.5
+    taken = whole_tensors({"x": WHOLE, "nested": {"y": WHOLE}, "z": 1}, 0)
+    assert list(taken) == ["x", "nested", "z"]
+    assert type(taken["x"]) is type(taken["nested"]["y"]) is torch.Tensor
+    assert not taken["x"].requires_grad
+
+
+def test_other_rows_stay_the_object_that_they_are() -> None:
+    row = {"x": 1.0, "nested": {"y": torch.tensor(1.0)}, "text": "t", "list": [1]}
+    assert whole_tensors(row, 0) is row
+
+
+@pytest.mark.parametrize(
+    "take_part",
+    [
+        lambda: take({"norm": PART}, 3),
+        lambda: whole_tensors({"nested": {"norm": PART}}, 3),
+    ],
+)
+def test_a_part_of_a_tensor_is_refused_without_asking_other_ranks(take_part: Callable[[], object]) -> None:
+    message = (
+        r"'norm' is a DTensor of which rank 3 has only a part \(its placements are .*\.full_tensor\(\) on every rank"
+    )
+    with pytest.raises(ConfigurationError, match=message):
+        take_part()
+    with pytest.raises(ConfigurationError, match="weight is a DTensor of which rank 3"):
+        take_weight(PART, 3)
+
+
+@pytest.mark.parametrize("reduce", ["mean", None])
+def test_session_brings_copies_together_or_writes_its_own(
+    fake_wandb: FakeWandb, job: Job, on_ranks: OnRanks, reduce: Any
+) -> None:
+    sessions = job([Topology(rank, rank, 0, 2, 2, 1) for rank in (0, 1)], reduce=reduce)
+    for session in sessions:
+        session.log({"loss": WHOLE}, step=0, weight=WHOLE)
+        with pytest.raises(ConfigurationError, match="'loss' is a DTensor"):
+            session.log({"loss": PART}, step=1)
+    on_ranks(2, lambda rank: sessions[rank].finish())
+    assert [row["loss"] for row in fake_wandb.runs[0].rows] == [2.5]
+
+
+def test_child_hands_over_copies(fake_wandb: FakeWandb) -> None:
+    with dist_wandb.init() as session:
+        copy: RemoteSession = pickle.loads(pickle.dumps(session))  # noqa: S301  # our own bytes
+        copy.log({"loss": WHOLE}, weight={"loss": WHOLE})
+        with pytest.raises(ConfigurationError, match="'loss' is a DTensor"):
+            copy.log({"loss": PART})
+    assert [row["loss"] for row in fake_wandb.runs[0].rows] == [2.5]

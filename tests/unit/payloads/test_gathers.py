@@ -1,0 +1,603 @@
+"""Tables and images of all ranks: what is logged, as bytes and back, and put together; without other processes."""
+
+from __future__ import annotations
+
+import datetime as dt
+import enum
+import importlib.util
+import logging
+import math
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+import wandb
+from hypothesis import example, given
+from hypothesis import strategies as st
+from PIL import Image
+
+import dist_wandb
+from dist_wandb import DistWandbLogger, DistWandbTracker
+from dist_wandb.errors import ConfigurationError
+from dist_wandb.exchange.attachments.gathers import FusedGathers
+from dist_wandb.exchange.protocol.rounds import Key, Place
+from dist_wandb.payloads.media import gathers, pictures
+from dist_wandb.payloads.media.gathers import (
+    Part,
+    decoded,
+    differ,
+    fair,
+    framed,
+    gathered,
+    gathered_table,
+    merged,
+    unframed,
+)
+from dist_wandb.runs import run
+from dist_wandb.topology.detection import Topology
+
+if TYPE_CHECKING:
+    from tests.conftest import FakeWandb, Job, OnRanks
+
+Log = Callable[[list[Any]], None]
+
+
+def sent(value: gathers.Gathered, rank: int = 0) -> Part:
+    """What another rank gets of it."""
+    return decoded(value.kind, value.encoded().as_bytes(rank))
+
+
+def pixels(image: wandb.Image) -> Image.Image:
+    assert image.image is not None
+    return image.image
+
+
+def rows_of(table: Any) -> list[list[Any]]:
+    return [list(row) for row in table.data]
+
+
+# --- what is logged ---------------------------------------------------------------------------------------------------
+
+
+class Level(enum.IntEnum):
+    HIGH = 3
+
+
+class Name(str):
+    __slots__ = ()
+
+
+UTC = dt.timezone.utc
+CELLS: list[tuple[Any, Any]] = [
+    (1, 1),
+    (2**70, 2**70),
+    (True, True),
+    (None, None),
+    ("é\n\0", "é\n\0"),
+    (0.1, 0.1),
+    (math.inf, math.inf),
+    (-math.inf, -math.inf),
+    (np.float32(0.5), 0.5),
+    (np.int64(7), 7),
+    (np.bool_(True), True),
+    (np.str_("x"), "x"),
+    (np.array(3), 3),
+    (np.arange(4).reshape(2, 2), [[0, 1], [2, 3]]),
+    (np.array(["a", None], dtype=object), ["a", None]),
+    (torch.tensor(2), 2),
+    (torch.tensor([[1.5, 2.5]], requires_grad=True), [[1.5, 2.5]]),
+    (Level.HIGH, 3),
+    (Name("x"), "x"),
+    ((1, "a", [None, torch.tensor([1])]), [1, "a", [None, [1]]]),
+    ({"a": {"b": (1, np.int32(2))}}, {"a": {"b": [1, 2]}}),
+    (dt.datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC), dt.datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC)),
+    (dt.date(2026, 1, 2), dt.date(2026, 1, 2)),
+    ([dt.date(2026, 1, 2)], ["2026-01-02"]),
+]
+
+
+@pytest.mark.parametrize(("cell", "arrives"), CELLS, ids=[str(cell) for cell, _ in CELLS])
+def test_cells_arrive(cell: Any, arrives: Any) -> None:
+    value = gathered([[cell, "beside"]], ["cell", "other"])
+    assert value.replaced == []
+    (row,) = sent(value).items
+    assert row == [arrives, "beside"]
+    assert type(row[0]) is type(arrives)
+
+
+def test_nan_arrives() -> None:
+    ((cell,),) = sent(gathered([[math.nan]], ["cell"])).items
+    assert math.isnan(cell)
+
+
+@pytest.mark.parametrize("cell", [1j, {1, 2}, b"raw", Fraction(1, 3), {(1, 2): 3}, torch.tensor([1j])])
+def test_other_cells_are_replaced_by_their_repr(cell: Any) -> None:
+    value = gathered([[cell, [cell]]], ["cell", "inner"])
+    assert sent(value).items == [[repr(cell), [repr(cell)]]]
+    assert value.replaced == [type(cell).__name__]
+
+
+@pytest.mark.newest  # wandb 0.19 needs torchvision for tensors
+def test_what_changes_after_it_was_logged_does_not_change_what_arrives() -> None:
+    inner, array, tensor, picture = [1], np.ones(2), torch.ones(2), Image.new("L", (2, 2), 5)
+    rows = [[inner, array, tensor, picture]]
+    value = gathered(rows, ["list", "array", "tensor", "image"])
+    panel = gathered([array.reshape(1, 2), tensor.reshape(1, 1, 2), picture])
+    inner.append(2)
+    array += 1
+    tensor += 1
+    picture.putpixel((0, 0), 9)
+    rows.append([])
+    ((*cells, image),) = sent(value).items
+    assert cells == [[1], [1.0, 1.0], [1.0, 1.0]]
+    expected = (5, *(pixels(wandb.Image(made)).getpixel((0, 0)) for made in (np.ones((1, 2)), torch.ones(1, 1, 2))))
+    found = [pictures.opened(item.value).getpixel((0, 0)) for item in (image, *sent(panel).items)]
+    assert found == [expected[0], *expected[1:], expected[0]]
+
+
+class Frame:
+    """As one of pandas."""
+
+    columns = ("a", "b")
+
+    def __len__(self) -> int:
+        return 2
+
+    def itertuples(self, *, index: bool, name: str | None) -> Iterator[tuple[Any, ...]]:
+        assert (index, name) == (False, None)
+        return iter([(1, "x"), (2, "y")])
+
+
+def test_a_table_of_wandbs_a_frame_and_an_array_are_taken() -> None:
+    frame = Frame()
+    for value in (
+        gathered(wandb.Table(columns=["a", "b"], data=[[1, "x"], [2, "y"]])),
+        gathered(frame),
+        gathered_table(["ignored"], [[0]], frame),
+        gathered_table(["a", "b"], [(1, "x"), (2, "y")]),
+    ):
+        assert sent(value)[1:] == (["a", "b"], 2, [[1, "x"], [2, "y"]])
+    assert sent(gathered_table(["a", "b"], np.array([[1, 2]]))).items == [[1, 2]]
+    assert sent(gathered_table()).columns == wandb.Table().columns
+    cut = [gathered(frame, limit=1), gathered_table(["a", "b"], [[1, "x"], [2]], limit=1)]
+    assert [sent(value)[2:] for value in cut] == [(2, [[1, "x"]])] * 2
+
+
+@pytest.mark.parametrize(
+    ("log", "message"),
+    [
+        (
+            lambda: gathered([[1, 2], [3]], ["a", "b"]),
+            r"Row 1 of the table has 1 cells, but its columns are \['a', 'b'\]",
+        ),
+        (lambda: gathered([1], ["a"]), "Row 0 of the table is int"),
+        (lambda: gathered(["ab"], ["a", "b"]), "Row 0 of the table is str"),
+        (lambda: gathered([{"a": 1}], ["a"]), "Row 0 of the table is dict"),
+        (lambda: gathered([], [1.5]), "neither text nor integers"),  # type: ignore[list-item]
+        (lambda: gathered("rows", ["a"]), "given str as its rows"),
+        (lambda: gathered([[1]], ["a"], limit=0), "limit=0 is no number of rows"),
+        (lambda: gathered([[1]], ["a"], limit="all"), "limit='all'"),  # type: ignore[arg-type]
+        (lambda: gathered([[1]], ["a"], caption=["x"]), "caption with a table"),
+        (lambda: gathered(3), "given int, but takes"),
+        (lambda: gathered([object()]), "given object among images"),
+        (lambda: gathered([np.zeros((2, 2))], caption=["a", "b"]), "caption has 2 items for 1 images"),
+        (lambda: gathered([np.zeros((2, 2))], masks=[{}]), "'masks' does not go to the primary"),
+    ],
+)
+def test_what_cannot_be_gathered_is_refused_at_once(log: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        log()
+
+
+def test_images_need_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(ConfigurationError, match="pip install pillow"):
+        gathered([np.zeros((2, 2))])
+    assert sent(gathered([])).items == []
+
+
+# --- images -----------------------------------------------------------------------------------------------------------
+
+
+def file_with(color: int, directory: Path) -> Path:
+    Image.new("L", (3, 2), color).save(directory / "image.bmp")
+    return directory / "image.bmp"
+
+
+class Figure:
+    """As one of matplotlib."""
+
+    def savefig(self, file: Any, *, format: str) -> None:  # noqa: A002  # matplotlib's name
+        Image.new("RGB", (3, 2), (1, 2, 3)).save(file, format=format)
+
+
+@pytest.mark.newest  # wandb 0.19 needs torchvision for tensors
+@pytest.mark.parametrize(
+    "image",
+    [
+        torch.randint(0, 255, (3, 4, 5)),
+        torch.rand(1, 4, 5),
+        np.random.default_rng(0).integers(0, 255, (4, 5, 3), dtype=np.uint8),
+        np.random.default_rng(0).integers(0, 255, (4, 5), dtype=np.uint8),
+        np.zeros((4, 5, 4), dtype=np.uint8),
+        Image.new("RGBA", (3, 2), (1, 2, 3, 4)),
+        Image.new("CMYK", (3, 2), (10, 20, 30, 40)),
+        wandb.Image(np.full((4, 5, 3), 7, dtype=np.uint8)),
+        wandb.Image(np.full((4, 5, 3), 7, dtype=np.uint8), file_type="jpg"),
+    ],
+    ids=lambda image: f"{type(image).__name__} {getattr(image, 'shape', getattr(image, 'mode', ''))}",
+)
+def test_images_arrive_as_wandb_would_show_them(image: Any) -> None:
+    is_cmyk = getattr(image, "mode", None) == "CMYK"
+    shown = image.convert("RGB") if is_cmyk else pixels(wandb.Image(image))
+    (picture,) = sent(gathered([image])).items
+    arrived = pictures.opened(picture.value)
+    assert arrived.format == "PNG"
+    assert (arrived.mode, arrived.size, arrived.tobytes()) == (shown.mode, shown.size, shown.tobytes())
+
+
+def test_files_and_figures_are_read_at_once(tmp_path: Path) -> None:
+    value = gathered([str(file_with(7, tmp_path)), file_with(7, tmp_path), Figure()])
+    file_with(9, tmp_path)
+    opened = [pictures.opened(picture.value) for picture in sent(value).items]
+    assert [image.getpixel((0, 0)) for image in opened] == [7, 7, (1, 2, 3)]
+    with pytest.raises(FileNotFoundError):
+        gathered([tmp_path / "missing.png"])
+
+
+@pytest.mark.newest  # wandb 0.19 needs torchvision for tensors
+def test_what_stands_beside_images_goes_along_with_them() -> None:
+    boxes = {"predictions": {"box_data": [{"position": {"minX": np.float32(0.5)}, "class_id": 1}]}}
+    image = wandb.Image(np.zeros((2, 2)), caption="own")
+    value = gathered([image, image], caption=[None, "given"], boxes=[boxes, None], mode=["L", None])
+    first, second = sent(value).items
+    assert first.beside == {
+        "caption": "own",
+        "boxes": {"predictions": {"box_data": [{"position": {"minX": 0.5}, "class_id": 1}]}},
+    }
+    assert second.beside == {"caption": "given"}
+    assert value.replaced == []
+    covered = wandb.Image(np.zeros((2, 2)), masks={"p": {"mask_data": np.zeros((2, 2), dtype=int)}})
+    assert gathered([covered]).replaced == ["boxes or masks"]
+
+
+@pytest.mark.newest  # wandb 0.19 needs torchvision for tensors
+def test_encoding_leaves_no_files_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    make = run.image
+
+    def remember(value: Any, *arguments: Any, **named: Any) -> Any:
+        made.append(make(value, *arguments, **named))
+        return made[-1]
+
+    monkeypatch.setattr(run, "image", remember)
+    sent(gathered([np.zeros((4, 4, 3)), torch.rand(3, 4, 4)]))
+    paths = [pictures._path_of(image) for image in made]
+    assert [path is not None and not path.exists() for path in paths] == [True, True]
+    own = wandb.Image(np.zeros((4, 4)))
+    sent(gathered([own]))
+    assert pictures._path_of(own) is not None
+    assert pixels(own).size == (4, 4), "the file of the user's image is still there"
+
+
+def test_a_rank_is_ready_once_its_devices_are_and_its_images_are_encoded() -> None:
+    value = gathered([np.zeros((4, 4))])
+    has_computed = False
+    value._marks = [SimpleNamespace(query=lambda: has_computed, synchronize=lambda: None), None]
+    assert not value.is_ready()
+    assert value._encoder is None
+    has_computed = True
+    value.is_ready()
+    assert value._encoder is not None
+    value._encoder.join()
+    assert value.is_ready()
+    assert len(value.encoded().items) == 1
+
+
+class OnDevice:
+    """As a tensor of a device that has not computed yet."""
+
+    device = torch.device("cuda")
+    is_cpu = False
+
+    def is_complex(self) -> bool:
+        return False
+
+    def detach(self) -> OnDevice:
+        return self
+
+    def to(self, device: str, *, non_blocking: bool) -> torch.Tensor:
+        assert (device, non_blocking) == ("cpu", True)
+        return torch.tensor([7.0])
+
+
+def test_cells_on_a_device_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    has_computed = False
+    event = SimpleNamespace(query=lambda: has_computed, synchronize=lambda: None)
+    monkeypatch.setattr(gathers, "event_after", lambda tensor: event if isinstance(tensor, OnDevice) else None)
+    monkeypatch.setattr(gathers, "as_tensor", lambda value: value if hasattr(value, "is_complex") else None)
+    value = gathered([[OnDevice(), [OnDevice()]]], ["a", "b"])
+    assert not value.is_ready()
+    has_computed = True
+    assert sent(value).items == [[[7.0], [[7.0]]]]
+
+
+# --- bytes ------------------------------------------------------------------------------------------------------------
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.lists(st.lists(JSON, min_size=2, max_size=2), max_size=5), st.integers(0, 2**20))
+def test_any_rows_arrive(rows: list[list[Any]], rank: int) -> None:
+    part = sent(gathered(rows, ["a", 1]), rank)
+    assert part == Part(rank, ["a", 1], len(rows), rows)
+
+
+@given(st.lists(st.binary(max_size=20)))
+def test_frames_are_taken_apart_as_they_were_put_together(parts: list[bytes]) -> None:
+    assert unframed(framed(*parts)) == parts
+
+
+@given(st.data())
+def test_bytes_that_are_no_table_are_refused(data: st.DataObject) -> None:
+    whole_table = gathered([[1, "a", dt.date(2026, 1, 2)], [2, "b", None]], ["a", "b", "c"])
+    good = whole_table.encoded().as_bytes(0)
+    place = data.draw(st.integers(0, len(good) - 1))
+    bad = good[:place] + data.draw(st.binary(max_size=3)) + good[place + data.draw(st.integers(0, 4)) :]
+    try:
+        part = decoded("table", bad)
+    except ConfigurationError:
+        return
+    assert isinstance(part.items, list), "a cell may be another one, but nothing else happens"
+
+
+HEAD = b'[0, ["a", "b"], 1]'
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        framed(b""),
+        framed(b'[1e400, ["a"], 0]'),
+        framed(b'[0, ["a"], 1e400]'),
+        framed(b'[-1, ["a"], 0]'),
+        framed(b'[0, ["a"], true]'),
+        framed(b'[0, "ab", 0]'),
+        framed(b'[0, [["a"], "b"], 0]'),
+        pytest.param(framed(b"[" * 200_000), id="deep"),
+        framed(HEAD, b""),
+        framed(HEAD, framed(b'["ab", [], []]')),
+        framed(HEAD, framed(b"[[1], [], []]")),
+        framed(HEAD, framed(b"[[1, 2], [], [1]]")),
+        framed(HEAD, framed(b'[["2026-01-01", 2], [], [-2]]')),
+        framed(HEAD, framed(b"[[1, 2], [[1e400, {}]], []]", b"png")),
+        framed(HEAD, framed(b"[[1, 2], [[0, []]], []]", b"png")),
+        framed(HEAD, framed(b'[[1, 2], [[0, {"file_type": "svg"}]], []]', b"png")),
+    ],
+)
+def test_bytes_that_are_no_table_are_refused_by_name(data: bytes) -> None:
+    with pytest.raises(ConfigurationError, match=r"bytes that a rank sent as a table or images (are|cannot be read)"):
+        decoded("table", data)
+
+
+@pytest.mark.parametrize("beside", [b"[]", b'{"data_or_path": "x"}', b'{"caption": '])
+def test_what_does_not_go_along_with_an_image_is_refused(beside: bytes) -> None:
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        decoded("images", framed(b"[0, [], 1]", framed(beside, b"png")))
+
+
+class Peer:
+    """A group of this rank, which is the first, and of a peer that sends what it was told to."""
+
+    rank = 0
+
+    def __init__(self, amounts: bytes, data: bytes | None) -> None:
+        self._amounts, self._data = amounts, data
+
+    def gather(self, own: bytes) -> list[bytes]:
+        return [own, self._amounts]
+
+    def collect(self, own: bytes) -> list[bytes]:
+        if self._data is None:
+            raise ConfigurationError("Member 1 of the group says that it sends 9 bytes")
+        return [own, self._data]
+
+
+@pytest.mark.parametrize("amounts", [b"", b"[]", b"[[1, 1e400, 5]]", b"[[1, -1, 5]]", b"[[1, 2]]", b"7", b"[" * 999])
+def test_amounts_that_a_peer_makes_up_cost_its_own_part_alone(amounts: bytes) -> None:
+    one, key = FusedGathers(0, collects=True), Key(Place(0, 1), FusedGathers.name_of("t", gathered([], ["a"])), 0)
+    one.keep(key, gathered([[1]], ["a"]))
+    one.exchange([key], Peer(amounts, framed(b"")))  # type: ignore[arg-type]  # as much of a group as is needed
+    assert one.take_values(key)[0]["t"].data == [[0, 1]]
+
+
+@pytest.mark.parametrize("data", [None, framed(framed(b'[1e400, ["a"], 0]'))])
+def test_a_part_that_a_peer_makes_up_costs_its_own_table_alone(
+    data: bytes | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    one, key = FusedGathers(0, collects=True), Key(Place(0, 1), FusedGathers.name_of("t", gathered([], ["a"])), 0)
+    one.keep(key, gathered([[1]], ["a"]))
+    one.exchange([key], Peer(b"[[1, 20, 5]]", data))  # type: ignore[arg-type]
+    assert one.take_values(key)[0] == {}
+    assert "'t'" in caplog.text
+
+
+@given(st.lists(st.integers(0, 1000), min_size=1, max_size=9), st.integers(0, 3000))
+def test_shares_are_fair(wanted: list[int], limit: int) -> None:
+    shares = fair(wanted, limit)
+    assert sum(shares) == min(limit, sum(wanted))
+    assert all(0 <= share <= most for share, most in zip(shares, wanted, strict=True))
+    least = min((share for share, most in zip(shares, wanted, strict=True) if share < most), default=limit)
+    assert all(share <= least + 1 for share in shares), "who gets less than wanted gets as much as anybody"
+
+
+@given(st.lists(st.integers(1, 50), max_size=10), st.integers(0, 12), st.integers(0, 200))
+def test_a_cut_keeps_the_first_within_both_limits(sizes: list[int], number: int, room: int) -> None:
+    encoded = gathers.Encoded([b"x" * size for size in sizes], sum(sizes), [], len(sizes), 99)
+    kept = [len(item) for item in unframed(encoded.within(room, number).as_bytes(0))[1:]]
+    assert kept == sizes[: len(kept)]
+    assert len(kept) <= number
+    assert sum(kept) <= room
+    is_whole = len(kept) == min(number, len(sizes))
+    assert is_whole or sum(sizes[: len(kept) + 1]) > room
+
+
+# --- the whole --------------------------------------------------------------------------------------------------------
+
+
+def test_columns_are_matched_by_name_and_empty_tables_decide_about_none() -> None:
+    parts = [
+        Part(0, ["Input"], 0, []),
+        Part(1, ["a", "b"], 1, [[1, 2]]),
+        Part(5, ["b", "c"], 2, [[3, 4], [5, 6]]),
+    ]
+    assert merged(parts) == (["rank", "a", "b", "c"], [[1, 1, 2, None], [5, None, 3, 4], [5, None, 5, 6]])
+    assert differ(parts)
+    assert not differ(parts[:2])
+    assert merged(parts[:1]) == (["rank", "Input"], [])
+
+
+def test_columns_of_one_name_are_told_apart_and_the_users_rank_is_kept() -> None:
+    parts = [Part(0, ["rank", "a", "a"], 1, [[7, 1, 2]]), Part(1, ["a", "rank"], 1, [[3, 8]])]
+    assert merged(parts) == (["global_rank", "rank", "a", "a"], [[0, 7, 1, 2], [1, 8, 3, None]])
+
+
+@given(st.lists(st.tuples(*[st.sampled_from([1, 0.5, math.nan, None, "x", True])] * 2), max_size=12))
+@example([(math.nan, "x"), (0.5, None), (None, "x")])
+def test_wandb_finds_the_same_types_in_the_rows_that_tell_as_in_all(rows: list[tuple[Any, Any]]) -> None:
+    data: list[list[Any]] = [list(row) for row in rows]
+    try:
+        expected = wandb.Table(columns=["a", "b"], data=data)
+    except TypeError:
+        expected = wandb.Table(columns=["a", "b"], data=data, allow_mixed_types=True)
+    found = run.table_of_any(["a", "b"], data)
+    assert found.data is data
+    assert found._column_types == expected._column_types
+
+
+def test_rows_whose_types_tell_not_all_are_looked_at_by_wandb() -> None:
+    data: list[list[Any]] = [[[None]], [[1, 2]]]
+    found = run.table_of_any(["a"], data)
+    assert found._column_types == wandb.Table(columns=["a"], data=data)._column_types
+
+
+# --- sessions and doors -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.newest  # wandb 0.19 needs torchvision for tensors
+def test_a_world_of_one_has_the_same_table_and_captions(fake_wandb: FakeWandb) -> None:
+    session = dist_wandb.init()
+    session.log({"t": gathered([[torch.tensor([1.0]), 2j]], ["a", "b"]), "i": gathered([torch.rand(3, 4, 4)])}, step=1)
+    session.log({"empty": gathered([]), "loss": 1.0}, step=2)
+    first, second = fake_wandb.runs[0].rows
+    assert first["t"].columns == ["rank", "a", "b"]
+    assert rows_of(first["t"]) == [[0, [1.0], "2j"]]
+    assert [pictures.caption(image) for image in first["i"]] == ["rank 0"]
+    assert second == {"loss": 1.0, "global_step": 2}
+
+
+def ranks(world_size: int, nodes: int = 1) -> list[Topology]:
+    local = world_size // nodes
+    return [Topology(rank, rank % local, rank // local, world_size, local, nodes) for rank in range(world_size)]
+
+
+@pytest.fixture
+def log_everywhere(on_ranks: OnRanks) -> Log:
+    """Every rank logs a table in a row of numbers, and comes to its end."""
+
+    def log(sessions: list[Any]) -> None:
+        for rank, session in enumerate(sessions):
+            session.log({"loss": float(rank), "t": gathered([[rank]], ["a"])}, step=1)
+        on_ranks(len(sessions), lambda rank: sessions[rank].release(within=10))
+
+    return log
+
+
+def tables(fake_wandb: FakeWandb, name: str = "t") -> dict[str, list[list[Any]]]:
+    found = [(run.id, rows_of(row[name])) for run in fake_wandb.runs for row in run.rows if name in row]
+    assert len(found) == len(dict(found)), "one row for each"
+    return dict(found)
+
+
+@pytest.mark.parametrize(("mode", "run_id"), [("auto", "exp"), ("new", "exp-rank-0")])
+def test_the_primary_has_the_table_of_all_ranks(
+    fake_wandb: FakeWandb, job: Job, log_everywhere: Log, mode: str, run_id: str
+) -> None:
+    log_everywhere(job(ranks(2), lambda _: {"id": "exp"}, run_mode=mode, reduce="mean"))
+    assert tables(fake_wandb) == {run_id: [[0, 0], [1, 1]]}
+
+
+def test_in_a_shared_run_the_primary_alone_writes_the_table(
+    fake_wandb: FakeWandb, job: Job, log_everywhere: Log
+) -> None:
+    log_everywhere(job(ranks(2), lambda _: {"id": "exp"}, run_mode="shared"))
+    written = [sorted(row) for run in fake_wandb.runs for row in run.rows]
+    assert sorted(name for names in written for name in names if "t" in name.split("/")) == ["t"]
+    assert tables(fake_wandb)["exp"] == [[0, 0], [1, 1]]
+
+
+def test_in_worker_scope_each_nodes_primary_has_its_nodes_table(
+    fake_wandb: FakeWandb, job: Job, log_everywhere: Log
+) -> None:
+    log_everywhere(job(ranks(4, nodes=2), lambda _: {"id": "exp"}, rank_scope="worker"))
+    assert tables(fake_wandb) == {"exp-worker-0": [[0, 0], [1, 1]], "exp-worker-1": [[2, 2], [3, 3]]}
+
+
+def test_where_nothing_is_brought_together_each_run_has_its_own_rows(
+    fake_wandb: FakeWandb, job: Job, log_everywhere: Log, caplog: pytest.LogCaptureFixture
+) -> None:
+    log_everywhere(job(ranks(2), lambda _: {"id": "exp"}, run_mode="new"))
+    assert tables(fake_wandb) == {"exp-rank-0": [[0, 0]], "exp-rank-1": [[1, 1]]}
+    assert caplog.text.count("nothing is brought together") == 1
+
+
+def test_without_reduction_rows_of_ranks_without_a_run_are_not_lost_silently(job: Job) -> None:
+    sessions = job(ranks(2), lambda _: {"id": "exp"}, reduce=None)
+    for session in sessions:
+        with pytest.raises(ConfigurationError, match="reduce=None nothing is brought together"):
+            session.log({"t": gathered([[1]], ["a"])}, step=1)
+
+
+def test_lightnings_door_gathers(fake_wandb: FakeWandb) -> None:
+    logger = DistWandbLogger(prefix="fold")
+    logger.log_table("t", ["a"], [[1]], step=3, gather=True)
+    logger.log_table("t", ["a"], [[1]], step=4)
+    logger.log_image("i", [np.zeros((2, 2))], step=5, caption=["x"], gather=True, limit=1)
+    first, second, third = fake_wandb.runs[0].rows
+    assert (rows_of(first["fold-t"]), first["trainer/global_step"]) == ([[0, 1]], 3)
+    assert rows_of(second["fold-t"]) == [[1]]
+    assert [pictures.caption(image) for image in third["fold-i"]] == ["rank 0: x"]
+
+
+@pytest.mark.usefixtures("fake_wandb")
+def test_accelerates_door_gathers(fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture) -> None:
+    tracker = DistWandbTracker(wrap=False)
+    tracker.start()
+    tracker.log_table("t", ["a"], [[1], [2]], step=3, gather=True, limit=1)
+    tracker.log_images({"i": [np.zeros((2, 2))] * 3}, step=5, gather=True, limit=2)
+    first, second = fake_wandb.runs[0].rows
+    assert (rows_of(first["t"]), first["global_step"]) == ([[0, 1]], 3)
+    assert [pictures.caption(image) for image in second["i"]] == ["rank 0"] * 2
+    assert "'t' has 1 of 2 rows" in caplog.text
+    assert "'i' has 2 of 3 images" in caplog.text
+    tracker.finish()
+
+
+def test_the_public_name_is_the_function() -> None:
+    assert dist_wandb.gathered is gathered
+
+
+@pytest.fixture(autouse=True)
+def _log_level(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "dist_wandb")

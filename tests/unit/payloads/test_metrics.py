@@ -1,0 +1,773 @@
+"""Merged metrics: what torchmetrics computes after its own synchronisation, from ranks simulated in one process."""
+
+from __future__ import annotations
+
+import gc
+import json
+import math
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+import torchmetrics
+from torch import Tensor
+from torchmetrics import (
+    CatMetric,
+    MaxMetric,
+    MeanMetric,
+    MeanSquaredError,
+    Metric,
+    MetricCollection,
+    MinMetric,
+    PearsonCorrCoef,
+    R2Score,
+    SumMetric,
+)
+from torchmetrics.classification import (
+    MulticlassAccuracy,
+    MulticlassAUROC,
+    MulticlassConfusionMatrix,
+    MulticlassF1Score,
+    MulticlassPrecision,
+)
+from torchmetrics.text import Perplexity
+from torchmetrics.wrappers import BootStrapper, ClasswiseWrapper, MinMaxMetric, MultioutputWrapper, Running
+
+from dist_wandb.errors import ConfigurationError
+from dist_wandb.payloads.torchmetrics import blob, metrics
+from dist_wandb.payloads.torchmetrics.blob import decode, encode
+from dist_wandb.payloads.torchmetrics.merging import Layout
+from dist_wandb.payloads.torchmetrics.metrics import Snapshot, is_metric, take_snapshot
+
+CLASSES = 4
+Make = Callable[[], Any]
+Data = Callable[[torch.Generator], tuple[Any, ...]]
+Batch = tuple[Tensor, ...]
+
+
+def numbers(generator: torch.Generator) -> Batch:
+    return (torch.randn(6, generator=generator),)
+
+
+def pairs(generator: torch.Generator) -> Batch:
+    x = torch.randn(8, generator=generator)
+    return x, x + torch.randn(8, generator=generator)
+
+
+def wide_pairs(generator: torch.Generator) -> Batch:
+    return torch.randn(8, 2, generator=generator), torch.randn(8, 2, generator=generator)
+
+
+def classes(generator: torch.Generator) -> Batch:
+    scores = torch.rand(12, CLASSES, generator=generator).softmax(-1)
+    return scores, torch.randint(CLASSES, (12,), generator=generator)
+
+
+def tokens(generator: torch.Generator) -> Batch:
+    scores = torch.rand(2, 5, CLASSES, generator=generator)
+    return scores, torch.randint(CLASSES, (2, 5), generator=generator)
+
+
+class Odd(Metric):
+    """States of every other kind: a mean, lists and tensors without a reduction, and with a custom one."""
+
+    level: Tensor
+    seen: list[Tensor]
+    last: Tensor
+    mask: Tensor
+    largest: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("level", torch.tensor(2.0), dist_reduce_fx="mean")
+        self.add_state("seen", [], dist_reduce_fx=None)
+        self.add_state("last", torch.zeros(3), dist_reduce_fx=lambda stacked: stacked.prod(dim=0))
+        self.add_state("mask", torch.tensor([False, False]), dist_reduce_fx="max")
+        self.add_state("largest", torch.tensor(-(2**63)), dist_reduce_fx="max")
+
+    def update(self, x: Tensor) -> None:
+        self.level = self.level + x.mean()
+        self.seen += [x[:2], x[2:]]
+        self.last = x[:3]
+        self.mask = x[:2] > 0
+        self.largest = torch.tensor(2**62 + 1)
+
+    def compute(self) -> dict[str, Tensor]:
+        seen = torch.cat(self.seen) if len(self.seen) else torch.zeros(1)
+        return {"level": self.level, "seen": seen, "last": self.last, "mask": self.mask, "largest": self.largest}
+
+
+def collection() -> MetricCollection:
+    return MetricCollection(
+        {
+            "acc": MulticlassAccuracy(CLASSES),
+            "f1": MulticlassF1Score(CLASSES),
+            "precision": MulticlassPrecision(CLASSES, average=None),
+            "auroc": MulticlassAUROC(CLASSES),
+        },
+        prefix="val_",
+    )
+
+
+CASES: dict[str, tuple[Make, Data]] = {
+    "mean": (MeanMetric, numbers),
+    "sum": (SumMetric, numbers),
+    "min": (MinMetric, numbers),
+    "max": (MaxMetric, numbers),
+    "cat": (CatMetric, numbers),
+    "accuracy": (lambda: MulticlassAccuracy(CLASSES), classes),
+    "f1": (lambda: MulticlassF1Score(CLASSES), classes),
+    "confusion": (lambda: MulticlassConfusionMatrix(CLASSES), classes),
+    "mse": (MeanSquaredError, pairs),
+    "r2": (R2Score, pairs),
+    "auroc": (lambda: MulticlassAUROC(CLASSES), classes),
+    "binned auroc": (lambda: MulticlassAUROC(CLASSES, thresholds=20), classes),
+    "perplexity": (Perplexity, tokens),
+    "pearson": (PearsonCorrCoef, pairs),
+    "wide pearson": (lambda: PearsonCorrCoef(num_outputs=2), wide_pairs),
+    "collection": (collection, classes),
+    "classwise": (lambda: ClasswiseWrapper(MulticlassAccuracy(CLASSES, average=None)), classes),
+    "multioutput": (lambda: MultioutputWrapper(MeanSquaredError(), 2), wide_pairs),
+    "bootstrap": (lambda: BootStrapper(MeanMetric(), 3), numbers),
+    "composition": (lambda: MeanMetric() + SumMetric() * 2, numbers),
+    "half": (lambda: MeanSquaredError().set_dtype(torch.float16), lambda g: tuple(x.half() for x in pairs(g))),
+}
+
+
+def ranks_of(make: Make, data: Data, updates: Sequence[int]) -> list[Any]:
+    """One object for each simulated rank, with that many updates."""
+    template, ranks = make(), []
+    for rank, count in enumerate(updates):
+        metric, generator = deepcopy(template), torch.Generator().manual_seed(rank)
+        torch.manual_seed(rank)  # bootstrapping draws by itself
+        for _ in range(count):
+            metric.update(*data(generator))
+        ranks.append(metric)
+    return ranks
+
+
+def exchange(snapshots: Sequence[Snapshot]) -> dict[str, Any]:
+    with_data = next((one for one in snapshots if not Layout.parse(one.signature).is_tentative), snapshots[0])
+    assert all(snapshot.adopt(with_data.signature) for snapshot in snapshots)
+    packed = [snapshot.packed() for snapshot in snapshots]
+    assert len({snapshot.signature for snapshot in snapshots}) == 1
+    layout = Layout.parse(snapshots[0].signature)
+    for one in packed:
+        assert (len(one.sums), len(one.maxima), bool(one.blob)) == (layout.sums, layout.maxima, layout.has_blob)
+        assert one.sums.dtype == one.maxima.dtype == torch.float64
+        assert not one.maxima.isnan().any()
+    sums = torch.stack([one.sums for one in packed]).sum(0)
+    maxima = torch.stack([one.maxima for one in packed]).amax(0)
+    told = [snapshot.told(rank) for rank, snapshot in enumerate(snapshots)]
+    return snapshots[0].compute(sums, maxima, [one.blob for one in packed], told)
+
+
+def merged(ranks: Sequence[Any]) -> dict[str, Any]:
+    return exchange([take_snapshot(metric) for metric in ranks])
+
+
+def synchronised(ranks: Sequence[Any]) -> dict[str, Any]:
+    """What torchmetrics computes on rank 0 with a `dist_sync_fn` that knows the states of all ranks."""
+    copies = [deepcopy(metric) for metric in ranks]
+    if isinstance(copies[0], MetricCollection):
+        return {
+            f"/{name}": value
+            for name in copies[0]
+            for value in synchronised([dict(one.items())[str(name)] for one in copies]).values()
+        }
+    members = [[module for module in one.modules() if isinstance(module, Metric)] for one in copies]
+    for same in zip(*members, strict=True):
+        gathered: list[list[Tensor]] = []
+        for metric in same:
+            states: list[Tensor] = []
+            metric.sync(lambda x, group, seen=states: seen.append(x) or [x], distributed_available=lambda: True)  # noqa: ARG005
+            metric.unsync()
+            gathered.append(states)
+        columns = iter(zip(*gathered, strict=True))
+        same[0].dist_sync_fn = lambda _, group, columns=columns: list(next(columns))  # noqa: ARG005
+        same[0].distributed_available_fn = lambda: True
+    value = copies[0].compute()
+    return {f"/{name}": part for name, part in value.items()} if isinstance(value, dict) else {"": value}
+
+
+def assert_same(got: dict[str, Any], wanted: dict[str, Any]) -> None:
+    assert got.keys() == wanted.keys()
+    for name, value in wanted.items():
+        assert not isinstance(got[name], Tensor)
+        torch.testing.assert_close(torch.tensor(got[name]).to(value.dtype), value, equal_nan=True)
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+# torchmetrics' own makes integers floats when a rank has none; what ours makes of these is compared elsewhere.
+_NEED_UPDATES = {"collection", "auroc", "composition"}
+
+
+@pytest.mark.parametrize(
+    ("case", "updates"),
+    [
+        (case, updates)
+        for case in CASES
+        for updates in ((2, 2), (1, 3, 2), (2, 0), (0, 2, 1))
+        if 0 not in updates or case not in _NEED_UPDATES
+    ],
+)
+def test_merging_is_torchmetrics_own_synchronisation(case: str, updates: tuple[int, ...]) -> None:
+    ranks = ranks_of(*CASES[case], updates)
+    assert take_snapshot(ranks[0]).fallback is None
+    assert_same(merged(ranks), synchronised(ranks))
+
+
+@pytest.mark.parametrize("updates", [(2,), (1, 3, 2), (0, 3)])
+@pytest.mark.parametrize("case", sorted(CASES.keys() - {"bootstrap", "half", "multioutput", "collection"}))
+def test_merging_is_one_metric_that_saw_everything(case: str, updates: tuple[int, ...]) -> None:
+    make, data = CASES[case]
+    alone = make()
+    for rank, count in enumerate(updates):
+        generator = torch.Generator().manual_seed(rank)
+        for _ in range(count):
+            alone.update(*data(generator))
+    value = alone.compute()
+    wanted = {f"/{name}": part for name, part in value.items()} if isinstance(value, dict) else {"": value}
+    assert_same(merged(ranks_of(make, data, updates)), wanted)
+
+
+def test_other_kinds_of_states_are_merged_as_torchmetrics_does_it() -> None:
+    ranks = ranks_of(Odd, numbers, (2, 2, 2))
+    wanted = synchronised(ranks)
+    wanted["/seen"] = torch.cat(
+        [item for metric in ranks for item in metric.seen]
+    )  # torchmetrics has all first items first
+    assert_same(merged(ranks), wanted)
+
+
+def test_items_of_lists_come_in_the_order_of_ranks() -> None:
+    ranks = ranks_of(Odd, numbers, (2, 1, 0))
+    assert merged(ranks)["/seen"] == [x for metric in ranks for item in metric.seen for x in item.tolist()]
+
+
+def test_ranks_without_data_do_not_count() -> None:
+    ranks = ranks_of(Odd, numbers, (2, 0, 0))
+    alone = {f"/{name}": value for name, value in ranks[0].compute().items() if name != "last"}
+    got = merged(ranks)
+    assert got.pop("/last") == ranks[0].last.tolist()
+    assert_same(got, alone)
+
+
+@pytest.mark.parametrize("make", [SumMetric, CatMetric, Odd])
+def test_states_that_were_set_without_an_update_count(make: Make) -> None:
+    """A checkpoint brings states, but not how often they were updated."""
+    trained, loaded, empty = ranks_of(make, numbers, (1, 0, 0))
+    for name, value in trained.metric_state.items():
+        setattr(loaded, name, deepcopy(value))
+    assert loaded.update_count == 0
+    assert merged([loaded, empty]) == merged([trained, empty])
+
+
+def test_large_integers_come_back_exactly() -> None:
+    ranks = ranks_of(lambda: MulticlassConfusionMatrix(2), lambda _: (torch.tensor([1]), torch.tensor([0])), (1, 1))
+    ranks[0].confmat += 2**52
+    assert merged(ranks)[""] == [[2**52, 2**52 + 2], [2**52, 2**52]]
+
+
+@pytest.mark.parametrize("make", [MinMetric, MaxMetric])
+@pytest.mark.parametrize("where", [0, 1])
+def test_a_nan_among_extrema_survives(make: type[MinMetric | MaxMetric], where: int) -> None:
+    ranks = ranks_of(lambda: make(nan_strategy="ignore"), numbers, (1, 1))
+    name = next(iter(ranks[where].metric_state))
+    setattr(ranks[where], name, torch.tensor(math.nan))
+    assert math.isnan(merged(ranks)[""])
+
+
+@pytest.mark.parametrize("case", ["max", "min", "collection"])
+def test_neutral_contributes_nothing(case: str) -> None:
+    make, data = CASES[case]
+    ranks = ranks_of(
+        make, lambda g: data(g) if case == "collection" else (torch.tensor({"max": -5.0, "min": 5.0}[case]),), (2, 1)
+    )
+    snapshots = [take_snapshot(metric) for metric in ranks]
+    packed = [*(one.packed() for one in snapshots), Layout.parse(snapshots[0].signature).neutral()]
+    sums, maxima = torch.stack([p.sums for p in packed]).sum(0), torch.stack([p.maxima for p in packed]).amax(0)
+    assert snapshots[0].compute(sums, maxima, [p.blob for p in packed]) == merged(ranks)
+
+
+class Last(Metric):
+    """A state without a reduction."""
+
+    last: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("last", torch.zeros(2), dist_reduce_fx=None)
+
+    def update(self, x: Tensor) -> None:
+        self.last = x
+
+    def compute(self) -> Tensor:
+        return self.last
+
+
+@pytest.mark.parametrize(("updates", "wanted"), [((1,), [7, 8]), ((1, 1), [[7, 8], [7, 8]]), ((1, 0), [7, 8])])
+def test_states_without_reduction_are_stacked_unless_there_is_one_alone(updates: tuple[int, ...], wanted: Any) -> None:
+    assert merged(ranks_of(Last, lambda _: (torch.tensor([7.0, 8.0]),), updates)) == {"": wanted}
+
+
+# The user's object
+
+
+def fingerprint(metric: Metric) -> Any:
+    states = {name: value if isinstance(value, Tensor) else list(value) for name, value in metric.metric_state.items()}
+    held = {name: id(value) for name, value in metric.metric_state.items()}
+    flags = ("_computed", "_forward_cache", "_update_count", "_is_synced", "_cache", "_to_sync", "sync_on_compute")
+    return deepcopy(states), held, [vars(metric)[name] for name in flags], metric.dist_sync_fn
+
+
+@pytest.mark.parametrize("case", [*CASES, "forward"])
+def test_the_users_object_stays_as_it_is(case: str) -> None:
+    make, data = CASES.get(case, (MeanMetric, numbers))
+    ranks = ranks_of(make, data, (1, 2))
+    if case == "forward":
+        ranks[0](torch.randn(3, requires_grad=True) * 2)  # its _forward_cache is no leaf
+    members = [m for m in ranks[0].modules() if isinstance(m, Metric)]
+    before = [fingerprint(metric) for metric in members]
+    groups = deepcopy(getattr(ranks[0], "compute_groups", None))
+    merged(ranks)
+    for old, new in zip(before, (fingerprint(metric) for metric in members), strict=True):
+        torch.testing.assert_close(old[0], new[0], equal_nan=True)
+        assert old[1] == new[1]
+        assert [repr(flag) for flag in old[2]] == [repr(flag) for flag in new[2]]
+        assert old[3] is new[3]
+    assert getattr(ranks[0], "compute_groups", None) == groups
+
+
+@pytest.mark.parametrize("action", ["update", "reset", "forward"])
+@pytest.mark.parametrize("case", ["mean", "confusion", "auroc", "pearson", "collection", "bootstrap"])
+def test_what_happens_after_the_snapshot_does_not_matter(case: str, action: str) -> None:
+    make, data = CASES[case]
+    ranks = ranks_of(make, data, (2, 1))
+    wanted = merged(ranks)
+    snapshots = [take_snapshot(metric) for metric in ranks]
+    for metric in ranks:
+        arguments = () if action == "reset" else data(torch.Generator().manual_seed(9))
+        getattr(metric, action)(*arguments)
+    assert exchange(snapshots) == wanted
+    if action != "reset":
+        assert merged(ranks) != wanted
+
+
+def test_a_synchronised_metric_contributes_its_own_states_alone() -> None:
+    wanted = merged(ranks_of(SumMetric, numbers, (1, 1)))
+    ranks = ranks_of(SumMetric, numbers, (1, 1))
+    ranks[0].sync(lambda x, group: [x, x], distributed_available=lambda: True)  # noqa: ARG005
+    assert merged(ranks) == wanted
+    assert ranks[0]._is_synced
+
+
+def test_a_snapshot_reads_nothing_from_a_device() -> None:
+    """Tensors of the meta device have no numbers: whatever wants to read one raises."""
+    for make, _ in CASES.values():
+        take_snapshot(make().to("meta"))
+    with_list = CatMetric().to("meta")
+    with_list.__dict__["value"] = [torch.empty(3, device="meta")]
+    for metric in (MeanMetric().to("meta"), with_list):
+        snapshot = take_snapshot(metric)
+        with pytest.raises(NotImplementedError):
+            snapshot.to_host()
+
+
+def test_nothing_synchronises_even_where_torchmetrics_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise AssertionError("torchmetrics synchronises")
+
+    monkeypatch.setattr(Metric, "_sync_dist", fail)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    fail.__module__ = "torchmetrics.metric"
+    for make, data in [*CASES.values(), (lambda: MinMaxMetric(MeanMetric()), numbers)]:
+        merged(ranks_of(make, data, (1, 1)))
+    with pytest.raises(AssertionError):
+        ranks_of(MeanMetric, numbers, (1,))[0].compute()
+
+
+@pytest.mark.parametrize(
+    "options", [{"compute_with_cache": False}, {"sync_on_compute": False}, {"dist_sync_on_step": True}]
+)
+def test_options_of_metrics_do_not_matter(options: dict[str, Any]) -> None:
+    ranks = ranks_of(lambda: SumMetric(**options), lambda _: (torch.tensor(2.0),), (1, 2))
+    for metric in ranks:
+        metric.process_group = sys.stdout  # a group cannot be copied either
+    assert merged(ranks) == {"": 6.0}
+
+
+def test_inference_mode_on_either_side_does_not_matter() -> None:
+    with torch.inference_mode():
+        ranks = ranks_of(collection, classes, (2, 1))
+        snapshots = [take_snapshot(metric) for metric in ranks]
+    assert exchange(snapshots) == merged(ranks_of(collection, classes, (2, 1)))
+
+
+def test_the_private_copy_is_made_once_and_goes_with_the_object() -> None:
+    metric = ranks_of(MeanMetric, numbers, (1,))[0]
+    first, second = take_snapshot(metric), take_snapshot(metric)
+    assert first._shell is second._shell
+    key = id(metric)
+    del metric
+    gc.collect()
+    assert key not in metrics._shells
+    assert first.packed().sums[0] == 1
+
+
+def test_metrics_added_to_a_collection_are_followed() -> None:
+    ranks = [MetricCollection({"a": SumMetric()}) for _ in range(2)]
+    merged(ranks)
+    for one in ranks:
+        one.add_metrics({"b": MaxMetric()})
+        one.update(3.0)
+    assert merged(ranks) == {"/a": 6.0, "/b": 3.0}
+
+
+@pytest.mark.parametrize(("updates", "warns"), [((0, 1), False), ((0, 0), True)])
+def test_a_warning_of_no_update_comes_only_where_no_rank_had_one(updates: tuple[int, ...], warns: bool) -> None:
+    ranks = ranks_of(MeanMetric, numbers, updates)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        merged(ranks)
+    assert any("before the ``update``" in str(one.message) for one in caught) == warns
+
+
+def test_what_cannot_be_copied_is_named() -> None:
+    metric = SumMetric()
+    metric.stream = sys.stdout
+    with pytest.raises(ConfigurationError, match="SumMetric cannot be copied"):
+        take_snapshot(metric)
+
+
+# Layouts
+
+
+def test_signatures_tell_layouts_apart() -> None:
+    makes: list[Make] = [
+        MeanMetric,
+        SumMetric,
+        lambda: MulticlassAccuracy(3),
+        lambda: MulticlassAccuracy(4),
+        lambda: MulticlassF1Score(4),
+        lambda: MulticlassConfusionMatrix(4, normalize="all"),
+        collection,
+        lambda: MetricCollection([SumMetric()]),
+        lambda: MinMaxMetric(SumMetric()),
+    ]
+    assert len({take_snapshot(make()).signature for make in makes}) == len(makes)
+    assert take_snapshot(SumMetric()).signature == take_snapshot(SumMetric()).signature
+
+
+def test_lengths_of_lists_are_no_part_of_the_signature() -> None:
+    one, two = ranks_of(*CASES["auroc"], (1, 3))
+    assert take_snapshot(one).signature == take_snapshot(two).signature
+
+
+def test_states_of_a_compute_group_are_sent_once() -> None:
+    ranks = ranks_of(collection, classes, (1,))
+    assert sorted(map(len, ranks[0].compute_groups.values())) == [1, 3]
+    layout = Layout.parse(take_snapshot(ranks[0]).signature)
+    assert layout.sums == 8 + 4 * CLASSES  # two counts of each of four metrics; four states of one
+    separate = Layout.parse(take_snapshot(ranks_of(collection, classes, (0,))[0]).signature)
+    assert separate.sums == 8 + 3 * 4 * CLASSES
+
+
+def test_members_of_a_group_that_were_updated_alone_are_sent_alone() -> None:
+    ranks = [MetricCollection({"a": SumMetric(), "b": SumMetric()}) for _ in range(2)]
+    for one in ranks:
+        one.update(1.0)
+    merged(ranks)  # the private copy is made while both share their state
+    for one in ranks:
+        one["b"].update(5.0)
+    assert merged(ranks) == {"/a": 2.0, "/b": 12.0}
+
+
+def test_a_rank_without_updates_adopts_the_layout_of_another() -> None:
+    ranks = ranks_of(collection, classes, (2, 0))
+    snapshots = [take_snapshot(metric) for metric in ranks]
+    assert snapshots[0].signature != snapshots[1].signature
+    assert snapshots[1].adopt(snapshots[0].signature)
+    assert exchange(snapshots) == merged(ranks[:1])
+
+
+def test_a_rank_adopts_a_finer_layout_and_only_a_true_coarser_one() -> None:
+    ranks = ranks_of(collection, classes, (2, 1, 2))
+    dict(ranks[1].items())  # this makes copies of the states
+    snapshots = [take_snapshot(metric) for metric in ranks]
+    coarse, fine = snapshots[0].signature, snapshots[1].signature
+    assert len(fine) > len(coarse)
+    assert snapshots[1].adopt(coarse)
+    assert snapshots[2].adopt(fine)
+    assert snapshots[2].adopt(coarse)
+    assert exchange(snapshots) == merged([ranks[0], ranks_of(collection, classes, (0, 1))[1], ranks[2]])
+    ranks[1]["val_f1"].update(*classes(torch.Generator()))
+    differs = take_snapshot(ranks[1])
+    assert not differs.adopt(coarse)
+    assert differs.adopt(fine)
+
+
+@pytest.mark.parametrize("other", [SumMetric, lambda: MulticlassF1Score(4), lambda: MinMaxMetric(SumMetric())])
+def test_a_layout_of_other_metrics_is_not_adopted(other: Make) -> None:
+    snapshot = take_snapshot(MulticlassAccuracy(4))
+    before = snapshot.signature
+    assert not snapshot.adopt(take_snapshot(other()).signature)
+    assert snapshot.signature == before
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "[false]", "[false,[[1,2]]]", "[false,[[1,2,3,[4]]]]", "7"])
+def test_text_that_is_no_signature_is_refused(text: str) -> None:
+    with pytest.raises(ConfigurationError, match="no signature"):
+        Layout.parse(text)
+
+
+# What is not merged
+
+
+class Peculiar(SumMetric):
+    def _sync_dist(self, *_: Any, **__: Any) -> None:
+        raise AssertionError("torchmetrics synchronises")
+
+
+def test_what_cannot_be_merged_is_computed_by_each_rank_and_averaged() -> None:
+    ranks = ranks_of(Peculiar, numbers, (1, 3, 0))
+    snapshots = [take_snapshot(metric) for metric in ranks]
+    assert "Peculiar is not merged" in str(snapshots[0].fallback)
+    wanted = (ranks[0].compute() + ranks[1].compute()) / 2  # a rank without updates is left out
+    for metric in ranks:
+        metric.reset()
+    assert_same(exchange(snapshots), {"": wanted})
+
+
+def test_averages_of_lists_are_taken_by_element() -> None:
+    snapshot = take_snapshot(Peculiar())
+    blobs = [encode([json.dumps({"": [[1, 2], [3]], "/a": [1]})]), encode([json.dumps({"": [[3, 2], [4]], "/a": 1})])]
+    got = snapshot.compute(torch.zeros(2), torch.zeros(0), blobs)
+    assert got[""] == [[2, 2], [3.5]]
+    assert math.isnan(got["/a"])
+
+
+# Wrappers that remember
+
+
+def test_extremes_are_those_of_all_that_was_written() -> None:
+    """As one process has them, that calls `compute` whenever the ranks log."""
+    ranks, one = [MinMaxMetric(MeanMetric()) for _ in range(2)], MinMaxMetric(MeanMetric())
+    for number in (3.0, 9.0, -6.0, 0.0):
+        for metric, own in zip((*ranks, one), (number, number + 1, number + 0.5), strict=True):
+            metric.update(own)
+        assert merged(ranks) == pytest.approx({f"/{name}": float(value) for name, value in one.compute().items()})
+        for metric in (*ranks, one):
+            metric.reset()  # which keeps the extremes
+
+
+def test_extremes_of_what_the_ranks_computed_themselves_count() -> None:
+    ranks = [MinMaxMetric(MeanMetric()) for _ in range(2)]
+    for metric, numbers_of_rank in zip(ranks, ((1.0, 5.0), (-3.0, 2.0)), strict=True):
+        for number in numbers_of_rank:
+            metric.update(number)
+            metric.compute()
+    assert merged(ranks) == {"/raw": 1.25, "/min": -3.0, "/max": 3.0}
+
+
+@pytest.mark.parametrize("updates", [(5, 5, 5), (5, 2, 0), (0, 1, 4)])
+def test_a_window_has_the_last_updates_of_each_rank(updates: tuple[int, ...]) -> None:
+    ranks = ranks_of(lambda: Running(MeanSquaredError(), window=3), pairs, updates)
+    together = MeanSquaredError()
+    for rank, count in enumerate(updates):
+        generator = torch.Generator().manual_seed(rank)
+        for batch in [pairs(generator) for _ in range(count)][-3:]:
+            together.update(*batch)
+    assert merged(ranks) == pytest.approx({"": float(together.compute())})
+
+
+def test_a_window_of_even_ranks_is_that_of_one_process_with_larger_batches() -> None:
+    ranks, one = [Running(MeanMetric(), window=2) for _ in range(3)], Running(MeanMetric(), window=2)
+    for step in range(5):
+        for rank, metric in enumerate(ranks):
+            metric.update(torch.tensor([float(step), rank * step]))
+        one.update(torch.tensor([float(step), 0.0, step, step, step, 2 * step]))
+        assert merged(ranks) == pytest.approx({"": float(one.compute())})
+
+
+def test_of_a_tracker_the_newest_metric_counts() -> None:
+    ranks = [torchmetrics.MetricTracker(SumMetric(), maximize=True) for _ in range(2)]
+    with pytest.raises(ConfigurationError, match=r"before its increment\(\) was called"):
+        take_snapshot(ranks[0])
+    for epoch in range(2):
+        for tracker in ranks:
+            tracker.increment()
+            tracker.update(epoch + 1.0)
+    assert merged(ranks) == {"": 4.0}
+
+
+# Blobs
+
+ITEMS: list[Any] = [
+    torch.arange(6).reshape(2, 3).T,
+    torch.tensor(1.5, dtype=torch.bfloat16),
+    torch.tensor([True, False]),
+    torch.empty(0, 3, dtype=torch.int8),
+    [(4, 5), b"raw", "text", None, [torch.ones(2, dtype=torch.complex64)], torch.bfloat16],
+]
+
+
+def test_blobs_come_back_as_they_were() -> None:
+    back = decode(encode(ITEMS))
+    for old, new in zip(ITEMS[:4], back[:4], strict=True):
+        torch.testing.assert_close(old, new, rtol=0, atol=0)
+    assert (*back[4][:4], back[4][5]) == (*ITEMS[4][:4], ITEMS[4][5])
+    assert torch.equal(back[4][4][0], torch.ones(2, dtype=torch.complex64))
+
+
+def header(*items: Any) -> bytes:
+    text = json.dumps(items).encode()
+    return len(text).to_bytes(8, "little") + text
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x80\x04.",
+        b"\xff" * 40,
+        encode(ITEMS)[:-1],
+        encode(ITEMS) + b"x",
+        header(["tensor", "float32", [10**12]]),
+        header(["tensor", "float32", [-1, -1]]) + b"1234",
+        header(["tensor", "load", [1]]),
+        header(["bytes", -3]),
+        header(["bytes", "3"]),
+        header(["eval", "1"]),
+        header(["value"]),
+        header(["dtype", "load"]),
+        header(["dtype"]),
+        header(["list", [[]]]),
+        header(["list"]),
+        header(3),
+        header(["tensor", "float32", ["a"]]),
+        header(["tensor", "qint8", [2]]) + b"12",
+        header(["tensor", "float32", [True]]) + b"1234",
+        header(["tensor", "float32", {"1": 1}]) + b"1234",
+        header(["tensor", "float32", [0, 2**62]]),
+        header(["tensor", "float32", [1] * 65]) + b"1234",
+        header(["tensor", ["float32"], [1]]) + b"1234",
+        header(["bytes", True]) + b"1",
+        header(["dtype", "quint4x2"]),
+        header(["value", [1]]),
+        header()[:8] + b"[1e400]",
+        b"",
+        (400000).to_bytes(8, "little") + b"[" * 400000,
+    ],
+)
+def test_other_bytes_are_refused(data: bytes) -> None:
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        decode(data)
+
+
+@pytest.mark.parametrize("name", sorted(blob._NUMBERS))
+def test_every_type_of_numbers_comes_back(name: str) -> None:
+    numbers = torch.tensor([0, 1, 1]).to(getattr(torch, name))
+    (back,) = decode(encode([numbers]))
+    assert back.dtype is numbers.dtype
+    assert back.tolist() == numbers.tolist()
+
+
+def test_truth_values_are_true_or_false_whatever_bytes_they_come_as() -> None:
+    (back,) = decode(header(["tensor", "bool", [3]]) + b"\x00\x01\x07")
+    assert back.view(torch.uint8).tolist() == [0, 1, 1]
+
+
+def test_what_cannot_be_sent_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="holds a object"):
+        encode([[object()]])
+    for item in (torch.zeros(2).to(torch.float8_e5m2), torch.float8_e5m2):
+        with pytest.raises(ConfigurationError, match="holds float8_e5m2 numbers"):
+            encode([item])
+
+
+SIGNATURE = [False, [["", "Sum", -1, [["x", "sum", [2], "float32"]]]], False]
+
+
+def test_a_signature_of_another_rank_is_read() -> None:
+    assert Layout.parse(json.dumps(SIGNATURE)).sums == 4
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("-1", "1e400"),
+        ("-1", "0"),
+        ("-1", "-2"),
+        ("-1", "-1.0"),
+        ("[2]", "[-2]"),
+        ("[2]", "[true]"),
+        ("[2]", "[65536, 65536]"),
+        ("[2]", "2"),
+        ('"sum"', '"product"'),
+        ('"float32"', "1"),
+        ('"Sum"', "null"),
+        ("false]", "]"),
+        pytest.param("[2]", "[" * 200000, id="deep"),
+    ],
+)
+def test_other_signatures_are_refused(old: str, new: str) -> None:
+    with pytest.raises(ConfigurationError, match="is no signature of a metric"):
+        Layout.parse(json.dumps(SIGNATURE).replace(old, new))
+
+
+@pytest.mark.parametrize(
+    "items", [[], [torch.ones(1)] * 2, [torch.ones(1)], ["text"], [[1]], [[1], [2]], [torch.ones(3)] * 8]
+)
+def test_gathered_states_that_do_not_fit_are_refused(items: list[Any]) -> None:
+    for make in (CatMetric, PearsonCorrCoef):
+        snapshot = take_snapshot(ranks_of(make, pairs if make is PearsonCorrCoef else numbers, (1,))[0])
+        layout = Layout.parse(snapshot.signature)
+        with pytest.raises(ConfigurationError):
+            snapshot.compute(*layout.neutral()[:2], [encode(items)])
+
+
+# What is a metric
+
+
+def test_what_is_a_metric() -> None:
+    yes = (MeanMetric(), MetricCollection([SumMetric()]), MeanMetric() + 1, MinMaxMetric(SumMetric()))
+    assert [is_metric(value) for value in (*yes, 1, 1.5, True, "a", None, torch.ones(2), MeanMetric)] == [True] * 4 + [
+        False
+    ] * 7
+
+
+def test_asking_imports_neither_torch_nor_torchmetrics() -> None:
+    code = (
+        "import sys; from dist_wandb.payloads.torchmetrics.metrics import is_metric; "
+        "assert not is_metric(object()); assert not is_metric(1);"
+        "print('torch' in sys.modules, 'torchmetrics' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]
+
+
+# torchmetrics' own names
+
+
+def test_torchmetrics_still_keeps_what_is_read_and_written_where_it_was() -> None:
+    metric = MeanMetric()
+    assert metric._reductions == dict.fromkeys(metric.metric_state, torchmetrics.utilities.dim_zero_sum)
+    assert metric._defaults.keys() == metric.metric_state.keys()
+    assert (metric._cache, metric._computed, metric._forward_cache, metric._is_synced) == (None, None, None, False)
+    assert metric._to_sync
+    metric._update_count = 3
+    assert metric.update_count == 3
+    assert Metric._sync_dist.__module__.startswith("torchmetrics.")
+    groups = MetricCollection([SumMetric()])
+    assert groups.compute_groups is groups._groups

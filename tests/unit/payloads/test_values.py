@@ -1,0 +1,441 @@
+"""What `log` takes from the training thread: safe from later changes, and never waited for."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from decimal import Decimal
+from fractions import Fraction
+from types import MappingProxyType, SimpleNamespace
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+import wandb
+
+from dist_wandb.errors import ConfigurationError
+from dist_wandb.payloads.values import HostCopy, Later, checked_weight, is_number, known, take, take_weight
+
+DTYPES = [
+    *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
+    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8),
+]
+
+
+def same(value: object, expected: object) -> bool:
+    return type(value) is type(expected) and value == expected
+
+
+# --- numbers ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [0.5, 7, True, False, -0.0, 2**80, math.inf, "text", ""])
+def test_pythons_own_values_are_taken_as_they_are(value: object) -> None:
+    assert same(take({"x": value}, 0)["x"], value)
+    assert same(take({"x": value, "other": [1]}, 0)["x"], value)  # beside something that is no number
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (np.float64(0.5), 0.5),
+        (np.float32(0.5), 0.5),
+        (np.float16(0.5), 0.5),
+        (np.int64(7), 7),
+        (np.uint8(7), 7),
+        (np.bool_(True), True),
+        (np.array(0.5), 0.5),
+        (np.array(7), 7),
+        (np.str_("text"), "text"),
+        (Fraction(1, 4), 0.25),
+    ],
+    ids=lambda value: f"{type(value).__name__} {value}",
+)
+def test_scalars_of_others_become_pythons(value: object, expected: object) -> None:
+    assert same(take({"x": value}, 0)["x"], expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1, 1)], ids=str)
+def test_tensors_of_one_element_become_pythons_numbers(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    tensor = torch.full(shape, 3, dtype=dtype)
+    assert same(take({"x": tensor}, 0)["x"], 3.0 if dtype.is_floating_point else 3)
+
+
+def test_a_tensor_of_a_bool_is_one() -> None:
+    assert take({"x": torch.tensor(True)}, 0)["x"] is True
+
+
+def test_a_tensor_that_is_part_of_a_graph_is_taken_out_of_it() -> None:
+    loss = (torch.tensor(0.25, requires_grad=True) * 2).sum()
+    assert same(take({"loss": loss}, 0)["loss"], 0.5)
+    assert same(take({"p": torch.nn.Parameter(torch.tensor([0.5]))}, 0)["p"], 0.5)
+
+
+@pytest.mark.parametrize("value", [math.nan, torch.tensor(math.nan), np.float32(math.nan)], ids=["python", "t", "np"])
+def test_nan_is_a_number(value: object) -> None:
+    taken = take({"x": value}, 0)["x"]
+    assert is_number(taken)
+    assert math.isnan(taken)
+
+
+# --- what changes later -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [torch.zeros, np.zeros], ids=["torch", "numpy"])
+def test_a_number_that_is_changed_in_place_later_stays_what_it_was(kind: Callable[[tuple[()]], Any]) -> None:
+    total = kind(())
+    taken = take({"total": total}, 0)
+    total += 5
+    assert taken == {"total": 0.0}
+
+
+def test_lists_and_arrays_are_copied() -> None:
+    numbers, array = [1, 2], np.array([1, 2])
+    taken = take({"list": numbers, "array": array}, 0)
+    numbers.append(3)
+    array[0] = 9
+    assert taken["list"] == [1, 2]
+    assert taken["array"].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("others", [{}, {"image": object()}], ids=["numbers", "others"])
+def test_the_mapping_is_copied(others: dict[str, Any]) -> None:
+    metrics = {"loss": 0.5, **others}
+    taken = take(metrics, 0)
+    metrics["late"] = 1.0
+    assert taken == {"loss": 0.5, **others}
+
+
+def test_any_mapping_is_taken() -> None:
+    assert take(MappingProxyType({"loss": 0.5, "lr": np.float32(0.5)}), 0) == {"loss": 0.5, "lr": 0.5}
+
+
+# --- what is no number ------------------------------------------------------------------------------------------------
+
+
+def test_what_is_no_number_is_kept() -> None:
+    table, text = wandb.Table(columns=["a"], data=[[1]]), wandb.Html("<p>", inject=False)
+    others = {"table": table, "html": text, "decimal": Decimal("0.5"), "none": None, "tuple": (1, 2), "str": "a"}
+    taken = take(others, 0)
+    assert taken == others
+    assert taken["table"] is table
+    assert not any(map(is_number, taken.values()))
+
+
+def test_mappings_are_flattened_with_dots() -> None:
+    nested = {"val": {"loss": 0.5, "per": {"class": np.int64(7)}}, "lr": 0.1, "none": {}, "text": {"a": "b"}}
+    assert take(nested, 0) == {"val.loss": 0.5, "val.per.class": 7, "lr": 0.1, "text.a": "b"}
+
+
+def test_the_order_of_names_is_kept() -> None:
+    assert list(take({"b": np.float32(1), "a": 1.0, "t": torch.tensor(1), "l": [1]}, 0)) == ["b", "a", "t", "l"]
+
+
+def test_complex_numbers_are_taken_as_what_is_not_a_number() -> None:
+    vector = torch.tensor([1j, 2.0])
+    taken = take(
+        {"python": 1j, "numpy": np.complex64(1j), "array": np.array(1j), "tensor": torch.tensor(1j), "v": vector}, 0
+    )
+    vector += 1
+    assert {taken[name] for name in ("python", "numpy", "array")} == {1j}
+    assert (taken["tensor"], taken["v"].tolist()) == (torch.tensor(1j), [1j, 2.0])
+    assert not any(map(is_number, taken.values()))
+
+
+@pytest.mark.parametrize("shape", [(2,), (0,), (3, 1), (1, 2, 3)], ids=str)
+def test_tensors_of_several_elements_are_copied(shape: tuple[int, ...]) -> None:
+    logits = torch.zeros(shape, requires_grad=True)
+    taken = take({"logits": logits, "nested": {"list": [logits, 1]}}, 0)
+    with torch.no_grad():
+        logits += 5
+    for copy in (taken["logits"], taken["nested.list"][0]):
+        assert type(copy) is torch.Tensor
+        assert not copy.requires_grad
+        assert torch.equal(copy, torch.zeros(shape))
+    assert not any(map(is_number, taken.values()))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
+def test_vectors_of_dtypes_that_numpy_does_not_know_become_those_of_one_that_it_does(dtype: torch.dtype) -> None:
+    taken = take({"x": torch.ones(2).to(dtype)}, 0)["x"]
+    assert (taken.dtype, taken.tolist()) == (torch.float32, [1.0, 1.0])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int8, np.bool_])
+def test_an_array_of_one_number_is_that_number_as_wandb_writes_it(dtype: Any) -> None:
+    assert is_number(take({"x": np.ones((1, 1), dtype)}, 0)["x"])
+    assert not is_number(take({"x": np.array(["text"])}, 0)["x"])
+
+
+def test_lists_are_copied_with_what_is_in_them() -> None:
+    array, tensor, inner, media = np.zeros(2), torch.zeros(()), [1], wandb.Html("<p>", inject=False)
+    taken = take({"list": [array, tensor, inner, {"a": array}, media], "tuple": (tensor, "text")}, 0)
+    array += 1
+    tensor += 1
+    inner.append(2)
+    assert (taken["list"][0].tolist(), taken["list"][1].item(), taken["list"][2]) == ([0, 0], 0, [1])
+    assert taken["list"][3]["a"].tolist() == [0, 0]
+    assert taken["list"][4] is media
+    assert taken["tuple"] == (torch.tensor(0.0), "text")
+
+
+def test_a_list_that_holds_itself_is_taken() -> None:
+    holds_itself: list[Any] = [1.0]
+    holds_itself.append(holds_itself)
+    assert take({"x": holds_itself}, 0)["x"][0] == 1.0
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["a\0b", "a\ud800b"])
+def test_an_error_within_a_mapping_names_the_whole_name(name: str) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(f"The name {f'val.{name}'!r} on rank 3")):
+        take({"val": {name: 1}}, 3)
+
+
+# --- weights ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("weight", "expected"),
+    [
+        (None, None),
+        (0, 0),
+        (0.5, 0.5),
+        (32, 32),
+        (True, 1.0),
+        (Fraction(1, 4), 0.25),
+        (np.float32(0.5), 0.5),
+        (np.int64(32), 32.0),
+        (np.array(32), 32.0),
+        (torch.tensor(32), 32),
+        (torch.tensor([0.5], dtype=torch.bfloat16, requires_grad=True), 0.5),
+        ({}, {}),
+        ({"loss": 3, "acc": torch.tensor(2.0)}, {"loss": 3, "acc": 2.0}),
+    ],
+    ids=str,
+)
+def test_a_weight_is_a_number_or_numbers_by_name(weight: object, expected: object) -> None:
+    assert take_weight(weight, 0) == expected
+
+
+@pytest.mark.parametrize(
+    "weight",
+    [-1, -0.5, math.nan, math.inf, -math.inf, np.float32(-1), torch.tensor(-1), torch.tensor(math.nan), Fraction(-1)],
+    ids=str,
+)
+def test_a_weight_that_is_negative_or_not_finite_is_refused(weight: object) -> None:
+    with pytest.raises(ConfigurationError, match=r"^weight=.* on rank 3 is negative or not finite"):
+        take_weight(weight, 3)
+    with pytest.raises(ConfigurationError, match=r"^weight\['loss'\]=.* on rank 3 is negative or not finite"):
+        take_weight({"acc": 1, "loss": weight}, 3)
+
+
+@pytest.mark.parametrize(
+    ("weight", "shown"),
+    [
+        ([1, 2], "[1, 2]"),
+        ("3", "'3'"),
+        (1j, "1j"),
+        (np.complex64(1j), "1j"),
+        (torch.tensor(1j), "a tensor of shape () and torch.complex"),
+        (torch.zeros(2), "a tensor of shape (2,)"),
+        (np.zeros(2), "ndarray of shape (2,)"),
+        (object, "<class 'object'>"),
+    ],
+    ids=str,
+)
+def test_a_weight_that_is_not_one_number_is_refused(weight: object, shown: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"^weight was given .*{re.escape(shown)}.* on rank 3"):
+        take_weight(weight, 3)
+    with pytest.raises(ConfigurationError, match=rf"^weight\['loss'\] was given .*{re.escape(shown)}.* on rank 3"):
+        take_weight({"acc": 1, "loss": weight}, 3)
+
+
+@pytest.mark.parametrize("weight", [0, 0.5, 10**6])
+def test_a_checked_weight_is_itself(weight: float) -> None:
+    assert same(checked_weight("weight", weight, 0), weight)
+
+
+# --- tensors on a device ----------------------------------------------------------------------------------------------
+
+WAITING = {"item", "cpu", "tolist", "numpy", "equal", "nonzero", "__repr__", "__format__", "__array__"} | {
+    "__float__",
+    "__int__",
+    "__bool__",
+    "__index__",
+    "__complex__",
+}
+
+
+class OnDevice(torch.Tensor):
+    """A tensor that says it is on an accelerator, remembers what is asked of it, and may forbid to wait for it."""
+
+    asked: ClassVar[list[str]] = []
+    on_training_thread: ClassVar[bool] = True
+    under_way: ClassVar[list[tuple[torch.Tensor, torch.Tensor]]] = []
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func == torch.Tensor.device.__get__:
+            return torch.device("privateuseone:0")
+        name = func.__name__
+        cls.asked.append(name)
+        assert not (cls.on_training_thread and name in WAITING), f"{name} waits for the device"
+        if name == "to":
+            assert args[1:] == ("cpu",)
+            return cls._copy_later(args[0], **(kwargs or {}))
+        if name == "cpu":
+            return args[0].as_subclass(torch.Tensor)
+        return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]  # torch's
+
+    @classmethod
+    def _copy_later(cls, source: torch.Tensor, *, non_blocking: bool = False) -> torch.Tensor:
+        assert non_blocking, "the copy waits for the device"
+        copy = torch.full(source.shape, -99, dtype=source.dtype)  # nobody has written it yet
+        cls.under_way.append((copy, source.as_subclass(torch.Tensor)))
+        return copy
+
+
+def on_device(value: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
+    return torch.tensor(value, dtype=dtype).as_subclass(OnDevice)
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> type[OnDevice]:
+    """Tensors of a device that has no events."""
+    for name, value in {"asked": [], "under_way": [], "on_training_thread": True}.items():
+        monkeypatch.setattr(OnDevice, name, value)
+    return OnDevice
+
+
+@pytest.fixture
+def events(device: type[OnDevice], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Tensors of a device with events: copies arrive when an event after them is waited for. What was done with it."""
+    done: list[Any] = []
+
+    class Event:
+        def record(self, stream: object) -> None:
+            done.append(("record", stream, len(device.under_way)))
+
+        def synchronize(self) -> None:
+            assert not device.on_training_thread, "the training thread waits for the device"
+            done.append("synchronize")
+            for copy, source in device.under_way:
+                copy.copy_(source)
+
+    module = SimpleNamespace(Event=Event, current_stream=lambda of: f"stream of {of}")
+    monkeypatch.setattr(torch, "privateuseone", module, raising=False)
+    return done
+
+
+@pytest.mark.parametrize("wait", ["item", "cpu", "tolist", "__float__", "__bool__"])
+def test_the_stand_in_for_a_device_notices_who_waits(device: type[OnDevice], wait: str) -> None:
+    with pytest.raises(AssertionError, match="waits for the device"):
+        getattr(on_device(0.5), wait)()
+    assert device.asked == [wait]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_numbers_on_a_device_come_later(device: type[OnDevice], events: list[Any], dtype: torch.dtype) -> None:
+    taken = take({"lr": 0.1, "x": on_device([[3]], dtype)}, 0)
+    assert isinstance(taken["x"], Later)
+    assert is_number(taken["x"])
+    device.on_training_thread = False
+    assert same(taken["x"].number(), 3.0 if dtype.is_floating_point else 3)
+    assert events.count("synchronize") == 1
+
+
+def test_the_event_is_recorded_after_the_copy_and_waited_for_once(device: type[OnDevice], events: list[Any]) -> None:
+    taken = take({"a": on_device(1.0), "b": on_device(2.0)}, 0)
+    assert events == [("record", "stream of privateuseone:0", 1)]  # one copy for both was under way by then
+    device.on_training_thread = False
+    assert [taken[name].number() for name in ("b", "a", "b")] == [2.0, 1.0, 2.0]
+    assert events[1:] == ["synchronize"]
+
+
+def test_numbers_on_a_device_without_events_are_waited_for_with_the_numbers(device: type[OnDevice]) -> None:
+    taken = take({"x": on_device(0.5)}, 0)
+    assert "cpu" not in device.asked
+    device.on_training_thread = False
+    assert taken["x"].number() == 0.5
+    assert "cpu" in device.asked
+
+
+def test_each_dtype_of_a_device_is_copied_once_and_names_keep_their_order(
+    device: type[OnDevice], events: list[Any]
+) -> None:
+    metrics = {
+        "a": on_device(1.0),
+        "between": 0.5,
+        "b": on_device(2**53, torch.int64),
+        "c": on_device(3.0),
+        "in": {"d": on_device(4.0)},
+    }
+    taken = take(metrics, 0)
+    assert list(taken) == ["a", "between", "b", "c", "in.d"]
+    assert (len(device.under_way), len(events)) == (2, 2)
+    device.on_training_thread = False
+    assert [taken[name].number() for name in ("a", "b", "c", "in.d")] == [1.0, 2**53, 3.0, 4.0]
+
+
+def test_a_number_on_a_device_that_is_changed_in_place_later_stays_what_it_was(device: type[OnDevice]) -> None:
+    total = on_device(1.0)
+    taken, weight = take({"total": total}, 0)["total"], take_weight(total, 0)
+    total += 5
+    device.on_training_thread = False
+    assert (taken.number(), weight.number()) == (1.0, 1.0)
+
+
+@pytest.mark.usefixtures("events")
+def test_a_tensor_of_a_graph_on_a_device_is_taken_out_of_it(device: type[OnDevice]) -> None:
+    weight = on_device(0.5).requires_grad_()
+    taken = take({"x": weight * 2}, 0)
+    assert not any(source.requires_grad for _, source in device.under_way)
+    device.on_training_thread = False
+    assert taken["x"].number() == 1.0
+
+
+@pytest.mark.parametrize("value", [[1.0, 2.0], 1j], ids=["of two elements", "complex"])
+@pytest.mark.parametrize("has_events", [True, False])
+def test_vectors_on_a_device_come_later_as_they_were(
+    device: type[OnDevice], request: pytest.FixtureRequest, value: Any, has_events: bool
+) -> None:
+    if has_events:
+        request.getfixturevalue("events")
+    vector = on_device(value)
+    taken = take({"x": vector, "list": [vector, {"a": (vector, 1)}]}, 3)
+    vector += 1
+    assert not any(map(is_number, taken.values()))
+    device.on_training_thread = False
+    found = dict(known(taken))
+    assert found["x"].tolist() == value
+    assert found["list"][0].tolist() == found["list"][1]["a"][0].tolist() == value
+    assert found["list"][1]["a"][1] == 1
+
+
+@pytest.mark.parametrize("value", [on_device([1.0, 2.0]), on_device(1j)], ids=["of two elements", "complex"])
+def test_a_weight_that_is_refused_is_refused_without_waiting(device: type[OnDevice], value: torch.Tensor) -> None:
+    assert device.on_training_thread
+    with pytest.raises(ConfigurationError, match=r"^weight was given .* on rank 3"):
+        take_weight(value, 3)
+
+
+def test_weights_on_a_device_come_later(device: type[OnDevice], events: list[Any]) -> None:
+    one = take_weight(on_device([32]), 0)
+    by_name = take_weight({"loss": on_device(0.5), "acc": 2}, 0)
+    assert "synchronize" not in events
+    assert isinstance(one, Later)
+    device.on_training_thread = False
+    assert same(one.number(), 32)
+    assert (by_name["loss"].number(), by_name["acc"]) == (0.5, 2)
+
+
+def test_a_copy_of_numbers_that_are_on_the_host_already_is_one() -> None:
+    assert HostCopy([torch.tensor(1.0), torch.tensor([2.0])]).numbers() == [1.0, 2.0]

@@ -1,0 +1,746 @@
+"""What other processes log for a session: forks, and those that it was pickled into."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import multiprocessing
+import os
+import pickle
+import signal
+import socket
+import stat
+import struct
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+import wandb
+from torchmetrics import MeanMetric
+
+import dist_wandb
+from dist_wandb.errors import ConfigurationError
+from dist_wandb.relay import local_sockets, relay
+from dist_wandb.relay.relay import Address, Relay, RemoteSession
+from dist_wandb.topology.detection import Topology
+
+if TYPE_CHECKING:
+    from tests.conftest import FakeWandb, Job, OnRanks
+
+ONE = Topology.single()
+TWO = [Topology(rank, rank, 0, 2, 2, 1) for rank in (0, 1)]
+_PATIENCE = 60  # seconds
+
+
+def through_a_pickle(session: dist_wandb.Session) -> RemoteSession:
+    copy = pickle.loads(pickle.dumps(session))  # noqa: S301  # our own bytes
+    assert isinstance(copy, RemoteSession)
+    return copy
+
+
+def in_fork(work: Callable[[], None]) -> int:
+    """Run `work` in a fork of this process; its exit code."""
+    process = multiprocessing.get_context("fork").Process(target=work)
+    process.start()
+    process.join(_PATIENCE)
+    if process.is_alive():
+        process.kill()
+    assert process.exitcode is not None
+    return process.exitcode
+
+
+@pytest.fixture(autouse=True)
+def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(relay, "_told", set())
+    monkeypatch.setattr(relay, "_LAST_ROWS", 30.0)  # a thread that takes rows may be held up
+    monkeypatch.setattr(relay, "_HANDSHAKE", 30.0)
+    yield
+    for thread in threading.enumerate():
+        if thread.name == "dist_wandb-relay":
+            thread.join(_PATIENCE)
+    assert not [thread for thread in threading.enumerate() if thread.name == "dist_wandb-relay"]
+
+
+def test_rows_of_a_pickled_session_arrive_before_the_run_ends(fake_wandb: FakeWandb) -> None:
+    with dist_wandb.init(config={"lr": 0.1}) as session:
+        copy = through_a_pickle(session)
+        copy.log({"loss": 0.5})
+        copy.log({"loss": 0.25, "text": "t", "nested": {"a": 1}}, step=7)
+        copy.log({"tensor": torch.tensor(2.0, requires_grad=True), "numpy": np.float32(3.0)})
+    (run,) = fake_wandb.runs
+    assert run.rows == [
+        {"loss": 0.5, "global_step": 0},
+        {"loss": 0.25, "text": "t", "nested": {"a": 1}, "global_step": 7},
+        {"tensor": 2.0, "numpy": 3.0, "global_step": 2},
+    ]
+    assert run.exit_codes == [None]
+
+
+@pytest.mark.usefixtures("fake_wandb")
+def test_facts_of_the_run_go_with_it_and_everything_else_is_accepted() -> None:
+    with dist_wandb.init(id="exp", config={"lr": 0.1}) as session:
+        copy = through_a_pickle(session)
+        assert (copy.id, copy.url, copy.config) == ("exp", session.url, {"lr": 0.1})
+        assert copy
+        assert not copy.run
+        copy.summary["best"] = 1
+        copy.define_metric("loss")
+        copy.run.alert("done")
+        assert through_a_pickle(copy).id == "exp"  # type: ignore[arg-type]  # into a process of that process
+        assert "rank 0 run='exp'" in repr(copy)
+
+
+def test_ranks_bring_together_what_their_children_log(fake_wandb: FakeWandb, job: Job, on_ranks: OnRanks) -> None:
+    sessions = job(TWO)
+
+    def work(rank: int) -> None:
+        copy = through_a_pickle(sessions[rank])
+        copy.log({"loss": 1.0 + 2 * rank}, step=1, weight=3 - 2 * rank)
+        metric = MeanMetric(sync_on_compute=False)
+        metric.update(1.0 + 2 * rank)
+        copy.log({"merged": metric}, step=2)
+        assert copy.flush()
+        sessions[rank].finish()
+
+    on_ranks(2, work)
+    rows = {row["global_step"]: row for row in fake_wandb.runs[0].rows}
+    assert rows[1]["loss"] == 1.5
+    assert rows[2]["merged"] == 2.0
+
+
+def test_rows_of_a_fork_arrive(fake_wandb: FakeWandb) -> None:
+    with dist_wandb.init() as session:
+        session.log({"loss": 0.0})
+
+        def work() -> None:
+            session.log({"loss": 1.0})
+            dist_wandb.get_run().log({"loss": 2.0})
+            assert session.flush()
+            session.finish()  # which ends nothing here
+
+        assert in_fork(work) == 0
+        session.log({"loss": 3.0})
+    assert [row["loss"] for row in fake_wandb.runs[0].rows] == [0.0, 1.0, 2.0, 3.0]
+    assert [row["global_step"] for row in fake_wandb.runs[0].rows] == [0, 1, 2, 3]
+
+
+def test_many_children_at_once_lose_nothing(fake_wandb: FakeWandb) -> None:
+    rows, children = 200, 4
+    with dist_wandb.init() as session:
+
+        def work(child: int) -> None:
+            for row in range(rows):
+                session.log({f"child-{child}": row})
+
+        context = multiprocessing.get_context("fork")
+        processes = [context.Process(target=work, args=(child,)) for child in range(children)]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(_PATIENCE)
+        assert [process.exitcode for process in processes] == [0] * children
+    written = fake_wandb.runs[0].rows
+    assert len({row["global_step"] for row in written}) == rows * children
+    for child in range(children):
+        assert [row[f"child-{child}"] for row in written if f"child-{child}" in row] == list(range(rows))
+
+
+def test_child_that_lives_longer_than_the_session_is_told_once_and_goes_on(
+    fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture
+) -> None:
+    session = dist_wandb.init()
+    copy = through_a_pickle(session)
+    copy.log({"loss": 1.0})
+    assert copy.flush()
+    session.finish()
+    with caplog.at_level(logging.ERROR, "dist_wandb"):
+        for _ in range(5):
+            copy.log({"loss": 2.0})
+        assert not copy.flush(1.0)
+        copy.finish()
+    assert [row["loss"] for row in fake_wandb.runs[0].rows] == [1.0]
+    assert len(caplog.records) == 1  # though the connection breaks in one way, and cannot be made anew in another
+    assert "whose session is another process's, but that could not be handed over (it has ended)" in caplog.text
+
+
+def test_media_are_refused_by_name_and_numbers_beside_them_arrive(
+    fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture
+) -> None:
+    with dist_wandb.init() as session:
+        copy = through_a_pickle(session)
+        html = wandb.Html("<b>x</b>")
+        copy.log({"picture": html, "pictures": [html], "loss": 1.0})
+        copy.log({"picture": html, "pictures": [html]})
+    assert fake_wandb.runs[0].rows == [{"loss": 1.0, "global_step": 0}]
+    (record,) = caplog.records
+    assert "picture, pictures: what W&B keeps in files of the process that made it" in record.getMessage()
+
+
+def test_what_cannot_be_pickled_is_told_and_nothing_else_is_lost(
+    fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture
+) -> None:
+    with dist_wandb.init() as session:
+        copy = through_a_pickle(session)
+        copy.log({"function": lambda: None})
+        copy.log({"loss": 1.0})
+    assert fake_wandb.runs[0].rows == [{"loss": 1.0, "global_step": 0}]
+    assert "a row could not be handed to another process, and is lost" in caplog.text
+
+
+class Unreadable:
+    """What can be pickled, but not be read back."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return int, ("not a number",)
+
+
+def test_row_that_the_session_refuses_is_told_and_nothing_else_is_lost(
+    fake_wandb: FakeWandb, job: Job, on_ranks: OnRanks, caplog: pytest.LogCaptureFixture
+) -> None:
+    sessions = job(TWO)
+    copy = through_a_pickle(sessions[0])
+    copy.log({"odd": Unreadable()}, step=1)
+    copy.log({"loss": 1.0}, step=1)
+    assert copy.flush()
+    sessions[1].log({"loss": 2.0}, step=1)
+    on_ranks(2, lambda rank: sessions[rank].finish())
+    assert fake_wandb.runs[0].rows == [{"loss": 1.5, "global_step": 1}]
+    assert "a row that another process handed over is lost" in caplog.text
+
+
+@pytest.mark.usefixtures("fake_wandb")
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([("loss", 1)],), "takes a mapping"),
+        (({1: 2},), "names are text"),
+        (({"loss": 1.0}, 1.5), "step=1.5"),
+        (({"loss": 1.0}, 1, -1), "weight"),
+    ],
+)
+def test_bad_input_is_an_error_where_it_is_logged(arguments: tuple[Any, ...], message: str) -> None:
+    with dist_wandb.init() as session, pytest.raises(ConfigurationError, match=message):
+        through_a_pickle(session).log(*arguments)
+
+
+@pytest.mark.usefixtures("fake_wandb")
+def test_nothing_listens_before_there_is_a_child() -> None:
+    with dist_wandb.init() as session:
+        assert session._relay.address is None
+        assert in_fork(lambda: None) == 0
+        assert session._relay.address is not None
+
+
+def test_stranger_without_the_key_is_not_served() -> None:
+    taken: list[Any] = []
+    held = Relay(lambda *arguments: taken.append(arguments))
+    address = held.open()
+    assert address is not None
+    stranger = RemoteSession(Address(address.place, b"guessed"), ONE, {})
+    stranger.log({"loss": 1.0})
+    friend = RemoteSession(address, ONE, {})
+    friend.log({"loss": 2.0})
+    assert friend.flush()
+    held.close()
+    assert [arguments[0] for arguments in taken] == [{"loss": 2.0}]
+    assert held.open() is None
+    assert str(address.key) not in repr(address)
+
+
+STRANGERS: dict[str, Callable[[socket.socket], None]] = {
+    "silent": lambda _: None,
+    "half-open": lambda stranger: stranger.sendall(struct.pack("!i", 64)[:2]),
+    "unfinished": lambda stranger: stranger.sendall(struct.pack("!i", 64) + b"what"),
+    "talking": lambda stranger: stranger.sendall(b"\x7f\xff\xff\xff" + b"GET / HTTP/1.1\r\n" * 100),
+}
+
+
+@pytest.mark.parametrize("kind", STRANGERS)
+def test_strangers_keep_no_child_out(kind: str) -> None:
+    """They would be in the way for 64 times 30 seconds, one after the other."""
+    taken: list[Any] = []
+    held = Relay(lambda *arguments: taken.append(arguments))
+    address = held.open()
+    assert address is not None
+    strangers = []
+    for _ in range(64):
+        stranger = socket.socket(socket.AF_UNIX)
+        stranger.connect(address.place)
+        with suppress(BrokenPipeError, ConnectionResetError):
+            STRANGERS[kind](stranger)
+        strangers.append(stranger)
+    child = RemoteSession(address, ONE, {})
+    longest = 0.0
+    for row in range(20):
+        begin = time.monotonic()
+        child.log({"row": row})
+        longest = max(longest, time.monotonic() - begin)
+    assert child.flush()
+    for stranger in strangers:
+        stranger.close()
+    held.close()
+    assert [row["row"] for row, *_ in taken] == list(range(20))
+    assert longest < 15
+
+
+def test_where_too_many_show_nothing_the_first_of_them_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay, "_MOST_KNOCKING", 4)
+    monkeypatch.setattr(relay, "_CERTAIN", 0.1)
+    held = Relay(lambda *_: None)
+    address = held.open()
+    assert address is not None
+    strangers = [socket.socket(socket.AF_UNIX) for _ in range(6)]
+    for stranger in strangers:
+        stranger.connect(address.place)
+    assert RemoteSession(address, ONE, {}).flush()
+    assert threading.active_count() < 20
+    for stranger in strangers:
+        stranger.close()
+    held.close()
+
+
+def test_who_shows_nothing_for_too_long_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay, "_HANDSHAKE", 0.3)
+    held = Relay(lambda *_: None)
+    address = held.open()
+    assert address is not None
+    with socket.socket(socket.AF_UNIX) as stranger:
+        stranger.settimeout(_PATIENCE)
+        stranger.connect(address.place)
+        assert len(stranger.recv(4 + 32)) > 0  # what it is asked
+        with suppress(BrokenPipeError):
+            for _ in range(2 * _PATIENCE):  # a byte now and then
+                stranger.sendall(b"\0")
+                time.sleep(0.1)
+                if not held._connections:
+                    break
+        assert not held._connections
+    held.close()
+
+
+def test_other_users_do_not_reach_it_and_are_turned_away_before_anything_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    held = Relay(lambda *_: None)
+    address = held.open()
+    assert address is not None
+    place = Path(address.place)
+    assert stat.S_IMODE(place.parent.stat().st_mode) == 0o700
+
+    def knock() -> None:
+        if os.geteuid() == 0:
+            os.setuid(65534)
+        with socket.socket(socket.AF_UNIX) as stranger:
+            stranger.settimeout(_PATIENCE)
+            stranger.connect(address.place)
+            assert stranger.recv(1) == b""
+
+    if os.geteuid() == 0:
+
+        def be_refused() -> None:
+            os.setuid(65534)
+            with pytest.raises(PermissionError), socket.socket(socket.AF_UNIX) as stranger:
+                stranger.connect(address.place)
+
+        assert in_fork(be_refused) == 0
+        place.parent.chmod(0o755)  # as if it were reached all the same
+        place.chmod(0o777)
+        assert in_fork(knock) == 0
+        assert RemoteSession(address, ONE, {}).flush()
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: 65534)  # as one user has no second one
+        knock()
+        monkeypatch.undo()
+    held.close()
+
+
+@pytest.mark.usefixtures("fake_wandb")
+def test_a_child_says_nothing_to_another_users_socket(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    held = Relay(lambda *_: None)
+    child = RemoteSession(held.open(), ONE, {})
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "geteuid", lambda: 65534)
+        child.log({"loss": 1.0})
+    assert "another user listens in its place" in caplog.text
+    held.close()
+
+
+def test_a_socket_that_lets_nobody_in_holds_up_log_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(relay, "_HANDSHAKE", 0.3)
+    monkeypatch.setattr(relay, "_AGAIN", 1000.0)
+    with tempfile.TemporaryDirectory() as directory, socket.socket(socket.AF_UNIX) as full:
+        place = str(Path(directory, "s"))
+        full.bind(place)
+        full.listen(0)
+        waiting = [socket.socket(socket.AF_UNIX) for _ in range(8)]
+        with suppress(BlockingIOError):  # when it is full
+            for one in waiting:
+                one.setblocking(False)
+                one.connect(place)
+        child = RemoteSession(Address(place, b"key"), ONE, {})
+        begin = time.monotonic()
+        for _ in range(200):  # 60 s, if each tried
+            child.log({"loss": 1.0})
+        assert time.monotonic() - begin < 20
+        for one in waiting:
+            one.close()
+    assert "the session's process lets nobody in for 0.3 s" in caplog.text
+    assert len(caplog.records) == 1
+
+
+def test_a_session_that_takes_nothing_holds_up_log_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(relay, "_STUCK", 0.3)
+    monkeypatch.setattr(relay, "_AGAIN", 1000.0)
+    may_take = threading.Event()
+
+    def take(*_: Any) -> None:
+        may_take.wait(_PATIENCE)
+
+    held = Relay(take)
+    child = RemoteSession(held.open(), ONE, {})
+    assert child.flush()
+    begin = time.monotonic()
+    for _ in range(500):
+        child.log({"text": "t" * 5000})
+    assert time.monotonic() - begin < 20
+    may_take.set()
+    held.close()
+    assert "the session's process takes nothing for 0.3 s" in caplog.text
+    assert len(caplog.records) == 1
+
+
+def test_nobody_knocks_at_what_is_closed(tmp_path: Path) -> None:
+    """As where a session that fails closes it while a thread is about to look."""
+    with tempfile.TemporaryDirectory() as directory:
+        listener = local_sockets.Listener([tmp_path / "no such directory", Path(directory)], 1)
+        listener.close()
+        assert not listener.is_knocked(0.0)
+        assert not list(Path(directory).iterdir())
+
+
+def test_who_hands_back_what_it_is_told_shows_nothing() -> None:
+    here, there = multiprocessing.Pipe()
+    with here, there:
+
+        def echo() -> None:
+            there.send_bytes(2 * there.recv_bytes())
+
+        thread = threading.Thread(target=echo)
+        thread.start()
+        with pytest.raises(multiprocessing.AuthenticationError):
+            local_sockets.let_in(here, b"key", _PATIENCE)
+        thread.join()
+
+
+def test_rows_arrive_where_md5_is_forbidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on hosts in FIPS mode."""
+    new = hmac.new
+
+    def without_md5(key: bytes, message: bytes | None = None, digestmod: Any = "") -> Any:
+        if "md5" in str(digestmod):
+            raise ValueError("[digital envelope routines] unsupported")
+        return new(key, message, digestmod)
+
+    monkeypatch.setattr(hmac, "new", without_md5)
+    held = Relay(lambda *_: None)
+    assert RemoteSession(held.open(), ONE, {}).flush()
+    held.close()
+
+
+def test_session_in_a_fork_of_a_fork_is_the_same(fake_wandb: FakeWandb) -> None:
+    with dist_wandb.init() as session:
+
+        def work() -> None:
+            session.log({"depth": 1})
+            os._exit(in_fork(lambda: session.log({"depth": 2})))
+
+        assert in_fork(work) == 0
+    assert [row["depth"] for row in fake_wandb.runs[0].rows] == [1, 2]
+
+
+def test_rows_of_who_was_let_in_at_last_arrive(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin = Relay._begin
+
+    def slowly(self: Relay, what: Callable[[Any], None], argument: Any) -> None:
+        def do(argument: Any) -> None:
+            time.sleep(0.0 if argument is self._listener else 0.3)
+            what(argument)
+
+        time.sleep(0.0 if argument is self._listener else 0.3)  # as on a busy machine: the session ends meanwhile
+        begin(self, do, argument)
+
+    monkeypatch.setattr(Relay, "_begin", slowly)
+    with dist_wandb.init() as session:
+        through_a_pickle(session).log({"loss": 0.5}, step=3)
+    assert fake_wandb.runs[0].rows == [{"loss": 0.5, "global_step": 3}]
+
+
+@pytest.mark.usefixtures("fake_wandb")
+def test_a_fork_dies_of_sigterm_at_once_wherever_it_waits() -> None:
+    def is_left_to_the_system() -> None:
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+    with dist_wandb.init():
+        assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+        assert in_fork(is_left_to_the_system) == 0
+
+
+def test_failing_session_does_not_wait_for_its_children(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay, "_LAST_ROWS", _PATIENCE)
+    session = dist_wandb.init()
+    copy = through_a_pickle(session)
+    copy.log({"loss": 1.0})
+    assert copy.flush()
+    begin = time.monotonic()
+    session.finish(exit_code=1)
+    assert time.monotonic() - begin < _PATIENCE / 2
+    assert fake_wandb.runs[0].exit_codes == [1]
+
+
+def test_children_of_ranks_without_a_run_know_as_much(job: Job, on_ranks: OnRanks) -> None:
+    sessions = job(TWO, lambda _: {"id": "exp", "config": {"lr": 0.1, "net": {"width": 3}}})
+    for session in sessions:
+        copy = through_a_pickle(session)
+        assert (copy.id, copy.url) == ("exp", session.url)
+        assert (copy.config["lr"], copy.config.lr, copy.config.net["width"]) == (0.1, 0.1, 3)
+        copy.config.update({"lr": 0.2}, allow_val_change=True)
+        assert (copy.config.lr, session.config["lr"]) == (0.2, 0.1)
+        with pytest.raises(AttributeError, match="the config has no 'epochs'"):
+            _ = copy.config.epochs
+    on_ranks(2, lambda rank: sessions[rank].finish())
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_fork_reads_the_config_on_every_rank(job: Job, on_ranks: OnRanks, rank: int) -> None:
+    sessions = job(TWO, lambda _: {"id": "exp", "config": {"lr": 0.1}})
+    session = sessions[rank]
+    assert session.config["lr"] == 0.1
+
+    def work() -> None:
+        assert (session.config["lr"], session.config.lr) == (0.1, 0.1)
+        assert session.id in ("exp", None)
+
+    assert in_fork(work) == 0
+    on_ranks(2, lambda rank: sessions[rank].finish())
+
+
+def test_a_fork_holds_no_socket_that_nobody_answers(fake_wandb: FakeWandb) -> None:
+    del fake_wandb
+    with dist_wandb.init() as session:
+
+        def work() -> None:
+            with pytest.raises(OSError, match=r"closed|Bad file descriptor"):
+                session._relay._listener.accept()  # type: ignore[union-attr]  # opened before the fork
+            session.log({"loss": 1.0})
+            assert session.flush()  # the parent's is as it was
+
+        assert in_fork(work) == 0
+
+
+@pytest.mark.usefixtures("fake_wandb")
+def test_a_child_goes_on_after_the_session_though_its_sibling_was_forked_later() -> None:
+    """A sibling that held the session's end of the socket would leave it to fill up, and who logs to wait for ever."""
+    context = multiprocessing.get_context("fork")
+    has_logged, is_over, may_end = context.Event(), context.Event(), context.Event()
+    session = dist_wandb.init()
+
+    def log() -> None:
+        session.log({"loss": 1.0})
+        assert session.flush()
+        has_logged.set()
+        assert is_over.wait(_PATIENCE)
+        for _ in range(500):
+            session.log({"text": "t" * 2000})
+
+    children = [context.Process(target=log)]
+    children[0].start()
+    assert has_logged.wait(_PATIENCE)
+    children.append(context.Process(target=may_end.wait, args=(_PATIENCE,)))
+    children[1].start()
+    session.finish()
+    is_over.set()
+    children[0].join(_PATIENCE / 2)
+    exit_code = children[0].exitcode
+    children[0].kill()
+    may_end.set()
+    for child in children:
+        child.join()
+    assert exit_code == 0
+
+
+def test_a_fork_holds_no_connection_of_other_children() -> None:
+    """Else they would not notice that this process was killed."""
+    held = Relay(lambda *_: None)
+    address = held.open()
+    assert address is not None
+    child = RemoteSession(address, ONE, {})
+    assert child.flush()
+    (connection,) = held._connections
+
+    def work() -> None:
+        held.let_go()
+        assert connection.closed
+
+    assert in_fork(work) == 0
+    assert child.flush()
+    held.close()
+    assert not child.flush()
+
+
+@pytest.mark.parametrize("failed", [False, True])
+def test_children_notice_the_end_though_somebody_holds_the_socket(*, failed: bool) -> None:
+    """As a fork may that was made while a child was let in."""
+    held = Relay(lambda *_: None)
+    child = RemoteSession(held.open(), ONE, {})
+    assert child.flush()
+    (connection,) = held._connections
+    copy = os.dup(connection.fileno())
+    try:
+        held.close(failed=failed)
+        begin = time.monotonic()
+        assert not child.flush(_PATIENCE)
+        assert time.monotonic() - begin < _PATIENCE / 2
+    finally:
+        os.close(copy)
+
+
+class OnlyThere:
+    """Can be pickled, but read by nobody."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return int, ("no number",)
+
+
+def test_what_cannot_be_read_is_told_and_nothing_else_is_lost(
+    fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture
+) -> None:
+    with dist_wandb.init() as session:
+        copy = through_a_pickle(session)
+        copy.log({"wrong": OnlyThere()})
+        copy.log({"loss": 1.0})
+        assert copy.flush()
+    assert [row["loss"] for row in fake_wandb.runs[0].rows] == [1.0]
+    assert "a row that another process handed over is lost" in caplog.text
+
+
+def test_an_answer_that_was_not_waited_for_is_not_taken_for_the_next_one() -> None:
+    may_take = threading.Event()
+    taken = []
+
+    def take(*arguments: Any) -> None:
+        may_take.wait(_PATIENCE)
+        taken.append(arguments)
+
+    held = Relay(take)
+    child = RemoteSession(held.open(), ONE, {})
+    assert child.flush()
+    child.log({"loss": 1.0})
+    assert not child.flush(0.1)
+    may_take.set()
+    child.log({"loss": 2.0})
+    assert child.flush()
+    assert len(taken) == 2
+    held.close()
+
+
+@pytest.mark.usefixtures("fake_wandb")
+def test_a_fork_does_not_wait_for_a_thread_that_was_about_to_log() -> None:
+    with dist_wandb.init() as session:
+        copy = through_a_pickle(session)
+        copy.log({"loss": 1.0})
+
+        def work() -> None:
+            copy.log({"loss": 2.0})
+            assert copy.flush()
+
+        with copy._lock, copy._flushing:
+            assert in_fork(work) == 0
+
+
+def test_nobody_listens_once_the_user_has_finished_the_run(fake_wandb: FakeWandb) -> None:
+    session = dist_wandb.init()
+    copy = through_a_pickle(session)
+    copy.log({"loss": 1.0})
+    assert copy.flush()
+    fake_wandb.runs[0]._is_finished = True  # behind its back
+    assert in_fork(lambda: os._exit(bool(dist_wandb.get_run()))) == 0  # which ends nothing here
+    assert copy.flush()
+    assert not dist_wandb.get_run()
+    assert not copy.flush()
+
+
+@pytest.mark.usefixtures("fake_wandb")
+def test_a_child_that_does_not_stop_keeps_no_session_from_ending(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay, "_LAST_ROWS", 2.0)
+    session = dist_wandb.init()
+    copy, is_over = through_a_pickle(session), threading.Event()
+
+    def work() -> None:
+        while not is_over.is_set():
+            copy.log({"loss": 1.0})
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    time.sleep(0.2)
+    begin = time.monotonic()
+    session.finish()
+    took = time.monotonic() - begin
+    is_over.set()
+    thread.join(_PATIENCE)
+    assert took < relay._LAST_ROWS + 15
+    assert len(caplog.records) < 10
+
+
+@pytest.mark.parametrize("runtime", ["", "runtime", "no-such-directory", "r" * 200])
+def test_a_directory_with_too_long_a_name_for_sockets_is_no_obstacle(
+    fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, runtime: str
+) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as directory:
+        (tmp_path / ("t" * 120)).mkdir()
+        for name in ("runtime", "r" * 200):
+            Path(directory, name).mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("t" * 120)))
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(Path(directory, runtime)) if runtime else "")
+        with dist_wandb.init() as session:
+            through_a_pickle(session).log({"loss": 1.0})
+            address = session._relay.address
+            assert address is not None
+            place = Path(address.place)
+            assert place.is_socket(), "an abstract name is open to all users of the host"
+            assert place.parent.parent == (Path(directory, runtime) if runtime == "runtime" else Path(directory).parent)
+            assert stat.S_IMODE(place.parent.stat().st_mode) == 0o700
+        assert not place.parent.exists()
+        assert not list((tmp_path / ("t" * 120)).iterdir())
+    assert [row["loss"] for row in fake_wandb.runs[0].rows] == [1.0]
+
+
+def test_no_socket_at_all_is_told_by_children_that_log_and_by_nobody_else(
+    fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(relay, "_listener", mock_failure)
+    with dist_wandb.init() as session:
+        for _ in range(3):
+            copy = through_a_pickle(session)
+        assert caplog.records == []
+        copy.log({"loss": 1.0})
+    assert "it was not prepared for other processes" in caplog.text
+    assert fake_wandb.runs[0].exit_codes == [None]
+
+
+def mock_failure() -> Any:
+    raise OSError("no sockets here")

@@ -1,0 +1,106 @@
+"""Which server runs go to, who named it, and whether the API key may go there: pure rules."""
+
+from __future__ import annotations
+
+import pytest
+
+from dist_wandb.runs.destination import (
+    Destination,
+    Origin,
+    is_address,
+    is_loopback,
+    is_same_server,
+    refusal_of,
+    without_password,
+)
+
+NAMED: tuple[Origin, ...] = ("argument", "environment", "user settings", "default")
+UNNAMED: tuple[Origin, ...] = ("workspace settings", "elsewhere")
+
+
+@pytest.mark.parametrize("origin", NAMED)
+@pytest.mark.parametrize(
+    "url", ["https://wandb.example", "http://127.0.0.1:8080", "http://localhost", "http://[::1]:1"]
+)
+def test_what_the_user_named_gets_the_key_where_nobody_reads_along(url: str, origin: Origin) -> None:
+    assert refusal_of(url, origin, "WANDB_BASE_URL") == ""
+
+
+@pytest.mark.parametrize("origin", NAMED)
+@pytest.mark.parametrize(
+    "url", ["http://wandb.example", "http://10.0.0.1:8080", "http://localhost.evil.example", "http://127.evil.example"]
+)
+def test_nobody_gets_the_key_in_clear_text_over_a_network(url: str, origin: Origin) -> None:
+    refusal = refusal_of(url, origin, "WANDB_BASE_URL")
+    assert "over plain http everybody on the way reads it" in refusal
+    assert f"--trust-server {url}" in refusal
+    assert "from WANDB_BASE_URL" in refusal
+
+
+@pytest.mark.parametrize("origin", UNNAMED)
+@pytest.mark.parametrize("url", ["https://evil.example", "http://evil.example", "http://127.0.0.1:8080"])
+def test_what_the_directory_alone_names_gets_no_key(url: str, origin: Origin) -> None:
+    refusal = refusal_of(url, origin, "/scratch/wandb/settings")
+    assert f"The server {url} is named by /scratch/wandb/settings alone" in refusal
+    assert f"--trust-server {url}" in refusal
+    assert ("plain http" in refusal) == url.startswith("http://evil")
+
+
+def test_the_key_of_this_very_host_may_go_there_encrypted() -> None:
+    assert refusal_of("https://own.example", "workspace settings", "x", has_own_key=True) == ""
+    assert refusal_of("http://own.example", "workspace settings", "x", has_own_key=True) != ""
+    assert refusal_of("http://127.0.0.1:1", "workspace settings", "x", has_own_key=True) != ""
+
+
+def test_the_user_may_trust_a_server_and_no_other_by_that() -> None:
+    for origin in (*NAMED, *UNNAMED):
+        assert refusal_of("http://a.example:8080/", origin, "x", trusted="http://A.example:8080") == ""
+        refusal = refusal_of("http://a.example:8080", origin, "x", trusted="http://joe:pw@a.example")
+        assert "--trust-server names another one, http://a.example." in refusal
+        assert "pw" not in refusal
+
+
+def test_what_is_to_be_typed_is_safe_to_paste_and_has_no_password() -> None:
+    refusal = refusal_of("https://joe:pw@evil.example/$(id)", "workspace settings", "x")
+    assert "--trust-server 'https://evil.example/$(id)'" in refusal
+    assert "pw" not in refusal
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("https://api.wandb.ai", "https://api.wandb.ai/", True),
+        ("https://API.wandb.ai:443", "https://joe:pw@api.wandb.ai", True),
+        ("https://api.wandb.ai.", "https://api.wandb.ai", True),
+        ("https://api.wandb.ai", "http://api.wandb.ai", False),
+        ("https://api.wandb.ai", "https://api.wandb.ai:8443", False),
+        ("https://api.wandb.ai", "https://api.wandb.ai/elsewhere", False),
+        ("https://api.wandb.ai", "https://api.wandb.ai.evil.example", False),
+        # urllib reads the host behind the last @, browsers and requests the one before the backslash
+        ("https://api.wandb.ai", "https://evil.example\\@api.wandb.ai", False),
+        ("https://api.wandb.ai", "https://evil.example@x@api.wandb.ai", False),
+        ("https://api.wandb.ai", "https://api.wandb.ai\t", False),
+    ],
+)
+def test_servers_are_the_same_only_if_everybody_reads_them_so(one: str, other: str, *, same: bool) -> None:
+    assert is_same_server(one, other) is same
+    assert is_same_server(other, one) is same
+
+
+@pytest.mark.parametrize(
+    "text", ["", "wandb.example", "ftp://a", "https://", "https://a:x", "https://[a", "https://a b", "https://a\n"]
+)
+def test_what_is_no_address(text: str) -> None:
+    assert not is_address(text)
+
+
+def test_addresses_of_this_host() -> None:
+    here = ("127.0.0.1", "127.9.9.9:1", "[::1]", "LOCALHOST.", "a@localhost")
+    elsewhere = ("10.0.0.1", "localhost.evil.example", "127.1.evil.example", "[::2]", "127.0.0.1@evil.example")
+    assert [host for host in (*here, *elsewhere) if is_loopback(f"http://{host}")] == [*here]
+
+
+def test_passwords_are_in_no_output() -> None:
+    url = "https://joe:secret@wandb.example:8443/x"
+    assert without_password(url) == "https://wandb.example:8443/x"
+    assert "secret" not in repr(Destination(url, without_password(url), "environment", "WANDB_BASE_URL"))

@@ -1,0 +1,312 @@
+"""How runs come to be open where W&B cannot be reached. Ranks are threads; nothing of wandb is started."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import wandb
+
+import dist_wandb
+from dist_wandb.errors import ConfigurationError, UnavailableError
+from dist_wandb.runs import opening
+from dist_wandb.runs import run as runs
+from dist_wandb.runs.run import NullRun
+from dist_wandb.session import session
+from dist_wandb.settings.options import Options
+from dist_wandb.store.job_store import Rendezvous
+from dist_wandb.topology.detection import Topology
+
+if TYPE_CHECKING:
+    from tests.conftest import FakeRun, FakeWandb, Job, OnRanks
+
+TWO = [Topology(rank, rank, 0, 2, 2, 1) for rank in range(2)]
+DEAD = wandb.errors.CommError("Timed out\ninitializing run")
+
+
+class Unreliable:
+    """Makes a fake `wandb.init` fail: `failures` says how often for a mode of a rank."""
+
+    def __init__(self, fake: FakeWandb, failures: dict[str, int], error: Exception) -> None:
+        self.opened: list[str] = []
+        self.cleared = 0
+        self._init = fake.init
+        self._failures = dict(failures)
+        self._error = error
+        self._lock = threading.Lock()
+        fake.init = self.init  # type: ignore[method-assign]
+
+    def init(self, **arguments: Any) -> FakeRun:
+        label = getattr(arguments.get("settings"), "x_label", None) or ""
+        key = f"{label} {arguments.get('mode') or 'online'}".strip()
+        with self._lock:
+            self.opened.append(key)
+            if self._failures.get(key, 0) > 0:
+                self._failures[key] -= 1
+                raise self._error
+        return self._init(**arguments)
+
+    def clear(self) -> None:
+        self.cleared += 1
+
+
+@pytest.fixture
+def unreliable(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> Any:
+    def make(error: Exception = DEAD, **failures: int) -> Unreliable:
+        made = Unreliable(
+            fake_wandb, {key.replace("_", " ").replace("rank ", "rank-"): n for key, n in failures.items()}, error
+        )
+        monkeypatch.setattr(runs, "clear_away", made.clear)
+        return made
+
+    monkeypatch.setattr(opening, "_PAUSE", 0.01)
+    return make
+
+
+def test_a_run_that_cannot_be_opened_is_written_to_disk(
+    unreliable: Any, caplog: pytest.LogCaptureFixture, fake_wandb: FakeWandb
+) -> None:
+    wandb_ = unreliable(online=1)
+    run = dist_wandb.init("digits", id="exp")
+    assert wandb_.opened == ["online", "offline"]
+    assert wandb_.cleared == 1
+    assert run.run.offline
+    assert fake_wandb.arguments[-1]["project"] == "digits"
+    assert "rank 0 could not open its run: Timed out initializing run. It goes on offline" in caplog.text
+
+
+def test_strict_makes_it_an_error(unreliable: Any) -> None:
+    unreliable(online=1)
+    with pytest.raises(UnavailableError, match="Timed out initializing run"):
+        dist_wandb.init("digits", strict=True)
+
+
+def test_nobody_has_logged_in(unreliable: Any) -> None:
+    wandb_ = unreliable(wandb.errors.UsageError("No API key configured. Use `wandb login` to log in."), online=1)
+    assert dist_wandb.init().run.offline
+    assert wandb_.opened == ["online", "offline"]
+
+
+@pytest.mark.parametrize("error", [wandb.errors.UsageError("resume is wrong"), TypeError("what?"), ValueError("no")])
+def test_what_is_wrong_with_arguments_stays_an_error(unreliable: Any, error: Exception) -> None:
+    wandb_ = unreliable(error, online=1)
+    with pytest.raises(type(error)) as raised:
+        dist_wandb.init()
+    assert raised.value is error
+    assert wandb_.opened == ["online"]
+
+
+def test_if_not_even_the_disk_takes_it_training_goes_on(unreliable: Any, caplog: pytest.LogCaptureFixture) -> None:
+    unreliable(online=1, offline=1)
+    run = dist_wandb.init()
+    assert isinstance(run.run, NullRun)
+    run.log({"loss": 0.5})
+    run.finish()
+    assert "rank 0 cannot write its run to disk either" in caplog.text
+
+
+def test_another_run_of_the_process_is_not_swept_away(unreliable: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    aside: list[int] = []
+    monkeypatch.setattr(runs, "set_service_aside", lambda: aside.append(1))
+    wandb_ = unreliable(online=0)
+    dist_wandb.init()
+    wandb_._failures["online"] = 1
+    inner = dist_wandb.init()
+    assert (wandb_.cleared, aside) == (0, [1])  # what failed holds the id in the process that the other run needs
+    assert inner.run.offline
+
+
+def test_if_the_primary_is_offline_so_are_its_secondaries(job: Job, unreliable: Any) -> None:
+    wandb_ = unreliable(rank_0_online=1)
+    first, second = job(TWO, lambda _: {"id": "exp"}, run_mode="shared")
+    assert first.run.offline
+    assert second.run.offline
+    assert "rank-1 online" not in wandb_.opened
+
+
+@pytest.mark.usefixtures("store")
+def test_strict_is_an_error_on_all_ranks(on_ranks: OnRanks, unreliable: Any) -> None:
+    wandb_ = unreliable(rank_0_online=1)
+    options = Options("shared", strict=True, join_timeout=60.0)
+
+    def open_one(rank: int) -> str:
+        with pytest.raises(UnavailableError) as raised:
+            session.open_session(options, {"id": "exp"}, door="test", topology=TWO[rank], number=1)
+        return str(raised.value)
+
+    first, second = on_ranks(2, open_one)
+    assert first == "Timed out initializing run"
+    assert second == "its primary could not open the run: Timed out initializing run"
+    assert wandb_.opened == ["rank-0 online"]
+
+
+def test_a_secondary_tries_again(job: Job, unreliable: Any) -> None:
+    wandb_ = unreliable(rank_1_online=2)
+    _, second = job(TWO, lambda _: {"id": "exp"}, run_mode="shared")
+    assert wandb_.opened.count("rank-1 online") == 3
+    assert wandb_.cleared >= 0
+    assert not second.run.offline
+
+
+def test_a_secondary_that_cannot_attach_writes_to_disk_alone(job: Job, unreliable: Any) -> None:
+    wandb_ = unreliable(rank_1_online=3)
+    first, second = job(TWO, lambda _: {"id": "exp"}, run_mode="shared")
+    assert wandb_.opened.count("rank-1 online") == 3
+    assert (first.run.offline, second.run.offline) == (False, True)
+
+
+@pytest.mark.usefixtures("fake_wandb")
+def test_more_writers_than_wandb_supports_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    plan = dist_wandb.plan_run(Topology(0, 0, 0, 301, 301, 1), "shared", "global", "exp")
+    topology = Topology(0, 0, 0, 301, 301, 1)
+    given = {"mode": "disabled"}
+    way = opening.Opening(
+        Options("shared"), topology, plan, None, given, dict, create_new=False, is_alone=True, as_given=False
+    )
+    way.run()
+    assert "301 ranks write into the shared run exp, but W&B supports 300. Use rank_scope='worker'" in caplog.text
+
+
+@pytest.mark.usefixtures("store")
+def test_a_primary_that_opens_before_there_is_a_store_tells_of_its_run_later(
+    fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {"id": "exp"}
+    with monkeypatch.context() as patch:
+        patch.setattr(Rendezvous, "find", lambda *_, **__: None)
+        first = session.open_session(Options("shared"), given, door="test", topology=TWO[0], number=1)
+    first.meet(given, "test", 1)
+    options = Options("shared", join_timeout=30.0)
+    second = session.open_session(options, given, door="test", topology=TWO[1], number=1, create_new=False)
+    assert second.run
+    assert len(fake_wandb.runs) == 2
+
+
+@pytest.mark.usefixtures("store")
+def test_who_attaches_for_hardware_sends_what_the_primary_sends(fake_wandb: FakeWandb) -> None:
+    nodes = [Topology(rank, 0, rank, 2, 1, 2) for rank in range(2)]
+    options = Options(system_metrics="all-nodes", join_timeout=30.0)
+    mine = {"id": "exp", "name": "nm", "config": {"lr": 0.1}}
+    theirs = {"id": "exp", "name": "other", "tags": ["t"], "config": {"lr": 0.2}}
+    for topology, given in zip(nodes, (mine, theirs), strict=True):
+        session.open_session(options, given, door="test", topology=topology, number=1, create_new=False)
+    first, second = fake_wandb.arguments
+    assert {name: second[name] for name in mine} == {name: first[name] for name in mine} == mine
+    assert second["settings"].x_label == "worker-1"
+    assert second["reinit"] == "create_new"
+
+
+def test_a_disk_that_takes_no_file_beside_the_run_ends_no_training(
+    job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(runs, "_write_sidecar", full)
+    first, _ = job(TWO, lambda _: {"id": "exp", "mode": "offline"})
+    assert first.run.offline
+    assert "rank 0 could not write dist-wandb.json beside its run (No space left on device)" in caplog.text
+
+
+# --- rows wait for all writers ----------------------------------------------------------------------------------------
+
+
+def test_rows_of_a_shared_run_wait_for_all_writers(store: Any, fake_wandb: FakeWandb) -> None:
+    assert store is not None
+    options = Options("shared", reduce=None, join_timeout=60.0, finish_timeout=0.2)
+    given = {"id": "exp"}
+    first = session.open_session(options, given, door="test", topology=TWO[0], number=1, create_new=False)
+    row = {"loss": 0.5}
+    first.log(row, step=0)
+    row["loss"] = 7.0
+    assert not first.flush(0.15)
+    assert fake_wandb.runs[0].rows == []
+    second = session.open_session(options, given, door="test", topology=TWO[1], number=1, create_new=False)
+    assert first.flush(20)
+    assert fake_wandb.runs[0].rows == [{"loss": 0.5, "rank-0/loss": 0.5, "global_step": 0}]
+    second.log({"loss": 1.5}, step=0)
+    assert second.flush(20)
+    assert fake_wandb.runs[1].rows == [{"rank-1/loss": 1.5, "global_step": 0}]
+
+
+@pytest.mark.parametrize("limit", [{"join_timeout": 0.1}, {"max_pending_rows": 3}])
+def test_but_not_forever(store: Any, fake_wandb: FakeWandb, limit: dict[str, Any]) -> None:
+    assert store is not None
+    options = Options("shared", reduce=None, **{"join_timeout": 60.0, "finish_timeout": 0.2, **limit})
+    first = session.open_session(options, {"id": "exp"}, door="test", topology=TWO[0], number=1, create_new=False)
+    for step in range(4):
+        first.log({"loss": 0.5}, step=step)
+    assert first.flush(20)
+    assert [row["global_step"] for row in fake_wandb.runs[0].rows] == [0, 1, 2, 3]
+
+
+def test_what_waits_is_written_at_the_end(store: Any, fake_wandb: FakeWandb) -> None:
+    assert store is not None
+    options = Options("shared", reduce=None, join_timeout=60.0, finish_timeout=0.2)
+    first = session.open_session(options, {"id": "exp"}, door="test", topology=TWO[0], number=1, create_new=False)
+    first.log({"loss": 0.5}, step=0)
+    first.finish()
+    assert len(fake_wandb.runs[0].rows) == 1
+
+
+# --- under a sweep's agent --------------------------------------------------------------------------------------------
+
+TWO_NODES = [Topology(rank, 0, rank, 2, 1, 2) for rank in range(2)]
+AT_THE_AGENT = "would be written into the agent's one run. Pass run_mode='auto' or 'shared' with rank_scope='global'"
+
+
+@pytest.mark.parametrize(
+    ("topologies", "run_mode", "rank_scope", "refused"),
+    [
+        (TWO, "new", "global", True),
+        (TWO_NODES, "auto", "worker", True),
+        (TWO_NODES, "shared", "worker", True),
+        (TWO, "auto", "worker", False),  # one node, one run
+        (TWO_NODES, "auto", "global", False),
+        (TWO_NODES, "shared", "global", False),
+        ([Topology(0, 0, 0, 1, 1, 1)], "new", "worker", False),
+    ],
+)
+@pytest.mark.usefixtures("store")
+def test_under_a_sweeps_agent_several_runs_are_refused_on_all_ranks(
+    topologies: list[Topology],
+    run_mode: Any,
+    rank_scope: Any,
+    refused: bool,
+    on_ranks: OnRanks,
+    fake_wandb: FakeWandb,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("WANDB_SWEEP_ID", "s1")
+    options = Options(run_mode, rank_scope, join_timeout=30.0, finish_timeout=0.2)
+
+    def open_one(rank: int) -> str:
+        try:
+            session.open_session(options, {}, door="test", topology=topologies[rank], number=1, create_new=False)
+        except ConfigurationError as error:
+            return str(error)
+        return ""
+
+    said = on_ranks(len(topologies), open_one)
+    assert all(AT_THE_AGENT in text for text in said) if refused else said == [""] * len(topologies)
+    assert bool(fake_wandb.runs) is not refused
+
+
+@pytest.mark.usefixtures("store")
+def test_ranks_without_the_sweeps_variables_do_not_wait_for_the_rank_that_has_them(
+    on_ranks: OnRanks, fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_SWEEP_ID", "s1")
+    check = runs.check_sweep
+    monkeypatch.setattr(runs, "check_sweep", lambda *given: check(*given) if given[2].global_rank == 0 else None)
+
+    def open_one(rank: int) -> str:
+        with pytest.raises(ConfigurationError) as raised:
+            session.open_session(Options("new", join_timeout=30.0), {}, door="test", topology=TWO[rank], number=1)
+        return str(raised.value)
+
+    first, second = on_ranks(2, open_one)
+    assert "WANDB_SWEEP_ID on rank 0" in first
+    assert second == f"Rank 0 opens no run: {first}"
+    assert fake_wandb.runs == []

@@ -1,0 +1,354 @@
+"""Rows on their way into W&B while wandb's own process dies. Nothing of wandb is started."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+
+import dist_wandb
+from dist_wandb.errors import ReadError, UnavailableError
+from dist_wandb.runs import record
+from dist_wandb.runs import run as runs
+from dist_wandb.runs.interception import intercept
+from dist_wandb.runs.record import Record
+
+if TYPE_CHECKING:
+    from tests.conftest import FakeRun, FakeWandb
+
+
+def dead(*_: Any, **__: Any) -> None:
+    raise ConnectionResetError(104, "Connection reset by peer")
+
+
+class Stand:
+    """A record over two fake runs; the first dies, and its file has the rows of `on_disk`."""
+
+    def __init__(self, fake: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.lost: FakeRun = fake.init(id="exp")
+        self.lost.config.update({"lr": 0.1})
+        self.config: Mapping[str, Any] = {}
+        self.cleared = 0
+        self.on_disk: list[dict[str, Any]] = []
+        self.fake = fake
+        (Path(self.lost.dir).parent / "run-exp.wandb").touch()
+        monkeypatch.setattr(record, "last_rows", self._last_rows)
+        monkeypatch.setattr(runs, "clear_away", self._clear_away)
+        self.record = Record(self.lost, 0, self._reopen)  # type: ignore[arg-type]
+
+    @property
+    def run(self) -> Any:
+        return self.record.run
+
+    @property
+    def second(self) -> FakeRun:
+        return self.fake.runs[1]
+
+    def kill(self) -> None:
+        self.lost.log = self.lost.finish = dead  # type: ignore[method-assign]
+
+    def _last_rows(self, path: Path, count: int) -> list[dict[str, Any]]:
+        assert path.name == "run-exp.wandb"
+        return self.on_disk[-count:]
+
+    def _clear_away(self) -> None:
+        self.cleared += 1
+
+    def _reopen(self, run_id: str, config: Mapping[str, Any]) -> Any:
+        self.config = config
+        return self.fake.init(id=run_id, mode="offline")
+
+
+@pytest.fixture
+def stand(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> Stand:
+    return Stand(fake_wandb, monkeypatch)
+
+
+def test_as_long_as_wandb_lives_rows_go_into_its_run(stand: Stand) -> None:
+    stand.record.log({"loss": 1.0}, commit=False)
+    assert stand.lost.logged == [({"loss": 1.0}, {"commit": False})]
+    assert stand.record.finish(3) is None
+    assert stand.lost.exit_codes == [3]
+    assert stand.run is stand.lost
+
+
+def test_when_it_dies_they_go_on_where_the_file_ends(stand: Stand, caplog: pytest.LogCaptureFixture) -> None:
+    for step in range(5):
+        stand.record.log({"loss": step / 2, "global_step": step, "text": "a"})
+    stand.on_disk = [{"loss": step / 2, "global_step": float(step), "_step": step} for step in range(3)]
+    stand.kill()
+    stand.record.log({"loss": 2.5, "global_step": 5})
+    assert [row["global_step"] for row in stand.second.rows] == [3, 4, 5]
+    assert stand.run is stand.second
+    assert stand.config == {"lr": 0.1}
+    assert stand.cleared == 1
+    assert "wandb's own process is gone on rank 0" in caplog.text
+
+
+def test_it_dies_while_a_session_takes_what_is_logged_past_it(stand: Stand) -> None:
+    stand.kill()
+    taken: list[Any] = []
+    intercept(stand.lost, "log", lambda _, *args, **kwargs: taken.append((args, kwargs)))
+    stand.record.log({"loss": 2.5, "global_step": 5})
+    assert (stand.second.rows, taken) == ([{"loss": 2.5, "global_step": 5}], [])
+
+
+def test_rows_that_cannot_be_told_apart_by_numpy_or_nan_are_not_doubled(stand: Stand) -> None:
+    stand.record.log({"loss": float("nan"), "lr": np.float32(0.1), "acc": torch.tensor(0.25)})
+    stand.on_disk = [{"loss": float("nan"), "lr": float(np.float32(0.1)), "acc": 0.25}]
+    stand.kill()
+    stand.record.log({"loss": 1.0})
+    assert stand.second.rows == [{"loss": 1.0}]
+
+
+def test_a_file_that_cannot_be_read_doubles_rows_rather_than_lose_them(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreadable(*_: Any) -> Any:
+        raise ReadError("damaged")
+
+    monkeypatch.setattr(record, "last_rows", unreadable)
+    stand.record.log({"loss": 1.0})
+    stand.kill()
+    stand.record.log({"loss": 2.0})
+    assert stand.second.rows == [{"loss": 1.0}, {"loss": 2.0}]
+
+
+def test_rows_that_are_old_are_on_disk(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record, "_UNSAFE", -1.0)
+    stand.record.log({"loss": 1.0})
+    stand.kill()
+    stand.record.log({"loss": 2.0})
+    assert stand.second.rows == [{"loss": 2.0}]
+
+
+def test_a_process_that_is_gone_at_the_end_leaves_the_last_rows_in_a_record(stand: Stand) -> None:
+    stand.record.log({"loss": 1.0})
+    stand.kill()
+    assert stand.record.finish(0) is None
+    assert stand.second.rows == [{"loss": 1.0}]
+    assert stand.second.exit_codes == [0]
+
+
+def test_an_error_of_wandbs_own_at_the_end_is_no_error_of_the_training(stand: Stand) -> None:
+    class HandleAbandonedError(Exception):
+        pass
+
+    def abandoned(**_: Any) -> None:
+        raise HandleAbandonedError
+
+    stand.record.log({"loss": 1.0})
+    stand.lost.finish = abandoned  # type: ignore[method-assign, assignment]
+    stand.fake.init, init = lambda **_: stand.lost, stand.fake.init  # type: ignore[method-assign]  # nor does the next
+    assert stand.record.finish(0) == "the run exp could not be ended: HandleAbandonedError()"
+    stand.fake.init = init  # type: ignore[method-assign]
+
+
+def test_if_no_record_can_be_made_training_goes_on(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: object) -> Any:
+        raise UnavailableError("disk full")
+
+    monkeypatch.setattr(stand.record, "_reopen", full)
+    stand.kill()
+    stand.record.log({"loss": 1.0})
+    stand.record.log({"loss": 2.0})
+    assert not stand.record
+    assert "rank 0 cannot write it there: disk full. It logs no more." in caplog.text
+
+
+def test_two_runs_of_a_process_replace_wandbs_process_once(
+    stand: Stand, fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = Stand(fake_wandb, monkeypatch)
+    stand.kill()
+    other.kill()
+    stand.record.log({"loss": 1.0})
+    other.record.log({"loss": 1.0})
+    assert stand.cleared + other.cleared == 1
+
+
+def test_a_process_that_writes_a_lost_run_alone_takes_no_others_with_it(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "is_served_now", lambda run: run is not stand.lost)
+    stand.kill()
+    stand.record.log({"loss": 1.0})
+    assert stand.second.rows == [{"loss": 1.0}]
+    assert stand.cleared == 0
+
+
+def test_a_session_shows_the_run_that_it_writes_into(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "clear_away", lambda: None)
+    session = dist_wandb.init("digits", config={"lr": 0.1})
+    session.config.update({"epochs": 3})
+    fake_wandb.runs[0].log = dead  # type: ignore[method-assign]
+    session.log({"loss": 1.0}, step=1)
+    run: Any = session.run
+    assert run is fake_wandb.runs[1]
+    assert fake_wandb.runs[1].offline
+    assert fake_wandb.runs[1].rows == [{"loss": 1.0, "global_step": 1}]
+    assert fake_wandb.arguments[1]["reinit"] == "create_new"
+    assert fake_wandb.arguments[1]["id"] == fake_wandb.runs[0].id == "made-by-wandb-0"
+    assert session.config["epochs"] == 3
+    session.finish()
+    assert fake_wandb.runs[1].exit_codes == [None]
+
+
+def test_a_change_of_the_config_finds_it_too(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "clear_away", lambda: None)
+    monkeypatch.setattr(runs, "is_wandbs_config", lambda _: True)
+    session = dist_wandb.init("digits", config={"lr": 0.1})
+    lost: Any = fake_wandb.runs[0]
+    lost.log = dead
+    kind: Any = type(lost.config).__mro__[2]
+    monkeypatch.setattr(kind, "update", _dies_once(kind.update))
+    session.config.update({"epochs": 3})
+    run: Any = session.run
+    assert run is fake_wandb.runs[1]
+    assert dict(run.config) == {"lr": 0.1, "epochs": 3}
+
+
+# --- what is no loss of wandb's process -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(28, "No space left on device"),
+        FileNotFoundError(2, "No such file or directory", "/nowhere/table.json"),
+        ConnectionResetError(104, "from a value of the user's, as wandb's process is well"),
+        TimeoutError("a remote file"),
+        TypeError("not JSON"),
+    ],
+)
+def test_an_error_over_one_row_replaces_no_run(stand: Stand, error: Exception) -> None:
+    log = stand.lost.log
+
+    def refuses(row: dict[str, Any], **kwargs: Any) -> None:
+        if "table" in row:
+            raise error
+        log(row, **kwargs)
+
+    stand.lost.log = refuses  # type: ignore[method-assign]
+    stand.record.log({"loss": 1.0})
+    with pytest.raises(type(error)):
+        stand.record.log({"loss": 2.0, "table": "a"})
+    stand.record.log({"loss": 3.0})
+    assert stand.run is stand.lost
+    assert [row["loss"] for row in stand.lost.rows if row] == [1.0, 3.0]
+    assert stand.cleared == 0
+    assert stand.record.finish(0) is None
+
+
+def test_a_directory_for_media_that_was_removed_is_made_again(stand: Stand, tmp_path: Path) -> None:
+    file = tmp_path / "tmpabcwandb-media" / "a.table.json"
+    log = stand.lost.log
+
+    def writes_a_file(row: dict[str, Any], **kwargs: Any) -> None:
+        file.write_text("{}")
+        log(row, **kwargs)
+
+    stand.lost.log = writes_a_file  # type: ignore[method-assign]
+    stand.record.log({"table": 1})
+    assert file.exists()
+    assert stand.lost.rows == [{"table": 1}]
+
+
+def test_a_run_that_times_out_at_the_end_is_not_begun_again(stand: Stand) -> None:
+    def late(**_: Any) -> None:
+        raise TimeoutError("Timed out finishing run.")
+
+    stand.lost.finish = late  # type: ignore[method-assign, assignment]
+    assert stand.record.finish(0) == "the run exp could not be ended: TimeoutError('Timed out finishing run.')"
+    assert stand.run is stand.lost
+
+
+def test_the_run_that_failed_is_replaced_not_the_one_after_it(stand: Stand) -> None:
+    stand.kill()
+    stand.record.log({"loss": 1.0})
+    lost: Any = stand.lost
+    stand.record.replace(lost, ConnectionResetError(104, "Connection reset by peer"))  # who noticed it later
+    assert stand.run is stand.second
+    assert len(stand.fake.runs) == 2
+
+
+def test_a_row_whose_files_are_gone_costs_no_others(stand: Stand, caplog: pytest.LogCaptureFixture) -> None:
+    for step in range(3):
+        stand.record.log({"loss": step, "image": "a file" if step == 1 else "text"})
+    reopen = stand.record._reopen
+
+    def reopened(*given: Any) -> Any:
+        run = reopen(*given)
+        log = run.log
+
+        def refuses(row: dict[str, Any], **kwargs: Any) -> None:
+            if row.get("image") == "a file":
+                raise FileNotFoundError(2, "No such file or directory")
+            log(row, **kwargs)
+
+        run.log = refuses  # type: ignore[method-assign]
+        return run
+
+    stand.record._reopen = reopened
+    stand.kill()
+    stand.record.log({"loss": 3})
+    assert [row["loss"] for row in stand.second.rows] == [0, 1, 2, 3]
+    assert "rank 0 could write only the numbers of 1 of the rows" in caplog.text
+
+
+@pytest.mark.parametrize("moment", ["of the replacement", "of a row"])
+def test_a_signal_handler_may_log_in_the_middle(stand: Stand, moment: str) -> None:
+    """As Python calls it, within whatever the thread is doing."""
+    interrupted = threading.Event()
+
+    def handler() -> None:
+        stand.record.log({"loss": 2.0})
+        interrupted.set()
+
+    if moment == "of a row":
+        stand.record._unsafe = _Interrupted(handler)
+    else:
+        reopen = stand.record._reopen
+        stand.record._reopen = lambda *given: (handler(), reopen(*given))[1]  # type: ignore[func-returns-value]
+        stand.kill()
+    thread = threading.Thread(target=lambda: stand.record.log({"loss": 1.0}), daemon=True)
+    thread.start()
+    thread.join(30)
+    assert not thread.is_alive()
+    assert interrupted.is_set()
+    run = stand.lost if moment == "of a row" else stand.second
+    assert sorted(row["loss"] for row in run.rows) == [1.0, 2.0]
+
+
+class _Interrupted(deque[Any]):
+    """A queue at which a signal comes once."""
+
+    def __init__(self, handler: Callable[[], None]) -> None:
+        super().__init__()
+        self._handler: Callable[[], None] | None = handler
+
+    def append(self, item: Any) -> None:
+        handler, self._handler = self._handler, None
+        if handler is not None:
+            handler()
+        super().append(item)
+
+
+def _dies_once(update: Any) -> Any:
+    died: list[bool] = []
+
+    def dying(*args: Any, **kwargs: Any) -> Any:
+        if not died:
+            died.append(True)
+            dead()
+        return update(*args, **kwargs)
+
+    return dying

@@ -1,0 +1,104 @@
+"""Rows with values that W&B cannot write: nothing else of them is lost."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import wandb
+
+from dist_wandb.runs.run import RunWriter
+from dist_wandb.settings.plan import plan_run
+from dist_wandb.topology.detection import Topology
+
+
+class Picky:
+    """A run that raises as wandb does, before it takes anything; a row goes on until it is committed."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self.calls = 0
+        self.error: Exception | None = None
+        self._open: dict[str, Any] = {}
+
+    def log(self, row: dict[str, Any], commit: bool | None = None) -> None:
+        self.calls += 1
+        if self.error is not None:
+            raise self.error
+        json.dumps({name: str(value) if isinstance(value, wandb.Html) else value for name, value in row.items()})
+        if any(isinstance(value, wandb.Html) for value in row.values()):
+            raise OSError(28, "No space left on device")
+        self._open |= row
+        if commit is not False:
+            self.rows.append(self._open)
+            self._open = {}
+
+
+@pytest.fixture
+def run() -> Picky:
+    return Picky()
+
+
+def writer(run: Any, rank: int = 3) -> RunWriter:
+    return RunWriter(run, plan_run(Topology.single(), "auto", "global", "base"), "global_step", rank)
+
+
+class Unspeakable:
+    def __repr__(self) -> str:
+        raise RuntimeError("no repr either")
+
+
+def test_a_row_that_wandb_takes_is_written_in_one_call(run: Picky) -> None:
+    writer(run).write_plain({"loss": 0.5, "list": [1]}, 7)
+    assert (run.calls, run.rows) == (1, [{"loss": 0.5, "list": [1], "global_step": 7}])
+
+
+@pytest.mark.parametrize("commit", [None, True])
+def test_what_cannot_be_written_becomes_text_in_one_row(
+    run: Picky, caplog: pytest.LogCaptureFixture, commit: bool | None
+) -> None:
+    holds_itself: list[Any] = []
+    holds_itself.append(holds_itself)
+    odd = {"bytes": b"\xff", "self": holds_itself, "error": ValueError("x"), "none": None, "list": [1]}
+    rows = writer(run)
+    for step in range(2):
+        rows.write({"loss": 0.5, **odd}, step, commit=commit)
+    texts = {"bytes": r"b'\xff'", "self": "[[...]]", "error": "ValueError('x')", "none": None, "list": [1]}
+    assert run.rows == [{"loss": 0.5, **texts, "global_step": step} for step in range(2)]
+    for name in ("bytes", "self", "error"):
+        assert caplog.text.count(f"W&B cannot write {name!r} on rank 3, of type") == 1
+    assert "Traceback" not in caplog.text
+
+
+def test_a_row_that_is_not_committed_stays_so(run: Picky) -> None:
+    rows = writer(run)
+    rows.write({"odd": {1, 2}, "a": 1.0}, None, commit=False)
+    assert run.rows == []
+    rows.write({"b": 2.0}, 5)
+    assert run.rows == [{"odd": "{1, 2}", "a": 1.0, "b": 2.0, "global_step": 5}]
+
+
+def test_media_and_what_has_no_repr_are_left_out(run: Picky, caplog: pytest.LogCaptureFixture) -> None:
+    page = wandb.Html("<p>", inject=False)
+    writer(run).write_plain({"loss": 0.5, "page": page, "pages": [page], "odd": Unspeakable()}, 7)
+    assert run.rows == [{"loss": 0.5, "global_step": 7}]
+    told = "W&B cannot write 'page' on rank 3, of type Html: OSError(28, 'No space left on device'). It is left out"
+    assert told in caplog.text
+
+
+def test_an_error_that_is_about_no_value_is_raised(run: Picky, caplog: pytest.LogCaptureFixture) -> None:
+    run.error = RuntimeError("the run is finished")
+    for row in ({"loss": 0.5}, {"loss": 0.5, "list": [1]}):
+        with pytest.raises(RuntimeError, match="the run is finished"):
+            writer(run).write_plain(row, 7)
+    assert caplog.text == ""
+
+
+def test_names_that_change_from_row_to_row_are_not_told_for_ever(run: Picky, caplog: pytest.LogCaptureFixture) -> None:
+    rows = writer(run)
+    for step in range(50):
+        rows.write_plain({f"odd {step}": object()}, step)
+    assert len(run.rows) == 50
+    assert caplog.text.count("W&B cannot write") == 11
+    assert caplog.text.count("More names are not told.") == 1

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dist_wandb.session.announcement import announcement
+from dist_wandb.settings.plan import RANK_SCOPES, RUN_MODES, plan_run
+from dist_wandb.topology.detection import Topology
+
+SINGLE = Topology.single()
+ONE_NODE = Topology(0, 0, 0, 2, 2, 1)
+FIRST_NODE = Topology(0, 0, 0, 4, 2, 2)
+SECOND_NODE = Topology(2, 0, 1, 4, 2, 2)
+NODES_UNKNOWN = Topology(0, None, None, 4, None, None)
+
+EXPECTED = [
+    (SINGLE, "auto", "global", "1 rank on 1 node: one run: exp (x)"),
+    (SINGLE, "shared", "worker", "1 rank on 1 node: one run: exp (x)"),
+    (ONE_NODE, "auto", "global", "2 ranks on 1 node: one run for all ranks: exp (x)"),
+    (ONE_NODE, "auto", "worker", "2 ranks on 1 node: one run for all ranks: exp (x)"),
+    (SECOND_NODE, "auto", "worker", "4 ranks on 2 nodes: one run for the ranks of node 1: exp-worker-1 (x)"),
+    (FIRST_NODE, "shared", "global", "4 ranks on 2 nodes: one run, written by all ranks: exp (x)"),
+    (
+        *(SECOND_NODE, "shared", "worker"),
+        "4 ranks on 2 nodes: one run, written by the ranks of node 1: exp-worker-1 (x)",
+    ),
+    (
+        *(FIRST_NODE, "new", "global"),
+        "4 ranks on 2 nodes: a run for each rank in the group exp; that of rank 0 is exp-rank-0 (x)",
+    ),
+    (
+        *(SECOND_NODE, "new", "worker"),
+        (
+            "4 ranks on 2 nodes: a run for each rank of node 1 in the group exp-worker-1; "
+            "that of rank 2 is exp-worker-1-rank-0 (x)"
+        ),
+    ),
+    (
+        *(NODES_UNKNOWN, "new", "global"),
+        "4 ranks: a run for each rank in the group exp; that of rank 0 is exp-rank-0 (x)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("topology", "mode", "scope", "expected"), EXPECTED)
+def test_the_line_says_what_was_decided_for_whom_and_where_it_is(
+    topology: Topology, mode: str, scope: str, expected: str
+) -> None:
+    said = announcement(topology, plan_run(topology, mode, scope, "exp"), "x", None)
+    assert said == f"dist_wandb: run_mode={mode}, rank_scope={scope}, {expected}"
+
+
+@pytest.mark.parametrize(
+    ("mode", "url", "expected"),
+    [
+        ("auto", None, "one run in the group night for all ranks: exp (x)"),
+        ("auto", "https://w", "one run in the group night (https://w) for all ranks: exp (x)"),
+        ("shared", "https://w", "one run in the group night (https://w), written by all ranks: exp (x)"),
+        ("new", "https://w", "a run for each rank in the group night (https://w); that of rank 0 is exp-rank-0 (x)"),
+    ],
+)
+def test_the_users_group_and_its_page_are_named(mode: str, url: str | None, expected: str) -> None:
+    said = announcement(ONE_NODE, plan_run(ONE_NODE, mode, "global", "exp", group="night"), "x", url)
+    assert said.endswith(f"2 ranks on 1 node: {expected}")
+
+
+def test_an_id_that_wandb_makes_is_left_out() -> None:
+    plan = plan_run(SINGLE, "auto", "global", None)
+    assert announcement(SINGLE, plan, "https://w", None).endswith("one run: (https://w)")
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.sampled_from(RUN_MODES), st.sampled_from(RANK_SCOPES))
+def test_every_announcement_is_one_line_with_mode_scope_and_place(layout: list[int], mode: str, scope: str) -> None:
+    last_node = Topology(sum(layout[:-1]), 0, len(layout) - 1, sum(layout), layout[-1], len(layout))
+    said = announcement(last_node, plan_run(last_node, mode, scope, "exp"), "offline, in wandb/x", None)
+    assert "\n" not in said
+    assert said.startswith(f"dist_wandb: run_mode={mode}, rank_scope={scope}, {sum(layout)} rank")
+    assert said.endswith("(offline, in wandb/x)")

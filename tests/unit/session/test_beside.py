@@ -1,0 +1,408 @@
+"""What reaches a session's run past the session: by its own `log`, by ``wandb.log``, by `define_metric`."""
+
+from __future__ import annotations
+
+import copy
+import multiprocessing
+import pickle
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import pytest
+import wandb
+
+import dist_wandb
+from dist_wandb.errors import ConfigurationError
+from dist_wandb.exchange import rows
+from dist_wandb.runs import record
+from dist_wandb.runs import run as runs
+from dist_wandb.runs.interception import intercept, original
+from dist_wandb.runs.run import NullRun
+from dist_wandb.session import session
+from dist_wandb.settings.options import Options
+from dist_wandb.topology.detection import Topology
+
+if TYPE_CHECKING:
+    from tests.conftest import FakeWandb, Job, OnRanks
+
+TWO = [Topology(rank, rank, 0, 2, 2, 1) for rank in range(2)]
+OURS = {"step_metric": "global_step", "step_sync": False}
+
+
+@pytest.fixture
+def alone(fake_wandb: FakeWandb) -> FakeWandb:
+    """A world of one, in which wandb has its functions."""
+    fake_wandb.sets_globals = True
+    return fake_wandb
+
+
+# --- a world of one ---------------------------------------------------------------------------------------------------
+
+
+def test_rows_of_wandbs_own_functions_go_the_sessions_way(alone: FakeWandb) -> None:
+    run = dist_wandb.init()
+    wandb.log({"loss": 1.0})
+    run.log({"loss": 2.0})
+    run.run.log({"loss": 3.0})
+    wandb.run.log(data={"loss": 4.0}, commit=False)  # type: ignore[union-attr]
+    wandb.log({"acc": 0.5})
+    wandb.log({"loss": 5.0}, 30)
+    assert alone.runs[0].logged == [
+        ({"loss": 1.0, "global_step": 0}, {}),
+        ({"loss": 2.0, "global_step": 1}, {}),
+        ({"loss": 3.0, "global_step": 2}, {}),
+        ({"loss": 4.0, "global_step": 3}, {"commit": False}),
+        ({"acc": 0.5, "global_step": 3}, {}),
+        ({"loss": 5.0, "global_step": 30}, {}),
+    ]
+
+
+@pytest.mark.parametrize("mode", ["auto", "new"])
+def test_a_function_that_somebody_puts_around_the_log_of_the_run_leads_to_no_circle(
+    fake_wandb: FakeWandb, job: Job, mode: Any
+) -> None:
+    sessions = job(TWO, run_mode=mode)
+    seen: list[float] = []
+    run: Any = sessions[0].run
+    log = run.log
+
+    def see(row: dict[str, Any], **kwargs: Any) -> None:
+        seen.append(row["loss"])
+        log(row, **kwargs)
+
+    run.log = see
+    for session_ in sessions:
+        session_.log({"loss": 1.0}, step=0)
+    assert all(session_.flush(20) for session_ in sessions)
+    assert [row["loss"] for row in fake_wandb.runs[0].rows] == [1.0]
+    assert seen == [1.0]
+
+
+def test_at_the_end_all_is_as_it_was(alone: FakeWandb) -> None:
+    before = wandb.log, wandb.define_metric
+    run = dist_wandb.init()
+    own = run.run
+    assert vars(own).keys() >= {"log", "finish", "define_metric"}
+    run.finish()
+    assert not vars(own).keys() & {"log", "finish", "define_metric"}
+    assert (wandb.log, wandb.define_metric) == before
+    with pytest.raises(wandb.Error, match=r"wandb\.init"):
+        wandb.log({"loss": 1.0})
+    assert alone.runs[0].rows == []
+
+
+def test_a_run_that_wandb_finished_behind_our_back_is_let_be(alone: FakeWandb) -> None:
+    run = dist_wandb.init()
+    own = alone.runs[0]
+    own._is_finished = True
+    dist_wandb.get_run()
+    assert not vars(own).keys() & {"log", "finish"}
+    assert session._sessions == []
+    assert run.run is own  # type: ignore[comparison-overlap]
+
+
+def test_a_mock_keeps_its_log() -> None:
+    told = mock.Mock()
+    take_back = runs.go_first(told, {"log": pytest.fail, "finish": pytest.fail})
+    told.log({"loss": 1.0})
+    told.log.assert_called_once_with({"loss": 1.0})
+    take_back()
+
+
+def test_rows_of_a_fork_come_too(alone: FakeWandb) -> None:
+    with dist_wandb.init() as run:
+        child = multiprocessing.get_context("fork").Process(target=wandb.log, args=({"depth": 1},))
+        child.start()
+        child.join(60)
+        assert child.exitcode == 0
+        run.log({"loss": 1.0})
+    assert [row.get("depth") for row in alone.runs[0].rows if "depth" in row] == [1]
+
+
+def test_the_record_that_replaces_a_lost_run_is_covered_as_well(
+    alone: FakeWandb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dead(*_: Any, **__: Any) -> None:
+        raise ConnectionResetError
+
+    monkeypatch.setattr(runs, "clear_away", lambda: None)
+    monkeypatch.setattr(record, "last_rows", lambda *_: [])
+    run = dist_wandb.init(id="exp")
+    wandb.define_metric("val/*", step_metric="epoch")
+    by_module, first = wandb.log, alone.runs[0]
+    first.log = dead  # type: ignore[method-assign]
+    run.log({"loss": 1.0})
+    second = alone.runs[1]
+    run.run.log({"loss": 2.0})
+    by_module({"loss": 3.0})
+    assert [(row["loss"], row["global_step"]) for row in second.rows] == [(1.0, 0), (2.0, 1), (3.0, 2)]
+    assert ("val/*", {"step_metric": "epoch"}) in second.defined
+    run.finish()
+    assert "log" not in vars(second)
+
+
+# --- several ranks ----------------------------------------------------------------------------------------------------
+
+
+def test_what_all_ranks_log_is_brought_together(fake_wandb: FakeWandb, job: Job, on_ranks: OnRanks) -> None:
+    sessions = job(TWO)
+
+    def work(rank: int) -> None:
+        sessions[rank].run.log({"loss": float(rank)})
+        sessions[rank].run.log({"loss": float(rank)}, step=20)
+        if rank == 0:
+            sessions[rank].run.log({"own": 5})
+        sessions[rank].finish()
+
+    on_ranks(2, work)
+    written = {name: row for row in fake_wandb.runs[0].rows for name in row if name in ("loss", "own")}
+    assert [row for row in fake_wandb.runs[0].rows if "loss" in row] == [
+        {"loss": 0.5, "global_step": 0},
+        {"loss": 0.5, "global_step": 20},
+    ]
+    assert written["own"] == {"own": 5, "global_step": 20}
+
+
+def test_without_a_run_wandbs_function_is_the_sessions_as_long_as_it_lasts(job: Job, on_ranks: OnRanks) -> None:
+    before = wandb.log
+    sessions = job(TWO)
+    handled = wandb.log
+    assert handled is not before
+    on_ranks(2, lambda rank: sessions[rank].finish())
+    assert wandb.log is before
+
+
+def test_a_run_of_the_users_own_on_such_a_rank_stays_the_users(job: Job, on_ranks: OnRanks) -> None:
+    sessions = job(TWO)
+    mine = SimpleNamespace(log=lambda _: None)
+    wandb.run, wandb.log = mine, mine.log  # type: ignore[assignment]
+    on_ranks(2, lambda rank: sessions[rank].finish())
+    assert wandb.log is mine.log
+
+
+@pytest.mark.parametrize("twin_of", [copy.copy, copy.deepcopy, lambda run: pickle.loads(pickle.dumps(run))])  # noqa: S301
+def test_a_stand_in_that_is_covered_can_be_copied(job: Job, on_ranks: OnRanks, twin_of: Callable[[Any], Any]) -> None:
+    sessions = job(TWO)
+    twin = twin_of(sessions[1].run)
+    assert isinstance(twin, NullRun)
+    twin.log({"loss": 1.0})
+    on_ranks(2, lambda rank: sessions[rank].finish())
+
+
+# --- the last step ----------------------------------------------------------------------------------------------------
+
+
+def test_a_row_without_a_step_goes_on_at_the_last_one(alone: FakeWandb) -> None:
+    with dist_wandb.init() as run:
+        run.log({"early": 1})
+        run.log({"loss": 1.0}, step=100)
+        run.log({"val": 2.0})
+        wandb.log({"note": "text"})
+        run.log({"loss": 0.5, "global_step": 200})
+        run.log({"val": 1.0})
+    assert [row["global_step"] for row in alone.runs[0].rows] == [0, 100, 100, 100, 200, 200]
+
+
+def test_so_it_does_where_ranks_bring_rows_together(fake_wandb: FakeWandb, job: Job, on_ranks: OnRanks) -> None:
+    sessions = job(TWO)
+
+    def work(rank: int) -> None:
+        run = sessions[rank]
+        run.log({"early": rank})
+        run.log({"loss": rank}, step=4)
+        run.log({"images" if rank == 0 else "other": rank})
+        if rank == 1:
+            run.log({"mine": 1})
+        run.log({"loss": rank}, step=8)
+        run.log({"val": rank})
+        run._from_child({"child": rank}, 3, None, None)
+        run.log({"last": rank, "text": "a"})
+        run.finish()
+
+    on_ranks(2, work)
+    at = {name: row["global_step"] for row in fake_wandb.runs[0].rows for name in row}
+    assert {name: at[name] for name in ("early", "images", "other", "mine", "val", "child", "last", "text")} == {
+        "early": 0,
+        "images": 4,
+        "other": 4,
+        "mine": 4,
+        "val": 8,
+        "child": 3,
+        "last": 8,
+        "text": 8,
+    }
+
+
+@pytest.mark.parametrize("step", [2**31 - 1, 2**31, 2**40, 2**53])
+def test_steps_as_large_as_numbers_of_tokens(fake_wandb: FakeWandb, job: Job, on_ranks: OnRanks, step: int) -> None:
+    sessions = job(TWO)
+
+    def work(rank: int) -> None:
+        sessions[rank].log({"loss": rank}, step=step)
+        sessions[rank].log({"val": rank})
+        sessions[rank].finish()
+
+    on_ranks(2, work)
+    assert {"val": 0.5, "global_step": step} in fake_wandb.runs[0].rows
+
+
+def test_what_only_others_log_far_out_lies_where_the_primary_is(
+    fake_wandb: FakeWandb, job: Job, on_ranks: OnRanks
+) -> None:
+    sessions = job(TWO)
+
+    def work(rank: int) -> None:
+        sessions[rank].log({"loss": rank}, step=2**40)
+        sessions[rank].log({"val" if rank else "own": rank})
+        sessions[rank].finish()
+
+    on_ranks(2, work)
+    assert {row["global_step"] for row in fake_wandb.runs[0].rows if "val" in row} == {2**40}
+
+
+def test_a_resumed_run_counts_on_until_there_is_a_step() -> None:
+    maker = rows.Rows(mock.Mock(is_primary=True), None, first=50)
+    assert [maker._x(None, 2), maker._x(None, rows.calls_at(7)), maker._x(9, 0)] == [52, 7, 9]
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_negative_step_is_refused(fake_wandb: FakeWandb, job: Job, on_ranks: OnRanks, world_size: int) -> None:  # noqa: ARG001
+    sessions = job(TWO) if world_size == 2 else [dist_wandb.init()]
+    for opened in sessions:
+        with pytest.raises(ConfigurationError, match=r"step=-1 on rank \d is negative"):
+            opened.log({"loss": 1.0}, step=-1)
+    on_ranks(world_size, lambda rank: sessions[rank].finish())
+
+
+# --- the x axis -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def defined(alone: FakeWandb) -> list[tuple[str, dict[str, Any]]]:
+    """What W&B is told of metrics after the session's own x axis."""
+    dist_wandb.init()
+    told = alone.runs[0].defined
+    assert told == [("global_step", {}), ("*", OURS)]
+    told.clear()
+    return told
+
+
+def test_names_of_a_pattern_of_the_users_are_defined_before_their_first_row(
+    defined: list[tuple[str, dict[str, Any]]], alone: FakeWandb
+) -> None:
+    wandb.define_metric("val/*", "epoch")
+    for _ in range(2):
+        wandb.log({"val/acc": 0.5, "val": {"deep": 1}, "loss": 1.0, "epoch": 1})
+    assert defined == [("val/*", {"step_metric": "epoch"}), ("val/acc", {"step_metric": "epoch"})]
+    alone.runs[0].define_metric("val.*", step_metric="t")
+    wandb.log({"val": {"deep": 1}})
+    assert defined[2:] == [("val.*", {"step_metric": "t"}), ("val.deep", {"step_metric": "t"})]
+
+
+def test_names_that_were_logged_before_the_pattern_are_defined_anew(defined: list[Any]) -> None:
+    wandb.log({"val/acc": 0.5})
+    wandb.define_metric("val/*", step_metric="epoch", step_sync=True)
+    wandb.define_metric("val/top/*", step_metric="t")
+    wandb.log({"val/acc": 0.5, "val/top/5": 1.0})
+    assert defined[2:] == [
+        ("val/acc", {"step_metric": "epoch", "step_sync": True}),
+        ("val/top/5", {"step_metric": "t"}),
+    ]
+
+
+def test_a_pattern_of_all_names_takes_the_place_of_ours(defined: list[Any]) -> None:
+    wandb.log({"loss": 1.0})
+    wandb.define_metric("train/global_step")
+    wandb.define_metric("*", step_metric="train/global_step", step_sync=True)
+    for _ in range(2):
+        wandb.log({"loss": 1.0, "acc": 0.5, "train/global_step": 3})
+    theirs = {"step_metric": "train/global_step", "step_sync": True}
+    assert defined == [("train/global_step", {}), ("*", theirs), ("loss", theirs)]
+
+
+def test_a_definition_by_name_holds_and_keeps_our_axis_where_it_names_none(defined: list[Any]) -> None:
+    wandb.define_metric("loss", step_metric="epoch")
+    wandb.define_metric("acc", summary="max")
+    wandb.define_metric("loss", summary="min")
+    wandb.define_metric("val/*", summary="min")
+    wandb.log({"loss": 1.0, "acc": 0.5, "val/loss": 2.0})
+    assert defined == [
+        ("loss", {"step_metric": "epoch"}),
+        ("acc", {"summary": "max", **OURS}),
+        ("loss", {"summary": "min"}),
+        ("val/*", {"summary": "min"}),
+        ("val/loss", {"summary": "min", **OURS}),
+    ]
+
+
+def test_a_run_that_was_adopted_has_the_users_axes_alone(alone: FakeWandb) -> None:
+    mine: Any = alone.init()
+    opened = session.open_session(Options(), {}, door="test", adopt=lambda _: mine)
+    mine.define_metric("val/*", step_metric="epoch")
+    opened.log({"val/acc": 0.5})
+    assert mine.defined == [("val/*", {"step_metric": "epoch"})]
+    assert mine.rows == [{"val/acc": 0.5, "global_step": 0}]
+    opened.release()
+    mine.log({"val/acc": 1.0})
+    assert mine.rows[1:] == [{"val/acc": 1.0}]
+
+
+# --- methods of one object --------------------------------------------------------------------------------------------
+
+
+class Thing:
+    def say(self, word: str) -> str:
+        """Say it."""
+        return f"thing {word}"
+
+
+def test_the_last_handler_is_asked_and_any_may_go_first() -> None:
+    thing = Thing()
+    _, first = intercept(thing, "say", lambda say, word: say(f"first {word}"))
+    _, second = intercept(thing, "say", lambda say, word: say(f"second {word}"))
+    kept = thing.say
+    assert kept("a") == "thing second a"
+    assert original(thing, "say")("a") == "thing a"
+    assert kept.__doc__ == "Say it."
+    first()
+    first()
+    assert thing.say("a") == "thing second a"
+    second()
+    assert thing.say("a") == kept("a") == original(thing, "say")("a") == "thing a"
+    assert vars(thing) == {}
+
+
+def test_what_somebody_else_put_there_meanwhile_stays() -> None:
+    thing = Thing()
+    _, take_back = intercept(thing, "say", lambda *_: "ours")
+    thing.say = lambda word: f"other {word}"  # type: ignore[method-assign]
+    take_back()
+    assert thing.say("a") == original(thing, "say")("a") == "other a"
+
+
+def test_who_wraps_the_covered_method_makes_no_circle(alone: FakeWandb) -> None:
+    run, seen = dist_wandb.init(), []
+    covered = run.run.log
+
+    def wrapper(row: dict[str, Any]) -> None:
+        seen.append(row)
+        covered(row)
+
+    run.run.log = wrapper  # type: ignore[method-assign]
+    run.log({"loss": 1.0})
+    run.run.log({"loss": 2.0})
+    assert alone.runs[0].rows == [{"loss": 1.0, "global_step": 0}, {"loss": 2.0, "global_step": 1}]
+    assert seen == [alone.runs[0].rows[0], {"loss": 2.0}, alone.runs[0].rows[1]]
+    run.finish()
+    assert vars(alone.runs[0])["log"] is wrapper
+
+
+def test_a_method_that_was_the_objects_own_comes_back() -> None:
+    thing = Thing()
+    own = vars(thing)["say"] = lambda word: f"own {word}"
+    _, take_back = intercept(thing, "say", lambda say, word: say(word) + "!")
+    assert thing.say("a") == "own a!"
+    take_back()
+    assert thing.say is own

@@ -1,0 +1,176 @@
+"""A run that is opened again where one is still open: in a loop, in a notebook's cell, or on purpose."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import dist_wandb
+from dist_wandb.session import places, session
+from dist_wandb.settings.options import Options
+from dist_wandb.topology.detection import Topology
+
+if TYPE_CHECKING:
+    from tests.conftest import FakeWandb, Job, OnRanks
+
+MESSAGE = "is not finished: it is now"
+
+
+def ended(fake: FakeWandb) -> list[list[int | None]]:
+    return [list(run.exit_codes) for run in fake.runs]
+
+
+def open_one(**arguments: Any) -> dist_wandb.Session:
+    return dist_wandb.init(**arguments)
+
+
+@pytest.fixture
+def notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "is_notebook", lambda: True)
+
+
+def test_a_loop_that_opens_runs_finishes_each_before_the_next(
+    fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture
+) -> None:
+    for fold in range(3):
+        run = dist_wandb.init(name=f"fold-{fold}")
+        run.log({"loss": fold})
+    assert [run.rows for run in fake_wandb.runs] == [[{"loss": fold, "global_step": 0}] for fold in range(3)]
+    assert ended(fake_wandb) == [[None], [None], []]
+    assert session._sessions == [run]
+    assert caplog.text.count(MESSAGE) == 2
+    assert f"{__file__}:" in caplog.text
+    assert "pass reinit='create_new'" in caplog.text
+
+
+def test_what_is_finished_in_time_is_not_spoken_of(fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(2):
+        dist_wandb.init().finish()
+    assert ended(fake_wandb) == [[None], [None]]
+    assert MESSAGE not in caplog.text
+
+
+def test_a_function_that_is_called_at_two_places_opens_two(fake_wandb: FakeWandb) -> None:
+    train, val = open_one(), open_one()
+    assert ended(fake_wandb) == [[], []]
+    val.finish()
+    train.finish()
+
+
+def test_a_call_in_itself_opens_two(fake_wandb: FakeWandb) -> None:
+    def nest(depth: int) -> None:
+        run = dist_wandb.init()
+        if depth:
+            nest(depth - 1)
+        run.finish()
+
+    nest(1)
+    assert ended(fake_wandb) == [[None], [None]]
+
+
+@pytest.mark.parametrize("reinit", ["create_new", "return_previous", "finish_previous", True])
+def test_what_the_user_says_of_earlier_runs_holds(fake_wandb: FakeWandb, reinit: Any) -> None:
+    """It is wandb's to do then; this stand-in does nothing."""
+    for _ in range(2):
+        dist_wandb.init(reinit=reinit)
+    assert ended(fake_wandb) == [[], []]
+
+
+def test_so_does_what_settings_and_the_environment_say(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(2):
+        dist_wandb.init(settings={"reinit": "create_new"})
+    monkeypatch.setenv("WANDB_REINIT", "create_new")
+    for _ in range(2):
+        dist_wandb.init()
+    assert ended(fake_wandb) == [[]] * 4
+
+
+@pytest.mark.usefixtures("notebook")
+def test_a_cell_that_is_changed_and_run_again_finishes_the_run(
+    fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture
+) -> None:
+    dist_wandb.init()
+    dist_wandb.init()
+    assert ended(fake_wandb) == [[None], []]
+    assert MESSAGE not in caplog.text
+
+
+@pytest.mark.usefixtures("notebook")
+def test_what_is_nested_on_purpose_stays_open_in_a_notebook(fake_wandb: FakeWandb) -> None:
+    @dist_wandb.wandb_init
+    def decorated() -> list[list[int | None]]:
+        with dist_wandb.init(), dist_wandb.init():
+            return ended(fake_wandb)
+
+    plain = dist_wandb.init()
+    assert decorated() == [[]] * 4
+    assert ended(fake_wandb) == [[], [None], [None], [None]]
+    plain.finish()
+
+
+def test_threads_have_runs_side_by_side(fake_wandb: FakeWandb) -> None:
+    with ThreadPoolExecutor(1) as first, ThreadPoolExecutor(1) as second:
+        runs = [pool.submit(open_one).result() for pool in (first, second)]
+    assert ended(fake_wandb) == [[], []]
+    for run in runs:
+        run.finish()
+
+
+def test_tasks_have_runs_side_by_side(fake_wandb: FakeWandb) -> None:
+    async def work() -> int:
+        run = dist_wandb.init()
+        await asyncio.sleep(0)
+        is_open = session._sessions.count(run)
+        run.finish()
+        return is_open
+
+    async def both() -> list[int]:
+        return list(await asyncio.gather(work(), work()))
+
+    assert asyncio.run(both()) == [1, 1]
+    assert ended(fake_wandb) == [[None], [None]]
+
+
+def test_the_sessions_of_other_doors_are_theirs(fake_wandb: FakeWandb) -> None:
+    for _ in range(2):
+        session.open_session(Options(), {}, door="test", topology=Topology.single())
+    assert ended(fake_wandb) == [[], []]
+
+
+def test_ranks_finish_the_earlier_one_together(fake_wandb: FakeWandb, job: Job, on_ranks: OnRanks) -> None:
+    sessions = job([Topology(rank, rank, 0, 2, 2, 1) for rank in range(2)])
+
+    def again(rank: int) -> bool:
+        place = places.here()
+        sessions[rank].opened_at(place)
+        sessions[rank].log({"loss": rank})
+        mine = sessions[rank].may_end_before(place, in_notebook=False)
+        sessions[rank].finish()
+        return mine
+
+    assert on_ranks(2, again) == [True, True]
+    assert fake_wandb.runs[0].rows == [{"loss": 0.5, "global_step": 0}]
+
+
+@pytest.mark.parametrize(("shell", "expected"), [(object(), True), (None, False)])
+def test_a_notebook_is_told_by_ipython(monkeypatch: pytest.MonkeyPatch, shell: object, *, expected: bool) -> None:
+    monkeypatch.delitem(sys.modules, "IPython", raising=False)
+    assert not places.is_notebook()
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    assert places.is_notebook() is expected
+
+
+def test_a_place_is_where_the_package_is_called() -> None:
+    def called() -> Iterator[places.Place]:
+        for _ in range(2):
+            yield places.here()
+
+    first, second = (place for place in called())
+    assert first == second != places.here()
+    assert first.line.startswith(f"{__file__}:")

@@ -1,0 +1,230 @@
+"""What is taken for a secret in a config, what of it is shown, and what other ranks are told."""
+
+from __future__ import annotations
+
+import json
+import time
+import tracemalloc
+from collections import OrderedDict
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dist_wandb.config.text import ConfigText
+from dist_wandb.settings.config_secrets import is_secret, redacted
+from dist_wandb.settings.config_values import comparable, shown, told
+from dist_wandb.settings.config_withheld import MISSING, Known, filled, withheld, without_notes, without_secrets
+
+SECRETS = [
+    *("hf_token", "token", "TOKEN", "hfToken", "HFToken", "auth-token", "authtoken", "access.token", "tokens"),
+    *("api_key", "apiKey", "APIKey", "WANDB_API_KEY", "wandbkey", "aws_access_key_id", "keys", "a/key", "key2"),
+    *("password", "passWord", "pass_word", "PASSWD", "dbPassword", "pwd", "db_pass", "passphrase"),
+    *("secret", "clientSecret", "my-secret-1", "secrets", "credentials", "gcpCredential", "creds", "auth", "oauth2"),
+    *("basic_auth", "authorization", "auth.user", "cookie", "bearer", "jwt", "github_pat", "dsn", "slack_webhook"),
+]
+ORDINARY = [
+    *("lr", "monkey", "keypoints", "keyframe_rate", "keyword", "keyboard", "author", "authors", "authority"),
+    *(
+        "tokenizer",
+        "tokenization",
+        "bypass",
+        "passes",
+        "compass",
+        "secretary",
+        "pattern",
+        "path",
+        "hotkeys",
+    ),
+    *("donkeys", "cookiecutter", "patience", "", "...", "_", "0"),
+]
+
+
+@pytest.mark.parametrize("name", SECRETS)
+@pytest.mark.parametrize(
+    "value",
+    ["x", b"x", ["x"], {"a": [{"b": "x"}]}, ("x", 1), {"x"}, Path("x"), object()],
+    ids=lambda value: type(value).__name__,
+)
+def test_names_of_secrets_in_their_spellings(name: str, value: object) -> None:
+    assert is_secret(name, value)
+
+
+@pytest.mark.parametrize("name", ORDINARY)
+@pytest.mark.parametrize("value", ["x", 7, ["x"], {"password": "x"}], ids=repr)
+def test_names_that_only_sound_like_it(name: str, value: object) -> None:
+    assert not is_secret(name, value)  # what is in a dict has names of its own
+
+
+@pytest.mark.parametrize("name", SECRETS)
+@pytest.mark.parametrize("value", [None, True, "", " ", [], {}, {"a": [None, False]}], ids=repr)
+def test_what_says_nothing_is_no_secret(name: str, value: object) -> None:
+    assert not is_secret(name, value)
+
+
+@pytest.mark.parametrize(
+    "name", ["max_tokens", "num_key_value_heads", "token_dim", "tokens_per_step", "keys", "key_dim"]
+)
+@pytest.mark.parametrize("value", [7, 0.5, [1, 2], {"a": 1}, np.float32(1), np.arange(3)], ids=repr)
+def test_numbers_that_all_ranks_need_are_told(name: str, value: object) -> None:
+    assert not is_secret(name, value)
+
+
+@pytest.mark.parametrize("name", ["hf_token", "api_key", "pin.password", "secrets", "auth"])
+def test_numbers_may_be_secrets_too(name: str) -> None:
+    assert is_secret(name, 1234)
+    assert is_secret(name, [1, 2])
+    assert is_secret(name, np.int64(7))
+
+
+@pytest.mark.parametrize(
+    ("text", "is_one"),
+    [
+        ("postgresql://joe:pw@host/db", True),
+        ("https://joe@host/db", False),
+        ("https://host:443/a:b@c", False),
+        ("Account(user='me', password='x')", True),
+        ("{'api_key': 'x'}", True),
+        ('{"auth" : {"a": 1}}', True),
+        ("train.py --password=x", True),
+        ("the password is good", False),
+        ("tokens: many", False),
+        ("Linear(in_features=3, bias=True)", False),
+    ],
+)
+def test_text_with_a_secret_in_it(text: str, is_one: bool) -> None:
+    assert is_secret("note", text) is is_one
+    assert is_secret("notes", ["x", (text,)]) is is_one
+    assert (shown(text) == "…") is is_one
+
+
+class Account:
+    def __repr__(self) -> str:
+        return "Account(password='x')"
+
+
+LOOP: dict[str, Any] = {"password": "s3cr3t"}
+LOOP["loop"] = LOOP
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ({"a": 1, "token": "s3cr3t"}, "{'a': 1, 'token': …}"),
+        ([{"auth": {"user": "s3cr3t"}}, (1, {"x": Account()})], "[{'auth': …}, [1, {'x': <Account …>}]]"),
+        (OrderedDict(a=1), "OrderedDict({'a': 1})"),
+        (MappingProxyType({"a": (1,)}), "mappingproxy({'a': (1,)})"),
+        (Account(), "<Account …>"),
+    ],
+    ids=repr,
+)
+def test_what_is_shown_has_no_secrets_and_is_else_the_repr(value: object, text: str) -> None:
+    found = shown(value).replace("tests.unit.", "").replace("OrderedDict([('a', 1)])", "OrderedDict({'a': 1})")
+    assert found == text
+
+
+def test_a_value_that_holds_itself_shows_and_tells_no_secret() -> None:
+    assert "s3cr3t" not in shown(LOOP)
+    assert "s3cr3t" not in json.dumps(told(withheld("x", LOOP)))
+
+
+GIVEN: dict[str, Any] = {
+    "lr": 0.1,
+    "hf_token": "s3cr3t",
+    "net": {"size": 3, "api_key": "s3cr3t", "of": [{"token": "s3cr3t"}, 7]},
+    "names": {1: {"password": "s3cr3t"}, 2: "b"},
+    "auth": {"user": "s3cr3t"},
+}
+
+
+def test_what_is_told_has_no_secrets_and_who_was_given_them_reads_all_of_it() -> None:
+    text = ConfigText(given=GIVEN)
+    text.renew(GIVEN)
+    assert "s3cr3t" not in str(text)
+    values = json.loads(str(text))
+    assert list(values) == list(GIVEN)
+    assert {name: filled(value, GIVEN[name]) for name, value in values.items()} == GIVEN
+    mine = json.loads(json.dumps(GIVEN).replace("s3cr3t", "mine")) | {"names": {1: {"password": "mine"}}}
+    read = {name: filled(value, mine[name]) for name, value in values.items()}
+    assert read == mine | {"names": {1: {"password": "mine"}, 2: "b"}}
+
+
+def test_who_was_given_nothing_reads_the_rest() -> None:
+    values = {name: told(withheld(name, value, value)) for name, value in GIVEN.items()}
+    read = {name: filled(value) for name, value in values.items()}
+    assert read == {
+        "lr": 0.1,
+        "hf_token": MISSING,
+        "net": {"size": 3, "of": [{}, 7]},
+        "names": {1: {}, 2: "b"},
+        "auth": MISSING,
+    }
+
+
+def test_a_secret_that_has_changed_is_not_read_as_the_one_that_was_given() -> None:
+    for value, given in (("new", "old"), ("new", MISSING)):
+        note = told(withheld("token", value, given))
+        assert "new" not in repr(note)
+        assert filled(note, "old") is MISSING
+    nested = told(withheld("net", {"token": "new", "a": 1}, {"token": "old", "a": 1}))
+    assert filled(nested, {"token": "old", "a": 1}) == {"a": 1}
+
+
+def test_what_wandb_has_as_text_is_read_as_text() -> None:
+    given = {(1, 2): "x"}
+    assert filled(told(withheld("keys", shown(given), given)), given) == "{(1, 2): 'x'}"
+
+
+def test_secrets_are_not_compared_and_digests_of_others_are_salted() -> None:
+    compared = comparable(without_secrets(GIVEN), "salt")
+    assert compared.keys() == {"lr", "net", "names"}
+    other = json.loads(json.dumps(GIVEN).replace("s3cr3t", "other")) | {"names": {1: {"password": "o"}, 2: "b"}}
+    assert comparable(without_secrets(other), "salt") == compared
+    assert comparable(without_secrets(GIVEN), "other salt")["lr"] != compared["lr"]
+    assert "s3cr3t" not in repr(compared)
+
+
+def test_notes_are_equal_but_for_what_they_say() -> None:
+    one, other = (told(withheld("x", [{"token": "a"}], given)) for given in (MISSING, [{"token": "a"}]))
+    assert one != other
+    assert without_notes(one) == without_notes(other)
+
+
+def test_nothing_is_copied_where_there_is_no_secret() -> None:
+    value = {"a": [1, {"b": (2, "x")}]}
+    assert withheld("x", value) is value
+    assert redacted(value) is value
+
+
+def test_why_a_value_is_not_known_is_said() -> None:
+    known = Known({"lr": 0.1}, frozenset({"token"}))
+    assert (known["lr"], known.get("token", 7), "token" in known) == (0.1, 7, False)
+    with pytest.raises(KeyError, match="secrets are not told to other ranks"):
+        _ = known["token"]
+    with pytest.raises(KeyError, match=r"^'none'$"):
+        _ = known["none"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a" * 10**6, "a:" * 10**5, "https://" + "a:" * 10**5, "x=" * 10**5, "'\"  " * 10**5, "a-" * 10**5, "A1b" * 10**5],
+)
+def test_long_text_is_looked_through_in_time_that_grows_with_it(text: str) -> None:
+    began = time.perf_counter()
+    is_secret(text[:1000], text)
+    assert time.perf_counter() - began < 5.0
+
+
+def test_names_are_not_kept_without_a_limit() -> None:
+    tracemalloc.start()
+    for number in range(100_000):
+        is_secret(f"name-{number}", 1)
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept < 16 << 20
+
+
+def test_a_class_is_shown_as_it_is_whatever_its_objects_hold() -> None:
+    assert redacted(Account) is Account

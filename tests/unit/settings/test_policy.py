@@ -1,0 +1,309 @@
+"""Which ranks open which runs: the table of modes.json, and its invariants for any layout of ranks over nodes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dist_wandb.errors import ConfigurationError, TopologyError
+from dist_wandb.settings.plan import (
+    RANK_SCOPES,
+    RUN_MODES,
+    RankScope,
+    RunMode,
+    RunPlan,
+    needs_base_id,
+    needs_layout,
+    plan_run,
+    unit_run_id,
+)
+from dist_wandb.topology.detection import Topology
+
+Planned = list[tuple[Topology, RunPlan]]
+
+MODES: list[dict[str, Any]] = json.loads((Path(__file__).parents[1] / "modes.json").read_text())
+TOLD = ("global_rank", "local_rank", "node_rank")
+DECIDED = ("opens_run", "run_id", "group", "shared", "label", "primary")
+
+layouts = st.lists(st.integers(1, 8), min_size=1, max_size=6)
+several_ranks = layouts.filter(lambda layout: sum(layout) > 1)
+modes = st.sampled_from(RUN_MODES)
+scopes = st.sampled_from(RANK_SCOPES)
+ids = st.text("abz059-_.", min_size=1, max_size=8)
+groups = st.none() | ids
+
+
+def ranks(layout: list[int]) -> Iterator[Topology]:
+    """All ranks of a job; `layout` has the number of ranks of each node."""
+    for node, size in enumerate(layout):
+        for local_rank in range(size):
+            yield Topology(sum(layout[:node]) + local_rank, local_rank, node, sum(layout), size, len(layout))
+
+
+def plan_all(layout: list[int], mode: str, scope: str, base_id: str = "exp", group: str | None = None) -> Planned:
+    return [(rank, plan_run(rank, mode, scope, base_id, group=group)) for rank in ranks(layout)]
+
+
+def unit_of(rank: Topology, scope: str) -> int | None:
+    return rank.node_rank if scope == "worker" else 0
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+
+def test_the_table_has_every_mode_and_scope_for_seven_layouts() -> None:
+    cases = {(case["layout"], case["run_mode"], case["rank_scope"]) for case in MODES}
+    names = {layout for layout, _, _ in cases}
+    assert len(names) == 7
+    assert cases == set(product(names, RUN_MODES, RANK_SCOPES))
+
+
+@pytest.mark.parametrize("case", MODES, ids=lambda case: f"{case['layout']}-{case['run_mode']}-{case['rank_scope']}")
+def test_every_rank_does_what_the_table_says(case: dict[str, Any]) -> None:
+    planned = plan_all(case["ranks_per_node"], case["run_mode"], case["rank_scope"])
+    assert [
+        {name: getattr(rank, name) for name in TOLD} | {name: getattr(plan, name) for name in DECIDED}
+        for rank, plan in planned
+    ] == case["ranks"]
+
+
+# --- invariants for any layout ----------------------------------------------------------------------------------------
+
+
+@given(layouts, modes, scopes, ids, groups)
+def test_every_run_has_exactly_one_primary(
+    layout: list[int], mode: str, scope: str, base_id: str, group: str | None
+) -> None:
+    opened = [plan for _, plan in plan_all(layout, mode, scope, base_id, group) if plan.opens_run]
+    primaries = Counter(plan.run_id for plan in opened if plan.primary)
+    assert primaries == Counter({plan.run_id for plan in opened})
+
+
+@given(layouts, modes, scopes, ids, groups)
+def test_a_run_of_several_ranks_is_shared_and_its_labels_are_unique(
+    layout: list[int], mode: str, scope: str, base_id: str, group: str | None
+) -> None:
+    opened = [plan for _, plan in plan_all(layout, mode, scope, base_id, group) if plan.opens_run]
+    writers = Counter(plan.run_id for plan in opened)
+    labels = {(plan.run_id, plan.label) for plan in opened}
+    assert all(plan.shared and plan.label for plan in opened if writers[plan.run_id] > 1)
+    assert len(labels) == len(opened)
+    assert all(plan.label is None for plan in opened if not plan.shared)
+
+
+@given(several_ranks, modes, scopes, ids, groups)
+def test_the_numbers_of_runs_and_groups_are_those_of_the_table(
+    layout: list[int], mode: str, scope: str, base_id: str, group: str | None
+) -> None:
+    opened = [plan for _, plan in plan_all(layout, mode, scope, base_id, group) if plan.opens_run]
+    units = len(layout) if scope == "worker" else 1
+    assert len({plan.run_id for plan in opened}) == (sum(layout) if mode == "new" else units)
+    expected_groups = units if mode == "new" else int(group is not None)
+    assert len({plan.group for plan in opened if plan.group}) == expected_groups
+
+
+@given(layouts, modes, scopes)
+def test_one_rank_of_each_unit_announces_and_it_is_a_primary(layout: list[int], mode: str, scope: str) -> None:
+    planned = plan_all(layout, mode, scope)
+    announcing = [(unit_of(rank, scope), plan) for rank, plan in planned if plan.announces]
+    assert Counter(unit for unit, _ in announcing) == Counter({unit_of(rank, scope) for rank, _ in planned})
+    assert all(plan.primary and plan.opens_run for _, plan in announcing)
+
+
+@given(modes, scopes, st.none() | ids, groups)
+def test_a_world_of_one_is_always_one_ordinary_run(
+    mode: str, scope: str, base_id: str | None, group: str | None
+) -> None:
+    plan = plan_run(Topology.single(), mode, scope, base_id, group=group)
+    assert (plan.opens_run, plan.run_id, plan.group, plan.primary) == (True, base_id, group, True)
+    assert (plan.shared, plan.label, plan.name_suffix, plan.own_directory) == (False, None, "", False)
+
+
+@given(st.integers(1, 8), modes, ids, groups)
+def test_on_one_node_both_scopes_are_the_same(size: int, mode: str, base_id: str, group: str | None) -> None:
+    for rank in ranks([size]):
+        both = [plan_run(rank, mode, scope, base_id, group=group) for scope in RANK_SCOPES]
+        differences = [name for name in vars(both[0]) if getattr(both[0], name) != getattr(both[1], name)]
+        assert differences == ["rank_scope"]
+
+
+@given(several_ranks, modes, scopes)
+def test_ranks_have_directories_of_their_own_where_several_of_a_node_may_write(
+    layout: list[int], mode: str, scope: str
+) -> None:
+    planned = plan_all(layout, mode, scope)
+    assert {plan.own_directory for _, plan in planned} == {mode != "auto"}
+    writers = Counter(rank.node_rank for rank, plan in planned if plan.opens_run)
+    assert mode != "auto" or max(writers.values()) == 1
+
+
+@given(several_ranks, modes, scopes)
+def test_runs_that_are_not_the_only_one_differ_in_name(layout: list[int], mode: str, scope: str) -> None:
+    opened = [plan for _, plan in plan_all(layout, mode, scope) if plan.opens_run]
+    assert len({plan.name_suffix for plan in opened}) == len({plan.run_id for plan in opened})
+
+
+@given(several_ranks, modes, scopes, ids)
+def test_all_names_are_made_from_the_base_id(layout: list[int], mode: str, scope: str, base_id: str) -> None:
+    for _, plan in plan_all(layout, mode, scope, base_id):
+        for name in (plan.run_id, plan.group):
+            assert name is None or name == base_id or name.startswith(f"{base_id}-")
+
+
+def test_a_plan_cannot_be_changed() -> None:
+    name = "run_id"
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        setattr(plan_run(Topology.single(), "auto", "global", "exp"), name, "other")
+
+
+# --- groups and ids ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mode", "scope", "expected"),
+    [
+        ("auto", "global", "night"),
+        ("auto", "worker", "night"),
+        ("shared", "global", "night"),
+        ("shared", "worker", "night"),
+        ("new", "global", "night"),
+        ("new", "worker", "night-worker-1"),
+    ],
+)
+def test_the_users_group_replaces_the_base_id_in_groups_and_nowhere_else(mode: str, scope: str, expected: str) -> None:
+    opened = [plan for _, plan in plan_all([2, 2], mode, scope, group="night") if plan.opens_run]
+    assert opened[-1].group == expected
+    assert all(plan.run_id is not None and plan.run_id.startswith("exp") for plan in opened)
+
+
+@pytest.mark.parametrize(
+    ("mode", "scope", "expected"),
+    [
+        ("auto", "global", ["exp", "exp", "exp", "exp"]),
+        ("auto", "worker", ["exp-worker-0", "exp-worker-0", "exp-worker-1", "exp-worker-1"]),
+        ("shared", "worker", ["exp-worker-0", "exp-worker-0", "exp-worker-1", "exp-worker-1"]),
+        ("new", "global", ["exp-rank-0", "exp-rank-1", "exp-rank-2", "exp-rank-3"]),
+    ],
+)
+def test_a_rank_without_a_run_knows_the_run_of_its_unit(mode: str, scope: str, expected: list[str]) -> None:
+    assert [unit_run_id(plan) for _, plan in plan_all([2, 2], mode, scope)] == expected
+
+
+def test_without_a_base_id_the_run_of_the_unit_is_unknown() -> None:
+    assert unit_run_id(plan_run(Topology(1, 1, 0, 2, 2, 1), "auto", "global", None)) is None
+
+
+# --- what has to be known ---------------------------------------------------------------------------------------------
+
+
+@given(layouts, modes, scopes)
+def test_a_base_id_is_demanded_exactly_where_the_plan_names_it(
+    layout: list[int], mode: RunMode, scope: RankScope
+) -> None:
+    for rank, plan in plan_all(layout, mode, scope):
+        assert needs_base_id(rank, mode, scope) is (rank.world_size > 1 and plan.opens_run)
+
+
+@pytest.mark.parametrize(
+    ("rank", "mode", "scope"),
+    [(0, "auto", "global"), (2, "auto", "worker"), (1, "shared", "global"), (3, "new", "worker")],
+)
+def test_a_plan_without_the_base_id_it_needs_is_refused(rank: int, mode: str, scope: str) -> None:
+    message = f"run_mode='{mode}' makes the run id of rank {rank} from a base id, but none was given"
+    with pytest.raises(ConfigurationError, match=message):
+        plan_run(list(ranks([2, 2]))[rank], mode, scope, None)
+
+
+@pytest.mark.parametrize(("rank", "scope"), [(1, "global"), (1, "worker"), (3, "worker")])
+def test_a_rank_that_opens_no_run_needs_no_base_id(rank: int, scope: str) -> None:
+    assert not plan_run(list(ranks([2, 2]))[rank], "auto", scope, None).opens_run
+
+
+@pytest.mark.parametrize("mode", RUN_MODES)
+def test_an_unknown_node_rank_with_worker_scope_is_refused_and_not_0(mode: str) -> None:
+    with pytest.raises(TopologyError, match=re.escape("needs the num_nodes of rank 1 of 4 (given)")) as refused:
+        plan_run(Topology(1, 1, None, 4, 2, None), mode, "worker", "exp")
+    assert "Initialise torch.distributed" in str(refused.value)
+    with pytest.raises(TopologyError, match="needs the node_rank of rank 1"):
+        plan_run(Topology(1, 1, None, 4, 2, 2), mode, "worker", "exp")
+
+
+def test_an_unknown_local_rank_is_refused_where_labels_and_ids_are_made_from_it() -> None:
+    unknown = Topology(3, None, 1, 6, 2, 3)
+    for mode, scope in (("shared", "global"), ("shared", "worker"), ("new", "worker"), ("auto", "worker")):
+        with pytest.raises(TopologyError, match="needs the local_rank of rank 3 of 6"):
+            plan_run(unknown, mode, scope, "exp")
+
+
+@pytest.mark.parametrize("mode", ["auto", "new"])
+def test_the_global_rank_alone_is_enough_for_global_scope(mode: RunMode) -> None:
+    unknown = Topology(1, None, None, 4, None, None)
+    assert not needs_layout(unknown, mode, "global")
+    assert plan_run(unknown, mode, "global", "exp").run_id == (None if mode == "auto" else "exp-rank-1")
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given_mode", "nearest"),
+    [("share", "shared"), ("Auto", "auto"), ("NEW", "new"), ("auto ", "auto"), ("everything", None), (None, None)],
+)
+def test_an_unknown_mode_is_refused_with_the_allowed_ones(given_mode: Any, nearest: str | None) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        plan_run(Topology.single(), given_mode, "global", "exp")
+    expected = f"run_mode={given_mode!r} is unknown. Allowed: 'auto', 'shared', 'new'."
+    assert str(refused.value) == expected + (f" Did you mean {nearest!r}?" if nearest else "")
+
+
+@pytest.mark.parametrize(("given_scope", "nearest"), [("workers", "worker"), ("Global", "global"), ("node", None)])
+def test_an_unknown_scope_is_refused_with_the_allowed_ones(given_scope: str, nearest: str | None) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        plan_run(Topology.single(), "auto", given_scope, "exp")
+    expected = f"rank_scope={given_scope!r} is unknown. Allowed: 'global', 'worker'."
+    assert str(refused.value) == expected + (f" Did you mean {nearest!r}?" if nearest else "")
+
+
+# --- hardware of all nodes --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("layout", "mode", "scope", "labels"),
+    [
+        ([2, 2], "auto", "global", ["worker-0", None, "worker-1", None]),
+        ([1, 3], "auto", "global", ["worker-0", "worker-1", None, None]),
+        ([2, 2], "auto", "worker", [None] * 4),
+        ([2, 2], "shared", "global", [None] * 4),
+        ([2, 2], "new", "global", [None] * 4),
+        ([4], "auto", "global", [None] * 4),
+    ],
+)
+def test_one_rank_of_each_node_records_its_hardware(
+    layout: list[int], mode: RunMode, scope: RankScope, labels: list[str | None]
+) -> None:
+    plans = [plan_run(rank, mode, scope, "exp", all_nodes=True) for rank in ranks(layout)]
+    assert [plan.hardware for plan in plans] == labels
+    for rank, plan in zip(ranks(layout), plans, strict=True):
+        assert dataclasses.replace(plan, hardware=None) == plan_run(rank, mode, scope, "exp")
+        assert plan.attaches == (plan.hardware is not None and rank.global_rank > 0)
+        assert plan.has_writers == (plan.shared or plan.hardware is not None)
+        if plan.hardware is not None:
+            assert needs_base_id(rank, mode, scope, all_nodes=True)
+            assert unit_run_id(plan) == "exp"
+
+
+def test_it_is_not_guessed_which_rank_that_is() -> None:
+    unknown = Topology(1, None, None, 4, None, None)
+    assert needs_layout(unknown, "auto", "global", all_nodes=True)
+    with pytest.raises(TopologyError, match="needs the num_nodes of rank 1"):
+        plan_run(unknown, "auto", "global", "exp", all_nodes=True)

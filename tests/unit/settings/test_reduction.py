@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import re
+from types import MappingProxyType
+
+import pytest
+
+from dist_wandb.errors import ConfigurationError
+from dist_wandb.settings.reduction import (
+    REDUCTIONS,
+    check_patterns,
+    check_per_rank,
+    check_reduce,
+    check_spread,
+    reduction_of,
+)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_one_reduction_is_for_all_names(reduction: str) -> None:
+    assert check_reduce(reduction) == {"*": reduction}
+
+
+def test_the_reductions_are_those_promised() -> None:
+    assert REDUCTIONS == ("mean", "sum", "min", "max", "first")
+
+
+def test_no_reduction_is_none() -> None:
+    assert check_reduce(None) is None
+
+
+def test_auto_is_the_mean() -> None:
+    assert check_reduce("auto") == {"*": "mean"}
+
+
+def test_auto_is_no_reduction_of_a_single_name() -> None:
+    with pytest.raises(ConfigurationError, match=re.escape("reduce['loss']='auto' is no reduction.")):
+        check_reduce({"loss": "auto"})
+
+
+@pytest.mark.parametrize("name", ["loss", "", "a/b", "[", "*"])
+def test_the_first_pattern_that_matches_decides(name: str) -> None:
+    assert reduction_of(name, {"tokens": "sum", "*": "max", "loss": "min"}) == ("*", "max")
+    assert reduction_of("tokens", {"tokens": "sum", "*": "max"}) == ("tokens", "sum")
+
+
+def test_without_a_pattern_that_matches_it_is_the_mean() -> None:
+    assert reduction_of("loss", {"tokens": "sum", "val/*": "max"}) == ("", "mean")
+    assert reduction_of("loss", {}) == ("", "mean")
+
+
+def test_patterns_are_those_of_fnmatch_with_upper_and_lower_case_told_apart() -> None:
+    patterns = check_reduce({"Loss": "sum", "l?": "min", "[ab]*": "max"})
+    assert patterns is not None
+    matched = {name: reduction_of(name, patterns)[0] for name in ("loss", "Loss", "lr", "apple", "c")}
+    assert matched == {"loss": "", "Loss": "Loss", "lr": "l?", "apple": "[ab]*", "c": ""}
+
+
+def test_a_mapping_keeps_its_patterns_in_their_order() -> None:
+    patterns = {"tokens": "sum", "*_max": "max", "*": "mean"}
+    checked = check_reduce(MappingProxyType(patterns))
+    assert checked is not None
+    assert list(checked.items()) == list(patterns.items())
+
+
+def test_a_mapping_is_copied() -> None:
+    patterns = {"tokens": "sum"}
+    checked = check_reduce(patterns)
+    patterns["loss"] = "mean"
+    assert checked == {"tokens": "sum"}
+
+
+@pytest.mark.parametrize(
+    ("reduce", "message"),
+    [
+        ("avg", "reduce='avg' is no reduction. Allowed: 'mean', 'sum', 'min', 'max', 'first'."),
+        ("meen", "Did you mean 'mean'?"),
+        ("Sum", "Did you mean 'sum'?"),
+        (["mean"], "reduce=['mean'] is no reduction."),
+        (True, "reduce=True is no reduction."),
+        ({"loss": "mean", "tokens": "summ"}, "reduce['tokens']='summ' is no reduction."),
+        ({"tokens": "summ"}, "Did you mean 'sum'?"),
+        ({"loss": None}, "reduce['loss']=None is no reduction."),
+        ({7: "mean"}, "reduce has 7 as a name pattern"),
+    ],
+)
+def test_what_is_no_reduction_is_refused_with_the_nearest(reduce: object, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(message)):
+        check_reduce(reduce)
+
+
+@pytest.mark.parametrize(
+    ("spread", "patterns"),
+    [
+        (True, ("*",)),
+        (False, ()),
+        ("loss", ("loss",)),
+        (["loss", "grad/*"], ("loss", "grad/*")),
+        (("loss",), ("loss",)),
+        ([], ()),
+    ],
+)
+def test_spread_becomes_patterns(spread: object, patterns: tuple[str, ...]) -> None:
+    assert check_spread(spread) == patterns
+
+
+@pytest.mark.parametrize("spread", [None, 1, 0.5, {"loss"}, {"loss": True}, ["loss", 7], b"loss"])
+def test_a_spread_that_is_neither_bool_nor_patterns_is_refused(spread: object) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(f"spread={spread!r} is neither a bool nor name patterns")):
+        check_spread(spread)
+
+
+@pytest.mark.parametrize(
+    ("given", "patterns"),
+    [(True, ("*",)), (False, ()), ("loss", ("loss",)), (["a", "b*"], ("a", "b*")), ((), ())],
+)
+def test_what_selects_names_becomes_patterns(given: object, patterns: tuple[str, ...]) -> None:
+    assert check_patterns("per_rank", given) == patterns
+
+
+@pytest.mark.parametrize("given", [None, 1, {"loss"}, {"loss": True}, ["loss", 7], b"loss", [True]])
+def test_what_does_not_select_names_is_refused_with_the_arguments_name(given: object) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(f"per_rank={given!r} is neither a bool nor name patterns.")):
+        check_patterns("per_rank", given)
+
+
+@pytest.mark.parametrize(
+    ("per_rank", "loss", "epoch"),
+    [("auto", True, False), (True, True, True), (False, False, False), ("ep*", False, True), (["auto"], False, False)],
+)
+def test_per_rank_leaves_out_what_is_equal_by_nature_unless_it_is_asked_for(
+    per_rank: object, loss: bool, epoch: bool
+) -> None:
+    names = check_per_rank(per_rank)
+    assert names.has("loss", is_number=True) is names.has("loss", is_number=False) is loss
+    assert names.has("epoch", is_number=True) is epoch
+    assert names.has("epoch", is_number=False) is (epoch or per_rank == "auto")

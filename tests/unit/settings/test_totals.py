@@ -1,0 +1,93 @@
+"""The arithmetic of reductions: exact where float64 allows it, honest about NaN and infinity."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dist_wandb.settings.reduction import LARGEST_EXACT_INTEGER, REDUCTIONS, Totals, matches_any
+
+
+def totals(*contributions: tuple[float, float] | float) -> Totals:
+    result = Totals()
+    for contribution in contributions:
+        value, weight = contribution if isinstance(contribution, tuple) else (contribution, 1.0)
+        result += Totals.of(value, weight)
+    return result
+
+
+def test_the_mean_is_weighted() -> None:
+    assert totals((1.0, 3.0), (2.0, 1.0)).reduced("mean") == 1.25
+
+
+def test_a_constant_has_itself_as_its_mean_whatever_the_weights() -> None:
+    assert totals((0.1, 3.0), (0.1, 2.0), (0.1, 0.7)).reduced("mean") == 0.1
+
+
+def test_a_weight_of_zero_is_no_contribution_but_a_voice() -> None:
+    with_zero = totals((5.0, 0.0), (1.0, 2.0))
+    assert (with_zero.voices, with_zero.number) == (2, 1)
+    assert [with_zero.reduced(reduction) for reduction in ("mean", "sum", "min", "max")] == [1.0] * 4
+
+
+@pytest.mark.parametrize("reduction", ["mean", "min", "max"])
+def test_equal_integers_stay_integers(reduction: str) -> None:
+    value = totals(7, 7, 7).reduced(reduction)
+    assert (value, type(value)) == (7, int)
+
+
+def test_a_sum_of_integers_is_an_integer() -> None:
+    assert isinstance(totals(2, 3).reduced("sum"), int)
+
+
+def test_unequal_integers_have_a_mean_that_is_none() -> None:
+    assert totals(1, 2).reduced("mean") == 1.5
+
+
+@pytest.mark.parametrize("value", [LARGEST_EXACT_INTEGER, -LARGEST_EXACT_INTEGER, LARGEST_EXACT_INTEGER - 1])
+def test_integers_are_exact_up_to_2_to_the_53(value: int) -> None:
+    assert totals(value, value).reduced("mean") == value
+
+
+def test_integers_beyond_are_numbers_like_others() -> None:
+    assert isinstance(totals(2**60).reduced("max"), float)
+
+
+@pytest.mark.parametrize("reduction", [reduction for reduction in REDUCTIONS if reduction != "first"])
+def test_one_nan_makes_the_result_nan(reduction: str) -> None:
+    assert math.isnan(totals(1.0, math.nan, 3.0).reduced(reduction))
+
+
+def test_infinity_shows() -> None:
+    with_infinity = totals(1.0, math.inf)
+    assert [with_infinity.reduced(reduction) for reduction in ("mean", "sum", "max", "min")] == [math.inf] * 3 + [1.0]
+    assert math.isnan(totals(math.inf, -math.inf).reduced("mean"))
+
+
+numbers = st.floats(-1e6, 1e6) | st.integers(-1000, 1000)
+
+
+@given(st.lists(st.tuples(numbers, st.sampled_from([0.0, 0.5, 1.0, 8.0])), min_size=1), st.randoms())
+def test_the_order_of_contributions_does_not_matter(contributions: list[tuple[float, float]], random: object) -> None:
+    before = totals(*contributions)
+    random.shuffle(contributions)  # type: ignore[attr-defined]  # hypothesis's random.Random
+    after = totals(*contributions)
+    assert (after.voices, after.number, after.integers, after.largest, after.smallest) == (
+        *(before.voices, before.number, before.integers),
+        *(before.largest, before.smallest),
+    )
+    assert after.plain == pytest.approx(before.plain, abs=1e-6)
+
+
+@given(numbers | st.just(math.nan) | st.just(-math.inf), st.sampled_from([0.0, 1.0, 2.5]))
+def test_lanes_hold_everything(value: float, weight: float) -> None:
+    original = Totals.of(value, weight)
+    assert repr(Totals.from_lanes(*original.lanes())) == repr(original)  # by text, as NaN is not equal to itself
+
+
+def test_patterns_tell_upper_and_lower_case_apart() -> None:
+    assert matches_any("val/loss", ["train/*", "val/*"])
+    assert not matches_any("Val/loss", ["val/*"])

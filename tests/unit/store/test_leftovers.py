@@ -1,0 +1,121 @@
+"""What ended sessions have left in the job's store, over stores of this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from dist_wandb.store import leftovers
+from dist_wandb.store.job_store import Rendezvous
+from dist_wandb.topology.detection import Topology
+
+Sessions = Callable[[int, int], Rendezvous]
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch) -> dist.TCPStore:
+    monkeypatch.setattr(leftovers, "_leftovers", [])
+    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+@pytest.fixture
+def session(host: dist.TCPStore) -> Sessions:
+    """The keys of a session of some number, as a rank of two sees them."""
+    return lambda rank, number: rendezvous_of(host, rank, number)
+
+
+def rendezvous_of(store: dist.Store, rank: int, number: int) -> Rendezvous:
+    return Rendezvous(store, f"door/{number}", Topology(rank, rank, 0, 2, 2, 1), 30.0)
+
+
+class Rank:
+    """One rank of a process of its own, which goes through sessions."""
+
+    def __init__(self, rank: int, session: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._rank, self._session, self._monkeypatch = rank, session, monkeypatch
+        self._leftovers: list[object] = []
+
+    def goes_through(self, *numbers: int) -> None:
+        self._monkeypatch.setattr(leftovers, "_leftovers", self._leftovers)
+        for number in numbers:
+            rendezvous = self._session(self._rank, number)
+            leftovers.clear_away(rendezvous, 2)
+            rendezvous.tell("node", "host")
+            rendezvous.below("unit/").publish(f"here/{self._rank}", self._rank)
+            rendezvous.below("agreement").claim("given", 1)
+            leftovers.leave(rendezvous, lambda: True)
+
+
+@pytest.fixture
+def ranks(session: Sessions, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Rank]]:
+    return [Rank(rank, session, monkeypatch) for rank in range(2)]  # type: ignore[return-value]
+
+
+def test_sessions_one_after_the_other_leave_the_keys_of_the_last_ones(host: dist.TCPStore, ranks: list[Rank]) -> None:
+    numbers = []
+    for number in range(1, 41):
+        for rank in ranks:
+            rank.goes_through(number)
+        numbers.append(host.num_keys())
+    assert max(numbers) == max(numbers[:4]) <= 20
+
+
+def test_what_a_rank_has_yet_to_go_through_stays(host: dist.TCPStore, session: Sessions, ranks: list[Rank]) -> None:
+    ranks[0].goes_through(*range(1, 11))
+    assert all(session(1, number).peek("node/0") == "host" for number in range(1, 11))
+    ranks[1].goes_through(*range(1, 11))
+    ranks[0].goes_through(11)
+    ranks[1].goes_through(11)
+    ranks[0].goes_through(12)
+    assert host.num_keys() <= 20
+
+
+def test_what_a_rank_has_passed_over_is_cleared_with_a_later_one(session: Sessions, ranks: list[Rank]) -> None:
+    ranks[0].goes_through(1, 2)
+    ranks[1].goes_through(2, 3, 4)
+    ranks[0].goes_through(3, 4)
+    assert session(0, 1).peek("node/0") is None
+    assert session(0, 4).peek("node/0") == "host"
+
+
+def test_nothing_is_cleared_while_a_thread_of_it_goes_on(session: Sessions) -> None:
+    ended = session(0, 1)
+    ended.publish("word", 1)
+    leftovers.leave(ended, lambda: False)
+    for number in (2, 3, 4):
+        leftovers.clear_away(session(0, number), 1)
+    assert ended.peek("word") == 1
+
+
+def test_what_was_set_in_another_store_is_let_be(session: Sessions) -> None:
+    elsewhere = rendezvous_of(dist.HashStore(), 0, 1)
+    elsewhere.publish("word", 1)
+    leftovers.leave(elsewhere, lambda: True)
+    for number in (2, 3):
+        leftovers.clear_away(session(0, number), 1)
+    assert elsewhere.peek("word") == 1
+    assert session(0, 1).peek("left") is None
+
+
+def test_which_sessions_are_over_is_one_key(host: dist.TCPStore, session: Sessions) -> None:
+    assert not leftovers.is_over(session(1, 1))
+    for number in (1, 2, 4, 3, 7):
+        leftovers.tell_over(session(0, number))
+    assert [number for number in range(1, 10) if leftovers.is_over(session(1, number))] == [1, 2, 3, 4, 7]
+    assert session(1, 1).around().peek("over") == [[1, 4], [7, 7]]
+    assert host.num_keys() == 1
+
+
+@pytest.mark.parametrize("kind", ["tcp", "hash", "file"])
+def test_to_look_for_a_key_neither_sets_it_nor_waits_for_it(host: dist.TCPStore, tmp_path: Path, kind: str) -> None:
+    stores = {"tcp": lambda: host, "hash": dist.HashStore, "file": lambda: dist.FileStore(str(tmp_path / "store"), 1)}
+    rendezvous = rendezvous_of(stores[kind](), 0, 1)  # type: ignore[no-untyped-call]
+    assert rendezvous.peek("key") is None
+    assert not rendezvous.has(["key"])
+    rendezvous.publish("key", {"a": 1})
+    assert rendezvous.peek("key") == {"a": 1}
+    rendezvous.delete(["key"])
+    assert rendezvous.peek("key") is None

@@ -1,0 +1,115 @@
+"""Calls that have no time limit of their own, given one."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from processes import wait_until
+
+from dist_wandb.store.timed_caller import Inquiry, Patience, UnansweredError, settle
+
+SOON = 20.0  # seconds, on a busy machine
+
+
+@pytest.fixture
+def over() -> Iterator[threading.Event]:
+    """What calls wait for; they come back when the test is over."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def test_what_a_call_returns_and_raises_comes_through() -> None:
+    patience = Patience(SOON)
+    assert patience.call(lambda: [1]) == [1]
+    with pytest.raises(ZeroDivisionError):
+        patience.call(lambda: 1 / 0)
+
+
+def test_a_call_that_takes_too_long_is_given_up_and_none_waits_behind_it(over: threading.Event) -> None:
+    patience = Patience(0.2)
+    with pytest.raises(UnansweredError, match=r"not answered for \d+\.\d s"):
+        patience.call(over.wait)
+    patience._limit = 2 * SOON
+    asked: list[int] = []
+    began = time.monotonic()
+    with pytest.raises(UnansweredError, match="stopped answering"):
+        patience.call(lambda: asked.append(1))
+    assert (asked, time.monotonic() - began < SOON) == ([], True)
+
+
+def test_once_the_call_that_was_given_up_has_come_back_others_are_made_again(over: threading.Event) -> None:
+    patience = Patience(0.1)
+    with pytest.raises(UnansweredError):
+        patience.call(over.wait)
+    over.set()
+    settle(SOON)
+    assert patience.call(lambda: 7) == 7
+
+
+def test_when_waiting_is_to_end_a_call_gets_half_a_second(over: threading.Event) -> None:
+    is_over = threading.Event()
+    patience = Patience(60, is_over.is_set)
+    is_over.set()
+    assert patience.call(lambda: 7) == 7  # what is said at the end is said
+    began = time.monotonic()
+    with pytest.raises(UnansweredError):
+        patience.call(over.wait)
+    assert 0.4 < time.monotonic() - began < SOON
+
+
+def test_at_the_end_of_a_process_calls_that_were_given_up_are_waited_for_a_little(over: threading.Event) -> None:
+    with pytest.raises(UnansweredError):
+        Patience(0.1).call(over.wait)
+    began = time.monotonic()
+    settle(0.3)
+    assert 0.25 < time.monotonic() - began < SOON
+    over.set()
+    settle(60)
+    assert time.monotonic() - began < SOON
+
+
+def test_at_the_end_of_a_process_calls_that_return_by_themselves_are_waited_for_until_they_do(
+    over: threading.Event,
+) -> None:
+    """gloo gives up in time to form a group; where it did while Python went down, the process was aborted."""
+    ended: list[bool] = []
+    with pytest.raises(UnansweredError):
+        Patience(SOON, lambda: True, returns=True).call(lambda: ended.append(over.wait()))
+    threading.Timer(0.3, over.set).start()
+    settle(0.0)
+    assert ended == [True]
+
+
+def test_where_no_thread_can_be_started_the_call_is_made_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    assert Patience(SOON).call(threading.get_ident) == threading.get_ident()
+
+
+def test_an_inquiry_is_asked_again_until_it_is_answered_and_nobody_waits(over: threading.Event) -> None:
+    asked: list[int] = []
+
+    def ask() -> str | None:
+        asked.append(1)
+        if len(asked) == 1:
+            raise ZeroDivisionError
+        over.wait()
+        return "yes" if len(asked) > 2 else None
+
+    inquiry = Inquiry(ask, 0.01)
+    wait_until(lambda: inquiry.look() is None and len(asked) == 2, within=SOON)
+    began = time.monotonic()
+    assert [inquiry.look(0.1) for _ in range(300)] == [None] * 300  # waited for once
+    assert time.monotonic() - began < SOON
+    assert len(asked) == 2
+    over.set()
+    wait_until(lambda: inquiry.look() == "yes", within=SOON)
+    inquiry.forget()
+    wait_until(lambda: inquiry.look() == "yes", within=SOON)
+    assert len(asked) == 4

@@ -1,0 +1,341 @@
+"""What ranks tell each other through a real store. The ranks are threads: a rendezvous needs no process group."""
+
+from __future__ import annotations
+
+import os
+import re
+import string
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch.distributed as dist
+
+from dist_wandb.errors import RendezvousError
+from dist_wandb.runs.run import check_id
+from dist_wandb.store import job_store as room
+from dist_wandb.store.job_store import Rendezvous, agree_on_base_id, learn_layout, make_id
+from dist_wandb.topology.detection import Topology
+
+OnRanks = Callable[[int, Callable[[int], Any]], list[Any]]
+
+PATIENCE = 30.0  # seconds, where the others do come
+SHORT = 0.05  # seconds, where they do not
+
+pytestmark = pytest.mark.usefixtures("bare_environment")
+
+
+def rank(number: int, world_size: int = 2) -> Topology:
+    return Topology(number, None, None, world_size, None, None)
+
+
+@pytest.fixture
+def store() -> dist.Store:
+    return dist.HashStore()
+
+
+@pytest.fixture
+def at(store: dist.Store) -> Callable[..., Rendezvous]:
+    """The rendezvous of a rank over the test's store."""
+
+    def make(
+        number: int, world_size: int = 2, timeout: float = PATIENCE, namespace: str = "DistWandbLogger/1"
+    ) -> Rendezvous:
+        return Rendezvous(store, namespace, rank(number, world_size), timeout)
+
+    return make
+
+
+At = Callable[..., Rendezvous]
+
+
+# --- publish, peek, fetch, tell, gather -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", ["text", 7, 0.5, True, None, ["a", 1], {"url": None, "é": ["ü"]}])
+def test_what_one_rank_publishes_another_fetches_as_it_was(at: At, value: Any) -> None:
+    at(0).publish("key", value)
+    assert at(1).fetch("key", "rank 0") == value
+
+
+def test_what_is_not_there_yet_is_waited_for(at: At, on_ranks: OnRanks) -> None:
+    about_to_fetch = threading.Event()
+
+    def act(number: int) -> Any:
+        if number == 0:
+            about_to_fetch.wait(PATIENCE)
+            return at(0).publish("key", "late")
+        about_to_fetch.set()
+        return at(1).fetch("key", "rank 0")
+
+    assert on_ranks(2, act)[1] == "late"
+
+
+def test_peek_never_waits(at: At) -> None:
+    started = time.monotonic()
+    assert at(1).peek("key") is None
+    assert time.monotonic() - started < PATIENCE / 2
+    at(0).publish("key", "there")
+    assert at(1).peek("key") == "there"
+
+
+@pytest.mark.parametrize("junk", ["junk", "{", "\x80", "[" * 200_000], ids=["text", "{", "\\x80", "deep"])
+def test_what_no_rank_has_written_is_said_by_its_key(at: At, junk: str) -> None:
+    here = at(0, 1)
+    here._store.set("base_id", junk)
+    here._store.set("node/0", junk)
+    looks: list[Callable[[], Any]] = [
+        lambda: here.fetch("base_id", "rank 0"),
+        lambda: here.peek("base_id"),
+        lambda: here.claim("base_id", 1),
+        lambda: here.gather("node"),
+    ]
+    for look in looks:
+        with pytest.raises(RendezvousError, match=r"The job's store holds b.* as '(base_id|node/0)', which no rank"):
+            look()
+
+
+def test_a_base_id_that_is_none_is_refused(at: At) -> None:
+    for junk in (7, ["a"], {"a": 1}, None):
+        at(0).publish("base_id", junk)
+        with pytest.raises(RendezvousError, match="as base id, which no rank has written"):
+            agree_on_base_id(at(1), Topology(1, 1, 0, 2, 2, 1), None, None, "init/1")
+
+
+def test_sessions_do_not_see_each_others_keys(at: At) -> None:
+    at(0, namespace="DistWandbLogger/1").publish("key", "first")
+    assert at(1, namespace="DistWandbLogger/2").peek("key") is None
+
+
+def test_a_key_that_does_not_come_is_named_with_who_should_have_told_it(at: At) -> None:
+    with pytest.raises(RendezvousError) as late:
+        at(1, timeout=SHORT).fetch("base_id", "rank 0")
+    assert str(late.value).startswith("Rank 1 waited 0.05 s for rank 0 to tell it 'base_id'.")
+    assert "or raise join_timeout" in str(late.value)
+
+
+def test_gather_tells_every_rank_what_each_said_in_the_order_of_ranks(at: At, on_ranks: OnRanks) -> None:
+    def act(number: int) -> list[str]:
+        at(number, 5).tell("node", f"host-{number}")
+        return at(number, 5).gather("node")
+
+    gathered = on_ranks(5, act)
+    assert gathered == [[f"host-{number}" for number in range(5)]] * 5
+
+
+def test_ranks_that_do_not_come_to_gather_are_named(at: At) -> None:
+    at(1, 4).tell("node", "there")
+    at(3, 4).tell("node", "there")
+    with pytest.raises(RendezvousError, match=re.escape("Rank 3 waited 0.05 s for the 'node' of rank 0, 2 of 4")):
+        at(3, 4, timeout=SHORT).gather("node")
+
+
+# --- the store --------------------------------------------------------------------------------------------------------
+
+
+def test_without_process_group_or_agent_there_is_no_rendezvous() -> None:
+    assert Rendezvous.find("name", rank(0), SHORT) is None
+
+
+@pytest.fixture
+def agent(bare_environment: None, monkeypatch: pytest.MonkeyPatch) -> dist.TCPStore:  # noqa: ARG001  # goes first
+    """A store as torchrun's agent keeps it, and the variables that lead there."""
+    agent = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(agent.port))
+    return agent
+
+
+def find(number: int, timeout: float = PATIENCE) -> Rendezvous:
+    found = Rendezvous.find("name", rank(number), timeout)
+    assert found is not None
+    return found
+
+
+@pytest.mark.usefixtures("agent")
+def test_ranks_meet_at_the_store_of_torchruns_agent_before_any_process_group() -> None:
+    find(0).publish("key", "value")
+    assert find(1).fetch("key", "rank 0") == "value"
+
+
+@pytest.mark.usefixtures("agent")
+def test_a_restarted_job_does_not_see_what_was_told_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    find(0).publish("key", "value")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert find(1).peek("key") is None
+
+
+def test_an_agent_that_does_not_answer_is_named_with_its_variables(
+    agent: dist.TCPStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_args: Any, **_kwargs: Any) -> dist.TCPStore:
+        raise dist.DistNetworkError("connection refused")
+
+    monkeypatch.setattr(dist, "TCPStore", refuse)
+    message = f"Rank 1 cannot reach torchrun's store at 127.0.0.1:{agent.port} (MASTER_ADDR, MASTER_PORT): connection"
+    with pytest.raises(RendezvousError, match=re.escape(message)):
+        Rendezvous.find("name", rank(1), SHORT)
+
+
+@pytest.mark.usefixtures("agent")
+def test_the_store_of_an_initialised_process_group_comes_first() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        find(0).publish("key", "value")
+        assert find(1).peek("key") == "value"
+    finally:
+        dist.destroy_process_group()
+    assert find(1).peek("key") is None  # not in the agent's store
+
+
+USES: list[Callable[[Rendezvous], Any]] = [
+    lambda meeting: meeting.peek("key"),
+    lambda meeting: meeting.fetch("key", "rank 0"),
+    lambda meeting: meeting.gather("key"),
+]
+
+
+@pytest.mark.parametrize("use", USES, ids=["peek", "fetch", "gather"])
+def test_a_store_that_is_gone_is_a_rendezvous_error(use: Callable[[Rendezvous], Any]) -> None:
+    host: dist.TCPStore | None = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    assert host is not None
+    client = dist.TCPStore("127.0.0.1", host.port, is_master=False, wait_for_workers=False)
+    meeting = Rendezvous(client, "name", rank(1), SHORT)
+    host = None  # the last reference: its server ends
+    with pytest.raises(RendezvousError, match="Rank 1 cannot reach the store of the job: ") as gone:
+        use(meeting)
+    assert isinstance(gone.value.__cause__, RuntimeError)
+
+
+# --- the base id ------------------------------------------------------------------------------------------------------
+
+
+def agree(at: At, number: int, wanted: str | None = None, proposed: str | None = None) -> str:
+    return agree_on_base_id(at(number, 3), rank(number, 3), wanted, proposed, "DistWandbLogger/1")
+
+
+def test_all_ranks_agree_on_an_id_that_rank_0_makes(at: At, on_ranks: OnRanks) -> None:
+    agreed = on_ranks(3, lambda number: agree(at, number))
+    assert len(set(agreed)) == 1
+    assert re.fullmatch("[a-z0-9]{8}", agreed[0])
+
+
+def test_what_rank_0_proposes_is_used_and_what_others_propose_is_not(at: At, on_ranks: OnRanks) -> None:
+    assert on_ranks(3, lambda number: agree(at, number, proposed=f"proposal-{number}")) == ["proposal-0"] * 3
+
+
+def test_what_the_user_wants_wins_over_a_proposal(at: At, on_ranks: OnRanks) -> None:
+    assert on_ranks(3, lambda number: agree(at, number, wanted="mine", proposed="other")) == ["mine"] * 3
+
+
+def test_the_id_given_to_rank_0_wins_with_a_warning_where_another_was_given(at: At) -> None:
+    assert agree(at, 0, wanted="of-rank-0") == "of-rank-0"
+    with pytest.warns(UserWarning, match="Rank 2 was given the run id 'of-rank-2', rank 0 'of-rank-0'") as warned:
+        assert agree(at, 2, wanted="of-rank-2") == "of-rank-0"
+    assert len(warned) == 1
+
+
+@pytest.mark.parametrize("wanted", ["same", None])
+def test_ranks_that_agree_or_have_no_wish_are_not_warned(at: At, wanted: str | None) -> None:
+    agree(at, 0, wanted="same")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert agree(at, 1, wanted=wanted) == "same"
+
+
+def test_an_id_that_rank_0_never_tells_is_missed_by_name(at: At) -> None:
+    with pytest.raises(RendezvousError, match=r"Rank 1 waited 0\.05 s for rank 0 to tell it 'base_id'"):
+        agree_on_base_id(at(1, timeout=SHORT), rank(1), None, None, "name")
+
+
+def alone(number: int, *, wanted: str | None = None, proposed: str | None = None, name: str = "init/1") -> str:
+    """What a rank takes for the base id where the job has no store."""
+    with patch.dict(os.environ, {"SLURM_PROCID": str(number), "SLURM_NTASKS": "2"}):
+        return agree_on_base_id(None, rank(number), wanted, proposed, name)
+
+
+@pytest.fixture(params=[{"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}, {"PMIX_NAMESPACE": "prterun-1"}])
+def named_job(bare_environment: None, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001  # goes first
+    for variable, value in request.param.items():
+        monkeypatch.setenv(variable, value)
+
+
+@pytest.mark.usefixtures("named_job")
+def test_without_a_store_the_launchers_name_of_the_job_gives_all_ranks_one_id() -> None:
+    assert re.fullmatch("[a-z0-9]{8}", alone(0))
+    assert alone(0, proposed="own-0") == alone(1, proposed="own-1")
+
+
+@pytest.mark.usefixtures("named_job")
+def test_ids_made_from_a_job_differ_between_sessions() -> None:
+    assert alone(0, name="init/1") != alone(0, name="init/2")
+
+
+def test_ids_made_from_a_job_differ_between_jobs_but_not_between_its_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = set()
+    for job, step, restart in (("7", "0", "0"), ("8", "0", "0"), ("7", "1", "0"), ("7", "0", "1")):
+        monkeypatch.setenv("SLURM_JOB_ID", job)
+        monkeypatch.setenv("SLURM_STEP_ID", step)
+        monkeypatch.setenv("SLURM_RESTART_COUNT", restart)
+        ids.add(alone(0))
+    assert len(ids) == 3
+
+
+@pytest.mark.usefixtures("named_job")
+def test_without_a_store_the_users_own_id_is_taken() -> None:
+    assert alone(1, wanted="mine") == "mine"
+
+
+def test_without_store_or_name_of_the_job_ranks_are_told_what_to_do() -> None:
+    with pytest.raises(RendezvousError) as lost:
+        alone(1)
+    assert str(lost.value).startswith("Rank 1 of 2 (given) has no way to agree on a run id with the other ranks")
+    assert "Call init_process_group first, or pass id= (the same on all ranks), or set WANDB_RUN_ID" in str(lost.value)
+
+
+def test_ids_look_like_wandbs_own_and_differ() -> None:
+    made = {make_id() for _ in range(100)}
+    assert len(made) == 100
+    assert all(set(run_id) <= set(string.ascii_lowercase + string.digits) for run_id in made)
+    assert {len(run_id) for run_id in made} == {8}
+    assert all(check_id(run_id, "made") == run_id for run_id in made)
+
+
+# --- the layout -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def my_node(monkeypatch: pytest.MonkeyPatch) -> threading.local:
+    """Where a thread that plays a rank may say which node it is on."""
+    here = threading.local()
+    monkeypatch.setattr(room, "node_identity", lambda: here.node)
+    return here
+
+
+@pytest.mark.parametrize("nodes", [["a", "a", "b"], ["a", "b", "a"], ["a", "a", "a"], ["a", "b", "c"]], ids="".join)
+def test_ranks_learn_the_layout_over_nodes(
+    at: At, on_ranks: OnRanks, my_node: threading.local, nodes: list[str]
+) -> None:
+    def learn(number: int) -> Topology:
+        my_node.node = nodes[number]
+        return learn_layout(at(number, 3), rank(number, 3), needed=True)
+
+    assert on_ranks(3, learn) == [rank(number, 3).with_layout(nodes) for number in range(3)]
+
+
+def test_ranks_that_know_their_node_tell_it_without_waiting(at: At, my_node: threading.local) -> None:
+    my_node.node = "a"
+    known = Topology(0, 0, 0, 2, 2, 1)
+    assert learn_layout(at(0, timeout=SHORT), known, needed=True) is known
+    assert learn_layout(at(1), rank(1), needed=True) == Topology(1, 1, 0, 2, 2, 1)
+
+
+def test_a_layout_that_a_rank_does_not_tell_is_missed_by_name(at: At, my_node: threading.local) -> None:
+    my_node.node = "a"
+    with pytest.raises(RendezvousError, match="for the 'node' of rank 1 of 2, without which the layout"):
+        learn_layout(at(0, timeout=SHORT), rank(0), needed=True)

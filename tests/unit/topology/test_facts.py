@@ -1,0 +1,172 @@
+"""What ranks without a run know of the run: what its primary tells, and no later than that."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch.distributed as dist
+import wandb
+
+from dist_wandb.errors import RendezvousError
+from dist_wandb.lightning.logger import _GIVE_BACK
+from dist_wandb.runs import run as runs
+from dist_wandb.runs.run import FACTS, NullRun
+from dist_wandb.session import session
+from dist_wandb.settings.options import Options
+from dist_wandb.store.job_store import Rendezvous
+from dist_wandb.topology.detection import Topology
+
+if TYPE_CHECKING:
+    from tests.conftest import FakeWandb, Job
+
+TWO = [Topology(rank, rank, 0, 2, 2, 1) for rank in (0, 1)]
+NODES = [Topology(rank, rank % 2, rank // 2, 4, 2, 2) for rank in range(4)]
+LIMITS: dict[str, Any] = {"join_timeout": 0.3, "finish_timeout": 0.3, "heartbeat": 0.05}
+
+
+def until(condition: Callable[[], bool], within: float = 10.0) -> bool:
+    deadline = time.monotonic() + within
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return condition()
+
+
+def alone(rank: int, **limits: Any) -> session.Session:
+    options = Options(**{**LIMITS, **limits})
+    return session.open_session(options, {}, door="test", topology=TWO[rank], number=1, create_new=False)
+
+
+def test_a_rank_without_a_run_is_told_all_there_is_to_know(job: Job, fake_wandb: FakeWandb) -> None:
+    given = {"name": "night", "project": "digits"}
+    first, second = job(TWO, lambda _: given)
+    run: Any = fake_wandb.runs[0]
+    assert isinstance(second.run, NullRun)
+    told = {name: getattr(second.run, name) for name in FACTS}
+    assert told == {name: getattr(run, name, None) for name in FACTS}
+    assert told["name"] == "night"
+    assert told["url"] == f"https://wandb.example/team/digits/runs/{first.id}"
+    assert (told["offline"], told["disabled"], told["resumed"]) == (False, False, False)
+    assert second.name == "night", "a session looks up on its run what it lacks"
+
+
+def test_what_the_primary_changes_shows_within_a_heartbeat(job: Job, fake_wandb: FakeWandb) -> None:
+    _, second = job(TWO, lambda _: {"name": "night"})
+    assert second.run.name == "night"
+    fake_wandb.runs[0].name = "day"
+    assert until(lambda: second.run.name == "day")
+
+
+def test_every_unit_hears_of_its_own_run(job: Job) -> None:
+    sessions = job(NODES, lambda _: {"id": "exp", "name": "night"}, rank_scope="worker")
+    seen = [[one.run.id, one.run.name] for one in sessions]
+    assert seen == [["exp-worker-0", "night-worker-0"]] * 2 + [["exp-worker-1", "night-worker-1"]] * 2
+
+
+def test_text_and_labels_of_a_run_are_what_they_are_on_the_rank_that_has_it(job: Job, fake_wandb: FakeWandb) -> None:
+    first, second = job(TWO)
+    fake_wandb.runs[0].tags = ("a", "b")  # type: ignore[attr-defined]
+    fake_wandb.runs[0].start_time = 1.5  # type: ignore[attr-defined]
+    fake_wandb.runs[0].notes = object()  # type: ignore[attr-defined]  # cannot be told
+    first.config["lr"] = 0.1
+    assert until(lambda: second.run.start_time == 1.5)
+    run: Any = second.run
+    assert run.tags == ("a", "b")
+    assert not run.notes.deeper()
+
+
+def test_the_first_look_waits_for_the_primary_no_longer_than_other_reads(
+    store: dist.Store,  # noqa: ARG001  # they meet there
+    fake_wandb: FakeWandb,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    second = alone(1)
+    began = time.monotonic()
+    with pytest.warns(UserWarning, match="read on rank 1, but its primary did not open its run within 0.3 s"):
+        assert (second.run.name, second.run.url) == (None, None)
+    with monkeypatch.context() as after_that:
+        after_that.setattr(Rendezvous, "fetch", lambda *_: pytest.fail("it is waited for once"))
+        for name in FACTS:
+            assert not getattr(second.run, name)
+    assert 0.2 < time.monotonic() - began < 20
+    first = alone(0)
+    assert until(lambda: second.run.id == fake_wandb.runs[0].id)
+    assert second.run.url == first.url
+
+
+def test_a_store_that_is_gone_ends_nothing(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, second = job(TWO, lambda _: {"name": "night"})
+    assert second.run.name == "night"
+
+    def gone(_self: Rendezvous, _key: str) -> None:
+        raise RendezvousError("gone")
+
+    monkeypatch.setattr(Rendezvous, "peek", gone)
+    assert second.run.name == "night"
+
+
+def test_of_a_run_on_disk_no_address_is_asked() -> None:
+    class Touchy:
+        id, offline, disabled = "exp", True, False
+
+        @property
+        def url(self) -> str:
+            raise AssertionError("wandb warns of this")
+
+        project_url = url
+
+    run: Any = Touchy()
+    assert {name: value for name, value in runs.facts_of(run).items() if value is not None} == {
+        "id": "exp",
+        "offline": True,
+        "disabled": False,
+    }
+
+
+@pytest.mark.parametrize("twin_of", [copy.copy, copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))])  # noqa: S301
+def test_a_copy_knows_what_was_known_then(job: Job, fake_wandb: FakeWandb, twin_of: Any) -> None:
+    _, second = job(TWO, lambda _: {"name": "night", "config": {"lr": 0.1}})
+    twin = twin_of(second.run)
+    fake_wandb.runs[0].name = "day"
+    assert until(lambda: second.run.name == "day")
+    assert isinstance(twin, NullRun)
+    assert (twin.name, twin.id, twin.offline) == ("night", fake_wandb.runs[0].id, False)
+    assert twin.config["lr"] == 0.1
+
+
+def test_what_is_not_known_accepts_every_use() -> None:
+    run: Any = NullRun()
+    assert not run.tags.deeper["still"]
+    run.use_artifact("net:v0").name.split(":")[0].anything()
+    run.summary.id.upper()
+
+
+@pytest.mark.newest  # wandb 0.19 has no public class of its runs
+@pytest.mark.parametrize("name", sorted(FACTS))
+def test_facts_are_what_a_run_of_wandb_has(name: str) -> None:
+    assert isinstance(getattr(wandb.Run, name, None), property)
+
+
+@pytest.mark.newest  # wandb 0.19 has no public class of its runs
+def test_what_gives_something_back_is_what_does_so_in_wandb() -> None:
+    methods = {name: getattr(wandb.Run, name) for name in dir(wandb.Run) if not name.startswith("_")}
+    giving = {
+        name
+        for name, method in methods.items()
+        if callable(method) and method.__annotations__.get("return") not in (None, "None")
+    }
+    assert {"use_artifact", "define_metric"} <= giving <= _GIVE_BACK
+    assert _GIVE_BACK.isdisjoint({"log", "watch", "alert", "finish", "something"})
+
+
+def test_an_id_that_is_planned_is_known_before_the_run_is_open(
+    store: dist.Store,  # noqa: ARG001  # they meet there
+) -> None:
+    options = Options(**LIMITS)
+    second = session.open_session(options, {"id": "exp"}, door="test", topology=TWO[1], number=1, create_new=False)
+    with pytest.warns(UserWarning, match="did not open its run"):
+        assert second.run.id == "exp"

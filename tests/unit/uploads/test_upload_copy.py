@@ -1,0 +1,121 @@
+"""The private copy of a run's files: regular files alone, and nothing of the run's own is ever written to."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from dist_wandb.errors import ReadError, UploadError
+from dist_wandb.uploads.copy import copy_below, copy_files, entries_below
+
+LARGE = bytes(1 << 20)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    files = tmp_path / "files"
+    (files / "media" / "images").mkdir(parents=True)
+    (files / "media" / "images" / "small.png").write_bytes(b"small")
+    (files / "media" / "large.mp4").write_bytes(LARGE)
+    (files / "config.yaml").write_bytes(LARGE)
+    return files
+
+
+def copied(files: Path, *, follow: bool = False, leave_out: frozenset[str] = frozenset()) -> dict[str, Path]:
+    target = files.parent / "copy"
+    copy_files(files, target, follow=follow, leave_out=leave_out)
+    return {str(path.relative_to(target)): path for path in target.rglob("*") if not path.is_dir()}
+
+
+def test_large_files_are_linked_but_for_those_that_w_and_b_writes(files: Path) -> None:
+    found = copied(files, leave_out=frozenset({"media/images/small.png"}))
+    assert found.keys() == {"config.yaml", "media/large.mp4"}
+    assert found["media/large.mp4"].samefile(files / "media" / "large.mp4")
+    assert not found["config.yaml"].samefile(files / "config.yaml")
+    assert found["config.yaml"].read_bytes() == LARGE
+
+
+def test_large_files_are_copied_where_they_cannot_be_linked(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def link(*_: object, **__: object) -> None:
+        raise OSError(18, "Invalid cross-device link")
+
+    monkeypatch.setattr(os, "link", link)
+    found = copied(files)
+    assert found["media/large.mp4"].read_bytes() == LARGE
+    assert not found["media/large.mp4"].samefile(files / "media" / "large.mp4")
+
+
+def test_a_file_that_is_replaced_by_a_link_meanwhile_is_not_taken(
+    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def link(_source: object, target: Path, **_: object) -> None:
+        target.symlink_to(tmp_path / "secret")
+
+    monkeypatch.setattr(os, "link", link)
+    with pytest.raises(UploadError, match="was replaced while it was copied"):
+        copied(files)
+    assert not (tmp_path / "copy" / "media" / "large.mp4").is_symlink()
+
+
+def test_without_room_nothing_is_copied(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1 << 20))
+    with pytest.raises(UploadError, match=r"no room for a copy of it\. Set XDG_STATE_HOME"):
+        copied(files)
+
+
+def test_pipes_and_sockets_are_left_out_and_never_waited_for(files: Path) -> None:
+    os.mkfifo(files / "pipe")
+    with socket.socket(socket.AF_UNIX) as listening:
+        directory = os.open(files, os.O_RDONLY)
+        try:
+            listening.bind(f"/proc/self/fd/{directory}/socket")  # a path that is short enough
+        finally:
+            os.close(directory)
+    assert {entry.path.name: entry.in_words for entry in entries_below(files) if not entry.is_file} == {
+        "pipe": "a named pipe",
+        "socket": "a socket",
+    }
+    assert copied(files).keys() == {"config.yaml", "media/large.mp4", "media/images/small.png"}
+
+
+@pytest.mark.parametrize("name", ["link", "media/link"])
+def test_links_are_followed_only_where_that_is_asked_for(files: Path, tmp_path: Path, name: str) -> None:
+    (tmp_path / "saved").write_bytes(b"by wandb.save")
+    (files / name).symlink_to(tmp_path / "saved")
+    with pytest.raises(UploadError, match="is a symbolic link"):
+        copied(files)
+    shutil.rmtree(tmp_path / "copy")
+    found = copied(files, follow=True)
+    assert (found[name].read_bytes(), found[name].is_symlink()) == (b"by wandb.save", False)
+
+
+def test_the_folder_itself_may_be_no_link(files: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").symlink_to(files)
+    assert [entry.is_link for entry in entries_below(tmp_path / "elsewhere")] == [True]
+    assert list(entries_below(tmp_path / "not-there")) == []
+
+
+def test_folders_without_end_are_refused(files: Path) -> None:
+    deep = files
+    for _ in range(33):
+        deep /= "d"
+        deep.mkdir()
+    with pytest.raises(ReadError, match="more than 32 folders lie in each other"):
+        copied(files)
+
+
+def test_no_link_on_the_way_to_a_file_is_followed(files: Path, tmp_path: Path) -> None:
+    copy_below(files, Path("media/large.mp4"), tmp_path / "one")
+    assert (tmp_path / "one").samefile(files / "media" / "large.mp4")
+    (files / "shown").symlink_to(files / "media")
+    with pytest.raises(OSError, match="shown"):
+        copy_below(files, Path("shown/large.mp4"), tmp_path / "two")
+    (files / "large").symlink_to(files / "media" / "large.mp4")
+    with pytest.raises(OSError, match="large"):
+        copy_below(files, Path("large"), tmp_path / "two")
+    assert not (tmp_path / "two").exists()

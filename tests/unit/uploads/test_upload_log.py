@@ -1,0 +1,286 @@
+"""What is known of an upload, from logs as wandb 0.31 writes them: confirmed, refused, unknown, killed at any time."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dist_wandb.errors import ReadError
+from dist_wandb.uploads.log import Sent, attempt_directories, attempts_in, read_log, sent_of
+from dist_wandb.wandb_files import debug_log
+from dist_wandb.wandb_files.record_file import NOTHING, Lines
+
+STREAM = "http://server/files/team/digits/exp/file_stream"
+CONFIRMED: dict[str, Any] = {"level": "INFO", "msg": "filestream: request sent", "status": "200 OK"}
+CLOSED: dict[str, Any] = {"level": "INFO", "msg": "sender: closed"}
+GIVING_UP = (
+    f"filestream: fatal error: filestream: error making HTTP request: POST {STREAM} giving up after 2 attempt(s): "
+)
+REFUSED_CONNECTION = f'Post "{STREAM}": dial tcp 1.2.3.4:443: connect: connection refused'
+BROKEN_CONNECTION = f'Post "{STREAM}": EOF'
+
+
+def sending(**lines: Any) -> dict[str, Any]:
+    return {"level": "INFO", "msg": "filestream: sending request", "total_files": 1, **lines}
+
+
+def history(offset: int, lines: int, **more: Any) -> dict[str, Any]:
+    return sending(history_offset=offset, history_lines=lines, **more)
+
+
+def retrying(status: int) -> dict[str, Any]:
+    return {"level": "INFO", "msg": "api: retrying HTTP error", "status": status, "url": STREAM}
+
+
+def retrying_after(error: str) -> dict[str, Any]:
+    return {"level": "INFO", "msg": "api: retrying error", "error": error}
+
+
+def refused(status: int, url: str = STREAM, method: str = "POST") -> dict[str, Any]:
+    return {"level": "ERROR", "msg": "api: HTTP error", "status": status, "method": method, "url": url}
+
+
+def fatal(text: str) -> dict[str, Any]:
+    return {"level": "ERROR+4", "msg": text}
+
+
+def read(directory: Path, *entries: dict[str, Any], cut: int = 0) -> Sent:
+    log = directory / "debug-sync.1.log"
+    content = "".join(f"{json.dumps({'time': 'now', **entry})}\n" for entry in entries)
+    log.write_text(content[: len(content) - cut])
+    return read_log(log)
+
+
+def test_what_the_server_confirmed_adds_up(tmp_path: Path) -> None:
+    requests = (
+        sending(events_offset=0, events_lines=2),
+        history(7, 5, console_offset=3, console_lines=4),
+        history(12, 1, events_offset=2, events_lines=1, complete=True, exit_code=0),
+    )
+    sent = read(tmp_path, *(entry for request in requests for entry in (request, CONFIRMED)), CLOSED)
+    assert sent == Sent(Lines(6, 3, 4), completed=True, attempts=1, ended=True)
+
+
+def test_a_console_line_that_is_sent_again_as_it_changed_counts_once(tmp_path: Path) -> None:
+    requests = (
+        sending(console_offset=10, console_lines=3),
+        sending(console_offset=12, console_lines=1),
+        sending(console_offset=12, console_lines=2),
+    )
+    sent = read(tmp_path, *(entry for request in requests for entry in (request, CONFIRMED)))
+    assert sent.lines == Lines(console=4)
+
+
+def test_what_was_under_way_when_the_log_ends_is_not_known(tmp_path: Path) -> None:
+    sent = read(tmp_path, history(0, 5), CONFIRMED, history(5, 3))
+    assert sent == Sent(Lines(5), unsure=3, attempts=1)
+
+
+def test_a_line_that_was_not_written_to_its_end_is_passed_over(tmp_path: Path) -> None:
+    sent = read(tmp_path, history(0, 5), CONFIRMED, history(5, 3), CONFIRMED, cut=4)
+    assert sent == Sent(Lines(5), unsure=3, attempts=1)
+
+
+SURELY_NOT_THERE: dict[str, list[dict[str, Any]]] = {
+    "said no": [refused(404), fatal("filestream: fatal error: filestream: failed to upload: 404 Not Found")],
+    "said too many, too often": [retrying(429), retrying(429), fatal(f"{GIVING_UP}\nwhile retrying: HTTP 429: x")],
+    "said no, while other requests broke": [
+        {"level": "INFO", "msg": "api: retrying error", "error": 'Post "http://server/graphql": EOF'},
+        refused(404),
+        fatal("filestream: fatal error: filestream: failed to upload: 404 Not Found"),
+    ],
+    "never reached": [
+        retrying_after(REFUSED_CONNECTION),
+        retrying_after(REFUSED_CONNECTION),
+        fatal(GIVING_UP + REFUSED_CONNECTION),
+    ],
+    "given up while waiting for the next try": [
+        retrying_after(REFUSED_CONNECTION),
+        fatal(
+            "filestream: fatal error: filestream: error making HTTP request: context canceled\n"
+            f"while retrying: {REFUSED_CONNECTION}. got response: <nil>"
+        ),
+    ],
+}
+PERHAPS_THERE: dict[str, list[dict[str, Any]]] = {
+    "no answer": [retrying_after(BROKEN_CONNECTION), fatal(GIVING_UP + BROKEN_CONNECTION)],
+    "no answer at first": [
+        retrying_after(BROKEN_CONNECTION),
+        retrying_after(REFUSED_CONNECTION),
+        fatal(GIVING_UP + REFUSED_CONNECTION),
+    ],
+    "an error of the server's": [retrying(500), refused(404), fatal("filestream: fatal error: x")],
+    "given up while it was sent": [
+        retrying_after(REFUSED_CONNECTION),
+        fatal(f'{GIVING_UP}Post "{STREAM}": context canceled'),
+    ],
+    "killed while it was tried again": [retrying_after(REFUSED_CONNECTION)],
+    "without a reason": [fatal("filestream: fatal error: something new")],
+}
+
+
+@pytest.mark.parametrize("entries", SURELY_NOT_THERE.values(), ids=SURELY_NOT_THERE.keys())
+def test_what_was_refused_may_be_sent_again(tmp_path: Path, entries: list[dict[str, Any]]) -> None:
+    sent = read(tmp_path, history(0, 5), CONFIRMED, history(5, 3), *entries, CLOSED)
+    assert (sent.lines, sent.unsure, sent.ended) == (Lines(5), 0, True)
+    assert sent.problems
+
+
+@pytest.mark.parametrize("entries", PERHAPS_THERE.values(), ids=PERHAPS_THERE.keys())
+def test_what_may_have_arrived_is_told(tmp_path: Path, entries: list[dict[str, Any]]) -> None:
+    sent = read(tmp_path, history(0, 5), CONFIRMED, history(5, 3), *entries)
+    assert (sent.lines, sent.unsure) == (Lines(5), 3)
+
+
+def test_errors_of_other_requests_say_nothing_of_the_rows(tmp_path: Path) -> None:
+    sent = read(
+        tmp_path,
+        history(0, 5),
+        refused(404, "http://server/storage/run/config.yaml?signature=secret", "PUT"),
+        refused(404, "http://server/storage/run/config.yaml?signature=secret", "PUT"),
+        {"level": "INFO", "msg": "api: retrying error", "error": 'Post "http://server/graphql": EOF'},
+        CONFIRMED,
+        CLOSED,
+    )
+    assert sent == Sent(Lines(5), attempts=1, ended=True, problems=("HTTP 404 for PUT /storage/run/config.yaml",))
+
+
+def test_a_problem_is_told_once_and_without_the_errors_that_follow(tmp_path: Path) -> None:
+    sent = read(
+        tmp_path,
+        {"level": "ERROR", "msg": "runupserter: failed to init run", "error": "dial tcp: refused\nwhile retrying: so"},
+        {"level": "ERROR", "msg": "runsync: didn't print run URL, handle never became ready"},
+        {"level": "ERROR", "msg": "runreader: init error: dial tcp: refused"},
+        CLOSED,
+    )
+    assert (sent.lines, sent.unsure, sent.problems) == (NOTHING, 0, ("dial tcp: refused",))
+
+
+def test_a_log_that_is_not_there_says_nothing(tmp_path: Path) -> None:
+    assert read_log(tmp_path / "none.log") == Sent()
+
+
+FIRST = Sent(Lines(5, 1, 1), unsure=3, attempts=1)
+
+
+@pytest.mark.parametrize(
+    ("later", "unsure"),
+    [
+        (Sent(attempts=1, ended=True, problems=("HTTP 401",)), 3),
+        (Sent(Lines(events=4), attempts=1), 3),
+        (Sent(Lines(3), attempts=1, ended=True), 0),
+        (Sent(unsure=2, attempts=1), 2),
+    ],
+    ids=["sent nothing", "sent no rows", "sent them", "is not known to have sent them"],
+)
+def test_rows_stay_unknown_until_they_are_sent_again(later: Sent, unsure: int) -> None:
+    both = FIRST.followed_by(later)
+    assert (both.unsure, both.attempts, both.lines) == (unsure, 2, FIRST.lines + later.lines)
+    assert (both.ended, both.problems) == (later.ended, later.problems)
+
+
+def directory_of(parent: Path, name: str) -> Path:
+    run_file = parent / name / "run-exp.wandb"
+    (run_file.parent / "logs").mkdir(parents=True)
+    run_file.touch()
+    return run_file
+
+
+def write_log(path: Path, *entries: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{json.dumps(entry)}\n" for entry in entries))
+
+
+@pytest.mark.parametrize(("name", "rows"), [("run-1-exp", 12), ("offline-run-1-exp", 10)])
+def test_all_logs_of_a_file_together(tmp_path: Path, name: str, rows: int) -> None:
+    run_file = directory_of(tmp_path, name)
+    write_log(run_file.parent / "logs" / "debug-internal.log", history(0, 2), CONFIRMED)
+    for number, lines in ((2, 3), (10, 4), (1, 3)):  # the tenth comes after the second
+        directory = run_file.parent / "dist-wandb-upload" / f"attempt-{number}"
+        write_log(directory / "wandb" / "logs" / "debug-sync.1.log", history(0, lines), CONFIRMED)
+    (run_file.parent / "dist-wandb-upload" / "attempt-11").mkdir()
+    assert [path.name for path in attempt_directories(run_file)] == [f"attempt-{n}" for n in (1, 2, 10, 11)]
+    assert sent_of(run_file).lines == Lines(rows)
+    assert not sent_of(run_file).ended
+
+
+# --- what nobody's wandb logs -----------------------------------------------------------------------------------------
+
+
+def test_values_of_other_types_are_passed_over(tmp_path: Path) -> None:
+    log = tmp_path / "debug-sync.1.log"
+    odd = ('"3"', "null", "1e400", "-1", "1.5", "true", "[]", "9007199254740993", "9" * 5000)
+    lines = [
+        f'{{"msg": "filestream: sending request", "history_lines": {value}, "events_lines": {value}, '
+        f'"console_offset": {value}, "console_lines": {value}, "complete": "no"}}\n{json.dumps(CONFIRMED)}\n'
+        for value in odd
+    ]
+    others = ('{"msg": 3, "level": []}\n', '{"msg": "api: HTTP error", "level": "ERROR", "status": "teapot"}\n')
+    log.write_text("".join(lines) + "".join(others))
+    sent = read_log(log)
+    assert sent == Sent(attempts=1, problems=("HTTP without a status for a request ",))
+
+
+@pytest.mark.parametrize("value", ['"teapot"', "1e400", "null", "[404]"])
+def test_a_status_that_is_none_refuses_nothing(tmp_path: Path, value: str) -> None:
+    log = tmp_path / "debug-sync.1.log"
+    retried = f'{{"msg": "api: retrying HTTP error", "status": {value}, "url": "{STREAM}"}}'
+    entries = [json.dumps(history(0, 3)), retried, json.dumps(fatal("filestream: fatal error: x"))]
+    log.write_text("".join(f"{entry}\n" for entry in entries))
+    assert read_log(log).unsure == 3
+
+
+def test_deep_and_endless_lines_are_passed_over(tmp_path: Path) -> None:
+    log = tmp_path / "debug-sync.1.log"
+    entries = [json.dumps(entry) for entry in (history(0, 5), CONFIRMED)]
+    log.write_text("\n".join(["[" * 200_000, '{"a":' * 200_000, f'{{"msg": "{"x" * 2**20}"}}', *entries, ""]))
+    assert read_log(log).lines == Lines(5)
+
+
+def test_a_log_without_an_end_is_not_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = tmp_path / "debug-sync.1.log"
+    with log.open("wb") as sparse:
+        sparse.truncate(2**40)
+    monkeypatch.setattr(debug_log, "LONGEST_LOG", 2**24)
+    with pytest.raises(ReadError, match=r"debug-sync.1.log: is longer than 16777216 bytes"):
+        read_log(log)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to("/dev/zero")])
+def test_a_log_that_is_no_file_is_refused_as_nobody_knows_what_arrived(
+    tmp_path: Path, make: Callable[[Path], None]
+) -> None:
+    log = tmp_path / "debug-sync.1.log"
+    make(log)
+    with pytest.raises(ReadError, match=r"debug-sync\.1\.log is a"):
+        read_log(log)
+
+
+def test_a_thousand_different_errors_are_not_all_kept(tmp_path: Path) -> None:
+    errors = [{"level": "ERROR", "msg": f"{number} {'x' * 10_000}"} for number in range(1000)]
+    problems = read(tmp_path, *errors).problems
+    assert (len(problems), max(map(len, problems))) == (100, 2000)
+
+
+def test_only_directories_with_the_name_of_an_upload_count(tmp_path: Path) -> None:
+    run_file = directory_of(tmp_path, "offline-run-1-exp")
+    uploads = run_file.parent / "dist-wandb-upload"
+    for name in ("attempt-x", "attempt-", "attempt--1", "attempt-2", "attempt-\N{SUPERSCRIPT TWO}", "attempt-1e3"):
+        (uploads / name).mkdir(parents=True)
+    (uploads / "attempt-7").touch()
+    (uploads / "attempt-9").symlink_to(tmp_path)
+    assert [path.name for path in attempt_directories(run_file)] == ["attempt-2"]
+    assert sorted(attempts_in(uploads)) == [2, 7, 9]
+    assert sent_of(run_file) == Sent(attempts=1)
+
+
+def test_a_log_deep_below_an_upload_is_not_looked_for(tmp_path: Path) -> None:
+    run_file = directory_of(tmp_path, "offline-run-1-exp")
+    deep = run_file.parent / "dist-wandb-upload" / "attempt-1" / "/".join("abcde")
+    write_log(deep / "debug-sync.1.log", history(0, 5), CONFIRMED)
+    assert sent_of(run_file) == Sent(attempts=1)

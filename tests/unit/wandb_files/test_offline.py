@@ -1,0 +1,671 @@
+"""Reading runs back, with a stand-in for `wandb leet inspect --json` that prints the file it is given.
+
+That the real one prints such records is shown by tests/e2e/test_show.py.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import sys
+import tempfile
+import time
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from strangers import OBSTACLES
+
+from dist_wandb.errors import ReadError, UnsupportedVersionError
+from dist_wandb.wandb_files import offline
+from dist_wandb.wandb_files.bounded_reader import Limits
+from dist_wandb.wandb_files.offline import (
+    find_runs,
+    largest_step,
+    natural_order,
+    read_history,
+    read_run,
+    read_runs,
+    read_sidecar,
+)
+
+WriteRun = Callable[..., Path]
+
+HEADER = {"type": "header", "header": {}}
+RUN = {"type": "run", "run": {"run_id": "abc", "display_name": "night", "project": "digits", "run_group": "sweep"}}
+SIDECAR = {
+    "format": 1,
+    "run_id": "abc",
+    "base_id": "abc",
+    "run_mode": "shared",
+    "rank_scope": "global",
+    "shared": True,
+    "label": "rank-1",
+    "primary": False,
+    "update_finish_state": False,
+    "group": None,
+    "global_rank": 1,
+    "local_rank": 1,
+    "node_rank": 0,
+    "world_size": 2,
+    "num_nodes": 1,
+}
+
+
+def history(**item: Any) -> dict[str, Any]:
+    return {"type": "history", "history": {"item": item}}
+
+
+def ended(exit_code: int = 0) -> dict[str, Any]:
+    return {"type": "exit", "exit": {"exit_code": exit_code}}
+
+
+@pytest.fixture
+def write_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WriteRun:
+    """Write a run file of given records; the stand-in prints it, and what else it is told, when it is read."""
+    reader = tmp_path / "reader"
+    reader.write_text('#!/bin/sh\ncat "$6"\ncat "$6.stderr" >&2\nexit "$(cat "$6.code")"\n')  # -m wandb leet … FILE
+    reader.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(reader))
+
+    def write(*records: dict[str, Any] | str, run_id: str = "abc", stderr: str = "", code: int = 0) -> Path:
+        path = tmp_path / f"offline-run-{run_id}" / f"run-{run_id}.wandb"
+        path.parent.mkdir()
+        lines = [record if isinstance(record, str) else json.dumps(record) for record in records]
+        path.write_text("".join(f"{line}\n" for line in lines))
+        path.with_name(f"{path.name}.stderr").write_text(stderr)
+        path.with_name(f"{path.name}.code").write_text(str(code))
+        return path
+
+    return write
+
+
+def touch(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+    return path
+
+
+# --- find_runs --------------------------------------------------------------------------------------------------------
+
+
+def test_runs_are_found_at_any_depth_in_natural_order(tmp_path: Path) -> None:
+    tenth = touch(tmp_path / "wandb/rank-10/wandb/offline-run-1-a/run-a.wandb")
+    second = touch(tmp_path / "wandb/rank-2/wandb/offline-run-1-a/run-a.wandb")
+    online = touch(tmp_path / "wandb/run-1-b/run-b.wandb")
+    assert find_runs(tmp_path) == [second, tenth, online]
+
+
+def test_only_run_files_in_run_directories_count(tmp_path: Path) -> None:
+    touch(tmp_path / "elsewhere/run-a.wandb")
+    touch(tmp_path / "offline-run-1-a/run-a.wandb.synced")
+    touch(tmp_path / "offline-run-1-a/notes.wandb")
+    assert find_runs(tmp_path) == []
+
+
+def test_links_below_the_directory_are_not_followed(tmp_path: Path) -> None:
+    run = touch(tmp_path / "offline-run-1-a/run-a.wandb")
+    (tmp_path / "latest-run").symlink_to(run.parent.name)
+    assert find_runs(tmp_path) == [run]
+
+
+def test_a_run_directory_is_found_through_a_link_and_as_the_current_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = touch(tmp_path / "offline-run-1-a/run-a.wandb")
+    link = tmp_path / "latest-run"
+    link.symlink_to(run.parent.name)
+    assert find_runs(link) == [link / run.name]
+    monkeypatch.chdir(run.parent)
+    assert find_runs(".") == [Path(run.name)]
+
+
+def test_a_single_file_may_be_given(tmp_path: Path) -> None:
+    copy = touch(tmp_path / "copy.wandb")
+    assert find_runs(copy) == [copy]
+
+
+@pytest.mark.parametrize(("name", "reason"), [("missing", "No such file or directory"), ("file", "Not a directory")])
+def test_a_place_that_is_no_directory_is_named(tmp_path: Path, name: str, reason: str) -> None:
+    touch(tmp_path / "file")
+    with pytest.raises(ReadError, match=f"{name}': {reason}. Give an existing directory"):
+        find_runs(tmp_path / name)
+
+
+@given(st.lists(st.integers(0, 10**6), min_size=2))
+def test_natural_order_is_that_of_the_numbers(ranks: list[int]) -> None:
+    assert sorted((f"rank-{rank}/loss" for rank in ranks), key=natural_order) == [
+        f"rank-{rank}/loss" for rank in sorted(ranks)
+    ]
+
+
+def test_a_link_that_is_given_is_followed(tmp_path: Path) -> None:
+    run = touch(tmp_path / "offline-run-1-a/run-a.wandb")
+    (tmp_path / "link.wandb").symlink_to(run)
+    assert find_runs(tmp_path / "link.wandb") == [run]
+
+
+def test_what_has_the_name_of_a_run_file_and_is_none_is_found_and_refused_in_its_turn(
+    write_run: WriteRun, tmp_path: Path
+) -> None:
+    healthy = write_run(RUN, run_id="healthy")
+    folder = tmp_path / "offline-run-1-x"
+    touch(folder / "run-dir.wandb" / "offline-run-2-y" / "run-y.wandb").write_text(json.dumps(RUN))
+    os.mkfifo(folder / "run-fifo.wandb")
+    (folder / "run-link.wandb").symlink_to(healthy)
+    (folder / "run-zero.wandb").symlink_to("/dev/zero")
+    runs, errors = read_runs(find_runs(tmp_path))
+    assert [run.path for run in runs] == [healthy]
+    said = {path.name: str(error) for path, error in errors.items()}
+    assert {"run-dir.wandb", "run-fifo.wandb", "run-link.wandb", "run-zero.wandb", "run-y.wandb"} == set(said)
+    assert f"{folder / 'run-dir.wandb'} is a directory" in said["run-dir.wandb"]
+    assert f"{folder / 'run-fifo.wandb'} is a named pipe" in said["run-fifo.wandb"]
+    assert f"{folder / 'run-link.wandb'} is a symbolic link" in said["run-link.wandb"]
+    assert f"{folder / 'run-zero.wandb'} is a symbolic link" in said["run-zero.wandb"]
+
+
+def test_a_directory_that_cannot_be_looked_through_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = touch(tmp_path / "offline-run-1-a/run-a.wandb")
+    closed = tmp_path / "closed"
+    touch(closed / "offline-run-1-b/run-b.wandb")
+    scandir = os.scandir
+
+    def refusing(path: Path) -> Any:  # whatever its permissions are: tests may run as root
+        if path == closed:
+            raise PermissionError(13, "Permission denied")
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    reported: list[ReadError] = []
+    assert find_runs(tmp_path, report=reported.append) == [run]
+    assert [str(error) for error in reported] == [f"{closed}: cannot be looked through: Permission denied."]
+    assert find_runs(tmp_path) == [run]
+    assert "closed: cannot be looked through" in caplog.text
+
+
+def test_a_tree_without_an_end_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = touch(tmp_path / "offline-run-1-a/run-a.wandb")
+    touch(tmp_path / "/".join("d" * 70) / "offline-run-1-b/run-b.wandb")
+    reported: list[ReadError] = []
+    assert find_runs(tmp_path, report=reported.append) == [run]
+    assert [str(error).rpartition(":")[2] for error in reported] == [f" lies more than 64 levels below {tmp_path}."]
+    monkeypatch.setattr(offline, "_MOST_ENTRIES", 10)
+    reported.clear()
+    assert find_runs(tmp_path, report=reported.append) == [run]
+    assert "only 10 entries are looked at" in str(reported[0])
+
+
+def test_a_name_is_ordered_by_its_first_characters() -> None:
+    """All parts of a name of a megabyte took 50 times its room."""
+    parts = natural_order("a1" * 500_000)
+    assert len(parts) < 1000
+    assert natural_order("a" * 600 + "2") < natural_order("a" * 600 + "3")
+
+
+# --- read_run ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_is_read_whole(write_run: WriteRun) -> None:
+    path = write_run(HEADER, RUN, history(loss=2.0, acc=0.5), history(loss=1.0), history(loss=1.5), ended())
+    run = read_run(path)
+    assert (run.path, run.run_id, run.name, run.project, run.group) == (path, "abc", "night", "digits", "sweep")
+    assert (run.state, run.exit_code, run.rows, run.problems, run.sidecar, run.label) == (
+        "finished",
+        0,
+        3,
+        (),
+        None,
+        None,
+    )
+    assert list(run.metrics) == ["acc", "loss"]
+    loss = run.metrics["loss"]
+    assert (loss.count, loss.last, loss.smallest, loss.largest, loss.trend) == (3, 1.5, 1.0, 2.0, (2.0, 1.0, 1.5))
+    assert run.metrics["acc"].count == 1
+
+
+@pytest.mark.parametrize(
+    ("records", "state", "exit_code"),
+    [([], "unfinished", None), ([ended(3)], "failed", 3), ([{"type": "exit", "exit": {}}], "finished", 0)],
+)
+def test_the_state_is_that_of_the_exit_record(
+    write_run: WriteRun, records: list[dict[str, Any]], state: str, exit_code: int | None
+) -> None:
+    run = read_run(write_run(HEADER, RUN, *records))
+    assert (run.state, run.exit_code) == (state, exit_code)
+
+
+def test_the_last_run_record_and_all_config_records_hold(write_run: WriteRun) -> None:
+    first = {"type": "run", "run": {"run_id": "abc", "config": {"update": {"lr": 0.1, "net": {"a": 1}, "_wandb": {}}}}}
+    config = {"type": "config", "config": {"update": {"net": {"b": 2}}}}
+    renamed = {"type": "run", "run": {"run_id": "abc", "display_name": "new", "job_type": "eval", "tags": ["x"]}}
+    run = read_run(write_run(HEADER, first, config, renamed))
+    assert (run.name, run.job_type, run.tags) == ("new", "eval", ("x",))
+    assert run.config == {"lr": 0.1, "net": {"b": 2}}
+
+
+class Costly(str):
+    """A name that counts how often it is compared."""
+
+    compared = 0
+    __slots__ = ()
+
+    def startswith(self, *given: Any) -> bool:
+        Costly.compared += len(given[0]) if isinstance(given[0], tuple) else 1
+        return super().startswith(*given)
+
+
+def test_many_images_in_a_row_are_told_apart_in_linear_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each name was compared with each image: 8,000 of both took 2 s a row."""
+    monkeypatch.setattr(Costly, "compared", 0)
+    row: dict[str, Any] = {Costly(f"k{number}._type"): "x" for number in range(2000)}
+    row |= {Costly(f"k{number}.width"): 1 for number in range(2000)}
+    row |= {Costly(f"m{number}"): 1.0 for number in range(2000)}
+    contents = offline._Contents()
+    contents.take({"type": "history", "history": {"item": row}})
+    assert len(contents.metrics) == 2000
+    assert Costly.compared < 10 * len(row)
+
+
+@given(st.dictionaries(st.text("ab._", max_size=4) | st.just("a._type"), st.integers() | st.text(max_size=2)))
+def test_what_belongs_to_an_image_begins_with_its_name(row: dict[str, Any]) -> None:
+    prefixes = tuple(
+        name.removesuffix("_type") for name, kind in row.items() if name.endswith("._type") and isinstance(kind, str)
+    )
+    numbers = {name for name, value in row.items() if isinstance(value, int) and not name.startswith(("_", *prefixes))}
+    contents = offline._Contents()
+    contents.take({"type": "history", "history": {"item": row}})
+    assert set(contents.metrics) == numbers
+
+
+def test_so_many_metrics_are_kept_and_those_that_are_asked_for(
+    write_run: WriteRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(offline, "MOST_METRICS", 3)
+    path = write_run(RUN, history(**{f"m{number}": number for number in range(5)}, last=1))
+    run = read_run(path)
+    assert (list(run.metrics), run.has_more_metrics) == (["m0", "m1", "m2"], True)
+    run = read_run(path, metrics=["last", "m4"])
+    assert (list(run.metrics), run.has_more_metrics) == (["last", "m4"], False)
+    assert read_run(write_run(RUN, history(**{"x" * 1001: 1, "y": 1}), run_id="long")).has_more_metrics
+
+
+def test_a_history_of_many_metrics_takes_little_room() -> None:
+    metric = offline._Metric()
+    for value in range(offline.TREND_LENGTH):  # as much as a metric ever takes
+        metric.take(value)
+    before = metric.summed_up()
+    tracemalloc.start()
+    metrics = []
+    for _ in range(100):
+        metric = offline._Metric()
+        for value in range(offline.TREND_LENGTH):
+            metric.take(value)
+        metrics.append(metric)
+    room = tracemalloc.get_traced_memory()[0] / len(metrics)
+    tracemalloc.stop()
+    assert room < 8000  # it was 45,000
+    assert metric.summed_up() == before
+
+
+def test_a_config_that_is_too_large_is_left_out_in_part(write_run: WriteRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offline, "_LARGEST_CONFIG", 100)
+    updates = [{"a": list(range(40))}, {"b": list(range(40))}, {"c": list(range(40))}, {"a": 1}, {"d": ["x" * 64] * 15}]
+    run = read_run(write_run(RUN, *({"type": "config", "config": {"update": update}} for update in updates)))
+    assert (sorted(run.config), run.config["a"]) == (["a", "b", "d"], 1)
+    assert run.problems == ("1 values of its config are left out, as it is too large",)
+
+
+def test_values_of_other_types_are_none(write_run: WriteRun) -> None:
+    odd = {"run_id": 7, "display_name": ["x"], "project": {}, "tags": ["x", 7, None], "config": [], "start_time": 1}
+    ending = {"type": "exit", "exit": {"exit_code": "seven"}}
+    strange = {"type": "history", "history": {"item": 7}}
+    run = read_run(write_run({"type": "run", "run": odd}, {"type": "config", "config": {"update": 1}}, strange, ending))
+    assert (run.run_id, run.name, run.project, run.tags, run.config) == ("abc", None, None, ("x",), {})
+    assert (run.started, run.exit_code, run.rows, run.metrics) == (None, 1, 1, {})
+
+
+def test_records_that_are_too_deep_or_too_long_are_passed_over_and_told(
+    write_run: WriteRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short = replace(Limits.for_file(0), line=20_000)
+    monkeypatch.setattr(Limits, "for_file", lambda _size: short)
+    deep = f'{{"type":"config","config":{{"update":{{"x":{"[" * 100}{"]" * 100}}}}}}}'
+    run = read_run(write_run(RUN, deep, history(text="x" * 20_000), history(loss=1)))
+    assert (run.rows, run.config) == (1, {})
+    assert run.problems == (
+        "1 of its records, of more than 20000 bytes, are passed over",
+        "1 of its records, with values too deep or too long for JSON, are passed over",
+    )
+
+
+def test_of_a_thousand_problems_some_are_told(write_run: WriteRun) -> None:
+    stderr = "".join(f"wandb leet inspect: skipped {number} {'x' * 5000}\n" for number in range(100))
+    run = read_run(write_run(RUN, stderr=stderr))
+    assert (len(run.problems), run.problems[-1]) == (21, "and 80 problems more")
+    assert max(map(len, run.problems)) == 1000
+
+
+def test_a_reader_that_crashes_over_one_file_says_nothing_of_the_others(write_run: WriteRun) -> None:
+    """A program in Go that runs out of memory has the exit code that click has for bad usage."""
+    stderr = "fatal error: runtime: out of memory\n\nruntime stack:\nruntime.throw({0x1296c17?, 0x2041?})\n"
+    hurt = write_run(RUN, run_id="hurt", stderr=stderr + "frame\n" * 10_000, code=2)
+    healthy = write_run(RUN, run_id="healthy")
+    runs, errors = read_runs([hurt, healthy])
+    assert [run.path for run in runs] == [healthy]
+    assert str(errors[hurt]).endswith("cannot read it: fatal error: runtime: out of memory (it is given 512 MiB)")
+
+
+def test_only_numbers_of_the_user_are_metrics(write_run: WriteRun) -> None:
+    row = {
+        "loss": 1,
+        "_step": 0,
+        "_runtime": 0.5,
+        "text": "abc",
+        "flag": True,
+        "none": None,
+        "list": [1, 2],
+        "image._type": "image-file",
+        "image.width": 28,
+        "image_count": 3,
+        "kind._type": 4,
+    }
+    run = read_run(write_run(RUN, history(**row)))
+    assert list(run.metrics) == ["image_count", "kind._type", "loss"]
+
+
+def test_what_is_not_finite_is_counted_and_left_out_of_the_trend(write_run: WriteRun) -> None:
+    rows = [history(x=value, nan="NaN") for value in (1.0, "NaN", "Infinity", 3.0, "-Infinity", 10**400)]
+    metrics = read_run(write_run(RUN, *rows)).metrics
+    x = metrics["x"]
+    assert (x.count, x.not_finite, x.last, x.smallest, x.largest) == (6, 4, math.inf, -math.inf, math.inf)
+    assert [value for value in x.trend if math.isfinite(value)] == [1.0, 3.0]
+    nan = metrics["nan"]
+    assert (nan.count, nan.not_finite) == (6, 6)
+    assert all(math.isnan(value) for value in (nan.last, nan.smallest, nan.largest, *nan.trend))
+
+
+def test_records_that_nothing_needs_are_passed_over_unparsed(write_run: WriteRun) -> None:
+    unparsable = '{"num":3,"type":"summary","summary":{"update":'
+    assert read_run(write_run(RUN, unparsable, history(a=1))).rows == 1
+
+
+def test_damage_that_the_reader_skipped_is_told(write_run: WriteRun) -> None:
+    stderr = "/lib/x.py:1: DeprecationWarning: old\nwandb leet inspect: skipped corrupt data: bad checksum\n"
+    run = read_run(write_run(RUN, history(a=1), stderr=stderr))
+    assert run.problems == ("skipped corrupt data: bad checksum",)
+
+
+def test_rows_without_a_run_record_are_shown_under_the_id_of_the_file(write_run: WriteRun) -> None:
+    run = read_run(write_run(HEADER, history(a=1), run_id="x-1"))
+    assert (run.run_id, run.rows) == ("x-1", 1)
+    assert "run record is lost" in run.problems[0]
+
+
+def test_a_file_without_a_run_is_refused_with_its_size(write_run: WriteRun) -> None:
+    with pytest.raises(ReadError, match=r"run-empty.wandb: is empty: the run was killed at its start"):
+        read_run(write_run(run_id="empty"))
+    with pytest.raises(ReadError, match=r"run-new.wandb: holds no run yet \(\d+ bytes\)"):
+        read_run(write_run(HEADER, run_id="new"))
+    with pytest.raises(ReadError, match=r"run-hurt.wandb: nothing of a run is left in its \d+ bytes: skipped corrupt"):
+        read_run(write_run(HEADER, run_id="hurt", stderr="wandb leet inspect: skipped corrupt data\n"))
+
+
+def test_a_file_that_the_reader_refuses_is_named_with_its_reason(write_run: WriteRun) -> None:
+    path = write_run("", stderr="Error: transactionlog: bad header\n", code=1)
+    path.write_text("")
+    with pytest.raises(ReadError, match=r"run-abc.wandb: .* cannot read it: transactionlog: bad header$"):
+        read_run(path)
+
+
+def test_a_reader_that_crashes_is_quoted_without_its_traceback(write_run: WriteRun) -> None:
+    stderr = (
+        'Traceback (most recent call last):\n  File "x.py", line 1\npydantic.ValidationError: 1 error\nmode\n  bad\n'
+    )
+    with pytest.raises(ReadError, match=r"cannot read it: pydantic.ValidationError: 1 error mode bad$"):
+        read_run(write_run(RUN, stderr=stderr, code=1))
+
+
+def test_a_reader_that_says_nothing_is_quoted_by_its_exit_code(write_run: WriteRun) -> None:
+    with pytest.raises(ReadError, match=r"cannot read it: exit code 9$"):
+        read_run(write_run(RUN, code=9))
+
+
+@pytest.mark.parametrize(
+    ("stderr", "code"), [("Error: No such command 'leet'.", 2), ("x: No module named wandb", 1)], ids=["old", "none"]
+)
+def test_a_wandb_that_cannot_read_is_told_with_the_version_needed(write_run: WriteRun, stderr: str, code: int) -> None:
+    with pytest.raises(UnsupportedVersionError, match=r"wandb \d.*pip install 'wandb>=0.31'"):
+        read_run(write_run(stderr=stderr, code=code))
+
+
+@pytest.mark.parametrize("line", ["no json", "[1]", '{"type":"run"}', '{"run":{}}'])
+def test_what_is_no_record_is_refused(write_run: WriteRun, line: str) -> None:
+    with pytest.raises(ReadError, match="printed what is no record"):
+        read_run(write_run(RUN, line))
+
+
+def test_a_file_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ReadError, match=r"none.wandb: is not a file"):
+        read_run(tmp_path / "none.wandb")
+
+
+# --- the reader's process ---------------------------------------------------------------------------------------------
+
+
+def test_the_reader_is_started_in_an_empty_directory_of_its_own_and_sees_no_settings(
+    write_run: WriteRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_run(RUN)
+    seen = tmp_path / "seen"
+    reader = Path(sys.executable)
+    reader.write_text(f'#!/bin/sh\n{{ pwd -P; stat -c %a .; ls -A; env; }} > "{seen}"\ncat "$6"\n')
+    monkeypatch.chdir(path.parent)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["", ".", "lib", str(tmp_path)]))
+    monkeypatch.setenv("WANDB_BASE_URL", "http://elsewhere")
+    monkeypatch.setenv("WANDB_API_KEY", "secret")
+    assert read_run(path.name).run_id == "abc"
+    place, mode, *told = seen.read_text().splitlines()
+    assert mode == "700"
+    assert not Path(place).exists()
+    assert not path.parent.is_relative_to(place)
+    assert not Path(place).is_relative_to(path.parent)
+    environment = dict(line.split("=", 1) for line in told if "=" in line)
+    assert [line for line in told if "=" not in line] == ["complaints", "state"]
+    assert environment["PYTHONPATH"] == str(tmp_path)
+    assert environment["PYTHONSAFEPATH"] == "1"
+    assert environment["TMPDIR"] == environment["WANDB_DIR"] == f"{place}/state"
+    assert {name: value for name, value in environment.items() if name.startswith("WANDB_") and "_DIR" not in name} == {
+        "WANDB_ERROR_REPORTING": "false",
+        "WANDB_MODE": "offline",
+    }
+
+
+def test_a_reader_that_cannot_be_started_is_an_error_of_that_file(
+    write_run: WriteRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_run(RUN)
+    monkeypatch.setattr(sys, "executable", str(path.parent))
+    with pytest.raises(ReadError, match=f"{re.escape(str(path))}: cannot be read: Permission denied"):
+        read_run(path)
+
+
+def test_without_a_temporary_directory_the_reader_says_what_to_do(
+    write_run: WriteRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_run(RUN)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    with pytest.raises(ReadError, match=r"cannot be made: No such file or directory \(.*missing.*set TMPDIR to"):
+        read_run(path)
+
+
+# --- read_runs, read_history ------------------------------------------------------------------------------------------
+
+
+def test_several_runs_keep_their_order_and_errors_do_not_stop_the_others(write_run: WriteRun) -> None:
+    paths = [write_run(RUN, history(a=number), run_id=f"r{number}") for number in range(6)]
+    broken = write_run(run_id="broken")
+    runs, errors = read_runs([*paths[:3], broken, *paths[3:]])
+    assert [run.path for run in runs] == paths
+    assert list(errors) == [broken]
+    assert "is empty" in str(errors[broken])
+
+
+def test_whatever_a_file_brings_about_is_told_of_it_alone(write_run: WriteRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    hurt, healthy = write_run(RUN, run_id="hurt"), write_run(RUN, run_id="healthy")
+
+    def read(path: Path, *given: Any) -> offline.StoredRun:
+        if path == hurt:
+            raise RecursionError("maximum recursion depth exceeded")
+        return really_read(path, *given)
+
+    really_read = offline._read_run
+    monkeypatch.setattr(offline, "_read_run", read)
+    runs, errors = read_runs([hurt, healthy])
+    assert [run.path for run in runs] == [healthy]
+    assert str(errors[hurt]) == f"{hurt}: RecursionError: maximum recursion depth exceeded"
+
+
+def test_history_has_every_row_in_order_with_floats_for_what_is_not_finite(write_run: WriteRun) -> None:
+    path = write_run(RUN, history(_step=0, loss="NaN", text="ok"), history(_step=1, loss="-Infinity"), ended())
+    first, second = read_history(path)
+    assert math.isnan(first.pop("loss"))
+    assert first == {"_step": 0, "text": "ok"}
+    assert second == {"_step": 1, "loss": -math.inf}
+
+
+def test_the_largest_step_of_a_file_is_a_whole_number_that_floats_can_tell(write_run: WriteRun) -> None:
+    values = ["NaN", "Infinity", "-Infinity", 1e300, 10**400, "7", None, [8], True, 4, 5.0, -3]
+    path = write_run(RUN, *(history(x=value, other=9) for value in values), history(other=10))
+    assert largest_step(path, "x") == 5
+    assert largest_step(path, "missing") is None
+
+
+def test_history_of_a_run_without_rows_is_empty(write_run: WriteRun) -> None:
+    assert read_history(write_run(RUN, ended())) == []
+
+
+# --- read_sidecar -----------------------------------------------------------------------------------------------------
+
+
+def test_a_sidecar_is_read_with_the_run(write_run: WriteRun) -> None:
+    path = write_run(RUN, ended())
+    (path.parent / "dist-wandb.json").write_text(json.dumps({**SIDECAR, "added_later": 1}))
+    run = read_run(path)
+    assert run.sidecar is not None
+    assert (run.label, run.sidecar.primary, run.sidecar.run_mode, run.sidecar.global_rank) == (
+        "rank-1",
+        False,
+        "shared",
+        1,
+    )
+    assert run.problems == ()
+
+
+def test_without_a_sidecar_the_run_is_an_ordinary_one(tmp_path: Path) -> None:
+    assert read_sidecar(tmp_path) is None
+
+
+def test_what_is_not_known_of_the_rank_may_be_null(tmp_path: Path) -> None:
+    unknown = dict.fromkeys(("run_id", "base_id", "group", "label", "local_rank", "node_rank", "num_nodes"))
+    (tmp_path / "dist-wandb.json").write_text(json.dumps(SIDECAR | unknown))
+    sidecar = read_sidecar(tmp_path)
+    assert sidecar is not None
+    assert (sidecar.label, sidecar.node_rank, sidecar.world_size) == (None, None, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('{"format": 1', "delimiter"),
+        ("[]", "not a JSON object"),
+        (json.dumps({**SIDECAR, "format": 2}), "format 2, while this version reads 1"),
+        (json.dumps({"format": 1}), "'run_id' is missing"),
+        (json.dumps({**SIDECAR, "label": 7}), "label=7, which is no str or None"),
+        (json.dumps({**SIDECAR, "global_rank": True}), "global_rank=True, which is no int"),
+        (json.dumps({**SIDECAR, "primary": 1}), "primary=1, which is no bool"),
+        (json.dumps({**SIDECAR, "world_size": None}), "world_size=None, which is no int"),
+        (json.dumps({**SIDECAR, "world_size": 10**10}), "world_size=10000000000, which is not within 0 and 1000000"),
+        (json.dumps({**SIDECAR, "local_rank": -1}), "local_rank=-1, which is not within"),
+        (json.dumps({**SIDECAR, "world_size": 1}), "rank 1 of 1"),
+        (json.dumps({**SIDECAR, "label": "rank\0-1"}), "label='rank\\x00-1', as dist_wandb writes none"),
+        (json.dumps({**SIDECAR, "label": "rank\x1b-1"}), "label='rank\\x1b-1', as dist_wandb writes none"),
+        (json.dumps({**SIDECAR, "group": "x" * 1001}), "group='xxxxx"),
+        (json.dumps({**SIDECAR, "run_mode": "\x1b]0;x"}), "run_mode='\\x1b]0;x', which is none of auto, shared, new"),
+        (json.dumps({**SIDECAR, "rank_scope": "\x9b2J"}), "rank_scope='\\x9b2J', which is none of global, worker"),
+        (json.dumps({**SIDECAR, "base_id": "a\x1b[2J"}), "base_id='a\\x1b[2J', as dist_wandb writes none"),
+        (json.dumps({**SIDECAR, "format": "x" * 10_000}), "...xxxxxxxxxxxxx', while this version reads 1"),
+    ],
+)
+def test_a_malformed_sidecar_is_a_problem_of_a_run_that_is_still_shown(
+    write_run: WriteRun, text: str, reason: str
+) -> None:
+    path = write_run(RUN, history(a=1))
+    (path.parent / "dist-wandb.json").write_text(text)
+    with pytest.raises(ReadError) as caught:
+        read_sidecar(path.parent)
+    assert reason in str(caught.value)
+    run = read_run(path)
+    assert (run.rows, run.label, run.problems) == (1, None, (str(caught.value),))
+
+
+@pytest.mark.parametrize("obstacle", OBSTACLES)
+def test_what_lies_in_the_place_of_a_sidecar_neither_blocks_nor_leads_elsewhere(
+    write_run: WriteRun, obstacle: str
+) -> None:
+    path = write_run(RUN, history(a=1))
+    OBSTACLES[obstacle](path.parent / "dist-wandb.json")
+    begun = time.monotonic()
+    run = read_run(path)
+    assert (run.rows, run.sidecar) == (1, None)
+    (problem,) = run.problems
+    assert problem.startswith(f"{path.parent / 'dist-wandb.json'}")
+    assert time.monotonic() - begun < 10
+
+
+# --- statistics -------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.floats(), min_size=1))
+def test_statistics_are_those_of_the_whole_series(values: list[float]) -> None:
+    metric = offline._Metric()
+    for value in values:
+        metric.take(value)
+    found = metric.summed_up()
+    ordered = [value for value in values if not math.isnan(value)] or [math.nan]
+    assert found.count == len(values)
+    assert found.not_finite == sum(not math.isfinite(value) for value in values)
+    assert repr((found.last, found.smallest, found.largest)) == repr((values[-1], min(ordered), max(ordered)))
+
+
+@given(st.lists(st.floats(-1e6, 1e6) | st.just(math.nan) | st.just(math.inf), max_size=150))
+def test_a_trend_is_the_means_of_equal_stretches_in_bounded_room(values: list[float]) -> None:
+    room = 8
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(offline, "TREND_LENGTH", room)
+        trend = offline._Trend()
+        for value in values:
+            trend.take(value)
+    length = 1
+    while len(values) > room * length:
+        length *= 2
+    assert len(trend.means()) == math.ceil(len(values) / length)
+    for index, mean in enumerate(trend.means()):
+        finite = [value for value in values[index * length : (index + 1) * length] if math.isfinite(value)]
+        expected = math.fsum(finite) / len(finite) if finite else math.nan
+        assert mean == pytest.approx(expected, rel=1e-9, abs=1e-6, nan_ok=True)
+
+
+def test_a_trend_of_the_largest_floats_does_not_overflow() -> None:
+    trend = offline._Trend()
+    for _ in range(4 * offline.TREND_LENGTH):
+        trend.take(1.7e308)
+    assert trend.means() == pytest.approx([1.7e308] * offline.TREND_LENGTH)

@@ -1,0 +1,177 @@
+"""W&B's record files, copied without their first lines: with records of every size, and damaged in every place."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from record_files import BLOCK, framed
+
+from dist_wandb.errors import ReadError
+from dist_wandb.wandb_files import record_file
+from dist_wandb.wandb_files.record_file import NOTHING, Lines, copy_without, write_without
+
+HISTORY, SUMMARY, STATS, OUTPUT_RAW, EXIT = 2, 3, 7, 13, 18
+
+
+def varint(value: int) -> bytes:
+    low, rest = value & 0x7F, value >> 7
+    return bytes([low | 0x80]) + varint(rest) if rest else bytes([low])
+
+
+def field(number: int, content: bytes) -> bytes:
+    return varint(number << 3 | 2) + varint(len(content)) + content
+
+
+def record(kind: int, content: bytes, number: int = 300) -> bytes:
+    """A protobuf message as W&B writes it: its number, its contents, and a note about the run behind them."""
+    return varint(1 << 3) + varint(number) + field(kind, content) + field(200, b"\n\x01p")
+
+
+def output(line: str) -> bytes:
+    """What was printed; the time stamp in it has a byte that is no line break but looks like one."""
+    return record(OUTPUT_RAW, b"\x08\x01" + field(2, b"\x08\x0a\x10\x0a") + field(3, line.encode()))
+
+
+def copied(directory: Path, content: bytes, first: Lines = NOTHING) -> bytes:
+    source, target = directory / "run-exp.wandb", directory / "copy.wandb"
+    source.write_bytes(content)
+    copy_without(source, target, first)
+    return target.read_bytes()
+
+
+@given(sizes=st.lists(st.integers(0, 3 * BLOCK) | st.integers(BLOCK - 40, BLOCK), max_size=6))
+def test_a_copy_of_everything_is_the_same(tmp_path_factory: pytest.TempPathFactory, sizes: list[int]) -> None:
+    content = framed([record(SUMMARY, bytes(size)) for size in sizes])
+    assert copied(tmp_path_factory.mktemp("log"), content) == content
+
+
+def test_the_first_lines_of_each_stream_are_left_out(tmp_path: Path) -> None:
+    rows = [record(HISTORY, b"row %d" % number) for number in range(5)]
+    samples = [record(STATS, b"sample %d" % number) for number in range(3)]
+    others = [record(17, b"the run"), record(SUMMARY, b"summary"), record(EXIT, b"")]
+    lines = [output("one"), output(" line\n"), output("two\nthree\n"), output("four\n")]
+    mixed = [others[0], *rows[:3], samples[0], *lines[:2], others[1], *rows[3:], *samples[1:], *lines[2:], others[2]]
+    left = [others[0], rows[2], others[1], *rows[3:], *samples[1:], lines[3], others[2]]
+    assert copied(tmp_path, framed(mixed), Lines(history=2, events=1, console=2)) == framed(left)
+
+
+def test_more_lines_than_there_are_leave_none(tmp_path: Path) -> None:
+    assert copied(tmp_path, framed([record(HISTORY, b"row"), record(EXIT, b"")]), Lines(9, 9, 9)) == framed(
+        [record(EXIT, b"")]
+    )
+
+
+@pytest.mark.parametrize("lost", [1, 3, 6, 7, 8, 30])
+def test_a_record_that_was_not_written_to_its_end_is_left_out(tmp_path: Path, lost: int) -> None:
+    records = [record(HISTORY, b"a row of some length, number %d" % number) for number in range(3)]
+    assert copied(tmp_path, framed(records)[:-lost]) == framed(records[:2])
+
+
+def test_after_damage_the_next_block_goes_on(tmp_path: Path) -> None:
+    schedule = random.Random(0)
+    records = [record(HISTORY, schedule.randbytes(500), number) for number in range(300)]
+    content = bytearray(framed(records))
+    content[BLOCK + 100 : BLOCK + 120] = bytes(20)
+    left = copied(tmp_path, bytes(content))
+    in_a_block = BLOCK // len(records[-1])
+    assert any(
+        left == framed(records[:first] + records[first + lost :])
+        for first in (in_a_block - 1, in_a_block, in_a_block + 1)
+        for lost in (in_a_block, in_a_block + 1, in_a_block + 2)
+    )
+
+
+def test_a_record_over_several_blocks_of_which_one_is_damaged_is_left_out(tmp_path: Path) -> None:
+    records = [record(HISTORY, b"first"), record(HISTORY, bytes(3 * BLOCK)), record(HISTORY, b"last")]
+    content = bytearray(framed(records))
+    content[BLOCK + 50] ^= 0xFF
+    assert copied(tmp_path, bytes(content)) == framed([records[0], records[2]])
+
+
+@pytest.mark.parametrize("content", [b"", b":W&B", b"something else"])
+def test_what_is_no_record_file_is_refused(tmp_path: Path, content: bytes) -> None:
+    with pytest.raises(ReadError, match=r"run-exp\.wandb: does not begin like a \.wandb file"):
+        copied(tmp_path, content)
+
+
+def test_lines_add_up_and_none_are_false() -> None:
+    assert Lines(1, 2, 3) + Lines(10, 20, 30) == Lines(11, 22, 33)
+    assert not Lines()
+    assert Lines(console=1)
+
+
+# --- what nobody's wandb writes ---------------------------------------------------------------------------------------
+
+
+NEVER_WRITTEN = {
+    "a tag alone": b"\x08",
+    "a number without its end": b"\xff",
+    "a number of 320 kB": b"\xff" * 320_000 + b"\x01",
+    "a number of 70 bits": b"\x08" + b"\xff" * 9 + b"\x7f",
+    "a text longer than the record": b"\x12\x7f" + b"row",
+    "a fixed number cut off": b"\x0d\x00",
+    "the field 0": b"\x00\x01",
+    "an unknown type": b"\x0f\x01",
+}
+
+
+@pytest.mark.parametrize("content", NEVER_WRITTEN.values(), ids=NEVER_WRITTEN.keys())
+def test_a_record_that_is_no_message_is_left_out_though_its_checksum_is_right(tmp_path: Path, content: bytes) -> None:
+    rows = [record(HISTORY, b"first"), record(HISTORY, b"last")]
+    assert copied(tmp_path, framed([rows[0], content, rows[1]])) == framed(rows)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (varint(25 << 3 | 3) + record(HISTORY, b"row"), r"a group in it \(field 25\)"),
+        (b"\x08\x01" * 1001, "more than 1000 fields"),
+    ],
+)
+def test_a_file_with_records_as_wandb_writes_none_is_refused(tmp_path: Path, content: bytes, reason: str) -> None:
+    with pytest.raises(ReadError, match=rf"run-exp\.wandb: has a record .*{reason}"):
+        copied(tmp_path, framed([record(HISTORY, b"row"), content]))
+
+
+def test_a_record_that_is_larger_than_any_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record_file, "MOST_BYTES", 3 * BLOCK)
+    whole = framed([record(HISTORY, bytes(3 * BLOCK - 20))])
+    assert copied(tmp_path, whole) == whole
+    with pytest.raises(ReadError, match=f"a record of more than {3 * BLOCK} bytes"):
+        copied(tmp_path, framed([record(HISTORY, bytes(3 * BLOCK))]))
+
+
+def test_lines_are_not_counted_in_output_that_is_no_message(tmp_path: Path) -> None:
+    hurt = record(OUTPUT_RAW, b"\x1a\x7fone\n")
+    lines = [output("one\n"), output("two\n")]
+    assert copied(tmp_path, framed([hurt, *lines]), Lines(console=1)) == framed(lines[1:])
+
+
+def test_a_record_of_many_blocks_takes_no_more_than_three_times_its_room(tmp_path: Path) -> None:
+    """Its blocks were added up one by one, and cut off one by one: the time was that of the square of its size."""
+    content = framed([record(HISTORY, bytes(32 * 2**20))])
+    (tmp_path / "run-exp.wandb").write_bytes(content)
+    begun = time.monotonic()
+    tracemalloc.start()
+    with (tmp_path / "run-exp.wandb").open("rb") as source, (tmp_path / "copy").open("wb") as target:
+        write_without(source, target, NOTHING)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 3 * len(content)
+    assert time.monotonic() - begun < 10  # it was 17 s on an idle machine; it is 0.2 s
+    assert (tmp_path / "copy").read_bytes() == content
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to("/dev/zero")])
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    make(tmp_path / "run-exp.wandb")
+    with pytest.raises(ReadError, match=r"run-exp\.wandb is a"):
+        copy_without(tmp_path / "run-exp.wandb", tmp_path / "copy", NOTHING)

@@ -1,0 +1,193 @@
+"""Small files in untrusted places: what is read, what is refused, and that nothing blocks or follows."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import stat
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from strangers import give_away
+
+from dist_wandb.errors import ReadError
+from dist_wandb.wandb_files.small_files import open_ordinary, own_directory, parse_json, read_small, write_small
+
+
+def test_what_is_written_is_read_and_is_the_users_alone(tmp_path: Path) -> None:
+    path = tmp_path / "note.json"
+    write_small(path, b"one")
+    write_small(path, b"two")
+    assert read_small(path, owned=True) == b"two"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert [entry.name for entry in tmp_path.iterdir()] == ["note.json"]
+
+
+def test_a_link_is_replaced_and_not_followed(tmp_path: Path) -> None:
+    victim = tmp_path / "precious"
+    victim.write_bytes(b"precious")
+    (tmp_path / "note").symlink_to(victim)
+    write_small(tmp_path / "note", b"note")
+    assert victim.read_bytes() == b"precious"
+    assert read_small(tmp_path / "note") == b"note"
+
+
+def test_nothing_is_left_of_what_could_not_be_written(tmp_path: Path) -> None:
+    (tmp_path / "note").mkdir()
+    with pytest.raises(OSError, match="directory"):
+        write_small(tmp_path / "note", b"note")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["note"]
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda path: path.symlink_to("/dev/zero"), "a symbolic link"),
+        (lambda path: path.symlink_to("nowhere"), "a symbolic link"),
+        (Path.mkdir, "a directory"),
+        (os.mkfifo, "a named pipe"),
+    ],
+)
+def test_what_is_no_ordinary_file_is_refused_at_once(tmp_path: Path, make: object, said: str) -> None:
+    path = tmp_path / "note"
+    assert callable(make)
+    make(path)
+    begun = time.monotonic()
+    with pytest.raises(ReadError, match=said):
+        read_small(path)
+    with pytest.raises(ReadError, match=said):
+        open_ordinary(path, os.O_RDWR | os.O_CREAT)
+    assert time.monotonic() - begun < 5
+
+
+def test_a_file_that_is_too_large_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "note"
+    path.write_bytes(b"x" * 11)
+    assert read_small(path, limit=11) == b"x" * 11
+    with pytest.raises(ReadError, match="more than 10 bytes"):
+        read_small(path, limit=10)
+
+
+def test_a_file_of_somebody_else_is_refused_where_it_must_be_ones_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "note"
+    write_small(path, b"note")
+    owner = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: owner + 1)
+    assert read_small(path) == b"note"
+    with pytest.raises(ReadError, match=f"belongs to user {owner}"):
+        read_small(path, owned=True)
+
+
+def test_a_file_may_be_for_others_as_far_as_the_user_lets_them(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        write_small(tmp_path / "note", b"note", mode=0o666)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "note").stat().st_mode) == 0o640
+
+
+def test_a_name_that_could_be_foreseen_is_not_written_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    victim = tmp_path / "precious"
+    victim.write_bytes(b"precious")
+    monkeypatch.setattr(secrets, "token_hex", lambda _: "known")
+    (tmp_path / ".note.known").symlink_to(victim)
+    with pytest.raises(FileExistsError):
+        write_small(tmp_path / "note", b"note")
+    assert victim.read_bytes() == b"precious"
+
+
+def test_a_directory_of_ones_own_becomes_ones_own_alone(tmp_path: Path) -> None:
+    directory = tmp_path / "notes"
+    directory.mkdir(mode=0o775)
+    assert own_directory(directory) == os.getuid()
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (
+            lambda path: path.symlink_to(path.parent),
+            "is a symbolic link, so it is not the directory that belongs there",
+        ),
+        (Path.touch, "is a file, so it is not the directory that belongs there"),
+        (os.mkfifo, "is a named pipe, so it is not the directory that belongs there"),
+    ],
+)
+def test_what_is_no_directory_is_refused(tmp_path: Path, make: object, said: str) -> None:
+    assert callable(make)
+    make(tmp_path / "notes")
+    with pytest.raises(ReadError, match=said):
+        own_directory(tmp_path / "notes")
+
+
+def test_somebody_elses_directory_is_refused_and_stays_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = tmp_path / "notes"
+    directory.mkdir()
+    directory.chmod(0o777)
+    give_away(directory, monkeypatch)
+    with pytest.raises(ReadError, match=f"{directory} belongs to user 65534, while this process runs as"):
+        own_directory(directory)
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o777
+    assert list(directory.iterdir()) == []
+
+
+def test_on_a_file_server_that_knows_the_user_as_another_that_other_is_the_owner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for root on NFS with root_squash: what it makes there belongs to nobody."""
+    directory, there = tmp_path / "notes", os.getuid()
+    directory.mkdir()
+    monkeypatch.setattr(os, "getuid", lambda: there + 1)
+    assert own_directory(directory) == there
+    write_small(directory / "note", b"note")
+    assert read_small(directory / "note", owner=there) == b"note"
+    with pytest.raises(ReadError, match="is not believed"):
+        read_small(directory / "note", owner=there + 1)
+
+
+def test_what_is_not_there_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        read_small(tmp_path / "note")
+
+
+def test_json_has_a_depth() -> None:
+    assert parse_json("[" * 64 + "]" * 64) == json.loads("[" * 64 + "]" * 64)
+    assert parse_json(json.dumps({"text": '["' * 100})) == {"text": '["' * 100}
+    assert parse_json(json.dumps([[]] * 100)) == [[]] * 100
+    for deep in ("[" * 200_000, b'{"a":' * 200_000, "[" * 65 + "]" * 65):
+        with pytest.raises(ValueError, match="deeper than 64"):
+            parse_json(deep)
+    with pytest.raises(ValueError, match="utf-8"):
+        parse_json(b"\xff")
+
+
+@given(
+    st.recursive(
+        st.integers() | st.text('[]{}"\\,: a', max_size=6),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text('[{"\\', max_size=3), inner, max_size=3),
+        max_leaves=12,
+    ),
+    st.integers(0, 6),
+)
+def test_brackets_in_texts_are_no_depth(value: object, depth: int) -> None:
+    def depth_of(value: object) -> int:
+        if not isinstance(value, list | dict):
+            return 0
+        return 1 + max(map(depth_of, value.values() if isinstance(value, dict) else value), default=0)
+
+    text = json.dumps(value)
+    if depth_of(value) <= depth:
+        assert parse_json(text, depth=depth) == value
+    else:
+        with pytest.raises(ValueError, match="deeper than"):
+            parse_json(text, depth=depth)

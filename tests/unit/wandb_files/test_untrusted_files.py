@@ -1,0 +1,69 @@
+"""Files in places where others may write are opened by `small_files` alone; other ways there have a reason."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import dist_wandb
+
+SOURCES = Path(dist_wandb.__file__).parent
+LEFT_OUT = {"wandb_files/small_files.py", "uploads/copy.py"}  # the latter looks up names in folders that it has open
+MODULES = sorted(
+    path.relative_to(SOURCES).as_posix()
+    for pattern in ("wandb_files/*.py", "uploads/*.py", "restart/*.py", "runs/destination.py", "*/script_ids.py")
+    for path in SOURCES.glob(pattern)
+    if path.relative_to(SOURCES).as_posix() not in LEFT_OUT
+)
+# What opens, reads, writes, follows or parses without a bound, by its last name.
+OPENS = frozenset(
+    {
+        *("open", "read_text", "read_bytes", "write_text", "write_bytes", "touch", "symlink_to", "hardlink_to"),
+        *("load", "loads", "copy", "copy2", "copyfile", "copytree", "move", "mkstemp"),
+        *("NamedTemporaryFile", "TemporaryFile", "ZipFile", "mkfifo", "truncate"),
+    }
+)
+# By sub-package and function: what is called there, and why that may be.
+ALLOWED = {
+    ("wandb_files", "_records_of"): {"open": "a new file in a private directory"},
+    ("wandb_files", "_parsed"): {"loads": "a line of the reader's, of bounded length and depth"},
+    ("wandb_files", "copy_without"): {"open": "a new file in the user's own state directory"},
+    ("uploads", "_mark"): {"open": "made anew or not at all, through no link"},
+    ("uploads", "_run_wandb_sync"): {
+        "open": "a new file in the user's own state directory",
+        "read_text": "the same file, which wandb's own process has written",
+    },
+}
+
+
+def opened_in(source: str) -> Iterator[tuple[str, str]]:
+    """The innermost function around each call that opens a file, and the name of what is called."""
+
+    def within(node: ast.AST, function: str) -> Iterator[tuple[str, str]]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.Call):
+                called = child.func
+                name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+                if name in OPENS:
+                    yield function, name
+            is_function = isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef))
+            yield from within(child, child.name if is_function else function)  # type: ignore[attr-defined]
+
+    yield from within(ast.parse(source), "")
+
+
+def test_a_call_is_found_wherever_it_stands() -> None:
+    source = "def f(p):\n    with open(p) as x: json.load(x)\n    def g(): return [p.read_text() for p in q]\n"
+    assert sorted(opened_in(source)) == [("f", "load"), ("f", "open"), ("g", "read_text")]
+
+
+def test_nothing_else_opens_files_where_others_may_write() -> None:
+    found = {
+        (module.partition("/")[0], function, name)
+        for module in MODULES
+        for function, name in opened_in((SOURCES / module).read_text())
+    }
+    allowed = {(room, function, name) for (room, function), names in ALLOWED.items() for name in names}
+    assert found - allowed == set(), "use dist_wandb.wandb_files.small_files, or say here why not"
+    assert allowed - found == set(), "no longer there"
