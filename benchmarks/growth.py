@@ -31,7 +31,7 @@ from dist_wandb.runs.run import RunWriter
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.plan import plan_run, unit_of
 from dist_wandb.settings.reduction import check_reduce
-from dist_wandb.store.job_store import Rendezvous
+from dist_wandb.store.job_store import JobStore
 from dist_wandb.topology.detection import Topology
 
 _RANKS = (2, 4, 8, 16, 32, 64)
@@ -150,8 +150,8 @@ class _Unit:
         topology = Topology(rank, rank, 0, ranks, ranks, 1)
         plan = plan_run(topology, "auto", "global", "growth")
         rows = Rows(RunWriter(self._run(), plan, "global_step"), check_reduce("mean"))
-        rendezvous = Rendezvous(store, "growth", topology, _TIMEOUT)
-        return RoundsExchange(unit_of(topology, "global"), lambda: rendezvous, rows, _LIMITS)
+        job_store = JobStore(store, "growth", topology, _TIMEOUT)
+        return RoundsExchange(unit_of(topology, "global"), lambda: job_store, rows, _LIMITS)
 
     def _run(self) -> Any:
         """Stands for rank 0's W&B run; notes when a row comes, and forgets it."""

@@ -26,7 +26,7 @@ from dist_wandb.runs.run import chosen_config
 from dist_wandb.session import session
 from dist_wandb.settings.options import Options
 from dist_wandb.store import job_store, leftovers
-from dist_wandb.store.job_store import Rendezvous
+from dist_wandb.store.job_store import JobStore
 from dist_wandb.topology.detection import Topology
 
 OnRanks = Callable[[int, Callable[[int], Any]], list[Any]]
@@ -251,10 +251,10 @@ def store(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> dist.Store:
     """A store by which ranks that are threads of this process meet."""
     store = dist.HashStore()
 
-    def find(namespace: str, topology: Topology, timeout: float) -> Rendezvous:
-        return Rendezvous(store, namespace, topology, timeout)
+    def find(namespace: str, topology: Topology, timeout: float) -> JobStore:
+        return JobStore(store, namespace, topology, timeout)
 
-    monkeypatch.setattr(Rendezvous, "find", find)
+    monkeypatch.setattr(JobStore, "find", find)
     monkeypatch.setattr(job_store, "node_identity", lambda: "host")
     return store
 

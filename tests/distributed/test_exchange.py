@@ -33,7 +33,7 @@ from dist_wandb.exchange.rows import Contribution
 from dist_wandb.exchange.transport import gloo
 from dist_wandb.exchange.transport.gloo import BrokenError, GlooGroup
 from dist_wandb.settings.plan import Unit
-from dist_wandb.store.job_store import Rendezvous
+from dist_wandb.store.job_store import JobStore
 from dist_wandb.topology.detection import Topology
 
 SOON = 20.0  # seconds, on a busy machine; whoever waited for other ranks waits for longer
@@ -104,7 +104,7 @@ def test_nothing_is_looked_up_to_write_a_row(ranks: Callable[..., Ranks], monkey
     def peek(*_: object) -> None:
         raise RendezvousError("the store is gone")
 
-    monkeypatch.setattr(Rendezvous, "peek", peek)
+    monkeypatch.setattr(JobStore, "peek", peek)
     for step in (1, 2):
         for rank in range(3):
             unit.log(rank, {"loss": float(rank == step)}, step)
@@ -392,7 +392,7 @@ def test_a_rank_that_only_opens_its_session_slowly_is_waited_for(
     monkeypatch.setattr(membership, "_APART", 0.0)
     unit = ranks(2, 0)
     topology = Topology(1, 1, 0, 2, 2, 1)
-    say_opened(Rendezvous(unit.store, "test", topology, 20).below("unit/"), Unit("", 1, 2, 1))
+    say_opened(JobStore(unit.store, "test", topology, 20).below("unit/"), Unit("", 1, 2, 1))
     unit.log(0, {"loss": 1.0}, 0)
     assert not unit.exchanges[0]._done.is_set()
     unit.exchanges[0].retire()

@@ -12,7 +12,7 @@ from units import QUICK, Ranks, Stall, eventually, making
 
 from dist_wandb import gathered
 from dist_wandb.exchange import collective
-from dist_wandb.store.job_store import Rendezvous
+from dist_wandb.store.job_store import JobStore
 
 SOON = 20.0  # seconds, on a busy machine; whoever waited for other ranks waits for longer
 
@@ -132,15 +132,15 @@ def test_a_rank_that_goes_while_the_others_form_anew_is_not_waited_for(
     ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its last word is there, so the others count on it; that it goes is not said yet."""
-    publish = Rendezvous.publish
+    publish = JobStore.publish
 
-    def publish_slowly(self: Rendezvous, key: str, value: Any) -> None:
+    def publish_slowly(self: JobStore, key: str, value: Any) -> None:
         if key == "gone/2":
             unit.exchanges[2]._let_go()
             time.sleep(1.0)
         publish(self, key, value)
 
-    monkeypatch.setattr(Rendezvous, "publish", publish_slowly)
+    monkeypatch.setattr(JobStore, "publish", publish_slowly)
     unit = ranks(3, limits=replace(QUICK, peer_timeout=60.0, finish_timeout=60.0))
     for rank in range(3):
         unit.log(rank, {"loss": float(rank)}, 0)

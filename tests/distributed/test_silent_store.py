@@ -22,7 +22,7 @@ from dist_wandb.exchange.transport.gloo import BrokenError, GlooGroup
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.plan import Unit
 from dist_wandb.store.addresses import is_hung_up
-from dist_wandb.store.job_store import Rendezvous
+from dist_wandb.store.job_store import JobStore
 from dist_wandb.topology.detection import Topology
 
 SOON = 20.0  # seconds, on a busy machine; whoever waited for a limit that is not to be reached waits for longer
@@ -55,8 +55,8 @@ def log(unit: Ranks, step: int) -> None:
         unit.log(rank, {"loss": float(rank + step)}, step)
 
 
-def rendezvous(store: dist.Store, timeout: float = 0.3) -> Rendezvous:
-    return Rendezvous(store, "test", Topology(0, 0, 0, 2, 2, 1), timeout)
+def job_store(store: dist.Store, timeout: float = 0.3) -> JobStore:
+    return JobStore(store, "test", Topology(0, 0, 0, 2, 2, 1), timeout)
 
 
 @pytest.mark.parametrize("limits", [replace(SHORT, peer_timeout=40.0)])
@@ -111,7 +111,7 @@ def test_forming_a_group_is_given_up(wire: Wire, monkeypatch: pytest.MonkeyPatch
 def test_a_hint_that_does_not_come_is_none_and_a_fact_an_error(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dist_wandb.store.job_store._GLANCE", 0.3)
     monkeypatch.setattr("dist_wandb.store.job_store._LEAST_PATIENCE", 0.3)
-    asking = rendezvous(wire.client())
+    asking = job_store(wire.client())
     asking.publish("key", 1)
     assert (asking.hint("key"), asking.hint("no key")) == (1, None)
     wire.cut()
@@ -126,7 +126,7 @@ def test_a_store_that_is_gone_is_an_error_for_hints_as_well_and_is_asked_once(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     with wired_store() as (_, wire):
-        asking = rendezvous(wire.client())
+        asking = job_store(wire.client())
         asking.publish("key", 1)
     for _ in range(3):
         with pytest.raises(RendezvousError):
@@ -138,7 +138,7 @@ def test_a_store_that_is_gone_is_an_error_for_hints_as_well_and_is_asked_once(
 def test_a_store_whose_host_has_ended_is_not_touched_any_more(capfd: pytest.CaptureFixture[str]) -> None:
     """torch would write a stack trace. Known where there is a connection of one's own, which can be looked at."""
     with wired_store() as (_, wire):
-        asking = rendezvous(wire.client())
+        asking = job_store(wire.client())
         part = asking.beside("part")
         part.publish("key", 1)
         assert part.peek("key") == 1
@@ -151,7 +151,7 @@ def test_a_store_whose_host_has_ended_is_not_touched_any_more(capfd: pytest.Capt
 
 def test_to_a_store_that_is_gone_no_second_connection_is_tried() -> None:
     with wired_store() as (_, wire):
-        asking = rendezvous(wire.client(), 30.0)
+        asking = job_store(wire.client(), 30.0)
         asking.publish("key", 1)
     with contextlib.suppress(RuntimeError):
         asking._store.set("key", "2")  # mostly it is written into the connection before its end is noticed
@@ -165,8 +165,8 @@ def test_to_a_store_that_is_gone_no_second_connection_is_tried() -> None:
 
 
 def test_a_rank_knows_from_which_address_it_reaches_its_store(wire: Wire) -> None:
-    assert rendezvous(wire.client()).own_address() == "127.0.0.1"
-    assert rendezvous(dist.HashStore()).own_address() is None
+    assert job_store(wire.client()).own_address() == "127.0.0.1"
+    assert job_store(dist.HashStore()).own_address() is None
 
 
 @pytest.mark.parametrize(("told", "wanted"), [("10.0.0.2", "10.0.0.1"), ("10.0.0.1", None)])
@@ -174,10 +174,10 @@ def test_members_tell_each_other_their_addresses_when_they_meet(
     monkeypatch: pytest.MonkeyPatch, told: str, wanted: str | None
 ) -> None:
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    monkeypatch.setattr(Rendezvous, "own_address", lambda _: "10.0.0.1")
+    monkeypatch.setattr(JobStore, "own_address", lambda _: "10.0.0.1")
     store, epoch = dist.HashStore(), Epoch(0, (0, 1))
-    rendezvous(store).publish("met/0/1", told)
-    membership = Membership(Unit("", 0, 2, 0), rendezvous(store), lambda: False)
+    job_store(store).publish("met/0/1", told)
+    membership = Membership(Unit("", 0, 2, 0), job_store(store), lambda: False)
     assert membership.meet(epoch, SOON)
     assert membership.address(epoch) == wanted
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "net0")  # the user has said it

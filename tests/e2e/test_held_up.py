@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from processes import started
 
-from dist_wandb.store.job_store import Rendezvous
+from dist_wandb.store.job_store import JobStore
 from dist_wandb.topology.detection import Topology
 
 if TYPE_CHECKING:
@@ -56,16 +56,16 @@ def test_a_primary_waits_for_its_writers_though_the_store_is_slow_to_name_them(
 ) -> None:
     ended: list[int] = []
     asked = threading.Event()
-    has = Rendezvous.has
+    has = JobStore.has
 
-    def slowly(self: Rendezvous, keys: list[str]) -> bool:
+    def slowly(self: JobStore, keys: list[str]) -> bool:
         if len(keys) == 1 and "/writer/" in keys[0] and not asked.is_set():
             asked.set()
             time.sleep(2.5)
         return has(self, keys)
 
     sessions = job([Topology(rank, rank, 0, 2, 2, 1) for rank in (0, 1)], run_mode="shared", reduce=None)
-    monkeypatch.setattr(Rendezvous, "has", slowly)
+    monkeypatch.setattr(JobStore, "has", slowly)
     for rank, session in enumerate(sessions):
         note_end(session.run, rank, ended)
     assert len(fake_wandb.runs) == 2

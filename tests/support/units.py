@@ -23,7 +23,7 @@ from dist_wandb.runs.run import NullRun, RunWriter
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.plan import Unit, plan_run
 from dist_wandb.settings.reduction import check_reduce
-from dist_wandb.store.job_store import Rendezvous
+from dist_wandb.store.job_store import JobStore
 from dist_wandb.topology.detection import Topology
 
 Row = dict[str, Any]
@@ -48,8 +48,8 @@ class PatientExchange(RoundsExchange):
             super()._give_up(since, new_only=new_only)
 
 
-def _itself(rendezvous: Rendezvous) -> Rendezvous:
-    return rendezvous
+def _itself(job_store: JobStore) -> JobStore:
+    return job_store
 
 
 @dataclass
@@ -76,12 +76,12 @@ class Ranks:
     def open(self, *ranks: int) -> Ranks:
         for rank in ranks or range(self.size):
             topology = Topology(rank, rank, 0, self.size, self.size, 1)
-            rendezvous = Rendezvous(self.store, "test", topology, 20)
+            job_store = JobStore(self.store, "test", topology, 20)
             plan = plan_run(topology, "auto", "global", "exp")
             run: Any = self.run if rank == 0 else NullRun()
             rows = Rows(RunWriter(run, plan, "global_step"), check_reduce(self.reduce), rank=rank)
             unit = Unit("", rank, self.size, self.first + rank)
-            find = functools.partial(_itself, rendezvous)
+            find = functools.partial(_itself, job_store)
             self.exchanges[rank] = self.kind(unit, find, rows, self.limits, self.spread)
             self.exchanges[rank].start()
         return self

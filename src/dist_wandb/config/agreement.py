@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from dist_wandb.runs.run import AnyRun
     from dist_wandb.settings.options import Options
     from dist_wandb.settings.plan import RunPlan
-    from dist_wandb.store.job_store import Rendezvous
+    from dist_wandb.store.job_store import JobStore
     from dist_wandb.topology.detection import Topology
 
 _log = logging.getLogger("dist_wandb")
@@ -80,10 +80,10 @@ class Agreement:
         self._opened_at = users_line()
         self._has_compared = self._sync == "off" or tells_job(topology)
         self._has_told_given = self._sync == "off" or not tells_job(topology)
-        self._find: Callable[[], Rendezvous | None] = lambda: None
+        self._find: Callable[[], JobStore | None] = lambda: None
         self._has_ended: Callable[[], bool] = lambda: False
         self._replace_run: Callable[[AnyRun, Exception], None] | None = None
-        self._rendezvous: Rendezvous | None = None
+        self._job_store: JobStore | None = None
         self._pid = os.getpid()
         self._lock = threading.RLock()
         self._is_looking = self._is_over = False
@@ -114,7 +114,7 @@ class Agreement:
 
     # At the start
 
-    def reach_by(self, find: Callable[[], Rendezvous | None]) -> None:
+    def reach_by(self, find: Callable[[], JobStore | None]) -> None:
         """Say how the job's store is found, which may be there later than this rank's session."""
         self._find = find
 
@@ -151,29 +151,29 @@ class Agreement:
         else:
             self.look(at_once=True)
 
-    def _check(self, rendezvous: Rendezvous | None) -> None:
-        if rendezvous is None:
+    def _check(self, job_store: JobStore | None) -> None:
+        if job_store is None:
             raise RendezvousError(
                 f"config_sync='check' compares the configs of all ranks, but rank {self.rank} has no store through "
                 "which to reach them. Call init_process_group first, or start the job with torchrun."
             )
-        self._salt = rendezvous.claim(_SALT, self._salt)  # the same on all ranks, for rank 0 to compare with each other
-        rendezvous.tell(_GIVEN, self._told_given())
+        self._salt = job_store.claim(_SALT, self._salt)  # the same on all ranks, for rank 0 to compare with each other
+        job_store.tell(_GIVEN, self._told_given())
         self._has_told_given = True
-        verdict = self._pass_verdict(rendezvous) if tells_job(self._topology) else self._await_verdict(rendezvous)
+        verdict = self._pass_verdict(job_store) if tells_job(self._topology) else self._await_verdict(job_store)
         if verdict["differences"]:
             raise ConfigurationError(
                 f"config_sync='check', but the ranks were given different configs: {listed(verdict['differences'])}. "
                 "Give all ranks the same, or pass config_sync='warn'."
             )
 
-    def _pass_verdict(self, rendezvous: Rendezvous) -> Any:
+    def _pass_verdict(self, job_store: JobStore) -> Any:
         """Compare what all ranks said, as far as they come in time."""
         try:
-            given = dict(enumerate(rendezvous.gather(_GIVEN)))
+            given = dict(enumerate(job_store.gather(_GIVEN)))
         except RendezvousError:
             keys = {rank: f"{_GIVEN}/{rank}" for rank in range(self._topology.world_size)}
-            given = {rank: rendezvous.peek(key) for rank, key in keys.items() if rendezvous.has([key])}
+            given = {rank: job_store.peek(key) for rank, key in keys.items() if job_store.has([key])}
             missing = ", ".join(str(rank) for rank in keys if rank not in given)
             warn(
                 f"config_sync='check' waited {self._timeout:g} s, but rank {missing} did not come: its config is not "
@@ -183,13 +183,13 @@ class Agreement:
         main = self._topology.main_rank
         values = {rank: told_by["values"] for rank, told_by in given.items()}
         found = [text for rank in values for text in differences(values[rank], rank, values[main], main)]
-        return rendezvous.claim(_VERDICT, {"differences": found})
+        return job_store.claim(_VERDICT, {"differences": found})
 
-    def _await_verdict(self, rendezvous: Rendezvous) -> Any:
+    def _await_verdict(self, job_store: JobStore) -> Any:
         try:
-            return rendezvous.fetch(_VERDICT, f"rank {self._topology.main_rank}")
+            return job_store.fetch(_VERDICT, f"rank {self._topology.main_rank}")
         except RendezvousError:  # whoever comes later finds this one, so that all go on, or none
-            return rendezvous.claim(_VERDICT, {"differences": []})
+            return job_store.claim(_VERDICT, {"differences": []})
 
     def completed(self, init_arguments: Mapping[str, Any], plan: RunPlan, unit: str) -> Mapping[str, Any]:
         """The arguments of `wandb.init` for another writer of a shared run: what its primary has, if it has told."""
@@ -243,8 +243,8 @@ class Agreement:
     def _is_first_to_say(self, what: str) -> bool:
         """Whether no other rank says the same; of what cannot be found out, every rank does."""
         with suppress(RendezvousError):
-            rendezvous = self._reach() if self._may_meet() else None
-            return rendezvous is None or rendezvous.claim(what, self.rank) == self.rank
+            job_store = self._reach() if self._may_meet() else None
+            return job_store is None or job_store.claim(what, self.rank) == self.rank
         return True
 
     def attach(self, run: AnyRun, plan: RunPlan, unit: str) -> None:
@@ -341,22 +341,22 @@ class Agreement:
     def let_go(self) -> None:
         """Tell and take over nothing any more, and leave the run's config as it was found."""
         self._is_over = True
-        self._rendezvous, self._find = None, lambda: None  # its connection would last until Python looks for circles
+        self._job_store, self._find = None, lambda: None  # its connection would last until Python looks for circles
         if self._config is not None:
             _unwatch(self._config, self)
 
-    def _reach(self) -> Rendezvous | None:
-        if self._rendezvous is None:
-            self._rendezvous = self._beside(Patience(self._patience))
-        return self._rendezvous
+    def _reach(self) -> JobStore | None:
+        if self._job_store is None:
+            self._job_store = self._beside(Patience(self._patience))
+        return self._job_store
 
-    def _beside(self, patience: Patience | None = None) -> Rendezvous | None:
+    def _beside(self, patience: Patience | None = None) -> JobStore | None:
         found = self._find()
         return None if found is None else found.beside("agreement", patience)
 
     def _peek(self, key: str) -> Any | None:
-        rendezvous = self._reach()
-        return None if rendezvous is None else rendezvous.peek(key)
+        job_store = self._reach()
+        return None if job_store is None else job_store.peek(key)
 
     def _told_given(self) -> dict[str, Any]:
         """What this rank was given, for others to compare."""
@@ -374,9 +374,9 @@ class Agreement:
         return self._made[1:]
 
     def _tell_given(self) -> None:
-        rendezvous = None if self._has_told_given else self._reach()
-        if rendezvous is not None:
-            rendezvous.tell(_GIVEN, self._told_given())
+        job_store = None if self._has_told_given else self._reach()
+        if job_store is not None:
+            job_store.tell(_GIVEN, self._told_given())
             self._has_told_given = True
 
     def _compare_with_first(self) -> None:
@@ -403,15 +403,15 @@ class Agreement:
         facts = runs.facts_of(self._run)
         if self._renew_text(whole=whole) or facts != self._told_facts:
             self._told_facts, self._has_told = facts, False
-        rendezvous = None if self._has_told else self._reach()
-        if rendezvous is None:
+        job_store = None if self._has_told else self._reach()
+        if job_store is None:
             return
         record = {"values": str(self._text), "imposed": self._imposed, "facts": facts}
         for key in self._tells:
             if not self._version:
-                rendezvous.publish(_given_key(key), {"salt": self._salt, "digests": self._digests(self._salt)})
-            rendezvous.publish(key, record)
-            rendezvous.publish(_version_key(key), self._version + 1)  # last: who sees it finds the rest
+                job_store.publish(_given_key(key), {"salt": self._salt, "digests": self._digests(self._salt)})
+            job_store.publish(key, record)
+            job_store.publish(_version_key(key), self._version + 1)  # last: who sees it finds the rest
         self._version += 1
         self._has_told = True
 
@@ -485,15 +485,15 @@ class Agreement:
 
     def tell_of_end(self) -> None:
         """Tell the ranks without a run that the user finished this rank's."""
-        rendezvous = self._reach() if self._may_meet() else None
-        if rendezvous is not None:
+        job_store = self._reach() if self._may_meet() else None
+        if job_store is not None:
             for key in self._tells:
-                rendezvous.publish(_end_key(key), 1)
+                job_store.publish(_end_key(key), 1)
 
     def _look_for_end(self) -> None:
         if self._config is None and self._follows is not None and not self.knows_of_end:
-            rendezvous = self._reach()
-            self.knows_of_end = rendezvous is not None and rendezvous.has([_end_key(self._follows)])
+            job_store = self._reach()
+            self.knows_of_end = job_store is not None and job_store.has([_end_key(self._follows)])
 
     def _of_earlier_starts(self, told_first: Mapping[str, Any]) -> set[str]:
         """Names that a run which goes on holds with another value than the followed rank's does."""
@@ -533,11 +533,11 @@ class Agreement:
             return
         why = "there is no store of the job yet through which to ask its primary"
         with suppress(RendezvousError):
-            rendezvous = self._reach()
-            if rendezvous is not None:
+            job_store = self._reach()
+            if job_store is not None:
                 why = f"its primary did not open its run within {self._timeout:g} s"
                 try:
-                    rendezvous.fetch(_version_key(self._follows), "its primary", 0.0 if self._has_ended() else None)
+                    job_store.fetch(_version_key(self._follows), "its primary", 0.0 if self._has_ended() else None)
                 finally:
                     self._gave_up = True  # if it did not come; otherwise the config is known now
                 self.look(at_once=True)

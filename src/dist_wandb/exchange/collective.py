@@ -27,7 +27,7 @@ from dist_wandb.exchange.reports import Reports
 from dist_wandb.exchange.rows import Contribution, Rows
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.plan import Unit
-from dist_wandb.store.job_store import Rendezvous
+from dist_wandb.store.job_store import JobStore
 from dist_wandb.store.timed_caller import Patience, settle
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class RoundsExchange:
     def __init__(
         self,
         unit: Unit,
-        find: Callable[[], Rendezvous | None],
+        find: Callable[[], JobStore | None],
         rows: Rows,
         limits: Limits,
         spread: Sequence[str] = (),
@@ -381,12 +381,12 @@ class RoundsExchange:
             self._warn("too late in all", f"{unsaid} more values of rank {self.unit.global_rank} came too late.")
 
     def _take_part(self) -> None:
-        rendezvous = self._find_rendezvous()
+        job_store = self._find_job_store()
         self._rows.global_rank_of = self._global_rank
         # Who comes back from a network that was cut off takes part again; until then nobody waits for this rank.
         limit = self.limits.join_timeout + self.limits.peer_timeout
         patience = Patience(limit, lambda: self._stopped.is_set() or self._left)
-        beside = rendezvous.beside(keys_of(self.unit), patience)
+        beside = job_store.beside(keys_of(self.unit), patience)
         self._membership = Membership(self.unit, beside, self._is_over, self._has_ended)
         epoch = self._membership.arrive(self.limits.join_timeout, lambda: self._closing and self._rows.writes)
         while True:
@@ -396,7 +396,7 @@ class RoundsExchange:
                 return
             epoch = following
 
-    def _find_rendezvous(self) -> Rendezvous:
+    def _find_job_store(self) -> JobStore:
         deadline = time.monotonic() + self.limits.join_timeout
         while (found := self._find()) is None:
             if self._is_over():

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from dist_wandb.errors import ConfigurationError, ReadError, RendezvousError, UnsupportedVersionError
 from dist_wandb.runs import run as runs
 from dist_wandb.settings.plan import RANK_SCOPES, RUN_MODES
-from dist_wandb.store.job_store import Rendezvous
+from dist_wandb.store.job_store import JobStore
 from dist_wandb.topology.detection import Launch, Topology
 from dist_wandb.wandb_files.offline import largest_step
 from dist_wandb.wandb_files.small_files import own_directory, parse_json, read_small, write_small
@@ -189,12 +189,12 @@ class Keeper:
         self._continued_job: str | None = None
 
     @cached_property
-    def _store(self) -> Rendezvous | None:
+    def _store(self) -> JobStore | None:
         """The store of torchrun's agent, which outlasts the processes; that of their process group does not."""
         if self._launch.agent_store is None:
             return None
         with suppress(RendezvousError):
-            return Rendezvous.find(self._mine.session, self._topology, self._timeout, lasting=True)
+            return JobStore.find(self._mine.session, self._topology, self._timeout, lasting=True)
         return None
 
     def find(self) -> Earlier | None:

@@ -15,7 +15,7 @@ from dist_wandb.settings.plan import writers_of
 if TYPE_CHECKING:
     from dist_wandb.settings.options import Options
     from dist_wandb.settings.plan import RunPlan, Unit
-    from dist_wandb.store.job_store import Rendezvous
+    from dist_wandb.store.job_store import JobStore
     from dist_wandb.runs.run import AnyRun
     from dist_wandb.topology.detection import Topology
 
@@ -35,7 +35,7 @@ class Opening:
         options: The arguments of the door.
         topology: Who this rank is.
         plan: What this rank does with W&B.
-        rendezvous: The job's store, where there is one.
+        job_store: The job's store, where there is one.
         arguments: Keyword arguments of `wandb.init`.
         complete: Completes them with what is known only once the primary has opened its run: the config.
         create_new: Whether the run is made beside one that this process already has.
@@ -46,7 +46,7 @@ class Opening:
     options: Options
     topology: Topology
     plan: RunPlan
-    rendezvous: Rendezvous | None
+    job_store: JobStore | None
     arguments: Mapping[str, Any]
     complete: Callable[[Mapping[str, Any]], Mapping[str, Any]]
     create_new: bool
@@ -130,8 +130,8 @@ class Opening:
         """
         self._tell_of_opening()
         self._tell({"url": url, "offline": offline, "first_row": first_row})
-        if self.plan.has_writers and self.rendezvous is not None:
-            self.rendezvous.publish(_writer_key(self.plan, writer), 1)
+        if self.plan.has_writers and self.job_store is not None:
+            self.job_store.publish(_writer_key(self.plan, writer), 1)
 
     def _open(self) -> AnyRun:
         offline = self._follows_primary() and self._is_primary_offline()
@@ -182,26 +182,26 @@ class Opening:
             runs.set_service_aside()
 
     def _follows_primary(self) -> bool:
-        if not self.plan.has_writers or self.plan.primary or self.rendezvous is None:
+        if not self.plan.has_writers or self.plan.primary or self.job_store is None:
             return False
         runs.forget_inherited_service()  # the mode is read with wandb's help
         return runs.wanted_mode(self.arguments) == "online"
 
     def _is_primary_offline(self) -> bool:
-        assert self.rendezvous is not None, "asked by those who follow a primary only"  # noqa: S101
-        self.rendezvous.fetch(_opening_key(self.plan), "its primary")
-        told = self.rendezvous.fetch(run_key(self.plan), "its primary", runs.init_timeout(self.arguments))
+        assert self.job_store is not None, "asked by those who follow a primary only"  # noqa: S101
+        self.job_store.fetch(_opening_key(self.plan), "its primary")
+        told = self.job_store.fetch(run_key(self.plan), "its primary", runs.init_timeout(self.arguments))
         if "error" in told:
             raise UnavailableError(f"its primary could not open the run: {told['error']}")
         return bool(told["offline"])
 
     def _tell_of_opening(self) -> None:
-        if self.plan.has_writers and self.plan.primary and self.rendezvous is not None:
-            self.rendezvous.publish(_opening_key(self.plan), 1)
+        if self.plan.has_writers and self.plan.primary and self.job_store is not None:
+            self.job_store.publish(_opening_key(self.plan), 1)
 
     def _tell(self, what: Mapping[str, Any]) -> None:
-        if self.rendezvous is not None and self.plan.announces:
-            self.rendezvous.publish(run_key(self.plan), what)
+        if self.job_store is not None and self.plan.announces:
+            self.job_store.publish(run_key(self.plan), what)
 
     def _warn_of_many(self) -> None:
         writers = writers_of(self.topology, self.plan)

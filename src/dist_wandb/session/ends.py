@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from dist_wandb.settings.plan import Unit
-    from dist_wandb.store.job_store import Rendezvous
+    from dist_wandb.store.job_store import JobStore
 
 FAILED = 1
 _CTRL_C = 255  # as wandb records it
@@ -36,12 +36,12 @@ class Ending:
     the store is gone, so is what could be told.
 
     Args:
-        rendezvous: The session's keys in the job's store; `None` where there is no store.
+        job_store: The session's keys in the job's store; `None` where there is no store.
         unit: The unit, seen from this rank.
     """
 
-    def __init__(self, rendezvous: Rendezvous | None, unit: Unit) -> None:
-        self._rendezvous = rendezvous if unit.size > 1 else None
+    def __init__(self, job_store: JobStore | None, unit: Unit) -> None:
+        self._job_store = job_store if unit.size > 1 else None
         self._unit = unit
 
     def tell(self, exit_code: int | None) -> int | None:
@@ -50,16 +50,16 @@ class Ending:
         Returns:
             `exit_code`; if it is that of a failure, that of the first one.
         """
-        rendezvous = self._rendezvous
-        if not exit_code or rendezvous is None:
+        job_store = self._job_store
+        if not exit_code or job_store is None:
             return exit_code
-        return int(briefly(lambda: rendezvous.claim(self._key("failed"), exit_code), exit_code))
+        return int(briefly(lambda: job_store.claim(self._key("failed"), exit_code), exit_code))
 
     def tell_written(self) -> None:
         """Say that this rank writes nothing more into the unit's run."""
-        rendezvous = self._rendezvous
-        if rendezvous is not None:
-            briefly(lambda: rendezvous.publish(self._written(self._unit.index), 1), None)
+        job_store = self._job_store
+        if job_store is not None:
+            briefly(lambda: job_store.publish(self._written(self._unit.index), 1), None)
 
     def await_writers(self, deadline: float, writers: Collection[int]) -> bool:
         """Wait for other ranks of the unit to have said `tell_written`.
@@ -72,13 +72,13 @@ class Ending:
             Whether they have.
         """
         awaited = [self._written(index) for index in writers]
-        rendezvous = self._rendezvous
-        if rendezvous is None or not awaited:
+        job_store = self._job_store
+        if job_store is None or not awaited:
             return True
 
         def wait() -> bool:
             with suppress(RendezvousError):
-                while not rendezvous.has(awaited):
+                while not job_store.has(awaited):
                     if time.monotonic() >= deadline:
                         return False
                     time.sleep(_PAUSE)
@@ -91,10 +91,10 @@ class Ending:
 
         Where ranks tell each other nothing of their ends, as each has a run of its own, no other rank counts.
         """
-        rendezvous = self._rendezvous
-        if rendezvous is None:
+        job_store = self._job_store
+        if job_store is None:
             return 0
-        told = briefly(lambda: rendezvous.peek(self._key("failed")), None)
+        told = briefly(lambda: job_store.peek(self._key("failed")), None)
         return int(told or (FAILED if gone else 0))
 
     def _key(self, what: str) -> str:

@@ -59,7 +59,7 @@ from dist_wandb.settings.plan import (
 )
 from dist_wandb.settings.reduction import PerRank, Reduce, Spread, check_per_rank, check_spread
 from dist_wandb.store import leftovers
-from dist_wandb.store.job_store import BASE_ID, Rendezvous, agree_on_base_id, id_of_job, learn_layout, make_id, refuse
+from dist_wandb.store.job_store import BASE_ID, JobStore, agree_on_base_id, id_of_job, learn_layout, make_id, refuse
 from dist_wandb.store.timed_caller import STORE_PATIENCE, briefly
 from dist_wandb.topology.detection import Topology, traces
 from dist_wandb.user_lines import users_line, warn
@@ -91,7 +91,7 @@ class Session:
         run: The run that the plan opened, or a `NullRun`.
         owns_run: Whether `finish` may end the run: not if it was there before.
         step_metric: Name of the x axis; `None` for none.
-        rendezvous: The job's store, where there is one.
+        job_store: The job's store, where there is one.
         name: Name of the session, equal on all ranks.
         first_row: Place on the x axis of the first row without a step: behind those of a run that is continued.
         keeper: Keeps the note by which a later start finds the runs, on the rank that tells the job.
@@ -114,7 +114,7 @@ class Session:
         *,
         owns_run: bool = True,
         step_metric: str | None = STEP_METRIC,
-        rendezvous: Rendezvous | None = None,
+        job_store: JobStore | None = None,
         name: str = "",
         first_row: int = 0,
         keeper: restart.Keeper | None = None,
@@ -130,7 +130,7 @@ class Session:
         self._record = Record(run, topology.global_rank, self._reopened)
         self._opening = opening
         self._step_metric = step_metric
-        self._rendezvous = rendezvous
+        self._job_store = job_store
         self._name = name
         self._first_row = first_row
         self._keeper = keeper
@@ -211,8 +211,8 @@ class Session:
             return self._elsewhere().url
         if self.run:
             return runs.url(self.run)
-        rendezvous = self._rendezvous
-        told = briefly(lambda: rendezvous.peek(run_key(self.plan)), None) if rendezvous is not None else None
+        job_store = self._job_store
+        told = briefly(lambda: job_store.peek(run_key(self.plan)), None) if job_store is not None else None
         return told.get("url") if told else None  # a primary that could not open its run told why instead
 
     @property
@@ -450,7 +450,7 @@ class Session:
     def _finish_with_run(self, exit_code: int | None = None) -> None:
         """Finish, as the user finishes the run by itself. On ranks without a run that reaches nobody: tell them."""
         within, began = self.options.limits.finish_timeout, time.monotonic()
-        if self._rendezvous is not None and self.run and self.plan.primary and not self.plan.shared:
+        if self._job_store is not None and self.run and self.plan.primary and not self.plan.shared:
             if not exit_code and self._is_accompanied():
                 self._exchange.flush()  # with what other ranks have yet to say for the same rows
             briefly(self._agreement.tell_of_end, None)
@@ -459,8 +459,8 @@ class Session:
 
     def _is_accompanied(self) -> bool:
         """Whether other ranks of the unit have opened their sessions."""
-        rendezvous, keys = self._rendezvous, keys_of(self._unit)
-        return rendezvous is not None and briefly(lambda: is_accompanied(rendezvous.below(keys)), True)
+        job_store, keys = self._job_store, keys_of(self._unit)
+        return job_store is not None and briefly(lambda: is_accompanied(job_store.below(keys)), True)
 
     def _look(self) -> None:
         """Now and then, on the thread of the exchange."""
@@ -508,33 +508,33 @@ class Session:
             print(line, file=sys.stderr, flush=True)  # noqa: T201  # in place of wandb's own
 
     def _tell_over(self) -> None:
-        rendezvous = self._rendezvous
-        if rendezvous is not None and tells_job(self.topology):
-            briefly(lambda: leftovers.tell_over(rendezvous), None)
+        job_store = self._job_store
+        if job_store is not None and tells_job(self.topology):
+            briefly(lambda: leftovers.tell_over(job_store), None)
 
     def _has_ended(self) -> bool:
         """Whether the leading rank has ended this session, which this rank opens too late."""
-        rendezvous = self._rendezvous
-        if rendezvous is None or tells_job(self.topology) or self.options.rank_scope != "global":
+        job_store = self._job_store
+        if job_store is None or tells_job(self.topology) or self.options.rank_scope != "global":
             return False
-        return briefly(lambda: leftovers.is_over(rendezvous), False)
+        return briefly(lambda: leftovers.is_over(job_store), False)
 
     def _leave_keys(self) -> None:
         """See to it that what was set for this session is deleted.
 
         Where the door gave the session its number, the same keys may be needed again: a logger may open it anew.
         """
-        rendezvous, exchange = self._rendezvous, self._exchange
-        if rendezvous is None or not self._is_counted:
+        job_store, exchange = self._job_store, self._exchange
+        if job_store is None or not self._is_counted:
             return
         self._is_counted = False
         if isinstance(exchange, RoundsExchange) and exchange.is_only_one:
-            briefly(lambda: rendezvous.delete(rendezvous.own_keys), None)  # who comes now finds that it is over
+            briefly(lambda: job_store.delete(job_store.own_keys), None)  # who comes now finds that it is over
         else:
-            leftovers.leave(rendezvous, lambda: exchange.has_ended)
+            leftovers.leave(job_store, lambda: exchange.has_ended)
 
     def _ending(self) -> Ending:
-        return Ending(None if self.plan.run_mode == "new" else self._rendezvous, self._unit)
+        return Ending(None if self.plan.run_mode == "new" else self._job_store, self._unit)
 
     def _take_back_note(self) -> None:
         """No later start is to continue runs that have ended well."""
@@ -571,12 +571,12 @@ class Session:
         Args:
             deadline: Until when, by the monotonic clock: without an answer the run would end before its writers.
         """
-        rendezvous, keys = self._rendezvous, dict(enumerate(writer_keys(self.plan, self._unit)))
-        if rendezvous is None:
+        job_store, keys = self._job_store, dict(enumerate(writer_keys(self.plan, self._unit)))
+        if job_store is None:
             return set()
         none: set[int] = set()
         within = max(STORE_PATIENCE, deadline - time.monotonic())
-        attached = briefly(lambda: {index for index, key in keys.items() if rendezvous.has([key])}, none, within)
+        attached = briefly(lambda: {index for index, key in keys.items() if job_store.has([key])}, none, within)
         return attached - {self._unit.index}
 
     def _end_run(self, exit_code: int | None) -> None:
@@ -682,18 +682,18 @@ class Session:
     @property
     def has_met(self) -> bool:
         """Whether this rank has a store through which it meets the others; a world of one meets nobody."""
-        return self._rendezvous is not None or self.topology.world_size == 1
+        return self._job_store is not None or self.topology.world_size == 1
 
     def meet(self, init_arguments: Mapping[str, Any], door: str, number: int) -> None:
         """Tell the other ranks of the job, if this session was opened before there was a store to tell it through."""
-        _, self._rendezvous = _meet(self.options, self.topology, door, number)
-        if self._rendezvous is not None and tells_job(self.topology):
-            self._rendezvous.publish(BASE_ID, self.plan.base_id)
-            _tell_job(self.options, self._rendezvous, init_arguments)
-        if self._rendezvous is not None:
-            say_opened(self._rendezvous.below(keys_of(self._unit)), self._unit)
+        _, self._job_store = _meet(self.options, self.topology, door, number)
+        if self._job_store is not None and tells_job(self.topology):
+            self._job_store.publish(BASE_ID, self.plan.base_id)
+            _tell_job(self.options, self._job_store, init_arguments)
+        if self._job_store is not None:
+            say_opened(self._job_store.below(keys_of(self._unit)), self._unit)
         if self._opening is not None:
-            self._opening = replace(self._opening, rendezvous=self._rendezvous)
+            self._opening = replace(self._opening, job_store=self._job_store)
             self.tell_of_run()
 
     def tell_of_run(self) -> None:
@@ -705,7 +705,7 @@ class Session:
     def _make_exchange(self) -> Exchange:
         self.brings_together = self._unit.size > 1 and self.options.reductions is not None
         if not self.brings_together:
-            awaits_writers = self.plan.shared and self._rendezvous is not None and runs.is_online(self.run)
+            awaits_writers = self.plan.shared and self._job_store is not None and runs.is_online(self.run)
             return OwnRows(
                 self._row_maker,
                 self.options.limits,
@@ -725,13 +725,13 @@ class Session:
         )
 
     def _has_all_writers(self) -> bool:
-        rendezvous, keys = self._rendezvous, writer_keys(self.plan, self._unit)
-        return rendezvous is None or briefly(lambda: rendezvous.has(keys), True)  # the job may be over
+        job_store, keys = self._job_store, writer_keys(self.plan, self._unit)
+        return job_store is None or briefly(lambda: job_store.has(keys), True)  # the job may be over
 
-    def _find_store(self) -> Rendezvous | None:
-        if self._rendezvous is not None:
-            return self._rendezvous
-        return Rendezvous.find(self._name, self.topology, self.options.join_timeout)
+    def _find_store(self) -> JobStore | None:
+        if self._job_store is not None:
+            return self._job_store
+        return JobStore.find(self._name, self.topology, self.options.join_timeout)
 
     def _reopened(self, run_id: str, config: Mapping[str, Any]) -> AnyRun:
         """The run once more, on disk, with the id and the config that it had."""
@@ -809,9 +809,9 @@ class Session:
         return f"<dist_wandb.Session run_mode={self.plan.run_mode!r} rank {rank} of {world} run={self.plan.run_id!r}>"
 
     def _plan_with_base_id(self) -> RunPlan:
-        if self.plan.base_id is None and self._rendezvous is not None:
+        if self.plan.base_id is None and self._job_store is not None:
             within = 0.0 if self._has_ended() else None  # who comes too late may find nothing any more
-            base_id = self._rendezvous.fetch(BASE_ID, f"rank {self.topology.main_rank}", within)
+            base_id = self._job_store.fetch(BASE_ID, f"rank {self.topology.main_rank}", within)
             self.plan = _plan(self.topology, self.options, base_id, self.plan.group)
         return self.plan
 
@@ -860,14 +860,14 @@ def open_session(
     """
     runs.check_init_arguments(init_arguments, door)
     topology = topology or _detected_topology()
-    name, rendezvous = _meet(options, topology, door, number)
-    has_store = rendezvous is not None
+    name, job_store = _meet(options, topology, door, number)
+    has_store = job_store is not None
     restart.check_resume(init_arguments, options, topology, has_store=has_store)
-    if rendezvous:
-        topology = learn_layout(rendezvous, topology, needed=_needs_layout(options, topology))
-    _check_sweep(options, topology, rendezvous)
+    if job_store:
+        topology = learn_layout(job_store, topology, needed=_needs_layout(options, topology))
+    _check_sweep(options, topology, job_store)
     agreement = Agreement(options, topology, runs.chosen_config(init_arguments))
-    agreement.reach_by(lambda: rendezvous)
+    agreement.reach_by(lambda: job_store)
     agreement.compare()
     keeper = earlier = None
     if restarts and tells_job(topology):
@@ -875,12 +875,12 @@ def open_session(
         earlier = keeper.find() if restart.can_look_back(options, topology, has_store=has_store) else None
     init_arguments = restart.continued(init_arguments, earlier, topology, has_store=has_store)
     wanted, id_name = runs.wanted_id(init_arguments), restart.name_for_id(name, init_arguments)
-    base_id = _base_id(options, topology, rendezvous, wanted=wanted, proposed=proposed_id, session_name=id_name)
-    init_arguments = _share_job(options, topology, rendezvous, init_arguments)
+    base_id = _base_id(options, topology, job_store, wanted=wanted, proposed=proposed_id, session_name=id_name)
+    init_arguments = _share_job(options, topology, job_store, init_arguments)
     plan = _plan(topology, options, base_id, runs.wanted_group(init_arguments))
     unit = unit_of(topology, options.rank_scope)
-    if rendezvous is not None:
-        say_opened(rendezvous.below(keys_of(unit)), unit)
+    if job_store is not None:
+        say_opened(job_store.below(keys_of(unit)), unit)
     adopted = adopt(plan) if adopt and plan.opens_run else None
     before = runs.running_run()
     has_run = any(session.run for session in _live_sessions()) or (topology.world_size > 1 and before is not None)
@@ -888,7 +888,7 @@ def open_session(
         options,
         topology,
         plan,
-        rendezvous,
+        job_store,
         init_arguments,
         complete=lambda arguments: agreement.takeable(agreement.completed(arguments, plan, unit.name)),
         create_new=create_new and has_run,
@@ -900,7 +900,7 @@ def open_session(
     owns_run = adopted is None and run is not before
     if owns_run and step_metric is not None:
         runs.define_step_metric(run, step_metric)
-    first_row = _first_row(plan, run, rendezvous, init_arguments) if step_metric == STEP_METRIC else 0
+    first_row = _first_row(plan, run, job_store, init_arguments) if step_metric == STEP_METRIC else 0
     session = Session(
         options,
         topology,
@@ -908,7 +908,7 @@ def open_session(
         run,
         owns_run=owns_run,
         step_metric=step_metric,
-        rendezvous=rendezvous,
+        job_store=job_store,
         name=name,
         first_row=first_row,
         keeper=keeper,
@@ -1234,24 +1234,24 @@ def _needs_base_id(options: Options, topology: Topology) -> bool:
     return needs_base_id(topology, options.run_mode, options.rank_scope, all_nodes=options.all_nodes)
 
 
-def _meet(options: Options, topology: Topology, door: str, number: int | None) -> tuple[str, Rendezvous | None]:
-    """The session's name, equal on all ranks, and its rendezvous. A world of one meets nobody and is not counted."""
+def _meet(options: Options, topology: Topology, door: str, number: int | None) -> tuple[str, JobStore | None]:
+    """The session's name, equal on all ranks, and the job's store. A world of one meets nobody and is not counted."""
     if topology.world_size == 1:
         return door, None
     if number is None:
         _opened[door] += 1
         number = _opened[door]
     name = f"{door}/{number}"
-    rendezvous = Rendezvous.find(name, topology, options.join_timeout)
-    if rendezvous is not None:
-        leftovers.clear_away(rendezvous, topology.world_size)
-    return name, rendezvous
+    job_store = JobStore.find(name, topology, options.join_timeout)
+    if job_store is not None:
+        leftovers.clear_away(job_store, topology.world_size)
+    return name, job_store
 
 
 def _base_id(
     options: Options,
     topology: Topology,
-    rendezvous: Rendezvous | None,
+    job_store: JobStore | None,
     *,
     wanted: str | None,
     proposed: str | None,
@@ -1261,35 +1261,35 @@ def _base_id(
     if topology.world_size == 1:
         return wanted
     if not _needs_base_id(options, topology):
-        return wanted or (None if rendezvous else id_of_job(session_name, topology))
-    if rendezvous is None and options.run_mode == "auto" and options.rank_scope == "global":
+        return wanted or (None if job_store else id_of_job(session_name, topology))
+    if job_store is None and options.run_mode == "auto" and options.rank_scope == "global":
         return wanted or id_of_job(session_name, topology) or proposed or make_id()  # no other rank's plan names it
-    return agree_on_base_id(rendezvous, topology, wanted, proposed, session_name)
+    return agree_on_base_id(job_store, topology, wanted, proposed, session_name)
 
 
-def _check_sweep(options: Options, topology: Topology, rendezvous: Rendezvous | None) -> None:
+def _check_sweep(options: Options, topology: Topology, job_store: JobStore | None) -> None:
     try:
         runs.check_sweep(options.run_mode, options.rank_scope, topology)
     except ConfigurationError as error:
-        refuse(rendezvous, topology, str(error))  # other ranks may not have the sweep's variables
+        refuse(job_store, topology, str(error))  # other ranks may not have the sweep's variables
         raise
 
 
 def _share_job(
     options: Options,
     topology: Topology,
-    rendezvous: Rendezvous | None,
+    job_store: JobStore | None,
     init_arguments: Mapping[str, Any],
 ) -> Mapping[str, Any]:
     """The leading rank tells what describes the job; the others complete their arguments with what is told yet."""
-    if rendezvous is None:
+    if job_store is None:
         return init_arguments
     if tells_job(topology):
-        _tell_job(options, rendezvous, init_arguments)
+        _tell_job(options, job_store, init_arguments)
         return init_arguments
     if not _needs_base_id(options, topology):
         return init_arguments
-    job = rendezvous.fetch(_JOB, f"rank {topology.main_rank}")
+    job = job_store.fetch(_JOB, f"rank {topology.main_rank}")
     _check_same_job(options, topology, job["options"])
     own = {name: value for name, value in init_arguments.items() if value is not None}
     told: dict[str, Any] = runs.with_own_secrets(job["arguments"], init_arguments)
@@ -1306,9 +1306,9 @@ def _told_options(options: Options) -> dict[str, str]:
     return {"run_mode": options.run_mode, "rank_scope": options.rank_scope}
 
 
-def _tell_job(options: Options, rendezvous: Rendezvous, init_arguments: Mapping[str, Any]) -> None:
+def _tell_job(options: Options, job_store: JobStore, init_arguments: Mapping[str, Any]) -> None:
     told = {"options": _told_options(options), "all": asdict(options), "arguments": runs.told_to_others(init_arguments)}
-    rendezvous.publish(_JOB, told)
+    job_store.publish(_JOB, told)
 
 
 def _check_same_job(options: Options, topology: Topology, told: Mapping[str, str]) -> None:
@@ -1320,14 +1320,14 @@ def _check_same_job(options: Options, topology: Topology, told: Mapping[str, str
         )
 
 
-def _first_row(plan: RunPlan, run: AnyRun, rendezvous: Rendezvous | None, init_arguments: Mapping[str, Any]) -> int:
+def _first_row(plan: RunPlan, run: AnyRun, job_store: JobStore | None, init_arguments: Mapping[str, Any]) -> int:
     """Where rows without a step begin; one place for all writers of a shared run, which its primary finds out."""
-    if not plan.shared or plan.primary or rendezvous is None:
+    if not plan.shared or plan.primary or job_store is None:
         return restart.next_row(run, STEP_METRIC, init_arguments)
     if not runs.continues(init_arguments):
         return 0
     try:
-        return int(rendezvous.fetch(run_key(plan), "its primary").get("first_row", 0))
+        return int(job_store.fetch(run_key(plan), "its primary").get("first_row", 0))
     except RendezvousError as error:
         _log.warning("dist_wandb: rows without a step begin at 0 under this rank's label: %s", error)
         return 0
@@ -1347,9 +1347,9 @@ def told_job(door: str, topology: Topology, timeout: float) -> dict[str, Any] | 
     """
     while True:
         number = _opened[door] + 1
-        rendezvous = Rendezvous.find(f"{door}/{number}", topology, timeout)
-        if rendezvous is None:
+        job_store = JobStore.find(f"{door}/{number}", topology, timeout)
+        if job_store is None:
             return None
-        if not leftovers.is_over(rendezvous):
-            return rendezvous.peek(_JOB)
+        if not leftovers.is_over(job_store):
+            return job_store.peek(_JOB)
         _opened[door] = max(_opened[door], number)  # another thread may ask as well

@@ -51,7 +51,7 @@ class _Fate:
     gone: RuntimeError | None = None
 
 
-class Rendezvous:
+class JobStore:
     """The job's store as one rank sees it, for one session.
 
     Args:
@@ -74,7 +74,7 @@ class Rendezvous:
         self._root = store
         self.namespace = namespace
         self.own_keys: set[str] = set()
-        self._within: tuple[Rendezvous, str] | None = None
+        self._within: tuple[JobStore, str] | None = None
         self._store = dist.PrefixStore(namespace, store)
         self._topology = topology
         self._timeout = timeout
@@ -84,7 +84,7 @@ class Rendezvous:
         self._connection: int | None = None  # where it has one of its own: the descriptor
 
     @classmethod
-    def find(cls, namespace: str, topology: Topology, timeout: float, *, lasting: bool = False) -> Rendezvous | None:
+    def find(cls, namespace: str, topology: Topology, timeout: float, *, lasting: bool = False) -> JobStore | None:
         """Reach the job's store: that of an initialised ``torch.distributed``, else that of torchrun's agent.
 
         Args:
@@ -94,7 +94,7 @@ class Rendezvous:
             lasting: Whether the keys are those of all attempts of the launcher, rather than of this one alone.
 
         Returns:
-            The rendezvous, or `None` where the job has no store yet.
+            The job's store, or `None` where there is none yet.
 
         Raises:
             RendezvousError: torchrun's store does not answer.
@@ -116,7 +116,7 @@ class Rendezvous:
         self.note(key)
         return _understood(key, self._reaching(lambda: self._store.compare_set(key, "", json.dumps(value))))
 
-    def beside(self, namespace: str, patience: Patience | None = None) -> Rendezvous:
+    def beside(self, namespace: str, patience: Patience | None = None) -> JobStore:
         """A part of this session's keys, on a connection of its own where torch can make one (2.8 and newer).
 
         A thread that waits for an answer holds its connection; the training must not find it held.
@@ -136,34 +136,34 @@ class Rendezvous:
             before = connections_to(port)
             store = self._reaching(clone)
             new = connections_to(port) - before
-        part = self._part(Rendezvous(store, namespace, self._topology, self._timeout, patience))
+        part = self._part(JobStore(store, namespace, self._topology, self._timeout, patience))
         if len(new) == 1:  # otherwise another thread has made one at the same time
             (part._connection,) = new  # noqa: SLF001  # of its own kind
         return part
 
-    def below(self, namespace: str) -> Rendezvous:
+    def below(self, namespace: str) -> JobStore:
         """A part of this session's keys, on the same connection.
 
         Args:
             namespace: Prefix of the keys.
         """
-        return self._part(Rendezvous(self._store, namespace, self._topology, self._timeout, self._patience))
+        return self._part(JobStore(self._store, namespace, self._topology, self._timeout, self._patience))
 
-    def around(self) -> Rendezvous:
+    def around(self) -> JobStore:
         """The keys beside those of this session: what holds for all sessions of its door."""
         return self.at(self.namespace.rpartition("/")[0])
 
-    def at(self, namespace: str) -> Rendezvous:
+    def at(self, namespace: str) -> JobStore:
         """Other keys of the same store.
 
         Args:
             namespace: Prefix of the keys.
         """
-        other = Rendezvous(self._root, namespace, self._topology, self._timeout, self._patience)
+        other = JobStore(self._root, namespace, self._topology, self._timeout, self._patience)
         other._fate = self._fate
         return other
 
-    def _part(self, part: Rendezvous) -> Rendezvous:
+    def _part(self, part: JobStore) -> JobStore:
         part._within = self, part.namespace
         part._fate = self._fate
         return part
@@ -342,33 +342,33 @@ def _store_of_agent(launch: Launch, topology: Topology, timeout: float) -> Store
         ) from error
 
 
-def learn_layout(rendezvous: Rendezvous, topology: Topology, *, needed: bool) -> Topology:
+def learn_layout(job_store: JobStore, topology: Topology, *, needed: bool) -> Topology:
     """Complete the layout of `topology` from what every rank says about its node.
 
     Every rank calls this, also those that know their place: others may depend on what they say. These do not wait.
 
     Args:
-        rendezvous: The job's store.
+        job_store: The job's store.
         topology: Who this rank is.
         needed: Whether a plan depends on it. Otherwise it is for a message, and hardly waited for.
 
     Raises:
         RendezvousError: It is needed, but some ranks did not come within the time limit.
     """
-    rendezvous.tell("node", node_identity())
+    job_store.tell("node", node_identity())
     if topology.knows_layout:
         return topology
-    nodes = rendezvous.gather("node") if needed else rendezvous.glance("node", _GLANCE)
+    nodes = job_store.gather("node") if needed else job_store.glance("node", _GLANCE)
     return topology if nodes is None else topology.with_layout(nodes)
 
 
 def agree_on_base_id(
-    rendezvous: Rendezvous | None, topology: Topology, wanted: str | None, proposed: str | None, session_name: str
+    job_store: JobStore | None, topology: Topology, wanted: str | None, proposed: str | None, session_name: str
 ) -> str:
     """The base id of the rank that leads the job, rank 0 as a rule, on all ranks.
 
     Args:
-        rendezvous: The job's store, if there is one yet.
+        job_store: The job's store, if there is one yet.
         topology: Who this rank is.
         wanted: The id that the user asked for on this rank. The leading rank's counts: scripts often make one up per
             process.
@@ -379,13 +379,13 @@ def agree_on_base_id(
         RendezvousError: There is no way to agree, or the leading rank did not come within the time limit.
         ConfigurationError: The leading rank opens no runs as they are wanted; see `refuse`.
     """
-    if rendezvous is None:
+    if job_store is None:
         return wanted or id_of_job(session_name, topology) or _no_way_to_agree(topology)
     if tells_job(topology):
         base_id = wanted or proposed or make_id()
-        rendezvous.publish(BASE_ID, base_id)
+        job_store.publish(BASE_ID, base_id)
         return base_id
-    told = rendezvous.fetch(BASE_ID, f"rank {topology.main_rank}")
+    told = job_store.fetch(BASE_ID, f"rank {topology.main_rank}")
     if isinstance(told, dict) and "refused" in told:
         raise ConfigurationError(f"Rank {topology.main_rank} opens no run: {told['refused']}")
     if not isinstance(told, str):
@@ -398,10 +398,10 @@ def agree_on_base_id(
     return agreed
 
 
-def refuse(rendezvous: Rendezvous | None, topology: Topology, reason: str) -> None:
+def refuse(job_store: JobStore | None, topology: Topology, reason: str) -> None:
     """As the leading rank, tell those that wait for the base id that there will be none."""
-    if rendezvous is not None and tells_job(topology):
-        rendezvous.publish(BASE_ID, {"refused": reason})
+    if job_store is not None and tells_job(topology):
+        job_store.publish(BASE_ID, {"refused": reason})
 
 
 def id_of_job(session_name: str, topology: Topology) -> str | None:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from dist_wandb.errors import RendezvousError
-from dist_wandb.store.job_store import Rendezvous
+from dist_wandb.store.job_store import JobStore
 
 _LEFT, _CLEARED = "left", "cleared"  # keys: how many ranks have left a session, and have deleted what they had set
 _OVER = "over"  # the key, beside those of a door's sessions, under which the leading rank says which have ended
@@ -38,29 +38,29 @@ class _Leftover:
 _leftovers: list[_Leftover] = []
 
 
-def leave(rendezvous: Rendezvous, has_ended: Callable[[], bool]) -> None:
+def leave(job_store: JobStore, has_ended: Callable[[], bool]) -> None:
     """Remember an ended session, for what it has set to be deleted later.
 
     Args:
-        rendezvous: The session's keys.
+        job_store: The session's keys.
         has_ended: Whether its threads have ended, too.
     """
     del _leftovers[:-_MOST_KEPT]
-    _leftovers.append(_Leftover(rendezvous.namespace, rendezvous.own_keys, has_ended))
+    _leftovers.append(_Leftover(job_store.namespace, job_store.own_keys, has_ended))
 
 
-def clear_away(rendezvous: Rendezvous, world_size: int) -> None:
+def clear_away(job_store: JobStore, world_size: int) -> None:
     """Delete what this rank has set for sessions that all ranks have left.
 
     Ranks open the sessions of a door in one order, so one that has left a session has left, or passed over, all before.
 
     Args:
-        rendezvous: That of a session which begins, by whose store the others are reached.
+        job_store: That of a session which begins, by whose store the others are reached.
         world_size: How many ranks there are.
     """
     with suppress(RendezvousError):  # of no use to anybody then
         for leftover in [known for known in _leftovers if not known.is_counted and known.has_ended()]:
-            keys = rendezvous.at(leftover.namespace)
+            keys = job_store.at(leftover.namespace)
             if keys.has([next(iter(leftover.keys))]):
                 keys.count(_LEFT)
                 leftover.is_counted = True
@@ -68,25 +68,25 @@ def clear_away(rendezvous: Rendezvous, world_size: int) -> None:
                 _leftovers.remove(leftover)
         counted = [known for known in _leftovers if known.is_counted]
         for last in [*counted[:_MOST_LOOKED_AT], *counted[_MOST_LOOKED_AT:][-_MOST_LOOKED_AT:]]:
-            if (rendezvous.at(last.namespace).peek(_LEFT) or 0) >= world_size:
-                _clear_until(last, rendezvous, world_size)
+            if (job_store.at(last.namespace).peek(_LEFT) or 0) >= world_size:
+                _clear_until(last, job_store, world_size)
 
 
-def _clear_until(last: _Leftover, rendezvous: Rendezvous, world_size: int) -> None:
+def _clear_until(last: _Leftover, job_store: JobStore, world_size: int) -> None:
     door = _door_of(last.namespace)
     until = _leftovers.index(last) if last in _leftovers else -1
     for leftover in [known for known in _leftovers[: until + 1] if known.is_counted]:
         if _door_of(leftover.namespace) == door:
             _leftovers.remove(leftover)
-            keys = rendezvous.at(leftover.namespace)
+            keys = job_store.at(leftover.namespace)
             keys.delete(leftover.keys)
             if leftover is not last or keys.count(_CLEARED) >= world_size:
                 keys.delete([_LEFT, _CLEARED])
 
 
-def tell_over(rendezvous: Rendezvous) -> None:
+def tell_over(job_store: JobStore) -> None:
     """Say, as the rank that leads, that a session has ended, so that a late rank does not take it for one to join."""
-    number, over = _number_of(rendezvous), rendezvous.around()
+    number, over = _number_of(job_store), job_store.around()
     ended = {*_numbers(over.peek(_OVER) or ()), number}
     starts = sorted(each for each in ended if each - 1 not in ended)
     over.publish(
@@ -94,10 +94,10 @@ def tell_over(rendezvous: Rendezvous) -> None:
     )
 
 
-def is_over(rendezvous: Rendezvous) -> bool:
+def is_over(job_store: JobStore) -> bool:
     """Whether the rank that leads has ended a session."""
-    told = rendezvous.around().peek(_OVER) or ()
-    return any(first <= _number_of(rendezvous) <= last for first, last in told)
+    told = job_store.around().peek(_OVER) or ()
+    return any(first <= _number_of(job_store) <= last for first, last in told)
 
 
 def _numbers(ranges: Iterable[tuple[int, int]]) -> set[int]:
@@ -108,5 +108,5 @@ def _door_of(namespace: str) -> str:
     return namespace.rpartition("/")[0]
 
 
-def _number_of(rendezvous: Rendezvous) -> int:
-    return int(rendezvous.namespace.rpartition("/")[2])
+def _number_of(job_store: JobStore) -> int:
+    return int(job_store.namespace.rpartition("/")[2])

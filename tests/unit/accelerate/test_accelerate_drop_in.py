@@ -23,7 +23,7 @@ from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.runs.run import NullRun
 from dist_wandb.session.session import Session, open_session
 from dist_wandb.settings.options import Options
-from dist_wandb.store.job_store import Rendezvous
+from dist_wandb.store.job_store import JobStore
 from dist_wandb.topology.detection import Topology
 
 if TYPE_CHECKING:
@@ -299,15 +299,15 @@ def on_main(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Session]:
     """Open the n-th session of the main process, beside this process, at a store that both reach."""
     store = dist.HashStore()
 
-    def find(namespace: str, topology: Topology, timeout: float) -> Rendezvous:
-        return Rendezvous(store, namespace, topology, timeout)
+    def find(namespace: str, topology: Topology, timeout: float) -> JobStore:
+        return JobStore(store, namespace, topology, timeout)
 
     def open_on_main(number: int) -> Session:
         options = Options(reduce=None, join_timeout=30.0, finish_timeout=0.2)
         main = Topology(0, 0, 0, 2, 2, 1)
         return open_session(options, {"id": f"id-{number}"}, door=door._DOOR, topology=main, number=number)
 
-    monkeypatch.setattr(Rendezvous, "find", find)
+    monkeypatch.setattr(JobStore, "find", find)
     return open_on_main
 
 
@@ -353,7 +353,7 @@ def test_a_rank_whose_job_is_gone_can_log_and_end(monkeypatch: pytest.MonkeyPatc
 
     look_like(monkeypatch, rank=1)
     accelerator = accelerator_with(quick())
-    monkeypatch.setattr(Rendezvous, "find", gone)
+    monkeypatch.setattr(JobStore, "find", gone)
     accelerator.log({"loss": 0.5})
     with pytest.warns(UserWarning, match="Rank 1 logged 1 rows, but the main process has not called"):
         accelerator.end_training()
@@ -368,7 +368,7 @@ def test_warnings_that_are_errors_do_not_keep_a_training_from_ending(
 
     look_like(monkeypatch, rank=1)
     accelerator = accelerator_with(quick())
-    monkeypatch.setattr(Rendezvous, "find", gone)
+    monkeypatch.setattr(JobStore, "find", gone)
     accelerator.log({"loss": 0.5})
     with warnings.catch_warnings():
         warnings.simplefilter("error")

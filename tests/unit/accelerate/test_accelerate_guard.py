@@ -25,7 +25,7 @@ from dist_wandb.errors import ConfigurationError, UnsupportedVersionError
 from dist_wandb.runs.run import NullRun
 from dist_wandb.session.session import Session, open_session
 from dist_wandb.settings.options import Options
-from dist_wandb.store.job_store import Rendezvous
+from dist_wandb.store.job_store import JobStore
 from dist_wandb.topology.detection import Topology
 
 if TYPE_CHECKING:
@@ -510,8 +510,8 @@ def main_process_at(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Session]:
     """Open the session of the main process, beside this process, at a store that both reach."""
     store = dist.HashStore()
 
-    def find(namespace: str, topology: Topology, timeout: float) -> Rendezvous:
-        return Rendezvous(store, namespace, topology, timeout)
+    def find(namespace: str, topology: Topology, timeout: float) -> JobStore:
+        return JobStore(store, namespace, topology, timeout)
 
     def open_on_main(options: Options, config: dict[str, Any] | None = None) -> Session:
         arguments = {} if config is None else {"config": config}
@@ -519,7 +519,7 @@ def main_process_at(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Session]:
         main.release()
         return main
 
-    monkeypatch.setattr(Rendezvous, "find", find)
+    monkeypatch.setattr(JobStore, "find", find)
     return open_on_main
 
 
@@ -551,7 +551,7 @@ def test_a_store_that_does_not_answer_keeps_no_log_waiting(monkeypatch: pytest.M
         asked.append(threading.current_thread())
         answers.wait(60)
 
-    monkeypatch.setattr(Rendezvous, "find", find)
+    monkeypatch.setattr(JobStore, "find", find)
     accelerator = accelerator_with(DistWandbTracker(join_timeout=60.0))
     for _ in range(20):
         accelerator.log({"loss": 0.5})

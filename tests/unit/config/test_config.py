@@ -33,7 +33,7 @@ from dist_wandb.session.session import Session, open_session
 from dist_wandb.settings.config_values import comparable, given_values, told
 from dist_wandb.settings.options import Options
 from dist_wandb.store import job_store
-from dist_wandb.store.job_store import Rendezvous
+from dist_wandb.store.job_store import JobStore
 from dist_wandb.topology.detection import Topology
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ Job = Callable[..., list[Session]]
 @pytest.fixture
 def store(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> dist.Store:  # noqa: ARG001  # goes first
     store = dist.HashStore()
-    monkeypatch.setattr(Rendezvous, "find", lambda name, rank, timeout: Rendezvous(store, name, rank, timeout))
+    monkeypatch.setattr(JobStore, "find", lambda name, rank, timeout: JobStore(store, name, rank, timeout))
     monkeypatch.setattr(job_store, "node_identity", lambda: "host")
     return store
 
@@ -298,18 +298,18 @@ def test_a_heartbeat_costs_nothing_that_grows_with_the_config(job: Job, monkeypa
     assert reads(second, dict(first.config))
     taken: list[object] = []
     asked: list[str] = []
-    peek = Rendezvous.peek
+    peek = JobStore.peek
 
     def take(value: object) -> object:
         taken.append(value)
         return value
 
-    def ask(self: Rendezvous, key: str) -> object:
+    def ask(self: JobStore, key: str) -> object:
         asked.append(key)
         return peek(self, key)
 
     monkeypatch.setattr(config_text, "told", take)
-    monkeypatch.setattr(Rendezvous, "peek", ask)
+    monkeypatch.setattr(JobStore, "peek", ask)
     for session in (first, second):
         for _ in range(3):
             session._agreement._next_look = 0.0
@@ -484,7 +484,7 @@ def test_if_the_primary_never_comes_a_rank_reads_what_it_was_given_with_one_warn
         assert second.config.lr == 0.2
     with warnings.catch_warnings(), monkeypatch.context() as after_that:
         warnings.simplefilter("error")
-        after_that.setattr(Rendezvous, "fetch", lambda *_: pytest.fail("waited twice"))
+        after_that.setattr(JobStore, "fetch", lambda *_: pytest.fail("waited twice"))
         assert dict(second.config) == {"lr": 0.2, "p": Path("x"), "own": 1}
     open_rank(TWO[0], {"lr": 0.1}, config_sync="off")
     assert reads(second, {"lr": 0.1, "own": 1})
@@ -494,7 +494,7 @@ def test_without_a_store_a_rank_reads_what_it_was_given_until_there_is_one(
     open_rank: Open, store: dist.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as before_the_process_group:
-        before_the_process_group.setattr(Rendezvous, "find", lambda *_: None)
+        before_the_process_group.setattr(JobStore, "find", lambda *_: None)
         first, second = (open_rank(TWO[rank], {"lr": 0.1 * (rank + 1)}) for rank in range(2))
         with pytest.warns(UserWarning, match="there is no store of the job yet"):
             assert second.config.lr == 0.2
@@ -511,8 +511,8 @@ def test_where_the_store_is_gone_the_config_stays_as_it_was(job: Job, monkeypatc
     def fail(*_: Any) -> None:
         raise RendezvousError("gone")
 
-    monkeypatch.setattr(Rendezvous, "peek", fail)
-    monkeypatch.setattr(Rendezvous, "publish", fail)
+    monkeypatch.setattr(JobStore, "peek", fail)
+    monkeypatch.setattr(JobStore, "publish", fail)
     time.sleep(2 * HEARTBEAT)
     first.config.update({"steps": 7})
     second.config.update({"own": 1})
@@ -523,7 +523,7 @@ def test_reading_asks_the_store_once_in_a_heartbeat(job: Job, monkeypatch: pytes
     _, second = job(TWO, alike({"lr": 0.1}), heartbeat=1000.0)
     assert second.config.lr == 0.1
     asked: list[str] = []
-    monkeypatch.setattr(Rendezvous, "peek", lambda _, key: asked.append(key))
+    monkeypatch.setattr(JobStore, "peek", lambda _, key: asked.append(key))
     for _ in range(1000):
         assert second.config.lr == 0.1
         assert second.config["lr"] == 0.1
@@ -539,7 +539,7 @@ def test_a_process_that_is_not_the_sessions_does_not_use_its_connection(
     second.config.update({"own": 1})
     assert dict(second.config) == {"lr": 0.2, "own": 1}
     monkeypatch.setattr(first._agreement, "_pid", -1)
-    monkeypatch.setattr(first._agreement._rendezvous, "publish", lambda *_: pytest.fail("told by another process"))
+    monkeypatch.setattr(first._agreement._job_store, "publish", lambda *_: pytest.fail("told by another process"))
     first.config.update({"steps": 1})
 
 
@@ -872,9 +872,7 @@ def test_in_new_mode_different_values_are_wanted_unless_they_are_to_be_checked(j
 
 def test_the_comparison_can_be_turned_off(job: Job, store: dist.Store) -> None:
     assert given_differently(job, {rank: {"lr": rank} for rank in range(2)}, config_sync="off") == []
-    keys = [
-        Rendezvous(store, "test/1", TWO[0], 1.0).beside("agreement").has([f"config/given/{rank}"]) for rank in (0, 1)
-    ]
+    keys = [JobStore(store, "test/1", TWO[0], 1.0).beside("agreement").has([f"config/given/{rank}"]) for rank in (0, 1)]
     assert keys == [False, False]
 
 
@@ -920,7 +918,7 @@ def test_a_check_without_rank_0_ends_and_does_not_fail_when_it_comes(open_rank: 
 def test_a_check_without_a_way_to_the_other_ranks_is_an_error(
     open_rank: Open, fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Rendezvous, "find", lambda *_: None)
+    monkeypatch.setattr(JobStore, "find", lambda *_: None)
     with pytest.raises(RendezvousError, match="config_sync='check' compares the configs of all ranks, but rank 0 has"):
         open_rank(TWO[0], {"lr": 0.1}, config_sync="check")
     assert fake_wandb.arguments == []

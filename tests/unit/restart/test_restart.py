@@ -25,7 +25,7 @@ from dist_wandb.session import session as sessions_room
 from dist_wandb.session.session import Session, open_session
 from dist_wandb.settings.options import Options
 from dist_wandb.store import job_store
-from dist_wandb.store.job_store import Rendezvous
+from dist_wandb.store.job_store import JobStore
 from dist_wandb.topology.detection import Launch, Topology
 
 if TYPE_CHECKING:
@@ -798,10 +798,10 @@ def test_what_the_user_said_of_resuming(
 def test_keys_of_all_attempts_are_those_of_none(monkeypatch: pytest.MonkeyPatch) -> None:
     store = dist.HashStore()
     monkeypatch.setattr(job_store, "_store_of_agent", lambda *_: store)
-    lasting = Rendezvous.find("a", Topology.single(), 1.0, lasting=True)
+    lasting = JobStore.find("a", Topology.single(), 1.0, lasting=True)
     assert lasting is not None
     lasting.publish("k", 1)
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    of_attempt, again = (Rendezvous.find("a", Topology.single(), 1.0, lasting=lasts) for lasts in (False, True))
+    of_attempt, again = (JobStore.find("a", Topology.single(), 1.0, lasting=lasts) for lasts in (False, True))
     assert of_attempt is not None and of_attempt.peek("k") is None  # noqa: PT018
     assert again is not None and again.peek("k") == 1  # noqa: PT018

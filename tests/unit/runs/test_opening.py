@@ -15,7 +15,7 @@ from dist_wandb.runs import run as runs
 from dist_wandb.runs.run import NullRun
 from dist_wandb.session import session
 from dist_wandb.settings.options import Options
-from dist_wandb.store.job_store import Rendezvous
+from dist_wandb.store.job_store import JobStore
 from dist_wandb.topology.detection import Topology
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ def test_a_primary_that_opens_before_there_is_a_store_tells_of_its_run_later(
 ) -> None:
     given = {"id": "exp"}
     with monkeypatch.context() as patch:
-        patch.setattr(Rendezvous, "find", lambda *_, **__: None)
+        patch.setattr(JobStore, "find", lambda *_, **__: None)
         first = session.open_session(Options("shared"), given, door="test", topology=TWO[0], number=1)
     first.meet(given, "test", 1)
     options = Options("shared", join_timeout=30.0)

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from dist_wandb.session.ends import Ending, ProcessEnd, exit_code_of
 from dist_wandb.settings.plan import Unit, unit_of
 from dist_wandb.store import timed_caller
-from dist_wandb.store.job_store import Rendezvous
+from dist_wandb.store.job_store import JobStore
 from dist_wandb.topology.detection import Topology
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def unit(index: int) -> Unit:
 @pytest.fixture
 def endings() -> list[Ending]:
     store = dist.HashStore()
-    return [Ending(Rendezvous(store, "test", THREE[index], 1.0), unit(index)) for index in range(3)]
+    return [Ending(JobStore(store, "test", THREE[index], 1.0), unit(index)) for index in range(3)]
 
 
 # --- what ranks tell each other ---------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ from dist_wandb.session.session import Session, get_run, holds, open_session, to
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.options import Options
 from dist_wandb.store import job_store
-from dist_wandb.store.job_store import Rendezvous
+from dist_wandb.store.job_store import JobStore
 from dist_wandb.topology.detection import Topology
 
 if TYPE_CHECKING:
@@ -513,8 +513,8 @@ def test_a_finish_that_a_run_has_of_its_own_is_put_back(fake_wandb: FakeWandb) -
 def test_the_job_is_told_all_options_for_ranks_that_come_late(job: Job) -> None:
     given: dict[str, Any] = {"reduce": {"tokens": "sum", "*": "mean"}, "spread": ["loss"], "peer_timeout": 7.0}
     sessions = job(TWO, **given)
-    assert sessions[0]._rendezvous is not None
-    told: Any = sessions[0]._rendezvous.peek("job")
+    assert sessions[0]._job_store is not None
+    told: Any = sessions[0]._job_store.peek("job")
     assert Options(**told["all"]) == sessions[0].options
 
 
@@ -547,8 +547,8 @@ def test_options_may_be_any_mappings_and_sequences(job: Job, mapping: Any, seque
     given = {"reduce": mapping(reduce), "spread": sequence(["loss"]), "per_rank": sequence(["loss", "acc*"])}
     sessions = job(TWO, **given)
     assert [session.options.reduce for session in sessions] == [reduce] * 2
-    assert sessions[0]._rendezvous is not None
-    told: Any = sessions[0]._rendezvous.peek("job")
+    assert sessions[0]._job_store is not None
+    told: Any = sessions[0]._job_store.peek("job")
     assert Options(**told["all"]) == sessions[0].options
     assert pickle.loads(pickle.dumps(sessions[0].options)) == sessions[0].options  # noqa: S301
 
@@ -902,7 +902,7 @@ def test_a_rank_0_that_never_comes_is_missed_by_name(store: dist.Store) -> None:
 
 
 def test_a_rank_without_a_run_is_opened_whole_where_the_primary_could_not_open_its_own(store: dist.Store) -> None:
-    told = Rendezvous(store, "test/1", TWO[0], 1.0)
+    told = JobStore(store, "test/1", TWO[0], 1.0)
     told.publish("run/", {"error": "no such project"})
     session = open_session(Options(join_timeout=0.1), {"id": "exp"}, door="test", topology=TWO[1], number=1)
     assert session.url is None
@@ -1009,7 +1009,7 @@ def test_a_session_opened_before_there_was_a_store_tells_the_others_later(monkey
     first = open_session(Options(), arguments, door="test", topology=TWO[0], number=1)
     store = dist.HashStore()
     monkeypatch.setattr(
-        Rendezvous, "find", lambda namespace, topology, timeout: Rendezvous(store, namespace, topology, timeout)
+        JobStore, "find", lambda namespace, topology, timeout: JobStore(store, namespace, topology, timeout)
     )
     first.meet(arguments, "test", 1)
     told = told_job("test", TWO[1], 1.0)
@@ -1022,10 +1022,10 @@ def test_a_session_opened_before_there_was_a_store_tells_the_others_later(monkey
 def test_an_address_that_can_no_longer_be_asked_for_is_none(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     _, second = job(TWO)
 
-    def gone(_self: Rendezvous, _key: str) -> None:
+    def gone(_self: JobStore, _key: str) -> None:
         raise RendezvousError("gone")
 
-    monkeypatch.setattr(Rendezvous, "peek", gone)
+    monkeypatch.setattr(JobStore, "peek", gone)
     assert second.url is None
 
 

@@ -9,10 +9,10 @@ import pytest
 import torch.distributed as dist
 
 from dist_wandb.store import leftovers
-from dist_wandb.store.job_store import Rendezvous
+from dist_wandb.store.job_store import JobStore
 from dist_wandb.topology.detection import Topology
 
-Sessions = Callable[[int, int], Rendezvous]
+Sessions = Callable[[int, int], JobStore]
 
 
 @pytest.fixture
@@ -24,11 +24,11 @@ def host(monkeypatch: pytest.MonkeyPatch) -> dist.TCPStore:
 @pytest.fixture
 def session(host: dist.TCPStore) -> Sessions:
     """The keys of a session of some number, as a rank of two sees them."""
-    return lambda rank, number: rendezvous_of(host, rank, number)
+    return lambda rank, number: job_store_of(host, rank, number)
 
 
-def rendezvous_of(store: dist.Store, rank: int, number: int) -> Rendezvous:
-    return Rendezvous(store, f"door/{number}", Topology(rank, rank, 0, 2, 2, 1), 30.0)
+def job_store_of(store: dist.Store, rank: int, number: int) -> JobStore:
+    return JobStore(store, f"door/{number}", Topology(rank, rank, 0, 2, 2, 1), 30.0)
 
 
 class Rank:
@@ -41,12 +41,12 @@ class Rank:
     def goes_through(self, *numbers: int) -> None:
         self._monkeypatch.setattr(leftovers, "_leftovers", self._leftovers)
         for number in numbers:
-            rendezvous = self._session(self._rank, number)
-            leftovers.clear_away(rendezvous, 2)
-            rendezvous.tell("node", "host")
-            rendezvous.below("unit/").publish(f"here/{self._rank}", self._rank)
-            rendezvous.below("agreement").claim("given", 1)
-            leftovers.leave(rendezvous, lambda: True)
+            job_store = self._session(self._rank, number)
+            leftovers.clear_away(job_store, 2)
+            job_store.tell("node", "host")
+            job_store.below("unit/").publish(f"here/{self._rank}", self._rank)
+            job_store.below("agreement").claim("given", 1)
+            leftovers.leave(job_store, lambda: True)
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def test_nothing_is_cleared_while_a_thread_of_it_goes_on(session: Sessions) -> N
 
 
 def test_what_was_set_in_another_store_is_let_be(session: Sessions) -> None:
-    elsewhere = rendezvous_of(dist.HashStore(), 0, 1)
+    elsewhere = job_store_of(dist.HashStore(), 0, 1)
     elsewhere.publish("word", 1)
     leftovers.leave(elsewhere, lambda: True)
     for number in (2, 3):
@@ -112,10 +112,10 @@ def test_which_sessions_are_over_is_one_key(host: dist.TCPStore, session: Sessio
 @pytest.mark.parametrize("kind", ["tcp", "hash", "file"])
 def test_to_look_for_a_key_neither_sets_it_nor_waits_for_it(host: dist.TCPStore, tmp_path: Path, kind: str) -> None:
     stores = {"tcp": lambda: host, "hash": dist.HashStore, "file": lambda: dist.FileStore(str(tmp_path / "store"), 1)}
-    rendezvous = rendezvous_of(stores[kind](), 0, 1)  # type: ignore[no-untyped-call]
-    assert rendezvous.peek("key") is None
-    assert not rendezvous.has(["key"])
-    rendezvous.publish("key", {"a": 1})
-    assert rendezvous.peek("key") == {"a": 1}
-    rendezvous.delete(["key"])
-    assert rendezvous.peek("key") is None
+    job_store = job_store_of(stores[kind](), 0, 1)  # type: ignore[no-untyped-call]
+    assert job_store.peek("key") is None
+    assert not job_store.has(["key"])
+    job_store.publish("key", {"a": 1})
+    assert job_store.peek("key") == {"a": 1}
+    job_store.delete(["key"])
+    assert job_store.peek("key") is None

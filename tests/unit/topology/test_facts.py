@@ -18,7 +18,7 @@ from dist_wandb.runs import run as runs
 from dist_wandb.runs.run import FACTS, NullRun
 from dist_wandb.session import session
 from dist_wandb.settings.options import Options
-from dist_wandb.store.job_store import Rendezvous
+from dist_wandb.store.job_store import JobStore
 from dist_wandb.topology.detection import Topology
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def test_the_first_look_waits_for_the_primary_no_longer_than_other_reads(
     with pytest.warns(UserWarning, match="read on rank 1, but its primary did not open its run within 0.3 s"):
         assert (second.run.name, second.run.url) == (None, None)
     with monkeypatch.context() as after_that:
-        after_that.setattr(Rendezvous, "fetch", lambda *_: pytest.fail("it is waited for once"))
+        after_that.setattr(JobStore, "fetch", lambda *_: pytest.fail("it is waited for once"))
         for name in FACTS:
             assert not getattr(second.run, name)
     assert 0.2 < time.monotonic() - began < 20
@@ -102,10 +102,10 @@ def test_a_store_that_is_gone_ends_nothing(job: Job, monkeypatch: pytest.MonkeyP
     _, second = job(TWO, lambda _: {"name": "night"})
     assert second.run.name == "night"
 
-    def gone(_self: Rendezvous, _key: str) -> None:
+    def gone(_self: JobStore, _key: str) -> None:
         raise RendezvousError("gone")
 
-    monkeypatch.setattr(Rendezvous, "peek", gone)
+    monkeypatch.setattr(JobStore, "peek", gone)
     assert second.run.name == "night"
 
 

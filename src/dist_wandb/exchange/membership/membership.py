@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from dist_wandb.errors import RendezvousError
 from dist_wandb.settings.plan import Unit
 from dist_wandb.store.addresses import address_among
-from dist_wandb.store.job_store import Rendezvous
+from dist_wandb.store.job_store import JobStore
 from dist_wandb.topology.detection import wish
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def keys_of(unit: Unit) -> str:
     return f"unit/{unit.name}"
 
 
-def say_opened(keys: Rendezvous, unit: Unit) -> None:
+def say_opened(keys: JobStore, unit: Unit) -> None:
     """Say that this rank opens its session, for others not to take themselves for the only one that does.
 
     Args:
@@ -98,7 +98,7 @@ def say_opened(keys: Rendezvous, unit: Unit) -> None:
         keys.publish(_ACCOMPANIED, 1)
 
 
-def is_accompanied(keys: Rendezvous) -> bool:
+def is_accompanied(keys: JobStore) -> bool:
     """Whether two ranks of a unit, or more, have opened their sessions."""
     return keys.has([_ACCOMPANIED])
 
@@ -108,7 +108,7 @@ class Membership:
 
     Args:
         unit: The unit, seen from this rank.
-        rendezvous: Keys of the unit in the job's store, on a connection of its own.
+        job_store: Keys of the unit in the job's store, on a connection of its own.
         is_stopped: Whether waiting is to end at once.
         is_over: Whether the rank that leads has ended its session.
     """
@@ -116,12 +116,12 @@ class Membership:
     def __init__(
         self,
         unit: Unit,
-        rendezvous: Rendezvous,
+        job_store: JobStore,
         is_stopped: Callable[[], bool],
         is_over: Callable[[], bool] = lambda: False,
     ) -> None:
         self.unit = unit
-        self._rendezvous = rendezvous
+        self._job_store = job_store
         self._is_stopped = is_stopped
         self._is_over = is_over
         self.left: set[int] = set()  # ranks that are gone because they had finished
@@ -147,8 +147,8 @@ class Membership:
             Over: There is nobody left to wait for.
             RendezvousError: The store is gone.
         """
-        say_opened(self._rendezvous, self.unit)
-        self._rendezvous.publish(f"here/{self.unit.index}", self.unit.global_rank)
+        say_opened(self._job_store, self.unit)
+        self._job_store.publish(f"here/{self.unit.index}", self.unit.global_rank)
         everyone = [f"here/{index}" for index in range(self.unit.size)]
 
         def first() -> Epoch | None:
@@ -157,7 +157,7 @@ class Membership:
                 return claimed
             if self._is_over() and not self._has_others():
                 raise Over
-            is_time = self._rendezvous.has(everyone) or (is_ending() and self.is_only_one(within))
+            is_time = self._job_store.has(everyone) or (is_ending() and self.is_only_one(within))
             return self._claim_first() if is_time else None
 
         return self._until(first, within) or self._claim_first()
@@ -166,7 +166,7 @@ class Membership:
         """Whether other ranks are here, and stay."""
         others = [index for index in range(self.unit.size) if index != self.unit.index]
         self._look_for_gone(others)
-        return any(index not in self._gone and self._rendezvous.has([f"here/{index}"]) for index in others)
+        return any(index not in self._gone and self._job_store.has([f"here/{index}"]) for index in others)
 
     def is_only_one(self, within: float) -> bool:
         """Whether no other rank has opened a session, though it has had the time to.
@@ -175,7 +175,7 @@ class Membership:
             within: How long ranks that have not opened theirs are waited for, in seconds.
         """
         if not self._is_accompanied:
-            self._is_accompanied = is_accompanied(self._rendezvous)
+            self._is_accompanied = is_accompanied(self._job_store)
         return not self._is_accompanied and self.waited >= min(within, _APART)
 
     @property
@@ -189,7 +189,7 @@ class Membership:
         how = self._gone.get(index)
         if how is not None:
             return f"{'failed' if how == 'failed' else 'ended its session'} before rank {self.unit.global_rank} began"
-        if self._rendezvous.has([f"here/{index}"]):
+        if self._job_store.has([f"here/{index}"]):
             return "does not take part"
         return f"did not open a session within {round(self.waited, 1):g} s"
 
@@ -205,8 +205,8 @@ class Membership:
             Stopped: Waiting was to end.
             RendezvousError: The store is gone.
         """
-        self._rendezvous.publish(f"word/{epoch.number}/{self.unit.index}", word.as_json())
-        self._rendezvous.publish(f"broken/{epoch.number}", self.unit.index)
+        self._job_store.publish(f"word/{epoch.number}/{self.unit.index}", word.as_json())
+        self._job_store.publish(f"broken/{epoch.number}", self.unit.index)
         words: dict[int, Word] = {}
 
         def everyone_spoke() -> Epoch | None:
@@ -215,7 +215,7 @@ class Membership:
                 return next_epoch
             self._look_for_gone(epoch.members)
             for member in set(epoch.members) - words.keys():
-                told = self._rendezvous.peek(f"word/{epoch.number}/{member}")
+                told = self._job_store.peek(f"word/{epoch.number}/{member}")
                 if told is not None:
                     words[member] = Word.from_json(told)
             done = words.keys() | self._gone.keys()
@@ -227,8 +227,8 @@ class Membership:
         """Begin the next epoch with those that want to join; for one member of this one, after a common round."""
         wanting = tuple(sorted(self.wanting(epoch)))
         following = epoch.number + 1
-        self._rendezvous.publish(f"word/{epoch.number}/{self.unit.index}", word.as_json())
-        self._rendezvous.publish(f"state/{following}", snapshot)
+        self._job_store.publish(f"word/{epoch.number}/{self.unit.index}", word.as_json())
+        self._job_store.publish(f"state/{following}", snapshot)
         members = tuple(sorted({*epoch.members, *wanting}))
         return self._claim(Epoch(following, members, wanting, word.round, self.unit.index))
 
@@ -252,8 +252,8 @@ class Membership:
             if self.has_ended(epoch):
                 raise Over
             number = epoch.number + 1
-            self._rendezvous.publish(f"want/{epoch.number}/{self.unit.index}", self.unit.global_rank)
-            self._rendezvous.publish(f"want/{epoch.number}", 1)
+            self._job_store.publish(f"want/{epoch.number}/{self.unit.index}", self.unit.global_rank)
+            self._job_store.publish(f"want/{epoch.number}", 1)
             following = self._until(functools.partial(self._epoch_or_over, number, epoch), within)
             if following is None:
                 raise RendezvousError(
@@ -276,18 +276,18 @@ class Membership:
 
     def state(self, epoch: Epoch) -> dict[str, Any]:
         """What the members know together at the beginning of an epoch that ranks joined."""
-        state: dict[str, Any] = self._rendezvous.fetch(f"state/{epoch.number}", "the unit")
+        state: dict[str, Any] = self._job_store.fetch(f"state/{epoch.number}", "the unit")
         return state
 
     def word(self, epoch: Epoch) -> Word | None:
         """What was known of the last round before `epoch`; `None` for the first."""
         if epoch.source is None:
             return None
-        return Word.from_json(self._rendezvous.fetch(f"word/{epoch.number - 1}/{epoch.source}", "the unit"))
+        return Word.from_json(self._job_store.fetch(f"word/{epoch.number - 1}/{epoch.source}", "the unit"))
 
     def epoch(self, number: int) -> Epoch | None:
         """The epoch of this number, if somebody has claimed it."""
-        told = self._rendezvous.peek(f"epoch/{number}")
+        told = self._job_store.peek(f"epoch/{number}")
         return None if told is None else _epoch(number, told)
 
     def latest(self, epoch: Epoch) -> Epoch:
@@ -310,24 +310,24 @@ class Membership:
             RendezvousError: The store is gone.
         """
         if self._address is None:
-            self._address = self._rendezvous.own_address()
-        self._rendezvous.publish(f"met/{epoch.number}/{self.unit.index}", self._address)
+            self._address = self._job_store.own_address()
+        self._job_store.publish(f"met/{epoch.number}/{self.unit.index}", self._address)
         keys = self._met(epoch)
 
         def come() -> Epoch | None:
-            return epoch if self._rendezvous.has(keys) or self.is_broken(epoch) or has_lost() else None
+            return epoch if self._job_store.has(keys) or self.is_broken(epoch) or has_lost() else None
 
         def has_lost() -> bool:  # it gave its word, was counted on, and went
             self._look_for_gone(epoch.members)
             return not self._gone.keys().isdisjoint(epoch.members)
 
-        return self._until(come, within) is not None and self._rendezvous.has(keys)
+        return self._until(come, within) is not None and self._job_store.has(keys)
 
     def address(self, epoch: Epoch) -> str | None:
         """The address by which the other members, which have met, reach this rank; `None` to leave it to gloo."""
         if wish("GLOO_SOCKET_IFNAME"):
             return None
-        return address_among(self._address, [self._rendezvous.peek(key) for key in self._met(epoch)])
+        return address_among(self._address, [self._job_store.peek(key) for key in self._met(epoch)])
 
     def _met(self, epoch: Epoch) -> list[str]:
         return [f"met/{epoch.number}/{member}" for member in epoch.members]
@@ -335,19 +335,19 @@ class Membership:
     def store_of(self, epoch: Epoch) -> Store:
         """Where the members of an epoch find each other for their process group."""
         group = f"group/{epoch.number}"
-        self._rendezvous.note(f"{group}/0/{epoch.members.index(self.unit.index)}")  # where gloo puts its address
-        return self._rendezvous.store(group)
+        self._job_store.note(f"{group}/0/{epoch.members.index(self.unit.index)}")  # where gloo puts its address
+        return self._job_store.store(group)
 
     def is_broken(self, epoch: Epoch) -> bool:
         """Whether some member found this epoch broken."""
-        return self._rendezvous.hint(f"broken/{epoch.number}") is not None
+        return self._job_store.hint(f"broken/{epoch.number}") is not None
 
     def wanting(self, epoch: Epoch) -> set[int]:
         """Ranks outside of `epoch` that want to join."""
         outside = set(range(self.unit.size)) - set(epoch.members)
-        if not outside or self._rendezvous.hint(f"want/{epoch.number}") is None:  # one look for all of them
+        if not outside or self._job_store.hint(f"want/{epoch.number}") is None:  # one look for all of them
             return set()
-        told = {index: self._rendezvous.hint(f"want/{epoch.number}/{index}") for index in outside}
+        told = {index: self._job_store.hint(f"want/{epoch.number}/{index}") for index in outside}
         wanting = {index: rank for index, rank in told.items() if rank is not None}
         self.global_ranks.update(wanting)
         return set(wanting)
@@ -363,12 +363,12 @@ class Membership:
         """
         how = "failed" if failed else "finished" if heard else "unheard"
         if epoch is not None:
-            self._rendezvous.publish(f"word/{epoch.number}/{self.unit.index}", word.as_json())
-        self._rendezvous.publish(f"gone/{self.unit.index}", how)
-        self._rendezvous.publish("gone", 1)
+            self._job_store.publish(f"word/{epoch.number}/{self.unit.index}", word.as_json())
+        self._job_store.publish(f"gone/{self.unit.index}", how)
+        self._job_store.publish("gone", 1)
         left = epoch or self.epoch(0)
         if left is not None and self.unit.index in left.members:
-            self._rendezvous.publish(f"broken/{left.number}", self.unit.index)
+            self._job_store.publish(f"broken/{left.number}", self.unit.index)
 
     def is_gone(self, index: int) -> bool:
         """Whether a rank has left word that it is going."""
@@ -392,7 +392,7 @@ class Membership:
     def global_rank(self, index: int) -> int:
         """Index in the job of a rank of the unit, from the store if need be; that in the unit where it is not known."""
         if index not in self.global_ranks:
-            told = self._rendezvous.peek(f"here/{index}")
+            told = self._job_store.peek(f"here/{index}")
             if told is None:
                 return index
             self.global_ranks[index] = told
@@ -400,15 +400,15 @@ class Membership:
 
     def _claim_first(self) -> Epoch:
         everyone = range(self.unit.size)
-        here = {index for index in everyone if self._rendezvous.has([f"here/{index}"])}
+        here = {index for index in everyone if self._job_store.has([f"here/{index}"])}
         self._look_for_gone(everyone)
         return self._claim(Epoch(0, tuple(sorted(here - self._gone.keys()))))
 
     def _look_for_gone(self, ranks: Iterable[int]) -> None:
-        if not self._rendezvous.has(["gone"]):  # most ranks go when all do
+        if not self._job_store.has(["gone"]):  # most ranks go when all do
             return
         for index in set(ranks) - self._gone.keys():
-            how = self._rendezvous.peek(f"gone/{index}")
+            how = self._job_store.peek(f"gone/{index}")
             if how is not None:
                 self._gone[index] = how
             if how == "finished":
@@ -425,7 +425,7 @@ class Membership:
 
     def _claim(self, epoch: Epoch) -> Epoch:
         claim = [epoch.members, epoch.joined, epoch.last_round, epoch.source]
-        return _epoch(epoch.number, self._rendezvous.claim(f"epoch/{epoch.number}", claim))
+        return _epoch(epoch.number, self._job_store.claim(f"epoch/{epoch.number}", claim))
 
     def _until(self, look: Callable[[], Epoch | None], within: float | None) -> Epoch | None:
         """Look again and again until there is something to see; `None` when the time is over."""

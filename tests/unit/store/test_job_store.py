@@ -1,4 +1,4 @@
-"""What ranks tell each other through a real store. The ranks are threads: a rendezvous needs no process group."""
+"""What ranks tell each other through a real store. The ranks are threads: the job's store needs no process group."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import torch.distributed as dist
 from dist_wandb.errors import RendezvousError
 from dist_wandb.runs.run import check_id
 from dist_wandb.store import job_store as room
-from dist_wandb.store.job_store import Rendezvous, agree_on_base_id, learn_layout, make_id
+from dist_wandb.store.job_store import JobStore, agree_on_base_id, learn_layout, make_id
 from dist_wandb.topology.detection import Topology
 
 OnRanks = Callable[[int, Callable[[int], Any]], list[Any]]
@@ -39,18 +39,18 @@ def store() -> dist.Store:
 
 
 @pytest.fixture
-def at(store: dist.Store) -> Callable[..., Rendezvous]:
-    """The rendezvous of a rank over the test's store."""
+def at(store: dist.Store) -> Callable[..., JobStore]:
+    """The job's store as a rank sees it, over the test's store."""
 
     def make(
         number: int, world_size: int = 2, timeout: float = PATIENCE, namespace: str = "DistWandbLogger/1"
-    ) -> Rendezvous:
-        return Rendezvous(store, namespace, rank(number, world_size), timeout)
+    ) -> JobStore:
+        return JobStore(store, namespace, rank(number, world_size), timeout)
 
     return make
 
 
-At = Callable[..., Rendezvous]
+At = Callable[..., JobStore]
 
 
 # --- publish, peek, fetch, tell, gather -------------------------------------------------------------------------------
@@ -137,8 +137,8 @@ def test_ranks_that_do_not_come_to_gather_are_named(at: At) -> None:
 # --- the store --------------------------------------------------------------------------------------------------------
 
 
-def test_without_process_group_or_agent_there_is_no_rendezvous() -> None:
-    assert Rendezvous.find("name", rank(0), SHORT) is None
+def test_without_process_group_or_agent_there_is_no_job_store() -> None:
+    assert JobStore.find("name", rank(0), SHORT) is None
 
 
 @pytest.fixture
@@ -151,8 +151,8 @@ def agent(bare_environment: None, monkeypatch: pytest.MonkeyPatch) -> dist.TCPSt
     return agent
 
 
-def find(number: int, timeout: float = PATIENCE) -> Rendezvous:
-    found = Rendezvous.find("name", rank(number), timeout)
+def find(number: int, timeout: float = PATIENCE) -> JobStore:
+    found = JobStore.find("name", rank(number), timeout)
     assert found is not None
     return found
 
@@ -179,7 +179,7 @@ def test_an_agent_that_does_not_answer_is_named_with_its_variables(
     monkeypatch.setattr(dist, "TCPStore", refuse)
     message = f"Rank 1 cannot reach torchrun's store at 127.0.0.1:{agent.port} (MASTER_ADDR, MASTER_PORT): connection"
     with pytest.raises(RendezvousError, match=re.escape(message)):
-        Rendezvous.find("name", rank(1), SHORT)
+        JobStore.find("name", rank(1), SHORT)
 
 
 @pytest.mark.usefixtures("agent")
@@ -193,7 +193,7 @@ def test_the_store_of_an_initialised_process_group_comes_first() -> None:
     assert find(1).peek("key") is None  # not in the agent's store
 
 
-USES: list[Callable[[Rendezvous], Any]] = [
+USES: list[Callable[[JobStore], Any]] = [
     lambda meeting: meeting.peek("key"),
     lambda meeting: meeting.fetch("key", "rank 0"),
     lambda meeting: meeting.gather("key"),
@@ -201,11 +201,11 @@ USES: list[Callable[[Rendezvous], Any]] = [
 
 
 @pytest.mark.parametrize("use", USES, ids=["peek", "fetch", "gather"])
-def test_a_store_that_is_gone_is_a_rendezvous_error(use: Callable[[Rendezvous], Any]) -> None:
+def test_a_store_that_is_gone_is_a_rendezvous_error(use: Callable[[JobStore], Any]) -> None:
     host: dist.TCPStore | None = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     assert host is not None
     client = dist.TCPStore("127.0.0.1", host.port, is_master=False, wait_for_workers=False)
-    meeting = Rendezvous(client, "name", rank(1), SHORT)
+    meeting = JobStore(client, "name", rank(1), SHORT)
     host = None  # the last reference: its server ends
     with pytest.raises(RendezvousError, match="Rank 1 cannot reach the store of the job: ") as gone:
         use(meeting)
