@@ -8,15 +8,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from dist_wandb.runs import run as runs
 from dist_wandb.errors import RendezvousError, UnavailableError
+from dist_wandb.runs import run as runs
 from dist_wandb.settings.plan import writers_of
 
 if TYPE_CHECKING:
+    from dist_wandb.runs.run import AnyRun
     from dist_wandb.settings.options import Options
     from dist_wandb.settings.plan import RunPlan, Unit
     from dist_wandb.store.job_store import JobStore
-    from dist_wandb.runs.run import AnyRun
     from dist_wandb.topology.detection import Topology
 
 _log = logging.getLogger("dist_wandb")

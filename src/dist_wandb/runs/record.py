@@ -12,11 +12,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dist_wandb.runs import run as runs
 from dist_wandb.errors import DistWandbError
+from dist_wandb.runs import run as runs
 from dist_wandb.runs.interception import original
-from dist_wandb.wandb_files.offline import last_rows
 from dist_wandb.runs.run import NullRun
+from dist_wandb.wandb_files.offline import last_rows
 
 if TYPE_CHECKING:
     from dist_wandb.runs.run import AnyRun

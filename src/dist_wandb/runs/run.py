@@ -25,16 +25,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from urllib.parse import quote, urlsplit
 
+from dist_wandb.errors import ConfigurationError, ReadError, UnavailableError, suggest
+from dist_wandb.runs.destination import Destination, is_address, is_same_server, refusal_of, without_password
+from dist_wandb.runs.interception import Handler, Interception, intercept, original
+from dist_wandb.runs.rescue import Rescue
 from dist_wandb.settings.config_values import given_values, is_plain, told, understood
 from dist_wandb.settings.config_withheld import MISSING, filled, withheld
+from dist_wandb.settings.plan import unit_run_id
+from dist_wandb.wandb_files.debug_log import log_of, untaken, unwritten
 from dist_wandb.wandb_files.environment import own_environment
 from dist_wandb.wandb_files.sidecar import SIDECAR_NAME
-from dist_wandb.wandb_files.debug_log import log_of, untaken, unwritten
-from dist_wandb.runs.destination import Destination, is_address, is_same_server, refusal_of, without_password
-from dist_wandb.errors import ConfigurationError, ReadError, UnavailableError, suggest
-from dist_wandb.runs.interception import Handler, Interception, intercept, original
-from dist_wandb.settings.plan import unit_run_id
-from dist_wandb.runs.rescue import Rescue
 from dist_wandb.wandb_files.small_files import LIMIT, read_small, write_small
 
 if TYPE_CHECKING:
@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 
     from dist_wandb.runs.axes import Axes
     from dist_wandb.runs.destination import Origin
-    from dist_wandb.settings.plan import RunPlan
     from dist_wandb.runs.record import Record
+    from dist_wandb.settings.plan import RunPlan
     from dist_wandb.topology.detection import Topology
 
     Run: TypeAlias = wandb.Run
