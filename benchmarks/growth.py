@@ -32,7 +32,7 @@ from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.plan import plan_run, unit_of
 from dist_wandb.settings.reduction import check_reduce
 from dist_wandb.store.job_store import JobStore
-from dist_wandb.topology.detection import Topology
+from dist_wandb.topology.model import Topology
 
 _RANKS = (2, 4, 8, 16, 32, 64)
 _NAMES = (1, 10, 100, 500)

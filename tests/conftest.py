@@ -27,7 +27,7 @@ from dist_wandb.session import session
 from dist_wandb.settings.options import Options
 from dist_wandb.store import job_store, leftovers
 from dist_wandb.store.job_store import JobStore
-from dist_wandb.topology.detection import Topology
+from dist_wandb.topology.model import Topology
 
 OnRanks = Callable[[int, Callable[[int], Any]], list[Any]]
 Job = Callable[..., list[session.Session]]

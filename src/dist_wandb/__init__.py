@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from dist_wandb.runs.run import NullRun
     from dist_wandb.session.session import Session, get_run, init
     from dist_wandb.settings.plan import RunPlan, plan_run
-    from dist_wandb.topology.detection import Topology
+    from dist_wandb.topology.model import Topology
 
 # Without the doors to the frameworks: `import *` must work where none is installed.
 __all__ = [
@@ -61,7 +61,7 @@ _ROOMS = {
     "NullRun": "runs.run",
     "RunPlan": "settings.plan",
     "Session": "session.session",
-    "Topology": "topology.detection",
+    "Topology": "topology.model",
     "gathered": "payloads.media.gathers",
     "get_run": "session.session",
     "init": "session.session",

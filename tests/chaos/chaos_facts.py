@@ -10,7 +10,7 @@ from drawing import FATAL, HARD, Spec
 from ledger import Entry
 
 from dist_wandb.settings.plan import plan_run
-from dist_wandb.topology.detection import Topology
+from dist_wandb.topology.model import Topology
 
 _SUPERVISING = ("torchrun", "spawn", "lightning")  # launchers that end all ranks when one fails
 _TERMINATED = 143

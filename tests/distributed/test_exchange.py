@@ -34,7 +34,7 @@ from dist_wandb.exchange.transport import gloo
 from dist_wandb.exchange.transport.gloo import BrokenError, GlooGroup
 from dist_wandb.settings.plan import Unit
 from dist_wandb.store.job_store import JobStore
-from dist_wandb.topology.detection import Topology
+from dist_wandb.topology.model import Topology
 
 SOON = 20.0  # seconds, on a busy machine; whoever waited for other ranks waits for longer
 

@@ -23,7 +23,7 @@ from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.plan import Unit
 from dist_wandb.store.addresses import is_hung_up
 from dist_wandb.store.job_store import JobStore
-from dist_wandb.topology.detection import Topology
+from dist_wandb.topology.model import Topology
 
 SOON = 20.0  # seconds, on a busy machine; whoever waited for a limit that is not to be reached waits for longer
 SHORT = replace(QUICK, join_timeout=2.0, peer_timeout=1.0, finish_timeout=1.0)

@@ -12,7 +12,7 @@ import pytest
 from processes import started
 
 from dist_wandb.store.job_store import JobStore
-from dist_wandb.topology.detection import Topology
+from dist_wandb.topology.model import Topology
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,7 +16,9 @@ from fuzzing import Target
 
 from dist_wandb.errors import ReadError, TopologyError
 from dist_wandb.lightning.checkpoint_files import plain_content
-from dist_wandb.topology.detection import Launch, Topology, job_name, node_identity, traces
+from dist_wandb.topology.detected import detected_launchers
+from dist_wandb.topology.launch import Launch, job_name, node_identity
+from dist_wandb.topology.model import Topology
 
 _RECORDED = Path(__file__).parents[1] / "unit" / "recorded_variables.json"
 _VARIABLES = (
@@ -96,7 +98,7 @@ def _with_odd_values(data: bytes) -> bytes:
 def _read_environment(data: bytes) -> None:
     pairs = (pair.partition("=") for pair in data.decode(errors="surrogateescape").split("\0"))
     environ = {name: value for name, _, value in pairs}
-    assert all(trace.verdict for trace in traces(environ))
+    assert all(launcher.status for launcher in detected_launchers(environ))
     node_identity(environ)
     topology = Topology.from_environ(environ) or Topology.single()
     assert 0 <= topology.global_rank < topology.world_size

@@ -24,7 +24,7 @@ from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.plan import Unit, plan_run
 from dist_wandb.settings.reduction import check_reduce
 from dist_wandb.store.job_store import JobStore
-from dist_wandb.topology.detection import Topology
+from dist_wandb.topology.model import Topology
 
 Row = dict[str, Any]
 QUICK = Limits(join_timeout=30, peer_timeout=30, finish_timeout=60, heartbeat=0.1)

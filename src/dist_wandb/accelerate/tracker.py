@@ -48,7 +48,7 @@ from dist_wandb.settings.options import ConfigSync, Options, SystemMetrics, rank
 from dist_wandb.settings.plan import RankScope, RunMode
 from dist_wandb.settings.reduction import PerRank, Reduce, Spread
 from dist_wandb.store.timed_caller import Inquiry
-from dist_wandb.topology.detection import Leader, Topology
+from dist_wandb.topology.model import Leader, Topology
 from dist_wandb.user_lines import users_line, warn
 
 if TYPE_CHECKING:

@@ -34,7 +34,8 @@ from dist_wandb.errors import ConfigurationError, DistWandbError, ReadError, Upl
 from dist_wandb.runs.destination import TRUST_OPTION, is_address
 from dist_wandb.runs.run import check_id, check_sweep, destination
 from dist_wandb.settings.plan import RANK_SCOPES, RUN_MODES, RunPlan, plan_run
-from dist_wandb.topology.detection import Topology, Trace
+from dist_wandb.topology.detected import DetectedLauncher
+from dist_wandb.topology.model import Topology
 from dist_wandb.uploads.state import remove_left_copies
 from dist_wandb.uploads.upload import Terms, UploadFile, UploadRun, is_uploaded, plan_uploads, remember, upload
 from dist_wandb.wandb_files.offline import MetricHistory, Sidecar, StoredRun, find_runs, read_runs
@@ -350,7 +351,7 @@ def _findings(found: Diagnosis) -> Table:
     for name, lines in (
         ("this process", _who(found)),
         ("would open", [_what_it_opens(found)]),
-        ("launchers", [_trace_in_words(trace) for trace in found.traces] or ["none"]),
+        ("launchers", [_launcher_in_words(launcher) for launcher in found.launchers] or ["none"]),
         ("wandb", _wandb_in_words(found)),
         ("versions", [", ".join(f"{name} {known}" for name, known in found.versions.items() if known)]),
     ):
@@ -389,9 +390,9 @@ def _what_it_opens(found: Diagnosis) -> str:
     return f"{which}{role}{f', in the group {plan.group}' if plan.group else ''} ({how})"
 
 
-def _trace_in_words(trace: Trace) -> str:
-    names = " ".join(f"{name}={value}" for name, value in trace.variables.items())
-    return f"{trace.launcher}: {trace.verdict}{f', as {trace.reason}' if trace.reason else ''} ({names})"
+def _launcher_in_words(launcher: DetectedLauncher) -> str:
+    reason = f", because {launcher.reason}" if launcher.reason else ""
+    return f"{launcher.name}: {launcher.status}{reason} ({launcher.assignments})"
 
 
 def _wandb_in_words(found: Diagnosis) -> list[str]:

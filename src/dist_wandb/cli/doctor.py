@@ -31,7 +31,9 @@ from dist_wandb.settings.plan import (
     plan_run,
     writers_of,
 )
-from dist_wandb.topology.detection import Launch, Topology, Trace, job_name, traces
+from dist_wandb.topology.detected import DetectedLauncher, detected_launchers, doubts_of
+from dist_wandb.topology.launch import Launch, job_name
+from dist_wandb.topology.model import Topology
 
 PACKAGES = ("dist-wandb", "wandb", "torch", "torchmetrics", "lightning", "pytorch-lightning", "accelerate")
 GENERATED = "ID"
@@ -62,7 +64,7 @@ class Diagnosis:
 
     Args:
         topology: Whom it would be taken for; `None` if that is an error.
-        traces: What launchers have left in the environment.
+        launchers: What launchers have left in the environment.
         plan: What it would do with W&B; `None` if that is an error, or depends on what only the other ranks know.
         setup: How wandb is set up.
         server: What W&B's server says; `None` if it was not asked.
@@ -72,7 +74,7 @@ class Diagnosis:
     """
 
     topology: Topology | None
-    traces: tuple[Trace, ...]
+    launchers: tuple[DetectedLauncher, ...]
     plan: RunPlan | None
     setup: runs.Setup
     server: Server | None
@@ -120,7 +122,7 @@ def examine(
         topology = Topology.detect()
     except DistWandbError as error:
         errors.append(str(error))
-    found, setup = tuple(traces()), runs.setup(trusted_server)
+    found, setup = tuple(detected_launchers()), runs.setup(trusted_server)
     try:
         mode = check_run_mode(run_mode_or_default(run_mode))
         scope = check_rank_scope(rank_scope_or_default(rank_scope))
@@ -210,38 +212,22 @@ def _warnings(found: Diagnosis) -> Iterator[str]:
 
 
 def _about_launchers(found: Diagnosis) -> Iterator[str]:
-    is_alone = found.topology is not None and found.topology.world_size == 1
-    used = next((trace for trace in found.traces if trace.verdict == "used"), None)
-    for trace in found.traces:
-        names = _names(trace)
-        if trace.verdict == "contradicts" and is_alone and used is not None:
-            yield (
-                f"{used.launcher} makes this process a job of its own ({_names(used)}), but {trace.launcher} seems to "
-                f"have started it: {trace.reason}. If it is one of several ranks, unset the former, else {names}"
-            )
-        elif trace.verdict == "other rank" and used is not None:
-            yield (
-                f"{used.launcher} and {trace.launcher} give this process different ranks: {trace.reason}. Unset those "
-                f"that are stale: {_names(used)}; or {names}"
-            )
-        elif trace.verdict in ("contradicts", "unreadable"):
-            yield f"{trace.launcher} has left variables that are left aside: {trace.reason}. Unset them: {names}"
-        elif trace.verdict == "not this process" and is_alone:
-            yield f"{trace.launcher}'s variables are there ({names}), but {trace.reason}. So it is a job of its own."
-        elif trace.verdict == "rank alone":
-            yield (
-                f"{trace.launcher}'s {trace.reason}. So this process is taken for a job of its own. If it is one of "
-                "several ranks, open the run after init_process_group, or set RANK and WORLD_SIZE."
-            )
-    if found.topology is not None and used is not None and found.topology.world_size > 1:
-        yield from _about_meeting(found, found.topology, used)
+    topology = found.topology
+    if topology is not None:
+        yield from doubts_of(found.launchers, topology)
+    is_alone = topology is not None and topology.world_size == 1
+    for launcher in found.launchers:
+        variables = launcher.assignments
+        if launcher.status == "unreadable" or (launcher.status == "contradicts" and not is_alone):
+            yield f"{launcher.name} has left variables that are ignored: {launcher.reason}. Unset them: {variables}"
+        elif launcher.status == "not this process" and is_alone:
+            yield f"{launcher.name}'s variables are set ({variables}), but {launcher.reason}. It is a job of its own."
+    used = next((launcher for launcher in found.launchers if launcher.status == "used"), None)
+    if topology is not None and used is not None and topology.world_size > 1:
+        yield from _about_meeting(found, topology, used)
 
 
-def _names(trace: Trace) -> str:
-    return ", ".join(f"{name}={value}" for name, value in trace.variables.items())
-
-
-def _about_meeting(found: Diagnosis, topology: Topology, used: Trace) -> Iterator[str]:
+def _about_meeting(found: Diagnosis, topology: Topology, used: DetectedLauncher) -> Iterator[str]:
     """What ranks that do not know enough each for itself can do."""
     can_meet = _can_meet(topology)
     if not topology.knows_layout:
@@ -249,14 +235,14 @@ def _about_meeting(found: Diagnosis, topology: Topology, used: Trace) -> Iterato
         if not can_meet:
             instead = "open the run after init_process_group, where the ranks find it out; before, it is an error."
         yield (
-            f"{used.launcher} does not tell the place of this process among the nodes. In rank_scope='worker', and in "
+            f"{used.name} does not tell the place of this process among the nodes. In rank_scope='worker', and in "
             f"run_mode='shared', {instead}"
         )
     if not can_meet:
         what = "their numbers cannot be brought together"
         if _needs_an_id(found.plan, topology):
             what += ", and without id= or WANDB_RUN_ID they cannot agree on a run id, which is an error"
-        yield f"{used.launcher} keeps no store in which ranks meet: before init_process_group, {what}."
+        yield f"{used.name} keeps no store in which ranks meet: before init_process_group, {what}."
 
 
 def _can_meet(topology: Topology) -> bool:

@@ -40,7 +40,8 @@ from dist_wandb.settings.options import ConfigSync, Options, SystemMetrics, rank
 from dist_wandb.settings.plan import RankScope, RunMode, RunPlan
 from dist_wandb.settings.reduction import PerRank, Reduce, Spread
 from dist_wandb.store.job_store import make_id
-from dist_wandb.topology.detection import Launch, Topology
+from dist_wandb.topology.launch import Launch
+from dist_wandb.topology.model import Topology
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dist_wandb.errors import ReadError
-from dist_wandb.topology.detection import Launch, node_identity
+from dist_wandb.topology.launch import Launch, node_identity
 from dist_wandb.wandb_files.small_files import parse_json, read_small, write_small
 
 

@@ -22,7 +22,8 @@ from dist_wandb.errors import ConfigurationError, ReadError, RendezvousError, Un
 from dist_wandb.runs import run as runs
 from dist_wandb.settings.plan import RANK_SCOPES, RUN_MODES
 from dist_wandb.store.job_store import JobStore
-from dist_wandb.topology.detection import Launch, Topology
+from dist_wandb.topology.launch import Launch
+from dist_wandb.topology.model import Topology
 from dist_wandb.wandb_files.offline import largest_step
 from dist_wandb.wandb_files.small_files import own_directory, parse_json, read_small, write_small
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dist_wandb.settings.options import Options
     from dist_wandb.settings.plan import RunPlan, Unit
     from dist_wandb.store.job_store import JobStore
-    from dist_wandb.topology.detection import Topology
+    from dist_wandb.topology.model import Topology
 
 _log = logging.getLogger("dist_wandb")
 

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from dist_wandb.runs.destination import Origin
     from dist_wandb.runs.record import Record
     from dist_wandb.settings.plan import RunPlan
-    from dist_wandb.topology.detection import Topology
+    from dist_wandb.topology.model import Topology
 
     Run: TypeAlias = wandb.Run
     AnyRun: TypeAlias = "wandb.Run | NullRun"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dist_wandb.settings.plan import RunPlan
-from dist_wandb.topology.detection import Topology
+from dist_wandb.topology.model import Topology
 
 
 def announcement(topology: Topology, plan: RunPlan, where: str, group_url: str | None) -> str:

@@ -61,7 +61,8 @@ from dist_wandb.settings.reduction import PerRank, Reduce, Spread, check_per_ran
 from dist_wandb.store import leftovers
 from dist_wandb.store.job_store import BASE_ID, JobStore, agree_on_base_id, id_of_job, learn_layout, make_id, refuse
 from dist_wandb.store.timed_caller import STORE_PATIENCE, briefly
-from dist_wandb.topology.detection import Topology, traces
+from dist_wandb.topology.detected import detected_launchers, doubts_of
+from dist_wandb.topology.model import Topology
 from dist_wandb.user_lines import users_line, warn
 
 if TYPE_CHECKING:
@@ -1194,32 +1195,9 @@ def _detected_topology() -> Topology:
             stacklevel=4,
         )
     elif topology.origin("global_rank") != "torch.distributed":
-        _warn_of_doubts(topology)
+        for doubt in doubts_of(detected_launchers(), topology):
+            warnings.warn(doubt, stacklevel=4)
     return topology
-
-
-def _warn_of_doubts(topology: Topology) -> None:
-    """Say so where a launcher seems to have started this process as another one than it is taken for."""
-    for trace in traces():
-        if trace.verdict == "rank alone":
-            warnings.warn(
-                f"This process is taken for a job of its own, but {trace.launcher}'s {trace.reason}. If it is one "
-                "of several ranks, open the run after init_process_group, or set RANK and WORLD_SIZE.",
-                stacklevel=5,
-            )
-        elif trace.verdict == "other rank":
-            warnings.warn(
-                f"{trace.launcher} contradicts {topology.origin('global_rank')}: {trace.reason}. If the latter is "
-                "the same on several ranks, unset it (a batch script may have exported it).",
-                stacklevel=5,
-            )
-        elif trace.verdict == "contradicts" and topology.world_size == 1:
-            warnings.warn(
-                f"This process is taken for a job of its own by {topology.origin('global_rank')}, but "
-                f"{trace.launcher} seems to have started it: {trace.reason}. If it is one of several ranks, unset "
-                "what an image or a shell has left, or open the run after init_process_group.",
-                stacklevel=5,
-            )
 
 
 def _plan(topology: Topology, options: Options, base_id: str | None, group: str | None) -> RunPlan:

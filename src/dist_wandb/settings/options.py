@@ -12,7 +12,7 @@ from dist_wandb.errors import ConfigurationError, suggest
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.plan import RankScope, RunMode, check_rank_scope, check_run_mode
 from dist_wandb.settings.reduction import PerRank, Reduce, Reduction, Spread, check_reduce, plain_patterns, plain_reduce
-from dist_wandb.topology.detection import wish
+from dist_wandb.topology.launch import job_setting
 
 ConfigSync: TypeAlias = Literal["warn", "check", "off"]
 SystemMetrics: TypeAlias = Literal["primary", "all-nodes"]
@@ -166,7 +166,7 @@ def _wish(name: str, check: Callable[[object], _T]) -> _T | None:
     if decorator is not None:
         return decorator
     variable = f"DIST_WANDB_{name.upper()}"
-    text = wish(variable)
+    text = job_setting(variable)
     try:
         return check(text) if text else None
     except ConfigurationError as error:

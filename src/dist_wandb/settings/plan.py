@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, TypedDict
 
 from dist_wandb.errors import ConfigurationError, TopologyError, suggest
-from dist_wandb.topology.detection import Topology
+from dist_wandb.topology.model import Topology
 
 RunMode = Literal["auto", "shared", "new"]
 RankScope = Literal["global", "worker"]

@@ -22,7 +22,8 @@ from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.settings.plan import tells_job
 from dist_wandb.store.addresses import address_towards, connections_to, is_hung_up
 from dist_wandb.store.timed_caller import Patience, UnansweredError
-from dist_wandb.topology.detection import Launch, Topology, job_name, node_identity
+from dist_wandb.topology.launch import Launch, job_name, node_identity
+from dist_wandb.topology.model import Topology
 
 if TYPE_CHECKING:
     from torch.distributed import Store

@@ -21,7 +21,7 @@ from stored import COMBINATIONS, PATIENT
 import dist_wandb
 from dist_wandb.cli.commands import main as dist_wandb_command
 from dist_wandb.errors import RendezvousError
-from dist_wandb.topology.detection import Topology
+from dist_wandb.topology.model import Topology
 
 Said = dict[str, Any]
 

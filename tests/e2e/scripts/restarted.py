@@ -15,7 +15,7 @@ from stored import PATIENT
 
 import dist_wandb
 from dist_wandb.settings.plan import RunMode
-from dist_wandb.topology.detection import Launch
+from dist_wandb.topology.launch import Launch
 
 ROWS, KILLED_AT = 100, 50
 

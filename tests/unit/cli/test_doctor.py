@@ -22,7 +22,7 @@ from dist_wandb.cli.doctor import PACKAGES, ask, examine
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.runs import run as runs
 from dist_wandb.settings.plan import RunMode
-from dist_wandb.topology.detection import traces
+from dist_wandb.topology.detected import detected_launchers
 
 KEY = "0123456789" * 4
 TORCHRUN = {
@@ -72,7 +72,7 @@ def test_process_without_a_launcher_is_a_job_of_its_own() -> None:
     assert found.topology.world_size == 1
     assert found.plan is not None
     assert (found.plan.run_id, found.plan.opens_run) == (None, True)
-    assert (found.traces, found.errors, found.warnings, found.server) == ((), (), (), None)
+    assert (found.launchers, found.errors, found.warnings, found.server) == ((), (), (), None)
     assert found.versions.keys() == {"python", *PACKAGES}
     assert found.versions["wandb"] == wandb.__version__
 
@@ -85,7 +85,7 @@ def test_rank_its_sources_and_its_run_are_told(say: Any) -> None:
     assert found.topology.sources["node_rank"] == "GROUP_RANK (torchrun)"
     assert found.plan is not None
     assert (found.plan.run_id, found.plan.group) == ("ID-worker-0-rank-1", "ID-worker-0")
-    assert [(trace.launcher, trace.verdict) for trace in found.traces] == [("torchrun", "used")]
+    assert [(launcher.name, launcher.status) for launcher in found.launchers] == [("torchrun", "used")]
     assert found.errors == found.warnings == ()
 
 
@@ -133,22 +133,22 @@ def test_what_would_raise_is_told(
 # --- what launchers have left -----------------------------------------------------------------------------------------
 
 
-def verdicts(environ: dict[str, str]) -> dict[str, str]:
-    return {trace.launcher: trace.verdict for trace in traces(environ)}
+def statuses(environ: dict[str, str]) -> dict[str, str]:
+    return {launcher.name: launcher.status for launcher in detected_launchers(environ)}
 
 
-def test_traces_of_all_launchers_are_judged() -> None:
-    assert verdicts({}) == {}
-    assert verdicts(TORCHRUN) == {"torchrun": "used"}
-    assert verdicts({**TORCHRUN, **STALE_SLURM}) == {"torchrun": "used", "SLURM": "contradicts"}
+def test_status_of_what_each_launcher_left() -> None:
+    assert statuses({}) == {}
+    assert statuses(TORCHRUN) == {"torchrun": "used"}
+    assert statuses({**TORCHRUN, **STALE_SLURM}) == {"torchrun": "used", "SLURM": "contradicts"}
     agents = {"SLURM_PROCID": "0", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2"}  # one on each node
-    assert verdicts({**TORCHRUN, **agents}) == {"torchrun": "used", "SLURM": "outer"}
+    assert statuses({**TORCHRUN, **agents}) == {"torchrun": "used", "SLURM": "outer"}
     agreeing = {"SLURM_PROCID": "1", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "4"}
-    assert verdicts({**TORCHRUN, **agreeing}) == {"torchrun": "used", "SLURM": "agrees"}
-    assert verdicts({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}) == {"SLURM": "not this process"}
-    assert verdicts({"RANK": "1"}) == {"RANK and WORLD_SIZE": "half"}
-    assert verdicts({"PMI_RANK": "x", "PMI_SIZE": "2"}) == {"MPICH": "unreadable"}
-    assert verdicts({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "PMI_RANK": "1", "PMI_SIZE": "3"}) == {
+    assert statuses({**TORCHRUN, **agreeing}) == {"torchrun": "used", "SLURM": "agrees"}
+    assert statuses({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}) == {"SLURM": "not this process"}
+    assert statuses({"RANK": "1"}) == {"RANK and WORLD_SIZE": "incomplete"}
+    assert statuses({"PMI_RANK": "x", "PMI_SIZE": "2"}) == {"MPICH": "unreadable"}
+    assert statuses({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "PMI_RANK": "1", "PMI_SIZE": "3"}) == {
         "Open MPI": "used",
         "MPICH": "contradicts",
     }
@@ -157,7 +157,7 @@ def test_traces_of_all_launchers_are_judged() -> None:
 def test_stale_variables_are_named_with_what_to_do(say: Any) -> None:
     say(**TORCHRUN, **AGENT, **STALE_SLURM)
     (warning,) = examine("new").warnings
-    assert "SLURM has left variables that are left aside: it says rank 0 of 8, but rank 1 of 4 is used" in warning
+    assert "SLURM has left variables that are ignored: it says rank 0 of 8, but rank 1 of 4 is used" in warning
     assert "Unset them: SLURM_PROCID=0, SLURM_NTASKS=8" in warning
 
 
@@ -176,15 +176,16 @@ def test_rank_that_is_another_for_srun_is_told_without_saying_which_is_stale(say
     assert warning.startswith(
         "RANK and WORLD_SIZE and SLURM give this process different ranks: it says rank 3 of 4, but"
     )
-    assert "Unset those that are stale: RANK=0, WORLD_SIZE=4; or SLURM_PROCID=3, SLURM_NTASKS=4" in warning
+    assert "Unset those that are stale: RANK=0, WORLD_SIZE=4 (a batch script" in warning
+    assert warning.endswith("or SLURM_PROCID=3, SLURM_NTASKS=4")
 
 
 def test_srun_that_started_torchrun_is_not_taken_for_stale(say: Any) -> None:
     say(**TORCHRUN, **AGENT, SLURM_PROCID="0", SLURM_STEP_ID="0", SLURM_NTASKS="2")
     found = examine("new")
     assert found.warnings == ()
-    assert found.traces[1].reason == (
-        "it says rank 0 of 2, but rank 1 of 4 is used; it may have started the launcher that says so"
+    assert found.launchers[1].reason == (
+        "it says rank 0 of 2, but rank 1 of 4 is used; it may have started the launcher that is used"
     )
 
 
@@ -227,7 +228,7 @@ def test_batch_shell_is_no_matter_to_what_it_has_started(say: Any) -> None:
 def test_rank_that_nothing_completes_is_told(say: Any) -> None:
     say(PALS_RANKID="3")
     (warning,) = examine().warnings
-    assert warning.startswith("PALS's PALS_RANKID=3 tells of others, not how many.")
+    assert warning.startswith("This process is treated as a job of its own, but PALS's PALS_RANKID=3 shows that")
 
 
 # --- wandb ------------------------------------------------------------------------------------------------------------
@@ -584,7 +585,7 @@ def test_printed_as_json(say: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert printed["topology"]["global_rank"] == 1
     assert printed["sources"]["global_rank"] == "RANK (torchrun)"
     assert printed["plan"]["opens_run"] is False
-    assert printed["traces"][0]["verdict"] == "used"
+    assert printed["launchers"][0]["status"] == "used"
     assert (printed["setup"]["mode"], printed["setup"]["has_key"]) == ("offline", False)
     assert printed["errors"] == printed["warnings"] == []
 

@@ -34,7 +34,7 @@ from dist_wandb.settings.config_values import comparable, given_values, told
 from dist_wandb.settings.options import Options
 from dist_wandb.store import job_store
 from dist_wandb.store.job_store import JobStore
-from dist_wandb.topology.detection import Topology
+from dist_wandb.topology.model import Topology
 
 if TYPE_CHECKING:
     from tests.conftest import FakeWandb, OnRanks

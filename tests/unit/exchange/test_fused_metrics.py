@@ -18,7 +18,7 @@ from dist_wandb.payloads.torchmetrics.metrics import take_snapshot
 from dist_wandb.runs.run import NullRun, RunWriter
 from dist_wandb.settings.plan import plan_run
 from dist_wandb.settings.reduction import Totals, check_reduce
-from dist_wandb.topology.detection import Topology
+from dist_wandb.topology.model import Topology
 
 
 class BrokenError(Exception):

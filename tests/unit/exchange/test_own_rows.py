@@ -21,7 +21,7 @@ from dist_wandb.payloads.values import Later
 from dist_wandb.runs.run import NullRun, RunWriter
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.plan import plan_run
-from dist_wandb.topology.detection import Topology
+from dist_wandb.topology.model import Topology
 
 if TYPE_CHECKING:
     from tests.conftest import FakeWandb, Job

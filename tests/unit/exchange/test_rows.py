@@ -23,7 +23,7 @@ from dist_wandb.payloads.values import HostCopy, Later
 from dist_wandb.runs.run import NullRun, RunWriter
 from dist_wandb.settings.plan import RunMode, plan_run
 from dist_wandb.settings.reduction import EQUAL_BY_NATURE, PerRank, Reduce, Totals, check_per_rank, check_reduce
-from dist_wandb.topology.detection import Topology
+from dist_wandb.topology.model import Topology
 
 
 class Written:

@@ -32,7 +32,7 @@ from lightning.pytorch.loggers.logger import DummyExperiment
 from dist_wandb import DistWandbLogger
 from dist_wandb.lightning.logger import _NullExperiment
 from dist_wandb.session import session
-from dist_wandb.topology.detection import Topology
+from dist_wandb.topology.model import Topology
 
 pytestmark = pytest.mark.newest  # the demands are those of the newest Lightning
 

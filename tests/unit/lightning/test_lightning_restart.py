@@ -27,7 +27,7 @@ from dist_wandb.restart import restart
 from dist_wandb.restart.restart import Keeper
 from dist_wandb.session import session as sessions_room
 from dist_wandb.settings.options import Options
-from dist_wandb.topology.detection import Topology
+from dist_wandb.topology.model import Topology
 
 if TYPE_CHECKING:
     from tests.conftest import FakeWandb

@@ -28,7 +28,7 @@ from dist_wandb.lightning import logger as lightning
 from dist_wandb.lightning.script_ids import ScriptIds
 from dist_wandb.runs import run
 from dist_wandb.session import session
-from dist_wandb.topology.detection import Topology
+from dist_wandb.topology.model import Topology
 
 Drive = Callable[[WandbLogger], object]
 

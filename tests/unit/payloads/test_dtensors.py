@@ -14,7 +14,7 @@ import dist_wandb
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.payloads.values import take, take_weight, whole_tensors
 from dist_wandb.relay.relay import RemoteSession
-from dist_wandb.topology.detection import Topology
+from dist_wandb.topology.model import Topology
 
 if TYPE_CHECKING:
     from tests.conftest import FakeWandb, Job, OnRanks

@@ -39,7 +39,7 @@ from dist_wandb.payloads.media.gathers import (
     unframed,
 )
 from dist_wandb.runs import run
-from dist_wandb.topology.detection import Topology
+from dist_wandb.topology.model import Topology
 
 if TYPE_CHECKING:
     from tests.conftest import FakeWandb, Job, OnRanks

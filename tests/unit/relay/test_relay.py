@@ -29,7 +29,7 @@ import dist_wandb
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.relay import local_sockets, relay
 from dist_wandb.relay.relay import Address, Relay, RemoteSession
-from dist_wandb.topology.detection import Topology
+from dist_wandb.topology.model import Topology
 
 if TYPE_CHECKING:
     from tests.conftest import FakeWandb, Job, OnRanks

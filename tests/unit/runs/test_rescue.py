@@ -10,7 +10,7 @@ import wandb
 
 from dist_wandb.runs.run import RunWriter
 from dist_wandb.settings.plan import plan_run
-from dist_wandb.topology.detection import Topology
+from dist_wandb.topology.model import Topology
 
 
 class Picky:

@@ -25,7 +25,7 @@ from dist_wandb.errors import ConfigurationError
 from dist_wandb.runs import run as runs
 from dist_wandb.runs.run import NullPart, NullRun, RunWriter, check_id, check_init_arguments, open_run, wanted_mode
 from dist_wandb.settings.plan import RunPlan, plan_run
-from dist_wandb.topology.detection import Topology
+from dist_wandb.topology.model import Topology
 from dist_wandb.wandb_files.sidecar import SIDECAR_NAME
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from dist_wandb.session.announcement import announcement
 from dist_wandb.settings.plan import RANK_SCOPES, RUN_MODES, plan_run
-from dist_wandb.topology.detection import Topology
+from dist_wandb.topology.model import Topology
 
 SINGLE = Topology.single()
 ONE_NODE = Topology(0, 0, 0, 2, 2, 1)

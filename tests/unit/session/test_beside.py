@@ -22,7 +22,7 @@ from dist_wandb.runs.interception import intercept, original
 from dist_wandb.runs.run import NullRun
 from dist_wandb.session import session
 from dist_wandb.settings.options import Options
-from dist_wandb.topology.detection import Topology
+from dist_wandb.topology.model import Topology
 
 if TYPE_CHECKING:
     from tests.conftest import FakeWandb, Job, OnRanks

@@ -17,7 +17,7 @@ from dist_wandb.session.ends import Ending, ProcessEnd, exit_code_of
 from dist_wandb.settings.plan import Unit, unit_of
 from dist_wandb.store import timed_caller
 from dist_wandb.store.job_store import JobStore
-from dist_wandb.topology.detection import Topology
+from dist_wandb.topology.model import Topology
 
 if TYPE_CHECKING:
     from tests.conftest import FakeWandb, Job

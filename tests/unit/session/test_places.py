@@ -14,7 +14,7 @@ import pytest
 import dist_wandb
 from dist_wandb.session import places, session
 from dist_wandb.settings.options import Options
-from dist_wandb.topology.detection import Topology
+from dist_wandb.topology.model import Topology
 
 if TYPE_CHECKING:
     from tests.conftest import FakeWandb, Job, OnRanks

@@ -27,7 +27,7 @@ from dist_wandb.settings.plan import (
     plan_run,
     unit_run_id,
 )
-from dist_wandb.topology.detection import Topology
+from dist_wandb.topology.model import Topology
 
 Planned = list[tuple[Topology, RunPlan]]
 

@@ -19,7 +19,7 @@ from dist_wandb.errors import RendezvousError
 from dist_wandb.runs.run import check_id
 from dist_wandb.store import job_store as room
 from dist_wandb.store.job_store import JobStore, agree_on_base_id, learn_layout, make_id
-from dist_wandb.topology.detection import Topology
+from dist_wandb.topology.model import Topology
 
 OnRanks = Callable[[int, Callable[[int], Any]], list[Any]]
 

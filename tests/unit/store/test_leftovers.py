@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from dist_wandb.store import leftovers
 from dist_wandb.store.job_store import JobStore
-from dist_wandb.topology.detection import Topology
+from dist_wandb.topology.model import Topology
 
 Sessions = Callable[[int, int], JobStore]
 

@@ -19,7 +19,7 @@ from dist_wandb.runs.run import FACTS, NullRun
 from dist_wandb.session import session
 from dist_wandb.settings.options import Options
 from dist_wandb.store.job_store import JobStore
-from dist_wandb.topology.detection import Topology
+from dist_wandb.topology.model import Topology
 
 if TYPE_CHECKING:
     from tests.conftest import FakeWandb, Job

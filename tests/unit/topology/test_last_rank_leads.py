@@ -14,7 +14,7 @@ import pytest
 from dist_wandb.errors import ConfigurationError, TopologyError
 from dist_wandb.session.session import Session
 from dist_wandb.settings.plan import RANK_SCOPES, RUN_MODES, RankScope, plan_run, tells_job, unit_of
-from dist_wandb.topology.detection import Topology
+from dist_wandb.topology.model import Topology
 
 if TYPE_CHECKING:
     from tests.conftest import FakeWandb, OnRanks

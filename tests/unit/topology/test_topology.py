@@ -14,7 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dist_wandb.errors import TopologyError
-from dist_wandb.topology.detection import Launch, Topology, job_name, node_identity, traces
+from dist_wandb.topology.detected import detected_launchers
+from dist_wandb.topology.launch import Launch, job_name, node_identity
+from dist_wandb.topology.model import Topology
 
 Environ = dict[str, str]
 Fields = tuple[int | None, ...]
@@ -244,27 +246,30 @@ def test_a_world_size_of_one_alone_means_nothing() -> None:
 @pytest.mark.parametrize("exported", ["1", "8"])
 def test_a_world_size_that_a_script_exports_does_not_hide_the_launcher(others: Environ, exported: str) -> None:
     assert fields(Topology.detect({"WORLD_SIZE": exported, **others})) == fields(Topology.detect(others))
-    verdict = "agrees" if exported == "8" else "contradicts"
-    assert [trace.verdict for trace in traces({"WORLD_SIZE": exported, **others})] == [verdict, "used"]
+    status = "agrees" if exported == "8" else "contradicts"
+    assert [launcher.status for launcher in detected_launchers({"WORLD_SIZE": exported, **others})] == [status, "used"]
 
 
 def test_a_half_that_a_later_launcher_contradicts_is_an_error_and_that_launcher_is_not_asked() -> None:
     environ = {"WORLD_SIZE": "2", **OPEN_MPI}
     with pytest.raises(TopologyError, match=re.escape("WORLD_SIZE (Lightning)=2, but not the global_rank")):
         Topology.detect(environ)
-    assert [trace.verdict for trace in traces(environ)] == ["half", "not asked"]
+    assert [launcher.status for launcher in detected_launchers(environ)] == ["incomplete", "not asked"]
 
 
 def test_the_launcher_of_lightnings_own_processes_is_the_one_used() -> None:
-    assert [trace.verdict for trace in traces(LAUNCHERS["Lightning subprocess"][0])] == ["used"]
+    assert [launcher.status for launcher in detected_launchers(LAUNCHERS["Lightning subprocess"][0])] == ["used"]
 
 
 @pytest.mark.parametrize("variable", ["NODE_RANK", "PET_NODE_RANK", "PMIX_RANK", "PALS_RANKID", "FLUX_TASK_RANK"])
 def test_a_rank_above_0_that_nothing_completes_is_noticed(variable: str) -> None:
-    (trace,) = traces({variable: "2"})
-    assert (trace.verdict, trace.variables) == ("rank alone", {variable: "2"})
-    assert traces({variable: "0"}) == traces({variable: ""}) == []
-    assert {trace.verdict for trace in traces({variable: "2", **torchrun([4, 4], 1, 1)})} <= {"used", "contradicts"}
+    (launcher,) = detected_launchers({variable: "2"})
+    assert (launcher.status, launcher.variables) == ("rank alone", {variable: "2"})
+    assert detected_launchers({variable: "0"}) == detected_launchers({variable: ""}) == []
+    assert {launcher.status for launcher in detected_launchers({variable: "2", **torchrun([4, 4], 1, 1)})} <= {
+        "used",
+        "contradicts",
+    }
 
 
 @pytest.mark.parametrize(

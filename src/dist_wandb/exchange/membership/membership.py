@@ -19,7 +19,7 @@ from dist_wandb.errors import RendezvousError
 from dist_wandb.settings.plan import Unit
 from dist_wandb.store.addresses import address_among
 from dist_wandb.store.job_store import JobStore
-from dist_wandb.topology.detection import wish
+from dist_wandb.topology.launch import job_setting
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -325,7 +325,7 @@ class Membership:
 
     def address(self, epoch: Epoch) -> str | None:
         """The address by which the other members, which have met, reach this rank; `None` to leave it to gloo."""
-        if wish("GLOO_SOCKET_IFNAME"):
+        if job_setting("GLOO_SOCKET_IFNAME"):
             return None
         return address_among(self._address, [self._job_store.peek(key) for key in self._met(epoch)])
 

@@ -1,0 +1,159 @@
+"""What all launchers have left in the environment, and which of it casts doubt on the topology of this process.
+
+The warnings at the start of a session and ``dist-wandb doctor`` share it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Literal
+
+from dist_wandb.errors import TopologyError
+from dist_wandb.topology.detection import started_by
+from dist_wandb.topology.launchers import LAUNCHERS, RANKS_ALONE, SLURM, Environ, Launcher, Readings
+from dist_wandb.topology.model import Topology
+
+Status = Literal[
+    "used",
+    "agrees",
+    "contradicts",
+    "other rank",
+    "outer",
+    "incomplete",
+    "rank alone",
+    "unreadable",
+    "not asked",
+    "not this process",
+]
+
+
+@dataclass(frozen=True)
+class DetectedLauncher:
+    """What one launcher has left in the environment, and how it is treated.
+
+    Args:
+        name: Name of the launcher.
+        variables: Its variables that are set, with their values.
+        status: ``"used"``: the ranks are taken from it; ``"agrees"`` with what is used; ``"contradicts"`` that: it is
+            stale, or was for another process; ``"other rank"``: it contradicts that, but for as many processes, so that
+            either may be stale, such as an ``export RANK=$SLURM_PROCID`` in a batch script; ``"outer"``: it probably
+            started the launcher that is used, as srun or mpirun starts a torchrun on each node; ``"incomplete"``: it
+            lacks the global rank or the world size; ``"rank alone"``: a rank above 0 of a launcher whose variables do
+            not give more; ``"unreadable"``; ``"not asked"``: it would be used if those before it were not incomplete
+            or unreadable; ``"not this process"``: of a batch shell, not of one of the processes that it starts.
+        reason: Why, in words; empty if there is nothing to add.
+    """
+
+    name: str
+    variables: Environ
+    status: Status
+    reason: str = ""
+
+    @property
+    def assignments(self) -> str:
+        """Its variables as ``NAME=VALUE, NAME=VALUE``."""
+        return ", ".join(f"{name}={value}" for name, value in self.variables.items())
+
+
+def detected_launchers(environ: Environ | None = None) -> list[DetectedLauncher]:
+    """What all launchers have left in the environment, in the order in which they are asked.
+
+    Args:
+        environ: The environment variables to read; the process's own when `None`.
+    """
+    environ = os.environ if environ is None else environ
+    found: list[DetectedLauncher] = []
+    used: tuple[Launcher, Readings] | None = None
+    with suppress(TopologyError):
+        used = started_by(environ)
+    seen: set[str] = set()
+    for launcher in LAUNCHERS:
+        names = dict.fromkeys((*launcher.present, *launcher.variables.values()))
+        own = {name: environ[name] for name in names if name in environ and name not in seen}
+        if own and (launcher is SLURM or launcher.is_present(environ)):
+            seen.update(own)
+            found.append(DetectedLauncher(launcher.name, own, *_status_of(launcher, environ, used)))
+    return found if used else [*found, *_ranks_alone(environ, seen)]
+
+
+def doubts_of(found: Sequence[DetectedLauncher], topology: Topology) -> list[str]:
+    """Warnings where a launcher seems to have started this process as another rank than `topology` has, as sentences.
+
+    Args:
+        found: What `detected_launchers` has found.
+        topology: The topology, read from launchers' variables.
+    """
+    used = next((launcher for launcher in found if launcher.status == "used"), None)
+    doubts: list[str] = []
+    for launcher in found:
+        if launcher.status == "rank alone":
+            doubts.append(
+                f"This process is treated as a job of its own, but {launcher.name}'s {launcher.reason}. If it is one "
+                "of several ranks, open the run after init_process_group, or set RANK and WORLD_SIZE."
+            )
+        elif used is not None and launcher.status == "other rank":
+            doubts.append(
+                f"{used.name} and {launcher.name} give this process different ranks: {launcher.reason}. Unset those "
+                f"that are stale: {used.assignments} (a batch script may have exported them); or {launcher.assignments}"
+            )
+        elif used is not None and launcher.status == "contradicts" and topology.world_size == 1:
+            doubts.append(
+                f"{used.name} makes this process a job of its own ({used.assignments}), but {launcher.name} seems to "
+                f"have started it: {launcher.reason}. If it is one of several ranks, unset the former (an image or a "
+                f"shell may have set them) or open the run after init_process_group; else unset {launcher.assignments}"
+            )
+    return doubts
+
+
+def _status_of(launcher: Launcher, environ: Environ, used: tuple[Launcher, Readings] | None) -> tuple[Status, str]:
+    if not launcher.is_present(environ):
+        return (
+            "not this process",
+            "srun has not started this process: the variables are those of the job, or of its batch shell",
+        )
+    if used is not None and launcher is used[0]:
+        return "used", ""
+    try:
+        readings = launcher.read(environ)
+    except TopologyError as error:
+        return "unreadable", str(error)
+    if used is not None:
+        return _compared(readings, used[1])
+    if readings.missing:
+        return "incomplete", f"the {' and '.join(readings.missing)} of this process is missing"
+    return "not asked", "those before it come first"
+
+
+def _compared(readings: Readings, used: Readings) -> tuple[Status, str]:
+    """The status of readings that are not used. Inner launchers come first, so these may be of an outer one."""
+    if readings.agrees_with(used):
+        return "agrees", ""
+    reason = f"it says {_ranks(readings)}, but {_ranks(used)} is used"
+    if _ranks(readings) == _ranks(used):
+        values = ((name, value, used.values.get(name, value)) for name, value in readings.values.items())
+        reason = " and ".join(f"it says {name}={theirs}, not {ours}" for name, theirs, ours in values if theirs != ours)
+    if not readings.missing:
+        theirs, ours = readings.values["world_size"], used.values["world_size"]
+        if theirs < ours or theirs == used.values.get("num_nodes", 1) > 1:
+            return "outer", f"{reason}; it may have started the launcher that is used"
+        if theirs == ours and readings.values["global_rank"] != used.values["global_rank"]:
+            return "other rank", reason
+    return "contradicts", reason
+
+
+def _ranks_alone(environ: Environ, seen: set[str]) -> list[DetectedLauncher]:
+    """Ranks above 0 that nothing completes: their launcher has started other processes too."""
+    return [
+        DetectedLauncher(
+            launcher, {name: environ[name]}, "rank alone", f"{name}={environ[name]} shows that there are other ranks"
+        )
+        for name, launcher in RANKS_ALONE.items()
+        if name not in seen and environ.get(name, "0").strip("0")
+    ]
+
+
+def _ranks(readings: Readings) -> str:
+    return f"rank {readings.values.get('global_rank', '?')} of {readings.values.get('world_size', '?')}"

@@ -1,0 +1,254 @@
+"""Launchers by the variables that they set: which variables, when these count, and how they are read.
+
+`LAUNCHERS` is the table; what is special about torchrun and SLURM is in a class of its own. To support a further
+launcher, add a line there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dist_wandb.errors import TopologyError
+
+HINT = "Check how the job was launched, and unset variables that another launcher left behind."
+
+Environ = Mapping[str, str]
+
+_SLURM_BATCH_STEP = 4294967290  # steps at or above are SLURM's own (batch script, extern, interactive), not an srun
+_MOST_NODES = 100_000
+_LONGEST_NUMBER = 30  # characters; Python writes no number of more than 4,300 digits
+_SHOWN = 100  # characters of a value, in messages
+
+
+class Readings:
+    """Values of topology fields, each with its source.
+
+    Args:
+        values: The values by the names of the fields.
+        source: Where all of them come from, for messages.
+    """
+
+    def __init__(self, values: Mapping[str, int], source: str) -> None:
+        self.values: dict[str, int] = dict(values)
+        self.sources: dict[str, str] = dict.fromkeys(values, source)
+
+    def add(self, name: str, value: int, source: str) -> None:
+        """Set one field."""
+        self.values[name] = value
+        self.sources[name] = source
+
+    @property
+    def missing(self) -> list[str]:
+        """The fields without which a process does not know its rank, as far as they are not known."""
+        return sorted({"global_rank", "world_size"} - self.values.keys())
+
+    def complete_on_first_node(self) -> bool:
+        """Fill in the global rank of Lightning's own processes on the first node, where it is the local rank."""
+        is_clear = {"world_size", "local_rank"} <= self.values.keys() and self.values.get("node_rank") == 0
+        if is_clear and self.missing:
+            self.add("global_rank", self.values["local_rank"], self.sources["local_rank"])
+        return is_clear
+
+    def agrees_with(self, other: Readings) -> bool:
+        """Whether both give the same ranks: launcher variables that do not are another launcher's, or stale."""
+        shared = self.values.keys() & other.values.keys()
+        return "world_size" in shared and all(self.values[name] == other.values[name] for name in shared)
+
+    def complete_from(self, other: Readings) -> None:
+        """Add the fields that only `other` has."""
+        for name, value in other.values.items():
+            if name not in self.values:
+                self.add(name, value, other.sources[name])
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """The variables of one launcher.
+
+    Args:
+        name: Its name, for messages.
+        present: Variables of which any shows that this launcher started the process.
+        variables: The variable of each field.
+    """
+
+    name: str
+    present: tuple[str, ...]
+    variables: Mapping[str, str]
+
+    def is_present(self, environ: Environ) -> bool:
+        """Whether this launcher started the process."""
+        return any(name in environ for name in self.present)
+
+    def read(self, environ: Environ) -> Readings:
+        """Read its variables.
+
+        Raises:
+            TopologyError: A variable does not have the form that this launcher gives it.
+        """
+        readings = Readings({}, self.name)
+        for name, variable in self.variables.items():
+            if variable in environ:
+                readings.add(name, integer(variable, environ[variable]), f"{variable} ({self.name})")
+        return readings
+
+
+class _Torchrun(Launcher):
+    """torchrun's variables. `--virtual-local-rank` sets LOCAL_RANK=0 in every process, which must not be believed."""
+
+    def read(self, environ: Environ) -> Readings:
+        readings = super().read(environ)
+        if readings.values.get("local_rank") == 0 and readings.values.get("local_world_size", 1) > 1:
+            local_rank = _local_rank_by_position(readings.values, environ)
+            del readings.values["local_rank"], readings.sources["local_rank"]
+            if local_rank is not None:
+                readings.add("local_rank", local_rank, "RANK and LOCAL_WORLD_SIZE (torchrun)")
+        return readings
+
+
+class _Slurm(Launcher):
+    """SLURM's variables. An sbatch shell has them as well, though only one process runs there: no step, no srun."""
+
+    def is_present(self, environ: Environ) -> bool:
+        step = environ.get("SLURM_STEP_ID", environ.get("SLURM_STEPID"))
+        if step is None:
+            return environ.get("SLURM_PROCID", "0") != "0"
+        is_number = re.fullmatch(r"[0-9]{1,20}", step)  # others are a step's as well
+        return "SLURM_PROCID" in environ and not (is_number and int(step) >= _SLURM_BATCH_STEP)
+
+    def read(self, environ: Environ) -> Readings:
+        readings = super().read(environ)
+        for variable in ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"):
+            if variable in environ:
+                tasks = _tasks_per_node(variable, environ[variable])
+                readings.add("num_nodes", len(tasks), f"{variable} (SLURM)")
+                node = readings.values.get("node_rank")
+                if node is not None and node < len(tasks):
+                    readings.add("local_world_size", tasks[node], f"{variable} (SLURM)")
+                break
+        return readings
+
+
+def _env_variables(**others: str) -> dict[str, str]:
+    return {"global_rank": "RANK", "world_size": "WORLD_SIZE", "local_rank": "LOCAL_RANK", **others}
+
+
+def _mpi_variables(world: str, local: str) -> dict[str, str]:
+    return {
+        "global_rank": f"{world}RANK",
+        "world_size": f"{world}SIZE",
+        "local_rank": f"{local}RANK",
+        "local_world_size": f"{local}SIZE",
+    }
+
+
+SLURM = _Slurm(
+    "SLURM",
+    ("SLURM_PROCID",),
+    {
+        "global_rank": "SLURM_PROCID",
+        "world_size": "SLURM_NTASKS",
+        "local_rank": "SLURM_LOCALID",
+        "node_rank": "SLURM_NODEID",
+    },
+)
+
+# The innermost launcher comes first: torchrun under srun leaves both families, and its own is the true one.
+LAUNCHERS: tuple[Launcher, ...] = (
+    _Torchrun(
+        "torchrun",
+        ("TORCHELASTIC_RUN_ID",),
+        _env_variables(node_rank="GROUP_RANK", local_world_size="LOCAL_WORLD_SIZE", num_nodes="GROUP_WORLD_SIZE"),
+    ),
+    Launcher(
+        "DeepSpeed",
+        ("CROSS_RANK", "LOCAL_SIZE"),
+        _env_variables(node_rank="CROSS_RANK", local_world_size="LOCAL_SIZE", num_nodes="CROSS_SIZE"),
+    ),
+    Launcher(
+        "RANK and WORLD_SIZE",
+        ("RANK",),
+        _env_variables(node_rank="NODE_RANK", local_world_size="LOCAL_WORLD_SIZE"),
+    ),
+    Launcher(
+        "Lightning",
+        ("LOCAL_RANK", "WORLD_SIZE"),
+        {"world_size": "WORLD_SIZE", "local_rank": "LOCAL_RANK", "node_rank": "NODE_RANK"},
+    ),
+    Launcher(  # HOROVOD_CROSS_RANK counts only the nodes that have this local rank: left out
+        "Horovod",
+        ("HOROVOD_RANK",),
+        _mpi_variables("HOROVOD_", "HOROVOD_LOCAL_"),
+    ),
+    Launcher(  # OMPI_COMM_WORLD_NODE_RANK is a rank on the node, not of the node: left out
+        "Open MPI",
+        ("OMPI_COMM_WORLD_RANK",),
+        _mpi_variables("OMPI_COMM_WORLD_", "OMPI_COMM_WORLD_LOCAL_"),
+    ),
+    Launcher("jsrun", ("JSM_NAMESPACE_RANK",), _mpi_variables("JSM_NAMESPACE_", "JSM_NAMESPACE_LOCAL_")),
+    Launcher("MVAPICH2", ("MV2_COMM_WORLD_RANK",), _mpi_variables("MV2_COMM_WORLD_", "MV2_COMM_WORLD_LOCAL_")),
+    Launcher(
+        "MPICH",
+        ("PMI_RANK",),
+        {
+            "global_rank": "PMI_RANK",
+            "world_size": "PMI_SIZE",
+            "local_rank": "MPI_LOCALRANKID",
+            "local_world_size": "MPI_LOCALNRANKS",
+        },
+    ),
+    SLURM,
+)
+
+RANKS_ALONE = {
+    "NODE_RANK": "Lightning",
+    "PET_NODE_RANK": "torchrun",
+    "PMIX_RANK": "PMIx",
+    "PALS_RANKID": "PALS",
+    "FLUX_TASK_RANK": "Flux",
+}
+"""Variables with a rank, and their launchers, which do not give the number of ranks."""
+
+
+def integer(variable: str, text: str) -> int:
+    """The value of a variable that is a whole number.
+
+    Raises:
+        TopologyError: It is not one.
+    """
+    try:
+        return int(text if len(text) <= _LONGEST_NUMBER else "")
+    except ValueError:
+        raise TopologyError(
+            f"{variable}={text[:_SHOWN]!r} in the environment is not a whole number, so this process's rank is "
+            f"unknown. {HINT}"
+        ) from None
+
+
+def _local_rank_by_position(values: Mapping[str, int], environ: Environ) -> int | None:
+    """The local rank of a torchrun process whose LOCAL_RANK is 0, from its position in the order of global ranks.
+
+    torchrun numbers processes node after node, so the first and the last node's ranks are certain. In between, one
+    visible device is what ``--virtual-local-rank`` leaves; only there the answer stays open.
+    """
+    rank, world, local_world = values.get("global_rank"), values.get("world_size"), values["local_world_size"]
+    node, nodes = values.get("node_rank"), values.get("num_nodes")
+    if rank is None or world is None or node is None:
+        return 0
+    if node == 0:
+        return rank
+    if nodes is not None and node == nodes - 1:
+        return rank - (world - local_world)
+    return None if re.fullmatch(r"[^,]+", environ.get("CUDA_VISIBLE_DEVICES", "")) else 0
+
+
+def _tasks_per_node(variable: str, text: str) -> list[int]:
+    """Expand SLURM's ``4(x2),3`` to ``[4, 4, 3]``."""
+    tasks: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d{1,6})(?:\(x(\d{1,6})\))?", part.strip())
+        if match is None or len(tasks) + int(match[2] or 1) > _MOST_NODES:
+            raise TopologyError(f"{variable}={text[:_SHOWN]!r} is not of SLURM's form '4(x2),3'. {HINT}")
+        tasks += [int(match[1])] * int(match[2] or 1)
+    return tasks

@@ -1,0 +1,241 @@
+"""Topology: where one process stands among all processes of a job.
+
+Sources, in the order in which they are trusted: a framework's own object, an initialised ``torch.distributed``, one
+consistent launcher, else a single process. A field without a source stays `None`: it is never guessed, because a wrong
+node rank would write into another node's run.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Literal
+
+from dist_wandb.errors import TopologyError
+from dist_wandb.topology.detection import complete, started_by
+from dist_wandb.topology.launchers import HINT, Environ, Readings
+
+Leader = Literal["first", "last"]
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Where one process stands among all processes of a job, in torchrun's words.
+
+    Args:
+        global_rank: Index of this process among all, 0 to `world_size` - 1.
+        local_rank: Index of this process on its node, or `None` if unknown.
+        node_rank: Index of this process's node, or `None` if unknown.
+        world_size: Number of processes of the job.
+        local_world_size: Number of processes on this node, or `None` if unknown.
+        num_nodes: Number of nodes, or `None` if unknown. Not `world_size // local_world_size`: nodes may be uneven.
+        sources: For each known field, where it came from (`"RANK (torchrun)"`); used in messages only.
+        leader: Whether the first or the last rank of a job, or of a node, leads it. Megatron-LM has the results of the
+            model on its last rank, which Accelerate therefore calls the main process.
+
+    Raises:
+        TopologyError: A value is impossible, or two values contradict each other.
+
+    Example:
+        Rank 5 of two nodes with four processes each::
+
+            Topology(global_rank=5, local_rank=1, node_rank=1, world_size=8, local_world_size=4, num_nodes=2)
+    """
+
+    global_rank: int
+    local_rank: int | None
+    node_rank: int | None
+    world_size: int
+    local_world_size: int | None
+    num_nodes: int | None
+    sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+    leader: Leader = "first"
+
+    def __post_init__(self) -> None:
+        for name, value in _implied(self).items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, value)
+        _check(self)
+
+    @classmethod
+    def single(cls) -> Topology:
+        """The topology of a job of one process."""
+        return cls(0, 0, 0, 1, 1, 1, dict.fromkeys(_FIELDS, "no launcher was found"))
+
+    @classmethod
+    def detect(cls, environ: Environ | None = None) -> Topology:
+        """Find out who this process is, without a framework's help.
+
+        Args:
+            environ: The environment variables to read; the process's own when `None`.
+
+        Returns:
+            The topology of an initialised ``torch.distributed``, else of one launcher's variables, else that of a
+            single process.
+
+        Raises:
+            TopologyError: The launcher's variables are impossible, contradict each other, or are incomplete.
+        """
+        return cls.from_torch_distributed(environ) or cls.from_environ(environ) or cls.single()
+
+    @classmethod
+    def from_environ(cls, environ: Environ | None = None) -> Topology | None:
+        """Read the variables of the first launcher that is present.
+
+        Args:
+            environ: The environment variables to read; the process's own when `None`.
+
+        Returns:
+            The topology, or `None` where no launcher left any variables.
+
+        Raises:
+            TopologyError: As for `detect`.
+        """
+        environ = os.environ if environ is None else environ
+        found = started_by(environ)
+        return None if found is None else cls._of(complete(found[1], environ))
+
+    @classmethod
+    def from_torch_distributed(cls, environ: Environ | None = None) -> Topology | None:
+        """Read an initialised ``torch.distributed``; its layout over nodes from launcher variables that agree with it.
+
+        Args:
+            environ: The environment variables to read; the process's own when `None`.
+
+        Returns:
+            The topology, or `None` where no default process group is initialised.
+        """
+        if "torch.distributed" not in sys.modules:  # nobody can have initialised it: do not pay for the import
+            return None
+        import torch.distributed as dist
+
+        if not (dist.is_available() and dist.is_initialized()):
+            return None
+        return cls.from_framework(dist.get_rank(), dist.get_world_size(), "torch.distributed", environ=environ)
+
+    @classmethod
+    def from_framework(
+        cls,
+        global_rank: int,
+        world_size: int,
+        source: str,
+        *,
+        local_rank: int | None = None,
+        leader: Leader = "first",
+        environ: Environ | None = None,
+    ) -> Topology:
+        """Take the ranks from a framework; the rest from launcher variables that agree with them.
+
+        Args:
+            global_rank: Index of this process among all.
+            world_size: Number of processes of the job.
+            source: Where the ranks come from, for messages.
+            local_rank: Index of this process on its node, where the framework knows it.
+            leader: Which rank leads a job or a node, by the framework's rule.
+            environ: The environment variables to read; the process's own when `None`.
+
+        Returns:
+            The topology. Launcher variables that contradict the framework are left aside: they are stale.
+        """
+        readings = Readings({"global_rank": global_rank, "world_size": world_size}, source)
+        if local_rank is not None:
+            readings.add("local_rank", local_rank, source)
+        return replace(cls._of(complete(readings, os.environ if environ is None else environ)), leader=leader)
+
+    @classmethod
+    def _of(cls, readings: Readings) -> Topology:
+        values: dict[str, int | None] = dict.fromkeys(_LAYOUT_FIELDS)
+        values.update(readings.values)
+        return cls(**values, sources=dict(readings.sources))  # type: ignore[arg-type]  # not those that must be there
+
+    @property
+    def main_rank(self) -> int:
+        """Global rank of the process that leads the job: what it was given holds for all ranks."""
+        return 0 if self.leader == "first" else self.world_size - 1
+
+    @property
+    def knows_layout(self) -> bool:
+        """Whether the position of this process among the nodes is known completely."""
+        return None not in (self.local_rank, self.node_rank, self.local_world_size, self.num_nodes)
+
+    def with_layout(self, nodes: Sequence[str]) -> Topology:
+        """Complete the layout from the nodes of all ranks.
+
+        Args:
+            nodes: For each global rank, a name of its node that is equal on one node and differs between nodes
+                (`node_identity`). Nodes are counted in the order of their lowest global rank.
+
+        Returns:
+            The same rank, with every field known.
+
+        Raises:
+            TopologyError: `nodes` does not have one entry per rank.
+        """
+        if len(nodes) != self.world_size:
+            raise TopologyError(
+                f"{len(nodes)} ranks told their node, but the world size is {self.world_size} "
+                f"({self.origin('world_size')}). Start every rank with the same world size."
+            )
+        mine = nodes[self.global_rank]
+        order = list(dict.fromkeys(nodes))
+        peers = [rank for rank, node in enumerate(nodes) if node == mine]
+        return replace(
+            self,
+            local_rank=peers.index(self.global_rank),
+            node_rank=order.index(mine),
+            local_world_size=len(peers),
+            num_nodes=len(order),
+            sources={**self.sources, **dict.fromkeys(_LAYOUT_FIELDS, "what the ranks told each other")},
+        )
+
+    def origin(self, name: str) -> str:
+        """Where the field `name` came from, as text for a message."""
+        return self.sources.get(name, "given")
+
+
+_FIELDS = tuple(f.name for f in fields(Topology) if f.name not in ("sources", "leader"))
+_LAYOUT_FIELDS = ("local_rank", "node_rank", "local_world_size", "num_nodes")
+
+
+def _implied(topology: Topology) -> dict[str, int]:
+    """Fields that follow from others for certain: one process, or all processes on one node, or one on each."""
+    rank, size = topology.global_rank, topology.world_size
+    if size == 1:
+        return {"local_rank": 0, "node_rank": 0, "local_world_size": 1, "num_nodes": 1}
+    if topology.num_nodes == 1 or topology.local_world_size == size:
+        return {"local_rank": rank, "node_rank": 0, "local_world_size": size, "num_nodes": 1}
+    if topology.num_nodes == size:
+        return {"local_rank": 0, "node_rank": rank, "local_world_size": 1}
+    return {}
+
+
+def _check(topology: Topology) -> None:
+    """Raise TopologyError where a value is impossible, or two values contradict each other."""
+
+    def named(name: str) -> str:
+        return f"{name}={getattr(topology, name)} ({topology.origin(name)})"
+
+    for name in _FIELDS:
+        value, least = getattr(topology, name), int(name in ("world_size", "local_world_size", "num_nodes"))
+        if value is not None and value < least:
+            raise TopologyError(f"{named(name)}, but it must be at least {least}. {HINT}")
+    for name, limit, is_rank in (
+        ("global_rank", "world_size", True),
+        ("local_rank", "local_world_size", True),
+        ("node_rank", "num_nodes", True),
+        ("local_world_size", "world_size", False),
+        ("num_nodes", "world_size", False),
+    ):
+        value, bound = getattr(topology, name), getattr(topology, limit)
+        if value is not None and bound is not None and value > bound - is_rank:
+            must = "must be less than" if is_rank else "must not be greater than"
+            raise TopologyError(f"{named(name)} {must} {named(limit)}. {HINT}")
+    if topology.local_world_size is None or topology.num_nodes is None:
+        return
+    elsewhere = topology.world_size - topology.local_world_size  # at least one rank on every other node
+    if elsewhere < topology.num_nodes - 1 or (topology.num_nodes == 1 and elsewhere > 0):
+        raise TopologyError(
+            f"{named('num_nodes')}, {named('local_world_size')} and {named('world_size')} contradict each other. {HINT}"
+        )
