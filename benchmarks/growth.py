@@ -27,7 +27,7 @@ from benchmarks import common
 from dist_wandb.exchange.collective import RoundsExchange
 from dist_wandb.exchange.rows import Contribution, Rows
 from dist_wandb.exchange.transport.gloo import GlooGroup
-from dist_wandb.runs.run import RunWriter
+from dist_wandb.runs.writer import RunWriter
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.plan import plan_run, unit_of
 from dist_wandb.settings.reduction import check_reduce

@@ -22,7 +22,7 @@ from wandb_server import WandbServer
 from dist_wandb.exchange import collective, direct
 from dist_wandb.exchange.transport import gloo
 from dist_wandb.restart import restart
-from dist_wandb.runs.run import chosen_config
+from dist_wandb.runs.job_arguments import chosen_config
 from dist_wandb.session import session
 from dist_wandb.settings.options import Options
 from dist_wandb.store import job_store, leftovers

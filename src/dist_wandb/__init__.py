@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     )
     from dist_wandb.lightning import DistWandbLogger as DistWandbLogger
     from dist_wandb.payloads.media.gathers import gathered
-    from dist_wandb.runs.run import NullRun
+    from dist_wandb.runs.null_run import NullRun
     from dist_wandb.session.session import Session, get_run, init
     from dist_wandb.settings.plan import RunPlan, plan_run
     from dist_wandb.topology.model import Topology
@@ -58,7 +58,7 @@ __all__ = [
 _ROOMS = {
     "DistWandbLogger": "lightning",
     "DistWandbTracker": "accelerate",
-    "NullRun": "runs.run",
+    "NullRun": "runs.null_run",
     "RunPlan": "settings.plan",
     "Session": "session.session",
     "Topology": "topology.model",

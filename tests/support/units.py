@@ -19,7 +19,8 @@ from dist_wandb.exchange import collective
 from dist_wandb.exchange.collective import RoundsExchange
 from dist_wandb.exchange.rows import DEGRADED, Contribution, Rows
 from dist_wandb.payloads.values import HostCopy, Later, take
-from dist_wandb.runs.run import NullRun, RunWriter
+from dist_wandb.runs.null_run import NullRun
+from dist_wandb.runs.writer import RunWriter
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.plan import Unit, plan_run
 from dist_wandb.settings.reduction import check_reduce

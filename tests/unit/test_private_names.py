@@ -16,7 +16,9 @@ import wandb
 
 from dist_wandb.exchange.transport import gloo
 from dist_wandb.payloads.media import pictures
-from dist_wandb.runs.run import _fill_config, is_finished, is_served_now, set_service_aside, takes
+from dist_wandb.runs.run_config import takes
+from dist_wandb.runs.wandb_private import fill_config as _fill_config
+from dist_wandb.runs.wandb_private import is_finished, is_served_now, set_service_aside
 
 if TYPE_CHECKING:
     from tests.conftest import FakeWandb

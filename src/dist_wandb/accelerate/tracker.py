@@ -39,8 +39,8 @@ from dist_wandb.config.agreement import Mirror
 from dist_wandb.payloads.media.gathers import gathered, gathered_table
 from dist_wandb.payloads.torchmetrics.metrics import is_metric
 from dist_wandb.payloads.values import copied_tensor
-from dist_wandb.runs import run as runs
-from dist_wandb.runs.run import NullRun
+from dist_wandb.runs import argument_checks, interception, wandb_media
+from dist_wandb.runs.null_run import NullRun
 from dist_wandb.session.session import Session, open_session, told_job
 from dist_wandb.settings.config_values import given_values
 from dist_wandb.settings.limits import Limits
@@ -52,7 +52,7 @@ from dist_wandb.topology.model import Leader, Topology
 from dist_wandb.user_lines import users_line, warn
 
 if TYPE_CHECKING:
-    from dist_wandb.runs.run import AnyRun
+    from dist_wandb.runs.null_run import AnyRun
 
 _DOOR = "DistWandbTracker"
 _PAUSE = 0.05  # seconds between two looks whether the main process has begun
@@ -143,7 +143,7 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
         project = _one_project(project, run_name)
         self._own_arguments = init_kwargs if project is None else {"project": project, **init_kwargs}
         self._given_arguments: dict[str, Any] = {}  # those given to init_trackers
-        runs.check_init_arguments(self._own_arguments, _DOOR)
+        argument_checks.check_init_arguments(self._own_arguments, _DOOR)
         self._session: Session | None = None
         self._last_run: AnyRun | None = None  # of the session that is finished
         self._inquiry = Inquiry(self._told_job, _PAUSE)
@@ -249,7 +249,7 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
         if self._stand_in is None:
             self._stand_in = NullRun()
             self._stand_in.show_config(Mirror(_UntilStarted(self)))
-            runs.go_first(self._stand_in, {"log": self._log_later})
+            interception.go_first(self._stand_in, {"log": self._log_later})
         return self._stand_in
 
     @property
@@ -328,7 +328,9 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
                 tracker.log_images({"samples": [image]}, step=1, gather=True)
                 # rank 0 writes one panel of two images, "rank 0" and "rank 1"
         """
-        images = {name: gathered(held, limit=limit) if gather else runs.images(held) for name, held in values.items()}
+        images = {
+            name: gathered(held, limit=limit) if gather else wandb_media.images(held) for name, held in values.items()
+        }
         self.log(images, step, **kwargs)
 
     def log_table(
@@ -365,7 +367,7 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
         if gather:
             value: Any = gathered_table(columns, data, dataframe, limit=limit)
         else:
-            value = runs.table(columns=columns, data=data, dataframe=dataframe)
+            value = wandb_media.table(columns=columns, data=data, dataframe=dataframe)
         self.log({table_name: value}, step, **kwargs)
 
     def finish(self) -> None:
@@ -393,7 +395,7 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
         if self.is_open:
             self._tell_of_vain({"project": project, **init_kwargs})
         else:
-            runs.check_init_arguments(init_kwargs, "init_trackers")
+            argument_checks.check_init_arguments(init_kwargs, "init_trackers")
             self._given_arguments = self.asked = {"project": project, **init_kwargs}
 
     def _tell_of_vain(self, asked: Mapping[str, Any]) -> None:

@@ -31,8 +31,9 @@ from rich.text import Text
 from dist_wandb._version import __version__
 from dist_wandb.cli.doctor import GENERATED, Diagnosis, examine
 from dist_wandb.errors import ConfigurationError, DistWandbError, ReadError, UploadError, visible
+from dist_wandb.runs.argument_checks import check_id, check_sweep
+from dist_wandb.runs.current_server import destination
 from dist_wandb.runs.destination import TRUST_OPTION, is_address
-from dist_wandb.runs.run import check_id, check_sweep, destination
 from dist_wandb.settings.plan import RANK_SCOPES, RUN_MODES, RunPlan, plan_run
 from dist_wandb.topology.detected import DetectedLauncher
 from dist_wandb.topology.model import Topology

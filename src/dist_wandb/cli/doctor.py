@@ -17,7 +17,7 @@ from urllib.error import HTTPError, URLError
 from urllib.request import OpenerDirector, ProxyHandler, Request, build_opener
 
 from dist_wandb.errors import ConfigurationError, DistWandbError
-from dist_wandb.runs import run as runs
+from dist_wandb.runs import argument_checks, current_server, directories, requested
 from dist_wandb.runs.destination import is_loopback
 from dist_wandb.runs.opening import MOST_WRITERS
 from dist_wandb.settings.options import rank_scope_or_default, run_mode_or_default
@@ -76,7 +76,7 @@ class Diagnosis:
     topology: Topology | None
     launchers: tuple[DetectedLauncher, ...]
     plan: RunPlan | None
-    setup: runs.Setup
+    setup: current_server.Setup
     server: Server | None
     versions: dict[str, str | None]
     errors: tuple[str, ...]
@@ -122,12 +122,12 @@ def examine(
         topology = Topology.detect()
     except DistWandbError as error:
         errors.append(str(error))
-    found, setup = tuple(detected_launchers()), runs.setup(trusted_server)
+    found, setup = tuple(detected_launchers()), current_server.setup(trusted_server)
     try:
         mode = check_run_mode(run_mode_or_default(run_mode))
         scope = check_rank_scope(rank_scope_or_default(rank_scope))
         if topology is not None:
-            runs.check_sweep(mode, scope, topology)
+            argument_checks.check_sweep(mode, scope, topology)
             plan = _plan(topology, mode, scope)
     except ConfigurationError as error:
         errors.append(str(error))
@@ -188,8 +188,8 @@ def _opener(base_url: str) -> OpenerDirector:
 def _plan(topology: Topology, run_mode: RunMode, rank_scope: RankScope) -> RunPlan | None:
     if needs_layout(topology, run_mode, rank_scope) and not topology.knows_layout:
         return None  # the ranks tell each other
-    base_id = runs.wanted_id({}) or (GENERATED if topology.world_size > 1 else None)
-    return plan_run(topology, run_mode, rank_scope, base_id, group=runs.wanted_group({}))
+    base_id = requested.wanted_id({}) or (GENERATED if topology.world_size > 1 else None)
+    return plan_run(topology, run_mode, rank_scope, base_id, group=requested.wanted_group({}))
 
 
 def _versions() -> dict[str, str | None]:
@@ -270,7 +270,7 @@ def _about_wandb(found: Diagnosis) -> Iterator[str]:
             "WANDB_SERVICE is inherited from another process, so W&B would use that one's wandb process. With "
             "run_mode='shared' it is dropped, as it refuses two writers of one run."
         )
-    directory = runs.wandb_directory({}).absolute()
+    directory = directories.wandb_directory({}).absolute()
     if not _is_writable(directory):
         yield (
             f"{str(directory)!r}, where runs are written, cannot be written to, so wandb takes a temporary directory. "

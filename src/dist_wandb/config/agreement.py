@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from dist_wandb.config.text import ConfigText
 from dist_wandb.errors import ConfigurationError, RendezvousError
-from dist_wandb.runs import run as runs
+from dist_wandb.runs import job_arguments, null_run, run_config, run_metadata, wandb_process
 from dist_wandb.settings.config_values import (
     comparable,
     differences,
@@ -36,7 +36,7 @@ from dist_wandb.store.timed_caller import STORE_PATIENCE, Patience, briefly
 from dist_wandb.user_lines import users_line, warn
 
 if TYPE_CHECKING:
-    from dist_wandb.runs.run import AnyRun
+    from dist_wandb.runs.null_run import AnyRun
     from dist_wandb.settings.options import Options
     from dist_wandb.settings.plan import RunPlan
     from dist_wandb.store.job_store import JobStore
@@ -90,7 +90,7 @@ class Agreement:
         self._next_look = 0.0
         self._warned: set[str] = set()
         self._refused: set[str] = set()  # names whose values W&B cannot hold, as has been said
-        self._run: AnyRun = runs.NullRun()
+        self._run: AnyRun = null_run.NullRun()
         self._config: Any = None  # that of this rank's run
         self._facts: dict[str, Any] = {}  # what the followed rank told of its run last
         self._is_resumed = False
@@ -128,7 +128,7 @@ class Agreement:
 
     def has_lost_run(self, error: Exception) -> bool:
         """Whether wandb could not write a value because its own process is gone."""
-        return runs.has_lost_service(self._run, error)
+        return wandb_process.has_lost_service(self._run, error)
 
     def rescue(self, values: Mapping[str, Any], config: object, error: Exception) -> None:
         """Write values that `config` could not take, as wandb's own process is gone, into what replaces the run."""
@@ -217,8 +217,8 @@ class Agreement:
         """
         config = init_arguments.get("config")
         values = given_values(config)
-        chosen = runs.chosen_config(init_arguments)
-        refused = [name for name, value in chosen.items() if not (is_plain(value) or runs.takes(value))]
+        chosen = job_arguments.chosen_config(init_arguments)
+        refused = [name for name, value in chosen.items() if not (is_plain(value) or run_config.takes(value))]
         is_wandbs_kind = not isinstance(config, (Mapping, Mirror)) or (
             isinstance(config, dict) and all(isinstance(name, str) for name in config)
         )
@@ -263,7 +263,7 @@ class Agreement:
         if not leads_job:
             self._follows = job_key if leads_unit else _config_key(unit)
         self._completes = leads_unit or plan.run_mode == "new"
-        if isinstance(run, runs.NullRun):
+        if isinstance(run, null_run.NullRun):
             run.show_config(Mirror(self))
             run.show_facts(self.facts, unit_run_id(plan) if plan.base_id is not None else None)
         else:
@@ -400,7 +400,7 @@ class Agreement:
     def _tell(self, *, whole: bool) -> None:
         if not self._tells or self._config is None:
             return
-        facts = runs.facts_of(self._run)
+        facts = run_metadata.facts_of(self._run)
         if self._renew_text(whole=whole) or facts != self._told_facts:
             self._told_facts, self._has_told = facts, False
         job_store = None if self._has_told else self._reach()
@@ -456,7 +456,7 @@ class Agreement:
         changed = [name for name in values if name not in self._seen or self._seen[name] != values[name]]
         new = {name: self._with_own(name, values[name]) for name in changed if name not in kept}
         self._seen, self._is_known = values, True
-        self._facts = runs.understood_facts(record["facts"])
+        self._facts = run_metadata.understood_facts(record["facts"])
         if self._config is None:
             self._show(values, new)
             return
@@ -744,7 +744,7 @@ class _Frozen(dict[str, Any]):
 
 
 def _watch(config: Any, agreement: Agreement) -> None:
-    if not runs.is_wandbs_config(config):  # that of a stand-in for a run: what changes is noticed later then
+    if not run_config.is_wandbs_config(config):  # that of a stand-in for a run: what changes is noticed later then
         return
     with suppress(TypeError):  # so it would be if wandb made its config in a way that this does not go with
         if not isinstance(config, _Watching):
@@ -824,7 +824,7 @@ class _Watching:
             if agreement.has_lost_run(error):
                 agreement.rescue(given_values(values), self, error)
                 return True
-            if runs.is_wandbs_own(error) or not isinstance(values, dict):
+            if run_config.is_wandbs_own(error) or not isinstance(values, dict):
                 raise
             return False
         return True

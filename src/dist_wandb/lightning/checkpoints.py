@@ -13,7 +13,7 @@ from lightning.pytorch import Callback, Trainer
 
 from dist_wandb.errors import ConfigurationError, ReadError
 from dist_wandb.lightning.checkpoint_files import plain_content
-from dist_wandb.runs.run import check_id
+from dist_wandb.runs.argument_checks import check_id
 from dist_wandb.wandb_files.small_files import open_ordinary
 
 if TYPE_CHECKING:

@@ -32,8 +32,8 @@ from dist_wandb.lightning.script_ids import ScriptIds
 from dist_wandb.lightning.weights import epoch_weights
 from dist_wandb.payloads.media.gathers import gathered, gathered_table
 from dist_wandb.restart import restart
-from dist_wandb.runs import run as runs
-from dist_wandb.runs.run import NullPart, NullRun, NullSummary
+from dist_wandb.runs import argument_checks, axes, handover, requested, run_metadata
+from dist_wandb.runs.null_run import NullPart, NullRun, NullSummary
 from dist_wandb.session.session import Session, holds, open_session
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.options import ConfigSync, Options, SystemMetrics, rank_scope_or_default, run_mode_or_default
@@ -46,7 +46,7 @@ from dist_wandb.topology.model import Topology
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from dist_wandb.runs.run import AnyRun, Run
+    from dist_wandb.runs.null_run import AnyRun, Run
 
 _Item = TypeVar("_Item")
 _STEP_METRIC = "trainer/global_step"
@@ -317,7 +317,7 @@ class DistWandbLogger(WandbLogger):
             **_file_policy(add_file_policy),
             **kwargs,
         )
-        runs.check_init_arguments(self._wandb_init, _DOOR)
+        argument_checks.check_init_arguments(self._wandb_init, _DOOR)
         if experiment is not None and self._options.run_mode != "auto":
             raise ConfigurationError(
                 f"experiment= hands DistWandbLogger one run, but run_mode={self._options.run_mode!r} needs a run of "
@@ -552,8 +552,8 @@ class DistWandbLogger(WandbLogger):
         elif get_spawning_popen() is not None and self._opened_run is not None:
             raise _opened_too_early(self._opened_run.id, self._options.run_mode, "its own runs in those processes")
         state = self.__dict__.copy()
-        state["_place"] = runs.where(self._opened_run) if self._opened_run is not None else self._place
-        state["_parents_run"] = runs.pickled(self._opened_run) or self._parents_run
+        state["_place"] = run_metadata.where(self._opened_run) if self._opened_run is not None else self._place
+        state["_parents_run"] = handover.pickled(self._opened_run) or self._parents_run
         state["_experiment"] = state["_session"] = state["_module"] = None
         self._is_announced = self._is_announced or get_spawning_popen() is not None  # by rank 0, which comes first
         state["_runs_are_in_children"] = False
@@ -635,10 +635,10 @@ class DistWandbLogger(WandbLogger):
         return rank == 0 and not Launch.detect().node_rank and not self._runs_are_in_children
 
     def _open_session(self, topology: Topology) -> Session:
-        is_another = self._session is None and self._is_another(runs.running_run())
+        is_another = self._session is None and self._is_another(run_metadata.running_run())
         provisional, in_hand = self._session, None if is_another else self._run_in_hand(topology)
         if self._offline and self._opened_run is None:
-            runs.say_offline()
+            requested.say_offline()
         self._session = open_session(
             self._options,
             self._init_arguments(topology),
@@ -658,7 +658,7 @@ class DistWandbLogger(WandbLogger):
             provisional.release()
         write_base_ids(_base_ids_of)
         if self._session.owns_run and self._wandb_init.get("sync_tensorboard"):
-            runs.define_tensorboard_steps(self._session.run)
+            axes.define_tensorboard_steps(self._session.run)
         self._take_over(self._session)
         if topology.world_size > 1:
             self._announce(self._session)
@@ -687,7 +687,7 @@ class DistWandbLogger(WandbLogger):
         """A run of this process that is to be used: the early one, the user's, or in `auto` mode the running one."""
         if self._session is not None or self._opened_run is not None:
             return self._opened_run
-        running = runs.running_run() if self._options.run_mode == "auto" else None
+        running = run_metadata.running_run() if self._options.run_mode == "auto" else None
         if running is None or (topology.world_size > 1 and holds(running)):
             return None
         rank_zero_warn(
@@ -699,7 +699,7 @@ class DistWandbLogger(WandbLogger):
     def _adopt(self, in_hand: Run | None, plan: RunPlan) -> Run | None:
         """The run to use instead of opening one: that in hand, or the parent's, in a process that ddp_spawn made."""
         if in_hand is None:
-            return runs.unpickled(self._parents_run) if self._parents_run and plan.run_mode == "auto" else None
+            return handover.unpickled(self._parents_run) if self._parents_run and plan.run_mode == "auto" else None
         if self._session is not None and (plan.shared or plan.run_id != in_hand.id):
             raise _opened_too_early(in_hand.id, plan.run_mode, f"the run {plan.run_id!r} here")
         return in_hand

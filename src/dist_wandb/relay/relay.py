@@ -22,7 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 from dist_wandb.payloads.values import Weight, check_row, checked_step, copied_tensor, take_weight, whole_tensors
 from dist_wandb.relay.local_sockets import Listener, connect, hang_up, let_in
-from dist_wandb.runs.run import NullRun, is_media, runtime_directory
+from dist_wandb.runs.directories import runtime_directory
+from dist_wandb.runs.null_run import NullRun
+from dist_wandb.runs.wandb_media import is_media
 from dist_wandb.topology.model import Topology
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb.errors import ConfigurationError, ReadError, RendezvousError, UnsupportedVersionError
-from dist_wandb.runs import run as runs
+from dist_wandb.runs import argument_checks, console, directories, requested, run_metadata
 from dist_wandb.settings.plan import RANK_SCOPES, RUN_MODES
 from dist_wandb.store.job_store import JobStore
 from dist_wandb.topology.launch import Launch
@@ -28,7 +28,7 @@ from dist_wandb.wandb_files.offline import largest_step
 from dist_wandb.wandb_files.small_files import own_directory, parse_json, read_small, write_small
 
 if TYPE_CHECKING:
-    from dist_wandb.runs.run import AnyRun
+    from dist_wandb.runs.null_run import AnyRun
     from dist_wandb.settings.options import Options
 
 _log = logging.getLogger("dist_wandb")
@@ -117,7 +117,7 @@ class Note:
         if given["run_mode"] not in RUN_MODES or given["rank_scope"] not in RANK_SCOPES:
             raise ValueError("its mode or scope is unknown")
         try:
-            runs.check_id(given["base_id"], "base_id")
+            argument_checks.check_id(given["base_id"], "base_id")
         except ConfigurationError as error:
             raise ValueError(str(error)) from None
         return cls(**given)
@@ -175,8 +175,8 @@ class Keeper:
         self._mine = Note(
             base_id="",
             session=session_name,
-            project=runs.wanted_project(init_arguments),
-            entity=runs.wanted_entity(init_arguments),
+            project=requested.wanted_project(init_arguments),
+            entity=requested.wanted_entity(init_arguments),
             run_mode=options.run_mode,
             rank_scope=options.rank_scope,
             world_size=topology.world_size,
@@ -184,7 +184,7 @@ class Keeper:
             requeues=self._launch.requeues,
         )
         self._arguments = init_arguments
-        self._directory = runs.wandb_directory(init_arguments) / NOTES_DIRECTORY
+        self._directory = directories.wandb_directory(init_arguments) / NOTES_DIRECTORY
         self._topology = topology
         self._timeout = options.join_timeout
         self._continued_job: str | None = None
@@ -200,10 +200,10 @@ class Keeper:
 
     def find(self) -> Earlier | None:
         """What this start continues; `None` where it begins anew."""
-        resume = runs.wanted_resume(self._arguments)
-        if resume == "never" or runs.rewinds(self._arguments):
+        resume = requested.wanted_resume(self._arguments)
+        if resume == "never" or requested.rewinds(self._arguments):
             return None
-        wanted = runs.wanted_id(self._arguments)
+        wanted = requested.wanted_id(self._arguments)
         for note, found in self._candidates(asked_for=resume == "auto"):
             if note is None:
                 return None
@@ -340,11 +340,11 @@ def continued(
         topology: Who this rank is.
         has_store: Whether the ranks can tell each other the base id.
     """
-    resume = runs.wanted_resume(init_arguments)
+    resume = requested.wanted_resume(init_arguments)
     if earlier is not None:
-        given = {} if runs.continues(init_arguments) else {"resume": "allow"}
+        given = {} if requested.continues(init_arguments) else {"resume": "allow"}
         return {**init_arguments, **given, "id": earlier.note.base_id}
-    is_named_by_job = topology.world_size > 1 and not has_store and runs.wanted_id(init_arguments) is None
+    is_named_by_job = topology.world_size > 1 and not has_store and requested.wanted_id(init_arguments) is None
     if is_named_by_job and Launch.detect().requeues and resume is None:
         return {**init_arguments, "resume": "allow"}  # SLURM starts a job again under the name that the id is made from
     return init_arguments
@@ -353,7 +353,7 @@ def continued(
 def name_for_id(session: str, init_arguments: Mapping[str, Any]) -> str:
     """A name of the session from which its base id may be made, where only the launcher's name of the job is known."""
     requeues = Launch.detect().requeues
-    return f"{session}/{requeues}" if requeues and runs.wanted_resume(init_arguments) == "never" else session
+    return f"{session}/{requeues}" if requeues and requested.wanted_resume(init_arguments) == "never" else session
 
 
 def can_look_back(options: Options, topology: Topology, *, has_store: bool) -> bool:
@@ -368,9 +368,9 @@ def check_resume(init_arguments: Mapping[str, Any], options: Options, topology: 
     Raises:
         ConfigurationError: The ranks need one id, nobody asked for one, and they cannot tell each other.
     """
-    if can_look_back(options, topology, has_store=has_store) or runs.wanted_id(init_arguments) is not None:
+    if can_look_back(options, topology, has_store=has_store) or requested.wanted_id(init_arguments) is not None:
         return
-    if runs.wanted_resume(init_arguments) == "auto":
+    if requested.wanted_resume(init_arguments) == "auto":
         raise ConfigurationError(
             f"resume='auto' takes the run id from a note that one process finds, but {topology.world_size} ranks need "
             "it, and have no way to tell each other yet. Call init_process_group first, or pass id= (the same at every "
@@ -380,7 +380,7 @@ def check_resume(init_arguments: Mapping[str, Any], options: Options, topology: 
 
 def announce(earlier: Earlier, topology: Topology) -> None:
     """Say in one line what is continued, and why."""
-    if runs.is_silent():
+    if console.is_silent():
         return
     before = earlier.note.world_size
     change = "" if before == topology.world_size else f" It had {before} ranks, and has {topology.world_size} now."
@@ -402,8 +402,8 @@ def next_row(run: AnyRun, step_metric: str | None, init_arguments: Mapping[str, 
     if not run or step_metric is None or run.disabled:
         return 0
     if not run.offline:
-        last = runs.last_logged(run, step_metric)
-    elif runs.continues(init_arguments):
+        last = run_metadata.last_logged(run, step_metric)
+    elif requested.continues(init_arguments):
         last = _last_on_disk(run, step_metric)
     else:
         last = None

@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Any
 from dist_wandb.runs.interception import original
 
 if TYPE_CHECKING:
+    from dist_wandb.runs.null_run import AnyRun
     from dist_wandb.runs.record import Record
 
+STEP_METRIC = "global_step"
+"""Name of the x axis of runs, unless a door has one of its own."""
 _PARAMETERS = ("step_metric", "step_sync", "hidden", "summary", "goal", "overwrite")  # of define_metric, by position
 
 
@@ -112,3 +115,20 @@ def _names(row: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
             yield from _names(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}"
+
+
+def define_step_metric(run: AnyRun, step_metric: str) -> None:
+    """Make `step_metric` the x axis of every metric that the user defines no other for.
+
+    For ``trainer/global_step`` as Lightning's own logger does it: W&B writes its last value into rows without one. Of
+    rows that go through a session all have `global_step`, and into others W&B is not to write any.
+    """
+    if hasattr(run, "define_metric"):  # a stand-in for a run, in somebody's tests, may not have it
+        run.define_metric(step_metric)
+        run.define_metric("*", step_metric=step_metric, step_sync=step_metric != STEP_METRIC)
+
+
+def define_tensorboard_steps(run: AnyRun) -> None:
+    """Make the steps of tensorboard the x axis of every metric, as Lightning's own logger does."""
+    if hasattr(run, "define_metric"):
+        run.define_metric("*", step_metric="global_step")

@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import threading
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from dist_wandb.runs.null_run import NullRun
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from dist_wandb.runs.null_run import AnyRun
+
+_OF_THE_MODULE = frozenset({"log", "define_metric"})  # what wandb has as a function, too, of the run it was opened with
 
 Handler: TypeAlias = Callable[..., Any]
 """Called in place of a method, with the original and then the arguments of the call."""
@@ -113,3 +123,54 @@ def _found(owner: object, name: str) -> Interception | None:
     method = getattr(owner, "__dict__", {}).get(name)
     found = getattr(method, "__dict__", {}).get(_MARK)
     return found if isinstance(found, Interception) else None
+
+
+def go_first(run: AnyRun, handlers: Mapping[str, Handler]) -> Callable[[], None]:
+    """Have methods of a run handled by a session, as often as somebody calls them on the run by itself.
+
+    The methods of this very object are covered; its class stays as it is, and so do other runs. So is ``wandb.log``
+    (and ``wandb.define_metric``) where ``wandb.run`` is this run; the former also where this process has no run.
+
+    Args:
+        run: The run, or a `NullRun`.
+        handlers: By the name of a method what is called in its place, with the original method and the arguments.
+
+    Returns:
+        Takes it back. wandb's functions are then what they were, unless wandb has changed them meanwhile.
+    """
+    take_back = [take for name, handler in handlers.items() for take in _go_first(run, name, handler)]
+
+    def take_all_back() -> None:
+        for take in take_back:
+            take()
+
+    return take_all_back
+
+
+def _go_first(run: AnyRun, name: str, handler: Handler) -> Iterator[Callable[[], None]]:
+    if not _has_method(run, name):  # a stand-in for a run, in somebody's tests
+        return
+    interception, take_back = intercept(run, name, handler)
+    yield take_back
+    module = sys.modules.get("wandb")
+    running = getattr(module, "run", None)
+    if module is None or name not in _OF_THE_MODULE or not hasattr(module, name):
+        return
+    if running is None and name == "log":
+        yield intercept(module, name, handler)[1]
+    elif running is run and running is not None:
+        vars(module)[name] = interception.method
+        yield lambda: _restore(module, name, interception)
+
+
+def _has_method(run: AnyRun, name: str) -> bool:
+    """Whether a run has a method that may be covered: a mock's `log` is looked at by who made the mock."""
+    if not hasattr(run, "__dict__") or not hasattr(run, name):
+        return False
+    return isinstance(run, NullRun) or name == "finish" or callable(getattr(type(run), name, None))
+
+
+def _restore(module: ModuleType, name: str, interception: Interception) -> None:
+    """Have one of wandb's functions be that of its run again, unless wandb has changed it, or other sessions go on."""
+    if interception.is_idle and vars(module).get(name) is interception.method:
+        vars(module)[name] = interception.original

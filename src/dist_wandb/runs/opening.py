@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb.errors import RendezvousError, UnavailableError
-from dist_wandb.runs import run as runs
+from dist_wandb.runs import axes, client_settings, null_run, requested, wandb_init, wandb_private, wandb_process
 from dist_wandb.settings.plan import writers_of
 
 if TYPE_CHECKING:
-    from dist_wandb.runs.run import AnyRun
+    from dist_wandb.runs.null_run import AnyRun
     from dist_wandb.settings.options import Options
     from dist_wandb.settings.plan import RunPlan, Unit
     from dist_wandb.store.job_store import JobStore
@@ -64,7 +64,7 @@ class Opening:
             RendezvousError: The primary did not begin to open the run within `join_timeout`.
         """
         if not self.plan.opens_run:
-            return runs.NullRun()
+            return null_run.NullRun()
         if self.plan.shared and self.plan.primary:
             self._warn_of_many()
         try:
@@ -76,14 +76,14 @@ class Opening:
             return self._open_on_disk(error)
         except Exception as error:
             self._tell(
-                {"error": runs.without_input(error)}
+                {"error": client_settings.without_input(error)}
             )  # arguments that wandb does not take: nobody is to wait for this run
             raise
 
     def attach(self) -> AnyRun:
         """Attach to the unit's run for the hardware of this node, where the plan says so. Training needs it not."""
         if not self.plan.attaches:
-            return runs.NullRun()
+            return null_run.NullRun()
         try:
             return self._open()
         except (UnavailableError, RendezvousError) as error:
@@ -91,7 +91,7 @@ class Opening:
                 "dist_wandb: rank %d does not record the hardware of its node: %s", self.topology.global_rank, error
             )
             self._clear_away()
-            return runs.NullRun()
+            return null_run.NullRun()
 
     def on_disk(self) -> AnyRun:
         """Open the run on disk alone.
@@ -116,7 +116,7 @@ class Opening:
         arguments = {**kept, "config": config, "id": run_id}
         run = replace(self, arguments=arguments, complete=lambda given: given, create_new=True).on_disk()
         if step_metric is not None:
-            runs.define_step_metric(run, step_metric)
+            axes.define_step_metric(run, step_metric)
         return run
 
     def tell(self, url: str | None, *, offline: bool, writer: int, first_row: int = 0) -> None:
@@ -150,7 +150,7 @@ class Opening:
 
     def _try(self, *, offline: bool) -> AnyRun:
         is_exact = self.as_given and self.topology.world_size == 1 and not offline
-        return runs.open_run(
+        return wandb_init.open_run(
             self.plan,
             self.topology,
             self.complete(self.arguments),
@@ -172,25 +172,25 @@ class Opening:
             return self.on_disk()
         except UnavailableError as second:
             _log.warning("dist_wandb: rank %d cannot write its run to disk either: %s. It is not logged.", rank, second)
-            return runs.NullRun()
+            return null_run.NullRun()
 
     def _clear_away(self) -> None:
         """Get rid of what holds the id of a run that could not be opened."""
         if self.is_alone:
-            runs.clear_away()
+            wandb_process.clear_away()
         else:
-            runs.set_service_aside()
+            wandb_private.set_service_aside()
 
     def _follows_primary(self) -> bool:
         if not self.plan.has_writers or self.plan.primary or self.job_store is None:
             return False
-        runs.forget_inherited_service()  # the mode is read with wandb's help
-        return runs.wanted_mode(self.arguments) == "online"
+        wandb_process.forget_inherited_service()  # the mode is read with wandb's help
+        return requested.wanted_mode(self.arguments) == "online"
 
     def _is_primary_offline(self) -> bool:
         assert self.job_store is not None, "asked by those who follow a primary only"  # noqa: S101
         self.job_store.fetch(_opening_key(self.plan), "its primary")
-        told = self.job_store.fetch(run_key(self.plan), "its primary", runs.init_timeout(self.arguments))
+        told = self.job_store.fetch(run_key(self.plan), "its primary", requested.init_timeout(self.arguments))
         if "error" in told:
             raise UnavailableError(f"its primary could not open the run: {told['error']}")
         return bool(told["offline"])

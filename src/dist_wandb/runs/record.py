@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dist_wandb.errors import DistWandbError
-from dist_wandb.runs import run as runs
+from dist_wandb.runs import finishing, wandb_private, wandb_process
 from dist_wandb.runs.interception import original
-from dist_wandb.runs.run import NullRun
+from dist_wandb.runs.null_run import NullRun
 from dist_wandb.wandb_files.offline import last_rows
 
 if TYPE_CHECKING:
-    from dist_wandb.runs.run import AnyRun
+    from dist_wandb.runs.null_run import AnyRun
 
 _log = logging.getLogger("dist_wandb")
 
@@ -62,7 +62,7 @@ class Record:
         try:
             _log_once_more_for_media(run, logged)
         except Exception as error:
-            if not runs.has_lost_service(run, error):
+            if not wandb_process.has_lost_service(run, error):
                 raise
             if not self._switch(run, error):
                 self._late.append(logged)
@@ -74,16 +74,16 @@ class Record:
                 self._unsafe.popleft()
 
     def finish(self, exit_code: int | None) -> str | None:
-        """End the run; what went wrong, as `dist_wandb.runs.run.finish` says it. Never raises."""
+        """End the run; what went wrong, as `dist_wandb.runs.finishing.finish` says it. Never raises."""
         run = self.run
         try:
-            return runs.finish(run, exit_code)
+            return finishing.finish(run, exit_code)
         except Exception as error:  # noqa: BLE001  # training has ended well all the same
-            if not runs.is_loss_of_service(error):
+            if not wandb_process.is_loss_of_service(error):
                 return f"the run {run.id} could not be ended: {error!r}"
             self._switch(run, error)
         try:
-            return runs.finish(self.run, exit_code)
+            return finishing.finish(self.run, exit_code)
         except Exception as error:  # noqa: BLE001  # likewise
             return f"the run {run.id} could not be ended: {error!r}"
 
@@ -124,7 +124,7 @@ class Record:
             directory,
             directory.parent,
         )
-        if runs.is_served_now(lost):  # otherwise new runs have another process, which is well
+        if wandb_private.is_served_now(lost):  # otherwise new runs have another process, which is well
             self._service = _Service.replace(self._service)
         try:
             self.run = self._reopen(str(lost.id), dict(lost.config))
@@ -177,7 +177,7 @@ def _log_once_more_for_media(run: AnyRun, logged: _LoggedRow) -> None:
     try:
         original(run, "log")(logged.row, **logged.arguments)
     except FileNotFoundError as error:
-        if not runs.restore_media_directory(error):
+        if not wandb_process.restore_media_directory(error):
             raise
         original(run, "log")(logged.row, **logged.arguments)
 
@@ -193,7 +193,7 @@ class _Service:
         """Have a new one, unless somebody has replaced the one that was seen to be gone."""
         with cls._lock:
             if seen == cls.current:
-                runs.clear_away()
+                wandb_process.clear_away()
                 cls.current += 1
             return cls.current
 

@@ -27,11 +27,23 @@ from dist_wandb.payloads.media.gathers import Gathered
 from dist_wandb.payloads.values import Weight, check_row, checked_step, take, take_weight
 from dist_wandb.relay.relay import Relay, RemoteSession
 from dist_wandb.restart import restart
-from dist_wandb.runs import run as runs
+from dist_wandb.runs import (
+    argument_checks,
+    axes,
+    console,
+    finishing,
+    interception,
+    job_arguments,
+    null_run,
+    requested,
+    run_metadata,
+    wandb_private,
+)
 from dist_wandb.runs.axes import Axes
+from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.opening import Opening, run_key, writer_keys
 from dist_wandb.runs.record import Record
-from dist_wandb.runs.run import NullRun, RunWriter
+from dist_wandb.runs.writer import RunWriter
 from dist_wandb.session.announcement import announcement
 from dist_wandb.session.ends import FAILED, Ending, Once, ProcessEnd, exit_code_of
 from dist_wandb.session.places import Place, here, is_notebook
@@ -70,11 +82,11 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from dist_wandb.runs.run import AnyRun, Run
+    from dist_wandb.runs.null_run import AnyRun, Run
 
 _log = logging.getLogger("dist_wandb")
 
-STEP_METRIC = runs.STEP_METRIC
+STEP_METRIC = axes.STEP_METRIC
 _JOB = "job"
 _LEAST_TO_END = 2.0  # seconds that other ranks get to end with a run, however long its last rows were waited for
 
@@ -211,7 +223,7 @@ class Session:
         if os.getpid() != self._pid:
             return self._elsewhere().url
         if self.run:
-            return runs.url(self.run)
+            return run_metadata.url(self.run)
         job_store = self._job_store
         told = briefly(lambda: job_store.peek(run_key(self.plan)), None) if job_store is not None else None
         return told.get("url") if told else None  # a primary that could not open its run told why instead
@@ -219,7 +231,7 @@ class Session:
     @property
     def group_url(self) -> str | None:
         """Address of the page of this run's group in W&B; `None` offline, and for a run without a group."""
-        return runs.group_url(self.run, self.plan.group)
+        return run_metadata.group_url(self.run, self.plan.group)
 
     @property
     def config(self) -> Any:
@@ -431,7 +443,7 @@ class Session:
         handlers: dict[str, Callable[..., Any]] = {"finish": partial(self._on_finish, run), "log": self._on_log}
         if self._axes is not None and run:
             handlers["define_metric"] = self._axes.define
-        self._let_be.append(runs.go_first(run, handlers))
+        self._let_be.append(interception.go_first(run, handlers))
 
     def _let_run_be(self) -> None:
         while self._let_be:
@@ -445,7 +457,7 @@ class Session:
 
     def _on_finish(self, run: AnyRun, finish: Any, exit_code: int | None = None, **kwargs: Any) -> None:
         self._finish_with_run(exit_code)
-        if not runs.is_finished(run):
+        if not wandb_private.is_finished(run):
             finish(exit_code=exit_code, **kwargs)
 
     def _finish_with_run(self, exit_code: int | None = None) -> None:
@@ -504,8 +516,8 @@ class Session:
         _let_sigterm_be()
 
     def _tell_how_to_upload(self) -> None:
-        line = runs.how_to_upload(self.run, self.plan, self.topology)
-        if line is not None and not runs.is_silent():
+        line = finishing.how_to_upload(self.run, self.plan, self.topology)
+        if line is not None and not console.is_silent():
             print(line, file=sys.stderr, flush=True)  # noqa: T201  # in place of wandb's own
 
     def _tell_over(self) -> None:
@@ -583,8 +595,8 @@ class Session:
     def _end_run(self, exit_code: int | None) -> None:
         if self._attached:
             with suppress(Exception):  # only system metrics of this node, which training needs not
-                runs.finish(self._attached, exit_code)
-        with runs.quiet_end(self.run, self.plan, self._opening.arguments if self._opening is not None else {}):
+                finishing.finish(self._attached, exit_code)
+        with finishing.quiet_end(self.run, self.plan, self._opening.arguments if self._opening is not None else {}):
             problem = self._record.finish(exit_code)
         if problem:
             _log.warning("dist_wandb: rank %d: %s", self.topology.global_rank, problem)
@@ -675,9 +687,9 @@ class Session:
         Args:
             where: Where this rank's run is; found out if `None`.
         """
-        if self.plan.announces and not runs.is_silent():
+        if self.plan.announces and not console.is_silent():
             plan = replace(self.plan, run_id=self.id)  # in a world of one W&B has made the id
-            line = announcement(self.topology, plan, where or runs.where(self.run, self.plan), self.group_url)
+            line = announcement(self.topology, plan, where or run_metadata.where(self.run, self.plan), self.group_url)
             print(line, file=sys.stderr, flush=True)  # noqa: T201  # as wandb's own messages: seen without set-up
 
     @property
@@ -700,13 +712,13 @@ class Session:
     def tell_of_run(self) -> None:
         """Tell other ranks of this rank's run, as far as there is a store."""
         if self._opening is not None:
-            is_online = runs.is_online(self.run)
+            is_online = run_metadata.is_online(self.run)
             self._opening.tell(self.url, offline=not is_online, writer=self._unit.index, first_row=self._first_row)
 
     def _make_exchange(self) -> Exchange:
         self.brings_together = self._unit.size > 1 and self.options.reductions is not None
         if not self.brings_together:
-            awaits_writers = self.plan.shared and self._job_store is not None and runs.is_online(self.run)
+            awaits_writers = self.plan.shared and self._job_store is not None and run_metadata.is_online(self.run)
             return OwnRows(
                 self._row_maker,
                 self.options.limits,
@@ -797,7 +809,7 @@ class Session:
         return getattr(self.run, name)
 
     def __dir__(self) -> list[str]:
-        return sorted({*_FOR_USERS, *runs.public_names(self.run)})
+        return sorted({*_FOR_USERS, *null_run.public_names(self.run)})
 
     def _repr_html_(self) -> str:
         """For notebooks: the run's page, as wandb shows it; without one, what there is to say."""
@@ -859,7 +871,7 @@ def open_session(
         TopologyError: Not enough is known of this rank's place.
         RendezvousError: The ranks could not agree within `join_timeout`.
     """
-    runs.check_init_arguments(init_arguments, door)
+    argument_checks.check_init_arguments(init_arguments, door)
     topology = topology or _detected_topology()
     name, job_store = _meet(options, topology, door, number)
     has_store = job_store is not None
@@ -867,7 +879,7 @@ def open_session(
     if job_store:
         topology = learn_layout(job_store, topology, needed=_needs_layout(options, topology))
     _check_sweep(options, topology, job_store)
-    agreement = Agreement(options, topology, runs.chosen_config(init_arguments))
+    agreement = Agreement(options, topology, job_arguments.chosen_config(init_arguments))
     agreement.reach_by(lambda: job_store)
     agreement.compare()
     keeper = earlier = None
@@ -875,15 +887,15 @@ def open_session(
         keeper = restart.Keeper(restart.session_name(door, number), options, topology, init_arguments)
         earlier = keeper.find() if restart.can_look_back(options, topology, has_store=has_store) else None
     init_arguments = restart.continued(init_arguments, earlier, topology, has_store=has_store)
-    wanted, id_name = runs.wanted_id(init_arguments), restart.name_for_id(name, init_arguments)
+    wanted, id_name = requested.wanted_id(init_arguments), restart.name_for_id(name, init_arguments)
     base_id = _base_id(options, topology, job_store, wanted=wanted, proposed=proposed_id, session_name=id_name)
     init_arguments = _share_job(options, topology, job_store, init_arguments)
-    plan = _plan(topology, options, base_id, runs.wanted_group(init_arguments))
+    plan = _plan(topology, options, base_id, requested.wanted_group(init_arguments))
     unit = unit_of(topology, options.rank_scope)
     if job_store is not None:
         say_opened(job_store.below(keys_of(unit)), unit)
     adopted = adopt(plan) if adopt and plan.opens_run else None
-    before = runs.running_run()
+    before = run_metadata.running_run()
     has_run = any(session.run for session in _live_sessions()) or (topology.world_size > 1 and before is not None)
     opening = Opening(
         options,
@@ -900,7 +912,7 @@ def open_session(
     attached = opening.attach()
     owns_run = adopted is None and run is not before
     if owns_run and step_metric is not None:
-        runs.define_step_metric(run, step_metric)
+        axes.define_step_metric(run, step_metric)
     first_row = _first_row(plan, run, job_store, init_arguments) if step_metric == STEP_METRIC else 0
     session = Session(
         options,
@@ -921,7 +933,7 @@ def open_session(
     try:
         session.start()
         session.tell_of_run()
-        if keeper is not None and owns_run and run and not runs.is_disabled(run):
+        if keeper is not None and owns_run and run and not run_metadata.is_disabled(run):
             keeper.leave(plan.base_id or str(run.id))
             if earlier is not None:
                 restart.announce(earlier, topology)
@@ -1043,7 +1055,7 @@ def init(
     if project is not None:
         arguments["project"] = project
     place = here()
-    if not (is_nested_on_purpose() or runs.says_reinit(arguments)):
+    if not (is_nested_on_purpose() or requested.says_reinit(arguments)):
         _finish_earlier(place)
     session = open_session(options, arguments, door="dist_wandb.init")
     session.opened_at(place)
@@ -1071,7 +1083,9 @@ def check_init(given: Mapping[str, Any]) -> None:
     options["run_mode"] = run_mode_or_default(options.get("run_mode"))
     options["rank_scope"] = rank_scope_or_default(options.get("rank_scope"))
     Options(**options)
-    runs.check_init_arguments({name: value for name, value in given.items() if name not in _OPTIONS}, "wandb_init")
+    argument_checks.check_init_arguments(
+        {name: value for name, value in given.items() if name not in _OPTIONS}, "wandb_init"
+    )
 
 
 def _wandb_arguments(around: Mapping[str, Any]) -> dict[str, Any]:
@@ -1154,7 +1168,7 @@ def _prepare_fork() -> None:
 
 
 def _after_fork() -> None:
-    runs.disarm_exit_hooks()
+    wandb_private.disarm_exit_hooks()
     _process_end.let_sigterm_be()
     for session in _sessions:
         session.after_fork()
@@ -1162,7 +1176,7 @@ def _after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_prepare_fork, after_in_child=_after_fork)
-_process_end = ProcessEnd(_end_with_process, runs.code_of_exit)
+_process_end = ProcessEnd(_end_with_process, wandb_private.code_of_exit)
 
 
 def _let_sigterm_be() -> None:
@@ -1180,7 +1194,7 @@ def holds(run: object) -> bool:
 
 def _live_sessions() -> list[Session]:
     """The sessions that are not finished; those whose run the user finished behind their back are forgotten."""
-    for session in [session for session in _sessions if runs.is_finished(session.run)]:
+    for session in [session for session in _sessions if wandb_private.is_finished(session.run)]:
         session.retire()
     return _sessions
 
@@ -1247,7 +1261,7 @@ def _base_id(
 
 def _check_sweep(options: Options, topology: Topology, job_store: JobStore | None) -> None:
     try:
-        runs.check_sweep(options.run_mode, options.rank_scope, topology)
+        argument_checks.check_sweep(options.run_mode, options.rank_scope, topology)
     except ConfigurationError as error:
         refuse(job_store, topology, str(error))  # other ranks may not have the sweep's variables
         raise
@@ -1270,7 +1284,7 @@ def _share_job(
     job = job_store.fetch(_JOB, f"rank {topology.main_rank}")
     _check_same_job(options, topology, job["options"])
     own = {name: value for name, value in init_arguments.items() if value is not None}
-    told: dict[str, Any] = runs.with_own_secrets(job["arguments"], init_arguments)
+    told: dict[str, Any] = job_arguments.with_own_secrets(job["arguments"], init_arguments)
     if options.run_mode == "shared" or (options.run_mode == "auto" and options.all_nodes):
         # every writer sends what describes the run, and W&B keeps what came last
         places: dict[str, Any] = {name: own[name] for name in ("dir", "mode") if name in own}
@@ -1285,7 +1299,11 @@ def _told_options(options: Options) -> dict[str, str]:
 
 
 def _tell_job(options: Options, job_store: JobStore, init_arguments: Mapping[str, Any]) -> None:
-    told = {"options": _told_options(options), "all": asdict(options), "arguments": runs.told_to_others(init_arguments)}
+    told = {
+        "options": _told_options(options),
+        "all": asdict(options),
+        "arguments": job_arguments.told_to_others(init_arguments),
+    }
     job_store.publish(_JOB, told)
 
 
@@ -1302,7 +1320,7 @@ def _first_row(plan: RunPlan, run: AnyRun, job_store: JobStore | None, init_argu
     """Where rows without a step begin; one place for all writers of a shared run, which its primary finds out."""
     if not plan.shared or plan.primary or job_store is None:
         return restart.next_row(run, STEP_METRIC, init_arguments)
-    if not runs.continues(init_arguments):
+    if not requested.continues(init_arguments):
         return 0
     try:
         return int(job_store.fetch(run_key(plan), "its primary").get("first_row", 0))

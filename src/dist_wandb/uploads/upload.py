@@ -23,12 +23,9 @@ from itertools import count, islice
 from pathlib import Path
 
 from dist_wandb.errors import ReadError, UploadError, in_words
-from dist_wandb.runs.run import (
-    artifact_staging,
-    default_entity,
-    own_entities,
-    upload_environment,
-)
+from dist_wandb.runs.client_settings import default_entity, own_entities
+from dist_wandb.runs.directories import artifact_staging
+from dist_wandb.runs.upload_environment import upload_environment
 from dist_wandb.uploads.copy import Entry, copy_below, copy_files, entries_below, link_in_words
 from dist_wandb.uploads.log import UPLOAD_DIRECTORY, Sent, attempt_directories, read_attempt, read_log, sent_of
 from dist_wandb.uploads.records import Rules, against, revised

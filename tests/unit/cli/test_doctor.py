@@ -20,7 +20,7 @@ from wandb_server import WandbServer
 from dist_wandb.cli.commands import main
 from dist_wandb.cli.doctor import PACKAGES, ask, examine
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.runs import run as runs
+from dist_wandb.runs import client_settings, current_server
 from dist_wandb.settings.plan import RunMode
 from dist_wandb.topology.detected import detected_launchers
 
@@ -424,11 +424,11 @@ def test_directory_may_not_choose_wandbs_own_server_for_who_has_another_one(say:
     settings(tmp_path / "settings", base_url=own)
     settings(tmp_path / "wandb" / "settings", base_url=default)
     say(WANDB_API_KEY=KEY)
-    assert runs.destination().origin == "workspace settings"
-    assert not runs.destination().takes_key
+    assert current_server.destination().origin == "workspace settings"
+    assert not current_server.destination().takes_key
     (tmp_path / "settings").unlink()
     say()
-    assert (runs.destination().origin, runs.destination().takes_key) == ("default", True)
+    assert (current_server.destination().origin, current_server.destination().takes_key) == ("default", True)
 
 
 def test_key_that_is_noted_down_for_a_host_may_go_there_and_one_for_any_host_may_not(say: Any, tmp_path: Path) -> None:
@@ -443,10 +443,13 @@ def test_key_that_is_noted_down_for_a_host_may_go_there_and_one_for_any_host_may
         place.write_text(f"{machine}\n  login user\n  password {KEY}\n")
         place.chmod(stat.S_IRUSR | stat.S_IWUSR)
         say()
-        assert (runs.destination().origin, runs.destination().takes_key) == ("workspace settings", takes_key)
+        assert (current_server.destination().origin, current_server.destination().takes_key) == (
+            "workspace settings",
+            takes_key,
+        )
     place.write_text(f"machine team.example\n  login user\n  password {KEY}\n")
     say(WANDB_API_KEY=KEY)  # which wandb takes instead, for any host
-    assert not runs.destination().takes_key
+    assert not current_server.destination().takes_key
 
 
 def test_key_does_not_go_over_plain_http_to_other_hosts(say: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -484,7 +487,7 @@ def test_trusted_server_that_is_no_address_is_refused(address: str, capsys: pyte
 def test_key_of_a_settings_file_is_said_to_be_from_there(say: Any, tmp_path: Path) -> None:
     settings(tmp_path / "wandb" / "settings", api_key=KEY)
     say()
-    assert (runs.setup().key, runs.setup().key_from) == (KEY, "a settings file of W&B's")
+    assert (current_server.setup().key, current_server.setup().key_from) == (KEY, "a settings file of W&B's")
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device", "huge", "directory"])
@@ -502,17 +505,17 @@ def test_settings_file_that_cannot_be_read_to_its_end_is_an_error(say: Any, tmp_
     say()
     (error,) = examine().errors
     assert error.startswith(f"{place}, which W&B reads its settings from, is no ordinary file of at most 65536 bytes.")
-    for find in (runs.destination, runs.default_entity, runs.check_workspace):
+    for find in (current_server.destination, client_settings.default_entity, client_settings.check_workspace):
         with pytest.raises(ConfigurationError, match="is no ordinary file"):
             find()
 
 
 def warned_of_workspace(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, **arguments: Any) -> str:
     """What a start of an online run says of the settings of the current directory."""
-    monkeypatch.setattr(runs, "_has_warned_of_workspace", False)
+    monkeypatch.setattr(current_server, "_has_warned_of_workspace", False)
     caplog.clear()
     for _ in range(2):  # said once
-        runs.warn_of_workspace(arguments)
+        current_server.warn_of_workspace(arguments)
     return "\n".join(record.getMessage() for record in caplog.records if record.name == "dist_wandb")
 
 
@@ -599,6 +602,6 @@ def test_bad_timeout_is_refused(seconds: str, capsys: pytest.CaptureFixture[str]
 
 def test_setup_of_wandb_is_read_without_its_key_in_sight(say: Any) -> None:
     say(WANDB_API_KEY=KEY, WANDB_ENTITY="team")
-    setup = runs.setup()
+    setup = current_server.setup()
     assert (setup.mode, setup.entity, setup.key, setup.key_from) == ("offline", "team", KEY, "WANDB_API_KEY")
     assert KEY not in repr(setup)

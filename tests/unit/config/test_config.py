@@ -28,7 +28,7 @@ from dist_wandb.config import agreement as config
 from dist_wandb.config import text as config_text
 from dist_wandb.config.agreement import Agreement, Mirror
 from dist_wandb.errors import ConfigurationError, RendezvousError
-from dist_wandb.runs.run import NullRun
+from dist_wandb.runs.null_run import NullRun
 from dist_wandb.session.session import Session, open_session
 from dist_wandb.settings.config_values import comparable, given_values, told
 from dist_wandb.settings.options import Options

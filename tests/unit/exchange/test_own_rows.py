@@ -18,7 +18,8 @@ from dist_wandb.exchange import collective, direct
 from dist_wandb.exchange.direct import OwnRows
 from dist_wandb.exchange.rows import Contribution, Rows
 from dist_wandb.payloads.values import Later
-from dist_wandb.runs.run import NullRun, RunWriter
+from dist_wandb.runs.null_run import NullRun
+from dist_wandb.runs.writer import RunWriter
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.plan import plan_run
 from dist_wandb.topology.model import Topology

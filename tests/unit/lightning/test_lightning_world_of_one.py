@@ -26,7 +26,7 @@ from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.rows import DEGRADED
 from dist_wandb.lightning import logger as lightning
 from dist_wandb.lightning.script_ids import ScriptIds
-from dist_wandb.runs import run
+from dist_wandb.runs import argument_checks
 from dist_wandb.session import session
 from dist_wandb.topology.model import Topology
 
@@ -254,7 +254,7 @@ def test_the_constructor_begins_with_the_stock_parameters_and_ours_are_keyword_o
         (p.name, p.default, p.kind) for p in positional
     ]
     assert [(p.name, p.kind) for p in ours[len(positional) : -1]] == [
-        (name, inspect.Parameter.KEYWORD_ONLY) for name in run._OUR_ARGUMENTS
+        (name, inspect.Parameter.KEYWORD_ONLY) for name in argument_checks._OUR_ARGUMENTS
     ]
     assert (ours[-1].name, ours[-1].kind) == (further.name, further.kind)
 

@@ -38,7 +38,7 @@ from dist_wandb.payloads.media.gathers import (
     merged,
     unframed,
 )
-from dist_wandb.runs import run
+from dist_wandb.runs import wandb_media
 from dist_wandb.topology.model import Topology
 
 if TYPE_CHECKING:
@@ -269,13 +269,13 @@ def test_what_stands_beside_images_goes_along_with_them() -> None:
 @pytest.mark.newest  # wandb 0.19 needs torchvision for tensors
 def test_encoding_leaves_no_files_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
-    make = run.image
+    make = wandb_media.image
 
     def remember(value: Any, *arguments: Any, **named: Any) -> Any:
         made.append(make(value, *arguments, **named))
         return made[-1]
 
-    monkeypatch.setattr(run, "image", remember)
+    monkeypatch.setattr(wandb_media, "image", remember)
     sent(gathered([np.zeros((4, 4, 3)), torch.rand(3, 4, 4)]))
     paths = [pictures._path_of(image) for image in made]
     assert [path is not None and not path.exists() for path in paths] == [True, True]
@@ -481,14 +481,14 @@ def test_wandb_finds_the_same_types_in_the_rows_that_tell_as_in_all(rows: list[t
         expected = wandb.Table(columns=["a", "b"], data=data)
     except TypeError:
         expected = wandb.Table(columns=["a", "b"], data=data, allow_mixed_types=True)
-    found = run.table_of_any(["a", "b"], data)
+    found = wandb_media.table_of_any(["a", "b"], data)
     assert found.data is data
     assert found._column_types == expected._column_types
 
 
 def test_rows_whose_types_tell_not_all_are_looked_at_by_wandb() -> None:
     data: list[list[Any]] = [[[None]], [[1, 2]]]
-    found = run.table_of_any(["a"], data)
+    found = wandb_media.table_of_any(["a"], data)
     assert found._column_types == wandb.Table(columns=["a"], data=data)._column_types
 
 

@@ -20,7 +20,7 @@ import dist_wandb
 from dist_wandb.errors import ConfigurationError, ReadError
 from dist_wandb.restart import restart
 from dist_wandb.restart.restart import Note
-from dist_wandb.runs import run as runs
+from dist_wandb.runs import requested
 from dist_wandb.session import session as sessions_room
 from dist_wandb.session.session import Session, open_session
 from dist_wandb.settings.options import Options
@@ -793,7 +793,7 @@ def test_what_the_user_said_of_resuming(
 ) -> None:
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    assert runs.wanted_resume(arguments) == wanted
+    assert requested.wanted_resume(arguments) == wanted
 
 
 def test_keys_of_all_attempts_are_those_of_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,9 +10,8 @@ import wandb
 
 import dist_wandb
 from dist_wandb.errors import ConfigurationError, UnavailableError
-from dist_wandb.runs import opening
-from dist_wandb.runs import run as runs
-from dist_wandb.runs.run import NullRun
+from dist_wandb.runs import argument_checks, opening, wandb_init, wandb_private, wandb_process
+from dist_wandb.runs.null_run import NullRun
 from dist_wandb.session import session
 from dist_wandb.settings.options import Options
 from dist_wandb.store.job_store import JobStore
@@ -57,7 +56,7 @@ def unreliable(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> Any:
         made = Unreliable(
             fake_wandb, {key.replace("_", " ").replace("rank ", "rank-"): n for key, n in failures.items()}, error
         )
-        monkeypatch.setattr(runs, "clear_away", made.clear)
+        monkeypatch.setattr(wandb_process, "clear_away", made.clear)
         return made
 
     monkeypatch.setattr(opening, "_PAUSE", 0.01)
@@ -108,7 +107,7 @@ def test_if_not_even_the_disk_takes_it_training_goes_on(unreliable: Any, caplog:
 
 def test_another_run_of_the_process_is_not_swept_away(unreliable: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     aside: list[int] = []
-    monkeypatch.setattr(runs, "set_service_aside", lambda: aside.append(1))
+    monkeypatch.setattr(wandb_private, "set_service_aside", lambda: aside.append(1))
     wandb_ = unreliable(online=0)
     dist_wandb.init()
     wandb_._failures["online"] = 1
@@ -203,7 +202,7 @@ def test_a_disk_that_takes_no_file_beside_the_run_ends_no_training(
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(runs, "_write_sidecar", full)
+    monkeypatch.setattr(wandb_init, "_write_sidecar", full)
     first, _ = job(TWO, lambda _: {"id": "exp", "mode": "offline"})
     assert first.run.offline
     assert "rank 0 could not write dist-wandb.json beside its run (No space left on device)" in caplog.text
@@ -298,8 +297,10 @@ def test_ranks_without_the_sweeps_variables_do_not_wait_for_the_rank_that_has_th
     on_ranks: OnRanks, fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WANDB_SWEEP_ID", "s1")
-    check = runs.check_sweep
-    monkeypatch.setattr(runs, "check_sweep", lambda *given: check(*given) if given[2].global_rank == 0 else None)
+    check = argument_checks.check_sweep
+    monkeypatch.setattr(
+        argument_checks, "check_sweep", lambda *given: check(*given) if given[2].global_rank == 0 else None
+    )
 
     def open_one(rank: int) -> str:
         with pytest.raises(ConfigurationError) as raised:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import wandb
 
-from dist_wandb.runs.run import RunWriter
+from dist_wandb.runs.writer import RunWriter
 from dist_wandb.settings.plan import plan_run
 from dist_wandb.topology.model import Topology
 

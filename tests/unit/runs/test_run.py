@@ -22,8 +22,23 @@ from hypothesis import strategies as st
 from wandb.sdk.wandb_run import Run  # `wandb.Run` is newer than the oldest version
 
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.runs import run as runs
-from dist_wandb.runs.run import NullPart, NullRun, RunWriter, check_id, check_init_arguments, open_run, wanted_mode
+from dist_wandb.runs import (
+    argument_checks,
+    axes,
+    console,
+    finishing,
+    handover,
+    job_arguments,
+    null_run,
+    requested,
+    run_metadata,
+    upload_environment,
+)
+from dist_wandb.runs.argument_checks import check_id, check_init_arguments
+from dist_wandb.runs.null_run import NullPart, NullRun
+from dist_wandb.runs.requested import wanted_mode
+from dist_wandb.runs.wandb_init import open_run
+from dist_wandb.runs.writer import RunWriter
 from dist_wandb.settings.plan import RunPlan, plan_run
 from dist_wandb.topology.model import Topology
 from dist_wandb.wandb_files.sidecar import SIDECAR_NAME
@@ -74,7 +89,7 @@ def test_every_argument_of_the_installed_wandb_is_taken() -> None:
 
 
 def test_every_argument_said_to_be_known_is_known_to_the_installed_wandb() -> None:
-    assert set(inspect.signature(wandb.init).parameters) >= runs._COMMON_INIT_ARGUMENTS
+    assert set(inspect.signature(wandb.init).parameters) >= argument_checks._COMMON_INIT_ARGUMENTS
 
 
 def test_a_wandb_that_takes_any_argument_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,7 +191,7 @@ def test_a_refused_id_is_named_with_its_origin(
     if variable is not None:
         monkeypatch.setenv("WANDB_RUN_ID", variable)
     with pytest.raises(ConfigurationError, match=re.escape(origin)):
-        runs.wanted_id(arguments)
+        requested.wanted_id(arguments)
 
 
 @pytest.mark.parametrize("given_id", ["", "a:b", 7])
@@ -186,9 +201,9 @@ def test_an_id_given_to_a_door_is_refused_there(given_id: object) -> None:
 
 
 WANTED: list[tuple[Callable[[dict[str, Any]], str | None], str, str, str]] = [
-    (runs.wanted_id, "id", "run_id", "WANDB_RUN_ID"),
-    (runs.wanted_group, "group", "run_group", "WANDB_RUN_GROUP"),
-    (runs.wanted_name, "name", "run_name", "WANDB_NAME"),
+    (requested.wanted_id, "id", "run_id", "WANDB_RUN_ID"),
+    (requested.wanted_group, "group", "run_group", "WANDB_RUN_GROUP"),
+    (requested.wanted_name, "name", "run_name", "WANDB_NAME"),
 ]
 
 
@@ -289,7 +304,7 @@ def test_of_a_shared_run_on_disk_wandb_prints_what_helps(
     run = open_run(plan, topology, arguments)
     run.log({"loss": 0.5})
     opening = capfd.readouterr().err
-    with runs.quiet_end(run, plan, arguments):
+    with finishing.quiet_end(run, plan, arguments):
         wandb.termwarn("a warning")
         run.finish()
     ending = capfd.readouterr().err
@@ -298,7 +313,7 @@ def test_of_a_shared_run_on_disk_wandb_prints_what_helps(
     assert "a warning" in ending
     assert ("wandb sync" in ending, "Run history" in ending) == (said != "nothing",) * 2
     assert ("offline" in opening) == (said != "nothing" or topology is FIRST)
-    line = runs.how_to_upload(run, plan, topology)
+    line = finishing.how_to_upload(run, plan, topology)
     if topology is FIRST:
         assert line is not None
         assert line.startswith("dist_wandb: the run exp is on disk, in several files. Upload it with: dist-wandb sync ")
@@ -311,7 +326,7 @@ def test_of_a_shared_run_on_disk_wandb_prints_what_helps(
 def test_only_of_runs_in_several_files_it_is_said_how_to_upload_them() -> None:
     def line(run_mode: Any, topology: Topology = FIRST, **arguments: Any) -> str | None:
         plan = plan_run(topology, run_mode, "global", "exp")
-        return runs.how_to_upload(open_run(plan, topology, arguments), plan, topology)
+        return finishing.how_to_upload(open_run(plan, topology, arguments), plan, topology)
 
     assert line("shared", mode="offline") is not None
     assert line("shared") is None  # it is at the server
@@ -641,7 +656,7 @@ def test_an_upload_gets_the_role_of_the_writer_and_nothing_of_another_run(
     monkeypatch.setenv("WANDB_X_GRAPHQL_RETRY_MAX", "2")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([".", "", "/opt/lib"]))
     before = dict(os.environ)
-    environment = runs.upload_environment(tmp_path, **ROLES)
+    environment = upload_environment.upload_environment(tmp_path, **ROLES)
     assert {name: value for name, value in environment.items() if name.startswith("WANDB_")} == {
         "WANDB_MODE": "shared",
         "WANDB_DIR": str(tmp_path),
@@ -661,7 +676,7 @@ def test_an_upload_gets_the_role_of_the_writer_and_nothing_of_another_run(
 @pytest.mark.usefixtures("bare_environment")
 def test_the_upload_of_a_plain_run_has_no_label(tmp_path: Path) -> None:
     plain = {"shared": False, "label": None, "primary": True, "finishes": True, "resume": "must"}
-    environment = runs.upload_environment(tmp_path, **plain)  # type: ignore[arg-type]  # of several types
+    environment = upload_environment.upload_environment(tmp_path, **plain)  # type: ignore[arg-type]  # of several types
     wanted = {"MODE": "online", "X_PRIMARY": "true", "X_UPDATE_FINISH_STATE": "true", "RESUME": "must"}
     assert {name: environment[f"WANDB_{name}"] for name in wanted} == wanted
     assert "WANDB_X_LABEL" not in environment
@@ -679,7 +694,7 @@ def test_settings_of_the_current_directory_do_not_go_with_an_upload(
     (tmp_path / "attempt").mkdir()
     for where in (".", str(project)):
         monkeypatch.setenv("WANDB_DIR", where)
-        environment = runs.upload_environment(tmp_path / "attempt", **ROLES, server="https://own.example")
+        environment = upload_environment.upload_environment(tmp_path / "attempt", **ROLES, server="https://own.example")
         assert environment["WANDB_BASE_URL"] == "https://own.example"
         assert list((tmp_path / "attempt").rglob("*")) == [tmp_path / "attempt" / "wandb"]
 
@@ -744,7 +759,7 @@ def test_a_rank_without_a_run_writes_nothing() -> None:
 
 def test_every_writer_defines_the_x_axis_alike(fake_wandb: FakeWandb) -> None:
     for topology in (FIRST, SECOND):
-        runs.define_step_metric(opened(topology, "shared", {}), "global_step")
+        axes.define_step_metric(opened(topology, "shared", {}), "global_step")
     assert [run.defined for run in fake_wandb.runs] == [
         [("global_step", {}), ("*", {"step_metric": "global_step", "step_sync": False})]
     ] * 2
@@ -802,7 +817,7 @@ def test_the_summary_of_a_null_run_reads_what_was_written_and_defaults() -> None
 @pytest.fixture
 def untold(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if nothing unknown had been used yet."""
-    monkeypatch.setattr(runs, "_has_told_of_unknown", False)
+    monkeypatch.setattr(null_run, "_has_told_of_unknown", False)
 
 
 USES: list[Callable[[Any], Any]] = [
@@ -893,9 +908,9 @@ def test_whatever_a_run_has_a_null_run_takes(name: str) -> None:
     ("value", "silent"), [("true", True), ("1", True), ("YES", True), ("false", False), ("", False)]
 )
 def test_silence_is_what_wandb_calls_silence(monkeypatch: pytest.MonkeyPatch, value: str, silent: bool) -> None:
-    assert not runs.is_silent()
+    assert not console.is_silent()
     monkeypatch.setenv("WANDB_SILENT", value)
-    assert runs.is_silent() is silent
+    assert console.is_silent() is silent
 
 
 @pytest.mark.parametrize(
@@ -908,15 +923,15 @@ def test_silence_is_what_wandb_calls_silence(monkeypatch: pytest.MonkeyPatch, va
 )
 def test_where_a_run_is_to_be_found(fake_wandb: FakeWandb, wandb_mode: str, expected: str) -> None:
     run = opened(FIRST, "auto", {"mode": wandb_mode})
-    assert runs.where(run) == expected.format(directory=Path(fake_wandb.runs[0].dir).parent)
+    assert run_metadata.where(run) == expected.format(directory=Path(fake_wandb.runs[0].dir).parent)
 
 
 def test_of_a_shared_run_offline_the_directory_of_all_ranks_is_told(fake_wandb: FakeWandb, tmp_path: Path) -> None:
     plan = plan_run(FIRST, "shared", "global", "exp")
     run: Any = open_run(plan, FIRST, {"mode": "offline"})
     run.dir = str(tmp_path / "wandb/rank-0/wandb/offline-run-1-exp/files")  # as wandb lays them out
-    assert runs.where(run, plan) == f"offline, a file for each rank below {tmp_path / 'wandb'}"
-    assert runs.where(run) == f"offline, in {tmp_path / 'wandb/rank-0/wandb/offline-run-1-exp'}"
+    assert run_metadata.where(run, plan) == f"offline, a file for each rank below {tmp_path / 'wandb'}"
+    assert run_metadata.where(run) == f"offline, in {tmp_path / 'wandb/rank-0/wandb/offline-run-1-exp'}"
     assert len(fake_wandb.runs) == 1
 
 
@@ -926,28 +941,28 @@ def test_a_run_without_an_address_is_not_asked_for_it(wandb_mode: str) -> None:
     run: Any = mock.Mock(
         spec=["offline", "disabled"], offline=wandb_mode == "offline", disabled=wandb_mode == "disabled"
     )
-    assert runs.url(run) is None
+    assert run_metadata.url(run) is None
 
 
 def test_without_a_run_there_is_nothing_to_be_found() -> None:
-    assert runs.where(NullRun()) == "nowhere"
+    assert run_metadata.where(NullRun()) == "nowhere"
 
 
 def test_the_page_of_a_group_is_that_of_its_project(fake_wandb: FakeWandb) -> None:
     opened(FIRST, "new", {})
     run: Any = fake_wandb.runs[0]
-    assert runs.group_url(run, "night #1/a") == "https://wandb.example/team/digits/groups/night%20%231%2Fa"
+    assert run_metadata.group_url(run, "night #1/a") == "https://wandb.example/team/digits/groups/night%20%231%2Fa"
 
 
 def test_without_group_run_or_address_a_group_has_no_page(fake_wandb: FakeWandb) -> None:
-    assert runs.group_url(opened(FIRST, "auto", {}), None) is None
-    assert runs.group_url(opened(FIRST, "auto", {"mode": "offline"}), "night") is None
-    assert runs.group_url(NullRun(), "night") is None
+    assert run_metadata.group_url(opened(FIRST, "auto", {}), None) is None
+    assert run_metadata.group_url(opened(FIRST, "auto", {"mode": "offline"}), "night") is None
+    assert run_metadata.group_url(NullRun(), "night") is None
     assert len(fake_wandb.runs) == 2
 
 
 def test_only_what_json_holds_is_told_to_ranks_that_were_not_given_it() -> None:
-    told = runs.told_to_others(
+    told = job_arguments.told_to_others(
         {
             "project": "digits",
             "tags": ["a", "b"],
@@ -975,29 +990,29 @@ def test_only_what_json_holds_is_told_to_ranks_that_were_not_given_it() -> None:
         "config": {"lr": 0.1, "bounds": [0, [1, 2]], "least": float("-inf"), "names": [{"a": []}]},
     }
     nan = {"x": float("nan"), "y": [float("nan")]}
-    assert repr(runs.told_to_others({"config": nan})) == repr({"config": nan})
+    assert repr(job_arguments.told_to_others({"config": nan})) == repr({"config": nan})
 
 
 @pytest.mark.parametrize("name", ["entity", "project", "name", "notes", "tags", "group", "job_type", "dir", "mode"])
 def test_what_describes_the_job_is_told(name: str) -> None:
-    assert runs.told_to_others({name: "x"}) == {name: "x"}
-    assert runs.told_to_others({name: None}) == {}
+    assert job_arguments.told_to_others({name: "x"}) == {name: "x"}
+    assert job_arguments.told_to_others({name: None}) == {}
 
 
 def test_a_run_is_handed_on_as_a_pickle() -> None:
     run: Any = SimpleNamespace(id="exp")
-    data = runs.pickled(run)
+    data = handover.pickled(run)
     assert data is not None
-    assert runs.unpickled(data) == run
+    assert handover.unpickled(data) == run
 
 
 def test_a_run_is_handed_on_with_its_config_which_wandb_leaves_out(monkeypatch: pytest.MonkeyPatch) -> None:
     run: Any = SimpleNamespace(config={"lr": 0.1, "names": {1: "a"}})
-    data = runs.pickled(run)
+    data = handover.pickled(run)
     filled: list[object] = []
-    monkeypatch.setattr(runs, "_fill_config", lambda _, values: filled.append(values))
+    monkeypatch.setattr(handover, "fill_config", lambda _, values: filled.append(values))
     assert data is not None
-    assert runs.unpickled(data)
+    assert handover.unpickled(data)
     assert filled == [{"lr": 0.1, "names": {1: "a"}}]
 
 
@@ -1007,18 +1022,18 @@ def test_a_run_is_handed_on_with_its_config_which_wandb_leaves_out(monkeypatch: 
     ids=["None", "NullRun", "Mock", "namespace"],
 )
 def test_what_is_no_run_or_cannot_be_pickled_is_not_handed_on(run: Any) -> None:
-    assert runs.pickled(run) is None
+    assert handover.pickled(run) is None
 
 
 def test_the_run_in_progress_is_wandbs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wandb, "run", None)
-    assert runs.running_run() is None
+    assert run_metadata.running_run() is None
     run: Any = object()
     monkeypatch.setattr(wandb, "run", run)
-    assert runs.running_run() is run
+    assert run_metadata.running_run() is run
 
 
 def test_without_wandb_loaded_no_run_is_in_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "wandb")
-    assert runs.running_run() is None
+    assert run_metadata.running_run() is None
     assert "wandb" not in sys.modules

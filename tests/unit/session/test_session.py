@@ -30,7 +30,7 @@ from dist_wandb.errors import ConfigurationError, RendezvousError, TopologyError
 from dist_wandb.exchange import collective
 from dist_wandb.exchange.membership import membership
 from dist_wandb.exchange.rows import DEGRADED
-from dist_wandb.runs.run import NullRun
+from dist_wandb.runs.null_run import NullRun
 from dist_wandb.session import session as session_module
 from dist_wandb.session.session import Session, get_run, holds, open_session, told_job
 from dist_wandb.settings.limits import Limits

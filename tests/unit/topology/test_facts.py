@@ -14,8 +14,9 @@ import wandb
 
 from dist_wandb.errors import RendezvousError
 from dist_wandb.lightning.logger import _GIVE_BACK
-from dist_wandb.runs import run as runs
-from dist_wandb.runs.run import FACTS, NullRun
+from dist_wandb.runs import run_metadata
+from dist_wandb.runs.null_run import NullRun
+from dist_wandb.runs.run_metadata import FACTS
 from dist_wandb.session import session
 from dist_wandb.settings.options import Options
 from dist_wandb.store.job_store import JobStore
@@ -120,7 +121,7 @@ def test_of_a_run_on_disk_no_address_is_asked() -> None:
         project_url = url
 
     run: Any = Touchy()
-    assert {name: value for name, value in runs.facts_of(run).items() if value is not None} == {
+    assert {name: value for name, value in run_metadata.facts_of(run).items() if value is not None} == {
         "id": "exp",
         "offline": True,
         "disabled": False,

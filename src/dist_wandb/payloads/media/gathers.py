@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from dist_wandb.errors import ConfigurationError, suggest
 from dist_wandb.payloads.media import pictures
 from dist_wandb.payloads.values import as_tensor, event_after
-from dist_wandb.runs import run as runs
+from dist_wandb.runs import wandb_media
 from dist_wandb.settings.reduction import LARGEST_EXACT_INTEGER
 
 if TYPE_CHECKING:
@@ -566,7 +566,7 @@ def whole(kind: Kind, parts: Sequence[Part], files: Files | None = None) -> Any:
     if kind == "images":
         return [_named_image(part.rank, picture, files) for part in parts for picture in part.items] or None
     columns, rows = merged(parts)
-    return runs.table_of_any(
+    return wandb_media.table_of_any(
         columns,
         [[_wandb_image(cell, files) if isinstance(cell, Picture) else _plain(cell) for cell in row] for row in rows],
     )
@@ -616,4 +616,4 @@ def _named_image(rank: int, picture: Picture, files: Files | None) -> Any:
 
 def _wandb_image(picture: Picture, files: Files | None) -> Any:
     value, arguments = picture.value, {**picture.pixels, **picture.beside}
-    return runs.image(value, files() if files and isinstance(value, bytes) else None, **arguments)
+    return wandb_media.image(value, files() if files and isinstance(value, bytes) else None, **arguments)

@@ -8,7 +8,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from dist_wandb.runs import run as runs
+from dist_wandb.runs import wandb_media
 
 _AS_PNG = ("1", "L", "LA", "I", "I;16", "P", "RGB", "RGBA")  # modes of PIL that a PNG can hold
 
@@ -61,7 +61,7 @@ def png(image: Any, how: Mapping[str, Any]) -> bytes:
         return _saved(image)
     if is_image(image):
         return _file_in(image)
-    made = runs.image(image, **how)
+    made = wandb_media.image(image, **how)
     try:
         return _file_in(made)
     finally:

@@ -1,0 +1,138 @@
+"""Arguments that `wandb.init` would not take, or not as they are meant, refused before anything is started."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import os
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from dist_wandb.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from dist_wandb.topology.model import Topology
+
+# W&B's client refuses the first seven; its documentation adds the backslash and the percent sign.
+_FORBIDDEN_IN_IDS = ":;,#?/'\\%"
+_LONGEST_ID = 128  # characters. W&B states a limit for names alone, which is this one
+_LONGEST_ID_IN_BYTES = 192  # W&B names files by it, with more before and behind: 255 bytes is the most for those
+_SHOWN_OF_AN_ORIGIN = 200
+# Arguments of wandb.init in every supported version: only others are worth importing wandb for, to look.
+_COMMON_INIT_ARGUMENTS = frozenset(
+    {
+        *("entity", "project", "dir", "id", "name", "notes", "tags", "group", "job_type"),
+        *("config", "config_exclude_keys", "config_include_keys", "allow_val_change"),
+        *("mode", "force", "reinit", "resume", "resume_from", "fork_from", "anonymous", "settings"),
+        *("save_code", "tensorboard", "sync_tensorboard", "monitor_gym"),
+    }
+)
+_OUR_ARGUMENTS = (
+    *("run_mode", "rank_scope", "reduce", "spread", "per_rank"),
+    *("join_timeout", "peer_timeout", "finish_timeout", "max_pending_rows", "heartbeat"),
+    *("config_sync", "system_metrics", "strict"),
+)
+
+
+def check_init_arguments(given: Mapping[str, Any], door: str) -> None:
+    """Refuse arguments that `wandb.init` would not take, before anything is started.
+
+    Args:
+        given: Keyword arguments meant for `wandb.init`.
+        door: Who was given them, for the message.
+
+    Raises:
+        ConfigurationError: An unknown argument (the nearest known one is named), ``mode="shared"``, or an id that W&B
+            refuses.
+    """
+    unknown = [name for name in given if name not in _COMMON_INIT_ARGUMENTS]
+    if unknown:
+        _check_against_signature(unknown, door)
+    if given.get("mode") == "shared":
+        raise ConfigurationError(
+            f"{door} was given mode='shared', which is W&B's switch for one writer. Pass run_mode='shared': it sets "
+            "W&B's mode, labels and primary on every rank."
+        )
+    if given.get("id") is not None:
+        check_id(given["id"], f"id={given['id']!r} given to {door}")
+
+
+def _check_against_signature(unknown: list[str], door: str) -> None:
+    import wandb
+
+    parameters = inspect.signature(wandb.init).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return
+    for name in unknown:
+        if name in _OUR_ARGUMENTS:
+            raise ConfigurationError(
+                f"{door} got the argument {name!r}, which is dist_wandb's own, not one of wandb.init. Give it to the "
+                "constructor of the logger or tracker, or to dist_wandb.init."
+            )
+        if name not in parameters:
+            nearest = difflib.get_close_matches(name, [*parameters, *_OUR_ARGUMENTS], n=1)
+            hint = f"Did you mean {nearest[0]!r}?" if nearest else "See the documentation of wandb.init."
+            raise ConfigurationError(f"{door} got the argument {name!r}, which wandb.init does not know. {hint}")
+
+
+def check_id(run_id: object, origin: str) -> str:
+    """Return `run_id` if W&B takes it.
+
+    Args:
+        run_id: The id to check.
+        origin: Where it came from, with its value, for the message.
+
+    Raises:
+        ConfigurationError: It is no text, is empty, begins or ends with white space, is too long, or has a character
+            that W&B refuses in run ids, or that cannot be printed.
+    """
+    if len(origin) > _SHOWN_OF_AN_ORIGIN:
+        origin = f"{origin[:_SHOWN_OF_AN_ORIGIN]}…"
+    if not isinstance(run_id, str):
+        raise ConfigurationError(f"{origin} is {type(run_id).__name__}, but a run id is text. Pass a str.")
+    if not run_id or run_id != run_id.strip():
+        raise ConfigurationError(f"{origin} is empty, or has white space around it, which W&B refuses in run ids.")
+    bad = [character for character in _FORBIDDEN_IN_IDS if character in run_id]
+    if bad:
+        proposal = re.sub(f"[{re.escape(_FORBIDDEN_IN_IDS)}]", "-", run_id)
+        raise ConfigurationError(
+            f"{origin} has {' and '.join(map(repr, bad))}, which W&B refuses in run ids. Use for example "
+            f"{proposal[:_LONGEST_ID]!r}."
+        )
+    unprintable = sorted({character for character in run_id if not character.isprintable()})
+    if unprintable:
+        raise ConfigurationError(
+            f"{origin} has {' and '.join(map(ascii, unprintable[:3]))}, which cannot be printed. "
+            "Use letters and digits."
+        )
+    if len(run_id) > _LONGEST_ID or len(run_id.encode()) > _LONGEST_ID_IN_BYTES:
+        raise ConfigurationError(
+            f"{origin} has {len(run_id)} characters ({len(run_id.encode())} bytes), but a run id may have "
+            f"{_LONGEST_ID} ({_LONGEST_ID_IN_BYTES} bytes) at most. Shorten it."
+        )
+    if run_id in (".", ".."):
+        raise ConfigurationError(f"{origin} names a directory, but files are named by a run id. Use another one.")
+    return run_id
+
+
+def check_sweep(run_mode: str, rank_scope: str, topology: Topology) -> None:
+    """Refuse several runs where an agent of a W&B sweep has started this process: there W&B ignores the ids of runs.
+
+    Args:
+        run_mode: The run mode.
+        rank_scope: The rank scope.
+        topology: Who this rank is. Nodes that are not known yet count as one.
+
+    Raises:
+        ConfigurationError: The job would open several runs, all of which W&B would write into one.
+    """
+    sweep = os.environ.get("WANDB_SWEEP_ID")
+    opens_several = run_mode == "new" or (rank_scope == "worker" and (topology.num_nodes or 1) > 1)
+    if sweep and topology.world_size > 1 and opens_several:
+        raise ConfigurationError(
+            f"run_mode={run_mode!r} with rank_scope={rank_scope!r} opens several runs, but an agent of the sweep "
+            f"{sweep!r} has started this job (WANDB_SWEEP_ID on rank {topology.global_rank}), and W&B then ignores "
+            "their ids: all would be written into the agent's one run. Pass run_mode='auto' or 'shared' with "
+            "rank_scope='global'."
+        )

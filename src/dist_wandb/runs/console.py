@@ -1,0 +1,42 @@
+"""What wandb prints."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from dist_wandb.runs.requested import user_setting
+
+if TYPE_CHECKING:
+    pass
+
+
+@contextmanager
+def with_warnings_alone(*, on: bool) -> Iterator[None]:
+    """Have wandb print warnings and errors, but no information, meanwhile."""
+    if not on:
+        yield
+        return
+    import wandb
+
+    settings = wandb.setup().settings
+    wandb.termsetup(settings.model_copy(update={"show_info": False}), None)
+    try:
+        yield
+    finally:
+        wandb.termsetup(settings, None)  # as wandb.setup does
+
+
+def says_what_to_show(init_arguments: Mapping[str, Any]) -> bool:
+    """Whether the user has said what wandb is to print."""
+    names = ("quiet", "silent", "show_info")
+    return any(
+        user_setting(init_arguments, name) is not None or f"WANDB_{name.upper()}" in os.environ for name in names
+    )
+
+
+def is_silent() -> bool:
+    """Whether the user asked wandb, by `WANDB_SILENT`, to print nothing."""
+    return os.environ.get("WANDB_SILENT", "").lower() in ("true", "1", "yes")

@@ -1,0 +1,41 @@
+"""Directories of W&B's and of this user's."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dist_wandb.runs.requested import user_setting
+
+if TYPE_CHECKING:
+    pass
+
+
+def artifact_staging() -> Path:
+    """Where W&B puts files of artifacts aside until they are uploaded."""
+    import wandb
+
+    return Path(wandb.env.get_data_dir()).absolute() / "artifacts" / "staging"
+
+
+def state_directory() -> Path:
+    """Where what dist_wandb has to remember of this user's uploads is kept: ``$XDG_STATE_HOME/dist-wandb``.
+
+    As the XDG base directory specification says, a relative path in the variable counts as none.
+    """
+    told = Path(os.environ.get("XDG_STATE_HOME") or "")
+    return (told if told.is_absolute() else Path("~/.local/state").expanduser()) / "dist-wandb"
+
+
+def runtime_directory() -> Path | None:
+    """Where this user's sockets belong, ``$XDG_RUNTIME_DIR``; `None` if the variable names no directory."""
+    told = Path(os.environ.get("XDG_RUNTIME_DIR") or "")
+    return told if told.is_absolute() and told.is_dir() else None
+
+
+def wandb_directory(init_arguments: Mapping[str, Any]) -> Path:
+    """The directory below which a job's run directories lie."""
+    root = init_arguments.get("dir") or user_setting(init_arguments, "root_dir") or os.environ.get("WANDB_DIR") or "."
+    return Path(root) / "wandb"

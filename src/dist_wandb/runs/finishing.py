@@ -1,0 +1,71 @@
+"""The end of a run, and what is to be said of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dist_wandb.runs.console import says_what_to_show, with_warnings_alone
+from dist_wandb.runs.run_metadata import is_disabled, is_offline
+from dist_wandb.wandb_files.debug_log import log_of, untaken, unwritten
+
+if TYPE_CHECKING:
+    from dist_wandb.runs.null_run import AnyRun
+    from dist_wandb.settings.plan import RunPlan
+    from dist_wandb.topology.model import Topology
+
+
+def quiet_end(run: AnyRun, plan: RunPlan, init_arguments: Mapping[str, Any]) -> AbstractContextManager[None]:
+    """Leave out what wandb prints at the end of a run, but warnings, where it helps nobody.
+
+    That is on all ranks but one of a shared run, and offline on that one too, as "wandb sync" is not how to upload it.
+    What the user has said of it in the arguments or the environment holds.
+    """
+    is_one_of_several = plan.has_writers and (not plan.announces or is_offline(run))
+    return with_warnings_alone(on=bool(run) and is_one_of_several and not says_what_to_show(init_arguments))
+
+
+def how_to_upload(run: AnyRun, plan: RunPlan, topology: Topology) -> str | None:
+    """How a shared run on disk is uploaded, as a line for one of its ranks; `None` where there is nothing to say."""
+    if not run or not plan.has_writers or not plan.announces or is_disabled(run) or not is_offline(run):
+        return None
+    directory = Path(run.dir).parent.parents[2] if plan.shared else Path(run.dir).parent.parent
+    has_nodes = plan.rank_scope == "global" and (topology.num_nodes or 1) > 1
+    together = ", with those of all nodes together" if has_nodes else ""
+    return (
+        f"dist_wandb: the run {run.id} is on disk, in several files{together}. Upload it with: "
+        f"dist-wandb sync {directory}"
+    )
+
+
+def finish(run: AnyRun, exit_code: int | None) -> str | None:
+    """End a run.
+
+    Args:
+        run: The run, or a `NullRun`.
+        exit_code: What W&B is to show; `None` for that of the process.
+
+    Returns:
+        What went wrong, and what to do, as a sentence; `None` if W&B has all of the run.
+
+    Raises:
+        OSError: wandb's own process is gone.
+    """
+    if not hasattr(run, "finish"):  # a stand-in for a run, in somebody's tests
+        return None
+    run.finish(exit_code=exit_code)
+    if not run or is_disabled(run):
+        return None
+    directory = Path(str(run.dir)).parent
+    given_up = (unwritten if is_offline(run) else untaken)(log_of(directory))
+    if not given_up:
+        return None
+    reasons = "; ".join(f"{what}: {reason}" for what, reason in given_up.items())
+    if is_offline(run):
+        return f"not all of the run {run.id} could be written to disk ({reasons}). What is missing is lost."
+    return (
+        f"W&B's server did not take all of the run {run.id} ({reasons}). It is on disk. Once the server answers, "
+        f"upload it with: dist-wandb sync {directory}"
+    )

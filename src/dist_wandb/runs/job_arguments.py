@@ -1,0 +1,60 @@
+"""The arguments that describe a job, for ranks that were given none or others."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from dist_wandb.settings.config_values import given_values, is_plain, told
+from dist_wandb.settings.config_withheld import MISSING, filled, withheld
+
+_DESCRIBING = ("entity", "project", "name", "notes", "tags", "group", "job_type", "dir", "mode", "resume", "config")
+
+
+def told_to_others(init_arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments that describe the job, for ranks that were given none or others; only what JSON can hold."""
+    described = {name: init_arguments[name] for name in _DESCRIBING if init_arguments.get(name) is not None}
+    if "dir" in described:
+        described["dir"] = os.fspath(described["dir"])
+    config = described.pop("config", None)
+    described = {name: value for name, value in described.items() if is_json(value)}
+    if config is not None:
+        described["config"] = config if isinstance(config, str) else _plain_part(chosen_config(init_arguments))
+    return described
+
+
+def with_own_secrets(described: Mapping[str, Any], init_arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """What `told_to_others` made of the arguments on another rank, with what is not told as this rank was given it."""
+    config = described.get("config")
+    if not isinstance(config, dict):
+        return dict(described)
+    own = chosen_config(init_arguments)
+    values = {name: filled(value, own.get(name, MISSING)) for name, value in config.items()}
+    return {**described, "config": {name: value for name, value in values.items() if value is not MISSING}}
+
+
+def _plain_part(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Of values those that JSON can hold, tuples as W&B's lists, without secrets; the run's config tells the rest."""
+    values = {name: withheld(name, value, value) for name, value in values.items()}
+    return {
+        name: value if is_json({name: value}) else told(value)
+        for name, value in values.items()
+        if is_json({name: value}) or is_plain(value)
+    }
+
+
+def chosen_config(init_arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Names and values of the argument `config`, without what W&B is told to leave out."""
+    values = given_values(init_arguments.get("config"))
+    without, only = init_arguments.get("config_exclude_keys"), init_arguments.get("config_include_keys")
+    return {name: value for name, value in values.items() if name not in (without or ()) and (not only or name in only)}
+
+
+def is_json(value: object) -> bool:
+    """Whether JSON can hold a value; tuples become lists."""
+    try:
+        return bool(json.loads(json.dumps(value)) == value or isinstance(value, (list, tuple)))
+    except (TypeError, ValueError):
+        return False

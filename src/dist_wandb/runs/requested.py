@@ -1,0 +1,134 @@
+"""What the user asked W&B for: in the arguments, else in the settings, else in the environment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from dist_wandb.errors import ConfigurationError, suggest
+from dist_wandb.runs.argument_checks import check_id
+from dist_wandb.runs.client_settings import client_settings
+
+Mode = Literal["online", "offline", "disabled"]
+_BEYOND_INIT_TIMEOUT = 30.0  # seconds
+_WANDB_MODES: dict[str, Mode] = {
+    "online": "online",
+    "run": "online",
+    "shared": "online",
+    "offline": "offline",
+    "dryrun": "offline",
+    "disabled": "disabled",
+}
+
+
+def wanted_id(init_arguments: Mapping[str, Any]) -> str | None:
+    """The run id the user asked for: the argument, else the settings, else `WANDB_RUN_ID`; `None` for none."""
+    given = init_arguments.get("id") or user_setting(init_arguments, "run_id")
+    given = _forked_id(init_arguments) if given is None else given
+    if given is not None:
+        return check_id(given, f"id={given!r}")
+    in_environment = os.environ.get("WANDB_RUN_ID")
+    return check_id(in_environment, f"WANDB_RUN_ID={in_environment!r}") if in_environment else None
+
+
+def _forked_id(init_arguments: Mapping[str, Any]) -> str | None:
+    """The run that `resume_from` names: W&B rewinds that run, so its id is this one's."""
+    resume_from = init_arguments.get("resume_from")
+    return str(resume_from).partition("?")[0] if resume_from else None
+
+
+def wanted_resume(init_arguments: Mapping[str, Any]) -> str | None:
+    """What the user said of resuming: the argument, else the settings, else `WANDB_RESUME`; `None` for nothing.
+
+    Returns:
+        `"allow"`, `"must"`, `"never"`, or `"auto"`, as which W&B takes `True`.
+    """
+    given = init_arguments.get("resume")
+    if given is None:
+        given = user_setting(init_arguments, "resume") or os.environ.get("WANDB_RESUME")
+    return "auto" if given is True else str(given) if given else None
+
+
+def says_reinit(init_arguments: Mapping[str, Any]) -> bool:
+    """Whether the user says what is to become of a run that is open already."""
+    given = init_arguments.get("reinit")
+    if given is None:
+        given = user_setting(init_arguments, "reinit") or os.environ.get("WANDB_REINIT")
+    return given not in (None, "", "default")
+
+
+def continues(init_arguments: Mapping[str, Any]) -> bool:
+    """Whether the arguments let W&B go on with a run that is there already."""
+    return wanted_resume(init_arguments) in ("allow", "must", "auto")
+
+
+def rewinds(init_arguments: Mapping[str, Any]) -> bool:
+    """Whether the user names a moment of a run to go on from, which excludes `resume`."""
+    names = ("resume_from", "fork_from")
+    return any(init_arguments.get(name) or user_setting(init_arguments, name) for name in names)
+
+
+def wanted_project(init_arguments: Mapping[str, Any]) -> str | None:
+    """The project the user asked for: the argument, else the settings, else `WANDB_PROJECT`; `None` for none."""
+    return _wanted(init_arguments, "project", "project", "WANDB_PROJECT")
+
+
+def wanted_entity(init_arguments: Mapping[str, Any]) -> str | None:
+    """The owner the user asked for: the argument, else the settings, else `WANDB_ENTITY`; `None` for none."""
+    return _wanted(init_arguments, "entity", "entity", "WANDB_ENTITY")
+
+
+def wanted_group(init_arguments: Mapping[str, Any]) -> str | None:
+    """The group the user asked for: the argument, else the settings, else `WANDB_RUN_GROUP`; `None` for none."""
+    return _wanted(init_arguments, "group", "run_group", "WANDB_RUN_GROUP")
+
+
+def wanted_name(init_arguments: Mapping[str, Any]) -> str | None:
+    """The display name the user asked for: the argument, else the settings, else `WANDB_NAME`; `None` for none."""
+    return _wanted(init_arguments, "name", "run_name", "WANDB_NAME")
+
+
+def wanted_mode(init_arguments: Mapping[str, Any]) -> Mode:
+    """Which W&B mode the user wants: the argument, else the settings, `WANDB_MODE`, or what ``wandb offline`` wrote.
+
+    Raises:
+        ConfigurationError: A mode W&B does not know, or an empty `WANDB_MODE`.
+    """
+    mode = init_arguments.get("mode") or user_setting(init_arguments, "mode") or _mode_outside()
+    if mode not in _WANDB_MODES:
+        raise ConfigurationError(f"The W&B mode {mode!r} is unknown. {suggest(mode, _WANDB_MODES)}")
+    return _WANDB_MODES[mode]
+
+
+def _mode_outside() -> str:
+
+    if os.environ.get("WANDB_MODE") == "":
+        raise ConfigurationError("WANDB_MODE is set but empty, which W&B refuses. Unset it, or set it to 'offline'.")
+    return os.environ.get("WANDB_MODE") or str(client_settings().mode)
+
+
+def _wanted(init_arguments: Mapping[str, Any], argument: str, setting: str, variable: str) -> str | None:
+    value = init_arguments.get(argument) or user_setting(init_arguments, setting) or os.environ.get(variable)
+    return str(value) if value else None
+
+
+def user_setting(init_arguments: Mapping[str, Any], name: str) -> Any:
+    """A value the user put into `settings`; not one that wandb fills in by itself."""
+    settings = init_arguments.get("settings")
+    if settings is None:
+        return None
+    if isinstance(settings, Mapping):
+        return settings.get(name)
+    return getattr(settings, name, None) if name in settings.model_fields_set else None
+
+
+def init_timeout(init_arguments: Mapping[str, Any]) -> float:
+    """How long opening a run may take, in seconds: wandb needs some more than its own limit to give up."""
+    given = user_setting(init_arguments, "init_timeout") or client_settings().init_timeout
+    return float(given) + _BEYOND_INIT_TIMEOUT
+
+
+def say_offline() -> None:
+    """Say "offline" to wandb as Lightning's own logger does, for whatever this process opens from now on."""
+    os.environ["WANDB_MODE"] = "dryrun"

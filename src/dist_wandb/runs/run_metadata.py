@@ -1,0 +1,100 @@
+"""What a run says of itself: its address, its state, and what ranks without it are told."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from dist_wandb.runs.destination import without_password
+from dist_wandb.runs.job_arguments import is_json
+
+if TYPE_CHECKING:
+    from dist_wandb.runs.null_run import AnyRun, Run
+    from dist_wandb.settings.plan import RunPlan
+
+# What a primary tells of its run to ranks without one.
+FACTS = frozenset(
+    {
+        *("id", "name", "url", "entity", "project", "project_url", "path", "group", "job_type", "tags", "notes"),
+        *("dir", "start_time", "sweep_id", "offline", "disabled", "resumed"),
+    }
+)
+
+
+def running_run() -> Run | None:
+    """The run that `wandb.run` names in this process, if any."""
+    module = sys.modules.get("wandb")  # nobody has opened a run without importing it
+    return module.run if module is not None else None
+
+
+def last_logged(run: AnyRun, name: str) -> int | None:
+    """The whole number that was logged last under `name` before the run was resumed; `None` for a new run."""
+    value: object = run.summary.get(name) if run and run.resumed else None  # type: ignore[no-untyped-call]
+    return int(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
+
+
+def where(run: AnyRun, plan: RunPlan | None = None) -> str:
+    """Where a run is to be found, as text: its address, or the directory it is written to."""
+    if not run:
+        return "nowhere"
+    if is_disabled(run):
+        return "nowhere, as W&B is disabled"
+    if not is_offline(run):
+        return str(url(run) or "at an unknown address")
+    directory = Path(run.dir).parent
+    if plan is not None and plan.shared:  # see _own_directory
+        return f"offline, a file for each rank below {directory.parents[2]}"
+    return f"offline, in {directory}"
+
+
+def is_disabled(run: AnyRun) -> bool:
+    """Whether a run goes nowhere. A stand-in for a run, in somebody's tests, may not say."""
+    return bool(getattr(run, "disabled", False))
+
+
+def is_offline(run: AnyRun) -> bool:
+    """Whether a run is on disk alone. A stand-in for a run, in somebody's tests, may not say."""
+    return bool(getattr(run, "offline", False))
+
+
+def is_online(run: AnyRun) -> bool:
+    """Whether W&B's server has a run, rather than a disk or nobody."""
+    return bool(run) and not is_offline(run) and not is_disabled(run)
+
+
+def url(run: AnyRun) -> str | None:
+    """Address of a run in W&B; `None` for one that has none. wandb warns when an offline run is asked."""
+    address = getattr(run, "url", None) if is_online(run) else None
+    shown: str | None = _shown_url(address)
+    return shown
+
+
+def _shown_url(address: Any) -> Any:
+    """An address of W&B's without the password of the server's, which it is made from."""
+    return without_password(address) if isinstance(address, str) and "@" in address else address
+
+
+def facts_of(run: AnyRun) -> dict[str, Any]:
+    """What is to be known of a run on ranks without one: of `FACTS` what JSON can hold."""
+    asked = FACTS if is_online(run) else FACTS - {"url", "project_url"}  # wandb warns when an offline run is asked
+    facts = {name: getattr(run, name, None) for name in sorted(asked)}
+    facts.update({name: _shown_url(facts[name]) for name in ("url", "project_url") if name in facts})
+    return {name: facts.get(name) for name in sorted(FACTS) if is_json(facts.get(name))}
+
+
+def understood_facts(told: Mapping[str, Any]) -> dict[str, Any]:
+    """What `facts_of` said, from JSON: W&B's tags are a tuple."""
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in told.items()}
+
+
+def group_url(run: AnyRun, group: str | None) -> str | None:
+    """Address of the page of a group of runs in W&B; `None` offline, or where there is no group."""
+    address = url(run)
+    if address is None or group is None:
+        return None
+    project, _, _ = address.partition("/runs/")
+    return f"{project}/groups/{quote(group, safe='')}"

@@ -1,0 +1,220 @@
+"""Calling `wandb.init` as a `RunPlan` says."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import logging
+import os
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dist_wandb.errors import UnavailableError
+from dist_wandb.runs.client_settings import check_workspace, one_line
+from dist_wandb.runs.console import says_what_to_show, with_warnings_alone
+from dist_wandb.runs.current_server import warn_of_workspace
+from dist_wandb.runs.directories import wandb_directory
+from dist_wandb.runs.null_run import NullRun
+from dist_wandb.runs.requested import wanted_mode, wanted_name, wanted_resume
+from dist_wandb.runs.wandb_process import forget_inherited_service
+from dist_wandb.settings.plan import unit_run_id
+from dist_wandb.wandb_files.sidecar import SIDECAR_NAME
+from dist_wandb.wandb_files.small_files import write_small
+
+if TYPE_CHECKING:
+    import wandb
+
+    from dist_wandb.runs.null_run import AnyRun, Run
+    from dist_wandb.settings.plan import RunPlan
+    from dist_wandb.topology.model import Topology
+
+_log = logging.getLogger("dist_wandb")
+
+_FLUSH_INTERVAL = 1.0  # seconds until rows are on disk: what a killed process may lose. wandb's own is 15
+_NO_CREDENTIALS = re.compile(r"api[ _]key|log ?in", re.IGNORECASE)  # to wandb, not to have any is wrong usage
+_SIDECAR_FORMAT = 1
+
+
+def open_run(
+    plan: RunPlan,
+    topology: Topology,
+    init_arguments: Mapping[str, Any],
+    *,
+    create_new: bool = False,
+    upload_timeout: float | None = None,
+    offline: bool = False,
+) -> AnyRun:
+    """Open what the plan says.
+
+    Args:
+        plan: What this rank does with W&B.
+        topology: Who this rank is. In a world of one, `wandb.init` gets exactly `init_arguments`.
+        init_arguments: Keyword arguments of `wandb.init`, as the user gave them. Nothing in them is changed.
+        create_new: Whether the run is made beside one that this process already has. Otherwise wandb's own rule
+            holds: it hands out the run that is there.
+        upload_timeout: How long the run's end may wait for the server, in seconds, unless the user's settings say so;
+            `None` gives wandb no settings but the user's.
+        offline: Whether to open it offline, whatever the user asked for.
+
+    Returns:
+        The W&B run, or a `NullRun` where the plan opens none.
+
+    Raises:
+        UnavailableError: W&B could not open the run: its server does not answer, or refuses.
+        wandb.Error: wandb does not take the arguments.
+    """
+    if not plan.opens_run and not plan.attaches:
+        return NullRun()
+    if plan.has_writers:  # before the first use of wandb in this process, as the mode is read with wandb's help
+        forget_inherited_service()
+    arguments = dict(init_arguments)
+    if offline:
+        arguments["mode"] = "offline"
+    if topology.world_size > 1:
+        arguments.update(_planned_arguments(plan, topology, arguments))
+    if upload_timeout is not None:
+        arguments["settings"] = _settings_with_limits(arguments.get("settings"), upload_timeout)
+    if create_new and arguments.get("reinit") is None:  # LightningCLI passes None for all that is not in its config
+        arguments["reinit"] = "create_new"
+    _make_directory(arguments)
+    check_workspace()
+    if plan.announces:
+        warn_of_workspace(arguments)
+    with with_warnings_alone(on=plan.has_writers and not plan.announces and not says_what_to_show(init_arguments)):
+        run = _init(arguments)
+    if topology.world_size > 1 and (run.offline or plan.has_writers) and not run.disabled:
+        try:
+            _write_sidecar(run, plan, topology)
+        except OSError as error:
+            _log.warning(
+                "dist_wandb: rank %d could not write %s beside its run (%s). Without it dist-wandb sync does not know "
+                "the run's place in the job.",
+                topology.global_rank,
+                SIDECAR_NAME,
+                error.strerror or error,
+            )
+    return run
+
+
+def _init(arguments: Mapping[str, Any]) -> Run:
+    """Call `wandb.init`, telling failures of W&B from those of arguments."""
+    import wandb
+
+    try:
+        return wandb.init(**_without_stale(arguments))
+    except (TypeError, ValueError):  # arguments, or settings, that wandb does not know
+        raise
+    except wandb.errors.UsageError as error:
+        if not _NO_CREDENTIALS.search(str(error)):
+            raise
+        raise UnavailableError(one_line(error)) from error
+    except Exception as error:  # a dead or refusing server, a dead process of wandb's own, a fault of wandb's
+        raise UnavailableError(one_line(error)) from error
+
+
+def _without_stale(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Leave out an `anonymous` that says nothing, where wandb warns of it: there `None` is not its default any more."""
+    import wandb
+
+    parameter = inspect.signature(wandb.init, follow_wrapped=False).parameters.get("anonymous")
+    if arguments.get("anonymous") is not None or parameter is None or parameter.default is None:
+        return arguments
+    return {name: value for name, value in arguments.items() if name != "anonymous"}
+
+
+def _planned_arguments(plan: RunPlan, topology: Topology, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What the plan changes in the arguments of `wandb.init`."""
+    arguments: dict[str, Any] = {"id": unit_run_id(plan)}
+    name = wanted_name(given)
+    if name and plan.name_suffix:
+        arguments["name"] = f"{name}-{plan.name_suffix}"
+    if plan.group is not None:
+        arguments["group"] = plan.group
+    if plan.attaches:
+        arguments["reinit"] = "create_new"  # wandb.run stays what it is: this rank has no run
+    has_own_directory = plan.own_directory or plan.attaches
+    mode = wanted_mode(given) if has_own_directory or plan.has_writers else None
+    if has_own_directory and mode != "disabled":
+        arguments["dir"] = _own_directory(given, topology)
+    if wanted_resume(given) == "auto":  # the id is known: W&B's own note of it would be one process's
+        arguments["resume"] = "allow"
+    if plan.has_writers and mode == "online":
+        arguments["mode"] = None
+        arguments["settings"] = _shared_settings(given.get("settings"), plan)
+    elif plan.has_writers and mode == "offline":
+        arguments["settings"] = _labelled_settings(given.get("settings"), plan)
+    return arguments
+
+
+def _copied_settings(given: wandb.Settings | Mapping[str, Any] | None) -> wandb.Settings:
+    import wandb
+
+    return wandb.Settings(**given) if isinstance(given, Mapping) else (given or wandb.Settings()).model_copy()
+
+
+def _settings_with_limits(given: wandb.Settings | Mapping[str, Any] | None, upload_timeout: float) -> wandb.Settings:
+    """A copy of the user's settings that bounds what a dead server, or a killed rank, costs.
+
+    What the user has set, also in the environment, stays; so does what this version of wandb does not know.
+    """
+    settings = _copied_settings(given)
+    limits = {"finish_timeout": upload_timeout, "x_transaction_log_flush_interval": _FLUSH_INTERVAL}
+    for name in limits.keys() & type(settings).model_fields.keys() - settings.model_fields_set:
+        if f"WANDB_{name.upper()}" not in os.environ:
+            setattr(settings, name, limits[name])
+    return settings
+
+
+def _labelled_settings(given: wandb.Settings | Mapping[str, Any] | None, plan: RunPlan) -> wandb.Settings:
+    """A copy of the user's settings with this rank's label: system metrics get it when they are taken, not later."""
+    settings = _copied_settings(given)
+    settings.x_label = plan.label or plan.hardware
+    return settings
+
+
+def _shared_settings(given: wandb.Settings | Mapping[str, Any] | None, plan: RunPlan) -> wandb.Settings:
+    """A copy of the user's settings with W&B's shared mode switched on for this rank."""
+    settings = _labelled_settings(given, plan)
+    settings.mode = "shared"
+    settings.x_primary = plan.primary
+    settings.x_update_finish_state = plan.primary
+    return settings
+
+
+def _own_directory(given: Mapping[str, Any], topology: Topology) -> str:
+    """A directory below the W&B directory that no other rank writes to: equal ids at equal times would collide."""
+    return str(wandb_directory(given) / f"rank-{topology.global_rank}")
+
+
+def _make_directory(arguments: Mapping[str, Any]) -> None:
+    """Make the directory that the user named: wandb would too, but warns first that it is no git repository's."""
+    if arguments.get("dir") and "disabled" not in (arguments.get("mode"), os.environ.get("WANDB_MODE")):
+        with suppress(OSError):  # wandb says what it does about a directory it cannot write to
+            Path(arguments["dir"]).mkdir(parents=True, exist_ok=True)
+
+
+def _write_sidecar(run: Run, plan: RunPlan, topology: Topology) -> None:
+    """Record beside a run what its file does not hold, so that it can be uploaded truthfully later."""
+    directory = Path(run.dir).parent
+    record = {
+        "format": _SIDECAR_FORMAT,
+        "run_id": unit_run_id(plan),
+        "base_id": plan.base_id,
+        "group": plan.group,
+        "shared": plan.has_writers,
+        "label": plan.label or plan.hardware,
+        "primary": plan.primary,
+        "update_finish_state": plan.primary,
+        "run_mode": plan.run_mode,
+        "rank_scope": plan.rank_scope,
+        "global_rank": topology.global_rank,
+        "local_rank": topology.local_rank,
+        "node_rank": topology.node_rank,
+        "world_size": topology.world_size,
+        "num_nodes": topology.num_nodes,
+    }
+    content = json.dumps(record, indent=2) + "\n"
+    write_small(directory / SIDECAR_NAME, content.encode(), mode=0o666)  # for whoever may read the run beside it

@@ -1,0 +1,72 @@
+"""Private names of wandb, each used where there is no public way, and guarded against its absence."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dist_wandb.runs.null_run import AnyRun, Run
+
+LOST_SERVICE = frozenset({"MailboxClosedError", "HandleAbandonedError", "SockClientClosedError"})  # wandb's, private
+_SETUP = "wandb.sdk.wandb_setup"
+
+
+def set_service_aside() -> None:
+    """Have the next run written by a wandb process of its own, as the one that there is holds the id of a failed run.
+
+    Runs that are open stay with theirs. wandb has only a private name for it; where that is missing, nothing is done.
+    """
+    setup = sys.modules.get(_SETUP)
+    if hasattr(setup, "_singleton"):
+        setup._singleton = None  # type: ignore[union-attr]  # noqa: SLF001  # no public way
+        os.environ.pop("WANDB_SERVICE", None)
+
+
+def is_served_now(run: AnyRun) -> bool:
+    """Whether a run is written by the process that a new one would be written by; also where wandb does not tell."""
+    mine, now = getattr(run, "_wl", None), getattr(sys.modules.get(_SETUP), "_singleton", None)
+    return mine is None or now is None or mine is now
+
+
+def is_finished(run: AnyRun) -> bool:
+    """Whether a run has been finished, by us or by the user. wandb tells it by a private name only."""
+    return bool(run) and bool(getattr(run, "_is_finished", False))
+
+
+def disarm_exit_hooks() -> None:
+    """In a forked process: have wandb not end at its exit what belongs to the parent.
+
+    There it would remove the parent's directory for media and, before 0.20, stop the parent's wandb process. wandb has
+    only private names for both.
+    """
+    media = getattr(sys.modules.get("wandb.sdk.data_types._private"), "MEDIA_TMP", None)
+    with suppress(AttributeError):
+        atexit.unregister(media.cleanup)  # type: ignore[union-attr]
+        media._finalizer.detach()  # type: ignore[union-attr]  # noqa: SLF001  # no public way
+    singleton = getattr(sys.modules.get(_SETUP), "_singleton", None)
+    with suppress(AttributeError):
+        unregister = singleton._connection._cleanup  # type: ignore[union-attr]  # noqa: SLF001
+        if unregister is not None:
+            unregister()
+
+
+def code_of_exit() -> int | None:
+    """What `sys.exit` was called with, as far as wandb has noticed: it puts a function of its own in its place."""
+    noticed = getattr(getattr(sys.exit, "__self__", None), "exit_code", None)
+    return noticed if isinstance(noticed, int) else None
+
+
+def fill_config(run: Run, values: Mapping[str, Any]) -> None:
+    """Put values into the config of an attached run, which wandb leaves empty.
+
+    They are in W&B already, perhaps with newer values that another child has set, so they must not be sent again.
+    wandb has only a private method that does not.
+    """
+    update = getattr(run.config, "_update", None)
+    if update is not None:
+        update(dict(values), allow_val_change=True, ignore_locked=True)
