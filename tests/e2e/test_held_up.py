@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 ASKS = """
 import sys, time
 from dist_wandb.store.timed_caller import briefly
-from dist_wandb.store.timed_caller import Patience
+from dist_wandb.store.timed_caller import TimedCaller
 print("asks", flush=True)
 answer = lambda: [time.sleep(0.1) for _ in range(10)] and "answer"
 print(eval(sys.argv[1]), flush=True)
 """
 
 
-@pytest.mark.parametrize("ask", ["briefly(answer, 'none', 2.0)", "Patience(2.0).call(answer)"])
+@pytest.mark.parametrize("ask", ["briefly(answer, 'none', 2.0)", "TimedCaller(2.0).call(answer)"])
 def test_a_process_that_is_held_up_looks_for_the_answer_of_the_store_once_more(tmp_path: Path, ask: str) -> None:
     with started([sys.executable, "-c", ASKS, ask], cwd=tmp_path) as job:
         (process,) = job.processes

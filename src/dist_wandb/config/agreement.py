@@ -32,7 +32,7 @@ from dist_wandb.settings.config_values import (
 )
 from dist_wandb.settings.config_withheld import MISSING, Known, filled, withheld, without_notes, without_secrets
 from dist_wandb.settings.plan import tells_job, unit_run_id
-from dist_wandb.store.timed_caller import STORE_PATIENCE, Patience, briefly
+from dist_wandb.store.timed_caller import STORE_PATIENCE, TimedCaller, briefly
 from dist_wandb.user_lines import users_line, warn
 
 if TYPE_CHECKING:
@@ -347,10 +347,10 @@ class Agreement:
 
     def _reach(self) -> JobStore | None:
         if self._job_store is None:
-            self._job_store = self._beside(Patience(self._patience))
+            self._job_store = self._beside(TimedCaller(self._patience))
         return self._job_store
 
-    def _beside(self, patience: Patience | None = None) -> JobStore | None:
+    def _beside(self, patience: TimedCaller | None = None) -> JobStore | None:
         found = self._find()
         return None if found is None else found.beside("agreement", patience)
 

@@ -28,7 +28,7 @@ from dist_wandb.exchange.rows import Contribution, Rows
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.plan import Unit
 from dist_wandb.store.job_store import JobStore
-from dist_wandb.store.timed_caller import Patience, settle
+from dist_wandb.store.timed_caller import TimedCaller, settle
 
 if TYPE_CHECKING:
     from dist_wandb.exchange.transport.gloo import Group
@@ -385,8 +385,8 @@ class RoundsExchange:
         self._rows.global_rank_of = self._global_rank
         # Who comes back from a network that was cut off takes part again; until then nobody waits for this rank.
         limit = self.limits.join_timeout + self.limits.peer_timeout
-        patience = Patience(limit, lambda: self._stopped.is_set() or self._left)
-        beside = job_store.beside(keys_of(self.unit), patience)
+        caller = TimedCaller(limit, lambda: self._stopped.is_set() or self._left)
+        beside = job_store.beside(keys_of(self.unit), caller)
         self._membership = Membership(self.unit, beside, self._is_over, self._has_ended)
         epoch = self._membership.arrive(self.limits.join_timeout, lambda: self._closing and self._rows.writes)
         while True:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.settings.plan import tells_job
 from dist_wandb.store.addresses import address_towards, connections_to, is_hung_up
-from dist_wandb.store.timed_caller import Patience, UnansweredError
+from dist_wandb.store.timed_caller import TimedCaller, UnansweredError
 from dist_wandb.topology.launch import Launch, job_name, node_identity
 from dist_wandb.topology.model import Topology
 
@@ -60,7 +60,7 @@ class JobStore:
         namespace: Prefix of the session's keys, equal on all ranks.
         topology: Who this rank is.
         timeout: How long to wait for other ranks, in seconds.
-        patience: How long to wait for the store's answers; `None` for as long as for other ranks.
+        caller: Limits the time of the store's answers; `None` for the time that other ranks are waited for.
 
     Attributes:
         namespace: As given.
@@ -68,7 +68,7 @@ class JobStore:
     """
 
     def __init__(
-        self, store: Store, namespace: str, topology: Topology, timeout: float, patience: Patience | None = None
+        self, store: Store, namespace: str, topology: Topology, timeout: float, caller: TimedCaller | None = None
     ) -> None:
         import torch.distributed as dist
 
@@ -79,8 +79,8 @@ class JobStore:
         self._store = dist.PrefixStore(namespace, store)
         self._topology = topology
         self._timeout = timeout
-        self._patience = patience or Patience(max(timeout, _LEAST_PATIENCE))
-        self._impatience = self._patience.at_most(_GLANCE)
+        self._caller = caller or TimedCaller(max(timeout, _LEAST_PATIENCE))
+        self._quick_caller = self._caller.at_most(_GLANCE)
         self._fate = _Fate()
         self._connection: int | None = None  # where it has one of its own: the descriptor
 
@@ -117,14 +117,14 @@ class JobStore:
         self.note(key)
         return _understood(key, self._reaching(lambda: self._store.compare_set(key, "", json.dumps(value))))
 
-    def beside(self, namespace: str, patience: Patience | None = None) -> JobStore:
+    def beside(self, namespace: str, caller: TimedCaller | None = None) -> JobStore:
         """A part of this session's keys, on a connection of its own where torch can make one (2.8 and newer).
 
         A thread that waits for an answer holds its connection; the training must not find it held.
 
         Args:
             namespace: Prefix of the keys.
-            patience: How long to wait for answers on that connection; `None` for as long as for other ranks.
+            caller: Limits the time of answers on that connection; `None` for the time that other ranks are waited for.
 
         Raises:
             RendezvousError: The store is gone, or does not answer.
@@ -137,7 +137,7 @@ class JobStore:
             before = connections_to(port)
             store = self._reaching(clone)
             new = connections_to(port) - before
-        part = self._part(JobStore(store, namespace, self._topology, self._timeout, patience))
+        part = self._part(JobStore(store, namespace, self._topology, self._timeout, caller))
         if len(new) == 1:  # otherwise another thread has made one at the same time
             (part._connection,) = new  # noqa: SLF001  # of its own kind
         return part
@@ -148,7 +148,7 @@ class JobStore:
         Args:
             namespace: Prefix of the keys.
         """
-        return self._part(JobStore(self._store, namespace, self._topology, self._timeout, self._patience))
+        return self._part(JobStore(self._store, namespace, self._topology, self._timeout, self._caller))
 
     def around(self) -> JobStore:
         """The keys beside those of this session: what holds for all sessions of its door."""
@@ -160,7 +160,7 @@ class JobStore:
         Args:
             namespace: Prefix of the keys.
         """
-        other = JobStore(self._root, namespace, self._topology, self._timeout, self._patience)
+        other = JobStore(self._root, namespace, self._topology, self._timeout, self._caller)
         other._fate = self._fate
         return other
 
@@ -212,7 +212,7 @@ class JobStore:
     def hint(self, key: str) -> Any | None:
         """As `peek`, but `None` also if the store does not answer soon: for what is good to know, not needed."""
         with suppress(UnansweredError):
-            return self._reaching(lambda: self._look_up(key), self._impatience)
+            return self._reaching(lambda: self._look_up(key), self._quick_caller)
         return None
 
     def _look_up(self, key: str) -> Any | None:
@@ -281,8 +281,8 @@ class JobStore:
             pause = min(2 * pause, _LONGEST_PAUSE)
         return True
 
-    def _reaching(self, use_store: Callable[[], Any], impatience: Patience | None = None) -> Any:
-        """Use the store; with `impatience`, a store that does not answer is left to the caller.
+    def _reaching(self, use_store: Callable[[], Any], quick_caller: TimedCaller | None = None) -> Any:
+        """Use the store; with `quick_caller`, that a store does not answer is raised as `UnansweredError`.
 
         A connection that broke is not used again, and no other one to the same host: it does not come back, and torch
         would write a stack trace each time. So it is looked at before it is used, where it is known.
@@ -294,9 +294,9 @@ class JobStore:
                 self._fate.gone = RuntimeError("it has closed the connection")
             if self._fate.gone is not None:
                 raise self._fate.gone
-            return (impatience or self._patience).call(use_store)
+            return (quick_caller or self._caller).call(use_store)
         except (RuntimeError, UnansweredError) as error:  # torch's DistError family, and what older versions raise
-            if impatience is not None and isinstance(error, UnansweredError):
+            if quick_caller is not None and isinstance(error, UnansweredError):
                 raise
             if isinstance(error, dist.DistNetworkError):
                 self._fate.gone = error

@@ -24,7 +24,7 @@ class UnansweredError(Exception):
     """A call took too long; it goes on in a thread, and nobody waits for it."""
 
 
-class Patience:
+class TimedCaller:
     """Makes calls in threads of their own, one for each, and gives up those that take too long.
 
     As long as one that was given up has not come back, all others are refused at once: they would wait behind it.
@@ -41,9 +41,9 @@ class Patience:
         self._returns = returns
         self._stuck: threading.Thread | None = None
 
-    def at_most(self, limit: float) -> Patience:
+    def at_most(self, limit: float) -> TimedCaller:
         """One with another limit, which is to end when this one is."""
-        return Patience(limit, self._is_over)
+        return TimedCaller(limit, self._is_over)
 
     def call(self, function: Callable[[], _T]) -> _T:
         """What `function` returns or raises.

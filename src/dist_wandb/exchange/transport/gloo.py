@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.store.timed_caller import Patience, UnansweredError
+from dist_wandb.store.timed_caller import TimedCaller, UnansweredError
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -145,8 +145,8 @@ class GlooGroup:
             forming = timedelta(seconds=min(timeout, _FORMING))
             options = _options(forming, address)
             # It asks the store, which has no time limit, for as long as the network is cut off.
-            patience = Patience(forming.total_seconds() + _FORMING_MORE, is_over, returns=True)
-            self._group: Any = patience.call(lambda: dist.ProcessGroupGloo(store, rank, size, options))
+            caller = TimedCaller(forming.total_seconds() + _FORMING_MORE, is_over, returns=True)
+            self._group: Any = caller.call(lambda: dist.ProcessGroupGloo(store, rank, size, options))
         except (RuntimeError, UnansweredError) as error:
             raise BrokenError(str(error)) from error
         self._sum, self._max = dist.AllreduceOptions(), dist.AllreduceOptions()

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from processes import wait_until
 
-from dist_wandb.store.timed_caller import Inquiry, Patience, UnansweredError, settle
+from dist_wandb.store.timed_caller import Inquiry, TimedCaller, UnansweredError, settle
 
 SOON = 20.0  # seconds, on a busy machine
 
@@ -23,47 +23,47 @@ def over() -> Iterator[threading.Event]:
 
 
 def test_what_a_call_returns_and_raises_comes_through() -> None:
-    patience = Patience(SOON)
-    assert patience.call(lambda: [1]) == [1]
+    caller = TimedCaller(SOON)
+    assert caller.call(lambda: [1]) == [1]
     with pytest.raises(ZeroDivisionError):
-        patience.call(lambda: 1 / 0)
+        caller.call(lambda: 1 / 0)
 
 
 def test_a_call_that_takes_too_long_is_given_up_and_none_waits_behind_it(over: threading.Event) -> None:
-    patience = Patience(0.2)
+    caller = TimedCaller(0.2)
     with pytest.raises(UnansweredError, match=r"not answered for \d+\.\d s"):
-        patience.call(over.wait)
-    patience._limit = 2 * SOON
+        caller.call(over.wait)
+    caller._limit = 2 * SOON
     asked: list[int] = []
     began = time.monotonic()
     with pytest.raises(UnansweredError, match="stopped answering"):
-        patience.call(lambda: asked.append(1))
+        caller.call(lambda: asked.append(1))
     assert (asked, time.monotonic() - began < SOON) == ([], True)
 
 
 def test_once_the_call_that_was_given_up_has_come_back_others_are_made_again(over: threading.Event) -> None:
-    patience = Patience(0.1)
+    caller = TimedCaller(0.1)
     with pytest.raises(UnansweredError):
-        patience.call(over.wait)
+        caller.call(over.wait)
     over.set()
     settle(SOON)
-    assert patience.call(lambda: 7) == 7
+    assert caller.call(lambda: 7) == 7
 
 
 def test_when_waiting_is_to_end_a_call_gets_half_a_second(over: threading.Event) -> None:
     is_over = threading.Event()
-    patience = Patience(60, is_over.is_set)
+    caller = TimedCaller(60, is_over.is_set)
     is_over.set()
-    assert patience.call(lambda: 7) == 7  # what is said at the end is said
+    assert caller.call(lambda: 7) == 7  # what is said at the end is said
     began = time.monotonic()
     with pytest.raises(UnansweredError):
-        patience.call(over.wait)
+        caller.call(over.wait)
     assert 0.4 < time.monotonic() - began < SOON
 
 
 def test_at_the_end_of_a_process_calls_that_were_given_up_are_waited_for_a_little(over: threading.Event) -> None:
     with pytest.raises(UnansweredError):
-        Patience(0.1).call(over.wait)
+        TimedCaller(0.1).call(over.wait)
     began = time.monotonic()
     settle(0.3)
     assert 0.25 < time.monotonic() - began < SOON
@@ -78,7 +78,7 @@ def test_at_the_end_of_a_process_calls_that_return_by_themselves_are_waited_for_
     """gloo gives up in time to form a group; where it did while Python went down, the process was aborted."""
     ended: list[bool] = []
     with pytest.raises(UnansweredError):
-        Patience(SOON, lambda: True, returns=True).call(lambda: ended.append(over.wait()))
+        TimedCaller(SOON, lambda: True, returns=True).call(lambda: ended.append(over.wait()))
     threading.Timer(0.3, over.set).start()
     settle(0.0)
     assert ended == [True]
@@ -89,7 +89,7 @@ def test_where_no_thread_can_be_started_the_call_is_made_at_once(monkeypatch: py
         raise RuntimeError("can't create new thread at interpreter shutdown")
 
     monkeypatch.setattr(threading.Thread, "start", start)
-    assert Patience(SOON).call(threading.get_ident) == threading.get_ident()
+    assert TimedCaller(SOON).call(threading.get_ident) == threading.get_ident()
 
 
 def test_an_inquiry_is_asked_again_until_it_is_answered_and_nobody_waits(over: threading.Event) -> None:
