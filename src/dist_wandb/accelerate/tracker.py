@@ -35,7 +35,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 from dist_wandb.accelerate.names import NAME, STOCK_NAME, StandInName, register, stands_in
-from dist_wandb.config.agreement import Mirror
+from dist_wandb.config.sync import Mirror
 from dist_wandb.payloads.media.gathers import gathered, gathered_table
 from dist_wandb.payloads.torchmetrics.metrics import is_metric
 from dist_wandb.payloads.values import copied_tensor
@@ -44,7 +44,13 @@ from dist_wandb.runs.null_run import NullRun
 from dist_wandb.session.session import Session, open_session, told_job
 from dist_wandb.settings.config_values import given_values
 from dist_wandb.settings.limits import Limits
-from dist_wandb.settings.options import ConfigSync, Options, SystemMetrics, rank_scope_or_default, run_mode_or_default
+from dist_wandb.settings.options import (
+    ConfigSyncMode,
+    Options,
+    SystemMetrics,
+    rank_scope_or_default,
+    run_mode_or_default,
+)
 from dist_wandb.settings.plan import RankScope, RunMode
 from dist_wandb.settings.reduction import PerRank, Reduce, Spread
 from dist_wandb.store.timed_caller import Inquiry
@@ -118,7 +124,7 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
         finish_timeout: float | None = None,
         max_pending_rows: int = Limits.max_pending_rows,
         heartbeat: float = Limits.heartbeat,
-        config_sync: ConfigSync = "warn",
+        config_sync: ConfigSyncMode = "warn",
         system_metrics: SystemMetrics = "primary",
         strict: bool = False,
         wrap: bool = True,

@@ -36,7 +36,13 @@ from dist_wandb.runs import argument_checks, axes, handover, requested, run_meta
 from dist_wandb.runs.null_run import NullPart, NullRun, NullSummary
 from dist_wandb.session.session import Session, holds, open_session
 from dist_wandb.settings.limits import Limits
-from dist_wandb.settings.options import ConfigSync, Options, SystemMetrics, rank_scope_or_default, run_mode_or_default
+from dist_wandb.settings.options import (
+    ConfigSyncMode,
+    Options,
+    SystemMetrics,
+    rank_scope_or_default,
+    run_mode_or_default,
+)
 from dist_wandb.settings.plan import RankScope, RunMode, RunPlan
 from dist_wandb.settings.reduction import PerRank, Reduce, Spread
 from dist_wandb.store.job_store import make_id
@@ -281,7 +287,7 @@ class DistWandbLogger(WandbLogger):
         finish_timeout: float | None = None,
         max_pending_rows: int = Limits.max_pending_rows,
         heartbeat: float = Limits.heartbeat,
-        config_sync: ConfigSync = "warn",
+        config_sync: ConfigSyncMode = "warn",
         system_metrics: SystemMetrics = "primary",
         strict: bool = False,
         **kwargs: Any,

@@ -17,7 +17,7 @@ from functools import partial
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from dist_wandb.config.agreement import Agreement
+from dist_wandb.config.sync import ConfigSync
 from dist_wandb.errors import ConfigurationError, DistWandbError, RendezvousError
 from dist_wandb.exchange.collective import WITHOUT_FINISH, Exchange, RoundsExchange, end_all
 from dist_wandb.exchange.direct import OwnRows
@@ -50,7 +50,7 @@ from dist_wandb.session.places import Place, here, is_notebook
 from dist_wandb.settings.config_values import given_values
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.options import (
-    ConfigSync,
+    ConfigSyncMode,
     Current,
     Options,
     SystemMetrics,
@@ -110,7 +110,7 @@ class Session:
         keeper: Keeps the note by which a later start finds the runs, on the rank that tells the job.
         opening: How the run was opened: to tell others of it, and to open it again should wandb's own process die.
         attached: The unit's run where this rank only records the hardware of its node in it.
-        agreement: This rank's part in the agreement on the config.
+        config_sync: This rank's part in the config of all ranks.
         is_counted: Whether no other session will have this name: its number was counted, not given.
 
     Attributes:
@@ -133,7 +133,7 @@ class Session:
         keeper: restart.Keeper | None = None,
         opening: Opening | None = None,
         attached: AnyRun | None = None,
-        agreement: Agreement | None = None,
+        config_sync: ConfigSync | None = None,
         is_counted: bool = False,
     ) -> None:
         self.options = options
@@ -147,7 +147,7 @@ class Session:
         self._name = name
         self._first_row = first_row
         self._keeper = keeper
-        self._agreement = agreement or Agreement(options, topology, None)
+        self._config_sync = config_sync or ConfigSync(options, topology, None)
         self._pid = os.getpid()
         self._axes = Axes(self._record, STEP_METRIC) if owns_run and step_metric == STEP_METRIC else None
         self._unit = unit_of(topology, options.rank_scope)
@@ -161,10 +161,10 @@ class Session:
             is_first=not self._unit.index,
         )
         self._attached = attached or NullRun()
-        self._agreement.reach_by(self._find_store)
-        self._agreement.on_lost(self._record.replace)
-        self._agreement.ended_by(self._has_ended)
-        self._agreement.attach(run, plan, self._unit.name)
+        self._config_sync.reach_by(self._find_store)
+        self._config_sync.on_lost(self._record.replace)
+        self._config_sync.ended_by(self._has_ended)
+        self._config_sync.attach(run, plan, self._unit.name)
         self._exchange = self._make_exchange()
         self.opened_inside = entered()
         self._place: Place | None = None  # where `init` opened it
@@ -254,7 +254,7 @@ class Session:
     @contextmanager
     def unchanged_config(self) -> Iterator[Any]:
         """The config, into which nothing comes from other ranks meanwhile: to write what is not there."""
-        with self._agreement.undisturbed():
+        with self._config_sync.undisturbed():
             yield self.config
 
     def log(
@@ -416,7 +416,7 @@ class Session:
         """
         if os.getpid() != self._pid:
             return self._elsewhere().flush(timeout)
-        self._agreement.catch_up()
+        self._config_sync.catch_up()
         return self._exchange.flush(timeout, together=together)
 
     def finish(self, exit_code: int | None = None) -> None:
@@ -466,7 +466,7 @@ class Session:
         if self._job_store is not None and self.run and self.plan.primary and not self.plan.shared:
             if not exit_code and self._is_accompanied():
                 self._exchange.flush()  # with what other ranks have yet to say for the same rows
-            briefly(self._agreement.tell_of_end, None)
+            briefly(self._config_sync.tell_of_end, None)
             within = max(within - (time.monotonic() - began), min(within, _LEAST_TO_END))
         self._finish(exit_code, within)
 
@@ -477,8 +477,8 @@ class Session:
 
     def _look(self) -> None:
         """Now and then, on the thread of the exchange."""
-        self._agreement.look()
-        if self._agreement.knows_of_end and not self._is_over:
+        self._config_sync.look()
+        if self._config_sync.knows_of_end and not self._is_over:
             self._is_over = True
             self._exchange.retire()
             self._forget()
@@ -639,9 +639,9 @@ class Session:
         deadline = time.monotonic() + (self.options.limits.finish_timeout if within is None else within)
         self._relay.close(failed=failed)
         if not failed:
-            self._agreement.catch_up()
+            self._config_sync.catch_up()
         self._exchange.close(max(0.0, deadline - time.monotonic()), failed=failed)
-        self._agreement.let_go()
+        self._config_sync.let_go()
         self._forget()
         self._tell_of_unused_patterns()
 
@@ -667,7 +667,7 @@ class Session:
             self._forget()
             return
         self._exchange.retire()
-        self._agreement.let_go()
+        self._config_sync.let_go()
         self._forget()
         self._let_run_be()
         self._ending().tell_written()
@@ -749,7 +749,7 @@ class Session:
     def _reopened(self, run_id: str, config: Mapping[str, Any]) -> AnyRun:
         """The run once more, on disk, with the id and the config that it had."""
         run = self._opening.again(run_id, config, self._step_metric) if self._opening is not None else NullRun()
-        self._agreement.attach(run, self.plan, self._unit.name)
+        self._config_sync.attach(run, self.plan, self._unit.name)
         self._go_first(run)
         if self._axes is not None and run:
             self._axes.redefine(run)
@@ -775,7 +775,7 @@ class Session:
         """What other processes are told of the run; without waiting, what is known of it."""
         if self.run or waits:
             return {"id": self.id, "url": self.url, "config": dict(given_values(self.config))}
-        return {"id": self.plan.run_id, "url": None, "config": self._agreement.known()}
+        return {"id": self.plan.run_id, "url": None, "config": self._config_sync.known()}
 
     def _elsewhere(self) -> RemoteSession:
         """This session in a fork of its process."""
@@ -879,9 +879,9 @@ def open_session(
     if job_store:
         topology = learn_layout(job_store, topology, needed=_needs_layout(options, topology))
     _check_sweep(options, topology, job_store)
-    agreement = Agreement(options, topology, job_arguments.chosen_config(init_arguments))
-    agreement.reach_by(lambda: job_store)
-    agreement.compare()
+    config_sync = ConfigSync(options, topology, job_arguments.chosen_config(init_arguments))
+    config_sync.reach_by(lambda: job_store)
+    config_sync.compare()
     keeper = earlier = None
     if restarts and tells_job(topology):
         keeper = restart.Keeper(restart.session_name(door, number), options, topology, init_arguments)
@@ -903,7 +903,7 @@ def open_session(
         plan,
         job_store,
         init_arguments,
-        complete=lambda arguments: agreement.takeable(agreement.completed(arguments, plan, unit.name)),
+        complete=lambda arguments: config_sync.takeable(config_sync.completed(arguments, plan, unit.name)),
         create_new=create_new and has_run,
         is_alone=not has_run and before is None,
         as_given=as_given,
@@ -927,7 +927,7 @@ def open_session(
         keeper=keeper,
         opening=opening,
         attached=attached,
-        agreement=agreement,
+        config_sync=config_sync,
         is_counted=number is None,
     )
     try:
@@ -960,7 +960,7 @@ def init(
     finish_timeout: float | None = None,
     max_pending_rows: int = Limits.max_pending_rows,
     heartbeat: float = Limits.heartbeat,
-    config_sync: ConfigSync = "warn",
+    config_sync: ConfigSyncMode = "warn",
     system_metrics: SystemMetrics = "primary",
     strict: bool = False,
     **wandb_init: Any,

@@ -14,10 +14,10 @@ from dist_wandb.settings.plan import RankScope, RunMode, check_rank_scope, check
 from dist_wandb.settings.reduction import PerRank, Reduce, Reduction, Spread, check_reduce, plain_patterns, plain_reduce
 from dist_wandb.topology.launch import job_setting
 
-ConfigSync: TypeAlias = Literal["warn", "check", "off"]
+ConfigSyncMode: TypeAlias = Literal["warn", "check", "off"]
 SystemMetrics: TypeAlias = Literal["primary", "all-nodes"]
 
-CONFIG_SYNCS: tuple[ConfigSync, ...] = ("warn", "check", "off")
+CONFIG_SYNCS: tuple[ConfigSyncMode, ...] = ("warn", "check", "off")
 SYSTEM_METRICS: tuple[SystemMetrics, ...] = ("primary", "all-nodes")
 _T = TypeVar("_T")
 _UPLOAD_TIMEOUT = 600.0  # seconds
@@ -58,7 +58,7 @@ class Options:
     finish_timeout: float | None = None
     max_pending_rows: int = Limits.max_pending_rows
     heartbeat: float = Limits.heartbeat
-    config_sync: ConfigSync = "warn"
+    config_sync: ConfigSyncMode = "warn"
     system_metrics: SystemMetrics = "primary"
     strict: bool = False
 

@@ -24,9 +24,9 @@ import torch.distributed as dist
 import wandb
 
 import dist_wandb
-from dist_wandb.config import agreement as config
+from dist_wandb.config import sync as config
 from dist_wandb.config import text as config_text
-from dist_wandb.config.agreement import Agreement, Mirror
+from dist_wandb.config.sync import ConfigSync, Mirror
 from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.session.session import Session, open_session
@@ -221,7 +221,7 @@ def test_what_a_rank_was_given_beyond_the_primarys_config_is_not_in_it(
 def test_another_writer_of_a_shared_run_does_not_begin_with_a_config_that_the_primary_lacks(
     open_rank: Open, fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Agreement, "completed", lambda _, arguments, *__: arguments)  # the primary has not told it yet
+    monkeypatch.setattr(ConfigSync, "completed", lambda _, arguments, *__: arguments)  # the primary has not told it yet
     open_rank(TWO[0], None, run_mode="shared")
     open_rank(TWO[1], {"more": 1}, run_mode="shared")
     assert [arguments.get("config") for arguments in fake_wandb.arguments] == [None, None]
@@ -232,7 +232,7 @@ def test_what_a_rank_writes_is_newer_than_what_it_has_not_seen_yet(job: Job, mod
     first, second = job(TWO, alike({"lr": 0.1}), run_mode=mode, heartbeat=1000.0)
     first.config.update({"n": 1})
     second.config.update({"n": 2})
-    second._agreement.look(at_once=True)
+    second._config_sync.look(at_once=True)
     assert second.config.n == 2
 
 
@@ -312,13 +312,13 @@ def test_a_heartbeat_costs_nothing_that_grows_with_the_config(job: Job, monkeypa
     monkeypatch.setattr(JobStore, "peek", ask)
     for session in (first, second):
         for _ in range(3):
-            session._agreement._next_look = 0.0
-            session._agreement.look()
+            session._config_sync._next_look = 0.0
+            session._config_sync.look()
     assert taken == []
     assert {key for key in asked if key.startswith("config/")} == {"config/of//version"}  # not the values
     first.config["new"] = 8
     assert taken == [8]
-    second._agreement.look(at_once=True)
+    second._config_sync.look(at_once=True)
     assert second.config["new"] == 8
 
 
@@ -326,7 +326,7 @@ def test_a_heartbeat_costs_nothing_that_grows_with_the_config(job: Job, monkeypa
 def test_what_wandb_itself_sets_later_is_told(job: Job, write: str) -> None:
     first, second = job(TWO, alike({"lr": 0.1}), heartbeat=1000.0)
     getattr(first.config, write)({"lr": 0.2}, user="sweep", _allow_val_change=True)
-    second._agreement.look(at_once=True)
+    second._config_sync.look(at_once=True)
     assert second.config.lr == 0.2
 
 
@@ -335,7 +335,7 @@ def test_what_is_changed_behind_wandbs_back_is_told_in_flush(job: Job) -> None:
     first.config._items["lr"] = 0.2
     first.config["--width"] = 3  # wandb takes the dashes away
     first.flush()
-    second._agreement.look(at_once=True)
+    second._config_sync.look(at_once=True)
     assert dict(second.config) == {"lr": 0.2, "width": 3}
 
 
@@ -534,12 +534,12 @@ def test_a_process_that_is_not_the_sessions_does_not_use_its_connection(
     open_rank: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     second = open_rank(TWO[1], {"lr": 0.2}, reduce=None, config_sync="off")
-    monkeypatch.setattr(second._agreement, "_pid", -1)
+    monkeypatch.setattr(second._config_sync, "_pid", -1)
     first = open_rank(TWO[0], {"lr": 0.1}, config_sync="off")
     second.config.update({"own": 1})
     assert dict(second.config) == {"lr": 0.2, "own": 1}
-    monkeypatch.setattr(first._agreement, "_pid", -1)
-    monkeypatch.setattr(first._agreement._job_store, "publish", lambda *_: pytest.fail("told by another process"))
+    monkeypatch.setattr(first._config_sync, "_pid", -1)
+    monkeypatch.setattr(first._config_sync._job_store, "publish", lambda *_: pytest.fail("told by another process"))
     first.config.update({"steps": 1})
 
 
@@ -556,7 +556,7 @@ def test_after_the_end_the_config_stays_readable_and_nobody_is_asked(job: Job) -
     first, second = job(TWO, alike({"lr": 0.1}), run_mode="shared")
     second.finish(1)
     first.config.update({"steps": 7})
-    second._agreement.look(at_once=True)
+    second._config_sync.look(at_once=True)
     assert dict(second.run.config) == {"lr": 0.1}
     first.finish(1)
     assert dict(first.config) == {"lr": 0.1, "steps": 7}
@@ -591,8 +591,8 @@ def test_the_config_of_a_stand_in_for_a_run_is_left_alone() -> None:
         config = {"lr": 0.1}  # noqa: RUF012
 
     theirs: Any = Run()
-    agreement = Agreement(Options(), Topology.single(), None)
-    agreement.attach(theirs, open_session(Options(), {}, door="test").plan, "")
+    config_sync = ConfigSync(Options(), Topology.single(), None)
+    config_sync.attach(theirs, open_session(Options(), {}, door="test").plan, "")
     assert type(theirs.config) is dict
 
 
@@ -700,7 +700,7 @@ def given_differently(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for session in job(world, configs, **options):
-            session._agreement.look(at_once=True)
+            session._config_sync.look(at_once=True)
     return [str(warning.message) for warning in caught if "given different configs" in str(warning.message)]
 
 
@@ -872,8 +872,10 @@ def test_in_new_mode_different_values_are_wanted_unless_they_are_to_be_checked(j
 
 def test_the_comparison_can_be_turned_off(job: Job, store: dist.Store) -> None:
     assert given_differently(job, {rank: {"lr": rank} for rank in range(2)}, config_sync="off") == []
-    keys = [JobStore(store, "test/1", TWO[0], 1.0).beside("agreement").has([f"config/given/{rank}"]) for rank in (0, 1)]
-    assert keys == [False, False]
+    keys = [
+        JobStore(store, "test/1", TWO[0], 1.0).beside("config_sync").has([f"config/given/{rank}"]) for rank in (0, 1)
+    ]
+    assert given == [False, False]
 
 
 @pytest.mark.parametrize("mode", ["auto", "shared", "new"])

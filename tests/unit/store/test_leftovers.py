@@ -45,7 +45,7 @@ class Rank:
             leftovers.clear_away(job_store, 2)
             job_store.tell("node", "host")
             job_store.below("unit/").publish(f"here/{self._rank}", self._rank)
-            job_store.below("agreement").claim("given", 1)
+            job_store.below("config_sync").claim("given", 1)
             leftovers.leave(job_store, lambda: True)
 
 

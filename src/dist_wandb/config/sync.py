@@ -49,10 +49,10 @@ _GIVEN, _VERDICT, _DIFFERS, _REFUSED = "config/given", "config/verdict", "config
 _SALT = "config/salt"
 _LEAST_PATIENCE = 0.5  # seconds that the store gets to answer
 _PATIENCE = 1.0  # seconds that a write waits for another thread to have looked at the store
-_AGREEMENT = "_dist_wandb_agreement"  # on wandb's config, in its instance's namespace, not among its values
+_CONFIG_SYNC = "_dist_wandb_config_sync"  # on wandb's config, in its instance's namespace, not among its values
 
 
-class Agreement:
+class ConfigSync:
     """One rank's part in having one config on all ranks.
 
     Args:
@@ -350,9 +350,9 @@ class Agreement:
             self._job_store = self._beside(TimedCaller(self._patience))
         return self._job_store
 
-    def _beside(self, patience: TimedCaller | None = None) -> JobStore | None:
+    def _beside(self, caller: TimedCaller | None = None) -> JobStore | None:
         found = self._find()
-        return None if found is None else found.beside("agreement", patience)
+        return None if found is None else found.beside("config_sync", caller)
 
     def _peek(self, key: str) -> Any | None:
         job_store = self._reach()
@@ -628,7 +628,7 @@ class Mirror:
     until the primary sets another value for that name.
 
     Args:
-        source: Where the values come from, such as this rank's part in the agreement on the config.
+        source: Where the values come from, such as this rank's part in the config sync.
 
     Example:
         Two ranks, ``run_mode="auto"``::
@@ -743,19 +743,19 @@ class _Frozen(dict[str, Any]):
 # stays the same object and a wandb.Config, and gets its own class back when the session ends.
 
 
-def _watch(config: Any, agreement: Agreement) -> None:
+def _watch(config: Any, config_sync: ConfigSync) -> None:
     if not run_config.is_wandbs_config(config):  # that of a stand-in for a run: what changes is noticed later then
         return
     with suppress(TypeError):  # so it would be if wandb made its config in a way that this does not go with
         if not isinstance(config, _Watching):
             object.__setattr__(config, "__class__", _watching_kind(type(config)))
-        object.__setattr__(config, _AGREEMENT, agreement)
+        object.__setattr__(config, _CONFIG_SYNC, config_sync)
 
 
-def _unwatch(config: Any, agreement: Agreement) -> None:
-    if isinstance(config, _Watching) and config.__dict__.get(_AGREEMENT) is agreement:
+def _unwatch(config: Any, config_sync: ConfigSync) -> None:
+    if isinstance(config, _Watching) and config.__dict__.get(_CONFIG_SYNC) is config_sync:
         object.__setattr__(config, "__class__", type(config).__mro__[2])
-        object.__delattr__(config, _AGREEMENT)
+        object.__delattr__(config, _CONFIG_SYNC)
 
 
 def _plainly_update(config: Any, values: Mapping[str, Any]) -> None:
@@ -767,9 +767,9 @@ def _plainly_update(config: Any, values: Mapping[str, Any]) -> None:
 class _Watching:
     """What is put before the class of wandb's config."""
 
-    def _agreement_of(self) -> Agreement:
-        agreement: Agreement = self.__dict__[_AGREEMENT]
-        return agreement
+    def _config_sync_of(self) -> ConfigSync:
+        config_sync: ConfigSync = self.__dict__[_CONFIG_SYNC]
+        return config_sync
 
     def update(self, d: Any, allow_val_change: bool | None = None) -> None:
         base: Any = super()
@@ -777,7 +777,7 @@ class _Watching:
 
     def setdefaults(self, d: Any) -> None:
         base: Any = super()
-        with self._agreement_of().undisturbed():
+        with self._config_sync_of().undisturbed():
             values = given_values(d)
             self.update({name: values[name] for name in values if not base.__contains__(name)} if values else d)
 
@@ -797,32 +797,32 @@ class _Watching:
 
     def _write(self, given: Any, write: Callable[[Any, bool], None]) -> None:
         """Write values; those that this rank did not set itself also where wandb would refuse to change them."""
-        agreement = self._agreement_of()
-        agreement.before_write()
+        config_sync = self._config_sync_of()
+        config_sync.before_write()
         values = given_values(given)
-        free = {name: value for name, value in values.items() if agreement.may_change(name)}
+        free = {name: value for name, value in values.items() if config_sync.may_change(name)}
         rest = {name: value for name, value in values.items() if name not in free}
         if free:
             self._write_part(free, lambda part: write(part, True))
         if rest or not free:
             self._write_part(rest or given, lambda part: write(part, False))
-        agreement.after_write(values)
+        config_sync.after_write(values)
 
     def _write_part(self, values: Any, write: Callable[[Any], None]) -> None:
         if not self._is_written(values, write):
             several = len(values) > 1
             refused = [name for name in values if not (several and self._is_written({name: values[name]}, write))]
             _plainly_update(self, {name: shown(values[name]) for name in refused})
-            self._agreement_of().warn_of_refused(refused)
+            self._config_sync_of().warn_of_refused(refused)
 
     def _is_written(self, values: Any, write: Callable[[Any], None]) -> bool:
         """Write values; whether wandb can hold all of them. What it refuses for other reasons, the user is to know."""
-        agreement = self._agreement_of()
+        config_sync = self._config_sync_of()
         try:
             write(values)
         except Exception as error:
-            if agreement.has_lost_run(error):
-                agreement.rescue(given_values(values), self, error)
+            if config_sync.has_lost_run(error):
+                config_sync.rescue(given_values(values), self, error)
                 return True
             if run_config.is_wandbs_own(error) or not isinstance(values, dict):
                 raise
@@ -832,12 +832,12 @@ class _Watching:
     def update_locked(self, d: Any, *args: Any, **kwargs: Any) -> None:
         base: Any = super()
         base.update_locked(d, *args, **kwargs)
-        self._agreement_of().after_change(given_values(d))
+        self._config_sync_of().after_change(given_values(d))
 
     def merge_locked(self, d: Any, *args: Any, **kwargs: Any) -> None:
         base: Any = super()
         base.merge_locked(d, *args, **kwargs)
-        self._agreement_of().after_change(given_values(d))
+        self._config_sync_of().after_change(given_values(d))
 
     def __getitem__(self, name: str) -> Any:
         base: Any = super()
@@ -856,12 +856,12 @@ class _Watching:
 
     def keys(self) -> Any:
         base: Any = super()
-        self._agreement_of().before_read()
+        self._config_sync_of().before_read()
         return base.keys()
 
     def items(self) -> Any:
         base: Any = super()
-        self._agreement_of().before_read()
+        self._config_sync_of().before_read()
         return base.items()
 
     def __len__(self) -> int:
@@ -872,10 +872,10 @@ class _Watching:
 
     def _before_read(self, name: Any) -> None:
         base: Any = super()
-        agreement = self._agreement_of()
-        agreement.before_read()
+        config_sync = self._config_sync_of()
+        config_sync.before_read()
         if not base.__contains__(name) and not str(name).startswith("_"):
-            agreement.before_read(name)
+            config_sync.before_read(name)
 
 
 _watching_kinds: dict[Any, Any] = {}
