@@ -35,7 +35,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 from dist_wandb.accelerate.names import NAME, STOCK_NAME, StandInName, register, stands_in
-from dist_wandb.config.sync import Mirror
+from dist_wandb.config.sync import ConfigView
 from dist_wandb.payloads.media.gathers import gathered, gathered_table
 from dist_wandb.payloads.torchmetrics.metrics import is_metric
 from dist_wandb.payloads.values import copied_tensor
@@ -254,7 +254,7 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
             return self.session.run
         if self._stand_in is None:
             self._stand_in = NullRun()
-            self._stand_in.show_config(Mirror(_UntilStarted(self)))
+            self._stand_in.show_config(ConfigView(_UntilStarted(self)))
             interception.go_first(self._stand_in, {"log": self._log_later})
         return self._stand_in
 

@@ -103,7 +103,7 @@ class ConfigSync:
         self._seen: dict[str, Any] = {}  # what the followed rank told last, as it told it
         self._is_known = self._gave_up = False
         self.knows_of_end = False
-        self._mirrored = Known()
+        self._shown = Known()
         self._written: set[str] = set()  # names that were written on this rank, which has no run
         self._text = ConfigText()  # of that of this rank's run, as it is told
         self._noticed: deque[str] = deque()  # names that were written since it was brought up to date
@@ -219,7 +219,7 @@ class ConfigSync:
         values = given_values(config)
         chosen = job_arguments.chosen_config(init_arguments)
         refused = [name for name, value in chosen.items() if not (is_plain(value) or run_config.takes(value))]
-        is_wandbs_kind = not isinstance(config, (Mapping, Mirror)) or (
+        is_wandbs_kind = not isinstance(config, (Mapping, ConfigView)) or (
             isinstance(config, dict) and all(isinstance(name, str) for name in config)
         )
         if not refused and is_wandbs_kind:
@@ -264,7 +264,7 @@ class ConfigSync:
             self._follows = job_key if leads_unit else _config_key(unit)
         self._completes = leads_unit or plan.run_mode == "new"
         if isinstance(run, null_run.NullRun):
-            run.show_config(Mirror(self))
+            run.show_config(ConfigView(self))
             run.show_facts(self.facts, unit_run_id(plan) if plan.base_id is not None else None)
         else:
             self._run = run
@@ -477,11 +477,11 @@ class ConfigSync:
 
     def _show(self, values: Mapping[str, Any], new: Mapping[str, Any]) -> None:
         """Have values read here that are new; those of secrets that this rank cannot know are not there."""
-        hidden = (self._mirrored.hidden - new.keys()) | {name for name, value in new.items() if value is MISSING}
-        now = {name: value for name, value in self._mirrored.items() if name not in hidden or name in self._written}
+        hidden = (self._shown.hidden - new.keys()) | {name for name, value in new.items() if value is MISSING}
+        now = {name: value for name, value in self._shown.items() if name not in hidden or name in self._written}
         now.update({name: value for name, value in new.items() if value is not MISSING})
         order = [*values, *(name for name in now if name not in values)]
-        self._mirrored = Known({name: now[name] for name in order if name in now}, frozenset(hidden))
+        self._shown = Known({name: now[name] for name in order if name in now}, frozenset(hidden))
 
     def tell_of_end(self) -> None:
         """Tell the ranks without a run that the user finished this rank's."""
@@ -517,16 +517,16 @@ class ConfigSync:
         Returns:
             Values by name, a heartbeat old at most. As long as the primary has told none, what this rank was given.
         """
-        if not self._is_known and not self._gave_up and name not in self._mirrored:
+        if not self._is_known and not self._gave_up and name not in self._shown:
             self._wait_for_primary()
         self.look()
-        if self._is_known and name is not None and name not in self._mirrored:
+        if self._is_known and name is not None and name not in self._shown:
             self.look(at_once=True)
-        return self._mirrored if self._is_known else Known({**self._given, **self._mirrored})
+        return self._shown if self._is_known else Known({**self._given, **self._shown})
 
     def known(self) -> dict[str, Any]:
         """The config as far as it is known on a rank without a run. Waits for nobody."""
-        return dict(self._mirrored) if self._is_known else {**self._given, **self._mirrored}
+        return dict(self._shown) if self._is_known else {**self._given, **self._shown}
 
     def _wait_for_primary(self) -> None:
         if self._follows is None or not self._may_meet():
@@ -564,7 +564,7 @@ class ConfigSync:
     def write(self, values: Mapping[str, Any]) -> None:
         """Keep what was written on a rank without a run, for this rank alone, until the primary tells another value."""
         self.look(at_once=True)
-        self._mirrored.update(values)
+        self._shown.update(values)
         self._written.update(values)
 
     def before_write(self) -> None:
@@ -610,7 +610,7 @@ def _end_key(config_key: str) -> str:
 
 
 class Source(Protocol):
-    """Where a `Mirror` has its values from."""
+    """Where a `ConfigView` has its values from."""
 
     def read(self, name: str | None = None) -> Mapping[str, Any]:
         """All values; `name` is the one that is looked for."""
@@ -619,7 +619,7 @@ class Source(Protocol):
         """Keep values for this rank."""
 
 
-class Mirror:
+class ConfigView:
     """The config of a run that another rank has opened.
 
     It reads as wandb's own `Config` does, by attribute and by item. What the primary has, also what it sets later,
@@ -725,7 +725,7 @@ class Mirror:
 
 
 class _Frozen(dict[str, Any]):
-    """A `Mirror` in a process that it was pickled into, or a copy of it: what was known then."""
+    """A `ConfigView` in a process that it was pickled into, or a copy of it: what was known then."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -865,7 +865,7 @@ class _Watching:
         return base.items()
 
     def __len__(self) -> int:
-        return len(self.keys())  # wandb's own has none, a `Mirror` has
+        return len(self.keys())  # wandb's own has none, a `ConfigView` has
 
     def __bool__(self) -> bool:
         return True  # as wandb's own, which has no length

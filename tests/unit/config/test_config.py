@@ -26,7 +26,7 @@ import wandb
 import dist_wandb
 from dist_wandb.config import sync as config
 from dist_wandb.config import text as config_text
-from dist_wandb.config.sync import ConfigSync, Mirror
+from dist_wandb.config.sync import ConfigSync, ConfigView
 from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.session.session import Session, open_session
@@ -990,6 +990,6 @@ def test_a_null_run_of_no_session_has_no_config() -> None:
         def write(self, values: Mapping[str, Any]) -> None:
             raise AssertionError(values)
 
-    run.show_config(Mirror(Fixed()))
+    run.show_config(ConfigView(Fixed()))
     assert run.config.lr == 0.1
     assert not run
