@@ -872,9 +872,8 @@ def test_in_new_mode_different_values_are_wanted_unless_they_are_to_be_checked(j
 
 def test_the_comparison_can_be_turned_off(job: Job, store: dist.Store) -> None:
     assert given_differently(job, {rank: {"lr": rank} for rank in range(2)}, config_sync="off") == []
-    keys = [
-        JobStore(store, "test/1", TWO[0], 1.0).beside("config_sync").has([f"config/given/{rank}"]) for rank in (0, 1)
-    ]
+    keys = JobStore(store, "test/1", TWO[0], 1.0).beside("config_sync")
+    given = [keys.has([f"config/given/{rank}"]) for rank in (0, 1)]
     assert given == [False, False]
 
 
