@@ -20,7 +20,7 @@ from record_files import content_of, new_record
 
 from dist_wandb.cli import commands
 from dist_wandb.errors import ReadError, UploadError
-from dist_wandb.restart.restart import Note
+from dist_wandb.restart.restart import RestartRecord
 from dist_wandb.uploads.log import read_entries
 from dist_wandb.uploads.records import Rules, revised
 from dist_wandb.wandb_files import debug_log, offline
@@ -298,12 +298,12 @@ def _read_sidecar(data: bytes) -> None:
 def _notes() -> list[bytes]:
     note: dict[str, Any] = {"base_id": "exp", "session": "init/1", "project": "digits", "entity": None}
     note |= {"run_mode": "auto", "rank_scope": "global", "world_size": 2, "job": "slurm-7", "requeues": 1}
-    return [json.dumps(Note(**note).record).encode()]
+    return [json.dumps(RestartRecord(**note).record).encode()]
 
 
 def _read_note(data: bytes) -> None:
-    note = Note.of(parse_json(data))
-    assert Note.of(parse_json(json.dumps(note.record))) == note
+    note = RestartRecord.of(parse_json(data))
+    assert RestartRecord.of(parse_json(json.dumps(note.record))) == note
     assert note.base_id.isprintable()
 
 

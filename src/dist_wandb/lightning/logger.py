@@ -577,7 +577,7 @@ class DistWandbLogger(WandbLogger):
         if self._id is not None or not self._is_first_process() or Launch.detect().is_lightning_child:
             return
         door = restart.session_name(_DOOR, self._number)
-        earlier = restart.Keeper(door, self._options, Topology.single(), self._wandb_init).find()
+        earlier = restart.RestartStore(door, self._options, Topology.single(), self._wandb_init).find()
         if earlier is not None:
             self._base_id = earlier.note.base_id
             _script_ids.offer(self._number, self._base_id)

@@ -42,7 +42,7 @@ _told_of: set[Path] = set()
 
 
 @dataclass(frozen=True)
-class Note:
+class RestartRecord:
     """What one start of a job leaves for a later one.
 
     Args:
@@ -68,7 +68,7 @@ class Note:
     requeues: int
 
     @classmethod
-    def read(cls, path: Path) -> Note | None:
+    def read(cls, path: Path) -> RestartRecord | None:
         """Read a note; `None` where there is none, or, with a warning, something else or somebody else's."""
         try:
             return cls.believed(path)
@@ -87,7 +87,7 @@ class Note:
             return None
 
     @classmethod
-    def believed(cls, path: Path) -> Note:
+    def believed(cls, path: Path) -> RestartRecord:
         """Read a note of this process's user.
 
         Raises:
@@ -99,7 +99,7 @@ class Note:
         return cls.of(parse_json(read_small(path, owner=own_directory(path.parent))))
 
     @classmethod
-    def of(cls, record: Any) -> Note:
+    def of(cls, record: Any) -> RestartRecord:
         """Make a note of what JSON gave.
 
         Raises:
@@ -150,11 +150,11 @@ class Earlier:
         found: Why it is continued, for messages.
     """
 
-    note: Note
+    note: RestartRecord
     found: str
 
 
-class Keeper:
+class RestartStore:
     """Finds what an earlier start of this job left, and leaves a note for a later one.
 
     The note lies in up to three files, since no single place serves all restarts: one for ``resume="auto"``, which any
@@ -172,7 +172,7 @@ class Keeper:
         self, session_name: str, options: Options, topology: Topology, init_arguments: Mapping[str, Any]
     ) -> None:
         self._launch = Launch.detect()
-        self._mine = Note(
+        self._mine = RestartRecord(
             base_id="",
             session=session_name,
             project=requested.wanted_project(init_arguments),
@@ -212,7 +212,7 @@ class Keeper:
                 return Earlier(note, found)
         return None
 
-    def _candidates(self, *, asked_for: bool) -> Iterator[tuple[Note | None, str]]:
+    def _candidates(self, *, asked_for: bool) -> Iterator[tuple[RestartRecord | None, str]]:
         """The notes to be looked at, the surest first; `None` if it is known that the run has ended."""
         launch = self._launch
         if launch.attempt:
@@ -224,20 +224,20 @@ class Keeper:
             for left, reason in self._written(launch.slurm_step, found):
                 if left.requeues < launch.requeues:  # else the job's script started the command twice
                     yield left, reason
-        if asked_for and (note := Note.read(self._latest)) is not None:
+        if asked_for and (note := RestartRecord.read(self._latest)) is not None:
             yield note, f"resume='auto', by {self._latest}"
 
-    def _told(self, found: str) -> Iterator[tuple[Note | None, str]]:
+    def _told(self, found: str) -> Iterator[tuple[RestartRecord | None, str]]:
         with suppress(RendezvousError, ValueError, TypeError, KeyError):
             told = None if self._store is None else self._store.peek(_NOTE)
             if told is not None:
-                yield (Note.of(told["note"]) if told["note"] else None), found
+                yield (RestartRecord.of(told["note"]) if told["note"] else None), found
 
-    def _written(self, job: str | None, found: str) -> Iterator[tuple[Note, str]]:
-        if job is not None and (note := Note.read(self._of_job(job))) is not None:
+    def _written(self, job: str | None, found: str) -> Iterator[tuple[RestartRecord, str]]:
+        if job is not None and (note := RestartRecord.read(self._of_job(job))) is not None:
             yield note, found
 
-    def _suits(self, note: Note, found: str) -> bool:
+    def _suits(self, note: RestartRecord, found: str) -> bool:
         """Whether a note is of this very session, whose runs it continues one by one."""
         differ = [
             f"{name} was {getattr(note, name)!r}, and is {getattr(self._mine, name)!r}"
@@ -283,10 +283,10 @@ class Keeper:
         """Remove notes of these very runs."""
         for path in paths:
             with suppress(OSError, ValueError, ReadError):
-                if Note.believed(path).base_id == self._mine.base_id:  # else another job's
+                if RestartRecord.believed(path).base_id == self._mine.base_id:  # else another job's
                     path.unlink()
 
-    def _tell(self, note: Note | None) -> None:
+    def _tell(self, note: RestartRecord | None) -> None:
         if self._store is not None:
             with suppress(RendezvousError):
                 self._store.publish(_NOTE, {"note": note and note.record})

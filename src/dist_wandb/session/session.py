@@ -107,7 +107,7 @@ class Session:
         job_store: The job's store, where there is one.
         name: Name of the session, equal on all ranks.
         first_row: Place on the x axis of the first row without a step: behind those of a run that is continued.
-        keeper: Keeps the note by which a later start finds the runs, on the rank that tells the job.
+        restart_store: Keeps the record by which a later start finds the runs, on the rank that tells the job.
         opening: How the run was opened: to tell others of it, and to open it again should wandb's own process die.
         attached: The unit's run where this rank only records the hardware of its node in it.
         config_sync: This rank's part in the config of all ranks.
@@ -130,7 +130,7 @@ class Session:
         job_store: JobStore | None = None,
         name: str = "",
         first_row: int = 0,
-        keeper: restart.Keeper | None = None,
+        restart_store: restart.RestartStore | None = None,
         opening: Opening | None = None,
         attached: AnyRun | None = None,
         config_sync: ConfigSync | None = None,
@@ -146,7 +146,7 @@ class Session:
         self._job_store = job_store
         self._name = name
         self._first_row = first_row
-        self._keeper = keeper
+        self._restart_store = restart_store
         self._config_sync = config_sync or ConfigSync(options, topology, None)
         self._pid = os.getpid()
         self._axes = Axes(self._record, STEP_METRIC) if owns_run and step_metric == STEP_METRIC else None
@@ -551,8 +551,8 @@ class Session:
 
     def _take_back_note(self) -> None:
         """No later start is to continue runs that have ended well."""
-        if self._keeper is not None:
-            briefly(self._keeper.take_back, None)
+        if self._restart_store is not None:
+            briefly(self._restart_store.take_back, None)
 
     def _finish_last(self, ending: Ending, exit_code: int | None, deadline: float | None) -> int | None:
         """End the run as its primary: after its other writers, and with the exit code of the first that failed.
@@ -882,10 +882,10 @@ def open_session(
     config_sync = ConfigSync(options, topology, job_arguments.chosen_config(init_arguments))
     config_sync.reach_by(lambda: job_store)
     config_sync.compare()
-    keeper = earlier = None
+    restart_store = earlier = None
     if restarts and tells_job(topology):
-        keeper = restart.Keeper(restart.session_name(door, number), options, topology, init_arguments)
-        earlier = keeper.find() if restart.can_look_back(options, topology, has_store=has_store) else None
+        restart_store = restart.RestartStore(restart.session_name(door, number), options, topology, init_arguments)
+        earlier = restart_store.find() if restart.can_look_back(options, topology, has_store=has_store) else None
     init_arguments = restart.continued(init_arguments, earlier, topology, has_store=has_store)
     wanted, id_name = requested.wanted_id(init_arguments), restart.name_for_id(name, init_arguments)
     base_id = _base_id(options, topology, job_store, wanted=wanted, proposed=proposed_id, session_name=id_name)
@@ -924,7 +924,7 @@ def open_session(
         job_store=job_store,
         name=name,
         first_row=first_row,
-        keeper=keeper,
+        restart_store=restart_store,
         opening=opening,
         attached=attached,
         config_sync=config_sync,
@@ -933,8 +933,8 @@ def open_session(
     try:
         session.start()
         session.tell_of_run()
-        if keeper is not None and owns_run and run and not run_metadata.is_disabled(run):
-            keeper.leave(plan.base_id or str(run.id))
+        if restart_store is not None and owns_run and run and not run_metadata.is_disabled(run):
+            restart_store.leave(plan.base_id or str(run.id))
             if earlier is not None:
                 restart.announce(earlier, topology)
         if announces:

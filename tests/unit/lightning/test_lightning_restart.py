@@ -24,7 +24,7 @@ from dist_wandb.lightning import logger as door
 from dist_wandb.lightning.checkpoints import KEY
 from dist_wandb.lightning.script_ids import ScriptIds
 from dist_wandb.restart import restart
-from dist_wandb.restart.restart import Keeper
+from dist_wandb.restart.restart import RestartStore
 from dist_wandb.session import session as sessions_room
 from dist_wandb.settings.options import Options
 from dist_wandb.topology.model import Topology
@@ -265,7 +265,7 @@ def test_a_link_to_a_checkpoint_is_followed(tmp_path: Path) -> None:
 
 def leave_note(base_id: str, *, world_size: int = 2, session: str = "DistWandbLogger/0", **arguments: Any) -> None:
     topology = Topology(0, 0, 0, world_size, world_size, 1)
-    Keeper(session, Options("new"), topology, {"dir": ".", "project": "digits", **arguments}).leave(base_id)
+    RestartStore(session, Options("new"), topology, {"dir": ".", "project": "digits", **arguments}).leave(base_id)
 
 
 def test_a_logger_that_may_continue_knows_the_id_before_there_are_ranks(

@@ -19,7 +19,7 @@ from strangers import OBSTACLES, give_away
 import dist_wandb
 from dist_wandb.errors import ConfigurationError, ReadError
 from dist_wandb.restart import restart
-from dist_wandb.restart.restart import Note
+from dist_wandb.restart.restart import RestartRecord
 from dist_wandb.runs import requested
 from dist_wandb.session import session as sessions_room
 from dist_wandb.session.session import Session, open_session
@@ -491,16 +491,16 @@ def test_notes_are_the_users_alone(start: Start) -> None:
 
 @pytest.mark.parametrize("changed", [{"run_mode": "\x1b[2J"}, {"rank_scope": ""}, {"project": 7}, {"job": []}])
 def test_a_note_that_nobody_would_have_left_is_none(changed: dict[str, Any]) -> None:
-    note = Note("a", "test/1", None, None, "new", "global", 2, None, 0)
-    assert Note.of(note.record) == note
+    note = RestartRecord("a", "test/1", None, None, "new", "global", 2, None, 0)
+    assert RestartRecord.of(note.record) == note
     with pytest.raises(ValueError, match=r"unknown|no text"):
-        Note.of({**note.record, **changed})
+        RestartRecord.of({**note.record, **changed})
 
 
 def test_a_note_with_an_id_that_wandb_refuses_is_damaged() -> None:
-    note = Note("a/b", "test/1", None, None, "new", "global", 2, None, 0)
+    note = RestartRecord("a/b", "test/1", None, None, "new", "global", 2, None, 0)
     with pytest.raises(ValueError, match="refuses in run ids"):
-        Note.of(note.record)
+        RestartRecord.of(note.record)
 
 
 def test_without_a_store_only_rank_0_alone_can_be_asked_for_it(start: Start, fake_wandb: FakeWandb) -> None:
@@ -539,7 +539,7 @@ def test_the_note_says_what_was_started(start: Start) -> None:
 
 def test_rank_0_alone_leaves_a_note(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     left: list[str] = []
-    monkeypatch.setattr(restart.Keeper, "leave", lambda _, base_id: left.append(base_id))
+    monkeypatch.setattr(restart.RestartStore, "leave", lambda _, base_id: left.append(base_id))
     first = start()
     assert left == [first[0].plan.base_id]
 
