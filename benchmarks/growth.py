@@ -1,8 +1,8 @@
 """How the exchange grows: with the number of ranks, 2 to 64, and with the number of names, 1 to 500.
 
-The ranks are `RoundsExchange`s of one process, put together as in a session, each with its thread, a group of its own
-over a `HashStore`, and one row at a time: every rank puts its row, and the next follows when rank 0 has handed this one
-to its writer, which writes nothing. So the counts are those of steady state and lockstep:
+The ranks are `CollectiveExchange`s of one process, put together as in a session, each with its thread, a group of its
+own over a `HashStore`, and one row at a time: every rank puts its row, and the next follows when rank 0 has handed this
+one to its writer, which writes nothing. So the counts are those of steady state and lockstep:
 
 - collectives per row: those of `GlooGroup.collectives`, of the rank that used most. Names are learnt before.
 - bytes per row and rank: what the rank that gave most handed to collectives, by `GlooGroup.bytes`.
@@ -24,7 +24,7 @@ from typing import Any
 
 from benchmarks import common
 
-from dist_wandb.exchange.collective import RoundsExchange
+from dist_wandb.exchange.collective import CollectiveExchange
 from dist_wandb.exchange.rows import Contribution, Rows
 from dist_wandb.exchange.transport.gloo import GlooGroup
 from dist_wandb.runs.writer import RunWriter
@@ -146,12 +146,12 @@ class _Unit:
         for exchange in self._exchanges:
             exchange.leave()
 
-    def _exchange(self, store: Any, rank: int, ranks: int) -> RoundsExchange:
+    def _exchange(self, store: Any, rank: int, ranks: int) -> CollectiveExchange:
         topology = Topology(rank, rank, 0, ranks, ranks, 1)
         plan = plan_run(topology, "auto", "global", "growth")
         rows = Rows(RunWriter(self._run(), plan, "global_step"), check_reduce("mean"))
         job_store = JobStore(store, "growth", topology, _TIMEOUT)
-        return RoundsExchange(unit_of(topology, "global"), lambda: job_store, rows, _LIMITS)
+        return CollectiveExchange(unit_of(topology, "global"), lambda: job_store, rows, _LIMITS)
 
     def _run(self) -> Any:
         """Stands for rank 0's W&B run; notes when a row comes, and forgets it."""

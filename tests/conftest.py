@@ -19,7 +19,7 @@ import wandb
 from hypothesis import HealthCheck, settings
 from wandb_server import WandbServer
 
-from dist_wandb.exchange import collective, direct
+from dist_wandb.exchange import collective, direct, interface
 from dist_wandb.exchange.transport import gloo
 from dist_wandb.restart import restart
 from dist_wandb.runs.job_arguments import chosen_config
@@ -195,11 +195,11 @@ def ended_exchanges(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """End the exchanges of sessions that a test does not finish, at once: nobody is waited for."""
     monkeypatch.setattr(gloo, "GlooGroup", ImpatientGroup)
     yield
-    exchanges = [exchange for exchange in collective._live if not exchange.has_ended]
+    exchanges = [exchange for exchange in interface._live if not exchange.has_ended]
+    with ThreadPoolExecutor(len(exchanges) or 1) as pool:  # all at the same time
+        for exchange in exchanges:
+            pool.submit(exchange.close, 0.0, failed=True)
     for exchange in exchanges:
-        exchange._stopped.set()  # all at the same time
-    for exchange in exchanges:
-        exchange.close(0.0, failed=True)
         exchange.leave(failed=True)
     assert all(exchange.has_ended for exchange in exchanges), "a thread of an exchange goes on after its test"
 

@@ -25,13 +25,14 @@ from units import QUICK, Ranks, Row, Stall, eventually, making
 from dist_wandb import gathered
 from dist_wandb.errors import RendezvousError
 from dist_wandb.exchange import collective
-from dist_wandb.exchange.collective import RoundsExchange
+from dist_wandb.exchange.collective import CollectiveExchange
 from dist_wandb.exchange.membership import membership
 from dist_wandb.exchange.membership.membership import say_opened
 from dist_wandb.exchange.protocol import rounds
 from dist_wandb.exchange.rows import Contribution
 from dist_wandb.exchange.transport import gloo
-from dist_wandb.exchange.transport.gloo import BrokenError, GlooGroup
+from dist_wandb.exchange.transport.gloo import GlooGroup
+from dist_wandb.exchange.transport.group import BrokenError
 from dist_wandb.settings.plan import Unit
 from dist_wandb.store.job_store import JobStore
 from dist_wandb.topology.model import Topology
@@ -50,7 +51,7 @@ def has_rows(unit: Ranks, number: int) -> bool:
     return len(unit.run.rows) == number
 
 
-def goes_on_with(exchange: RoundsExchange, size: int) -> bool:
+def goes_on_with(exchange: CollectiveExchange, size: int) -> bool:
     return exchange.rounds.size == size and exchange.group is not None
 
 
@@ -189,7 +190,7 @@ def test_other_names_and_orders_on_each_rank(ranks: Callable[..., Ranks]) -> Non
 
 
 def test_what_only_one_rank_logs_is_written_at_the_pace_of_heartbeats(ranks: Callable[..., Ranks]) -> None:
-    unit = ranks(3, kind=RoundsExchange)
+    unit = ranks(3, kind=CollectiveExchange)
     for step in range(20):
         unit.log(1, {"only": float(step)}, step)
     eventually(lambda: len(unit.last("only")) == 20)
@@ -509,7 +510,7 @@ def test_names_that_change_with_each_step_are_told_of_once(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Rank 1 is late with each of them, as they are new."""
-    unit = ranks(2, kind=RoundsExchange)
+    unit = ranks(2, kind=CollectiveExchange)
 
     def is_written(step: int, value: float) -> bool:
         return unit.last(f"step{step}/loss") == {step: value}

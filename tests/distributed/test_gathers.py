@@ -20,8 +20,9 @@ from units import QUICK, Ranks, RecordingRun, Row, Stall, eventually, making
 from dist_wandb import gathered
 from dist_wandb.exchange import collective
 from dist_wandb.exchange.attachments import gathers as fused_gathers
-from dist_wandb.exchange.collective import RoundsExchange
+from dist_wandb.exchange.collective import CollectiveExchange
 from dist_wandb.exchange.transport import gloo
+from dist_wandb.exchange.transport.group import BrokenError
 from dist_wandb.payloads.media import pictures
 
 
@@ -239,7 +240,7 @@ def test_nothing_is_kept_of_what_all_ranks_have_passed_but_for_the_last(ranks: C
 
 
 def test_a_call_on_one_rank_is_written_and_others_numbers_go_on(ranks: Callable[..., Ranks]) -> None:
-    unit = ranks(3, kind=RoundsExchange)
+    unit = ranks(3, kind=CollectiveExchange)
     for step in range(2):
         unit.log(1, {"table": table(1, 2)}, step)
         for rank in range(3):
@@ -274,7 +275,7 @@ def test_a_rank_that_dies_while_it_sends_leaves_the_others_table(
         if group.rank == 2:
             dying.set()
             unit.exchanges[2]._stopped.wait(30)
-            raise gloo.BrokenError("dead")
+            raise BrokenError("dead")
         return collect(group, data)
 
     monkeypatch.setattr(gloo.GlooGroup, "collect", die)
@@ -289,7 +290,7 @@ def test_a_rank_that_dies_while_it_sends_leaves_the_others_table(
 
 
 def test_a_table_that_comes_late_is_added(ranks: Callable[..., Ranks]) -> None:
-    unit = ranks(2, kind=RoundsExchange)
+    unit = ranks(2, kind=CollectiveExchange)
     unit.log(0, {"table": table(0)}, 0)
     eventually(lambda: written(unit) == {0: whole(1)})
     unit.log(1, {"table": table(1)}, 0)
@@ -300,7 +301,7 @@ def test_a_table_that_comes_late_is_added(ranks: Callable[..., Ranks]) -> None:
 def test_a_table_that_comes_much_too_late_replaces_nothing(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
 ) -> None:
-    unit = ranks(2, kind=RoundsExchange)
+    unit = ranks(2, kind=CollectiveExchange)
     for step in range(fused_gathers._REMEMBERED + 3):
         unit.log(0, {"table": table(0)}, step)
     unit.flush(0)

@@ -18,7 +18,8 @@ from units import QUICK, Ranks, Stall, eventually, making
 from dist_wandb.errors import RendezvousError
 from dist_wandb.exchange.membership.membership import Epoch, Membership
 from dist_wandb.exchange.transport import gloo
-from dist_wandb.exchange.transport.gloo import BrokenError, GlooGroup
+from dist_wandb.exchange.transport.gloo import GlooGroup
+from dist_wandb.exchange.transport.group import BrokenError
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.plan import Unit
 from dist_wandb.store.addresses import is_hung_up

@@ -16,7 +16,7 @@ import torch
 from torch.distributed import HashStore
 
 from dist_wandb.exchange import collective
-from dist_wandb.exchange.collective import RoundsExchange
+from dist_wandb.exchange.collective import CollectiveExchange
 from dist_wandb.exchange.rows import DEGRADED, Contribution, Rows
 from dist_wandb.payloads.values import HostCopy, Later, take
 from dist_wandb.runs.null_run import NullRun
@@ -41,7 +41,7 @@ class RecordingRun:
         self.rows.append(row)
 
 
-class PatientExchange(RoundsExchange):
+class PatientExchange(CollectiveExchange):
     """Waits for all ranks also where a name is new: what a test logs on one rank after the other belongs together."""
 
     def _give_up(self, since: float, *, new_only: bool) -> None:
@@ -60,19 +60,19 @@ class Ranks:
     Args:
         size: Number of ranks.
         limits: How long they wait.
-        kind: `RoundsExchange` where a new name is to be written after five heartbeats, whoever has yet to log it.
+        kind: `CollectiveExchange` where a new name is to be written after five heartbeats, whoever has yet to log it.
         first: Index in the job of rank 0 of the unit.
     """
 
     size: int
     limits: Limits = QUICK
-    kind: type[RoundsExchange] = PatientExchange
+    kind: type[CollectiveExchange] = PatientExchange
     reduce: Any = "mean"
     spread: Sequence[str] = ()
     first: int = 0
     store: HashStore = field(default_factory=HashStore)
     run: RecordingRun = field(default_factory=RecordingRun)
-    exchanges: dict[int, RoundsExchange] = field(default_factory=dict)
+    exchanges: dict[int, CollectiveExchange] = field(default_factory=dict)
 
     def open(self, *ranks: int) -> Ranks:
         for rank in ranks or range(self.size):
@@ -90,7 +90,7 @@ class Ranks:
     def log(self, rank: int, metrics: Row, step: int | None = None, weight: Any = None, calls: int = 0) -> None:
         self.exchanges[rank].put(Contribution(take(metrics, rank), step, None, weight, calls))
 
-    def together(self, action: Callable[[RoundsExchange], Any], *ranks: int) -> list[Any]:
+    def together(self, action: Callable[[CollectiveExchange], Any], *ranks: int) -> list[Any]:
         exchanges = [self.exchanges[rank] for rank in ranks or self.exchanges]
         with ThreadPoolExecutor(len(exchanges)) as pool:
             return list(pool.map(action, exchanges))

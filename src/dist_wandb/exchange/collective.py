@@ -1,6 +1,6 @@
 """Between `log` and the written row: how a rank's contributions become rows of its unit.
 
-`RoundsExchange` is the one thread of a session that brings the ranks' numbers together: it carries rounds over a
+`CollectiveExchange` is the one thread of a session that brings the ranks' numbers together: it carries rounds over a
 process group of its own, and hands what is finished to the writer of rows. `own_rows` has what is there where nothing
 is brought together.
 """
@@ -16,22 +16,21 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 from dist_wandb.errors import RendezvousError
 from dist_wandb.exchange.attachments.gathers import is_gathered_name
 from dist_wandb.exchange.attachments.metrics import is_metric_name
+from dist_wandb.exchange.interface import LOOK_AT_DEVICES, WITHOUT_FINISH, Flush, is_set_within, remember
 from dist_wandb.exchange.membership.membership import Epoch, Membership, Over, Stopped, Word, keys_of
 from dist_wandb.exchange.protocol.rounds import Finished, Key, Outcome, Rounds
 from dist_wandb.exchange.reports import Reports
 from dist_wandb.exchange.rows import Contribution, Rows
+from dist_wandb.exchange.transport.group import Alone, BrokenError, Group
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.plan import Unit
 from dist_wandb.store.job_store import JobStore
-from dist_wandb.store.timed_caller import TimedCaller, settle
-
-if TYPE_CHECKING:
-    from dist_wandb.exchange.transport.gloo import Group
+from dist_wandb.store.timed_caller import TimedCaller
 
 _log = logging.getLogger("dist_wandb")
 
@@ -40,11 +39,8 @@ _GRACE = 5.0  # seconds that a member of a broken epoch is given to speak up
 _LAST_WORDS = 2.0  # seconds that the thread is given to write what is there, when its time is over
 _LAST_LOOK = 0.5  # seconds that a device, or the encoding of images, is given then
 _LAST_ROUND = 1.0  # seconds that a process which ends gives the others to end as well
-_LAST_ANSWERS = 3.0  # seconds that calls of the store which were given up get to come back, when the process ends
-WITHOUT_FINISH = 10.0  # seconds that a process which ends waits at most for others, if nobody finished its session
 _LOOK_FOR_BROKEN = 0.5  # seconds between two looks, while waiting for others, whether one of them broke off
 _QUICK = 0.1  # seconds between rows that follow each other quickly
-_LOOK_AT_DEVICES = 0.005  # seconds between two looks whether a device has computed what was logged
 _MOST_UNWRITTEN = 20_000  # values kept for a primary that is away
 _MANY_AT_ONCE = 256  # contributions in the inbox, from which on the thread does not linger
 _MOST_AT_ONCE = 1024  # contributions taken from the inbox before the next round
@@ -59,49 +55,7 @@ _STANDSTILL_HEARTBEATS = 2  # beyond that between two rounds, the exchange stand
 _MOST_UNFORMED = 3  # groups one after the other that could not be formed, though all members had come
 
 
-class _Flush(threading.Event):
-    """A wish that all be finished; set when it is.
-
-    Args:
-        together: Whether all ranks have it at the same point.
-    """
-
-    def __init__(self, together: bool) -> None:
-        super().__init__()
-        self.together = together
-
-
-class Exchange(Protocol):
-    """Takes the contributions of one rank and sees to it that finished rows are written, in order."""
-
-    def start(self) -> None:
-        """Begin, once the session is complete."""
-
-    def put(self, contribution: Contribution) -> None:
-        """Take a contribution. Does not wait for other ranks."""
-
-    def flush(self, timeout: float | None = None, *, together: bool = False) -> bool:
-        """Wait up to `timeout` seconds until all that was put, or all that any rank put, is written; whether it is."""
-
-    def close(self, timeout: float | None = None, *, failed: bool = False) -> bool:
-        """As `flush`; nothing may be put afterwards. After a failure nobody is waited for."""
-
-    def retire(self) -> None:
-        """Say that nothing more comes, without waiting: there is no run to write into any more."""
-
-    def leave(self, *, failed: bool = False) -> None:
-        """Make an end: this process is about to, after a failure or not."""
-
-    @property
-    def lost(self) -> frozenset[int]:
-        """Indices in the unit of ranks that took part, and are gone without having finished."""
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether its thread has ended."""
-
-
-class RoundsExchange:
+class CollectiveExchange:
     """One rank's thread in the exchange of its unit.
 
     Args:
@@ -133,9 +87,9 @@ class RoundsExchange:
         self._rows = rows
         self._look = look
         self._has_ended = has_ended
-        self._inbox: SimpleQueue[Contribution | _Flush | None] = SimpleQueue()
+        self._inbox: SimpleQueue[Contribution | Flush | None] = SimpleQueue()
         self._waiting: deque[Contribution] = deque()  # for a device to compute what is in them
-        self._flushes: list[_Flush] = []
+        self._flushes: list[Flush] = []
         self._pending = 0  # rows that the rounds have yet to bring to the others
         self._doubtful = 0  # values that are to be written again if no others come to this rank any more
         self._writing = _WRITING  # seconds that a row takes
@@ -196,13 +150,10 @@ class RoundsExchange:
         """
         if self._is_foreign() or self._done.is_set():
             return not self._broken
-        flushed = _Flush(together)
+        flushed = Flush(together=together)
         self._wake(flushed)
-        deadline = time.monotonic() + (self.limits.finish_timeout if timeout is None else timeout)
-        while not flushed.wait(min(0.2, max(0.0, deadline - time.monotonic()))):
-            if self._done.is_set() or time.monotonic() >= deadline:
-                return flushed.is_set() and not self._broken
-        return not self._broken
+        limit = self.limits.finish_timeout if timeout is None else timeout
+        return is_set_within(flushed, limit, self._done.is_set) and not self._broken
 
     def close(self, timeout: float | None = None, *, failed: bool = False) -> bool:
         """Say that nothing more comes. A rank that writes waits for all others; the rest until their words are taken.
@@ -234,10 +185,7 @@ class RoundsExchange:
         """Wait until all is written, or taken by the rank that writes; leave time to write what the others lack."""
         ended = self._done if self._rows.writes else self._taken
         deadline = time.monotonic() + limit
-        while not ended.wait(min(0.2, max(0.0, deadline - time.monotonic()))):
-            if deadline - time.monotonic() <= self._time_to_write(limit):
-                return ended.is_set()
-        return True
+        return is_set_within(ended, limit, lambda: deadline - time.monotonic() <= self._time_to_write(limit))
 
     def _time_to_write(self, limit: float) -> float:
         """How long it takes this rank to write what it has without waiting for others any more."""
@@ -315,7 +263,7 @@ class RoundsExchange:
         if not self._done.wait(_LAST_WORDS + to_write):
             self._rows.is_over = True
 
-    def _wake(self, item: _Flush | None = None) -> None:
+    def _wake(self, item: Flush | None = None) -> None:
         self._inbox.put(item)
         self._hurry()
 
@@ -412,8 +360,6 @@ class RoundsExchange:
 
     def _go_through(self, epoch: Epoch) -> Epoch | None:
         """Take part in an epoch; what comes after it, or `None` if all ranks are done."""
-        from dist_wandb.exchange.transport.gloo import BrokenError
-
         membership = self._the_membership()
         if self._catch_up(epoch):
             return None
@@ -556,7 +502,7 @@ class RoundsExchange:
         return True
 
     def _form_group(self, epoch: Epoch) -> None:
-        from dist_wandb.exchange.transport.gloo import Alone, BrokenError, GlooGroup
+        from dist_wandb.exchange.transport.gloo import GlooGroup
 
         if len(epoch.members) == 1:
             self.group = Alone()
@@ -738,7 +684,7 @@ class RoundsExchange:
         deadline = time.monotonic() + timeout
         while True:
             left = max(0.0, deadline - time.monotonic())
-            accepted = self._accept_all(min(left, _LOOK_AT_DEVICES) if self._waiting else left)
+            accepted = self._accept_all(min(left, LOOK_AT_DEVICES) if self._waiting else left)
             if self._post_ready() or accepted:
                 return True
             if not left:
@@ -753,7 +699,7 @@ class RoundsExchange:
             return True
         return False
 
-    def _accept(self, item: Contribution | _Flush | None) -> None:
+    def _accept(self, item: Contribution | Flush | None) -> None:
         """Take a contribution, or the wish for a flush; `None` only wakes the thread."""
         if isinstance(item, Contribution):
             self._waiting.append(item)
@@ -929,8 +875,6 @@ class RoundsExchange:
 
     def _go_on_alone(self) -> None:
         """Write what this rank says until it finishes."""
-        from dist_wandb.exchange.transport.gloo import Alone
-
         self._goes_on_alone = True
         self._let_go()
         self.group = Alone()
@@ -953,8 +897,6 @@ class RoundsExchange:
 
     def _write_what_is_there(self) -> None:
         """At the end: what was not brought together is written as it is here, or said to be lost."""
-        from dist_wandb.exchange.transport.gloo import Alone
-
         try:
             while self._drain(_LAST_LOOK if self._waiting else 0):
                 pass
@@ -1012,23 +954,3 @@ class RoundsExchange:
     def _the_membership(self) -> Membership:
         assert self._membership is not None, "found before the first epoch"  # noqa: S101
         return self._membership
-
-
-_live: list[Any] = []  # exchanges
-
-
-def remember(exchange: Exchange) -> None:
-    """Have the thread of an exchange ended with the process, should it still be there."""
-    _live[:] = [known for known in _live if not known.has_ended]
-    _live.append(exchange)
-
-
-def end_all(*, failed: bool) -> None:
-    """End the threads of this process, because it ends: those of finished sessions may still serve other ranks.
-
-    Args:
-        failed: Whether the process ends by a failure, so that nobody is waited for.
-    """
-    for exchange in reversed(_live):
-        exchange.leave(failed=failed)
-    settle(_LAST_ANSWERS)

@@ -8,7 +8,6 @@ comes after them until it is done. In both cases in the order in which they were
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import time
@@ -17,23 +16,17 @@ from collections.abc import Callable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 
-from dist_wandb.exchange.collective import WITHOUT_FINISH, remember
+from dist_wandb.exchange.interface import LOOK_AT_DEVICES, WITHOUT_FINISH, Flush, is_set_within, remember
 from dist_wandb.exchange.rows import Contribution, Rows
+from dist_wandb.notices import Notices
 from dist_wandb.settings.limits import Limits
 
-_log = logging.getLogger("dist_wandb")
-
 _LOOK_AGAIN = 0.1  # seconds between two looks whether all writers are there
-_LOOK_AT_DEVICES = 0.005  # seconds between two looks whether a device has computed what was logged
 _STANDSTILL = 1.0  # seconds after which a row that is being written is not waited for
 _LAST_WORDS = 2.0  # seconds that the thread is given to write what is there, when its time is over
 
 
-class _Flush(threading.Event):
-    """Stands among the rows that wait; set when all before it are written."""
-
-
-class OwnRows:
+class DirectExchange:
     """The exchange of a rank whose rows are its own.
 
     Nothing in `put` takes a lock that a signal handler would wait for which interrupts it and logs.
@@ -63,12 +56,12 @@ class OwnRows:
         self._rank = rank
         self._at_once = at_once
         self._has_all_writers = has_all_writers
-        self._waiting: deque[Contribution | _Flush] = deque()  # each until it is written
+        self._waiting: deque[Contribution | Flush] = deque()  # each until it is written
         self._wake: SimpleQueue[None] = SimpleQueue()  # its `put` may be interrupted by itself
         self._writing_here: int | None = None  # the thread of the user that writes a row
         self._written_at = 0.0  # when the thread began, or ended, to write a row last
         self._lost = 0
-        self._told: set[str] = set()
+        self._notices = Notices()
         self._closing = False
         self._write_all = threading.Event()  # no waiting for other writers any more
         self._stopped = threading.Event()  # nor for anything else
@@ -103,7 +96,7 @@ class OwnRows:
         finally:
             self._writing_here = None
 
-    def _hand_over(self, item: Contribution | _Flush) -> None:
+    def _hand_over(self, item: Contribution | Flush) -> None:
         self._waiting.append(item)
         self._start_thread()
         self._wake.put(None)
@@ -119,14 +112,14 @@ class OwnRows:
         """Wait as long as rows are being written, as with wandb alone; whether there is room for another one."""
         while len(self._waiting) >= self._limits.max_pending_rows:
             if time.monotonic() - self._written_at > _STANDSTILL and self._has_all_writers is None:
-                self._tell(
+                self._notices.warn(
                     "full",
                     f"more than {self._limits.max_pending_rows} rows of rank {self._rank} wait for wandb's own "
                     "process, or a device, which stands still. Further ones are lost until it goes on. See "
                     "max_pending_rows.",
                 )
                 return False
-            time.sleep(_LOOK_AT_DEVICES)
+            time.sleep(LOOK_AT_DEVICES)
         return True
 
     def flush(self, timeout: float | None = None, *, together: bool = False) -> bool:  # noqa: ARG002  # the protocol's
@@ -141,13 +134,9 @@ class OwnRows:
         """
         if self._is_foreign() or not self._waiting or self._ended.is_set():
             return True
-        flushed = _Flush()
+        flushed = Flush()
         self._hand_over(flushed)
-        deadline = time.monotonic() + (self._limits.finish_timeout if timeout is None else timeout)
-        while not flushed.wait(min(0.2, max(0.0, deadline - time.monotonic()))):
-            if self._ended.is_set() or time.monotonic() >= deadline:
-                return flushed.is_set()
-        return True
+        return is_set_within(flushed, self._limits.finish_timeout if timeout is None else timeout, self._ended.is_set)
 
     def close(self, timeout: float | None = None, *, failed: bool = False) -> bool:
         """As `flush`; then all is written, whichever other writers are there, and the thread ends.
@@ -172,7 +161,7 @@ class OwnRows:
             self._stopped.set()
         unwritten = self._lost + sum(isinstance(item, Contribution) for item in self._waiting.copy())
         if unwritten:
-            self._tell(
+            self._notices.warn(
                 "unwritten",
                 f"{unwritten} rows of rank {self._rank} are lost: wandb's own process did not take them in time, or a "
                 "device has not computed what is in them.",
@@ -234,7 +223,7 @@ class OwnRows:
         while self._waiting and not self._stopped.is_set():
             self._written_at = time.monotonic()
             item = self._waiting[0]
-            if isinstance(item, _Flush):
+            if isinstance(item, Flush):
                 self._waiting.popleft()
                 item.set()
             elif self._has_arrived(item):
@@ -246,7 +235,7 @@ class OwnRows:
         """Wait for the devices; whether all of it is there, or never will be."""
         with suppress(Exception):  # of a device; it shows when the row is written
             while not contribution.has_arrived():
-                if self._stopped.wait(_LOOK_AT_DEVICES):
+                if self._stopped.wait(LOOK_AT_DEVICES):
                     return False
         return True
 
@@ -256,10 +245,4 @@ class OwnRows:
         except Exception as error:  # noqa: BLE001  # one row must not end the others
             self._lost += 1
             message = f"a row of rank {self._rank} could not be written, and is lost: {error!r}"
-            self._tell(type(error).__name__, f"{message}. More errors of this kind are not told.")
-
-    def _tell(self, kind: str, message: str) -> None:
-        """Say something once."""
-        if kind not in self._told:
-            self._told.add(kind)
-            _log.warning("dist_wandb: %s", message)
+            self._notices.warn(type(error).__name__, f"{message}. More errors of this kind are not told.")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from dist_wandb.exchange.attachments.metrics import shown
 from dist_wandb.exchange.protocol.rounds import Key
+from dist_wandb.notices import Notices
 
 _log = logging.getLogger("dist_wandb")
 
@@ -42,14 +43,12 @@ class Reports:
     def __init__(self, quiet: float, clock: Callable[[], float]) -> None:
         self._quiet = quiet
         self._clock = clock
-        self._once: set[str] = set()
+        self._notices = Notices()
         self._events: dict[str, _Event] = {}
 
     def once(self, kind: str, message: str) -> None:
         """Say something that is said once."""
-        if kind not in self._once:
-            self._once.add(kind)
-            _log.warning("dist_wandb: %s", message)
+        self._notices.warn(kind, message)
 
     def values(self, kind: str, keys: Sequence[Key], message: Callable[[str], str]) -> None:
         """Say something of values, unless it belongs to what was said already.

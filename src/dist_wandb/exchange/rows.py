@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from dist_wandb.exchange.attachments.gathers import FusedGathers, is_gathered_name
 from dist_wandb.exchange.attachments.metrics import FusedMetrics, is_metric_name
 from dist_wandb.exchange.protocol.rounds import Finished, Key, Rounds
+from dist_wandb.notices import Notices
 from dist_wandb.payloads.media.gathers import Gathered
 from dist_wandb.payloads.torchmetrics.metrics import Snapshot
 from dist_wandb.payloads.values import Later, LaterValue, checked_weight, is_number, known
@@ -139,7 +140,7 @@ class Rows:
         self._reductions: dict[str, Reduction] = {}
         self._extras: OrderedDict[Key, tuple[dict[str, Any], int | None]] = OrderedDict()
         self._far: OrderedDict[Key, int] = OrderedDict()
-        self._told_errors: set[type[Exception]] = set()
+        self._notices = Notices()
         self._farthest = _MOST_CALLS
 
     @property
@@ -341,8 +342,7 @@ class Rows:
         try:
             self._writer.write_plain(row, self._x(None if place.counted else place.step, self._calls(value)))
         except Exception as error:  # noqa: BLE001  # a row that W&B does not take must not end the others
-            if type(error) not in self._told_errors:
-                self._told_errors.add(type(error))
+            if self._notices.is_first(type(error)):
                 _log.exception(
                     "dist_wandb: rank %d could not write a row; it is lost. More errors of this kind are not told",
                     self._rank,

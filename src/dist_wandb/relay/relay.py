@@ -20,6 +20,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dist_wandb.notices import Notices
 from dist_wandb.payloads.values import Weight, check_row, checked_step, copied_tensor, take_weight, whole_tensors
 from dist_wandb.relay.local_sockets import Listener, connect, hang_up, let_in
 from dist_wandb.runs.directories import runtime_directory
@@ -429,12 +430,11 @@ def _on_host(value: Any) -> Any:
     return value if tensor is value else tensor.cpu()
 
 
-_told: set[tuple[int, str]] = set()
+_notices = Notices()
 
 
 def _tell_once(rank: int, why: str) -> None:
-    if (os.getpid(), why) not in _told:
-        _told.add((os.getpid(), why))
+    if _notices.is_first((os.getpid(), why)):
         _log.error(
             "dist_wandb: %s logged for rank %d, whose session is another process's, but that could not be handed "
             "over (%s). Log in the training process instead.",

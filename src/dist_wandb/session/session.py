@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 from dist_wandb.config.sync import ConfigSync
 from dist_wandb.errors import ConfigurationError, DistWandbError, RendezvousError
-from dist_wandb.exchange.collective import WITHOUT_FINISH, Exchange, RoundsExchange, end_all
-from dist_wandb.exchange.direct import OwnRows
+from dist_wandb.exchange.collective import CollectiveExchange
+from dist_wandb.exchange.direct import DirectExchange
+from dist_wandb.exchange.interface import WITHOUT_FINISH, Exchange, end_all
 from dist_wandb.exchange.membership.membership import is_accompanied, keys_of, say_opened
 from dist_wandb.exchange.rows import Contribution, Rows, calls_at
 from dist_wandb.payloads.media.gathers import Gathered
@@ -541,7 +542,7 @@ class Session:
         if job_store is None or not self._is_counted:
             return
         self._is_counted = False
-        if isinstance(exchange, RoundsExchange) and exchange.is_only_one:
+        if isinstance(exchange, CollectiveExchange) and exchange.is_only_one:
             briefly(lambda: job_store.delete(job_store.own_keys), None)  # who comes now finds that it is over
         else:
             leftovers.leave(job_store, lambda: exchange.has_ended)
@@ -719,7 +720,7 @@ class Session:
         self.brings_together = self._unit.size > 1 and self.options.reductions is not None
         if not self.brings_together:
             awaits_writers = self.plan.shared and self._job_store is not None and run_metadata.is_online(self.run)
-            return OwnRows(
+            return DirectExchange(
                 self._row_maker,
                 self.options.limits,
                 self.topology.global_rank,
@@ -727,7 +728,7 @@ class Session:
                 has_all_writers=self._has_all_writers if awaits_writers else None,
             )
         spread = check_spread(self.options.spread)
-        return RoundsExchange(
+        return CollectiveExchange(
             self._unit,
             self._find_store,
             self._row_maker,

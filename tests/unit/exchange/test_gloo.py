@@ -16,7 +16,8 @@ import torch.distributed as dist
 
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.transport import gloo
-from dist_wandb.exchange.transport.gloo import Alone, BrokenError, GlooGroup
+from dist_wandb.exchange.transport.gloo import GlooGroup
+from dist_wandb.exchange.transport.group import Alone, BrokenError
 
 if TYPE_CHECKING:
     from tests.conftest import OnRanks

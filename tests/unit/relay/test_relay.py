@@ -27,6 +27,7 @@ from torchmetrics import MeanMetric
 
 import dist_wandb
 from dist_wandb.errors import ConfigurationError
+from dist_wandb.notices import Notices
 from dist_wandb.relay import local_sockets, relay
 from dist_wandb.relay.relay import Address, Relay, RemoteSession
 from dist_wandb.topology.model import Topology
@@ -58,7 +59,7 @@ def in_fork(work: Callable[[], None]) -> int:
 
 @pytest.fixture(autouse=True)
 def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(relay, "_told", set())
+    monkeypatch.setattr(relay, "_notices", Notices())
     monkeypatch.setattr(relay, "_LAST_ROWS", 30.0)  # a thread that takes rows may be held up
     monkeypatch.setattr(relay, "_HANDSHAKE", 30.0)
     yield

@@ -27,7 +27,7 @@ from units import eventually
 import dist_wandb
 from dist_wandb import DistWandbLogger, DistWandbTracker
 from dist_wandb.errors import ConfigurationError, RendezvousError, TopologyError
-from dist_wandb.exchange import collective
+from dist_wandb.exchange import interface
 from dist_wandb.exchange.membership import membership
 from dist_wandb.exchange.rows import DEGRADED
 from dist_wandb.runs.null_run import NullRun
@@ -924,7 +924,7 @@ def test_a_session_that_cannot_be_opened_whole_leaves_nothing_behind(
     assert not get_run()
     (run,) = fake_wandb.runs
     assert run.exit_codes == [1]
-    assert all(exchange.has_ended for exchange in collective._live)
+    assert all(exchange.has_ended for exchange in interface._live)
 
 
 def test_the_thread_of_a_session_finds_it_complete(
@@ -934,9 +934,9 @@ def test_the_thread_of_a_session_finds_it_complete(
     fill = Session.__init__
 
     def fill_slowly(session: Session, *arguments: Any, **named: Any) -> None:
-        exchanges = len(collective._live)
+        exchanges = len(interface._live)
         fill(session, *arguments, **named)
-        assert len(collective._live) == exchanges, "no thread has begun"
+        assert len(interface._live) == exchanges, "no thread has begun"
 
     monkeypatch.setattr(Session, "__init__", fill_slowly)
     sessions = job(TWO)
@@ -1157,7 +1157,7 @@ def test_a_rank_whose_leading_rank_ended_without_any_exchange_waits_for_nobody(
 ) -> None:
     assert store is not None
     open_session(Options(), {}, door="test", topology=TWO[0], number=1).finish(1)
-    eventually(lambda: all(exchange.has_ended for exchange in collective._live))
+    eventually(lambda: all(exchange.has_ended for exchange in interface._live))
     options = Options(join_timeout=600, peer_timeout=600, finish_timeout=600)
     with open_session(options, {}, door="test", topology=TWO[1], number=1) as session:
         session.log({"loss": 0.5})

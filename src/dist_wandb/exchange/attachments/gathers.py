@@ -7,7 +7,6 @@ the ranks tell each other how much they have, agree on shares of the limits, and
 from __future__ import annotations
 
 import json
-import logging
 import shutil
 import tempfile
 from collections import OrderedDict
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.attachments.metrics import shown
 from dist_wandb.exchange.protocol.rounds import Key
+from dist_wandb.notices import Notices
 from dist_wandb.payloads.media.gathers import (
     Encoded,
     Gathered,
@@ -33,9 +33,7 @@ from dist_wandb.payloads.media.gathers import (
 from dist_wandb.settings.reduction import LARGEST_EXACT_INTEGER
 
 if TYPE_CHECKING:
-    from dist_wandb.exchange.transport.gloo import Group
-
-_log = logging.getLogger("dist_wandb")
+    from dist_wandb.exchange.transport.group import Group
 
 _MARK = "\0gathered "  # in no name that a user could see, and in none of a metric
 _MOST_BYTES = 64 * 2**20  # that all ranks together send at once
@@ -64,7 +62,7 @@ class FusedGathers:
         self._delivered: OrderedDict[Key, None] = OrderedDict()
         self._values: dict[Key, tuple[dict[str, Any], int]] = {}
         self._files: Path | None = None
-        self._warned: set[str] = set()
+        self._notices = Notices()
 
     @staticmethod
     def name_of(name: str, value: Gathered) -> str:
@@ -74,7 +72,7 @@ class FusedGathers:
     def check(self, name: str, value: Gathered) -> None:
         """Say what of it had to be replaced."""
         if value.replaced:
-            self._warn(
+            self._notices.warn(
                 f"replaced {name}",
                 f"{name!r} on rank {self._rank} has what is not sent to the primary ({', '.join(value.replaced)}). In "
                 "cells its repr stands in its place; boxes and masks of a wandb.Image are left out.",
@@ -92,11 +90,13 @@ class FusedGathers:
         try:
             self._kept[key] = value.encoded().within(_MOST_BYTES)  # more is never sent
         except Exception as error:  # noqa: BLE001  # whatever a value raises must not end the exchange
-            self._warn(f"encode {key.name}", f"{shown(key.name)!r} on rank {self._rank} cannot be sent: {error!r}")
+            self._notices.warn(
+                f"encode {key.name}", f"{shown(key.name)!r} on rank {self._rank} cannot be sent: {error!r}"
+            )
         while self._size(self._kept) > _MOST_HELD:
             lost, _ = self._kept.popitem(last=False)
             self._delivered.pop(lost, None)
-            self._warn(
+            self._notices.warn(
                 f"held {key.name}",
                 f"more than {_MOST_HELD // 2**20} MiB of tables and images wait on rank {self._rank} for other ranks. "
                 f"The oldest are dropped, first {shown(lost.name)!r}. Log less often, or pass a smaller limit.",
@@ -124,7 +124,7 @@ class FusedGathers:
         except ConfigurationError as error:  # on all ranks alike
             received = []
             names = ", ".join(repr(shown(key.name)) for key in keys)
-            self._warn(f"much {names}", f"{names}: left out of their rows on rank {self._rank}. {error}")
+            self._notices.warn(f"much {names}", f"{names}: left out of their rows on rank {self._rank}. {error}")
         if self.collects and received:
             for key, *blobs in zip(keys, *received, strict=True):
                 self._values[key] = self._whole(key, [blob for blob in blobs if blob])
@@ -138,7 +138,9 @@ class FusedGathers:
                 return list(amounts)
         except (ValueError, TypeError, RecursionError):
             pass
-        self._warn("amounts", f"the {len(text)} bytes that a rank sent as amounts of tables and images are others")
+        self._notices.warn(
+            "amounts", f"the {len(text)} bytes that a rank sent as amounts of tables and images are others"
+        )
         return [[0, 0, 0]] * number
 
     def _apart(self, data: bytes, number: int) -> list[bytes]:
@@ -146,7 +148,7 @@ class FusedGathers:
         try:
             parts = unframed(data)
         except ConfigurationError as error:
-            self._warn("apart", str(error))
+            self._notices.warn("apart", str(error))
             parts = []
         return parts if len(parts) == number else [b""] * number
 
@@ -172,7 +174,7 @@ class FusedGathers:
 
     def tell_of_incomplete(self, key: Key) -> None:
         """Say that what came late is not written, as what was written before it is more."""
-        self._warn(
+        self._notices.warn(
             f"late {key.name}",
             f"a part of {shown(key.name)!r} came so long after the others that theirs is forgotten. It is not written.",
         )
@@ -187,7 +189,9 @@ class FusedGathers:
             self._tell_of_cuts(name, kind, parts)
             value = whole(kind, parts, self._directory)
         except Exception as error:  # noqa: BLE001  # whatever comes of it must not end the exchange
-            self._warn(f"whole {name}", f"{name!r} could not be put together from what the ranks sent: {error!r}")
+            self._notices.warn(
+                f"whole {name}", f"{name!r} could not be put together from what the ranks sent: {error!r}"
+            )
             return {}, len(blobs)
         return ({} if value is None else {name: value}), len(blobs)
 
@@ -198,23 +202,18 @@ class FusedGathers:
     def _tell_of_cuts(self, name: str, kind: Kind, parts: Sequence[Part]) -> None:
         what = "rows" if kind == "table" else "images"
         if differ(parts):
-            self._warn(
+            self._notices.warn(
                 f"columns {name}",
                 f"ranks logged {name!r} with different columns. They are matched by name, and filled with None.",
             )
         kept, total = sum(len(part.items) for part in parts), sum(part.total for part in parts)
         if kept < total:
             shares = ", ".join(f"{len(part.items)} of {part.total} of rank {part.rank}" for part in parts)
-            self._warn(
+            self._notices.warn(
                 f"cut {name}",
                 f"{name!r} has {kept:,} of {total:,} {what} ({shares}): that is the limit for all ranks together, or "
                 f"{_MOST_BYTES // 2**20} MiB. See limit. More of these are not told.",
             )
-
-    def _warn(self, kind: str, message: str) -> None:
-        if kind not in self._warned:
-            self._warned.add(kind)
-            _log.warning("dist_wandb: %s", message)
 
 
 def _amount(own: Encoded | None) -> tuple[int, int, int]:

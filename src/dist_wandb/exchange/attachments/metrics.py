@@ -6,22 +6,20 @@ states are exchanged once, together with those of all other metrics that are due
 
 from __future__ import annotations
 
-import logging
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.protocol.rounds import Key, Rounds
+from dist_wandb.notices import Notices
 from dist_wandb.payloads.torchmetrics.merging import Layout, Packed
 from dist_wandb.payloads.torchmetrics.metrics import Snapshot
 
 if TYPE_CHECKING:
     import torch
 
-    from dist_wandb.exchange.transport.gloo import Group
-
-_log = logging.getLogger("dist_wandb")
+    from dist_wandb.exchange.transport.group import Group
 
 _SEPARATOR = "\0"  # in no name that a user could see: what follows it is the layout of the states
 _REMEMBERED = 8  # snapshots kept for ranks that come late, beyond those that wait
@@ -66,7 +64,7 @@ class FusedMetrics:
         self._values: dict[Key, tuple[dict[str, Any], int]] = {}
         self._last: set[Key] = set()  # of the last exchange: one that broke on another rank is repeated
         self._before: set[Key] = set()  # of those before it, in which all ranks have succeeded
-        self._warned: set[str] = set()
+        self._notices = Notices()
 
     def name_of(self, name: str, snapshot: Snapshot, known: Sequence[str]) -> str:
         """The name for the rounds: that of a layout which the ranks know already, if the states go with it.
@@ -78,7 +76,7 @@ class FusedMetrics:
             if self._adopts(snapshot, other):
                 return other
         if snapshot.fallback is not None:
-            self._warn(name, f"{name!r} on rank {self._rank}: {snapshot.fallback}")
+            self._notices.warn(name, f"{name!r} on rank {self._rank}: {snapshot.fallback}")
         return f"{name}{_SEPARATOR}{snapshot.signature}"
 
     def alone(self, name: str, snapshot: Snapshot) -> dict[str, Any]:
@@ -95,7 +93,9 @@ class FusedMetrics:
         try:
             return snapshot.adopt(_signature(name))
         except Exception as error:  # noqa: BLE001  # whatever a metric raises must not end the exchange
-            self._warn(f"adopt {name}", f"the states of {shown(name)!r} on rank {self._rank} cannot be sent: {error!r}")
+            self._notices.warn(
+                f"adopt {name}", f"the states of {shown(name)!r} on rank {self._rank} cannot be sent: {error!r}"
+            )
             return False
 
     def _is_understood(self, name: str) -> bool:
@@ -103,7 +103,9 @@ class FusedMetrics:
         try:
             return is_metric_name(name) and bool(_layout(name))
         except ConfigurationError as error:
-            self._warn(f"layout {name}", f"{shown(name)!r} is left out of its rows on rank {self._rank}: {error}")
+            self._notices.warn(
+                f"layout {name}", f"{shown(name)!r} is left out of its rows on rank {self._rank}: {error}"
+            )
             return False
 
     def keep(self, key: Key, snapshot: Snapshot) -> None:
@@ -138,7 +140,7 @@ class FusedMetrics:
                 self._exchange(understood, group)
         except _LeftOutError as error:  # on all ranks alike, after the same collectives
             names = ", ".join(repr(shown(key.name)) for key in understood)
-            self._warn(f"much {names}", f"{names}: left out of their rows on rank {self._rank}. {error}")
+            self._notices.warn(f"much {names}", f"{names}: left out of their rows on rank {self._rank}. {error}")
         self._forget(keys)
 
     def _exchange(self, keys: Sequence[Key], group: Group) -> None:
@@ -176,7 +178,7 @@ class FusedMetrics:
         try:
             return snapshot.told(self._rank) if snapshot else b""
         except Exception as error:  # noqa: BLE001  # whatever a metric raises must not end the exchange
-            self._warn(
+            self._notices.warn(
                 f"tell {key.name}", f"{shown(key.name)!r} on rank {self._rank} has no part in its row: {error!r}"
             )
             return b""
@@ -198,14 +200,14 @@ class FusedMetrics:
         try:
             packed = self._snapshots[key].packed()
         except Exception as error:  # noqa: BLE001  # whatever a metric raises must not end the exchange
-            self._warn(
+            self._notices.warn(
                 f"pack {key.name}", f"{shown(key.name)!r} on rank {self._rank} has no part in its row: {error!r}"
             )
             del self._snapshots[key]
             return layout.neutral()
         if (packed.sums.numel(), packed.maxima.numel()) == (layout.sums, layout.maxima):
             return packed
-        self._warn(f"layout {key.name}", f"the states of {shown(key.name)!r} on rank {self._rank} do not fit")
+        self._notices.warn(f"layout {key.name}", f"the states of {shown(key.name)!r} on rank {self._rank} do not fit")
         del self._snapshots[key]  # gloo aborts the process where ranks reduce lists of different lengths
         return layout.neutral()
 
@@ -213,7 +215,7 @@ class FusedMetrics:
         snapshot = self._snapshots.get(key) or self._newest.get(key.name)
         name = shown(key.name)
         if snapshot is None:
-            self._warn(
+            self._notices.warn(
                 name,
                 f"{name!r} was logged as a metric by other ranks, but not yet by rank {self._rank}, which computes it. "
                 "It is written once that rank logs it too. Log it on all ranks.",
@@ -228,16 +230,11 @@ class FusedMetrics:
 
     def _warn_of_left_out(self, name: str, snapshot: Snapshot, states: str, error: Exception) -> None:
         reason = f"{type(error).__name__}: {error}".rstrip(".")
-        self._warn(
+        self._notices.warn(
             f"compute {name}",
             f"{name!r} ({snapshot.metric}) is left out of its row: rank {self._rank} could not compute it from "
             f"{states}, {reason}. Log it once some rank has data; else log what its compute() returns.",
         )
-
-    def _warn(self, kind: str, message: str) -> None:
-        if kind not in self._warned:
-            self._warned.add(kind)
-            _log.warning("dist_wandb: %s", message)
 
 
 class _Reduced(NamedTuple):

@@ -9,13 +9,14 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from itertools import islice, starmap
 from operator import add
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from dist_wandb.errors import ConfigurationError
+from dist_wandb.exchange.transport.group import BrokenError
 from dist_wandb.store.timed_caller import TimedCaller, UnansweredError
 
 if TYPE_CHECKING:
@@ -28,60 +29,6 @@ _MOST_GATHERED = 2**30  # bytes that one member gives to all others at most: eac
 _MOST_COLLECTED = 2**27  # likewise, where the first member alone does
 _PAIR = 2  # members that need one collective only
 _SLICE = timedelta(milliseconds=100)  # how long to wait before looking whether waiting is to end
-
-
-class BrokenError(Exception):
-    """An exchange did not come about: a member is gone or too late, or waiting was to end."""
-
-
-class Group(Protocol):
-    """The members of an epoch, as one of them exchanges numbers with the others.
-
-    Attributes:
-        rank: Index of this member.
-    """
-
-    rank: int
-
-    def reduce(self, sums: Sequence[float], maxima: Sequence[float]) -> tuple[list[float], list[float]]:
-        """The sums and the maxima, number by number, of what all members give."""
-
-    def reduce_tensors(self, sums: torch.Tensor, maxima: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `reduce`, with float64 tensors on the host."""
-
-    def gather(self, data: bytes) -> list[bytes]:
-        """What all members give, in their order."""
-
-    def collect(self, data: bytes) -> list[bytes]:
-        """What all members give, in their order, on the first of them; nothing on the others."""
-
-    def close(self) -> None:
-        """Let go of the others."""
-
-
-class Alone:
-    """The group of one member."""
-
-    rank = 0
-
-    def reduce(self, sums: Sequence[float], maxima: Sequence[float]) -> tuple[list[float], list[float]]:
-        """What was given."""
-        return list(sums), list(maxima)
-
-    def reduce_tensors(self, sums: torch.Tensor, maxima: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """What was given."""
-        return sums, maxima
-
-    def gather(self, data: bytes) -> list[bytes]:
-        """What was given."""
-        return [data]
-
-    def collect(self, data: bytes) -> list[bytes]:
-        """What was given."""
-        return [data]
-
-    def close(self) -> None:
-        """There is nobody else."""
 
 
 class _Buffer:

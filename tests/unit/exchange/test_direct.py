@@ -14,8 +14,8 @@ from torchmetrics import MeanMetric
 from units import Stall, eventually
 
 import dist_wandb
-from dist_wandb.exchange import collective, direct
-from dist_wandb.exchange.direct import OwnRows
+from dist_wandb.exchange import direct, interface
+from dist_wandb.exchange.direct import DirectExchange
 from dist_wandb.exchange.rows import Contribution, Rows
 from dist_wandb.payloads.values import Later
 from dist_wandb.runs.null_run import NullRun
@@ -61,7 +61,7 @@ class Own:
         plan = plan_run(Topology.single(), "auto", "global", "base")
         opened: Any = self.run if run is None else run
         rows = Rows(RunWriter(opened, plan, "global_step"), None)
-        self.exchange = OwnRows(rows, limits, 0, at_once=at_once, **others)
+        self.exchange = DirectExchange(rows, limits, 0, at_once=at_once, **others)
         self.exchange.start()
 
     def log(self, step: int, commit: bool | None = None, **values: Any) -> None:
@@ -86,7 +86,7 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Own]]:
         own.run.goes_on.set()
         own.exchange.leave()
         assert own.exchange.has_ended
-        assert own.exchange not in [exchange for exchange in collective._live if not exchange.has_ended]
+        assert own.exchange not in [exchange for exchange in interface._live if not exchange.has_ended]
 
 
 def own_threads() -> int:

@@ -1,0 +1,63 @@
+"""What a round needs of the ranks that take part, and that of a rank which is alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+
+class BrokenError(Exception):
+    """An exchange did not come about: a member is gone or too late, or waiting was to end."""
+
+
+class Group(Protocol):
+    """The members of an epoch, as one of them exchanges numbers with the others.
+
+    Attributes:
+        rank: Index of this member.
+    """
+
+    rank: int
+
+    def reduce(self, sums: Sequence[float], maxima: Sequence[float]) -> tuple[list[float], list[float]]:
+        """The sums and the maxima, number by number, of what all members give."""
+
+    def reduce_tensors(self, sums: torch.Tensor, maxima: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `reduce`, with float64 tensors on the host."""
+
+    def gather(self, data: bytes) -> list[bytes]:
+        """What all members give, in their order."""
+
+    def collect(self, data: bytes) -> list[bytes]:
+        """What all members give, in their order, on the first of them; nothing on the others."""
+
+    def close(self) -> None:
+        """Let go of the others."""
+
+
+class Alone:
+    """The group of one member."""
+
+    rank = 0
+
+    def reduce(self, sums: Sequence[float], maxima: Sequence[float]) -> tuple[list[float], list[float]]:
+        """What was given."""
+        return list(sums), list(maxima)
+
+    def reduce_tensors(self, sums: torch.Tensor, maxima: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """What was given."""
+        return sums, maxima
+
+    def gather(self, data: bytes) -> list[bytes]:
+        """What was given."""
+        return [data]
+
+    def collect(self, data: bytes) -> list[bytes]:
+        """What was given."""
+        return [data]
+
+    def close(self) -> None:
+        """There is nobody else."""
