@@ -1,0 +1,110 @@
+"""The pace of rounds, and patience: what is due when. Time is an argument, so nothing waits."""
+
+from __future__ import annotations
+
+import pytest
+
+from dist_wandb.exchange.protocol.pacing import NEW_NAME_HEARTBEATS, Interval, Overdue, Pacer
+from dist_wandb.settings.limits import Limits
+
+LIMITS = Limits(peer_timeout=60.0, heartbeat=1.0, linger=0.05)
+
+
+@pytest.fixture
+def pacer() -> Pacer:
+    return Pacer(LIMITS, 0.0)
+
+
+def pass_time(pacer: Pacer, until: float, *, oldest: int | None, start: float = 0.0) -> Overdue:
+    """What is overdue after rounds without a gap: one in half a second, the first of them number 1."""
+    overdue = Overdue()
+    for number in range(1, int(2 * (until - start)) + 2):
+        overdue = pacer.begin_round(start + (number - 1) / 2, number, oldest)
+    return overdue
+
+
+# --- when the next round is due ---------------------------------------------------------------------------------------
+
+
+def test_a_rank_that_others_may_wait_for_pauses_ever_longer_up_to_a_heartbeat(pacer: Pacer) -> None:
+    pauses = [pacer.pause(is_awaited=True) for _ in range(9)]
+    assert pauses == [0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.0, 1.0]
+
+
+def test_who_has_nothing_open_waits_a_heartbeat_and_then_pauses_briefly_again(pacer: Pacer) -> None:
+    assert [pacer.pause(is_awaited=awaited) for awaited in (True, True, False, True)] == [0.01, 0.02, 1.0, 0.01]
+
+
+def test_after_a_contribution_the_pause_is_short_again(pacer: Pacer) -> None:
+    for _ in range(5):
+        pacer.pause(is_awaited=True)
+    pacer.contributed(1.0, was_idle=False)
+    assert pacer.pause(is_awaited=True) == 0.01
+
+
+def test_only_where_rows_follow_each_other_quickly_more_are_waited_for(pacer: Pacer) -> None:
+    waits = [pacer.contributed(now, was_idle=True) for now in (10.0, 10.05, 10.2, 10.25)]
+    assert waits == [0.0, 0.05, 0.0, 0.05]
+    assert pacer.contributed(10.26, was_idle=False) == 0.0
+
+
+# --- patience ---------------------------------------------------------------------------------------------------------
+
+
+def test_cells_of_new_names_are_overdue_after_some_heartbeats_and_all_after_the_peers_time(pacer: Pacer) -> None:
+    assert pass_time(pacer, 4.5, oldest=1) == Overdue()
+    assert pacer.begin_round(5.0, 11, 1) == Overdue(new=1)
+    for number in range(12, 121):
+        overdue = pacer.begin_round((number - 1) / 2, number, 1)
+    assert overdue == Overdue(new=110)
+    assert pacer.begin_round(60.0, 121, 1) == Overdue(new=111, usual=1)
+
+
+def test_of_closed_cells_nothing_is_overdue(pacer: Pacer) -> None:
+    pass_time(pacer, 30.0, oldest=1)
+    assert pacer.begin_round(30.5, 62, None) == Overdue()
+    assert pacer.begin_round(31.0, 63, 62) == Overdue(), "the time before they were opened does not count"
+
+
+def test_rounds_before_the_oldest_cell_are_forgotten(pacer: Pacer) -> None:
+    pass_time(pacer, 30.0, oldest=1)
+    pacer.begin_round(30.5, 62, 60)
+    assert pacer.begin_round(31.0, 63, 60) == Overdue()
+    assert pacer.begin_round(34.5, 64, 60) == Overdue(), "a gap of three heartbeats and a half counts as two"
+
+
+@pytest.mark.parametrize(("gap", "counted"), [(1.5, 1.5), (2.0, 2.0), (600.0, 2.0)])
+def test_of_a_gap_between_rounds_two_heartbeats_count(pacer: Pacer, gap: float, counted: float) -> None:
+    pacer.begin_round(0.0, 1, 1)
+    pacer.begin_round(gap, 2, 1)
+    left = NEW_NAME_HEARTBEATS - counted
+    assert pacer.begin_round(gap + left / 2, 3, 1) == Overdue()
+    assert pacer.begin_round(gap + left - 0.01, 4, 1) == Overdue()
+    assert pacer.begin_round(gap + left, 5, 1) == Overdue(new=1)
+
+
+def test_time_that_is_excluded_does_not_count(pacer: Pacer) -> None:
+    pacer.begin_round(0.0, 1, 1)
+    pacer.exclude(100.0)
+    assert not pacer.is_held_up(105.0)
+    assert pacer.is_held_up(105.1)
+    pacer.begin_round(101.9, 2, 1)
+    pacer.begin_round(103.8, 3, 1)
+    assert pacer.begin_round(104.9, 4, 1) == Overdue()
+    assert pacer.begin_round(105.0, 5, 1) == Overdue(new=1)
+
+
+# --- flushes, and what is done once in a while ------------------------------------------------------------------------
+
+
+def test_a_rank_that_flushes_waits_two_heartbeats_for_the_others(pacer: Pacer) -> None:
+    assert not pacer.has_flushed_alone(0.0, is_settled=True)
+    assert not pacer.has_flushed_alone(2.0, is_settled=True)
+    assert pacer.has_flushed_alone(2.1, is_settled=True)
+    assert not pacer.has_flushed_alone(2.2, is_settled=False)
+    assert not pacer.has_flushed_alone(2.3, is_settled=True), "anew, since there was something open again"
+
+
+def test_an_interval_begins_when_the_last_one_was_over() -> None:
+    interval = Interval(0.5)
+    assert [interval.is_over(now) for now in (7.0, 7.4, 7.6, 8.0, 8.1)] == [True, False, True, False, True]
