@@ -105,7 +105,7 @@ def test_nothing_is_looked_up_to_write_a_row(ranks: Callable[..., Ranks], monkey
     def peek(*_: object) -> None:
         raise RendezvousError("the store is gone")
 
-    monkeypatch.setattr(JobStore, "peek", peek)
+    monkeypatch.setattr(JobStore, "try_get", peek)
     for step in (1, 2):
         for rank in range(3):
             unit.log(rank, {"loss": float(rank == step)}, step)

@@ -114,13 +114,13 @@ def test_a_hint_that_does_not_come_is_none_and_a_fact_an_error(wire: Wire, monke
     monkeypatch.setattr("dist_wandb.store.job_store._LEAST_PATIENCE", 0.3)
     asking = job_store(wire.client())
     asking.publish("key", 1)
-    assert (asking.hint("key"), asking.hint("no key")) == (1, None)
+    assert (asking.try_get_soon("key"), asking.try_get_soon("no key")) == (1, None)
     wire.cut()
-    assert asking.hint("key") is None
+    assert asking.try_get_soon("key") is None
     with pytest.raises(RendezvousError, match=r"Rank 0 cannot reach the store .* or the network is cut off"):
-        asking.peek("key")
+        asking.try_get("key")
     wire.mend()
-    eventually(lambda: asking.hint("key") == 1)
+    eventually(lambda: asking.try_get_soon("key") == 1)
 
 
 def test_a_store_that_is_gone_is_an_error_for_hints_as_well_and_is_asked_once(
@@ -131,7 +131,7 @@ def test_a_store_that_is_gone_is_an_error_for_hints_as_well_and_is_asked_once(
         asking.publish("key", 1)
     for _ in range(3):
         with pytest.raises(RendezvousError):
-            asking.hint("key")
+            asking.try_get_soon("key")
     traces = [line for line in capfd.readouterr().err.splitlines() if "TCPStore.cpp" in line and "SocketImpl" in line]
     assert sum(f":{wire.port})" in line for line in traces) <= 1, traces  # torch writes one each time
 
@@ -142,11 +142,11 @@ def test_a_store_whose_host_has_ended_is_not_touched_any_more(capfd: pytest.Capt
         asking = job_store(wire.client())
         part = asking.beside("part")
         part.publish("key", 1)
-        assert part.peek("key") == 1
+        assert part.try_get("key") == 1
     eventually(lambda: part._connection is not None and is_hung_up(part._connection))
     for each in (part, asking, asking.around(), asking.below("other")):
         with pytest.raises(RendezvousError, match="may have ended"):
-            each.peek("key")
+            each.try_get("key")
     assert f":{wire.port})" not in capfd.readouterr().err
 
 

@@ -158,7 +158,7 @@ class ConfigSync:
                 "which to reach them. Call init_process_group first, or start the job with torchrun."
             )
         self._salt = job_store.claim(_SALT, self._salt)  # the same on all ranks, for rank 0 to compare with each other
-        job_store.tell(_GIVEN, self._told_given())
+        job_store.publish_own(_GIVEN, self._told_given())
         self._has_told_given = True
         verdict = self._pass_verdict(job_store) if tells_job(self._topology) else self._await_verdict(job_store)
         if verdict["differences"]:
@@ -170,10 +170,10 @@ class ConfigSync:
     def _pass_verdict(self, job_store: JobStore) -> Any:
         """Compare what all ranks said, as far as they come in time."""
         try:
-            given = dict(enumerate(job_store.gather(_GIVEN)))
+            given = dict(enumerate(job_store.wait_get_all(_GIVEN)))
         except RendezvousError:
             keys = {rank: f"{_GIVEN}/{rank}" for rank in range(self._topology.world_size)}
-            given = {rank: job_store.peek(key) for rank, key in keys.items() if job_store.has([key])}
+            given = {rank: job_store.try_get(key) for rank, key in keys.items() if job_store.has([key])}
             missing = ", ".join(str(rank) for rank in keys if rank not in given)
             warn(
                 f"config_sync='check' waited {self._timeout:g} s, but rank {missing} did not come: its config is not "
@@ -187,7 +187,7 @@ class ConfigSync:
 
     def _await_verdict(self, job_store: JobStore) -> Any:
         try:
-            return job_store.fetch(_VERDICT, f"rank {self._topology.main_rank}")
+            return job_store.wait_get(_VERDICT, f"rank {self._topology.main_rank}")
         except RendezvousError:  # whoever comes later finds this one, so that all go on, or none
             return job_store.claim(_VERDICT, {"differences": []})
 
@@ -356,7 +356,7 @@ class ConfigSync:
 
     def _peek(self, key: str) -> Any | None:
         job_store = self._reach()
-        return None if job_store is None else job_store.peek(key)
+        return None if job_store is None else job_store.try_get(key)
 
     def _told_given(self) -> dict[str, Any]:
         """What this rank was given, for others to compare."""
@@ -376,7 +376,7 @@ class ConfigSync:
     def _tell_given(self) -> None:
         job_store = None if self._has_told_given else self._reach()
         if job_store is not None:
-            job_store.tell(_GIVEN, self._told_given())
+            job_store.publish_own(_GIVEN, self._told_given())
             self._has_told_given = True
 
     def _compare_with_first(self) -> None:
@@ -537,7 +537,7 @@ class ConfigSync:
             if job_store is not None:
                 why = f"its primary did not open its run within {self._timeout:g} s"
                 try:
-                    job_store.fetch(_version_key(self._follows), "its primary", 0.0 if self._has_ended() else None)
+                    job_store.wait_get(_version_key(self._follows), "its primary", 0.0 if self._has_ended() else None)
                 finally:
                     self._gave_up = True  # if it did not come; otherwise the config is known now
                 self.look(at_once=True)

@@ -229,7 +229,7 @@ class RestartStore:
 
     def _told(self, found: str) -> Iterator[tuple[RestartRecord | None, str]]:
         with suppress(RendezvousError, ValueError, TypeError, KeyError):
-            told = None if self._store is None else self._store.peek(_NOTE)
+            told = None if self._store is None else self._store.try_get(_NOTE)
             if told is not None:
                 yield (RestartRecord.of(told["note"]) if told["note"] else None), found
 

@@ -189,8 +189,8 @@ class Opening:
 
     def _is_primary_offline(self) -> bool:
         assert self.job_store is not None, "asked by those who follow a primary only"  # noqa: S101
-        self.job_store.fetch(_opening_key(self.plan), "its primary")
-        told = self.job_store.fetch(run_key(self.plan), "its primary", requested.init_timeout(self.arguments))
+        self.job_store.wait_get(_opening_key(self.plan), "its primary")
+        told = self.job_store.wait_get(run_key(self.plan), "its primary", requested.init_timeout(self.arguments))
         if "error" in told:
             raise UnavailableError(f"its primary could not open the run: {told['error']}")
         return bool(told["offline"])

@@ -94,7 +94,7 @@ class Ending:
         job_store = self._job_store
         if job_store is None:
             return 0
-        told = briefly(lambda: job_store.peek(self._key("failed")), None)
+        told = briefly(lambda: job_store.try_get(self._key("failed")), None)
         return int(told or (FAILED if gone else 0))
 
     def _key(self, what: str) -> str:

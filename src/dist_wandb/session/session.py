@@ -226,7 +226,7 @@ class Session:
         if self.run:
             return run_metadata.url(self.run)
         job_store = self._job_store
-        told = briefly(lambda: job_store.peek(run_key(self.plan)), None) if job_store is not None else None
+        told = briefly(lambda: job_store.try_get(run_key(self.plan)), None) if job_store is not None else None
         return told.get("url") if told else None  # a primary that could not open its run told why instead
 
     @property
@@ -825,7 +825,7 @@ class Session:
     def _plan_with_base_id(self) -> RunPlan:
         if self.plan.base_id is None and self._job_store is not None:
             within = 0.0 if self._has_ended() else None  # who comes too late may find nothing any more
-            base_id = self._job_store.fetch(BASE_ID, f"rank {self.topology.main_rank}", within)
+            base_id = self._job_store.wait_get(BASE_ID, f"rank {self.topology.main_rank}", within)
             self.plan = _plan(self.topology, self.options, base_id, self.plan.group)
         return self.plan
 
@@ -1282,7 +1282,7 @@ def _share_job(
         return init_arguments
     if not _needs_base_id(options, topology):
         return init_arguments
-    job = job_store.fetch(_JOB, f"rank {topology.main_rank}")
+    job = job_store.wait_get(_JOB, f"rank {topology.main_rank}")
     _check_same_job(options, topology, job["options"])
     own = {name: value for name, value in init_arguments.items() if value is not None}
     told: dict[str, Any] = job_arguments.with_own_secrets(job["arguments"], init_arguments)
@@ -1324,7 +1324,7 @@ def _first_row(plan: RunPlan, run: AnyRun, job_store: JobStore | None, init_argu
     if not requested.continues(init_arguments):
         return 0
     try:
-        return int(job_store.fetch(run_key(plan), "its primary").get("first_row", 0))
+        return int(job_store.wait_get(run_key(plan), "its primary").get("first_row", 0))
     except RendezvousError as error:
         _log.warning("dist_wandb: rows without a step begin at 0 under this rank's label: %s", error)
         return 0
@@ -1348,5 +1348,5 @@ def told_job(door: str, topology: Topology, timeout: float) -> dict[str, Any] | 
         if job_store is None:
             return None
         if not leftovers.is_over(job_store):
-            return job_store.peek(_JOB)
+            return job_store.try_get(_JOB)
         _opened[door] = max(_opened[door], number)  # another thread may ask as well

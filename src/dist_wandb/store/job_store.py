@@ -109,12 +109,12 @@ class JobStore:
 
     def publish(self, key: str, value: Any) -> None:
         """Set `key` to a JSON value for all ranks to read."""
-        self.note(key)
+        self.record_key(key)
         self._reaching(lambda: self._store.set(key, json.dumps(value)))
 
     def claim(self, key: str, value: Any) -> Any:
         """Set `key` to a JSON value unless it is set; return what it is now. The first claim of all ranks counts."""
-        self.note(key)
+        self.record_key(key)
         return _understood(key, self._reaching(lambda: self._store.compare_set(key, "", json.dumps(value))))
 
     def beside(self, namespace: str, caller: TimedCaller | None = None) -> JobStore:
@@ -169,13 +169,13 @@ class JobStore:
         part._fate = self._fate
         return part
 
-    def note(self, key: str) -> None:
+    def record_key(self, key: str) -> None:
         """Remember a key that this rank sets, or has set by a process group."""
         if self._within is None:
             self.own_keys.add(key)
         else:
             whole, namespace = self._within
-            whole.note(f"{namespace}/{key}")
+            whole.record_key(f"{namespace}/{key}")
 
     def count(self, key: str) -> int:
         """Add 1 to a number that all ranks count up; what it is now."""
@@ -205,12 +205,12 @@ class JobStore:
             store = store.underlying_store
         return store if isinstance(store, dist.TCPStore) else None
 
-    def peek(self, key: str) -> Any | None:
+    def try_get(self, key: str) -> Any | None:
         """The value of `key` if it is there already; `None` otherwise. Waits for no rank."""
         return self._reaching(lambda: self._look_up(key))
 
-    def hint(self, key: str) -> Any | None:
-        """As `peek`, but `None` also if the store does not answer soon: for what is good to know, not needed."""
+    def try_get_soon(self, key: str) -> Any | None:
+        """As `try_get`, but `None` also if the store does not answer soon: for what is good to know, not needed."""
         with suppress(UnansweredError):
             return self._reaching(lambda: self._look_up(key), self._quick_caller)
         return None
@@ -224,7 +224,7 @@ class JobStore:
         """Whether all of these keys are set. Never waits."""
         return bool(self._reaching(lambda: self._store.check(keys)))
 
-    def fetch(self, key: str, publisher: str, within: float | None = None) -> Any:
+    def wait_get(self, key: str, publisher: str, within: float | None = None) -> Any:
         """The value of `key`, waiting for it up to the time limit, or `within` seconds.
 
         Raises:
@@ -236,26 +236,26 @@ class JobStore:
                 f"Rank {self._topology.global_rank} waited {waited:g} s for {publisher} to tell it {key!r}. "
                 "Open the run on all ranks, without a rank guard around it, or raise join_timeout."
             )
-        return self.peek(key)
+        return self.try_get(key)
 
-    def tell(self, key: str, value: Any) -> None:
-        """Say `value` for this rank, for those that `gather` it."""
+    def publish_own(self, key: str, value: Any) -> None:
+        """Publish `value` of this rank, for those that `wait_get_all` of them."""
         self.publish(f"{key}/{self._topology.global_rank}", value)
 
-    def glance(self, key: str, within: float) -> list[Any] | None:
-        """As `gather`, but gives up after `within` seconds: for what is good to know, not needed."""
+    def try_get_all(self, key: str, within: float) -> list[Any] | None:
+        """As `wait_get_all`, but gives up after `within` seconds: for what is good to know, not needed."""
         keys = self._keys_of_ranks(key)
         return self._values(keys) if self._wait_for(keys, within) else None
 
-    def gather(self, key: str) -> list[Any]:
-        """Learn what each rank said by `tell`, in the order of global ranks.
+    def wait_get_all(self, key: str) -> list[Any]:
+        """Learn what each rank published by `publish_own`, in the order of global ranks.
 
         Raises:
             RendezvousError: Some ranks did not come within the time limit; they are named.
         """
         keys = self._keys_of_ranks(key)
         if not self._wait_for(keys):
-            missing = [rank for rank, k in enumerate(keys) if self.peek(k) is None]
+            missing = [rank for rank, k in enumerate(keys) if self.try_get(k) is None]
             raise RendezvousError(
                 f"Rank {self._topology.global_rank} waited {self._timeout:g} s for the {key!r} of rank "
                 f"{', '.join(map(str, missing))} of {self._topology.world_size}, without which "
@@ -356,10 +356,10 @@ def learn_layout(job_store: JobStore, topology: Topology, *, needed: bool) -> To
     Raises:
         RendezvousError: It is needed, but some ranks did not come within the time limit.
     """
-    job_store.tell("node", node_identity())
+    job_store.publish_own("node", node_identity())
     if topology.knows_layout:
         return topology
-    nodes = job_store.gather("node") if needed else job_store.glance("node", _GLANCE)
+    nodes = job_store.wait_get_all("node") if needed else job_store.try_get_all("node", _GLANCE)
     return topology if nodes is None else topology.with_layout(nodes)
 
 
@@ -386,7 +386,7 @@ def agree_on_base_id(
         base_id = wanted or proposed or make_id()
         job_store.publish(BASE_ID, base_id)
         return base_id
-    told = job_store.fetch(BASE_ID, f"rank {topology.main_rank}")
+    told = job_store.wait_get(BASE_ID, f"rank {topology.main_rank}")
     if isinstance(told, dict) and "refused" in told:
         raise ConfigurationError(f"Rank {topology.main_rank} opens no run: {told['refused']}")
     if not isinstance(told, str):

@@ -68,7 +68,7 @@ def clear_away(job_store: JobStore, world_size: int) -> None:
                 _leftovers.remove(leftover)
         counted = [known for known in _leftovers if known.is_counted]
         for last in [*counted[:_MOST_LOOKED_AT], *counted[_MOST_LOOKED_AT:][-_MOST_LOOKED_AT:]]:
-            if (job_store.at(last.namespace).peek(_LEFT) or 0) >= world_size:
+            if (job_store.at(last.namespace).try_get(_LEFT) or 0) >= world_size:
                 _clear_until(last, job_store, world_size)
 
 
@@ -87,7 +87,7 @@ def _clear_until(last: _Leftover, job_store: JobStore, world_size: int) -> None:
 def tell_over(job_store: JobStore) -> None:
     """Say, as the rank that leads, that a session has ended, so that a late rank does not take it for one to join."""
     number, over = _number_of(job_store), job_store.around()
-    ended = {*_numbers(over.peek(_OVER) or ()), number}
+    ended = {*_numbers(over.try_get(_OVER) or ()), number}
     starts = sorted(each for each in ended if each - 1 not in ended)
     over.publish(
         _OVER, [[start, next(end for end in range(start, max(ended) + 1) if end + 1 not in ended)] for start in starts]
@@ -96,7 +96,7 @@ def tell_over(job_store: JobStore) -> None:
 
 def is_over(job_store: JobStore) -> bool:
     """Whether the rank that leads has ended a session."""
-    told = job_store.around().peek(_OVER) or ()
+    told = job_store.around().try_get(_OVER) or ()
     return any(first <= _number_of(job_store) <= last for first, last in told)
 
 

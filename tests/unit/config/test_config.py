@@ -298,7 +298,7 @@ def test_a_heartbeat_costs_nothing_that_grows_with_the_config(job: Job, monkeypa
     assert reads(second, dict(first.config))
     taken: list[object] = []
     asked: list[str] = []
-    peek = JobStore.peek
+    peek = JobStore.try_get
 
     def take(value: object) -> object:
         taken.append(value)
@@ -309,7 +309,7 @@ def test_a_heartbeat_costs_nothing_that_grows_with_the_config(job: Job, monkeypa
         return peek(self, key)
 
     monkeypatch.setattr(config_text, "told", take)
-    monkeypatch.setattr(JobStore, "peek", ask)
+    monkeypatch.setattr(JobStore, "try_get", ask)
     for session in (first, second):
         for _ in range(3):
             session._config_sync._next_look = 0.0
@@ -484,7 +484,7 @@ def test_if_the_primary_never_comes_a_rank_reads_what_it_was_given_with_one_warn
         assert second.config.lr == 0.2
     with warnings.catch_warnings(), monkeypatch.context() as after_that:
         warnings.simplefilter("error")
-        after_that.setattr(JobStore, "fetch", lambda *_: pytest.fail("waited twice"))
+        after_that.setattr(JobStore, "wait_get", lambda *_: pytest.fail("waited twice"))
         assert dict(second.config) == {"lr": 0.2, "p": Path("x"), "own": 1}
     open_rank(TWO[0], {"lr": 0.1}, config_sync="off")
     assert reads(second, {"lr": 0.1, "own": 1})
@@ -511,7 +511,7 @@ def test_where_the_store_is_gone_the_config_stays_as_it_was(job: Job, monkeypatc
     def fail(*_: Any) -> None:
         raise RendezvousError("gone")
 
-    monkeypatch.setattr(JobStore, "peek", fail)
+    monkeypatch.setattr(JobStore, "try_get", fail)
     monkeypatch.setattr(JobStore, "publish", fail)
     time.sleep(2 * HEARTBEAT)
     first.config.update({"steps": 7})
@@ -523,7 +523,7 @@ def test_reading_asks_the_store_once_in_a_heartbeat(job: Job, monkeypatch: pytes
     _, second = job(TWO, alike({"lr": 0.1}), heartbeat=1000.0)
     assert second.config.lr == 0.1
     asked: list[str] = []
-    monkeypatch.setattr(JobStore, "peek", lambda _, key: asked.append(key))
+    monkeypatch.setattr(JobStore, "try_get", lambda _, key: asked.append(key))
     for _ in range(1000):
         assert second.config.lr == 0.1
         assert second.config["lr"] == 0.1

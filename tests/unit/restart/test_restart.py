@@ -804,5 +804,5 @@ def test_keys_of_all_attempts_are_those_of_none(monkeypatch: pytest.MonkeyPatch)
     lasting.publish("k", 1)
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     of_attempt, again = (JobStore.find("a", Topology.single(), 1.0, lasting=lasts) for lasts in (False, True))
-    assert of_attempt is not None and of_attempt.peek("k") is None  # noqa: PT018
-    assert again is not None and again.peek("k") == 1  # noqa: PT018
+    assert of_attempt is not None and of_attempt.try_get("k") is None  # noqa: PT018
+    assert again is not None and again.try_get("k") == 1  # noqa: PT018

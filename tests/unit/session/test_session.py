@@ -514,7 +514,7 @@ def test_the_job_is_told_all_options_for_ranks_that_come_late(job: Job) -> None:
     given: dict[str, Any] = {"reduce": {"tokens": "sum", "*": "mean"}, "spread": ["loss"], "peer_timeout": 7.0}
     sessions = job(TWO, **given)
     assert sessions[0]._job_store is not None
-    told: Any = sessions[0]._job_store.peek("job")
+    told: Any = sessions[0]._job_store.try_get("job")
     assert Options(**told["all"]) == sessions[0].options
 
 
@@ -548,7 +548,7 @@ def test_options_may_be_any_mappings_and_sequences(job: Job, mapping: Any, seque
     sessions = job(TWO, **given)
     assert [session.options.reduce for session in sessions] == [reduce] * 2
     assert sessions[0]._job_store is not None
-    told: Any = sessions[0]._job_store.peek("job")
+    told: Any = sessions[0]._job_store.try_get("job")
     assert Options(**told["all"]) == sessions[0].options
     assert pickle.loads(pickle.dumps(sessions[0].options)) == sessions[0].options  # noqa: S301
 
@@ -1025,7 +1025,7 @@ def test_an_address_that_can_no_longer_be_asked_for_is_none(job: Job, monkeypatc
     def gone(_self: JobStore, _key: str) -> None:
         raise RendezvousError("gone")
 
-    monkeypatch.setattr(JobStore, "peek", gone)
+    monkeypatch.setattr(JobStore, "try_get", gone)
     assert second.url is None
 
 

@@ -59,7 +59,7 @@ At = Callable[..., JobStore]
 @pytest.mark.parametrize("value", ["text", 7, 0.5, True, None, ["a", 1], {"url": None, "é": ["ü"]}])
 def test_what_one_rank_publishes_another_fetches_as_it_was(at: At, value: Any) -> None:
     at(0).publish("key", value)
-    assert at(1).fetch("key", "rank 0") == value
+    assert at(1).wait_get("key", "rank 0") == value
 
 
 def test_what_is_not_there_yet_is_waited_for(at: At, on_ranks: OnRanks) -> None:
@@ -70,17 +70,17 @@ def test_what_is_not_there_yet_is_waited_for(at: At, on_ranks: OnRanks) -> None:
             about_to_fetch.wait(PATIENCE)
             return at(0).publish("key", "late")
         about_to_fetch.set()
-        return at(1).fetch("key", "rank 0")
+        return at(1).wait_get("key", "rank 0")
 
     assert on_ranks(2, act)[1] == "late"
 
 
 def test_peek_never_waits(at: At) -> None:
     started = time.monotonic()
-    assert at(1).peek("key") is None
+    assert at(1).try_get("key") is None
     assert time.monotonic() - started < PATIENCE / 2
     at(0).publish("key", "there")
-    assert at(1).peek("key") == "there"
+    assert at(1).try_get("key") == "there"
 
 
 @pytest.mark.parametrize("junk", ["junk", "{", "\x80", "[" * 200_000], ids=["text", "{", "\\x80", "deep"])
@@ -89,10 +89,10 @@ def test_what_no_rank_has_written_is_said_by_its_key(at: At, junk: str) -> None:
     here._store.set("base_id", junk)
     here._store.set("node/0", junk)
     looks: list[Callable[[], Any]] = [
-        lambda: here.fetch("base_id", "rank 0"),
-        lambda: here.peek("base_id"),
+        lambda: here.wait_get("base_id", "rank 0"),
+        lambda: here.try_get("base_id"),
         lambda: here.claim("base_id", 1),
-        lambda: here.gather("node"),
+        lambda: here.wait_get_all("node"),
     ]
     for look in looks:
         with pytest.raises(RendezvousError, match=r"The job's store holds b.* as '(base_id|node/0)', which no rank"):
@@ -108,30 +108,30 @@ def test_a_base_id_that_is_none_is_refused(at: At) -> None:
 
 def test_sessions_do_not_see_each_others_keys(at: At) -> None:
     at(0, namespace="DistWandbLogger/1").publish("key", "first")
-    assert at(1, namespace="DistWandbLogger/2").peek("key") is None
+    assert at(1, namespace="DistWandbLogger/2").try_get("key") is None
 
 
 def test_a_key_that_does_not_come_is_named_with_who_should_have_told_it(at: At) -> None:
     with pytest.raises(RendezvousError) as late:
-        at(1, timeout=SHORT).fetch("base_id", "rank 0")
+        at(1, timeout=SHORT).wait_get("base_id", "rank 0")
     assert str(late.value).startswith("Rank 1 waited 0.05 s for rank 0 to tell it 'base_id'.")
     assert "or raise join_timeout" in str(late.value)
 
 
 def test_gather_tells_every_rank_what_each_said_in_the_order_of_ranks(at: At, on_ranks: OnRanks) -> None:
     def act(number: int) -> list[str]:
-        at(number, 5).tell("node", f"host-{number}")
-        return at(number, 5).gather("node")
+        at(number, 5).publish_own("node", f"host-{number}")
+        return at(number, 5).wait_get_all("node")
 
     gathered = on_ranks(5, act)
     assert gathered == [[f"host-{number}" for number in range(5)]] * 5
 
 
 def test_ranks_that_do_not_come_to_gather_are_named(at: At) -> None:
-    at(1, 4).tell("node", "there")
-    at(3, 4).tell("node", "there")
+    at(1, 4).publish_own("node", "there")
+    at(3, 4).publish_own("node", "there")
     with pytest.raises(RendezvousError, match=re.escape("Rank 3 waited 0.05 s for the 'node' of rank 0, 2 of 4")):
-        at(3, 4, timeout=SHORT).gather("node")
+        at(3, 4, timeout=SHORT).wait_get_all("node")
 
 
 # --- the store --------------------------------------------------------------------------------------------------------
@@ -160,14 +160,14 @@ def find(number: int, timeout: float = PATIENCE) -> JobStore:
 @pytest.mark.usefixtures("agent")
 def test_ranks_meet_at_the_store_of_torchruns_agent_before_any_process_group() -> None:
     find(0).publish("key", "value")
-    assert find(1).fetch("key", "rank 0") == "value"
+    assert find(1).wait_get("key", "rank 0") == "value"
 
 
 @pytest.mark.usefixtures("agent")
 def test_a_restarted_job_does_not_see_what_was_told_before(monkeypatch: pytest.MonkeyPatch) -> None:
     find(0).publish("key", "value")
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    assert find(1).peek("key") is None
+    assert find(1).try_get("key") is None
 
 
 def test_an_agent_that_does_not_answer_is_named_with_its_variables(
@@ -187,20 +187,20 @@ def test_the_store_of_an_initialised_process_group_comes_first() -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         find(0).publish("key", "value")
-        assert find(1).peek("key") == "value"
+        assert find(1).try_get("key") == "value"
     finally:
         dist.destroy_process_group()
-    assert find(1).peek("key") is None  # not in the agent's store
+    assert find(1).try_get("key") is None  # not in the agent's store
 
 
 USES: list[Callable[[JobStore], Any]] = [
-    lambda meeting: meeting.peek("key"),
-    lambda meeting: meeting.fetch("key", "rank 0"),
-    lambda meeting: meeting.gather("key"),
+    lambda meeting: meeting.try_get("key"),
+    lambda meeting: meeting.wait_get("key", "rank 0"),
+    lambda meeting: meeting.wait_get_all("key"),
 ]
 
 
-@pytest.mark.parametrize("use", USES, ids=["peek", "fetch", "gather"])
+@pytest.mark.parametrize("use", USES, ids=["try_get", "wait_get", "wait_get_all"])
 def test_a_store_that_is_gone_is_a_rendezvous_error(use: Callable[[JobStore], Any]) -> None:
     host: dist.TCPStore | None = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     assert host is not None

@@ -43,7 +43,7 @@ class Rank:
         for number in numbers:
             job_store = self._session(self._rank, number)
             leftovers.clear_away(job_store, 2)
-            job_store.tell("node", "host")
+            job_store.publish_own("node", "host")
             job_store.below("unit/").publish(f"here/{self._rank}", self._rank)
             job_store.below("config_sync").claim("given", 1)
             leftovers.leave(job_store, lambda: True)
@@ -65,7 +65,7 @@ def test_sessions_one_after_the_other_leave_the_keys_of_the_last_ones(host: dist
 
 def test_what_a_rank_has_yet_to_go_through_stays(host: dist.TCPStore, session: Sessions, ranks: list[Rank]) -> None:
     ranks[0].goes_through(*range(1, 11))
-    assert all(session(1, number).peek("node/0") == "host" for number in range(1, 11))
+    assert all(session(1, number).try_get("node/0") == "host" for number in range(1, 11))
     ranks[1].goes_through(*range(1, 11))
     ranks[0].goes_through(11)
     ranks[1].goes_through(11)
@@ -77,8 +77,8 @@ def test_what_a_rank_has_passed_over_is_cleared_with_a_later_one(session: Sessio
     ranks[0].goes_through(1, 2)
     ranks[1].goes_through(2, 3, 4)
     ranks[0].goes_through(3, 4)
-    assert session(0, 1).peek("node/0") is None
-    assert session(0, 4).peek("node/0") == "host"
+    assert session(0, 1).try_get("node/0") is None
+    assert session(0, 4).try_get("node/0") == "host"
 
 
 def test_nothing_is_cleared_while_a_thread_of_it_goes_on(session: Sessions) -> None:
@@ -87,7 +87,7 @@ def test_nothing_is_cleared_while_a_thread_of_it_goes_on(session: Sessions) -> N
     leftovers.leave(ended, lambda: False)
     for number in (2, 3, 4):
         leftovers.clear_away(session(0, number), 1)
-    assert ended.peek("word") == 1
+    assert ended.try_get("word") == 1
 
 
 def test_what_was_set_in_another_store_is_let_be(session: Sessions) -> None:
@@ -96,8 +96,8 @@ def test_what_was_set_in_another_store_is_let_be(session: Sessions) -> None:
     leftovers.leave(elsewhere, lambda: True)
     for number in (2, 3):
         leftovers.clear_away(session(0, number), 1)
-    assert elsewhere.peek("word") == 1
-    assert session(0, 1).peek("left") is None
+    assert elsewhere.try_get("word") == 1
+    assert session(0, 1).try_get("left") is None
 
 
 def test_which_sessions_are_over_is_one_key(host: dist.TCPStore, session: Sessions) -> None:
@@ -105,7 +105,7 @@ def test_which_sessions_are_over_is_one_key(host: dist.TCPStore, session: Sessio
     for number in (1, 2, 4, 3, 7):
         leftovers.tell_over(session(0, number))
     assert [number for number in range(1, 10) if leftovers.is_over(session(1, number))] == [1, 2, 3, 4, 7]
-    assert session(1, 1).around().peek("over") == [[1, 4], [7, 7]]
+    assert session(1, 1).around().try_get("over") == [[1, 4], [7, 7]]
     assert host.num_keys() == 1
 
 
@@ -113,9 +113,9 @@ def test_which_sessions_are_over_is_one_key(host: dist.TCPStore, session: Sessio
 def test_to_look_for_a_key_neither_sets_it_nor_waits_for_it(host: dist.TCPStore, tmp_path: Path, kind: str) -> None:
     stores = {"tcp": lambda: host, "hash": dist.HashStore, "file": lambda: dist.FileStore(str(tmp_path / "store"), 1)}
     job_store = job_store_of(stores[kind](), 0, 1)  # type: ignore[no-untyped-call]
-    assert job_store.peek("key") is None
+    assert job_store.try_get("key") is None
     assert not job_store.has(["key"])
     job_store.publish("key", {"a": 1})
-    assert job_store.peek("key") == {"a": 1}
+    assert job_store.try_get("key") == {"a": 1}
     job_store.delete(["key"])
-    assert job_store.peek("key") is None
+    assert job_store.try_get("key") is None

@@ -90,7 +90,7 @@ def test_the_first_look_waits_for_the_primary_no_longer_than_other_reads(
     with pytest.warns(UserWarning, match="read on rank 1, but its primary did not open its run within 0.3 s"):
         assert (second.run.name, second.run.url) == (None, None)
     with monkeypatch.context() as after_that:
-        after_that.setattr(JobStore, "fetch", lambda *_: pytest.fail("it is waited for once"))
+        after_that.setattr(JobStore, "wait_get", lambda *_: pytest.fail("it is waited for once"))
         for name in FACTS:
             assert not getattr(second.run, name)
     assert 0.2 < time.monotonic() - began < 20
@@ -106,7 +106,7 @@ def test_a_store_that_is_gone_ends_nothing(job: Job, monkeypatch: pytest.MonkeyP
     def gone(_self: JobStore, _key: str) -> None:
         raise RendezvousError("gone")
 
-    monkeypatch.setattr(JobStore, "peek", gone)
+    monkeypatch.setattr(JobStore, "try_get", gone)
     assert second.run.name == "night"
 
 

@@ -215,7 +215,7 @@ class Membership:
                 return next_epoch
             self._look_for_gone(epoch.members)
             for member in set(epoch.members) - words.keys():
-                told = self._job_store.peek(f"word/{epoch.number}/{member}")
+                told = self._job_store.try_get(f"word/{epoch.number}/{member}")
                 if told is not None:
                     words[member] = Word.from_json(told)
             done = words.keys() | self._gone.keys()
@@ -276,18 +276,18 @@ class Membership:
 
     def state(self, epoch: Epoch) -> dict[str, Any]:
         """What the members know together at the beginning of an epoch that ranks joined."""
-        state: dict[str, Any] = self._job_store.fetch(f"state/{epoch.number}", "the unit")
+        state: dict[str, Any] = self._job_store.wait_get(f"state/{epoch.number}", "the unit")
         return state
 
     def word(self, epoch: Epoch) -> Word | None:
         """What was known of the last round before `epoch`; `None` for the first."""
         if epoch.source is None:
             return None
-        return Word.from_json(self._job_store.fetch(f"word/{epoch.number - 1}/{epoch.source}", "the unit"))
+        return Word.from_json(self._job_store.wait_get(f"word/{epoch.number - 1}/{epoch.source}", "the unit"))
 
     def epoch(self, number: int) -> Epoch | None:
         """The epoch of this number, if somebody has claimed it."""
-        told = self._job_store.peek(f"epoch/{number}")
+        told = self._job_store.try_get(f"epoch/{number}")
         return None if told is None else _epoch(number, told)
 
     def latest(self, epoch: Epoch) -> Epoch:
@@ -327,7 +327,7 @@ class Membership:
         """The address by which the other members, which have met, reach this rank; `None` to leave it to gloo."""
         if job_setting("GLOO_SOCKET_IFNAME"):
             return None
-        return address_among(self._address, [self._job_store.peek(key) for key in self._met(epoch)])
+        return address_among(self._address, [self._job_store.try_get(key) for key in self._met(epoch)])
 
     def _met(self, epoch: Epoch) -> list[str]:
         return [f"met/{epoch.number}/{member}" for member in epoch.members]
@@ -335,19 +335,19 @@ class Membership:
     def store_of(self, epoch: Epoch) -> Store:
         """Where the members of an epoch find each other for their process group."""
         group = f"group/{epoch.number}"
-        self._job_store.note(f"{group}/0/{epoch.members.index(self.unit.index)}")  # where gloo puts its address
+        self._job_store.record_key(f"{group}/0/{epoch.members.index(self.unit.index)}")  # where gloo puts its address
         return self._job_store.store(group)
 
     def is_broken(self, epoch: Epoch) -> bool:
         """Whether some member found this epoch broken."""
-        return self._job_store.hint(f"broken/{epoch.number}") is not None
+        return self._job_store.try_get_soon(f"broken/{epoch.number}") is not None
 
     def wanting(self, epoch: Epoch) -> set[int]:
         """Ranks outside of `epoch` that want to join."""
         outside = set(range(self.unit.size)) - set(epoch.members)
-        if not outside or self._job_store.hint(f"want/{epoch.number}") is None:  # one look for all of them
+        if not outside or self._job_store.try_get_soon(f"want/{epoch.number}") is None:  # one look for all of them
             return set()
-        told = {index: self._job_store.hint(f"want/{epoch.number}/{index}") for index in outside}
+        told = {index: self._job_store.try_get_soon(f"want/{epoch.number}/{index}") for index in outside}
         wanting = {index: rank for index, rank in told.items() if rank is not None}
         self.global_ranks.update(wanting)
         return set(wanting)
@@ -392,7 +392,7 @@ class Membership:
     def global_rank(self, index: int) -> int:
         """Index in the job of a rank of the unit, from the store if need be; that in the unit where it is not known."""
         if index not in self.global_ranks:
-            told = self._job_store.peek(f"here/{index}")
+            told = self._job_store.try_get(f"here/{index}")
             if told is None:
                 return index
             self.global_ranks[index] = told
@@ -408,7 +408,7 @@ class Membership:
         if not self._job_store.has(["gone"]):  # most ranks go when all do
             return
         for index in set(ranks) - self._gone.keys():
-            how = self._job_store.peek(f"gone/{index}")
+            how = self._job_store.try_get(f"gone/{index}")
             if how is not None:
                 self._gone[index] = how
             if how == "finished":
