@@ -1,0 +1,157 @@
+"""Arguments and ids that W&B would not take are refused before anything is started."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import wandb
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from dist_wandb.errors import ConfigurationError
+from dist_wandb.runs import argument_checks, requested
+from dist_wandb.runs.argument_checks import check_id, check_init_arguments
+
+FORBIDDEN = ":;,#?/'\\%"
+
+pytestmark = pytest.mark.usefixtures("bare_environment")
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("projct", "Did you mean 'project'?"),
+        ("tag", "Did you mean 'tags'?"),
+        ("runmode", "Did you mean 'run_mode'?"),
+        ("rankscope", "Did you mean 'rank_scope'?"),
+        ("zzzzzz", "See the documentation of wandb.init."),
+    ],
+)
+def test_an_argument_that_wandb_does_not_know_is_refused_with_the_nearest(name: str, hint: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        check_init_arguments({"project": "digits", name: 1}, "the door")
+    assert str(refused.value) == f"the door got the argument {name!r}, which wandb.init does not know. {hint}"
+
+
+@pytest.mark.parametrize("name", ["run_mode", "rank_scope", "reduce", "spread", "join_timeout"])
+def test_our_own_arguments_in_the_wrong_place_are_sent_to_the_right_one(name: str) -> None:
+    message = f"init_trackers got the argument '{name}', which is dist_wandb's own, not one of wandb.init. Give it to"
+    with pytest.raises(ConfigurationError, match=re.escape(message)):
+        check_init_arguments({name: "new"}, "init_trackers")
+
+
+def test_every_argument_of_the_installed_wandb_is_taken() -> None:
+    check_init_arguments(dict.fromkeys(inspect.signature(wandb.init).parameters), "the door")
+
+
+def test_every_argument_said_to_be_known_is_known_to_the_installed_wandb() -> None:
+    assert set(inspect.signature(wandb.init).parameters) >= argument_checks._COMMON_INIT_ARGUMENTS
+
+
+def test_a_wandb_that_takes_any_argument_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wandb, "init", lambda **_: None)
+    check_init_arguments({"projct": 1}, "the door")
+
+
+def test_wandbs_own_shared_mode_is_refused_with_ours() -> None:
+    with pytest.raises(ConfigurationError, match=re.escape("the door was given mode='shared'")) as refused:
+        check_init_arguments({"mode": "shared"}, "the door")
+    assert "Pass run_mode='shared'" in str(refused.value)
+
+
+@pytest.mark.parametrize("character", FORBIDDEN)
+def test_a_forbidden_character_is_named_and_an_id_without_it_proposed(character: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        check_id(f"a{character}b", "id=…")
+    expected = f"id=… has {character!r}, which W&B refuses in run ids. Use for example 'a-b'."
+    assert str(refused.value) == expected
+
+
+def test_all_forbidden_characters_are_named_at_once() -> None:
+    with pytest.raises(ConfigurationError, match=re.escape("has ':' and '/', which W&B refuses")):
+        check_id("a:b/c", "id=…")
+
+
+@pytest.mark.parametrize("run_id", ["", " ", " a", "a ", "a\n", "\ta"])
+def test_an_empty_id_and_white_space_around_one_are_refused(run_id: str) -> None:
+    with pytest.raises(ConfigurationError, match="is empty, or has white space around it"):
+        check_id(run_id, "id=…")
+
+
+@pytest.mark.parametrize("run_id", [7, True, b"a", Path("a")])
+def test_an_id_that_is_no_text_is_refused(run_id: object) -> None:
+    with pytest.raises(ConfigurationError, match=f"id=… is {type(run_id).__name__}, but a run id is text"):
+        check_id(run_id, "id=…")
+
+
+@pytest.mark.parametrize("character", ["\x1b", "\0", "\x9b", "\u202e", "\ud800", "\n"])
+def test_a_character_that_cannot_be_printed_is_refused_and_not_shown(character: str) -> None:
+    run_id = f"a{character}b"
+    with pytest.raises(ConfigurationError, match="which cannot be printed") as refused:
+        check_id(run_id, f"id={run_id!r}")
+    assert str(refused.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("run_id", "size"), [("x" * 129, "129"), ("é" * 97, r"97 characters \(194 bytes"), ("x" * 5000, "5000")]
+)
+def test_an_id_too_long_for_the_names_of_files_is_refused(run_id: str, size: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"{size}.*a run id may have 128") as refused:
+        check_id(run_id, f"id={run_id!r}")
+    assert len(str(refused.value)) < 400
+
+
+@pytest.mark.parametrize("run_id", [".", ".."])
+def test_an_id_that_names_a_directory_is_refused(run_id: str) -> None:
+    with pytest.raises(ConfigurationError, match="names a directory"):
+        check_id(run_id, "id=…")
+
+
+def test_the_longest_ids_are_taken() -> None:
+    for run_id in ("x" * 128, "é" * 96):
+        assert check_id(run_id, "id=…") == run_id
+
+
+@given(st.text(st.characters(exclude_characters=FORBIDDEN, exclude_categories=["Z", "C"]), min_size=1, max_size=48))
+def test_every_other_id_is_taken_as_it_is(run_id: str) -> None:
+    assume(run_id not in (".", ".."))
+    assert check_id(run_id, "id=…") == run_id
+
+
+@pytest.mark.newest  # wandb 0.19 takes any id, and its server refuses it
+@pytest.mark.parametrize("run_id", ["", " a", *(f"a{character}b" for character in ":;,#?/'")])
+def test_what_wandb_refuses_is_refused_before_wandb_does(run_id: str) -> None:
+    with pytest.raises(wandb.errors.UsageError, match="Run ID cannot"):
+        wandb.Settings(run_id=run_id)
+    with pytest.raises(ConfigurationError):
+        check_id(run_id, "id=…")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variable", "origin"),
+    [
+        ({"id": "a:b"}, None, "id='a:b'"),
+        ({"settings": {"run_id": "a:b"}}, None, "id='a:b'"),
+        ({"settings": {"run_id": ""}}, None, "id=''"),
+        ({}, "a:b", "WANDB_RUN_ID='a:b'"),
+        ({}, " a", "WANDB_RUN_ID=' a'"),
+    ],
+    ids=["argument", "settings", "empty in settings", "WANDB_RUN_ID", "white space in WANDB_RUN_ID"],
+)
+def test_a_refused_id_is_named_with_its_origin(
+    arguments: dict[str, Any], variable: str | None, origin: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if variable is not None:
+        monkeypatch.setenv("WANDB_RUN_ID", variable)
+    with pytest.raises(ConfigurationError, match=re.escape(origin)):
+        requested.wanted_id(arguments)
+
+
+@pytest.mark.parametrize("given_id", ["", "a:b", 7])
+def test_an_id_given_to_a_door_is_refused_there(given_id: object) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(f"id={given_id!r} given to the door ")):
+        check_init_arguments({"id": given_id}, "the door")

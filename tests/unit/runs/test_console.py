@@ -1,0 +1,59 @@
+"""What wandb prints, and when it is told to print less."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import wandb
+from opened_runs import FIRST, SECOND
+
+from dist_wandb.runs import console, finishing
+from dist_wandb.runs.wandb_init import open_run
+from dist_wandb.settings.plan import plan_run
+from dist_wandb.topology.model import Topology
+
+pytestmark = pytest.mark.usefixtures("bare_environment")
+
+
+@pytest.mark.parametrize("said", ["nothing", "in settings", "in the environment"])
+@pytest.mark.parametrize("topology", [FIRST, SECOND], ids=["primary", "secondary"])
+def test_of_a_shared_run_on_disk_wandb_prints_what_helps(
+    fresh_wandb: Path, topology: Topology, said: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("WANDB_SILENT")
+    arguments: dict[str, Any] = {"mode": "offline", "dir": str(fresh_wandb)}
+    if said == "in settings":
+        arguments["settings"] = wandb.Settings(quiet=False)
+    elif said == "in the environment":
+        monkeypatch.setenv("WANDB_QUIET", "false")
+    plan = plan_run(topology, "shared", "global", "exp")
+    run = open_run(plan, topology, arguments)
+    run.log({"loss": 0.5})
+    opening = capfd.readouterr().err
+    with finishing.quiet_end(run, plan, arguments):
+        wandb.termwarn("a warning")
+        run.finish()
+    ending = capfd.readouterr().err
+    wandb.termlog("information")
+    assert "information" in capfd.readouterr().err
+    assert "a warning" in ending
+    assert ("wandb sync" in ending, "Run history" in ending) == (said != "nothing",) * 2
+    assert ("offline" in opening) == (said != "nothing" or topology is FIRST)
+    line = finishing.how_to_upload(run, plan, topology)
+    if topology is FIRST:
+        assert line is not None
+        assert line.startswith("dist_wandb: the run exp is on disk, in several files. Upload it with: dist-wandb sync ")
+        assert line.endswith(f" {fresh_wandb}/wandb")
+    else:
+        assert line is None
+
+
+@pytest.mark.parametrize(
+    ("value", "silent"), [("true", True), ("1", True), ("YES", True), ("false", False), ("", False)]
+)
+def test_silence_is_what_wandb_calls_silence(monkeypatch: pytest.MonkeyPatch, value: str, silent: bool) -> None:
+    assert not console.is_silent()
+    monkeypatch.setenv("WANDB_SILENT", value)
+    assert console.is_silent() is silent

@@ -1,0 +1,30 @@
+"""What is said at the end of a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from opened_runs import FIRST, SECOND, SINGLE
+
+from dist_wandb.runs import finishing
+from dist_wandb.runs.wandb_init import open_run
+from dist_wandb.settings.plan import plan_run
+from dist_wandb.topology.model import Topology
+
+pytestmark = pytest.mark.usefixtures("bare_environment")
+
+
+@pytest.mark.usefixtures("fake_wandb")
+def test_only_of_runs_in_several_files_it_is_said_how_to_upload_them() -> None:
+    def line(run_mode: Any, topology: Topology = FIRST, **arguments: Any) -> str | None:
+        plan = plan_run(topology, run_mode, "global", "exp")
+        return finishing.how_to_upload(open_run(plan, topology, arguments), plan, topology)
+
+    assert line("shared", mode="offline") is not None
+    assert line("shared") is None  # it is at the server
+    assert line("shared", mode="disabled") is None
+    assert line("auto", mode="offline") is None  # W&B's own line is right
+    assert line("new", mode="offline") is None
+    assert line("shared", SINGLE, mode="offline") is None
+    assert line("shared", SECOND, mode="offline") is None  # its primary says it

@@ -1,0 +1,40 @@
+"""What a child process is given of a run."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from dist_wandb.runs import handover
+from dist_wandb.runs.null_run import NullRun
+
+pytestmark = pytest.mark.usefixtures("bare_environment")
+
+
+def test_a_run_is_handed_on_as_a_pickle() -> None:
+    run: Any = SimpleNamespace(id="exp")
+    data = handover.pickled(run)
+    assert data is not None
+    assert handover.unpickled(data) == run
+
+
+def test_a_run_is_handed_on_with_its_config_which_wandb_leaves_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    run: Any = SimpleNamespace(config={"lr": 0.1, "names": {1: "a"}})
+    data = handover.pickled(run)
+    filled: list[object] = []
+    monkeypatch.setattr(handover, "fill_config", lambda _, values: filled.append(values))
+    assert data is not None
+    assert handover.unpickled(data)
+    assert filled == [{"lr": 0.1, "names": {1: "a"}}]
+
+
+@pytest.mark.parametrize(
+    "run",
+    [None, NullRun(), mock.Mock(), SimpleNamespace(handle=lambda: None)],
+    ids=["None", "NullRun", "Mock", "namespace"],
+)
+def test_what_is_no_run_or_cannot_be_pickled_is_not_handed_on(run: Any) -> None:
+    assert handover.pickled(run) is None

@@ -1,0 +1,149 @@
+"""What stands in for a run takes every use of one."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from wandb.sdk.wandb_run import Run
+
+from dist_wandb.runs import null_run
+from dist_wandb.runs.null_run import NullPart, NullRun
+
+USES: list[Callable[[Any], Any]] = [
+    *(lambda part: part > 0, lambda part: part >= 0, lambda part: part < 0, lambda part: part <= 0),
+    *(lambda part: 5 < part, lambda part: part == 0, lambda part: part == "done"),  # noqa: SIM300  # the other order
+    lambda part: 2 * part + 1 > 3,
+    lambda part: int(part) > 0,
+    lambda part: float(part) > 0,
+]
+
+pytestmark = pytest.mark.usefixtures("bare_environment")
+
+
+def test_a_null_run_accepts_every_use_at_any_depth() -> None:
+    run = NullRun()
+    run.log({"loss": 1})
+    run.config.update({"lr": 0.1}, allow_val_change=True)
+    run.summary["best"] = 0.9
+    run.summary["other"].deeper.still["yes"](1, two=2)
+    run.name = "renamed"
+    del run.config["lr"]
+    run.alert("title", text="text").anything()
+    with run as inside, run.a.b("c") as deeper:
+        assert inside is run
+        assert not deeper
+
+
+def test_a_null_run_is_falsy_and_empty() -> None:
+    run = NullRun()
+    assert repr(run) == "NullRun()"
+    assert not run
+    assert not run.config
+    assert not run.summary["best"]
+    assert len(run.config) == 0
+    assert list(run.config) == []
+    assert "lr" not in run.config
+    assert dict(run.config.items()) == {}
+
+
+def test_the_summary_of_a_null_run_reads_what_was_written_and_defaults() -> None:
+    run: Any = NullRun()
+    assert run.summary.get("best", 0) == 0
+    assert run.summary.get("best") is None
+    assert "best" not in run.summary
+    assert run.summary.get("best", 0) < 0.5
+    run.summary["best"] = 0.5
+    run.summary.update({"epoch": 3}, note="a")
+    run.summary.top = 1
+    assert (run.summary["best"], run.summary.get("best", 0), run.summary.epoch, run.summary.top) == (0.5, 0.5, 3, 1)
+    assert ("best" in run.summary, len(run.summary), list(run.summary)) == (True, 4, ["best", "epoch", "note", "top"])
+    assert dict(run.summary.items()) == dict(run.summary) == {"best": 0.5, "epoch": 3, "note": "a", "top": 1}
+    assert list(run.summary.keys()) == list(run.summary)
+    assert list(run.summary.values()) == [0.5, 3, "a", 1]
+    del run.summary["best"]
+    del run.summary["best"]
+    assert not run.summary["best"]
+    assert copy.deepcopy(run).summary["epoch"] == pickle.loads(pickle.dumps(run)).summary["epoch"] == 3  # noqa: S301
+
+
+@pytest.fixture
+def untold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if nothing unknown had been used yet."""
+    monkeypatch.setattr(null_run, "_has_told_of_unknown", False)
+
+
+@pytest.mark.usefixtures("untold")
+@pytest.mark.parametrize("use", USES)
+def test_what_is_not_known_compares_as_nan_and_is_told_once(
+    use: Callable[[Any], Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    run: Any = NullRun()
+    for _ in range(3):
+        assert not use(run.summary["best"])
+    (said,) = [found.getMessage() for found in caplog.records]
+    assert "on a rank without a run" in said
+    assert "run.summary.get(name, 0)" in said
+
+
+def test_what_is_not_known_can_be_computed_with_and_shown() -> None:
+    part: Any = NullRun().step
+    results = [-part, abs(part), round(part), part + 1, 1 - part, part * 2, 2 / part, part**2, 7 % part, part // 2]
+    assert {type(result) for result in results} == {NullPart}
+    assert f"{part:.3f} {part} {part:d} {part:>5}" == "nan NullRun() NullRun()   nan"
+    assert hash(part) == hash(part)
+    assert part != NullPart()
+    assert (part.get("a", 1), list(part.keys()), list(part.values()), list(part.items())) == (1, [], [], [])
+    assert not part.get("a").deeper
+
+
+def test_a_null_run_lists_what_a_run_has_for_its_users() -> None:
+    names = dir(NullRun())
+    assert {"log", "summary", "config", "finish", "watch", "name", "url"} <= set(names)
+    assert not [name for name in names if name.startswith("_") or name in ("show_config", "show_facts", "facts")]
+
+
+def test_before_wandb_is_imported_it_lists_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "wandb.sdk")
+    assert {"log", "summary", "config", "name", "url"} <= set(dir(NullRun()))
+
+
+def known_of(run: Any) -> list[str | None]:
+    return [run.id, run.name, run.url]
+
+
+def test_a_null_run_tells_what_is_known_of_the_run_and_forgets_what_is_set() -> None:
+    run: Any = NullRun("exp", "base", "https://w")
+    run.id = "other"
+    assert known_of(run) == ["exp", "base", "https://w"]
+    assert known_of(NullRun()) == [None, None, None]
+
+
+@pytest.mark.parametrize("name", ["__deepcopy__", "__getstate_extra__", "__array__", "__len_hint__", "__fspath__"])
+def test_a_null_run_does_not_pretend_to_speak_protocols(name: str) -> None:
+    assert not hasattr(NullRun(), name)
+
+
+@pytest.mark.parametrize(
+    "twin",
+    [copy.copy, copy.deepcopy, lambda run: pickle.loads(pickle.dumps(run))],  # noqa: S301  # its own pickle
+    ids=["copy", "deepcopy", "pickle"],
+)
+def test_a_null_run_survives_copies_and_pickles(twin: Callable[[NullRun], NullRun]) -> None:
+    run = twin(NullRun("exp", "base", "https://w"))
+    assert isinstance(run, NullRun)
+    assert known_of(run) == ["exp", "base", "https://w"]
+
+
+def test_a_null_run_lets_exceptions_through() -> None:
+    with pytest.raises(KeyError), NullRun():
+        raise KeyError
+
+
+@pytest.mark.parametrize("name", [name for name in dir(Run) if not name.startswith("_")])
+def test_whatever_a_run_has_a_null_run_takes(name: str) -> None:
+    assert not getattr(NullRun(), name)

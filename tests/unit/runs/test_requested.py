@@ -1,0 +1,103 @@
+"""What the user asks W&B for: the argument wins over the settings, and those over the environment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import wandb
+
+from dist_wandb.errors import ConfigurationError
+from dist_wandb.runs import requested
+from dist_wandb.runs.requested import wanted_mode
+
+WANTED: list[tuple[Callable[[dict[str, Any]], str | None], str, str, str]] = [
+    (requested.wanted_id, "id", "run_id", "WANDB_RUN_ID"),
+    (requested.wanted_group, "group", "run_group", "WANDB_RUN_GROUP"),
+    (requested.wanted_name, "name", "run_name", "WANDB_NAME"),
+]
+OF_USER = pytest.param("settings", marks=pytest.mark.newest, id="user")  # wandb 0.19 does not find it there
+
+pytestmark = pytest.mark.usefixtures("bare_environment")
+
+
+@pytest.mark.parametrize(("wanted", "argument", "setting", "variable"), WANTED)
+def test_the_argument_wins_over_the_settings_and_those_over_the_environment(
+    wanted: Callable[[dict[str, Any]], str | None],
+    argument: str,
+    setting: str,
+    variable: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert wanted({}) is None
+    monkeypatch.setenv(variable, "")
+    assert wanted({}) is None
+    monkeypatch.setenv(variable, "environment")
+    assert wanted({}) == "environment"
+    assert wanted({"settings": wandb.Settings()}) == "environment"
+    settings: dict[str, Any] = {setting: "settings"}
+    assert wanted({"settings": wandb.Settings(**settings)}) == "settings"
+    assert wanted({"settings": settings}) == "settings"
+    assert wanted({"settings": settings, argument: "argument"}) == "argument"
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        ("online", "online"),
+        ("run", "online"),
+        ("offline", "offline"),
+        ("dryrun", "offline"),
+        ("disabled", "disabled"),
+    ],
+)
+def test_wandbs_modes_are_understood_in_all_their_names(
+    mode: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert wanted_mode({"mode": mode}) == expected
+    monkeypatch.setenv("WANDB_MODE", mode)
+    assert wanted_mode({}) == expected
+
+
+@pytest.mark.parametrize("settings", [{"mode": "offline"}, wandb.Settings(mode="offline")], ids=["dict", "Settings"])
+def test_the_mode_of_the_settings_wins_over_the_environment_and_loses_to_the_argument(
+    settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    assert wanted_mode({"settings": settings}) == "offline"
+    assert wanted_mode({"settings": settings, "mode": "online"}) == "online"
+
+
+@pytest.mark.parametrize("settings", [{"entity": "team"}, wandb.Settings(entity="team")], ids=["dict", "Settings"])
+def test_settings_that_say_nothing_of_the_mode_leave_it_to_the_environment(
+    settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    assert wanted_mode({"settings": settings}) == "offline"
+
+
+def test_an_empty_wandb_mode_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "")
+    with pytest.raises(ConfigurationError, match="WANDB_MODE is set but empty, which W&B refuses"):
+        wanted_mode({})
+
+
+def test_an_unknown_mode_is_refused_with_the_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "ofline")
+    with pytest.raises(ConfigurationError, match=r"The W&B mode 'ofline' is unknown\. .* Did you mean 'offline'\?"):
+        wanted_mode({})
+
+
+@pytest.mark.parametrize("file", [OF_USER, pytest.param("wandb/settings", id="workspace")])
+def test_the_mode_that_wandb_offline_wrote_is_respected(fresh_wandb: Path, file: str) -> None:
+    settings = fresh_wandb / file
+    settings.parent.mkdir(exist_ok=True)
+    settings.write_text("[default]\nmode = offline\n")
+    assert wanted_mode({}) == "offline"
+
+
+@pytest.mark.usefixtures("fresh_wandb")
+def test_without_any_wish_wandb_is_online() -> None:
+    assert wanted_mode({}) == "online"

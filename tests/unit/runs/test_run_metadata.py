@@ -1,0 +1,85 @@
+"""What a run says of itself."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import pytest
+import wandb
+from opened_runs import FIRST, opened
+
+from dist_wandb.runs import run_metadata
+from dist_wandb.runs.null_run import NullRun
+from dist_wandb.runs.wandb_init import open_run
+from dist_wandb.settings.plan import plan_run
+
+if TYPE_CHECKING:
+    from tests.conftest import FakeWandb
+
+
+pytestmark = pytest.mark.usefixtures("bare_environment")
+
+
+@pytest.mark.parametrize(
+    ("wandb_mode", "expected"),
+    [
+        ("online", "https://wandb.example/team/digits/runs/exp"),
+        ("offline", "offline, in {directory}"),
+        ("disabled", "nowhere, as W&B is disabled"),
+    ],
+)
+def test_where_a_run_is_to_be_found(fake_wandb: FakeWandb, wandb_mode: str, expected: str) -> None:
+    run = opened(FIRST, "auto", {"mode": wandb_mode})
+    assert run_metadata.where(run) == expected.format(directory=Path(fake_wandb.runs[0].dir).parent)
+
+
+def test_of_a_shared_run_offline_the_directory_of_all_ranks_is_told(fake_wandb: FakeWandb, tmp_path: Path) -> None:
+    plan = plan_run(FIRST, "shared", "global", "exp")
+    run: Any = open_run(plan, FIRST, {"mode": "offline"})
+    run.dir = str(tmp_path / "wandb/rank-0/wandb/offline-run-1-exp/files")  # as wandb lays them out
+    assert run_metadata.where(run, plan) == f"offline, a file for each rank below {tmp_path / 'wandb'}"
+    assert run_metadata.where(run) == f"offline, in {tmp_path / 'wandb/rank-0/wandb/offline-run-1-exp'}"
+    assert len(fake_wandb.runs) == 1
+
+
+@pytest.mark.parametrize("wandb_mode", ["offline", "disabled"])
+def test_a_run_without_an_address_is_not_asked_for_it(wandb_mode: str) -> None:
+    """wandb warns of every such question."""
+    run: Any = mock.Mock(
+        spec=["offline", "disabled"], offline=wandb_mode == "offline", disabled=wandb_mode == "disabled"
+    )
+    assert run_metadata.url(run) is None
+
+
+def test_without_a_run_there_is_nothing_to_be_found() -> None:
+    assert run_metadata.where(NullRun()) == "nowhere"
+
+
+def test_the_page_of_a_group_is_that_of_its_project(fake_wandb: FakeWandb) -> None:
+    opened(FIRST, "new", {})
+    run: Any = fake_wandb.runs[0]
+    assert run_metadata.group_url(run, "night #1/a") == "https://wandb.example/team/digits/groups/night%20%231%2Fa"
+
+
+def test_without_group_run_or_address_a_group_has_no_page(fake_wandb: FakeWandb) -> None:
+    assert run_metadata.group_url(opened(FIRST, "auto", {}), None) is None
+    assert run_metadata.group_url(opened(FIRST, "auto", {"mode": "offline"}), "night") is None
+    assert run_metadata.group_url(NullRun(), "night") is None
+    assert len(fake_wandb.runs) == 2
+
+
+def test_the_run_in_progress_is_wandbs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wandb, "run", None)
+    assert run_metadata.running_run() is None
+    run: Any = object()
+    monkeypatch.setattr(wandb, "run", run)
+    assert run_metadata.running_run() is run
+
+
+def test_without_wandb_loaded_no_run_is_in_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "wandb")
+    assert run_metadata.running_run() is None
+    assert "wandb" not in sys.modules

@@ -1,0 +1,69 @@
+"""The environment in which one file is uploaded."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dist_wandb.runs import upload_environment
+
+ROLES: dict[str, Any] = {"shared": True, "label": "rank-1", "primary": False, "finishes": False, "resume": None}
+
+pytestmark = pytest.mark.usefixtures("bare_environment")
+
+
+def test_an_upload_gets_the_role_of_the_writer_and_nothing_of_another_run(
+    bare_environment: None,  # noqa: ARG001  # used for its effect
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    for name in ("RUN_ID", "NAME", "TAGS", "RUN_GROUP", "RESUME", "SERVICE", "MODE", "SILENT", "X_LABEL"):
+        monkeypatch.setenv(f"WANDB_{name}", "another's")
+    monkeypatch.setenv("WANDB_ENTITY", "team")
+    monkeypatch.setenv("WANDB_X_GRAPHQL_RETRY_MAX", "2")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([".", "", "/opt/lib"]))
+    before = dict(os.environ)
+    environment = upload_environment.upload_environment(tmp_path, **ROLES)
+    assert {name: value for name, value in environment.items() if name.startswith("WANDB_")} == {
+        "WANDB_MODE": "shared",
+        "WANDB_DIR": str(tmp_path),
+        "WANDB_X_LABEL": "rank-1",
+        "WANDB_X_PRIMARY": "false",
+        "WANDB_X_UPDATE_FINISH_STATE": "false",
+        "WANDB_ENTITY": "team",
+        "WANDB_X_GRAPHQL_RETRY_MAX": "2",
+        "WANDB_X_FILE_STREAM_RETRY_MAX": "6",
+        "WANDB_X_FILE_TRANSFER_RETRY_MAX": "6",
+    }
+    assert environment["PATH"] == before["PATH"]
+    assert (environment["PYTHONSAFEPATH"], environment["PYTHONPATH"]) == ("1", "/opt/lib")
+    assert dict(os.environ) == before
+
+
+@pytest.mark.usefixtures("bare_environment")
+def test_the_upload_of_a_plain_run_has_no_label(tmp_path: Path) -> None:
+    plain = {"shared": False, "label": None, "primary": True, "finishes": True, "resume": "must"}
+    environment = upload_environment.upload_environment(tmp_path, **plain)  # type: ignore[arg-type]  # of several types
+    wanted = {"MODE": "online", "X_PRIMARY": "true", "X_UPDATE_FINISH_STATE": "true", "RESUME": "must"}
+    assert {name: environment[f"WANDB_{name}"] for name in wanted} == wanted
+    assert "WANDB_X_LABEL" not in environment
+
+
+@pytest.mark.usefixtures("bare_environment")
+def test_settings_of_the_current_directory_do_not_go_with_an_upload(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A proxy with certificates that are not checked would get the key on its way to the right server."""
+    project = tmp_path / "project"
+    (project / "wandb").mkdir(parents=True)
+    (project / "wandb" / "settings").write_text("[default]\ninsecure_disable_ssl = true\nhttps_proxy = http://evil\n")
+    monkeypatch.chdir(project)
+    (tmp_path / "attempt").mkdir()
+    for where in (".", str(project)):
+        monkeypatch.setenv("WANDB_DIR", where)
+        environment = upload_environment.upload_environment(tmp_path / "attempt", **ROLES, server="https://own.example")
+        assert environment["WANDB_BASE_URL"] == "https://own.example"
+        assert list((tmp_path / "attempt").rglob("*")) == [tmp_path / "attempt" / "wandb"]

@@ -1,0 +1,303 @@
+"""What is handed to wandb.init for a plan. Nothing of wandb is started but where said."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import wandb
+from opened_runs import FIRST, SECOND, SINGLE, opened
+
+from dist_wandb.runs.null_run import NullRun
+from dist_wandb.runs.wandb_init import open_run
+from dist_wandb.settings.plan import plan_run
+from dist_wandb.topology.model import Topology
+from dist_wandb.wandb_files.sidecar import SIDECAR_NAME
+
+if TYPE_CHECKING:
+    from tests.conftest import FakeWandb
+
+ALL_PLANS = [(mode, scope) for mode in ("auto", "shared", "new") for scope in ("global", "worker")]
+OTHERS_SERVICE = f"3-{os.getppid()}-unix-/tmp/socket"
+OWN_SERVICE = f"3-{os.getpid()}-unix-/tmp/socket"
+
+pytestmark = pytest.mark.usefixtures("bare_environment")
+
+
+@pytest.mark.parametrize(("mode", "scope"), ALL_PLANS)
+def test_in_a_world_of_one_wandb_gets_exactly_what_the_user_gave(
+    fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, mode: str, scope: str
+) -> None:
+    monkeypatch.setenv("WANDB_RUN_GROUP", "night")
+    given_arguments = {"project": "digits", "name": "base", "dir": "logs", "mode": "online", "tags": ("a",)}
+    plan = plan_run(SINGLE, mode, scope, None, group="night")
+    run: Any = open_run(plan, SINGLE, given_arguments)
+    assert run is fake_wandb.runs[0]
+    assert fake_wandb.arguments == [given_arguments]
+    assert not list(fake_wandb.directory.rglob(SIDECAR_NAME))
+
+
+def test_a_rank_that_opens_no_run_does_not_call_wandb(fake_wandb: FakeWandb) -> None:
+    assert isinstance(opened(SECOND, "auto", {"project": "digits"}), NullRun)
+    assert fake_wandb.arguments == []
+
+
+def test_auto_gives_the_run_the_planned_id_and_nothing_else(fake_wandb: FakeWandb) -> None:
+    opened(FIRST, "auto", {"project": "digits", "name": "base", "dir": "logs"})
+    assert fake_wandb.arguments == [{"project": "digits", "name": "base", "dir": "logs", "id": "exp"}]
+
+
+@pytest.mark.parametrize(("topology", "number"), [(FIRST, 0), (SECOND, 1)])
+def test_new_gives_every_rank_an_id_a_group_a_name_and_a_directory_of_its_own(
+    fake_wandb: FakeWandb, tmp_path: Path, topology: Topology, number: int
+) -> None:
+    opened(topology, "new", {"project": "digits", "name": "base", "dir": str(tmp_path / "logs")})
+    directory = tmp_path / "logs" / "wandb" / f"rank-{number}"
+    assert fake_wandb.arguments == [
+        {
+            "project": "digits",
+            "id": f"exp-rank-{number}",
+            "group": "exp",
+            "name": f"base-rank-{number}",
+            "dir": str(directory),
+        }
+    ]
+    assert directory.is_dir()
+
+
+@pytest.mark.parametrize(("topology", "number"), [(FIRST, 0), (SECOND, 1)])
+def test_shared_switches_wandbs_shared_mode_on_for_every_rank(
+    fake_wandb: FakeWandb, topology: Topology, number: int
+) -> None:
+    opened(topology, "shared", {"project": "digits", "name": "base", "mode": "online"})
+    (arguments,) = fake_wandb.arguments
+    settings = arguments.pop("settings")
+    assert arguments == {
+        "project": "digits",
+        "id": "exp",
+        "name": "base",
+        "mode": None,
+        "dir": str(Path("wandb") / f"rank-{number}"),
+    }
+    assert (settings.mode, settings.x_label) == ("shared", f"rank-{number}")
+    assert (settings.x_primary, settings.x_update_finish_state) == (number == 0, number == 0)
+
+
+@pytest.mark.parametrize("mode", ["new", "shared"])
+def test_a_name_from_the_environment_gets_its_suffix_too(
+    fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    monkeypatch.setenv("WANDB_NAME", "base")
+    node = Topology(2, 0, 1, 4, 2, 2)
+    open_run(plan_run(node, mode, "worker", "exp"), node, {})
+    assert fake_wandb.arguments[0]["name"] == ("base-worker-1" if mode == "shared" else "base-worker-1-rank-0")
+
+
+@pytest.mark.parametrize("mode", ["auto", "shared", "new"])
+def test_without_a_name_wandb_may_make_one(fake_wandb: FakeWandb, mode: str) -> None:
+    opened(FIRST, mode, {})
+    assert "name" not in fake_wandb.arguments[0]
+
+
+@pytest.mark.parametrize("mode", ["auto", "shared", "new"])
+def test_the_users_group_is_given_to_every_run(fake_wandb: FakeWandb, mode: str) -> None:
+    opened(FIRST, mode, {}, group="night")
+    assert fake_wandb.arguments[0]["group"] == "night"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variable", "root"),
+    [
+        ({}, None, "."),
+        ({}, "from-env", "from-env"),
+        ({"settings": {"root_dir": "from-settings"}}, "from-env", "from-settings"),
+        ({"settings": {"root_dir": "from-settings"}, "dir": "argument"}, "from-env", "argument"),
+        ({"dir": Path("argument")}, None, "argument"),
+    ],
+)
+def test_the_directory_of_a_rank_lies_below_the_users(
+    fake_wandb: FakeWandb,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: dict[str, Any],
+    variable: str | None,
+    root: str,
+) -> None:
+    if variable is not None:
+        monkeypatch.setenv("WANDB_DIR", variable)
+    opened(SECOND, "new", arguments)
+    assert fake_wandb.arguments[0]["dir"] == str(Path(root) / "wandb" / "rank-1")
+
+
+@pytest.mark.parametrize("rank_mode", ["auto", "shared", "new"])
+@pytest.mark.parametrize("wandb_mode", ["offline", "disabled", "dryrun"])
+@pytest.mark.parametrize("where", ["argument", "settings", "environment", "wandb offline"])
+def test_offline_and_disabled_stay_so_in_every_run_mode(
+    fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, rank_mode: str, wandb_mode: str, where: str
+) -> None:
+    arguments: dict[str, Any] = {}
+    if where == "argument":
+        arguments["mode"] = wandb_mode
+    elif where == "settings":
+        arguments["settings"] = wandb.Settings(mode=wandb_mode)  # type: ignore[arg-type]  # parametrised
+    elif where == "environment":
+        monkeypatch.setenv("WANDB_MODE", wandb_mode)
+    else:
+        fake_wandb.stored_mode = wandb_mode
+    before = copy.copy(arguments)
+    opened(FIRST, rank_mode, arguments)
+    (told,) = fake_wandb.arguments
+    assert told.get("mode") == before.get("mode")
+    if rank_mode == "shared" and wandb_mode != "disabled":  # system metrics get their label when they are taken
+        assert set_by_user(told["settings"]) == {**set_by_user(before.get("settings")), "x_label": "rank-0"}
+        assert "x_label" not in set_by_user(before.get("settings"))
+    else:
+        assert told.get("settings") == before.get("settings")
+
+
+def set_by_user(settings: wandb.Settings | None) -> dict[str, Any]:
+    return {} if settings is None else {name: getattr(settings, name) for name in settings.model_fields_set}
+
+
+@pytest.mark.parametrize("rank_mode", ["auto", "shared", "new"])
+@pytest.mark.parametrize("where", ["argument", "environment"])
+def test_a_disabled_run_makes_no_directory(
+    fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, rank_mode: str, where: str
+) -> None:
+    arguments = {"dir": "logs"}
+    if where == "argument":
+        arguments["mode"] = "disabled"
+    else:
+        monkeypatch.setenv("WANDB_MODE", "disabled")
+    opened(FIRST, rank_mode, arguments)
+    assert fake_wandb.arguments[0]["dir"] == "logs"
+    assert not Path("logs").exists()
+
+
+@pytest.mark.parametrize("topology", [SINGLE, FIRST], ids=["world of one", "two ranks"])
+def test_the_users_directory_is_made(fake_wandb: FakeWandb, topology: Topology) -> None:
+    opened(topology, "auto", {"dir": Path("a/b")})
+    assert fake_wandb.arguments[0]["dir"] == Path("a/b")
+    assert Path("a/b").is_dir()
+
+
+def test_a_directory_that_cannot_be_made_is_left_to_wandb(fake_wandb: FakeWandb) -> None:
+    Path("file").touch()
+    opened(SINGLE, "auto", {"dir": "file/logs"})
+    assert fake_wandb.arguments == [{"dir": "file/logs"}]
+
+
+def test_the_users_settings_object_is_copied_and_keeps_what_it_was(fake_wandb: FakeWandb) -> None:
+    settings = wandb.Settings(entity="team", x_label="mine")
+    before, fields_before = settings.model_dump(), set(settings.model_fields_set)
+    opened(SECOND, "shared", {"settings": settings})
+    told = fake_wandb.arguments[0]["settings"]
+    assert told is not settings
+    assert (told.entity, told.mode, told.x_label) == ("team", "shared", "rank-1")
+    assert settings.model_dump() == before
+    assert settings.model_fields_set == fields_before
+
+
+def test_settings_given_as_a_mapping_are_kept_and_not_changed(fake_wandb: FakeWandb) -> None:
+    settings = {"entity": "team"}
+    opened(SECOND, "shared", {"settings": settings})
+    told = fake_wandb.arguments[0]["settings"]
+    assert (told.entity, told.mode) == ("team", "shared")
+    assert settings == {"entity": "team"}
+
+
+@pytest.mark.parametrize("mode", ["auto", "shared", "new"])
+def test_the_users_arguments_are_not_changed(fake_wandb: FakeWandb, mode: str) -> None:
+    arguments: dict[str, Any] = {"project": "digits", "config": {"lr": 0.1}, "mode": "online"}
+    opened(FIRST, mode, arguments)
+    assert arguments == {"project": "digits", "config": {"lr": 0.1}, "mode": "online"}
+    assert fake_wandb.arguments[0]["config"] is arguments["config"]
+
+
+@pytest.mark.parametrize(("create_new", "told"), [(True, "create_new"), (False, None)])
+def test_a_second_run_of_a_process_is_asked_for(fake_wandb: FakeWandb, create_new: bool, told: str | None) -> None:
+    open_run(plan_run(SINGLE, "auto", "global", None), SINGLE, {}, create_new=create_new)
+    assert fake_wandb.arguments[0].get("reinit") == told
+
+
+def test_the_users_own_reinit_wins(fake_wandb: FakeWandb) -> None:
+    open_run(plan_run(SINGLE, "auto", "global", None), SINGLE, {"reinit": "return_previous"}, create_new=True)
+    assert fake_wandb.arguments == [{"reinit": "return_previous"}]
+
+
+@pytest.mark.parametrize(
+    ("mode", "service", "kept"),
+    [
+        ("shared", OTHERS_SERVICE, False),
+        ("shared", OWN_SERVICE, True),
+        ("auto", OTHERS_SERVICE, True),
+        ("new", OTHERS_SERVICE, True),
+        ("shared", "of another form", True),
+    ],
+    ids=["another's", "its own", "auto", "new", "another form"],  # without process ids, which differ
+)
+def test_only_a_shared_run_leaves_the_service_of_another_process(
+    fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, mode: str, service: str, kept: bool
+) -> None:
+    monkeypatch.setenv("WANDB_SERVICE", service)
+    opened(FIRST, mode, {})
+    assert fake_wandb.environments[0].get("WANDB_SERVICE") == (service if kept else None)
+
+
+def test_a_world_of_one_keeps_the_service_it_inherited(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_SERVICE", OTHERS_SERVICE)
+    opened(SINGLE, "shared", {})
+    assert fake_wandb.environments[0]["WANDB_SERVICE"] == OTHERS_SERVICE
+
+
+@pytest.mark.usefixtures("fresh_wandb")
+def test_the_service_writes_its_owners_process_id_where_it_is_looked_for() -> None:
+    wandb.setup()
+    assert re.match(rf"\d+-{os.getpid()}-", os.environ["WANDB_SERVICE"])
+
+
+def test_what_the_run_file_does_not_hold_is_recorded_beside_it(fake_wandb: FakeWandb) -> None:
+    run = opened(SECOND, "shared", {"mode": "offline"}, group="night")
+    sidecar = Path(run.dir).parent / "dist-wandb.json"
+    assert json.loads(sidecar.read_text()) == {
+        "format": 1,
+        "run_id": "exp",
+        "base_id": "exp",
+        "group": "night",
+        "shared": True,
+        "label": "rank-1",
+        "primary": False,
+        "update_finish_state": False,
+        "run_mode": "shared",
+        "rank_scope": "global",
+        "global_rank": 1,
+        "local_rank": 1,
+        "node_rank": 0,
+        "world_size": 2,
+        "num_nodes": 1,
+    }
+    assert list(sidecar.parent.glob(".dist-wandb*")) == []
+    assert fake_wandb.runs == [run]
+
+
+@pytest.mark.parametrize("mode", ["auto", "new"])
+def test_offline_runs_of_one_writer_have_the_file_too(fake_wandb: FakeWandb, mode: str) -> None:
+    opened(FIRST, mode, {"mode": "offline"})
+    record = json.loads((Path(fake_wandb.runs[0].dir).parent / SIDECAR_NAME).read_text())
+    assert (record["run_mode"], record["shared"], record["primary"]) == (mode, False, True)
+
+
+def test_the_writer_of_an_online_shared_run_has_it_too_as_its_upload_may_be_cut_off(fake_wandb: FakeWandb) -> None:
+    opened(SECOND, "shared", {"mode": "online"})
+    record = json.loads((Path(fake_wandb.runs[0].dir).parent / SIDECAR_NAME).read_text())
+    assert (record["shared"], record["label"], record["primary"]) == (True, "rank-1", False)
+
+
+@pytest.mark.parametrize(("mode", "wandb_mode"), [("auto", "online"), ("new", "online"), ("shared", "disabled")])
+def test_other_runs_have_no_such_file(fake_wandb: FakeWandb, mode: str, wandb_mode: str) -> None:
+    opened(FIRST, mode, {"mode": wandb_mode})
+    assert not list(fake_wandb.directory.rglob("*dist-wandb.json*"))
