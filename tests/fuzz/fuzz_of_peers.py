@@ -18,10 +18,13 @@ from dist_wandb.exchange.membership.membership import Word
 from dist_wandb.exchange.protocol.batches import Row, Slot
 from dist_wandb.exchange.protocol.batches import encoded as encoded_rows
 from dist_wandb.exchange.protocol.rounds import Rounds
-from dist_wandb.payloads.media.gathers import decoded, framed, gathered, merged, unframed
+from dist_wandb.payloads.framing import framed, unframed
+from dist_wandb.payloads.media.gathers import Gathered, decoded, gathered
+from dist_wandb.payloads.media.tables import merged_table
 from dist_wandb.payloads.torchmetrics.blob import decode, encode
 from dist_wandb.payloads.torchmetrics.merging import Layout
 from dist_wandb.payloads.torchmetrics.metrics import take_snapshot
+from dist_wandb.runs.wandb_media import image
 
 _NUMBERS = (b'"float32"', b'"bool"', b'"qint8"', b'"quint4x2"', b'"bits8"', b'"complex32"', b'"float8_e5m2"', b'"load"')
 
@@ -72,19 +75,24 @@ def _tables() -> list[bytes]:
 
     picture = Image.fromarray(pixels)
     tables = [gathered(rows, ["a", 1, "c"]), gathered([], ["a"]), gathered([[1, picture]], ["a", "b"])]
-    return [table.encoded().as_bytes(3) for table in tables]
+    return [_sent(table) for table in tables]
 
 
 def _read_table(data: bytes) -> None:
     part = decoded("table", data)
-    columns, rows = merged([part, part._replace(rank=1), part._replace(columns=["other"], items=[[1]])])
+    columns, rows = merged_table([part, part._replace(rank=1), part._replace(columns=["other"], items=[[1]])])
     assert all(len(row) == len(columns) for row in rows)
 
 
 def _images() -> list[bytes]:
     pixels = np.zeros((2, 2, 3), dtype=np.uint8)
-    images = [gathered([pixels]), gathered([pixels] * 2, caption=["a", "b"], grouping=[1, 2])]
-    return [image.encoded().as_bytes(3) for image in images]
+    panels = [gathered([pixels]), gathered([pixels] * 2, caption=["a", "b"], grouping=[1, 2])]
+    return [_sent(panel) for panel in panels]
+
+
+def _sent(value: Gathered) -> bytes:
+    value.use(3, image)
+    return value.encoded().as_bytes(3)
 
 
 def _layouts() -> list[bytes]:

@@ -18,7 +18,10 @@ from torch.distributed import HashStore
 from dist_wandb.exchange import collective
 from dist_wandb.exchange.collective import CollectiveExchange
 from dist_wandb.exchange.rows import DEGRADED, Contribution, Rows
-from dist_wandb.payloads.values import HostCopy, Later, take
+from dist_wandb.payloads.devices import HostCopy, Later
+from dist_wandb.payloads.media.gathers import Gathered
+from dist_wandb.payloads.scalars import take
+from dist_wandb.runs import wandb_media
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.writer import RunWriter
 from dist_wandb.settings.limits import Limits
@@ -88,6 +91,9 @@ class Ranks:
         return self
 
     def log(self, rank: int, metrics: Row, step: int | None = None, weight: Any = None, calls: int = 0) -> None:
+        for value in metrics.values():
+            if isinstance(value, Gathered):
+                value.use(rank, wandb_media.image)
         self.exchanges[rank].put(Contribution(take(metrics, rank), step, None, weight, calls))
 
     def together(self, action: Callable[[CollectiveExchange], Any], *ranks: int) -> list[Any]:

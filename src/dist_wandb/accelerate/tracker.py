@@ -36,9 +36,9 @@ except ModuleNotFoundError as error:
 
 from dist_wandb.accelerate.names import NAME, STOCK_NAME, StandInName, register, stands_in
 from dist_wandb.config.sync import ConfigView
+from dist_wandb.payloads.devices import copied_tensor
 from dist_wandb.payloads.media.gathers import gathered, gathered_table
 from dist_wandb.payloads.torchmetrics.metrics import is_metric
-from dist_wandb.payloads.values import copied_tensor
 from dist_wandb.runs import argument_checks, interception, wandb_media
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.session.session import Session, open_session, told_job

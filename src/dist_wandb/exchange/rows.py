@@ -13,9 +13,11 @@ from dist_wandb.exchange.attachments.gathers import FusedGathers, is_gathered_na
 from dist_wandb.exchange.attachments.metrics import FusedMetrics, is_metric_name
 from dist_wandb.exchange.protocol.rounds import Finished, Key, Rounds
 from dist_wandb.notices import Notices
+from dist_wandb.payloads.checks import checked_weight
+from dist_wandb.payloads.devices import Later, LaterValue, known
 from dist_wandb.payloads.media.gathers import Gathered
+from dist_wandb.payloads.scalars import is_number
 from dist_wandb.payloads.torchmetrics.metrics import Snapshot
-from dist_wandb.payloads.values import Later, LaterValue, checked_weight, is_number, known
 from dist_wandb.settings.reduction import PerRankNames, Reduction, Totals, reduction_of
 
 _log = logging.getLogger("dist_wandb")
@@ -279,7 +281,6 @@ class Rows:
                 self._add(row, value)
         if last is not None:
             self._write(row, last)
-            self.gathers.written()
             place = last.key.place
             x = self._x(None if place.counted else place.step, last.calls)
             self.last_place = f"row {last.calls + 1}" if place.counted and last.calls < _AT_STEP else f"step {x}"

@@ -21,7 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb.notices import Notices
-from dist_wandb.payloads.values import Weight, check_row, checked_step, copied_tensor, take_weight, whole_tensors
+from dist_wandb.payloads.checks import check_row, checked_step
+from dist_wandb.payloads.devices import copied_tensor, whole_tensors
+from dist_wandb.payloads.scalars import Weight, take_weight
 from dist_wandb.relay.local_sockets import Listener, connect, hang_up, let_in
 from dist_wandb.runs.directories import runtime_directory
 from dist_wandb.runs.null_run import NullRun

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from tempfile import TemporaryDirectory
+from typing import Any
 
-if TYPE_CHECKING:
-    pass
+from dist_wandb.payloads.media.cells import Picture
+from dist_wandb.payloads.media.images import MergedImages
+from dist_wandb.payloads.media.tables import MergedTable
 
+_MERGED = frozenset({MergedTable, MergedImages})
 _TOLD_BY_TYPE = frozenset({int, float, str, bool, type(None), None})  # `None` for NaN, which is a type to wandb
 
 
@@ -80,3 +84,42 @@ def is_media(value: object) -> bool:
     """Whether a value is one of wandb's own objects (an image, a table), or a list with one."""
     values = value if isinstance(value, (list, tuple)) else [value]
     return any(type(item).__module__.partition(".")[0] == "wandb" for item in values)
+
+
+def has_merged(row: Mapping[str, Any]) -> bool:
+    """Whether a row has tables or images of all ranks, of which W&B's objects are yet to be made."""
+    return not _MERGED.isdisjoint(map(type, row.values()))
+
+
+@contextmanager
+def made_of_merged(
+    row: Mapping[str, Any], warn: Callable[[str, Exception], None] | None = None
+) -> Iterator[dict[str, Any]]:
+    """A row with W&B's objects in place of the tables and images of all ranks; to be logged before this ends.
+
+    Args:
+        row: Values by name.
+        warn: Told of values that cannot be made; these are left out. `None`: they raise.
+    """
+    with TemporaryDirectory(prefix="dist_wandb-", ignore_cleanup_errors=True) as directory:
+        made: dict[str, Any] = {}
+        for name, value in row.items():
+            try:
+                made[name] = _made_of(value, Path(directory))
+            except Exception as error:  # noqa: PERF203  # whatever a peer sent must not cost the rest of the row
+                if warn is None:
+                    raise
+                warn(name, error)
+        yield made
+
+
+def _made_of(value: Any, files: Path) -> Any:
+    if isinstance(value, Picture):
+        return image(value.value, files, **value.pixels, **value.beside)
+    if isinstance(value, MergedImages):
+        return [_made_of(picture, files) for picture in value.pictures]
+    if isinstance(value, MergedTable):
+        is_shown = any(isinstance(cell, Picture) for row in value.rows for cell in row)
+        rows = [[_made_of(cell, files) for cell in row] for row in value.rows] if is_shown else value.rows
+        return table_of_any(value.columns, rows)
+    return value

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from dist_wandb.notices import Notices
 from dist_wandb.runs.rescue import Rescue
-from dist_wandb.runs.wandb_media import is_media
+from dist_wandb.runs.wandb_media import has_merged, is_media, made_of_merged
 
 if TYPE_CHECKING:
     from dist_wandb.runs.axes import Axes
@@ -32,6 +33,7 @@ class RunWriter:
         self._run = run
         self.step_metric = step_metric
         self._rescue = Rescue(is_media, rank)
+        self._notices = Notices()
 
     @property
     def has_run(self) -> bool:
@@ -39,15 +41,21 @@ class RunWriter:
         return bool(self._run)
 
     def write_plain(self, row: Mapping[str, Any], x: int | None) -> None:
-        """Write one row as it is.
+        """Write one row as it is. Tables and images of the ranks that W&B refuses are left out, with a warning.
 
         Args:
             row: Values by the names they are to have.
             x: Its place on the x axis; `None` leaves the x axis out of the row.
         """
-        if self._run:
-            axis = {} if self.step_metric is None or x is None else {self.step_metric: x}
+        if not self._run:
+            return
+        axis = {} if self.step_metric is None or x is None else {self.step_metric: x}
+        if not has_merged(row):
             self._log({**row, **axis})
+            return
+        with made_of_merged(row, self._warn) as made:
+            if made:
+                self._log({**made, **axis})
 
     def write(self, metrics: Mapping[str, Any], step: int | None, *, commit: bool | None = None) -> None:
         """Write one row.
@@ -62,7 +70,15 @@ class RunWriter:
         row = dict(metrics)
         if self.step_metric is not None and step is not None:
             row[self.step_metric] = step
-        self._log(row) if commit is None else self._log(row, commit=commit)
+        arguments = {} if commit is None else {"commit": commit}
+        if not has_merged(row):
+            self._log(row, **arguments)
+            return
+        with made_of_merged(row) as made:
+            self._log(made, **arguments)
+
+    def _warn(self, name: str, error: Exception) -> None:
+        self._notices.warn(name, f"{name!r} could not be put together from what the ranks sent: {error!r}")
 
     def _log(self, row: dict[str, Any], **kwargs: Any) -> None:
         try:

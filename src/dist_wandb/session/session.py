@@ -24,8 +24,9 @@ from dist_wandb.exchange.direct import DirectExchange
 from dist_wandb.exchange.interface import WITHOUT_FINISH, Exchange, end_all
 from dist_wandb.exchange.membership.membership import is_accompanied, keys_of, say_opened
 from dist_wandb.exchange.rows import Contribution, Rows, calls_at
+from dist_wandb.payloads.checks import check_row, checked_step
 from dist_wandb.payloads.media.gathers import Gathered
-from dist_wandb.payloads.values import Weight, check_row, checked_step, take, take_weight
+from dist_wandb.payloads.scalars import Weight, take, take_weight
 from dist_wandb.relay.relay import Relay, RemoteSession
 from dist_wandb.restart import restart
 from dist_wandb.runs import (
@@ -38,6 +39,7 @@ from dist_wandb.runs import (
     null_run,
     requested,
     run_metadata,
+    wandb_media,
     wandb_private,
 )
 from dist_wandb.runs.axes import Axes
@@ -324,7 +326,7 @@ class Session:
         check_row(metrics, rank)
         for value in metrics.values():
             if isinstance(value, Gathered):
-                value.use(rank)
+                value.use(rank, wandb_media.image)
         if step is not None:
             step = checked_step(step, rank)
         with self._counting:

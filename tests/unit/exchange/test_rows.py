@@ -18,8 +18,8 @@ from torchmetrics.classification import MulticlassAccuracy
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.protocol.rounds import Finished, Key, Place, Rounds
 from dist_wandb.exchange.rows import DEGRADED, Contribution, Rows
+from dist_wandb.payloads.devices import HostCopy, Later
 from dist_wandb.payloads.torchmetrics.metrics import take_snapshot
-from dist_wandb.payloads.values import HostCopy, Later
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.writer import RunWriter
 from dist_wandb.settings.plan import RunMode, plan_run

@@ -12,7 +12,8 @@ import torch
 
 import dist_wandb
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.payloads.values import take, take_weight, whole_tensors
+from dist_wandb.payloads.devices import whole_tensors
+from dist_wandb.payloads.scalars import take, take_weight
 from dist_wandb.relay.relay import RemoteSession
 from dist_wandb.topology.model import Topology
 

@@ -26,18 +26,11 @@ from dist_wandb import DistWandbLogger, DistWandbTracker
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.attachments.gathers import FusedGathers
 from dist_wandb.exchange.protocol.rounds import Key, Place
-from dist_wandb.payloads.media import gathers, pictures
-from dist_wandb.payloads.media.gathers import (
-    Part,
-    decoded,
-    differ,
-    fair,
-    framed,
-    gathered,
-    gathered_table,
-    merged,
-    unframed,
-)
+from dist_wandb.payloads.framing import framed, unframed
+from dist_wandb.payloads.media import cells, gathers, pictures
+from dist_wandb.payloads.media.gathers import decoded, fair, gathered, gathered_table
+from dist_wandb.payloads.media.parts import Part
+from dist_wandb.payloads.media.tables import differ, merged_table
 from dist_wandb.runs import wandb_media
 from dist_wandb.topology.model import Topology
 
@@ -49,6 +42,15 @@ Log = Callable[[list[Any]], None]
 
 def sent(value: gathers.Gathered, rank: int = 0) -> Part:
     """What another rank gets of it."""
+    return decoded_of(logged(value), rank)
+
+
+def logged(value: gathers.Gathered, make_image: Callable[..., Any] = wandb_media.image) -> gathers.Gathered:
+    value.use(0, make_image)
+    return value
+
+
+def decoded_of(value: gathers.Gathered, rank: int = 0) -> Part:
     return decoded(value.kind, value.encoded().as_bytes(rank))
 
 
@@ -267,16 +269,14 @@ def test_what_stands_beside_images_goes_along_with_them() -> None:
 
 
 @pytest.mark.newest  # wandb 0.19 needs torchvision for tensors
-def test_encoding_leaves_no_files_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_encoding_leaves_no_files_behind() -> None:
     made: list[Any] = []
-    make = wandb_media.image
 
     def remember(value: Any, *arguments: Any, **named: Any) -> Any:
-        made.append(make(value, *arguments, **named))
+        made.append(wandb_media.image(value, *arguments, **named))
         return made[-1]
 
-    monkeypatch.setattr(wandb_media, "image", remember)
-    sent(gathered([np.zeros((4, 4, 3)), torch.rand(3, 4, 4)]))
+    decoded_of(logged(gathered([np.zeros((4, 4, 3)), torch.rand(3, 4, 4)]), remember))
     paths = [pictures._path_of(image) for image in made]
     assert [path is not None and not path.exists() for path in paths] == [True, True]
     own = wandb.Image(np.zeros((4, 4)))
@@ -286,7 +286,7 @@ def test_encoding_leaves_no_files_behind(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_rank_is_ready_once_its_devices_are_and_its_images_are_encoded() -> None:
-    value = gathered([np.zeros((4, 4))])
+    value = logged(gathered([np.zeros((4, 4))]))
     has_computed = False
     value._marks = [SimpleNamespace(query=lambda: has_computed, synchronize=lambda: None), None]
     assert not value.is_ready()
@@ -320,11 +320,11 @@ def test_cells_on_a_device_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -
     has_computed = False
     event = SimpleNamespace(query=lambda: has_computed, synchronize=lambda: None)
     monkeypatch.setattr(gathers, "event_after", lambda tensor: event if isinstance(tensor, OnDevice) else None)
-    monkeypatch.setattr(gathers, "as_tensor", lambda value: value if hasattr(value, "is_complex") else None)
-    value = gathered([[OnDevice(), [OnDevice()]]], ["a", "b"])
+    monkeypatch.setattr(cells, "as_tensor", lambda value: value if hasattr(value, "is_complex") else None)
+    value = logged(gathered([[OnDevice(), [OnDevice()]]], ["a", "b"]))
     assert not value.is_ready()
     has_computed = True
-    assert sent(value).items == [[[7.0], [[7.0]]]]
+    assert decoded_of(value).items == [[[7.0], [[7.0]]]]
 
 
 # --- bytes ------------------------------------------------------------------------------------------------------------
@@ -351,7 +351,7 @@ def test_frames_are_taken_apart_as_they_were_put_together(parts: list[bytes]) ->
 @given(st.data())
 def test_bytes_that_are_no_table_are_refused(data: st.DataObject) -> None:
     whole_table = gathered([[1, "a", dt.date(2026, 1, 2)], [2, "b", None]], ["a", "b", "c"])
-    good = whole_table.encoded().as_bytes(0)
+    good = logged(whole_table).encoded().as_bytes(0)
     place = data.draw(st.integers(0, len(good) - 1))
     bad = good[:place] + data.draw(st.binary(max_size=3)) + good[place + data.draw(st.integers(0, 4)) :]
     try:
@@ -417,9 +417,9 @@ class Peer:
 @pytest.mark.parametrize("amounts", [b"", b"[]", b"[[1, 1e400, 5]]", b"[[1, -1, 5]]", b"[[1, 2]]", b"7", b"[" * 999])
 def test_amounts_that_a_peer_makes_up_cost_its_own_part_alone(amounts: bytes) -> None:
     one, key = FusedGathers(0, collects=True), Key(Place(0, 1), FusedGathers.name_of("t", gathered([], ["a"])), 0)
-    one.keep(key, gathered([[1]], ["a"]))
+    one.keep(key, logged(gathered([[1]], ["a"])))
     one.exchange([key], Peer(amounts, framed(b"")))  # type: ignore[arg-type]  # as much of a group as is needed
-    assert one.take_values(key)[0]["t"].data == [[0, 1]]
+    assert one.take_values(key)[0]["t"].rows == [[0, 1]]
 
 
 @pytest.mark.parametrize("data", [None, framed(framed(b'[1e400, ["a"], 0]'))])
@@ -427,7 +427,7 @@ def test_a_part_that_a_peer_makes_up_costs_its_own_table_alone(
     data: bytes | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     one, key = FusedGathers(0, collects=True), Key(Place(0, 1), FusedGathers.name_of("t", gathered([], ["a"])), 0)
-    one.keep(key, gathered([[1]], ["a"]))
+    one.keep(key, logged(gathered([[1]], ["a"])))
     one.exchange([key], Peer(b"[[1, 20, 5]]", data))  # type: ignore[arg-type]
     assert one.take_values(key)[0] == {}
     assert "'t'" in caplog.text
@@ -462,15 +462,15 @@ def test_columns_are_matched_by_name_and_empty_tables_decide_about_none() -> Non
         Part(1, ["a", "b"], 1, [[1, 2]]),
         Part(5, ["b", "c"], 2, [[3, 4], [5, 6]]),
     ]
-    assert merged(parts) == (["rank", "a", "b", "c"], [[1, 1, 2, None], [5, None, 3, 4], [5, None, 5, 6]])
+    assert merged_table(parts) == (["rank", "a", "b", "c"], [[1, 1, 2, None], [5, None, 3, 4], [5, None, 5, 6]])
     assert differ(parts)
     assert not differ(parts[:2])
-    assert merged(parts[:1]) == (["rank", "Input"], [])
+    assert merged_table(parts[:1]) == (["rank", "Input"], [])
 
 
 def test_columns_of_one_name_are_told_apart_and_the_users_rank_is_kept() -> None:
     parts = [Part(0, ["rank", "a", "a"], 1, [[7, 1, 2]]), Part(1, ["a", "rank"], 1, [[3, 8]])]
-    assert merged(parts) == (["global_rank", "rank", "a", "a"], [[0, 7, 1, 2], [1, 8, 3, None]])
+    assert merged_table(parts) == (["global_rank", "rank", "a", "a"], [[0, 7, 1, 2], [1, 8, 3, None]])
 
 
 @given(st.lists(st.tuples(*[st.sampled_from([1, 0.5, math.nan, None, "x", True])] * 2), max_size=12))

@@ -16,7 +16,9 @@ import torch
 import wandb
 
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.payloads.values import HostCopy, Later, checked_weight, is_number, known, take, take_weight
+from dist_wandb.payloads.checks import checked_weight
+from dist_wandb.payloads.devices import HostCopy, Later, known
+from dist_wandb.payloads.scalars import is_number, take, take_weight
 
 DTYPES = [
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16),

@@ -7,29 +7,19 @@ the ranks tell each other how much they have, agree on shares of the limits, and
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
 from collections import OrderedDict
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.attachments.metrics import shown
 from dist_wandb.exchange.protocol.rounds import Key
 from dist_wandb.notices import Notices
-from dist_wandb.payloads.media.gathers import (
-    Encoded,
-    Gathered,
-    Kind,
-    Part,
-    decoded,
-    differ,
-    fair,
-    framed,
-    unframed,
-    whole,
-)
+from dist_wandb.payloads.framing import framed, unframed
+from dist_wandb.payloads.media.gathers import Encoded, Gathered, Kind, decoded, fair, whole
+from dist_wandb.payloads.media.images import MergedImages
+from dist_wandb.payloads.media.parts import Part
+from dist_wandb.payloads.media.tables import MergedTable, differ
 from dist_wandb.settings.reduction import LARGEST_EXACT_INTEGER
 
 if TYPE_CHECKING:
@@ -61,7 +51,6 @@ class FusedGathers:
         self._last: set[Key] = set()  # sent, but perhaps to be sent again, as the exchange broke on another rank
         self._delivered: OrderedDict[Key, None] = OrderedDict()
         self._values: dict[Key, tuple[dict[str, Any], int]] = {}
-        self._files: Path | None = None
         self._notices = Notices()
 
     @staticmethod
@@ -78,8 +67,8 @@ class FusedGathers:
                 "cells its repr stands in its place; boxes and masks of a wandb.Image are left out.",
             )
 
-    def alone(self, name: str, value: Gathered) -> Any:
-        """What W&B logs of this rank's part, where nobody else gives anything; `None` for nothing."""
+    def alone(self, name: str, value: Gathered) -> MergedTable | MergedImages | None:
+        """This rank's part, where nobody else gives anything; `None` for nothing."""
         self.check(name, value)
         parts = [value.part(self._rank)]
         self._tell_of_cuts(name, value.kind, parts)
@@ -156,12 +145,6 @@ class FusedGathers:
         """The whole by the name it has in the row, and how many ranks had a part in it."""
         return self._values.pop(key, ({}, 0))
 
-    def written(self) -> None:
-        """After rows were written: files of images are W&B's by now."""
-        if self._files is not None:
-            shutil.rmtree(self._files, ignore_errors=True)
-            self._files = None
-
     def passed(self) -> None:
         """After a round: all ranks have come out of the exchange before it, so what was sent may be forgotten."""
         if not self._last:
@@ -187,17 +170,13 @@ class FusedGathers:
         try:
             parts = sorted((decoded(kind, blob) for blob in blobs), key=lambda part: part.rank)
             self._tell_of_cuts(name, kind, parts)
-            value = whole(kind, parts, self._directory)
+            value = whole(kind, parts)
         except Exception as error:  # noqa: BLE001  # whatever comes of it must not end the exchange
             self._notices.warn(
                 f"whole {name}", f"{name!r} could not be put together from what the ranks sent: {error!r}"
             )
             return {}, len(blobs)
         return ({} if value is None else {name: value}), len(blobs)
-
-    def _directory(self) -> Path:
-        self._files = self._files or Path(tempfile.mkdtemp(prefix="dist_wandb-"))
-        return self._files
 
     def _tell_of_cuts(self, name: str, kind: Kind, parts: Sequence[Part]) -> None:
         what = "rows" if kind == "table" else "images"

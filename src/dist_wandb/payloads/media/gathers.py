@@ -1,59 +1,40 @@
 """Tables and images of all ranks as one: what a rank gives, as bytes, and what the bytes of all ranks come to.
 
 On the training thread `gathered` copies what could change. Later it becomes bytes, an item for each row or image: JSON
-and PNG, so nothing of a peer's is unpickled. Nothing here talks to other ranks.
+and PNG, so nothing of a peer's is unpickled. What comes of all ranks' bytes is plain: `MergedTable`, `MergedImages`.
+Nothing here talks to other ranks, or imports wandb.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import operator
-import os
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import date, datetime
-from itertools import accumulate, islice, takewhile
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from collections.abc import Sequence
+from itertools import accumulate, takewhile
+from typing import Any, Literal, NamedTuple
 
-from dist_wandb.errors import ConfigurationError, suggest
-from dist_wandb.payloads.media import pictures
-from dist_wandb.payloads.values import as_tensor, event_after
-from dist_wandb.runs import wandb_media
-from dist_wandb.settings.reduction import LARGEST_EXACT_INTEGER
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from dist_wandb.errors import ConfigurationError
+from dist_wandb.payloads.devices import event_after
+from dist_wandb.payloads.framing import framed, unframed
+from dist_wandb.payloads.media.cells import Copies
+from dist_wandb.payloads.media.images import MergedImages, copied_images, decoded_image, encoded_image, merged_images
+from dist_wandb.payloads.media.parts import Columns, Part, natural
+from dist_wandb.payloads.media.pictures import MakeImage
+from dist_wandb.payloads.media.tables import (
+    MergedTable,
+    checked_column,
+    copied_table,
+    decoded_row,
+    encoded_row,
+    is_frame,
+    is_table,
+    merged_table,
+)
 
 Kind = Literal["table", "images"]
-Columns = list[str | int]
-Files = Callable[[], Path]
 
 MOST: dict[Kind, int] = {"table": 10_000, "images": 108}  # as many as W&B keeps of a table, and of a list of images
-_RANK, _RANK_OTHERWISE = "rank", "global_rank"  # the column, and its name where users have one of that name
-_DEFAULT_COLUMNS = ("Input", "Output", "Expected")  # W&B's own, where none are given
-_PLAIN = frozenset({int, float, str, bool, type(None)})
-_PLAIN_ARRAYS = "biufU"  # kinds of numpy arrays whose lists are plain
-_OF_PIXELS = ("mode", "file_type")  # arguments of wandb.Image that decide about the pixels
-_BESIDE = ("caption", "grouping", "classes", "boxes")  # and those that go along as JSON
-_LENGTH = 8  # bytes of a length
-_SHOWN = 100  # characters of what was sent, in messages
-
-
-class Picture(NamedTuple):
-    """An image as it was logged, or as it came from another rank.
-
-    Args:
-        value: What `wandb.Image` takes; from another rank the bytes of a PNG.
-        pixels: Arguments of `wandb.Image` that decide about its pixels.
-        beside: Its other arguments, such as the caption.
-    """
-
-    value: Any
-    pixels: Mapping[str, Any]
-    beside: Mapping[str, Any]
 
 
 class Encoded(NamedTuple):
@@ -84,22 +65,6 @@ class Encoded(NamedTuple):
         return framed(json.dumps([rank, self.columns, self.total]).encode(), *self.items)
 
 
-class Part(NamedTuple):
-    """What one rank gives to the whole.
-
-    Args:
-        rank: Its index in the job.
-        columns: Names of a table's columns; of images none.
-        total: How many rows or images it had.
-        items: Those within the limit.
-    """
-
-    rank: int
-    columns: Columns
-    total: int
-    items: list[Any]
-
-
 class Gathered:
     """Rows or images of this rank, to be brought together with those of the other ranks. Made by `gathered`.
 
@@ -109,35 +74,39 @@ class Gathered:
         total: How many there were.
         limit: How many all ranks may give together.
         columns: Names of a table's columns; of images none.
-        taken: What was met while they were copied.
+        copies: What was met while they were copied.
     """
 
     def __init__(
-        self, kind: Kind, items: list[Any], total: int, limit: int, columns: Columns | None = None, *, taken: _Taken
+        self, kind: Kind, items: list[Any], total: int, limit: int, columns: Columns | None = None, *, copies: Copies
     ) -> None:
         self.kind = kind
         self.limit = limit
-        self.replaced = sorted(taken.replaced)
+        self.replaced = sorted(copies.replaced)
         self._items = items
         self._total = total
         self._columns = columns or []
-        self._marks = [event_after(tensor) for tensor in taken.on_devices.values()]
+        self._marks = [event_after(tensor) for tensor in copies.on_devices.values()]
         self._encoder: threading.Thread | None = None
         self._encoded: Encoded | Exception | None = None
-        self._is_logged = False
+        self._make_image: MakeImage | None = None  # given when it is logged
 
-    def use(self, rank: int) -> None:
+    def use(self, rank: int, make_image: MakeImage) -> None:
         """Be logged: once, as what is sent is not kept.
+
+        Args:
+            rank: The rank that logs, for messages.
+            make_image: Makes a `wandb.Image`, for the pixels that W&B would show.
 
         Raises:
             ConfigurationError: It was logged already.
         """
-        if self._is_logged:
+        if self._make_image is not None:
             raise ConfigurationError(
                 f"A gathered table or panel was logged a second time on rank {rank}. Make another one of the same rows "
                 "or images with dist_wandb.gathered(...)."
             )
-        self._is_logged = True
+        self._make_image = make_image
 
     def is_ready(self) -> bool:
         """Whether `encoded` answers without waiting. Large images take long: a thread of their own encodes them."""
@@ -173,41 +142,14 @@ class Gathered:
         return Part(rank, self._columns, self._total, self._items)
 
     def _encode(self) -> None:
-        encode = _encoded_row if self.kind == "table" else _encoded_image
+        encode = encoded_row if self.kind == "table" else encoded_image
         try:
-            items = [encode(item) for item in self.part(-1).items]
+            assert self._make_image is not None, "it is encoded after it was logged"  # noqa: S101
+            items = [encode(item, self._make_image) for item in self.part(-1).items]
             self._encoded = Encoded(items, sum(map(len, items)), self._columns, self._total, self.limit)
         except Exception as error:  # noqa: BLE001  # told where it is to be sent
             self._encoded = error
         self._items = []
-
-
-class _Taken:
-    """What is met while things are copied.
-
-    Attributes:
-        on_devices: By device, a copy that is on its way to the host.
-        replaced: Names of types whose objects were replaced by their repr.
-    """
-
-    def __init__(self) -> None:
-        self.on_devices: dict[Any, Tensor] = {}
-        self.replaced: set[str] = set()
-
-    def tensor(self, tensor: Tensor) -> Tensor:
-        """A copy of a tensor on the host, perhaps on its way there."""
-        if tensor.device.type == "cpu":
-            return tensor.detach().clone()
-        self.on_devices[tensor.device] = tensor
-        return tensor.detach().to("cpu", non_blocking=True)
-
-    def represented(self, value: object) -> str:
-        """The repr of what cannot be sent."""
-        self.replaced.add(type(value).__name__)
-        return repr(value)
-
-
-# What is logged
 
 
 def gathered(
@@ -254,8 +196,10 @@ def gathered(
             run.log({"samples": dist_wandb.gathered([image], caption=["cat"])}, step=1)
             # rank 0 writes a panel of two images, "rank 0: cat" and "rank 1: cat"
     """
-    if columns is None and not (_is_table(value) or _is_frame(value)):
-        return _gathered_images(value, limit, per_image)
+    if columns is None and not (is_table(value) or is_frame(value)):
+        most, copies = _checked_limit(limit, "images"), Copies()
+        pictures, total = copied_images(value, per_image, most, copies)
+        return Gathered("images", pictures, total, most, copies=copies)
     if per_image:
         raise ConfigurationError(f"gathered was given {', '.join(per_image)} with a table, but these are for images.")
     return gathered_table(columns, value, limit=limit)
@@ -275,41 +219,9 @@ def gathered_table(
     Raises:
         ConfigurationError: As in `gathered`.
     """
-    most, taken = _checked_limit(limit, "table"), _Taken()
-    names, rows, total = _columns_and_rows(columns, data if dataframe is None else dataframe, most)
-    for place, row in enumerate(rows):
-        if isinstance(row, (str, Mapping)) or not hasattr(row, "__len__") or len(row) != len(names):
-            what = f"has {len(row)} cells" if isinstance(row, (list, tuple)) else f"is {type(row).__name__}"
-            raise ConfigurationError(f"Row {place} of the table {what}, but its columns are {names}. Pass equal lists.")
-    kept = [list(row) if _PLAIN.issuperset(map(type, row)) else [_cell(cell, taken) for cell in row] for row in rows]
-    return Gathered("table", kept, total, most, names, taken=taken)
-
-
-def _columns_and_rows(columns: Sequence[str | int] | None, data: Any, most: int) -> tuple[Columns, Sequence[Any], int]:
-    """Names of the columns, the first rows, and how many rows there are."""
-    if _is_table(data):
-        return list(data.columns), data.data[:most], len(data.data)
-    if _is_frame(data):
-        return list(data.columns), list(islice(data.itertuples(index=False, name=None), most)), len(data)
-    names = list(_DEFAULT_COLUMNS if columns is None else columns)
-    if any(type(name) not in (str, int) for name in names):
-        raise ConfigurationError(
-            f"columns={names!r} has names that are neither text nor integers. Pass e.g. ['label']."
-        )
-    rows = [] if data is None else data
-    if not isinstance(rows, (list, tuple)) and type(rows).__name__ != "ndarray":
-        raise ConfigurationError(f"A table was given {type(data).__name__} as its rows, but takes a list of lists.")
-    first = rows[:most]
-    return names, first if isinstance(first, (list, tuple)) else first.tolist(), len(rows)
-
-
-def _is_table(value: object) -> bool:
-    """Whether a value is a `wandb.Table`, by what it has: importing wandb takes long."""
-    return isinstance(getattr(value, "columns", None), list) and isinstance(getattr(value, "data", None), list)
-
-
-def _is_frame(value: object) -> bool:
-    return hasattr(value, "columns") and hasattr(value, "itertuples")
+    most, copies = _checked_limit(limit, "table"), Copies()
+    names, rows, total = copied_table(columns, data if dataframe is None else dataframe, most, copies)
+    return Gathered("table", rows, total, most, names, copies=copies)
 
 
 def _checked_limit(limit: int | None, kind: Kind) -> int:
@@ -324,160 +236,6 @@ def _checked_limit(limit: int | None, kind: Kind) -> int:
     return number
 
 
-def _gathered_images(images: Any, limit: int | None, per_image: Mapping[str, Sequence[Any]]) -> Gathered:
-    if not isinstance(images, (list, tuple)):
-        raise ConfigurationError(
-            f"gathered was given {type(images).__name__}, but takes a wandb.Table, a data frame, a list of rows "
-            "together with columns=[...], or a list of images."
-        )
-    most, taken = _checked_limit(limit, "images"), _Taken()
-    for name, values in per_image.items():
-        if name not in _OF_PIXELS + _BESIDE:
-            known = suggest(name, _OF_PIXELS + _BESIDE)
-            raise ConfigurationError(f"{name!r} does not go to the primary together with an image. {known}")
-        if len(values) != len(images):
-            raise ConfigurationError(f"{name} has {len(values)} items for {len(images)} images. Pass one for each.")
-    if images:
-        _check_pillow()
-    kept = []
-    for place, image in enumerate(images[:most]):
-        own = {name: values[place] for name, values in per_image.items() if values[place] is not None}
-        kept.append(_picture(image, own, taken))
-    return Gathered("images", kept, len(images), most, taken=taken)
-
-
-def _check_pillow() -> None:
-    if importlib.util.find_spec("PIL") is None:
-        raise ConfigurationError("W&B needs pillow for images, and it is missing. Run: pip install pillow")
-
-
-def _picture(image: Any, arguments: Mapping[str, Any], taken: _Taken) -> Picture:
-    """An image, safe from later changes."""
-    beside = {name: _cell(value, taken) for name, value in arguments.items() if name in _BESIDE}
-    pixels = {name: value for name, value in arguments.items() if name in _OF_PIXELS}
-    tensor = as_tensor(image)
-    if tensor is not None:
-        return Picture(taken.tensor(tensor), pixels, beside)
-    if type(image).__name__ == "ndarray":
-        return Picture(image.copy(), pixels, beside)
-    if isinstance(image, (str, os.PathLike)):
-        return Picture(pictures.opened(Path(image).read_bytes()), pixels, beside)
-    if hasattr(image, "savefig"):
-        return Picture(pictures.of_figure(image), pixels, beside)
-    if not pictures.is_image(image):
-        raise ConfigurationError(
-            f"gathered was given {type(image).__name__} among images. Pass arrays, tensors, PIL images, paths, figures "
-            "or wandb.Image; rows of a table together with columns=[...]."
-        )
-    caption = pictures.caption(image)
-    if pictures.has_overlays(image):
-        taken.replaced.add("boxes or masks")
-    return Picture(pictures.kept(image), pixels, beside if caption is None else {"caption": caption, **beside})
-
-
-def _cell(cell: Any, taken: _Taken, *, is_inner: bool = False) -> Any:
-    """A cell of a table, safe from later changes: what JSON can hold, dates, tensors on their way, pictures."""
-    if type(cell) in _PLAIN:
-        return cell
-    tensor = as_tensor(cell)
-    if tensor is not None and not tensor.is_complex():
-        return tensor.item() if tensor.is_cpu and not tensor.dim() else taken.tensor(tensor)
-    if isinstance(cell, (list, tuple, Mapping)):
-        return _container(cell, taken)
-    if isinstance(cell, date):
-        moment = _moment(cell)
-        return moment.isoformat() if is_inner and moment else moment
-    if not is_inner and pictures.is_image(cell):
-        _check_pillow()
-        return _picture(cell, {}, taken)
-    return _other(cell, taken, is_inner=is_inner)
-
-
-def _container(cell: Any, taken: _Taken) -> Any:
-    """A list or a mapping of cells, as far as JSON can hold it."""
-    if not isinstance(cell, Mapping):
-        return [_cell(item, taken, is_inner=True) for item in cell]
-    if not _PLAIN.issuperset(map(type, cell)):
-        return taken.represented(cell)
-    return {name: _cell(item, taken, is_inner=True) for name, item in cell.items()}
-
-
-def _other(cell: Any, taken: _Taken, *, is_inner: bool) -> Any:
-    """Numbers and text of other kinds than Python's own, and arrays, as far as JSON can hold them; else the repr."""
-    for kind in (str, int, float):
-        if isinstance(cell, kind):
-            return kind(cell)
-    if as_tensor(cell) is not None or not (hasattr(cell, "dtype") and hasattr(cell, "tolist")):
-        return taken.represented(cell)
-    plain = cell.tolist()
-    if cell.dtype.kind in _PLAIN_ARRAYS:
-        return plain
-    return taken.represented(cell) if type(plain) is type(cell) else _cell(plain, taken, is_inner=is_inner)
-
-
-def _moment(cell: date) -> date | None:
-    """A date, or a date with a time, of Python's own kind; `None` for pandas' word that there is none."""
-    if cell != cell:  # noqa: PLR0124
-        return None
-    return datetime.combine(cell.date(), cell.timetz()) if isinstance(cell, datetime) else cell
-
-
-# As bytes, and back
-
-
-def framed(*parts: bytes) -> bytes:
-    """Bytes that `unframed` takes apart again."""
-    return b"".join(piece for part in parts for piece in (len(part).to_bytes(_LENGTH, "little"), part))
-
-
-def unframed(data: bytes) -> list[bytes]:
-    """What was put together by `framed`.
-
-    Raises:
-        ConfigurationError: The bytes are something else.
-    """
-    parts, position = [], 0
-    while position < len(data):
-        start = position + _LENGTH
-        position = start + int.from_bytes(data[position:start], "little")
-        if position > len(data):
-            raise ConfigurationError(
-                f"The {len(data)} bytes that a rank sent as a table or images are cut off. Install the same version of "
-                "dist_wandb on all ranks."
-            )
-        parts.append(data[start:position])
-    return parts
-
-
-def _encoded_row(row: Sequence[Any]) -> bytes:
-    found = [(place, cell) for place, cell in enumerate(row) if isinstance(cell, Picture)]
-    dates = [place for place, cell in enumerate(row) if isinstance(cell, date)]
-    cells = [None if isinstance(cell, Picture) else cell for cell in row]
-    beside = [(place, picture.beside) for place, picture in found]
-    text = json.dumps([cells, beside, dates], default=_json_of)
-    return framed(text.encode(), *(pictures.png(picture.value, picture.pixels) for _, picture in found))
-
-
-def _encoded_image(picture: Picture) -> bytes:
-    return framed(json.dumps(picture.beside, default=_json_of).encode(), pictures.png(picture.value, picture.pixels))
-
-
-def _json_of(value: Any) -> Any:
-    return value.isoformat() if isinstance(value, date) else _plain(value)
-
-
-def _plain(cell: Any) -> Any:
-    """A cell with lists in place of tensors."""
-    if type(cell) in _PLAIN:
-        return cell
-    if isinstance(cell, list):
-        return [_plain(item) for item in cell]
-    if isinstance(cell, dict):
-        return {name: _plain(item) for name, item in cell.items()}
-    tensor = as_tensor(cell)
-    return cell if tensor is None else tensor.tolist()
-
-
 def decoded(kind: Kind, data: bytes) -> Part:
     """What a rank sent.
 
@@ -488,11 +246,11 @@ def decoded(kind: Kind, data: bytes) -> Part:
         head, *items = unframed(data)
         rank, columns, total = json.loads(head)
         if kind == "images":
-            return Part(_natural(rank), [], _natural(total), [_decoded_image(*unframed(item)) for item in items])
-        rows = [_decoded_row(*unframed(item)) for item in items]
+            return Part(natural(rank), [], natural(total), [decoded_image(*unframed(item)) for item in items])
+        rows = [decoded_row(*unframed(item)) for item in items]
         if not isinstance(columns, list) or any(len(row) != len(columns) for row in rows):
             raise ValueError("a row has more or fewer cells than there are columns")  # noqa: TRY301  # ends below
-        return Part(_natural(rank), [_column(name) for name in columns], _natural(total), rows)
+        return Part(natural(rank), [checked_column(name) for name in columns], natural(total), rows)
     except (ValueError, TypeError, LookupError, OverflowError, RecursionError) as error:
         if isinstance(error, ConfigurationError):
             raise
@@ -500,45 +258,6 @@ def decoded(kind: Kind, data: bytes) -> Part:
             f"The {len(data)} bytes that a rank sent as a table or images cannot be read: {error}. Install the same "
             "version of dist_wandb on all ranks."
         ) from error
-
-
-def _decoded_row(text: bytes, *pngs: bytes) -> list[Any]:
-    cells, beside, dates = json.loads(text)
-    if not isinstance(cells, list):
-        raise TypeError("a row is no list of cells")
-    for (place, arguments), png in zip(beside, pngs, strict=True):
-        cells[_natural(place)] = Picture(png, {}, _named(arguments))
-    for place in dates:
-        moment = datetime.fromisoformat(cells[_natural(place)])
-        cells[place] = moment if "T" in cells[place] else moment.date()
-    return cells
-
-
-def _decoded_image(text: bytes, png: bytes) -> Picture:
-    return Picture(png, {}, _named(json.loads(text)))
-
-
-def _natural(number: Any) -> int:
-    """A rank, a place or a number of items, as it was told."""
-    if type(number) is not int or not 0 <= number < LARGEST_EXACT_INTEGER:
-        raise ValueError(f"{repr(number)[:_SHOWN]} is no number of a rank or of items")
-    return number
-
-
-def _column(name: Any) -> Any:
-    if type(name) not in _PLAIN:
-        raise TypeError(f"{repr(name)[:_SHOWN]} is no name of a column")
-    return name
-
-
-def _named(arguments: Any) -> dict[str, Any]:
-    """What goes along with a picture; arguments of `wandb.Image`, and none that decides about files."""
-    if not isinstance(arguments, dict) or not set(arguments) <= set(_BESIDE):
-        raise ValueError(f"{repr(arguments)[:_SHOWN]} does not go along with an image")
-    return arguments
-
-
-# The whole
 
 
 def fair(wanted: Sequence[int], limit: int) -> list[int]:
@@ -555,65 +274,6 @@ def fair(wanted: Sequence[int], limit: int) -> list[int]:
     return shares
 
 
-def whole(kind: Kind, parts: Sequence[Part], files: Files | None = None) -> Any:
-    """The table or the images of some ranks as what W&B logs; `None` if there are no images.
-
-    Args:
-        kind: Which of the two.
-        parts: What ranks give, in their order.
-        files: Makes a directory for files of images that came from other ranks; it is needed until the row is written.
-    """
-    if kind == "images":
-        return [_named_image(part.rank, picture, files) for part in parts for picture in part.items] or None
-    columns, rows = merged(parts)
-    return wandb_media.table_of_any(
-        columns,
-        [[_wandb_image(cell, files) if isinstance(cell, Picture) else _plain(cell) for cell in row] for row in rows],
-    )
-
-
-def merged(parts: Sequence[Part]) -> tuple[Columns, list[list[Any]]]:
-    """Columns and rows of the whole table: columns are matched by their name, where ranks have different ones."""
-    union = list(dict.fromkeys(name for part in _with_rows(parts) for name in _numbered(part.columns)))
-    names = [name for name, _ in union]
-    columns = [_RANK_OTHERWISE if _RANK in names else _RANK, *names]
-    rows: list[list[Any]] = []
-    for part in parts:
-        own = _numbered(part.columns)
-        if own == union:
-            rows += ([part.rank, *row] for row in part.items)
-        else:
-            named = (dict(zip(own, row, strict=True)) for row in part.items)
-            rows += ([part.rank, *map(row.get, union)] for row in named)
-    return columns, rows
-
-
-def differ(parts: Sequence[Part]) -> bool:
-    """Whether ranks gave tables with different columns."""
-    return len({tuple(part.columns) for part in _with_rows(parts)}) > 1
-
-
-def _with_rows(parts: Sequence[Part]) -> Sequence[Part]:
-    """Those that decide about columns: a rank without rows does only if nobody has any."""
-    return [part for part in parts if part.items] or parts
-
-
-def _numbered(columns: Iterable[str | int]) -> list[tuple[str | int, int]]:
-    """Columns, told apart also where they have the same name."""
-    seen: Counter[str | int] = Counter()
-    numbered = []
-    for name in columns:
-        numbered.append((name, seen[name]))
-        seen[name] += 1
-    return numbered
-
-
-def _named_image(rank: int, picture: Picture, files: Files | None) -> Any:
-    caption = picture.beside.get("caption")
-    named = f"rank {rank}" if caption is None else f"rank {rank}: {caption}"
-    return _wandb_image(picture._replace(beside={**picture.beside, "caption": named}), files)
-
-
-def _wandb_image(picture: Picture, files: Files | None) -> Any:
-    value, arguments = picture.value, {**picture.pixels, **picture.beside}
-    return wandb_media.image(value, files() if files and isinstance(value, bytes) else None, **arguments)
+def whole(kind: Kind, parts: Sequence[Part]) -> MergedTable | MergedImages | None:
+    """The table or the images of some ranks, given in their order; `None` if there are no images."""
+    return merged_table(parts) if kind == "table" else merged_images(parts)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from dist_wandb.runs import wandb_media
+MakeImage = Callable[..., Any]  # makes a `wandb.Image` from the same arguments
 
 _AS_PNG = ("1", "L", "LA", "I", "I;16", "P", "RGB", "RGBA")  # modes of PIL that a PNG can hold
 
@@ -50,18 +50,19 @@ def of_figure(figure: Any) -> Any:
     return opened(file.getvalue())
 
 
-def png(image: Any, how: Mapping[str, Any]) -> bytes:
+def png(image: Any, how: Mapping[str, Any], make_image: MakeImage) -> bytes:
     """An image as a PNG file, with the pixels that W&B would show.
 
     Args:
         image: What `wandb.Image` takes.
         how: Arguments of `wandb.Image` that decide about the pixels.
+        make_image: Makes a `wandb.Image`, for what is not an image yet.
     """
     if hasattr(image, "save"):
         return _saved(image)
     if is_image(image):
         return _file_in(image)
-    made = wandb_media.image(image, **how)
+    made = make_image(image, **how)
     try:
         return _file_in(made)
     finally:

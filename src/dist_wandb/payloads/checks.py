@@ -1,0 +1,87 @@
+"""Checks of what `log` was given: names, steps and weights."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Mapping
+
+from dist_wandb.errors import ConfigurationError
+from dist_wandb.settings.reduction import LARGEST_EXACT_INTEGER
+
+
+def checked_weight(argument: str, weight: float, rank: int) -> float:
+    """Return a weight that can be one.
+
+    Raises:
+        ConfigurationError: It is negative or not finite.
+    """
+    if 0 <= weight < math.inf:
+        return weight
+    raise ConfigurationError(
+        f"{argument}={weight!r} on rank {rank} is negative or not finite, so no mean can be weighted with it. Pass the "
+        "number of samples or tokens behind the values; 0 where there were none."
+    )
+
+
+def check_row(metrics: object, rank: int) -> None:
+    """Refuse what is no row.
+
+    Args:
+        metrics: What `log` was given.
+        rank: The rank that logs, for messages.
+
+    Raises:
+        ConfigurationError: It is no mapping, or a name is no text that W&B can store.
+    """
+    if not isinstance(metrics, Mapping):
+        raise ConfigurationError(
+            f"log was given {type(metrics).__name__} on rank {rank}, but it takes a mapping of names "
+            'to values, as in log({"loss": 0.5}).'
+        )
+    for name in metrics:
+        if not isinstance(name, str) or not can_be_stored(name):
+            raise ConfigurationError(
+                f"log was given the name {name!r} ({type(name).__name__}) on rank {rank}, but names "
+                "are text, without NUL characters and lone surrogates. Nothing of this row was written."
+            )
+
+
+def can_be_stored(name: str) -> bool:
+    """Whether W&B can store a name: no NUL characters, no lone surrogates."""
+    if not name.isascii():
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            return False
+    return "\0" not in name
+
+
+def checked_step(step: object, rank: int) -> int:
+    """The step as an integer that ranks can tell from others.
+
+    Args:
+        step: What `log` was given.
+        rank: The rank that logs, for messages.
+
+    Raises:
+        ConfigurationError: It is no integer, or too large for that.
+    """
+    try:
+        number = operator.index(step)  # type: ignore[arg-type]  # what is no integer raises
+    except TypeError:
+        raise ConfigurationError(
+            f"step={step!r} on rank {rank} is no integer, but rows of the ranks are matched by it. Pass the number of "
+            "optimizer steps so far."
+        ) from None
+    if number < 0:
+        raise ConfigurationError(
+            f"step={step!r} on rank {rank} is negative, but the x axis begins at 0. Pass the number of optimizer steps "
+            "so far, or no step."
+        )
+    if number > LARGEST_EXACT_INTEGER:
+        raise ConfigurationError(
+            f"step={step!r} on rank {rank} is beyond 2**53, where ranks cannot tell steps apart. Pass the number of "
+            "optimizer steps so far, or a time in seconds."
+        )
+    return number

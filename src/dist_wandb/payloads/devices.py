@@ -1,0 +1,221 @@
+"""Tensors as they are logged: copies on their way from a device to the host, which nobody has waited for yet."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from dist_wandb.errors import ConfigurationError
+from dist_wandb.payloads.torchmetrics.metrics import is_metric
+
+if TYPE_CHECKING:
+    import torch
+
+PLAIN = frozenset({float, int, bool, str})  # types whose objects cannot change
+
+
+class HostCopy:
+    """A tensor of a device, on its way to the host: nobody has waited for it yet.
+
+    Args:
+        tensors: A tensor of any shape; or several of one element each, of one device and dtype, that go together.
+    """
+
+    def __init__(self, tensors: torch.Tensor | list[torch.Tensor]) -> None:
+        import torch
+
+        if isinstance(tensors, torch.Tensor):
+            tensor = copy_for_numpy(tensors)
+        else:
+            tensor = torch.stack([one.detach().reshape(()) for one in tensors])
+        self._copy = tensor.to("cpu", non_blocking=True)
+        self._event = event_after(tensor)
+        self._source = tensor if self._event is None else None
+        self._numbers: list[float] | None = None
+        self._has_arrived = False
+
+    def is_ready(self) -> bool:
+        """Whether the copy can be had without waiting, as far as the device tells."""
+        return self._has_arrived or self._event is None or bool(self._event.query())
+
+    def has_arrived(self) -> bool:
+        """Whether the copy is sure to be had without waiting: not where a device tells nothing."""
+        return self._has_arrived or (self._event is not None and bool(self._event.query()))
+
+    def tensor(self) -> torch.Tensor:
+        """The copy on the host. Waits for the device: not to be called on the training thread."""
+        if not self._has_arrived:
+            if self._event is not None:
+                self._event.synchronize()
+            if self._source is not None:
+                self._copy, self._source = self._source.cpu(), None
+            self._has_arrived = True
+        return self._copy
+
+    def numbers(self) -> list[float]:
+        """The numbers, in the order of the tensors. Waits for the device, as `tensor` does."""
+        if self._numbers is None:
+            self._numbers = self.tensor().tolist()
+        return self._numbers
+
+
+class Later:
+    """A number that is known once its copy has come to the host.
+
+    Args:
+        copy: The copy that it is part of.
+        index: Its place there.
+    """
+
+    __slots__ = ("_copy", "_index")
+
+    def __init__(self, copy: HostCopy, index: int) -> None:
+        self._copy = copy
+        self._index = index
+
+    def is_ready(self) -> bool:
+        """Whether the number can be had without waiting, as far as the device tells."""
+        return self._copy.is_ready()
+
+    def has_arrived(self) -> bool:
+        """Whether the number is sure to be had without waiting."""
+        return self._copy.has_arrived()
+
+    def number(self) -> float:
+        """The number. Waits for the device: not to be called on the training thread."""
+        return self._copy.numbers()[self._index]
+
+
+class LaterValue:
+    """What is not a number, and is known once copies of tensors have come to the host: a vector, or a list with some.
+
+    Args:
+        value: A `HostCopy`, or lists, tuples and mappings with some of them in place of tensors.
+        copies: All of them.
+    """
+
+    __slots__ = ("_copies", "_value")
+
+    def __init__(self, value: Any, copies: Sequence[HostCopy]) -> None:
+        self._value = value
+        self._copies = copies
+
+    def is_ready(self) -> bool:
+        """Whether the value can be had without waiting, as far as the devices tell."""
+        return all(copy.is_ready() for copy in self._copies)
+
+    def has_arrived(self) -> bool:
+        """Whether the value is sure to be had without waiting."""
+        return all(copy.has_arrived() for copy in self._copies)
+
+    def value(self) -> Any:
+        """The value. Waits for the devices: not to be called on the training thread."""
+        return _arrived(self._value)
+
+
+def _arrived(value: Any) -> Any:
+    if isinstance(value, HostCopy):
+        return value.tensor()
+    if type(value) is dict:
+        return {name: _arrived(item) for name, item in value.items()}
+    return type(value)(map(_arrived, value)) if type(value) in (list, tuple) else value
+
+
+def known(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What was taken, with the numbers and vectors that came from devices. Waits for them.
+
+    Args:
+        values: What `take` returned.
+    """
+    if not any(type(value) in (Later, LaterValue) for value in values.values()):
+        return values
+    return {name: _known(value) for name, value in values.items()}
+
+
+def _known(value: Any) -> Any:
+    if type(value) is Later:
+        return value.number()
+    return value.value() if type(value) is LaterValue else value
+
+
+def copy_for_numpy(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor's numbers as they are now, without its graph, and of a dtype that numpy, so wandb, knows too."""
+    import torch
+
+    is_unknown = tensor.dtype.is_floating_point and tensor.dtype not in (torch.float16, torch.float32, torch.float64)
+    return tensor.detach().float() if is_unknown else tensor.detach().clone()
+
+
+def as_tensor(value: object) -> torch.Tensor | None:
+    """A value if it is a tensor."""
+    torch = sys.modules.get("torch")  # nobody has a tensor without importing it
+    return value if torch is not None and isinstance(value, torch.Tensor) else None
+
+
+def whole(what: str, tensor: torch.Tensor, rank: int) -> torch.Tensor:
+    """A tensor as it lies on this rank, if all of it does: a `DTensor` may lie on several.
+
+    Args:
+        what: What was given the tensor, for messages.
+        tensor: A tensor of any kind.
+        rank: This rank, for messages.
+
+    Returns:
+        The tensor; of a `DTensor` that every rank has a copy of, this rank's.
+
+    Raises:
+        ConfigurationError: This rank has only a part, and to ask the others for theirs would be to wait for them.
+    """
+    placements = getattr(tensor, "placements", None)  # a plain tensor has none
+    if placements is None:
+        return tensor
+    if all(placement.is_replicate() for placement in placements):
+        local: torch.Tensor = tensor.detach().to_local()  # type: ignore[attr-defined]  # a DTensor has it
+        return local
+    raise ConfigurationError(
+        f"{what} is a DTensor of which rank {rank} has only a part (its placements are {tuple(placements)}), and log "
+        "does not wait for the other ranks. Call its .full_tensor() on every rank, outside of 'if rank == 0', and pass "
+        "what it returns."
+    )
+
+
+def whole_tensors(metrics: Mapping[str, Any], rank: int) -> Mapping[str, Any]:
+    """What is to be logged, with plain tensors in place of those that lie on several ranks.
+
+    Args:
+        metrics: Values by name; mappings among them as well.
+        rank: This rank, for messages.
+
+    Raises:
+        ConfigurationError: As `whole`.
+    """
+    others = {name: value for name, value in metrics.items() if type(value) not in PLAIN}
+    found = {name: _whole_value(name, value, rank) for name, value in others.items()}
+    is_same = all(value is others[name] for name, value in found.items())
+    return metrics if is_same else {**metrics, **found}
+
+
+def _whole_value(name: str, value: Any, rank: int) -> Any:
+    if isinstance(value, Mapping) and not is_metric(value):
+        return whole_tensors(value, rank)
+    tensor = as_tensor(value)
+    return value if tensor is None else whole(repr(name), tensor, rank)
+
+
+def copied_tensor(value: Any) -> Any:
+    """A tensor's numbers as they are now, without its graph; what is no tensor as it is."""
+    tensor = as_tensor(value)
+    return value if tensor is None else tensor.detach().clone()
+
+
+def event_after(tensor: torch.Tensor) -> Any:
+    """An event of the tensor's device after all that was asked of it; `None` where the device has no events."""
+    import torch
+
+    module: Any = getattr(torch, tensor.device.type, None)
+    if not (hasattr(module, "Event") and hasattr(module, "current_stream")):
+        return None
+    event = module.Event()
+    event.record(module.current_stream(tensor.device))
+    return event

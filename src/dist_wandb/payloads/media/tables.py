@@ -1,0 +1,155 @@
+"""Tables of all ranks as one: rows as bytes and back, and columns that are matched by their name."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import date, datetime
+from itertools import islice
+from typing import Any, NamedTuple
+
+from dist_wandb.errors import ConfigurationError
+from dist_wandb.payloads.framing import framed
+from dist_wandb.payloads.media import pictures
+from dist_wandb.payloads.media.cells import PLAIN, Copies, Picture, copied_cell, json_of, plain_cell
+from dist_wandb.payloads.media.parts import SHOWN, Columns, Part, named_arguments, natural
+from dist_wandb.payloads.media.pictures import MakeImage
+
+_RANK, _RANK_OTHERWISE = "rank", "global_rank"  # the column, and its name where users have one of that name
+_DEFAULT_COLUMNS = ("Input", "Output", "Expected")  # W&B's own, where none are given
+
+
+class MergedTable(NamedTuple):
+    """The table of some ranks. It becomes W&B's when its row is written.
+
+    Args:
+        columns: Names of the columns.
+        rows: Cells that JSON can hold, dates and `Picture`s.
+    """
+
+    columns: Columns
+    rows: list[list[Any]]
+
+
+def copied_table(
+    columns: Sequence[str | int] | None, data: Any, most: int, copies: Copies
+) -> tuple[Columns, list[Any], int]:
+    """A table, safe from later changes.
+
+    Args:
+        columns: Names of the columns; a `wandb.Table` or a data frame has its own.
+        data: Its rows.
+        most: How many of them are taken.
+        copies: What is met while they are copied.
+
+    Returns:
+        Names of the columns, the first rows, and how many rows there are.
+
+    Raises:
+        ConfigurationError: A row of another length than `columns`, or something else than a table.
+    """
+    names, rows, total = _columns_and_rows(columns, data, most)
+    for number, row in enumerate(rows):
+        if isinstance(row, (str, Mapping)) or not hasattr(row, "__len__") or len(row) != len(names):
+            what = f"has {len(row)} cells" if isinstance(row, (list, tuple)) else f"is {type(row).__name__}"
+            raise ConfigurationError(
+                f"Row {number} of the table {what}, but its columns are {names}. Pass equal lists."
+            )
+    kept = [
+        list(row) if PLAIN.issuperset(map(type, row)) else [copied_cell(cell, copies) for cell in row] for row in rows
+    ]
+    return names, kept, total
+
+
+def _columns_and_rows(columns: Sequence[str | int] | None, data: Any, most: int) -> tuple[Columns, Sequence[Any], int]:
+    if is_table(data):
+        return list(data.columns), data.data[:most], len(data.data)
+    if is_frame(data):
+        return list(data.columns), list(islice(data.itertuples(index=False, name=None), most)), len(data)
+    names = list(_DEFAULT_COLUMNS if columns is None else columns)
+    if any(type(name) not in (str, int) for name in names):
+        raise ConfigurationError(
+            f"columns={names!r} has names that are neither text nor integers. Pass e.g. ['label']."
+        )
+    rows = [] if data is None else data
+    if not isinstance(rows, (list, tuple)) and type(rows).__name__ != "ndarray":
+        raise ConfigurationError(f"A table was given {type(data).__name__} as its rows, but takes a list of lists.")
+    first = rows[:most]
+    return names, first if isinstance(first, (list, tuple)) else first.tolist(), len(rows)
+
+
+def is_table(value: object) -> bool:
+    """Whether a value is a `wandb.Table`, by what it has: importing wandb takes long."""
+    return isinstance(getattr(value, "columns", None), list) and isinstance(getattr(value, "data", None), list)
+
+
+def is_frame(value: object) -> bool:
+    """Whether a value is a data frame of pandas."""
+    return hasattr(value, "columns") and hasattr(value, "itertuples")
+
+
+def encoded_row(row: Sequence[Any], make_image: MakeImage) -> bytes:
+    """A row as bytes; `make_image` as in `pictures.png`."""
+    found = [(place, cell) for place, cell in enumerate(row) if isinstance(cell, Picture)]
+    dates = [place for place, cell in enumerate(row) if isinstance(cell, date)]
+    cells = [None if isinstance(cell, Picture) else cell for cell in row]
+    beside = [(place, picture.beside) for place, picture in found]
+    text = json.dumps([cells, beside, dates], default=json_of)
+    return framed(text.encode(), *(pictures.png(picture.value, picture.pixels, make_image) for _, picture in found))
+
+
+def decoded_row(text: bytes, *pngs: bytes) -> list[Any]:
+    """The inverse of `encoded_row`, of what it framed."""
+    cells, beside, dates = json.loads(text)
+    if not isinstance(cells, list):
+        raise TypeError("a row is no list of cells")
+    for (place, arguments), png in zip(beside, pngs, strict=True):
+        cells[natural(place)] = Picture(png, {}, named_arguments(arguments))
+    for place in dates:
+        moment = datetime.fromisoformat(cells[natural(place)])
+        cells[place] = moment if "T" in cells[place] else moment.date()
+    return cells
+
+
+def checked_column(name: Any) -> Any:
+    """The name of a column, as it was received."""
+    if type(name) not in PLAIN:
+        raise TypeError(f"{repr(name)[:SHOWN]} is no name of a column")
+    return name
+
+
+def merged_table(parts: Sequence[Part]) -> MergedTable:
+    """The whole table: columns are matched by their name, where ranks have different ones."""
+    union = list(dict.fromkeys(name for part in _with_rows(parts) for name in _numbered(part.columns)))
+    names = [name for name, _ in union]
+    columns = [_RANK_OTHERWISE if _RANK in names else _RANK, *names]
+    rows: list[list[Any]] = []
+    for part in parts:
+        own = _numbered(part.columns)
+        if own == union:
+            rows += ([part.rank, *row] for row in part.items)
+        else:
+            named = (dict(zip(own, row, strict=True)) for row in part.items)
+            rows += ([part.rank, *map(row.get, union)] for row in named)
+    return MergedTable(columns, [[plain_cell(cell) for cell in row] for row in rows])
+
+
+def differ(parts: Sequence[Part]) -> bool:
+    """Whether ranks gave tables with different columns."""
+    return len({tuple(part.columns) for part in _with_rows(parts)}) > 1
+
+
+def _with_rows(parts: Sequence[Part]) -> Sequence[Part]:
+    """Those that decide about columns: a rank without rows does only if nobody has any."""
+    return [part for part in parts if part.items] or parts
+
+
+def _numbered(columns: Iterable[str | int]) -> list[tuple[str | int, int]]:
+    """Columns, told apart also where they have the same name."""
+    seen: Counter[str | int] = Counter()
+    numbered = []
+    for name in columns:
+        numbered.append((name, seen[name]))
+        seen[name] += 1
+    return numbered

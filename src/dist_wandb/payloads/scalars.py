@@ -1,0 +1,183 @@
+"""What a user logs, taken on the training thread: copied where it could change, never waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from numbers import Real
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from dist_wandb.errors import ConfigurationError
+from dist_wandb.payloads.checks import can_be_stored, checked_weight
+from dist_wandb.payloads.devices import PLAIN, HostCopy, Later, LaterValue, as_tensor, copy_for_numpy, whole
+from dist_wandb.payloads.torchmetrics.metrics import is_metric, take_snapshot
+
+if TYPE_CHECKING:
+    import torch
+
+Weight: TypeAlias = "float | torch.Tensor | Mapping[str, float | torch.Tensor] | None"
+
+_DEEPEST = 8  # levels of lists in lists that are copied: some hold themselves
+
+
+def take(metrics: Mapping[str, Any], rank: int, *, flat: bool = True) -> dict[str, Any]:
+    """What is to be logged, safe from later changes: numbers as Python's, or on their way to the host.
+
+    Args:
+        metrics: Values by name.
+        rank: This rank, for messages.
+        flat: Whether mappings among them are flattened, with a dot between the names, as W&B shows them; otherwise
+            only those that have torchmetrics' objects in them.
+
+    Returns:
+        Values by name: numbers of Python, `Later`, snapshots of torchmetrics' objects; what is not a number as it is,
+        but for copies of lists, arrays and tensors, and `LaterValue` where these lie on a device.
+
+    Raises:
+        ConfigurationError: A tensor of which this rank has only a part.
+    """
+    for value in metrics.values():
+        if type(value) not in PLAIN:
+            return _take_others(metrics, rank, flat=flat)
+    return dict(metrics)
+
+
+def _take_others(metrics: Mapping[str, Any], rank: int, *, flat: bool) -> dict[str, Any]:
+    taken: dict[str, Any] = {}
+    on_devices: dict[tuple[Any, Any], list[tuple[str, Any]]] = {}
+    for name, value in _flat(metrics, all_of_it=flat):
+        if not can_be_stored(name):
+            raise ConfigurationError(
+                f"The name {name!r} on rank {rank} has NUL characters or lone surrogates, which W&B cannot store. Take "
+                "them out. Nothing of this row was written."
+            )
+        if type(value) in PLAIN:
+            taken[name] = value
+            continue
+        tensor = as_tensor(value)
+        if tensor is None:
+            taken[name] = _taken(name, value, rank)
+            continue
+        tensor = whole(repr(name), tensor, rank)
+        if tensor.numel() != 1 or tensor.is_complex():
+            taken[name] = _copied(name, tensor, rank)
+        elif tensor.device.type == "cpu":
+            taken[name] = tensor.item()
+        else:
+            taken[name] = None  # keeps its place in the row
+            on_devices.setdefault((tensor.device, tensor.dtype), []).append((name, tensor))
+    for group in on_devices.values():
+        copy = HostCopy([tensor for _, tensor in group])
+        taken.update({name: Later(copy, index) for index, (name, _) in enumerate(group)})
+    return taken
+
+
+def take_weight(weight: object, rank: int) -> Any:
+    """Check a weight and make it safe from later changes.
+
+    Args:
+        weight: A number, a mapping of names to numbers, or `None`.
+        rank: This rank, for messages.
+
+    Returns:
+        `None`, a number, or a mapping of names to numbers; those of tensors on a device are still on their way.
+
+    Raises:
+        ConfigurationError: It is none of these, or a number is negative or not finite.
+    """
+    if weight is None:
+        return None
+    if isinstance(weight, Mapping):
+        return {name: _take_one_weight(f"weight[{name!r}]", value, rank) for name, value in weight.items()}
+    return _take_one_weight("weight", weight, rank)
+
+
+def _take_one_weight(argument: str, value: object, rank: int) -> Any:
+    if type(value) is float or type(value) is int:
+        return checked_weight(argument, value, rank)
+    tensor = as_tensor(value)
+    tensor = tensor if tensor is None else whole(argument, tensor, rank)
+    if tensor is not None and tensor.numel() == 1 and not tensor.is_complex():
+        if tensor.device.type != "cpu":
+            return Later(HostCopy([tensor]), 0)
+        return checked_weight(argument, tensor.item(), rank)
+    number = _number_of_host(value) if tensor is None else None
+    if number is None:
+        raise ConfigurationError(
+            f"{argument} was given {_shown(value)} on rank {rank}, but it takes one number, such as the batch size, or "
+            "a mapping of names to numbers."
+        )
+    return checked_weight(argument, float(number), rank)
+
+
+def is_number(value: object) -> bool:
+    """Whether a value that was taken is a number, perhaps still on its way."""
+    return isinstance(value, (int, float, Later))
+
+
+def _flat(metrics: Mapping[str, Any], *, all_of_it: bool) -> Iterable[tuple[str, Any]]:
+    for name, value in metrics.items():
+        if isinstance(value, Mapping) and not is_metric(value) and (all_of_it or _has_metrics(value)):
+            yield from ((f"{name}.{inner}", item) for inner, item in _flat(value, all_of_it=True))
+        else:
+            yield name, value
+
+
+def _has_metrics(values: Mapping[str, Any]) -> bool:
+    return any(is_metric(value) or (isinstance(value, Mapping) and _has_metrics(value)) for value in values.values())
+
+
+def _taken(name: str, value: Any, rank: int) -> Any:
+    if is_metric(value):
+        return take_snapshot(value)
+    number = _number_of_host(value)
+    return _copied(name, _of_python(value), rank) if number is None else number
+
+
+def _copied(name: str, value: Any, rank: int) -> Any:
+    """What is not a number, as it is now: vectors, and lists and mappings with what is in them, are copied."""
+    copies: list[HostCopy] = []
+    copy = _copy_of(name, value, rank, copies, _DEEPEST)
+    return LaterValue(copy, copies) if copies else copy
+
+
+def _copy_of(name: str, value: Any, rank: int, copies: list[HostCopy], depth: int) -> Any:
+    """A copy, with each tensor of a device replaced by an entry of `copies`."""
+    if isinstance(value, (list, tuple)) and depth:
+        items = iter(value)
+        if not PLAIN.issuperset(map(type, value)):
+            items = (_copy_of(name, item, rank, copies, depth - 1) for item in value)
+        return list(items) if isinstance(value, list) else tuple(items)
+    if isinstance(value, Mapping) and depth:
+        return {key: _copy_of(name, item, rank, copies, depth - 1) for key, item in value.items()}
+    tensor = as_tensor(value)
+    if tensor is None:
+        return value.copy() if type(value).__name__ == "ndarray" else value
+    tensor = whole(repr(name), tensor, rank)
+    if tensor.device.type == "cpu":
+        return copy_for_numpy(tensor)
+    copies.append(HostCopy(tensor))
+    return copies[-1]
+
+
+def _of_python(value: Any) -> Any:
+    """A numpy scalar, an array without axes, or an array of one number as Python's; anything else as it is."""
+    shape = getattr(value, "shape", None)
+    is_scalar = shape == () and hasattr(value, "item")
+    is_one_number = type(value).__name__ == "ndarray" and value.size == 1 and value.dtype.kind in "biuf"
+    return value.item() if is_scalar or is_one_number else value
+
+
+def _number_of_host(value: Any) -> float | None:
+    """A numpy scalar, an array of one number, a `Fraction`, an `IntEnum` and the like as Python's number."""
+    value = _of_python(value)
+    if isinstance(value, int):
+        return value if type(value) is bool else int(value)
+    return float(value) if isinstance(value, Real) else None
+
+
+def _shown(value: object) -> str:
+    tensor = as_tensor(value)  # whose numbers are perhaps on a device, which is not to be waited for
+    if tensor is not None:
+        return f"a tensor of shape {tuple(tensor.shape)} and {tensor.dtype}"
+    shape = getattr(value, "shape", None)
+    return f"{type(value).__name__} of shape {tuple(shape)}" if shape else repr(value)
