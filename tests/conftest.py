@@ -21,7 +21,7 @@ from wandb_server import WandbServer
 
 from dist_wandb.exchange import collective, direct, interface
 from dist_wandb.exchange.transport import gloo
-from dist_wandb.restart import restart
+from dist_wandb.restart import records, resuming
 from dist_wandb.runs.job_arguments import chosen_config
 from dist_wandb.session import session
 from dist_wandb.settings.options import Options
@@ -226,8 +226,8 @@ def fake_wandb(
     monkeypatch.setattr(session, "_sessions", [])
     monkeypatch.setattr(session, "_opened", type(session._opened)())
     monkeypatch.setattr(leftovers, "_leftovers", [])
-    monkeypatch.setattr(restart, "_started", type(restart._started)())
-    monkeypatch.setattr(restart, "_told_of", set())
+    monkeypatch.setattr(resuming, "_started", type(resuming._started)())
+    monkeypatch.setattr(records, "_warned", set())
     for module in (collective, direct):
         monkeypatch.setattr(module, "_LAST_WORDS", 20.0)  # a thread may be held up, also at its end
     monkeypatch.setattr(collective, "_NEW_NAME_HEARTBEATS", 1000)  # what ranks log one after the other belongs together

@@ -31,7 +31,8 @@ from dist_wandb.lightning.checkpoints import base_id_in, write_base_ids
 from dist_wandb.lightning.script_ids import ScriptIds
 from dist_wandb.lightning.weights import epoch_weights
 from dist_wandb.payloads.media.gathers import gathered, gathered_table
-from dist_wandb.restart import restart
+from dist_wandb.restart import resuming
+from dist_wandb.restart.store import RestartStore
 from dist_wandb.runs import argument_checks, axes, handover, requested, run_metadata
 from dist_wandb.runs.null_run import NullPart, NullRun, NullSummary
 from dist_wandb.session.session import Session, holds, open_session
@@ -576,8 +577,8 @@ class DistWandbLogger(WandbLogger):
         """Know the base id before there are ranks, if an earlier start of the job is continued."""
         if self._id is not None or not self._is_first_process() or Launch.detect().is_lightning_child:
             return
-        door = restart.session_name(_DOOR, self._number)
-        earlier = restart.RestartStore(door, self._options, Topology.single(), self._wandb_init).find()
+        door = resuming.session_name(_DOOR, self._number)
+        earlier = RestartStore(door, self._options, Topology.single(), self._wandb_init).find()
         if earlier is not None:
             self._base_id = earlier.note.base_id
             _script_ids.offer(self._number, self._base_id)

@@ -27,8 +27,11 @@ from dist_wandb.exchange.rows import Contribution, Rows, calls_at
 from dist_wandb.payloads.checks import check_row, checked_step
 from dist_wandb.payloads.media.gathers import Gathered
 from dist_wandb.payloads.scalars import Weight, take, take_weight
-from dist_wandb.relay.relay import Relay, RemoteSession
-from dist_wandb.restart import restart
+from dist_wandb.relay.relay import Relay
+from dist_wandb.relay.remote_session import RemoteSession
+from dist_wandb.restart import resuming
+from dist_wandb.restart.next_row import next_row
+from dist_wandb.restart.store import RestartStore
 from dist_wandb.runs import (
     argument_checks,
     axes,
@@ -133,7 +136,7 @@ class Session:
         job_store: JobStore | None = None,
         name: str = "",
         first_row: int = 0,
-        restart_store: restart.RestartStore | None = None,
+        restart_store: RestartStore | None = None,
         opening: Opening | None = None,
         attached: AnyRun | None = None,
         config_sync: ConfigSync | None = None,
@@ -878,7 +881,7 @@ def open_session(
     topology = topology or _detected_topology()
     name, job_store = _meet(options, topology, door, number)
     has_store = job_store is not None
-    restart.check_resume(init_arguments, options, topology, has_store=has_store)
+    resuming.check_resume(init_arguments, options, topology, has_store=has_store)
     if job_store:
         topology = learn_layout(job_store, topology, needed=_needs_layout(options, topology))
     _check_sweep(options, topology, job_store)
@@ -887,10 +890,10 @@ def open_session(
     config_sync.compare()
     restart_store = earlier = None
     if restarts and tells_job(topology):
-        restart_store = restart.RestartStore(restart.session_name(door, number), options, topology, init_arguments)
-        earlier = restart_store.find() if restart.can_look_back(options, topology, has_store=has_store) else None
-    init_arguments = restart.continued(init_arguments, earlier, topology, has_store=has_store)
-    wanted, id_name = requested.wanted_id(init_arguments), restart.name_for_id(name, init_arguments)
+        restart_store = RestartStore(resuming.session_name(door, number), options, topology, init_arguments)
+        earlier = restart_store.find() if resuming.can_look_back(options, topology, has_store=has_store) else None
+    init_arguments = resuming.continued(init_arguments, earlier, topology, has_store=has_store)
+    wanted, id_name = requested.wanted_id(init_arguments), resuming.name_for_id(name, init_arguments)
     base_id = _base_id(options, topology, job_store, wanted=wanted, proposed=proposed_id, session_name=id_name)
     init_arguments = _share_job(options, topology, job_store, init_arguments)
     plan = _plan(topology, options, base_id, requested.wanted_group(init_arguments))
@@ -939,7 +942,7 @@ def open_session(
         if restart_store is not None and owns_run and run and not run_metadata.is_disabled(run):
             restart_store.leave(plan.base_id or str(run.id))
             if earlier is not None:
-                restart.announce(earlier, topology)
+                resuming.announce(earlier, topology)
         if announces:
             session.announce()
         if catches_sigterm:
@@ -1322,7 +1325,7 @@ def _check_same_job(options: Options, topology: Topology, told: Mapping[str, str
 def _first_row(plan: RunPlan, run: AnyRun, job_store: JobStore | None, init_arguments: Mapping[str, Any]) -> int:
     """Where rows without a step begin; one place for all writers of a shared run, which its primary finds out."""
     if not plan.shared or plan.primary or job_store is None:
-        return restart.next_row(run, STEP_METRIC, init_arguments)
+        return next_row(run, STEP_METRIC, init_arguments)
     if not requested.continues(init_arguments):
         return 0
     try:

@@ -23,8 +23,7 @@ from dist_wandb.errors import ReadError
 from dist_wandb.lightning import logger as door
 from dist_wandb.lightning.checkpoints import KEY
 from dist_wandb.lightning.script_ids import ScriptIds
-from dist_wandb.restart import restart
-from dist_wandb.restart.restart import RestartStore
+from dist_wandb.restart.store import DIRECTORY, RestartStore
 from dist_wandb.session import session as sessions_room
 from dist_wandb.settings.options import Options
 from dist_wandb.topology.model import Topology
@@ -32,7 +31,7 @@ from dist_wandb.topology.model import Topology
 if TYPE_CHECKING:
     from tests.conftest import FakeWandb
 
-NOTES = Path("wandb") / restart.NOTES_DIRECTORY
+NOTES = Path("wandb") / DIRECTORY
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ import dist_wandb
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.payloads.devices import whole_tensors
 from dist_wandb.payloads.scalars import take, take_weight
-from dist_wandb.relay.relay import RemoteSession
+from dist_wandb.relay.remote_session import RemoteSession
 from dist_wandb.topology.model import Topology
 
 if TYPE_CHECKING:

@@ -28,8 +28,10 @@ from torchmetrics import MeanMetric
 import dist_wandb
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.notices import Notices
-from dist_wandb.relay import local_sockets, relay
-from dist_wandb.relay.relay import Address, Relay, RemoteSession
+from dist_wandb.relay import local_sockets, messages, relay, remote_session
+from dist_wandb.relay.messages import Address
+from dist_wandb.relay.relay import Relay
+from dist_wandb.relay.remote_session import RemoteSession
 from dist_wandb.topology.model import Topology
 
 if TYPE_CHECKING:
@@ -59,9 +61,9 @@ def in_fork(work: Callable[[], None]) -> int:
 
 @pytest.fixture(autouse=True)
 def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(relay, "_notices", Notices())
+    monkeypatch.setattr(remote_session, "_notices", Notices())
     monkeypatch.setattr(relay, "_LAST_ROWS", 30.0)  # a thread that takes rows may be held up
-    monkeypatch.setattr(relay, "_HANDSHAKE", 30.0)
+    monkeypatch.setattr(messages, "HANDSHAKE", 30.0)
     yield
     for thread in threading.enumerate():
         if thread.name == "dist_wandb-relay":
@@ -308,7 +310,7 @@ def test_where_too_many_show_nothing_the_first_of_them_goes(monkeypatch: pytest.
 
 
 def test_who_shows_nothing_for_too_long_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relay, "_HANDSHAKE", 0.3)
+    monkeypatch.setattr(messages, "HANDSHAKE", 0.3)
     held = Relay(lambda *_: None)
     address = held.open()
     assert address is not None
@@ -378,8 +380,8 @@ def test_a_child_says_nothing_to_another_users_socket(
 def test_a_socket_that_lets_nobody_in_holds_up_log_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(relay, "_HANDSHAKE", 0.3)
-    monkeypatch.setattr(relay, "_AGAIN", 1000.0)
+    monkeypatch.setattr(messages, "HANDSHAKE", 0.3)
+    monkeypatch.setattr(remote_session, "_AGAIN", 1000.0)
     with tempfile.TemporaryDirectory() as directory, socket.socket(socket.AF_UNIX) as full:
         place = str(Path(directory, "s"))
         full.bind(place)
@@ -403,8 +405,8 @@ def test_a_socket_that_lets_nobody_in_holds_up_log_once(
 def test_a_session_that_takes_nothing_holds_up_log_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(relay, "_STUCK", 0.3)
-    monkeypatch.setattr(relay, "_AGAIN", 1000.0)
+    monkeypatch.setattr(remote_session, "_STUCK", 0.3)
+    monkeypatch.setattr(remote_session, "_AGAIN", 1000.0)
     may_take = threading.Event()
 
     def take(*_: Any) -> None:

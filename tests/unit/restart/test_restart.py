@@ -18,8 +18,9 @@ from strangers import OBSTACLES, give_away
 
 import dist_wandb
 from dist_wandb.errors import ConfigurationError, ReadError
-from dist_wandb.restart import restart
-from dist_wandb.restart.restart import RestartRecord
+from dist_wandb.restart import next_row, resuming
+from dist_wandb.restart.records import RestartRecord
+from dist_wandb.restart.store import DIRECTORY, RestartStore
 from dist_wandb.runs import requested
 from dist_wandb.session import session as sessions_room
 from dist_wandb.session.session import Session, open_session
@@ -32,7 +33,7 @@ from dist_wandb.topology.model import Topology
 if TYPE_CHECKING:
     from tests.conftest import FakeRun, FakeWandb, OnRanks
 
-NOTES = Path("wandb") / restart.NOTES_DIRECTORY
+NOTES = Path("wandb") / DIRECTORY
 AGENT = {"TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
 SLURM = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
 Start = Callable[..., list[Session]]
@@ -539,7 +540,7 @@ def test_the_note_says_what_was_started(start: Start) -> None:
 
 def test_rank_0_alone_leaves_a_note(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     left: list[str] = []
-    monkeypatch.setattr(restart.RestartStore, "leave", lambda _, base_id: left.append(base_id))
+    monkeypatch.setattr(RestartStore, "leave", lambda _, base_id: left.append(base_id))
     first = start()
     assert left == [first[0].plan.base_id]
 
@@ -575,7 +576,7 @@ def test_a_run_finished_by_the_user_is_not_continued(start: Start, fake_wandb: F
 def test_a_world_of_one_is_continued_by_its_id(fake_wandb: FakeWandb) -> None:
     first = dist_wandb.init("digits")
     kill([first])
-    restart._started.clear()  # as in a new process
+    resuming._started.clear()  # as in a new process
     assert dist_wandb.init("digits", resume="auto").id == first.id
     assert given(fake_wandb, "resume", last=1) == ["auto"]  # W&B keeps its own note up to date
     assert given(fake_wandb, "id", last=1) == [first.id]
@@ -691,7 +692,7 @@ def test_offline_the_files_of_the_run_tell_the_last_row(
         file.touch()
         os.utime(file, (number, number))
 
-    monkeypatch.setattr(restart, "largest_step", lambda path, _: files[path.parent.name])
+    monkeypatch.setattr(next_row, "largest_step", lambda path, _: files[path.parent.name])
     (session,) = start(world=1, id="exp", resume="allow", mode="offline")
     session.log({"loss": 1.0})
     assert fake_wandb.runs[-1].rows == [{"loss": 1.0, "global_step": 50}]
@@ -715,7 +716,7 @@ def test_files_of_strangers_do_not_end_a_start(
             raise ReadError(f"{path}: cannot be read: Resource temporarily unavailable.")
         return 5
 
-    monkeypatch.setattr(restart, "largest_step", largest)
+    monkeypatch.setattr(next_row, "largest_step", largest)
     (session,) = start(world=1, id="exp", resume="allow", mode="offline")
     assert session._first_row == (0 if fails else 6)
 
@@ -734,7 +735,7 @@ def test_a_strangers_file_of_the_run_does_not_say_where_its_rows_go_on(
         return os.stat_result((*found[:4], 65_534, *found[5:])) if path == theirs else found
 
     monkeypatch.setattr(Path, "lstat", lstat)
-    monkeypatch.setattr(restart, "largest_step", lambda _path, _name: 2**53)
+    monkeypatch.setattr(next_row, "largest_step", lambda _path, _name: 2**53)
     (session,) = start(world=1, id="exp", resume="allow", mode="offline")
     assert session._first_row == 0
     (warning,) = last_warnings(caplog)
@@ -749,7 +750,7 @@ def test_of_many_files_of_a_run_the_newest_are_looked_at(
         (fake_wandb.directory / f"offline-run-{number}-exp").mkdir(parents=True)
         (fake_wandb.directory / f"offline-run-{number}-exp" / "run-exp.wandb").touch()
     looked_at: list[Path] = []
-    monkeypatch.setattr(restart, "largest_step", lambda path, _: looked_at.append(path))
+    monkeypatch.setattr(next_row, "largest_step", lambda path, _: looked_at.append(path))
     start(world=1, id="exp", resume="allow", mode="offline")
     assert len(looked_at) == 32
 

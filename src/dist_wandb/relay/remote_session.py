@@ -1,0 +1,254 @@
+"""The end of the relay in a process that a rank has started: what is logged there goes to the rank's session."""
+
+from __future__ import annotations
+
+import logging
+import math
+import multiprocessing
+import os
+import pickle
+import threading
+import time
+import weakref
+from collections.abc import Mapping
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any
+
+from dist_wandb.notices import Notices
+from dist_wandb.payloads.checks import check_row, checked_step
+from dist_wandb.payloads.devices import copied_tensor, whole_tensors
+from dist_wandb.payloads.scalars import Weight, take_weight
+from dist_wandb.relay import messages
+from dist_wandb.relay.local_sockets import connect
+from dist_wandb.relay.messages import FLUSH, LOG, Address
+from dist_wandb.runs.null_run import NullRun
+from dist_wandb.runs.wandb_media import is_media
+from dist_wandb.topology.model import Topology
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_log = logging.getLogger("dist_wandb")
+
+_STUCK = 30.0  # seconds that a child waits while the session's process takes nothing
+_AGAIN = 30.0  # seconds after such a failure in which a child does not try again
+_FLUSH_PATIENCE = 60.0  # seconds
+_ENDED = (EOFError, BrokenPipeError, ConnectionResetError, ConnectionRefusedError, FileNotFoundError)
+
+
+class RemoteSession:
+    """What a session is in another process, into which it was pickled or forked: what is logged arrives all the same.
+
+    Everything else that a run can do (`summary`, `alert`, `define_metric`) is accepted there and does nothing.
+
+    Rows go to the process that holds the session, in the order of the calls, until that session ends. Text, numbers,
+    tensors, arrays and torchmetrics' objects may be logged, but no media of W&B: they lie in files of this process.
+
+    Args:
+        address: Of the session's process; `None` if it does not listen.
+        topology: Who the rank is that holds the session.
+        facts: `id`, `url` and `config` of its run, as they were.
+    """
+
+    def __init__(self, address: Address | None, topology: Topology, facts: Mapping[str, Any]) -> None:
+        self.topology = topology
+        self.id: str | None = facts.get("id")
+        self.url: str | None = facts.get("url")
+        self.config = RemoteConfig(facts.get("config", {}))
+        self._address = address
+        self._facts = facts
+        self._let_go()
+        _remotes.add(self)
+
+    def _let_go(self) -> None:
+        """Begin anew: a fork must not share a connection, nor wait for threads that it does not have."""
+        self._connection: Connection | None = None
+        self._lock = threading.Lock()
+        self._flushing = threading.Lock()
+        self._flushes = 0
+        self._mute_until = -math.inf  # by the monotonic clock
+
+    @property
+    def run(self) -> NullRun:
+        """There is no run in this process: something that accepts every use and does nothing."""
+        return NullRun(self.id, None, self.url)
+
+    def log(
+        self,
+        metrics: Mapping[str, Any],
+        step: int | None = None,
+        weight: Weight = None,
+        *,
+        commit: bool | None = None,
+    ) -> None:
+        """Log one row, as `Session.log` does in the session's own process. Waits for tensors on a device.
+
+        Args:
+            metrics: Values by name.
+            step: Place of the row on the x axis; counted by the session if `None`, over all processes.
+            weight: What a mean over ranks is weighted with.
+            commit: As in `wandb.Run.log`.
+
+        Raises:
+            ConfigurationError: As for `Session.log`.
+        """
+        rank = self.topology.global_rank
+        check_row(metrics, rank)
+        if weight is not None:
+            take_weight(weight, rank)
+            weight = whole_tensors({"weight": weight}, rank)["weight"]
+        place = None if step is None else checked_step(step, rank)
+        values = _without_media(whole_tensors(metrics, rank), rank)
+        if values or not metrics:
+            self._send(LOG, (_on_host(values), place, _on_host(weight), commit))
+
+    def flush(self, timeout: float | None = None) -> bool:
+        """Wait until the session's process has taken what was logged here.
+
+        Args:
+            timeout: How long to wait, in seconds; `None` for 60.
+
+        Returns:
+            Whether it has.
+        """
+        deadline = time.monotonic() + (_FLUSH_PATIENCE if timeout is None else timeout)
+        if not self._flushing.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            return False
+        try:
+            self._flushes += 1
+            return self._send(FLUSH, (self._flushes,)) and self._is_answered((self._flushes,), deadline)
+        finally:
+            self._flushing.release()
+
+    def _is_answered(self, flush: tuple[int], deadline: float) -> bool:
+        """Whether this flush is answered in time; answers to earlier ones, that nobody waited for, do not count."""
+        connection = self._connection
+        with suppress(EOFError, OSError):
+            while connection is not None and connection.poll(max(0.0, deadline - time.monotonic())):
+                if pickle.loads(connection.recv_bytes()) == flush:  # noqa: S301  # it has shown that it knows the key
+                    return True
+        return False
+
+    def finish(self, exit_code: int | None = None) -> None:
+        """Nothing ends here: the run is the other process's. What was logged here is handed over.
+
+        Args:
+            exit_code: Not used.
+        """
+        del exit_code
+        self.flush()
+
+    def _send(self, kind: str, arguments: tuple[Any, ...]) -> bool:
+        try:
+            message = pickle.dumps((kind, arguments))
+            with self._lock:
+                if time.monotonic() < self._mute_until:
+                    return False
+                self._hand_over(message)
+        except (OSError, EOFError, multiprocessing.AuthenticationError) as error:
+            why = "it has ended" if isinstance(error, _ENDED) else str(error) or type(error).__name__
+            _tell_once(self.topology.global_rank, why)
+            return False
+        except Exception as error:  # noqa: BLE001  # objects have pickling code of their own
+            _log.error("dist_wandb: a row could not be handed to another process, and is lost: %s", error)
+            return False
+        return True
+
+    def _hand_over(self, message: bytes) -> None:
+        try:
+            self._connect().send_bytes(message)
+        except (BlockingIOError, TimeoutError, multiprocessing.AuthenticationError) as error:
+            self._mute_until = time.monotonic() + _AGAIN  # `log` is not to wait each time
+            if self._connection is not None:  # a part of the message may be on its way
+                self._connection.close()
+                self._connection = None
+                raise TimeoutError(f"the session's process takes nothing for {_STUCK:g} s") from error
+            raise
+
+    def _connect(self) -> Connection:
+        if self._address is None:
+            raise ConnectionError("it was not prepared for other processes, or has ended")
+        if self._connection is None:
+            self._connection = connect(self._address.place, self._address.key, messages.HANDSHAKE, stuck=_STUCK)
+        return self._connection
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RemoteSession, (self._address, self.topology, self._facts)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        """Hand over what was logged, and let exceptions through."""
+        self.finish()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(NullRun(), name)
+
+    def __repr__(self) -> str:
+        return f"<dist_wandb.RemoteSession of rank {self.topology.global_rank} run={self.id!r}>"
+
+
+_remotes: weakref.WeakSet[RemoteSession] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for remote in list(_remotes):
+        remote._let_go()  # noqa: SLF001
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+class RemoteConfig(dict[str, Any]):
+    """The config of a run as it was, in another process. Names can be read as attributes; changes stay here."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"the config has no {name!r}") from None
+
+    def update(  # type: ignore[override]  # as W&B's config
+        self, values: Any = (), allow_val_change: bool | None = None, **kwargs: Any
+    ) -> None:
+        """Change values, here alone.
+
+        Args:
+            values: Values by name.
+            allow_val_change: As in W&B's config; not needed here.
+            **kwargs: Further values.
+        """
+        del allow_val_change
+        super().update(values, **kwargs)
+
+
+def _without_media(metrics: Mapping[str, Any], rank: int) -> dict[str, Any]:
+    media = [name for name, value in metrics.items() if is_media(value)]
+    if media:
+        _tell_once(rank, f"{', '.join(media)}: what W&B keeps in files of the process that made it")
+    return {name: value for name, value in metrics.items() if name not in media}
+
+
+def _on_host(value: Any) -> Any:
+    """Values without what only this process has: graphs, and memory of devices."""
+    if isinstance(value, Mapping):
+        return {name: _on_host(item) for name, item in value.items()}
+    tensor = copied_tensor(value)
+    return value if tensor is value else tensor.cpu()
+
+
+_notices = Notices()
+
+
+def _tell_once(rank: int, why: str) -> None:
+    if _notices.is_first((os.getpid(), why)):
+        _log.error(
+            "dist_wandb: %s logged for rank %d, whose session is another process's, but that could not be handed "
+            "over (%s). Log in the training process instead.",
+            multiprocessing.current_process().name,
+            rank,
+            why,
+        )

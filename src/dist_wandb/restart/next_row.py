@@ -1,0 +1,84 @@
+"""Where on the x axis a run that is resumed goes on."""
+
+from __future__ import annotations
+
+import glob
+import logging
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dist_wandb.errors import ReadError, UnsupportedVersionError
+from dist_wandb.runs import requested, run_metadata
+from dist_wandb.wandb_files.offline import largest_step
+
+if TYPE_CHECKING:
+    from dist_wandb.runs.null_run import AnyRun
+
+_log = logging.getLogger("dist_wandb")
+
+_MOST_FILES = 32  # of one run that are looked at for the last row; each takes about half a second
+
+
+def next_row(run: AnyRun, step_metric: str | None, init_arguments: Mapping[str, Any]) -> int:
+    """Where on the x axis the first row without a step belongs: behind those that a resumed run has.
+
+    Args:
+        run: The run that this rank has opened.
+        step_metric: Name of the x axis; `None` for none.
+        init_arguments: What it was opened with.
+
+    Returns:
+        0 for a new run. Online it is told by the run's summary, offline by the earlier files of the run's id.
+    """
+    if not run or step_metric is None or run.disabled:
+        return 0
+    if not run.offline:
+        last = run_metadata.last_logged(run, step_metric)
+    elif requested.continues(init_arguments):
+        last = _last_on_disk(run, step_metric)
+    else:
+        last = None
+    return 0 if last is None else last + 1
+
+
+def _last_on_disk(run: AnyRun, step_metric: str) -> int | None:
+    """The largest value of the x axis in the newest earlier file of this rank's run that has any."""
+    own = Path(str(run.dir)).parent
+    for path in _newest_first(own, f"*run-*/run-{glob.escape(str(run.id))}.wandb")[:_MOST_FILES]:
+        try:
+            largest = largest_step(path, step_metric)
+        except ReadError:  # nothing of a run is in it
+            continue
+        except UnsupportedVersionError as error:
+            _log.warning("dist_wandb: rows without a step are counted from 0 again in the run %s: %s", run.id, error)
+            return None
+        if largest is not None:
+            return largest
+    return None
+
+
+def _newest_first(own: Path, pattern: str) -> list[Path]:
+    """The files of this pattern beside a run's directory that belong to the same user, the last changed first."""
+    changed: dict[Path, float] = {}
+    strangers: dict[int, Path] = {}
+    with suppress(OSError):
+        owner = own.stat().st_uid
+        for path in own.parent.glob(pattern):
+            with suppress(OSError):
+                found = path.lstat()
+                if path.parent.resolve() == own.resolve():
+                    continue
+                if found.st_uid == owner:
+                    changed[path] = found.st_mtime
+                else:
+                    strangers[found.st_uid] = path
+    for user, path in strangers.items():
+        _log.warning(
+            "dist_wandb: %s belongs to user %d, so rows without a step are not counted on from its last row. Give "
+            "every row a step, or copy its directory.",
+            path,
+            user,
+        )
+    return sorted(changed, key=lambda path: changed[path], reverse=True)

@@ -1,0 +1,123 @@
+"""What one start of a job leaves on disk for a later one: read without trust, written for this user alone."""
+
+from __future__ import annotations
+
+import json
+import logging
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dist_wandb.errors import ConfigurationError, ReadError
+from dist_wandb.runs import argument_checks
+from dist_wandb.settings.plan import RANK_SCOPES, RUN_MODES
+from dist_wandb.wandb_files.small_files import own_directory, parse_json, read_small, write_small
+
+if TYPE_CHECKING:
+    pass
+
+_log = logging.getLogger("dist_wandb")
+
+_FORMAT = 1
+_warned: set[Path] = set()
+
+
+@dataclass(frozen=True)
+class RestartRecord:
+    """What one start of a job leaves for a later one.
+
+    Args:
+        base_id: The id that all run ids of the job are made from; in a world of one the run's id.
+        session: Name of the session, since a job may have several.
+        project: Name of the W&B project, as far as the user named one.
+        entity: Owner of the project, as far as the user named one.
+        run_mode: `"auto"`, `"shared"` or `"new"`.
+        rank_scope: `"global"` or `"worker"`.
+        world_size: Number of ranks.
+        job: The launcher's name for the job; `None` where it has none that would be found again.
+        requeues: How often SLURM had started the job again.
+    """
+
+    base_id: str
+    session: str
+    project: str | None
+    entity: str | None
+    run_mode: str
+    rank_scope: str
+    world_size: int
+    job: str | None
+    requeues: int
+
+    @classmethod
+    def read(cls, path: Path) -> RestartRecord | None:
+        """Read a note; `None` where there is none, or, with a warning, something else or somebody else's."""
+        try:
+            return cls.believed(path)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, ReadError) as error:
+            if path in _warned:
+                return None
+            _warned.add(path)
+            _log.warning(
+                "dist_wandb: %s is not the note that an earlier start of this job would have left there (%s). It is "
+                "left aside, and new runs are made. Pass id= and resume='allow' to continue a run you know.",
+                path,
+                error,
+            )
+            return None
+
+    @classmethod
+    def believed(cls, path: Path) -> RestartRecord:
+        """Read a note of this process's user.
+
+        Raises:
+            FileNotFoundError: There is none.
+            ReadError: What is there is no file, or it or its directory is somebody else's.
+            ValueError: It is no note.
+            OSError: It cannot be read.
+        """
+        return cls.of(parse_json(read_small(path, owner=own_directory(path.parent))))
+
+    @classmethod
+    def of(cls, record: Any) -> RestartRecord:
+        """Make a note of what JSON gave.
+
+        Raises:
+            ValueError: It is no note.
+        """
+        if not isinstance(record, dict) or record.get("format") != _FORMAT:
+            raise ValueError(f"it is not a note of format {_FORMAT}")
+        given: dict[str, Any] = {field.name: record.get(field.name) for field in fields(cls)}
+        texts = ("base_id", "session", "run_mode", "rank_scope")
+        numbers = ("world_size", "requeues")
+        if not all(type(given[name]) is (str if name in texts else int) for name in texts + numbers):
+            raise ValueError("it lacks a part")
+        if not all(isinstance(given[name], str | None) for name in ("project", "entity", "job")):
+            raise ValueError("a part of it is no text")
+        if given["run_mode"] not in RUN_MODES or given["rank_scope"] not in RANK_SCOPES:
+            raise ValueError("its mode or scope is unknown")
+        try:
+            argument_checks.check_id(given["base_id"], "base_id")
+        except ConfigurationError as error:
+            raise ValueError(str(error)) from None
+        return cls(**given)
+
+    def write(self, path: Path) -> None:
+        """Leave the note where only this process's user reads and writes.
+
+        Raises:
+            ReadError: The directory is a link, or somebody else's.
+            OSError: It cannot be written.
+        """
+        with suppress(FileExistsError):
+            path.parent.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(mode=0o700)
+        own_directory(path.parent)
+        write_small(path, (json.dumps(self.record, indent=2) + "\n").encode())
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """The note as JSON holds it."""
+        return {"format": _FORMAT, **asdict(self)}

@@ -1,0 +1,207 @@
+"""Finds what an earlier start of the same job left, and leaves a record for a later one.
+
+Only the coordinator looks back and leaves a record; the other ranks learn the base id from it, as at any start.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dist_wandb.errors import ReadError, RendezvousError
+from dist_wandb.restart.records import RestartRecord
+from dist_wandb.runs import directories, requested
+from dist_wandb.store.job_store import JobStore
+from dist_wandb.topology.launch import Launch
+from dist_wandb.topology.model import Topology
+
+if TYPE_CHECKING:
+    from dist_wandb.settings.options import Options
+
+_log = logging.getLogger("dist_wandb")
+
+DIRECTORY = "dist-wandb-resume"
+_KEY = "note"  # in the job's store
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """The start of the job that this one continues.
+
+    Args:
+        note: What it left.
+        found: Why it is continued, for messages.
+    """
+
+    note: RestartRecord
+    found: str
+
+
+class RestartStore:
+    """Finds what an earlier start of this job left, and leaves a note for a later one.
+
+    The note lies in up to three files, since no single place serves all restarts: one for ``resume="auto"``, which any
+    start in this directory replaces, and one for each name by which a launcher finds the job again, which jobs that
+    run side by side do not share. Where torchrun's agent keeps a store over restarts, it lies there as well.
+
+    Args:
+        session_name: Name of the session, equal at every start of the job.
+        options: The session's options.
+        topology: Who this rank is; it should be the one that tells the job.
+        init_arguments: Keyword arguments of `wandb.init`, as the user gave them.
+    """
+
+    def __init__(
+        self, session_name: str, options: Options, topology: Topology, init_arguments: Mapping[str, Any]
+    ) -> None:
+        self._launch = Launch.detect()
+        self._mine = RestartRecord(
+            base_id="",
+            session=session_name,
+            project=requested.wanted_project(init_arguments),
+            entity=requested.wanted_entity(init_arguments),
+            run_mode=options.run_mode,
+            rank_scope=options.rank_scope,
+            world_size=topology.world_size,
+            job=self._launch.torchrun_start or self._launch.slurm_step,
+            requeues=self._launch.requeues,
+        )
+        self._arguments = init_arguments
+        self._directory = directories.wandb_directory(init_arguments) / DIRECTORY
+        self._topology = topology
+        self._timeout = options.join_timeout
+        self._continued_job: str | None = None
+
+    @cached_property
+    def _store(self) -> JobStore | None:
+        """The store of torchrun's agent, which outlasts the processes; that of their process group does not."""
+        if self._launch.agent_store is None:
+            return None
+        with suppress(RendezvousError):
+            return JobStore.find(self._mine.session, self._topology, self._timeout, lasting=True)
+        return None
+
+    def find(self) -> Earlier | None:
+        """What this start continues; `None` where it begins anew."""
+        resume = requested.wanted_resume(self._arguments)
+        if resume == "never" or requested.rewinds(self._arguments):
+            return None
+        wanted = requested.wanted_id(self._arguments)
+        for note, found in self._candidates(asked_for=resume == "auto"):
+            if note is None:
+                return None
+            if wanted in (None, note.base_id) and self._suits(note, found):
+                self._continued_job = note.job
+                return Earlier(note, found)
+        return None
+
+    def _candidates(self, *, asked_for: bool) -> Iterator[tuple[RestartRecord | None, str]]:
+        """The notes to be looked at, the surest first; `None` if it is known that the run has ended."""
+        launch = self._launch
+        if launch.attempt:
+            found = f"restart {launch.attempt} of torchrun"
+            yield from self._told(found)
+            yield from self._written(launch.torchrun_start, found)
+        if launch.requeues:
+            found = f"restart {launch.requeues} of the SLURM job"
+            for left, reason in self._written(launch.slurm_step, found):
+                if left.requeues < launch.requeues:  # else the job's script started the command twice
+                    yield left, reason
+        if asked_for and (note := RestartRecord.read(self._latest)) is not None:
+            yield note, f"resume='auto', by {self._latest}"
+
+    def _told(self, found: str) -> Iterator[tuple[RestartRecord | None, str]]:
+        with suppress(RendezvousError, ValueError, TypeError, KeyError):
+            told = None if self._store is None else self._store.try_get(_KEY)
+            if told is not None:
+                yield (RestartRecord.of(told["note"]) if told["note"] else None), found
+
+    def _written(self, job: str | None, found: str) -> Iterator[tuple[RestartRecord, str]]:
+        if job is not None and (note := RestartRecord.read(self._of_job(job))) is not None:
+            yield note, found
+
+    def _suits(self, note: RestartRecord, found: str) -> bool:
+        """Whether a note is of this very session, whose runs it continues one by one."""
+        differ = [
+            f"{name} was {getattr(note, name)!r}, and is {getattr(self._mine, name)!r}"
+            for name in ("session", "project", "entity", "run_mode", "rank_scope")
+            if getattr(note, name) != getattr(self._mine, name)
+        ]
+        if differ:
+            _log.warning(
+                "dist_wandb: the run %s of an earlier start (%s) is not continued: %s. New runs are made. Start with "
+                "the same arguments, or pass id= and resume='allow'.",
+                note.base_id,
+                found,
+                "; ".join(differ),
+            )
+        return not differ
+
+    def leave(self, base_id: str) -> None:
+        """Leave a note of the runs that were opened. A directory that cannot be written to is warned of once."""
+        note = replace(self._mine, base_id=base_id)
+        self._mine = note
+        self._tell(note)
+        try:
+            for path in self._paths:
+                note.write(path)
+            self._remove_notes(self._continued_paths)
+        except (OSError, ReadError) as error:
+            _log.warning(
+                "dist_wandb: no note of the run %s could be left in %s (%s), so a later start will not find it. Pass "
+                "dir= with a directory that can be written to, or id= and resume='allow' at every start.",
+                base_id,
+                self._directory,
+                getattr(error, "strerror", None) or error,
+            )
+
+    def take_back(self) -> None:
+        """The runs have ended well: no later start is to continue them."""
+        self._tell(None)
+        self._remove_notes(self._paths)
+        with suppress(OSError):
+            self._directory.rmdir()  # if it is empty
+
+    def _remove_notes(self, paths: Iterable[Path]) -> None:
+        """Remove notes of these very runs."""
+        for path in paths:
+            with suppress(OSError, ValueError, ReadError):
+                if RestartRecord.believed(path).base_id == self._mine.base_id:  # else another job's
+                    path.unlink()
+
+    def _tell(self, note: RestartRecord | None) -> None:
+        if self._store is not None:
+            with suppress(RendezvousError):
+                self._store.publish(_KEY, {"note": note and note.record})
+
+    @property
+    def _paths(self) -> list[Path]:
+        jobs = (self._launch.torchrun_start, self._launch.slurm_step)
+        return [self._latest, *(self._of_job(job) for job in jobs if job is not None)]
+
+    @property
+    def _continued_paths(self) -> list[Path]:
+        """The note of the job that this one continues, which is over."""
+        job = self._continued_job
+        return [self._of_job(job)] if job and self._of_job(job) not in self._paths else []
+
+    @property
+    def _latest(self) -> Path:
+        """The note that any start of this session in this directory replaces."""
+        return self._file("latest")
+
+    def _of_job(self, job: str) -> Path:
+        """The note of this job alone, and of this command of it: a job's script may run several."""
+        return self._file("job", job, *sys.argv)
+
+    def _file(self, kind: str, *parts: str) -> Path:
+        about = json.dumps([self._mine.project, self._mine.entity, self._mine.session, *parts])
+        return self._directory / f"{kind}-{hashlib.sha256(about.encode()).hexdigest()[:12]}.json"
