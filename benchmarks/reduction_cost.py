@@ -34,6 +34,7 @@ from unittest.mock import patch
 from benchmarks import common
 
 from dist_wandb.errors import DistWandbError
+from dist_wandb.settings.limits import Limits
 
 if TYPE_CHECKING:
     import torch
@@ -246,7 +247,9 @@ def _open(directory: str, stack: contextlib.ExitStack) -> Exchange:
     """
     import dist_wandb
 
-    session = stack.enter_context(dist_wandb.init(project="reduction_cost", dir=directory, heartbeat=600.0))
+    session = stack.enter_context(
+        dist_wandb.init(project="reduction_cost", dir=directory, limits=Limits(heartbeat=600.0))
+    )
     return Exchange(session, stack.enter_context(common.watching(session)))
 
 

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +24,7 @@ from dist_wandb.exchange.transport import gloo
 from dist_wandb.restart import records, resuming
 from dist_wandb.runs.job_arguments import chosen_config
 from dist_wandb.session import session
+from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.options import Options
 from dist_wandb.store import job_store, leftovers
 from dist_wandb.store.job_store import JobStore
@@ -264,11 +265,18 @@ def job(store: dist.Store, on_ranks: OnRanks) -> Job:  # noqa: ARG001  # they me
     """Open the same session on every rank at once."""
 
     def open_all(
-        topologies: list[Topology], arguments: Callable[[int], dict[str, Any]] = lambda _: {}, **options: Any
+        topologies: list[Topology],
+        arguments: Callable[[int], dict[str, Any]] = lambda _: {},
+        *,
+        limits: Mapping[str, Any] = MappingProxyType({}),
+        **options: Any,
     ) -> list[session.Session]:
         def open_one(rank: int) -> session.Session:
             return session.open_session(
-                Options(**{"join_timeout": 30.0, "finish_timeout": 30.0, "heartbeat": 0.05, **options}),
+                Options(
+                    limits=Limits(**{"join_timeout": 30.0, "finish_timeout": 30.0, "heartbeat": 0.05, **limits}),
+                    **options,
+                ),
                 arguments(rank),
                 door="test",
                 topology=topologies[rank],

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from dist_wandb.payloads.media.gathers import gathered
     from dist_wandb.runs.null_run import NullRun
     from dist_wandb.session.session import Session, get_run, init
+    from dist_wandb.settings.limits import Limits
     from dist_wandb.settings.plan import RunPlan, plan_run
     from dist_wandb.topology.model import Topology
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ConfigurationError",
     "DistWandbError",
+    "Limits",
     "MissingExtraError",
     "NullRun",
     "ReadError",
@@ -58,6 +60,7 @@ __all__ = [
 _ROOMS = {
     "DistWandbLogger": "lightning",
     "DistWandbTracker": "accelerate",
+    "Limits": "settings.limits",
     "NullRun": "runs.null_run",
     "RunPlan": "settings.plan",
     "Session": "session.session",

@@ -152,7 +152,7 @@ class Spec:
     def options(self) -> dict[str, Any]:
         """The arguments that all doors share."""
         names = ("run_mode", "rank_scope", "reduce", "spread", "per_rank")
-        return {name: getattr(self, name) for name in names} | self.limits
+        return {name: getattr(self, name) for name in names} | {"limits": self.limits}
 
     def to_json(self) -> str:
         """All of it."""

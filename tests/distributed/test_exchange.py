@@ -11,9 +11,9 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from types import FrameType
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -33,6 +33,7 @@ from dist_wandb.exchange.rows import Contribution
 from dist_wandb.exchange.transport import gloo
 from dist_wandb.exchange.transport.gloo import GlooGroup
 from dist_wandb.exchange.transport.group import BrokenError
+from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.plan import Unit
 from dist_wandb.store.job_store import JobStore
 from dist_wandb.topology.model import Topology
@@ -758,11 +759,15 @@ def test_an_exchange_that_is_beyond_help_says_so(
     assert unit.exchanges[0]._inbox.qsize() <= 2
 
 
+class Lingering(Limits):
+    linger: ClassVar[float] = 60.0
+
+
 def test_rows_that_follow_quickly_wait_for_the_next_unless_somebody_waits_for_them(
     ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(collective, "_QUICK", 60.0)
-    unit = ranks(2, limits=replace(QUICK, linger=60.0))
+    unit = ranks(2, limits=Lingering(**asdict(QUICK)))
     for step in range(5):
         for rank in range(2):
             unit.log(rank, {"loss": 1.0}, step)

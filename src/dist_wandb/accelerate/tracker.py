@@ -43,14 +43,8 @@ from dist_wandb.runs import argument_checks, interception, wandb_media
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.session.session import Session, open_session, told_job
 from dist_wandb.settings.config_values import given_values
-from dist_wandb.settings.limits import Limits
-from dist_wandb.settings.options import (
-    ConfigSyncMode,
-    Options,
-    SystemMetrics,
-    rank_scope_or_default,
-    run_mode_or_default,
-)
+from dist_wandb.settings.limits import DEFAULT_LIMITS, Limits
+from dist_wandb.settings.options import ConfigSyncMode, Options, SystemMetrics
 from dist_wandb.settings.plan import RankScope, RunMode
 from dist_wandb.settings.reduction import PerRank, Reduce, Spread
 from dist_wandb.store.timed_caller import Inquiry
@@ -80,11 +74,8 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
         reduce: How one number comes from the ranks' numbers; as in `dist_wandb.init`.
         spread: Of which names the spread over ranks is written too; as in `dist_wandb.init`.
         per_rank: Which names each rank of a shared run also writes under its label; as in `dist_wandb.init`.
-        join_timeout: How long to wait for ranks that have not opened their session, in seconds.
-        peer_timeout: How long a rank may keep the others waiting, in seconds; as in `dist_wandb.init`.
-        finish_timeout: How long to wait at the end, in seconds; as in `dist_wandb.init`.
-        max_pending_rows: How many rows may wait for other ranks; as in `dist_wandb.init`.
-        heartbeat: After how many seconds a silent rank takes part in an exchange; as in `dist_wandb.init`.
+        limits: How long, and how much, is waited: `dist_wandb.Limits`, or a mapping of its arguments; as in
+            `dist_wandb.init`. Times are in seconds.
         config_sync: What to do about ranks that pass different configs; as in `dist_wandb.init`.
         system_metrics: Whose hardware metrics are recorded; as in `dist_wandb.init`.
         strict: Whether a run that cannot be opened is an error; as in `dist_wandb.init`.
@@ -119,11 +110,7 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
         reduce: Reduce = "auto",
         spread: Spread = False,
         per_rank: PerRank = "auto",
-        join_timeout: float = Limits.join_timeout,
-        peer_timeout: float = Limits.peer_timeout,
-        finish_timeout: float | None = None,
-        max_pending_rows: int = Limits.max_pending_rows,
-        heartbeat: float = Limits.heartbeat,
+        limits: Limits | Mapping[str, float] = DEFAULT_LIMITS,
         config_sync: ConfigSyncMode = "warn",
         system_metrics: SystemMetrics = "primary",
         strict: bool = False,
@@ -131,21 +118,7 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
         **init_kwargs: Any,
     ) -> None:
         super().__init__()
-        self._options = Options(
-            run_mode_or_default(run_mode),
-            rank_scope_or_default(rank_scope),
-            reduce,
-            spread,
-            per_rank,
-            join_timeout,
-            peer_timeout,
-            finish_timeout,
-            max_pending_rows,
-            heartbeat,
-            config_sync,
-            system_metrics,
-            strict,
-        )
+        self._options = Options.among(locals())
         project = _one_project(project, run_name)
         self._own_arguments = init_kwargs if project is None else {"project": project, **init_kwargs}
         self._given_arguments: dict[str, Any] = {}  # those given to init_trackers
@@ -223,7 +196,7 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
         if self._session is None:
             topology = _topology()
             if self._may_join_late():
-                told_job(_DOOR, topology, self._options.join_timeout)  # which passes over what went without this rank
+                self._told_job()  # which passes over what went without this rank
             self._session = open_session(self._options, self._arguments, door=_DOOR, topology=topology)
             self._inquiry = Inquiry(self._told_job, _PAUSE)  # for the session after this one
 
@@ -417,12 +390,12 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
 
     def config_once_started(self) -> Mapping[str, Any]:
         """The config, on a rank that joins late: waits for the main process to begin, up to `join_timeout`."""
-        deadline = time.monotonic() + self._options.join_timeout
+        deadline = time.monotonic() + self._options.limits.join_timeout
         while not self._is_started():
             if time.monotonic() >= deadline:
                 warnings.warn(
                     f"The config was read on rank {PartialState().process_index}, but the main process did not call "
-                    f"accelerator.init_trackers within {self._options.join_timeout:g} s. So it is empty.",
+                    f"accelerator.init_trackers within {self._options.limits.join_timeout:g} s. So it is empty.",
                     stacklevel=5,
                 )
                 return {}
@@ -468,7 +441,7 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
 
     def _told_job(self) -> dict[str, Any] | None:
         """What the main process told of the session that comes next, if it has begun."""
-        return told_job(_DOOR, _topology(), self._options.join_timeout)
+        return told_job(_DOOR, _topology(), self._options.limits.join_timeout)
 
     def _join_as_told(self, job: Mapping[str, Any] | None) -> None:
         if job is not None:

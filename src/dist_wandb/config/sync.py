@@ -67,8 +67,8 @@ class ConfigSync:
 
     def __init__(self, options: Options, topology: Topology, config: object) -> None:
         self._sync = options.config_sync
-        self._heartbeat = options.heartbeat
-        self._timeout = options.join_timeout
+        self._heartbeat = options.limits.heartbeat
+        self._timeout = options.limits.join_timeout
         # The session's thread looks as well: a store that has stalled must not make it look dead to the other ranks.
         self._patience = max(_LEAST_PATIENCE, min(STORE_PATIENCE, options.limits.peer_timeout / 2))
         self._topology = topology

@@ -152,7 +152,7 @@ class CollectiveExchange:
             return not self._broken
         flushed = Flush(together=together)
         self._wake(flushed)
-        limit = self.limits.finish_timeout if timeout is None else timeout
+        limit = self.limits.flush_timeout if timeout is None else timeout
         return is_set_within(flushed, limit, self._done.is_set) and not self._broken
 
     def close(self, timeout: float | None = None, *, failed: bool = False) -> bool:
@@ -171,7 +171,7 @@ class CollectiveExchange:
         self._wake()
         if failed:
             self._stopped.set()
-        limit = self.limits.finish_timeout if timeout is None else timeout
+        limit = self.limits.flush_timeout if timeout is None else timeout
         if failed:
             limit = min(limit, _LAST_WORDS)
         if self._await_end(limit) and not self._stopped.is_set():
@@ -228,7 +228,7 @@ class CollectiveExchange:
         if self._is_foreign():
             return
         if not self._closing:
-            self.close(min(self.limits.finish_timeout, WITHOUT_FINISH), failed=failed)
+            self.close(min(self.limits.flush_timeout, WITHOUT_FINISH), failed=failed)
         if not failed:
             self._stay_while_needed()
         if not self._done.wait(_LAST_ROUND):
@@ -237,7 +237,7 @@ class CollectiveExchange:
 
     def _stay_while_needed(self) -> None:
         """Wait until others that are behind have asked for all that belongs to the values this rank has logged."""
-        deadline = time.monotonic() + min(self.limits.finish_timeout, WITHOUT_FINISH)
+        deadline = time.monotonic() + min(self.limits.flush_timeout, WITHOUT_FINISH)
         while self._is_needed and time.monotonic() < deadline and not self._done.wait(_LOOK_FOR_BROKEN):
             pass
 

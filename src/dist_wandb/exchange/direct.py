@@ -136,7 +136,7 @@ class DirectExchange:
             return True
         flushed = Flush()
         self._hand_over(flushed)
-        return is_set_within(flushed, self._limits.finish_timeout if timeout is None else timeout, self._ended.is_set)
+        return is_set_within(flushed, self._limits.flush_timeout if timeout is None else timeout, self._ended.is_set)
 
     def close(self, timeout: float | None = None, *, failed: bool = False) -> bool:
         """As `flush`; then all is written, whichever other writers are there, and the thread ends.
@@ -179,7 +179,7 @@ class DirectExchange:
         if self._is_foreign():
             return
         if not self._closing:
-            self.close(min(self._limits.finish_timeout, WITHOUT_FINISH), failed=failed)
+            self.close(min(self._limits.flush_timeout, WITHOUT_FINISH), failed=failed)
         self._stopped.set()
         self._wake.put(None)
         if self._thread.ident is not None:

@@ -36,14 +36,8 @@ from dist_wandb.restart.store import RestartStore
 from dist_wandb.runs import argument_checks, axes, handover, requested, run_metadata
 from dist_wandb.runs.null_run import NullPart, NullRun, NullSummary
 from dist_wandb.session.session import Session, holds, open_session
-from dist_wandb.settings.limits import Limits
-from dist_wandb.settings.options import (
-    ConfigSyncMode,
-    Options,
-    SystemMetrics,
-    rank_scope_or_default,
-    run_mode_or_default,
-)
+from dist_wandb.settings.limits import DEFAULT_LIMITS, Limits
+from dist_wandb.settings.options import ConfigSyncMode, Options, SystemMetrics
 from dist_wandb.settings.plan import RankScope, RunMode, RunPlan
 from dist_wandb.settings.reduction import PerRank, Reduce, Spread
 from dist_wandb.store.job_store import make_id
@@ -231,11 +225,8 @@ class DistWandbLogger(WandbLogger):
         reduce: How one number comes from the ranks' numbers; as in `dist_wandb.init`.
         spread: Of which names the spread over ranks is written too; as in `dist_wandb.init`.
         per_rank: Which names each rank of a shared run also writes under its label; as in `dist_wandb.init`.
-        join_timeout: How long to wait for ranks that have not opened their session, in seconds.
-        peer_timeout: How long a rank may keep the others waiting, in seconds; as in `dist_wandb.init`.
-        finish_timeout: How long to wait at the end, in seconds; as in `dist_wandb.init`.
-        max_pending_rows: How many rows may wait for other ranks; as in `dist_wandb.init`.
-        heartbeat: After how many seconds a silent rank takes part in an exchange; as in `dist_wandb.init`.
+        limits: How long, and how much, is waited: `dist_wandb.Limits`, or a mapping of its arguments; as in
+            `dist_wandb.init`. Times are in seconds.
         config_sync: What to do about ranks that pass different configs; as in `dist_wandb.init`.
         system_metrics: Whose hardware metrics are recorded; as in `dist_wandb.init`.
         strict: Whether a run that cannot be opened is an error; as in `dist_wandb.init`.
@@ -283,31 +274,13 @@ class DistWandbLogger(WandbLogger):
         reduce: Reduce = "auto",
         spread: Spread = False,
         per_rank: PerRank = "auto",
-        join_timeout: float = Limits.join_timeout,
-        peer_timeout: float = Limits.peer_timeout,
-        finish_timeout: float | None = None,
-        max_pending_rows: int = Limits.max_pending_rows,
-        heartbeat: float = Limits.heartbeat,
+        limits: Limits | Mapping[str, float] = DEFAULT_LIMITS,
         config_sync: ConfigSyncMode = "warn",
         system_metrics: SystemMetrics = "primary",
         strict: bool = False,
         **kwargs: Any,
     ) -> None:
-        self._options = Options(
-            run_mode_or_default(run_mode),
-            rank_scope_or_default(rank_scope),
-            reduce,
-            spread,
-            per_rank,
-            join_timeout,
-            peer_timeout,
-            finish_timeout,
-            max_pending_rows,
-            heartbeat,
-            config_sync,
-            system_metrics,
-            strict,
-        )
+        self._options = Options.among(locals())
         super().__init__(
             name=name,
             save_dir=save_dir,

@@ -77,7 +77,7 @@ class RestartStore:
         self._arguments = init_arguments
         self._directory = directories.wandb_directory(init_arguments) / DIRECTORY
         self._topology = topology
-        self._timeout = options.join_timeout
+        self._timeout = options.limits.join_timeout
         self._continued_job: str | None = None
 
     @cached_property

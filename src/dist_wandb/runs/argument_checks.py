@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb.errors import ConfigurationError
+from dist_wandb.settings.limits import LIMIT_NAMES
+from dist_wandb.settings.options import OPTION_NAMES
 
 if TYPE_CHECKING:
     from dist_wandb.topology.model import Topology
@@ -27,11 +29,6 @@ _COMMON_INIT_ARGUMENTS = frozenset(
         *("mode", "force", "reinit", "resume", "resume_from", "fork_from", "anonymous", "settings"),
         *("save_code", "tensorboard", "sync_tensorboard", "monitor_gym"),
     }
-)
-_OUR_ARGUMENTS = (
-    *("run_mode", "rank_scope", "reduce", "spread", "per_rank"),
-    *("join_timeout", "peer_timeout", "finish_timeout", "max_pending_rows", "heartbeat"),
-    *("config_sync", "system_metrics", "strict"),
 )
 
 
@@ -61,17 +58,23 @@ def check_init_arguments(given: Mapping[str, Any], door: str) -> None:
 def _check_against_signature(unknown: list[str], door: str) -> None:
     import wandb
 
+    for name in unknown:
+        if name in LIMIT_NAMES:
+            raise ConfigurationError(
+                f"{door} got the argument {name!r}, which is one of the limits. Pass "
+                f"limits=dist_wandb.Limits({name}=...)."
+            )
     parameters = inspect.signature(wandb.init).parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return
     for name in unknown:
-        if name in _OUR_ARGUMENTS:
+        if name in OPTION_NAMES:
             raise ConfigurationError(
                 f"{door} got the argument {name!r}, which is dist_wandb's own, not one of wandb.init. Give it to the "
                 "constructor of the logger or tracker, or to dist_wandb.init."
             )
         if name not in parameters:
-            nearest = difflib.get_close_matches(name, [*parameters, *_OUR_ARGUMENTS], n=1)
+            nearest = difflib.get_close_matches(name, [*parameters, *OPTION_NAMES, *LIMIT_NAMES], n=1)
             hint = f"Did you mean {nearest[0]!r}?" if nearest else "See the documentation of wandb.init."
             raise ConfigurationError(f"{door} got the argument {name!r}, which wandb.init does not know. {hint}")
 

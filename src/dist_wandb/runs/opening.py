@@ -155,7 +155,7 @@ class Opening:
             self.topology,
             self.complete(self.arguments),
             create_new=self.create_new,
-            upload_timeout=None if is_exact else self.options.upload_timeout,
+            upload_timeout=None if is_exact else self.options.limits.upload_timeout,
             offline=offline,
         )
 

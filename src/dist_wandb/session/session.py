@@ -12,7 +12,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from functools import partial
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -54,15 +54,14 @@ from dist_wandb.session.announcement import announcement
 from dist_wandb.session.ends import FAILED, Ending, Once, ProcessEnd, exit_code_of
 from dist_wandb.session.places import Place, here, is_notebook
 from dist_wandb.settings.config_values import given_values
-from dist_wandb.settings.limits import Limits
+from dist_wandb.settings.limits import DEFAULT_LIMITS, Limits
 from dist_wandb.settings.options import (
+    OPTION_NAMES,
     ConfigSyncMode,
     Current,
     Options,
     SystemMetrics,
     around,
-    rank_scope_or_default,
-    run_mode_or_default,
 )
 from dist_wandb.settings.plan import (
     RankScope,
@@ -434,7 +433,7 @@ class Session:
         Args:
             exit_code: Exit code of the job as W&B is to show it; `None` or 0 for success.
         """
-        self._finish(exit_code, self.options.limits.finish_timeout)
+        self._finish(exit_code, self.options.limits.flush_timeout)
 
     def fail(self, exit_code: int | None) -> None:
         """Say how the run is to end, should nobody call `finish` with an exit code.
@@ -468,7 +467,7 @@ class Session:
 
     def _finish_with_run(self, exit_code: int | None = None) -> None:
         """Finish, as the user finishes the run by itself. On ranks without a run that reaches nobody: tell them."""
-        within, began = self.options.limits.finish_timeout, time.monotonic()
+        within, began = self.options.limits.flush_timeout, time.monotonic()
         if self._job_store is not None and self.run and self.plan.primary and not self.plan.shared:
             if not exit_code and self._is_accompanied():
                 self._exchange.flush()  # with what other ranks have yet to say for the same rows
@@ -491,7 +490,7 @@ class Session:
             self._leave_keys()
 
     def _finish(self, exit_code: int | None, within: float, *, failed: bool | None = None) -> None:
-        patience = within + (self.options.upload_timeout if failed is None else 0.0)
+        patience = within + (self.options.limits.upload_timeout if failed is None else 0.0)
         if os.getpid() != self._pid or not self._ends_once.begins(patience):
             return
         try:
@@ -642,7 +641,7 @@ class Session:
             self._let_run_be()
 
     def _hand_over(self, *, failed: bool, within: float | None) -> None:
-        deadline = time.monotonic() + (self.options.limits.finish_timeout if within is None else within)
+        deadline = time.monotonic() + (self.options.limits.flush_timeout if within is None else within)
         self._relay.close(failed=failed)
         if not failed:
             self._config_sync.catch_up()
@@ -659,7 +658,7 @@ class Session:
             failed: Whether it ends in the middle of its work.
         """
         try:
-            self._finish(exit_code, min(self.options.limits.finish_timeout, WITHOUT_FINISH), failed=failed)
+            self._finish(exit_code, min(self.options.limits.flush_timeout, WITHOUT_FINISH), failed=failed)
         except Exception:  # noqa: BLE001  # other sessions must end as well
             _log.exception("dist_wandb: the run of rank %d could not be ended", self.topology.global_rank)
 
@@ -750,7 +749,7 @@ class Session:
     def _find_store(self) -> JobStore | None:
         if self._job_store is not None:
             return self._job_store
-        return JobStore.find(self._name, self.topology, self.options.join_timeout)
+        return JobStore.find(self._name, self.topology, self.options.limits.join_timeout)
 
     def _reopened(self, run_id: str, config: Mapping[str, Any]) -> AnyRun:
         """The run once more, on disk, with the id and the config that it had."""
@@ -961,11 +960,7 @@ def init(
     reduce: Reduce = "auto",
     spread: Spread = False,
     per_rank: PerRank = "auto",
-    join_timeout: float = Limits.join_timeout,
-    peer_timeout: float = Limits.peer_timeout,
-    finish_timeout: float | None = None,
-    max_pending_rows: int = Limits.max_pending_rows,
-    heartbeat: float = Limits.heartbeat,
+    limits: Limits | Mapping[str, float] = DEFAULT_LIMITS,
     config_sync: ConfigSyncMode = "warn",
     system_metrics: SystemMetrics = "primary",
     strict: bool = False,
@@ -991,16 +986,8 @@ def init(
             all ranks by nature, `True` for all, `False` for none, or patterns. Equal by nature are counters and
             schedules: `epoch`, `iter`, `iteration`, `step`, `global_step`, `tokens`, `lr`, `lr-*` and `learning_rate`,
             also behind a slash (`trainer/global_step`).
-        join_timeout: How long to wait for ranks that have not opened their session, in seconds.
-        peer_timeout: How long a rank that takes part may keep the others waiting, in seconds: because it does not
-            answer, or does not log a name that it usually does. Then they go on without it, and flag their rows.
-        finish_timeout: How long `finish` and `flush` wait for other ranks, in seconds; `finish` then waits as long
-            again for W&B to take what is left, and says what it did not. `None` for 60 s, and 600 s for the upload.
-        max_pending_rows: How many rows may wait for ranks that have not logged them; beyond it the oldest are written
-            with those who have. Where nothing is brought together: how many may wait for wandb's own process while it
-            stands still; further ones are lost.
-        heartbeat: After how many seconds a rank that logs nothing takes part in an exchange all the same, so that
-            what only others log is written.
+        limits: How long, and how much, is waited: `dist_wandb.Limits`, or a mapping of its arguments; as in
+            `dist_wandb.init`. Times are in seconds.
         config_sync: What to do about ranks that pass different values for a name in `config`: `"warn"` once, raise an
             error on all ranks (`"check"`, which waits for them up to `join_timeout`), or nothing (`"off"`). In any case
             the primary's values hold; with ``run_mode="new"``, where each rank keeps its own, only `"check"` objects.
@@ -1042,21 +1029,7 @@ def init(
                 run.log({"loss": 0.4}, step=1)  # on rank 0
                 run.log({"loss": 0.6}, step=1)  # on rank 1, which has no run; rank 0 writes one row, loss=0.5
     """
-    options = Options(
-        run_mode_or_default(run_mode),
-        rank_scope_or_default(rank_scope),
-        reduce,
-        spread,
-        per_rank,
-        join_timeout,
-        peer_timeout,
-        finish_timeout,
-        max_pending_rows,
-        heartbeat,
-        config_sync,
-        system_metrics,
-        strict,
-    )
+    options = Options.among(locals())
     arguments = {**_wandb_arguments(around()), **wandb_init}
     if project is not None:
         arguments["project"] = project
@@ -1085,18 +1058,15 @@ def check_init(given: Mapping[str, Any]) -> None:
     Raises:
         ConfigurationError: An argument that cannot be honoured.
     """
-    options = {name: value for name, value in given.items() if name in _OPTIONS}
-    options["run_mode"] = run_mode_or_default(options.get("run_mode"))
-    options["rank_scope"] = rank_scope_or_default(options.get("rank_scope"))
-    Options(**options)
+    Options.among(given)
     argument_checks.check_init_arguments(
-        {name: value for name, value in given.items() if name not in _OPTIONS}, "wandb_init"
+        {name: value for name, value in given.items() if name not in OPTION_NAMES}, "wandb_init"
     )
 
 
 def _wandb_arguments(around: Mapping[str, Any]) -> dict[str, Any]:
     """Of the arguments of the decorator around, those that further runs share: all of W&B's that name no one run."""
-    return {name: value for name, value in around.items() if name not in _OPTIONS and name not in _OF_ONE_RUN}
+    return {name: value for name, value in around.items() if name not in OPTION_NAMES and name not in _OF_ONE_RUN}
 
 
 def get_run() -> Session | NullRun:
@@ -1156,7 +1126,6 @@ is_nested_on_purpose = Current("is_nested_on_purpose", default=False)
 """Whether `init` is called for a decorated function, which ends what it opens."""
 
 _FOR_USERS = ("config", "finish", "flush", "group_url", "id", "log", "plan", "run", "topology", "url")
-_OPTIONS = tuple(field.name for field in fields(Options))
 _OF_ONE_RUN = ("id", "name", "notes", "config", "resume", "resume_from", "fork_from")
 _sessions: list[Session] = []
 
@@ -1240,7 +1209,7 @@ def _meet(options: Options, topology: Topology, door: str, number: int | None) -
         _opened[door] += 1
         number = _opened[door]
     name = f"{door}/{number}"
-    job_store = JobStore.find(name, topology, options.join_timeout)
+    job_store = JobStore.find(name, topology, options.limits.join_timeout)
     if job_store is not None:
         leftovers.clear_away(job_store, topology.world_size)
     return name, job_store

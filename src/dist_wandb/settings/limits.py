@@ -1,28 +1,92 @@
-"""How long, and how much, the exchange of metrics waits."""
+"""How long, and how much, the logging of one rank waits."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import ClassVar
+
+from dist_wandb.errors import ConfigurationError, suggest
+
+_LONGEST = 1e9  # the largest limit: 30 years in seconds; longer ones overflow in Python's and torch's clocks
+
+
+def _check(name: str, value: object, kinds: tuple[type, ...], what: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, kinds) or not value > 0:  # type: ignore[operator]  # a number
+        raise ConfigurationError(f"{name} must be a positive {what}, got {value!r}.")
+    if value > _LONGEST:  # type: ignore[operator]  # a number
+        raise ConfigurationError(f"{name} must be at most {_LONGEST:.0e}, got {value!r}.")
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How long, and how much, the exchange waits. Times are in seconds.
+    """How long, and how much, a rank waits for others and for W&B. Times are in seconds.
+
+    Given to `dist_wandb.init`, `DistWandbLogger` and `DistWandbTracker` as ``limits=``. Give all ranks the same ones.
 
     Args:
-        join_timeout: For ranks that have not opened their session yet, before the others begin without them.
-        peer_timeout: For a rank that takes part but does not answer, or does not log a name that it usually does.
-        finish_timeout: For the other ranks when the session is finished or flushed.
-        max_pending_rows: Rows that wait for other ranks; beyond it the oldest are finished with those who are there.
-            Where nothing is brought together: rows that wait for wandb's own process, or a device.
-        heartbeat: After which a rank that has nothing to say takes part in a round all the same.
+        join_timeout: How long to wait for ranks that have not opened their session, before the others begin without
+            them.
+        peer_timeout: How long a rank that takes part may keep the others waiting: because it does not answer, or does
+            not log a name that it usually does. Then they go on without it, and flag their rows.
+        finish_timeout: How long `finish` and `flush` wait for other ranks; `finish` then waits as long again for W&B
+            to take what is left, and says what it did not. `None` for 60 s, and 600 s for the upload.
+        max_pending_rows: How many rows may wait for ranks that have not logged them; beyond it the oldest are written
+            with those who have. Where nothing is brought together: how many may wait for wandb's own process while it
+            stands still; further ones are lost.
+        heartbeat: After how many seconds a rank that logs nothing takes part in an exchange all the same, so that
+            what only others log is written.
+
+    Attributes:
         linger: How long a row waits for the next ones, where rows follow each other quickly: several rounds in a row
             cost the training less than each by itself.
+
+    Raises:
+        ConfigurationError: A limit that is not a positive number.
     """
 
     join_timeout: float = 60.0
     peer_timeout: float = 60.0
-    finish_timeout: float = 60.0
+    finish_timeout: float | None = None
     max_pending_rows: int = 10_000
     heartbeat: float = 1.0
-    linger: float = 0.05
+    linger: ClassVar[float] = 0.05
+
+    def __post_init__(self) -> None:
+        for name in ("join_timeout", "peer_timeout", "finish_timeout", "heartbeat"):
+            if name != "finish_timeout" or self.finish_timeout is not None:
+                _check(name, getattr(self, name), (int, float), "number of seconds")
+        _check("max_pending_rows", self.max_pending_rows, (int,), "integer")
+
+    @property
+    def flush_timeout(self) -> float:
+        """How long `finish` and `flush` wait for other ranks."""
+        return 60.0 if self.finish_timeout is None else self.finish_timeout
+
+    @property
+    def upload_timeout(self) -> float:
+        """How long `finish` waits for W&B to take what is left. Checkpoints may take minutes."""
+        return 600.0 if self.finish_timeout is None else self.finish_timeout
+
+
+DEFAULT_LIMITS = Limits()
+LIMIT_NAMES = tuple(field.name for field in fields(Limits))
+
+
+def as_limits(given: object) -> Limits:
+    """The limits that were given as an object, or by name, as in a configuration file.
+
+    Args:
+        given: `Limits`, or a mapping with its arguments.
+
+    Raises:
+        ConfigurationError: It is neither, or a limit is unknown or not a positive number.
+    """
+    if isinstance(given, Limits):
+        return given
+    if not isinstance(given, Mapping):
+        raise ConfigurationError(f"limits must be dist_wandb.Limits(...) or a mapping of its arguments, got {given!r}.")
+    for name in given:
+        if name not in LIMIT_NAMES:
+            raise ConfigurationError(f"limits has an unknown name {name!r}. {suggest(name, LIMIT_NAMES)}")
+    return Limits(**given)

@@ -1,15 +1,15 @@
-"""The arguments that all doors share."""
+"""The arguments that all integrations share."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 from dist_wandb.errors import ConfigurationError, suggest
-from dist_wandb.settings.limits import Limits
+from dist_wandb.settings.limits import DEFAULT_LIMITS, Limits, as_limits
 from dist_wandb.settings.plan import RankScope, RunMode, check_rank_scope, check_run_mode
 from dist_wandb.settings.reduction import PerRank, Reduce, Reduction, Spread, check_reduce, plain_patterns, plain_reduce
 from dist_wandb.topology.launch import job_setting
@@ -20,13 +20,11 @@ SystemMetrics: TypeAlias = Literal["primary", "all-nodes"]
 CONFIG_SYNCS: tuple[ConfigSyncMode, ...] = ("warn", "check", "off")
 SYSTEM_METRICS: tuple[SystemMetrics, ...] = ("primary", "all-nodes")
 _T = TypeVar("_T")
-_UPLOAD_TIMEOUT = 600.0  # seconds
-_LONGEST = 1e9  # the largest limit: 30 years in seconds; longer ones overflow in Python's and torch's clocks
 
 
 @dataclass(frozen=True)
 class Options:
-    """The arguments that all doors share, checked.
+    """The arguments that all integrations share, checked. `dist_wandb.init` says what each of them does.
 
     Args:
         run_mode: Which ranks open a W&B run: `"auto"`, `"shared"` or `"new"`.
@@ -34,12 +32,7 @@ class Options:
         reduce: How one number comes from the ranks' numbers.
         spread: Of which names the spread over ranks is written as well.
         per_rank: Which names each rank of a shared run also writes under its label.
-        join_timeout: How long to wait for other ranks when the run is opened, in seconds.
-        peer_timeout: How long a rank may keep the others waiting, in seconds.
-        finish_timeout: How long `finish` and `flush` wait for other ranks, and `finish` for the upload, in seconds;
-            `None` for 60 s and 600 s.
-        max_pending_rows: How many rows may wait for other ranks.
-        heartbeat: After how many seconds a rank without anything to say takes part in an exchange.
+        limits: How long, and how much, is waited: `Limits`, or a mapping of its arguments.
         config_sync: What to do about ranks that pass different values of `config`: `"warn"`, `"check"` or `"off"`.
         system_metrics: Whose hardware metrics go into the run of ``run_mode="auto"``: `"primary"` or `"all-nodes"`.
         strict: Whether a run that cannot be opened is an error, rather than opened offline.
@@ -53,11 +46,7 @@ class Options:
     reduce: Reduce = "auto"
     spread: Spread = False
     per_rank: PerRank = "auto"
-    join_timeout: float = Limits.join_timeout
-    peer_timeout: float = Limits.peer_timeout
-    finish_timeout: float | None = None
-    max_pending_rows: int = Limits.max_pending_rows
-    heartbeat: float = Limits.heartbeat
+    limits: Limits = DEFAULT_LIMITS
     config_sync: ConfigSyncMode = "warn"
     system_metrics: SystemMetrics = "primary"
     strict: bool = False
@@ -68,30 +57,32 @@ class Options:
         object.__setattr__(self, "reduce", plain_reduce(self.reduce))  # other ranks are told them as JSON
         for selecting in ("spread", "per_rank"):
             object.__setattr__(self, selecting, plain_patterns(selecting, getattr(self, selecting)))
-        for limit in ("join_timeout", "peer_timeout", "finish_timeout", "heartbeat"):
-            if getattr(self, limit) is not None or limit != "finish_timeout":
-                _check_limit(limit, getattr(self, limit), "60", (int, float), "It is in seconds.")
+        object.__setattr__(self, "limits", as_limits(self.limits))
         _check_choice("config_sync", self.config_sync, CONFIG_SYNCS)
         _check_choice("system_metrics", self.system_metrics, SYSTEM_METRICS)
         if not isinstance(self.strict, bool):
             raise ConfigurationError(f"strict={self.strict!r} is neither True nor False. Pass one of them.")
-        _check_limit("max_pending_rows", self.max_pending_rows, "10000", (int,), "It is a number of rows.")
 
-    @property
-    def limits(self) -> Limits:
-        """How long, and how much, the exchange waits."""
-        finish_timeout = Limits.finish_timeout if self.finish_timeout is None else self.finish_timeout
-        return Limits(self.join_timeout, self.peer_timeout, finish_timeout, self.max_pending_rows, self.heartbeat)
+    @classmethod
+    def among(cls, arguments: Mapping[str, Any]) -> Options:
+        """The options among the arguments of a call, such as its `locals()`.
+
+        Args:
+            arguments: Arguments by name. Where `run_mode` or `rank_scope` is `None` or missing, what the decorator
+                around was given holds, else the environment, else the default.
+
+        Raises:
+            ConfigurationError: A value that cannot be honoured.
+        """
+        given = {name: arguments[name] for name in OPTION_NAMES if name in arguments}
+        given["run_mode"] = run_mode_or_default(given.get("run_mode"))
+        given["rank_scope"] = rank_scope_or_default(given.get("rank_scope"))
+        return cls(**given)
 
     @property
     def all_nodes(self) -> bool:
         """Whether the run of `"auto"` also has the hardware metrics of nodes other than its primary's."""
         return self.system_metrics == "all-nodes"
-
-    @property
-    def upload_timeout(self) -> float:
-        """How long `finish` waits for W&B to take what is left, in seconds. Checkpoints may take minutes."""
-        return _UPLOAD_TIMEOUT if self.finish_timeout is None else self.finish_timeout
 
     @property
     def reductions(self) -> dict[str, Reduction] | None:
@@ -101,16 +92,12 @@ class Options:
         return check_reduce(self.reduce)
 
 
+OPTION_NAMES = tuple(field.name for field in fields(Options))
+
+
 def _check_choice(name: str, value: object, known: tuple[str, ...]) -> None:
     if value not in known:
         raise ConfigurationError(f"{name}={value!r} is unknown. {suggest(value, known)}")
-
-
-def _check_limit(name: str, value: object, example: str, kinds: tuple[type, ...], unit: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, kinds):
-        raise ConfigurationError(f"{name}={value!r} is no number of the right kind. {unit} Pass e.g. {example}.")
-    if not 0 < value <= _LONGEST:  # type: ignore[operator]  # a number
-        raise ConfigurationError(f"{name}={value!r} must be greater than 0 and at most {_LONGEST:.0e}. {unit}")
 
 
 class Current(Generic[_T]):

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 from torchmetrics import MeanMetric
 
 import dist_wandb
-from dist_wandb import DistWandbLogger
+from dist_wandb import DistWandbLogger, Limits
 from dist_wandb.accelerate import DistWandbTracker
 
 ROWS = 4
@@ -149,13 +149,13 @@ def plain(directory: Path, name: str, config: Mapping[str, Any], case: Case) -> 
     if not dist.is_initialized():
         dist.init_process_group("gloo")
     with dist_wandb.init(
-        project=PROJECT, id=name, dir=str(directory), config=dict(config), heartbeat=_HEARTBEAT
+        project=PROJECT, id=name, dir=str(directory), config=dict(config), limits=Limits(heartbeat=_HEARTBEAT)
     ) as session:
         case(Plain(session))
 
 
 def lightning(directory: Path, name: str, config: Mapping[str, Any], case: Case) -> None:
-    logger = DistWandbLogger(project=PROJECT, id=name, save_dir=str(directory), heartbeat=_HEARTBEAT)
+    logger = DistWandbLogger(project=PROJECT, id=name, save_dir=str(directory), limits=Limits(heartbeat=_HEARTBEAT))
     logger.log_hyperparams(dict(config))
     trainer = Trainer(
         accelerator="cpu",
@@ -172,7 +172,7 @@ def lightning(directory: Path, name: str, config: Mapping[str, Any], case: Case)
 
 
 def fabric(directory: Path, name: str, config: Mapping[str, Any], case: Case) -> None:
-    logger = DistWandbLogger(project=PROJECT, id=name, save_dir=str(directory), heartbeat=_HEARTBEAT)
+    logger = DistWandbLogger(project=PROJECT, id=name, save_dir=str(directory), limits=Limits(heartbeat=_HEARTBEAT))
     held = Fabric(accelerator="cpu", strategy="ddp", devices=2, loggers=[logger])
     held.launch()
     logger.log_hyperparams(dict(config))
@@ -181,7 +181,9 @@ def fabric(directory: Path, name: str, config: Mapping[str, Any], case: Case) ->
 
 
 def accelerate(directory: Path, name: str, config: Mapping[str, Any], case: Case) -> None:
-    accelerator = Accelerator(cpu=True, log_with=DistWandbTracker(id=name, dir=str(directory), heartbeat=_HEARTBEAT))
+    accelerator = Accelerator(
+        cpu=True, log_with=DistWandbTracker(id=name, dir=str(directory), limits=Limits(heartbeat=_HEARTBEAT))
+    )
     accelerator.init_trackers(PROJECT, config=dict(config))
     case(Accelerated(accelerator))
     accelerator.get_tracker("dist_wandb").finish()
@@ -189,7 +191,7 @@ def accelerate(directory: Path, name: str, config: Mapping[str, Any], case: Case
 
 def accelerate_by_name(directory: Path, name: str, config: Mapping[str, Any], case: Case) -> None:
     accelerator = Accelerator(cpu=True, log_with="dist_wandb")
-    init_kwargs = {"dist_wandb": {"id": name, "dir": str(directory), "heartbeat": _HEARTBEAT}}
+    init_kwargs = {"dist_wandb": {"id": name, "dir": str(directory), "limits": {"heartbeat": _HEARTBEAT}}}
     accelerator.init_trackers(PROJECT, config=dict(config), init_kwargs=init_kwargs)
     case(Accelerated(accelerator))
     accelerator.get_tracker("dist_wandb").finish()

@@ -8,6 +8,7 @@ import wandb
 from accelerate import Accelerator, PartialState
 from accelerate.utils import DistributedType
 
+from dist_wandb import Limits
 from dist_wandb.accelerate import DistWandbTracker
 
 STEPS = 4  # optimizer steps
@@ -15,7 +16,9 @@ ACCUMULATED = 2  # batches of each
 
 
 def accelerator_for(name: str, directory: str, **more: Any) -> Accelerator:
-    return Accelerator(cpu=True, log_with=DistWandbTracker(id=name, dir=directory, heartbeat=4.0, **more))
+    return Accelerator(
+        cpu=True, log_with=DistWandbTracker(id=name, dir=directory, limits=Limits(heartbeat=4.0), **more)
+    )
 
 
 def diffusers(directory: str) -> None:
@@ -23,7 +26,7 @@ def diffusers(directory: str) -> None:
     accelerator = Accelerator(
         cpu=True,
         gradient_accumulation_steps=ACCUMULATED,
-        log_with=DistWandbTracker(id="diffusers", dir=directory, heartbeat=4.0),
+        log_with=DistWandbTracker(id="diffusers", dir=directory, limits=Limits(heartbeat=4.0)),
     )
     model = torch.nn.Linear(1, 1, bias=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
@@ -60,7 +63,7 @@ def validate(accelerator: Accelerator, step: int) -> None:
 def no_trainer(directory: str) -> None:
     """As transformers' no_trainer examples do: initialised everywhere, by name, the run unwrapped on all ranks."""
     accelerator = Accelerator(cpu=True, log_with="dist_wandb")
-    arguments = {"id": "no_trainer", "dir": directory, "tags": ["a"], "heartbeat": 4.0}
+    arguments = {"id": "no_trainer", "dir": directory, "tags": ["a"], "limits": {"heartbeat": 4.0}}
     accelerator.init_trackers("tests", {"lr": 0.1}, init_kwargs={"wandb": arguments})
     run = accelerator.get_tracker("wandb", unwrap=True)
     assert accelerator.get_tracker("dist_wandb", unwrap=True) is run
@@ -76,7 +79,7 @@ def main_alone(directory: str) -> None:
     """Everything under a guard: the other rank takes no part in this one, and its next one is the next one."""
     limit: dict[str, Any] = {"finish_timeout": 60} if "finish_timeout" in wandb.Settings.model_fields else {}
     upload = wandb.Settings(**limit)  # which would have as short a limit as the ranks, where W&B knows one
-    accelerator = accelerator_for("main_alone", directory, finish_timeout=0.5, settings=upload)
+    accelerator = accelerator_for("main_alone", directory, limits=Limits(finish_timeout=0.5), settings=upload)
     if accelerator.is_main_process:
         accelerator.init_trackers("tests")
         accelerator.log({"loss": 1.0}, step=1)

@@ -41,7 +41,7 @@ def main(directory: str, how: str, guard: str) -> None:
     for run_mode, rank_scope in COMBINATIONS:
         into = Path(directory) / f"{run_mode}-{rank_scope}"
         arguments = {"run_mode": run_mode, "rank_scope": rank_scope, "id": "exp", "name": "nm", "dir": str(into)}
-        train(how, guard, {**arguments, "heartbeat": PATIENT})
+        train(how, guard, {**arguments, "limits": {"heartbeat": PATIENT}})
     Accelerator().end_training()
 
 

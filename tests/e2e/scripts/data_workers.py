@@ -33,7 +33,9 @@ class Logging(Dataset[torch.Tensor]):
 def main(directory: str, context: str) -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    with dist_wandb.init("tests", id="exp", dir=str(Path(directory)), heartbeat=PATIENT) as run:
+    with dist_wandb.init(
+        "tests", id="exp", dir=str(Path(directory)), limits=dist_wandb.Limits(heartbeat=PATIENT)
+    ) as run:
         run.log({"before": 1.0})
         data = DataLoader(Logging(run), num_workers=2, multiprocessing_context=context)
         for epoch in range(2):

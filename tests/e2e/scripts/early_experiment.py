@@ -8,13 +8,18 @@ from lightning.pytorch import Trainer
 from stored import PATIENT
 from torch.utils.data import DataLoader, TensorDataset
 
-from dist_wandb import DistWandbLogger
+from dist_wandb import DistWandbLogger, Limits
 from dist_wandb.settings.plan import RunMode
 
 
 def main(directory: str, run_mode: RunMode) -> None:
     logger = DistWandbLogger(
-        name="nm", save_dir=directory, project="tests", offline=True, run_mode=run_mode, heartbeat=PATIENT
+        name="nm",
+        save_dir=directory,
+        project="tests",
+        offline=True,
+        run_mode=run_mode,
+        limits=Limits(heartbeat=PATIENT),
     )
     logger.experiment.config.update({"lr": 0.1})
     trainer = Trainer(

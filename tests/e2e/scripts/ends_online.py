@@ -39,9 +39,7 @@ def main(directory: str, run_mode: str, *ends: str) -> None:
         run_mode=check_run_mode(run_mode),
         id="exp",
         dir=directory,
-        peer_timeout=20.0,
-        finish_timeout=25.0,
-        heartbeat=0.2,
+        limits=dist_wandb.Limits(peer_timeout=20.0, finish_timeout=25.0, heartbeat=0.2),
     )
     for step in range(5):
         run.log({"loss": 2.0 * step + rank}, step=step)

@@ -11,7 +11,7 @@ import torch
 from lightning.fabric import Fabric
 from lightning.fabric.loggers import CSVLogger
 
-from dist_wandb import DistWandbLogger
+from dist_wandb import DistWandbLogger, Limits
 from dist_wandb.settings.plan import check_run_mode
 
 STEPS = 4
@@ -49,7 +49,7 @@ def main(directory: str, strategy: str, *scenarios: str) -> None:
                 id=mode,
                 offline=True,
                 run_mode=check_run_mode(mode),
-                heartbeat=4.0,  # as `stored.PATIENT`
+                limits=Limits(heartbeat=4.0),  # as `stored.PATIENT`
             )
             for mode in modes.split(",")
         ]

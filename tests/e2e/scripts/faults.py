@@ -4,7 +4,6 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,9 +18,11 @@ def main(directory: str, pace: str, finish: str, waits_for: str = "") -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     begun = time.monotonic()
-    limits: dict[str, Any] = {"peer_timeout": 20.0, "finish_timeout": float(finish), "heartbeat": 0.2}
-    with dist_wandb.init("tests", id="exp", dir=directory, **limits) as run:
-        inner = dist_wandb.init("tests", id="exp-inner", dir=directory, **limits) if os.environ.get("INNER") else None
+    limits = dist_wandb.Limits(peer_timeout=20.0, finish_timeout=float(finish), heartbeat=0.2)
+    with dist_wandb.init("tests", id="exp", dir=directory, limits=limits) as run:
+        inner = (
+            dist_wandb.init("tests", id="exp-inner", dir=directory, limits=limits) if os.environ.get("INNER") else None
+        )
         sys.stdout.write(f"OPENED {rank} after {time.monotonic() - begun:.1f} s\n")
         for step in range(ROWS):
             gradient = torch.ones(2)

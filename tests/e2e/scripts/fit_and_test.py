@@ -8,7 +8,7 @@ from lightning.pytorch import LightningModule, Trainer
 from stored import PATIENT, ROWS
 from torch.utils.data import DataLoader, TensorDataset
 
-from dist_wandb import DistWandbLogger
+from dist_wandb import DistWandbLogger, Limits
 from dist_wandb.settings.plan import RankScope, RunMode
 
 
@@ -47,7 +47,7 @@ def main(directory: str, strategy: str, run_mode: RunMode, rank_scope: RankScope
         offline=os.environ.get("WANDB_MODE") == "offline",
         run_mode=run_mode,
         rank_scope=rank_scope,
-        heartbeat=PATIENT,
+        limits=Limits(heartbeat=PATIENT),
     )
     logger.log_hyperparams({"lr": 0.1})
     trainer = Trainer(

@@ -51,7 +51,9 @@ class Model(LightningModule):
 
 
 def lightning(directory: Path, run_mode: RunMode) -> None:
-    logger = DistWandbLogger(save_dir=directory, id="exp", project="tests", run_mode=run_mode, heartbeat=PATIENT)
+    logger = DistWandbLogger(
+        save_dir=directory, id="exp", project="tests", run_mode=run_mode, limits=dist_wandb.Limits(heartbeat=PATIENT)
+    )
     trainer = Trainer(
         accelerator="cpu",
         strategy="ddp",
@@ -67,7 +69,9 @@ def lightning(directory: Path, run_mode: RunMode) -> None:
 
 
 def accelerate(directory: Path) -> None:
-    accelerator = Accelerator(cpu=True, log_with=DistWandbTracker(id="exp", dir=str(directory), heartbeat=PATIENT))
+    accelerator = Accelerator(
+        cpu=True, log_with=DistWandbTracker(id="exp", dir=str(directory), limits=dist_wandb.Limits(heartbeat=PATIENT))
+    )
     accelerator.init_trackers("tests")
     tracker = accelerator.get_tracker("dist_wandb")
     rank = accelerator.process_index
@@ -77,7 +81,7 @@ def accelerate(directory: Path) -> None:
 
 
 def plain(directory: Path) -> None:
-    with dist_wandb.init("tests", id="exp", dir=str(directory), heartbeat=PATIENT) as run:
+    with dist_wandb.init("tests", id="exp", dir=str(directory), limits=dist_wandb.Limits(heartbeat=PATIENT)) as run:
         rank = run.topology.global_rank
         run.log({"loss": float(rank), "table": dist_wandb.gathered(rows(rank), COLUMNS)}, step=1)
 

@@ -18,7 +18,7 @@ def main(directory: str) -> None:
         id="exp",
         dir=directory,
         system_metrics="all-nodes",
-        heartbeat=PATIENT,
+        limits=dist_wandb.Limits(heartbeat=PATIENT),
         settings=settings,
         config={"lr": 0.1},
     ) as run:

@@ -54,7 +54,7 @@ def said_to_a_file() -> Iterator[TextIO]:
 def session(project: str, directory: str, run_mode: Any, rank_scope: Any) -> Said:
     """What a session of this mode and scope is, once rows are logged to it."""
     about: dict[str, Any] = {"name": "nm", "tags": ["online"], "config": {"lr": 0.1}, "dir": directory}
-    about["heartbeat"] = PATIENT
+    about["limits"] = {"heartbeat": PATIENT}
     try:
         with dist_wandb.init(project, run_mode=run_mode, rank_scope=rank_scope, **about) as run:
             log_rows(run)

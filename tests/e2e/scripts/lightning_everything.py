@@ -80,7 +80,7 @@ def logger_of(directory: str, mode: str) -> dict[str, Any]:
         "offline": offline,
         "run_mode": mode,
     }
-    given["heartbeat"] = 4.0  # as `stored.PATIENT`
+    given["limits"] = {"heartbeat": 4.0}  # as `stored.PATIENT`
     device_stats = {"spread": ["DeviceStatsMonitor*"]} if mode == "shared" else {}
     return of("dist_wandb.DistWandbLogger", **given, **device_stats, log_model=False if offline else "all")
 

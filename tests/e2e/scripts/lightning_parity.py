@@ -13,7 +13,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loggers.logger import DummyExperiment
 from torch.utils.data import DataLoader, TensorDataset
 
-from dist_wandb import DistWandbLogger
+from dist_wandb import DistWandbLogger, Limits
 
 FACTS = ("id", "name", "url", "entity", "project", "project_url", "path", "group", "job_type", "tags", "notes")
 STATE = ("dir", "start_time", "offline", "disabled", "resumed", "sweep_id")
@@ -95,7 +95,7 @@ def main(directory: Path) -> None:
         tags=["a", "b"],
         notes="n",
         config={"lr": 0.1},
-        heartbeat=0.2,
+        limits=Limits(heartbeat=0.2),
     )
     say(int(os.environ.get("LOCAL_RANK", "0")), "version before", logger.version)
     trainer = Trainer(

@@ -12,7 +12,7 @@ def main(directory: str) -> None:
     comes_early = os.environ["RANK"] == "0"
     if not comes_early:
         dist.init_process_group("gloo")
-    run = dist_wandb.init("tests", run_mode="shared", dir=directory, join_timeout=40)
+    run = dist_wandb.init("tests", run_mode="shared", dir=directory, limits=dist_wandb.Limits(join_timeout=40))
     if comes_early:
         dist.init_process_group("gloo")
     sys.stdout.write(f"SAW {run.id}\n")

@@ -15,7 +15,7 @@ def main(directory: str) -> None:
             f"{run_mode}-{rank_scope}",
             run_mode=run_mode,
             rank_scope=rank_scope,
-            heartbeat=PATIENT,
+            limits=dist_wandb.Limits(heartbeat=PATIENT),
             id="exp",
             name="nm",
             tags=["online"],

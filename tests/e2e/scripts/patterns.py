@@ -126,7 +126,9 @@ def tensors_of_several_ranks() -> None:
 def never_ends(directory: Path) -> None:
     """Rank 0 ends, and rank 1 goes on after that."""
     upload = wandb.Settings(finish_timeout=60)  # which would have as short a limit as the ranks
-    run = dist_wandb.init(PROJECT, id="never-ends", run_mode="shared", finish_timeout=2, settings=upload)
+    run = dist_wandb.init(
+        PROJECT, id="never-ends", run_mode="shared", limits=dist_wandb.Limits(finish_timeout=2), settings=upload
+    )
     log_rows()
     over = directory / "over"
     if RANK == 0:
@@ -143,7 +145,7 @@ def never_comes() -> None:
     """Rank 1 opens no session."""
     if RANK == 0:
         begin = time.monotonic()
-        with dist_wandb.init(PROJECT, id="never-comes", run_mode="shared", join_timeout=2):
+        with dist_wandb.init(PROJECT, id="never-comes", run_mode="shared", limits=dist_wandb.Limits(join_timeout=2)):
             log_rows()
         say("went on", time.monotonic() - begin < 20)
 

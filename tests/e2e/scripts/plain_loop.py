@@ -26,7 +26,7 @@ def main(directory: str, when: str, *only: str) -> None:
             "tests",
             run_mode=run_mode,
             rank_scope=rank_scope,
-            heartbeat=PATIENT,
+            limits=dist_wandb.Limits(heartbeat=PATIENT),
             id="exp",
             name="nm",
             dir=str(into),

@@ -5,7 +5,6 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -67,8 +66,8 @@ def main(directory: str, how: str) -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     marks = Path(directory)
-    limits: dict[str, Any] = {"peer_timeout": PEER_TIMEOUT, "heartbeat": 2.0}
-    with dist_wandb.init("tests", id="exp", dir=str(marks / "runs"), reduce={"ones": "sum"}, **limits) as run:
+    limits = dist_wandb.Limits(peer_timeout=PEER_TIMEOUT, heartbeat=2.0)
+    with dist_wandb.init("tests", id="exp", dir=str(marks / "runs"), reduce={"ones": "sum"}, limits=limits) as run:
         train_together(run, rank)
         if rank == VICTIM:
             (marks / "victim").write_text(str(os.getpid()))

@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import ThroughputMonitor
 from stored import PATIENT
 from torch.utils.data import DataLoader, Dataset
 
-from dist_wandb import DistWandbLogger
+from dist_wandb import DistWandbLogger, Limits
 
 Batches = list[list[float]]  # the values in each batch
 
@@ -68,7 +68,9 @@ class Model(LightningModule):
 
 
 def fit(directory: Path, model: Model, callbacks: list[Callback], **arguments: Any) -> None:
-    logger = DistWandbLogger(save_dir=str(directory), id="exp", project="tests", offline=True, heartbeat=PATIENT)
+    logger = DistWandbLogger(
+        save_dir=str(directory), id="exp", project="tests", offline=True, limits=Limits(heartbeat=PATIENT)
+    )
     trainer = Trainer(
         accelerator="cpu",
         strategy="ddp",

@@ -261,7 +261,7 @@ def flush(run: Session, rank: int) -> None:
         assert run.summary["loss"] == 150.0
 
 
-@scenario(reduce="sum", join_timeout=2, heartbeat=1.0)
+@scenario(reduce="sum", limits=dist_wandb.Limits(join_timeout=2, heartbeat=1.0))
 def opens_late(run: Session, rank: int) -> None:
     """Rank 1 opens its session once rank 0 has written its rows without it (see `main`)."""
     for step in range(5):
@@ -278,7 +278,7 @@ def opens_late(run: Session, rank: int) -> None:
         run.log({"ones": 1}, step=step)
 
 
-@scenario(reduce="sum", max_pending_rows=50)
+@scenario(reduce="sum", limits=dist_wandb.Limits(max_pending_rows=50, heartbeat=PATIENT))
 def bounded(run: Session, rank: int) -> None:
     """Rank 0 is 400 rows ahead of rank 1, with room for 50."""
     run.log({"ones": 1}, step=0)
@@ -325,7 +325,9 @@ def again_and_again(rank: int) -> None:
     store = dist.distributed_c10d._get_default_store()
     held = []
     for number in range(16):
-        with dist_wandb.init("tests", id=f"again-{number}", mode="disabled", heartbeat=0.05) as run:
+        with dist_wandb.init(
+            "tests", id=f"again-{number}", mode="disabled", limits=dist_wandb.Limits(heartbeat=0.05)
+        ) as run:
             for step in range(3):
                 run.log({"loss": float(step + rank)}, step=step)
         if number in (5, 15):
@@ -357,7 +359,7 @@ def main(directory: str) -> None:
         into = str(Path(directory) / name)
         if name == "opens_late" and rank == 1:
             wait_until(WRITTEN.exists, within=60, what=WRITTEN.name)
-        with dist_wandb.init("tests", id="exp", dir=into, **{"heartbeat": PATIENT, **options}) as run:
+        with dist_wandb.init("tests", id="exp", dir=into, **{"limits": {"heartbeat": PATIENT}, **options}) as run:
             function(run, rank)
         run.finish()  # to no effect
     two_sessions(Path(directory), rank)

@@ -18,7 +18,7 @@ def main(directory: str, seconds: str) -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     is_through = Path(directory) / "is-through"
-    with dist_wandb.init("tests", id="exp", dir=directory, peer_timeout=60) as run:
+    with dist_wandb.init("tests", id="exp", dir=directory, limits=dist_wandb.Limits(peer_timeout=60)) as run:
         run.log({"loss": float(rank)}, step=0)
         assert run.flush(timeout=20)
         dist.barrier()

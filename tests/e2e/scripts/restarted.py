@@ -42,7 +42,7 @@ def main(directory: str, run_mode: RunMode, resume: str, group: str) -> None:
         "tests",
         run_mode=run_mode,
         reduce="sum" if run_mode != "new" else None,
-        heartbeat=PATIENT,
+        limits=dist_wandb.Limits(heartbeat=PATIENT),
         dir=directory,
         **given,
     )

@@ -13,7 +13,7 @@ def main(directory: str) -> None:
     with dist_wandb.init(
         "tests",
         run_mode="shared",
-        heartbeat=PATIENT,
+        limits=dist_wandb.Limits(heartbeat=PATIENT),
         id="exp",
         name="nm",
         group="g",

@@ -17,7 +17,9 @@ RANKS, ROWS = 4, 5
 
 def log(directory: str, number: int, rank: int, meeting: str) -> None:
     dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=RANKS, timeout=timedelta(seconds=60))
-    with dist_wandb.init("tests", run_mode="shared", id=f"exp-{number}", dir=directory, heartbeat=PATIENT) as run:
+    with dist_wandb.init(
+        "tests", run_mode="shared", id=f"exp-{number}", dir=directory, limits=dist_wandb.Limits(heartbeat=PATIENT)
+    ) as run:
         for step in range(ROWS):
             run.log({"loss": float(step + rank)}, step=step)
     dist.destroy_process_group()

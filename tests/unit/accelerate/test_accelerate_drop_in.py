@@ -22,6 +22,7 @@ from dist_wandb.accelerate.names import StandInName
 from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.session.session import Session, open_session
+from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.options import Options
 from dist_wandb.store.job_store import JobStore
 from dist_wandb.topology.model import Topology
@@ -303,7 +304,7 @@ def on_main(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Session]:
         return JobStore(store, namespace, topology, timeout)
 
     def open_on_main(number: int) -> Session:
-        options = Options(reduce=None, join_timeout=30.0, finish_timeout=0.2)
+        options = Options(reduce=None, limits=Limits(join_timeout=30.0, finish_timeout=0.2))
         main = Topology(0, 0, 0, 2, 2, 1)
         return open_session(options, {"id": f"id-{number}"}, door=door._DOOR, topology=main, number=number)
 
@@ -312,7 +313,7 @@ def on_main(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Session]:
 
 
 def quick() -> DistWandbTracker:
-    return DistWandbTracker(reduce=None, join_timeout=30.0, finish_timeout=0.2)
+    return DistWandbTracker(reduce=None, limits=Limits(join_timeout=30.0, finish_timeout=0.2))
 
 
 @pytest.mark.usefixtures("fake_wandb")
@@ -386,7 +387,7 @@ def test_by_name_early_rows_are_kept_when_the_tracker_gets_its_arguments(
     early = accelerator.get_tracker("dist_wandb")
     assert list(early._early_rows)
     on_main(1)
-    limits = {"reduce": None, "join_timeout": 30.0, "finish_timeout": 0.2}
+    limits = {"reduce": None, "limits": Limits(join_timeout=30.0, finish_timeout=0.2)}
     accelerator.init_trackers("digits", init_kwargs={"dist_wandb": limits})
     tracker = accelerator.get_tracker("dist_wandb")
     assert tracker is not early

@@ -24,6 +24,7 @@ from dist_wandb.accelerate import tracker as door
 from dist_wandb.errors import ConfigurationError, UnsupportedVersionError
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.session.session import Session, open_session
+from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.options import Options
 from dist_wandb.store.job_store import JobStore
 from dist_wandb.topology.model import Topology
@@ -453,9 +454,9 @@ def test_one_process_is_not_warned(monkeypatch: pytest.MonkeyPatch, variables: d
 @pytest.mark.parametrize("by_name", [False, True], ids=["by instance", "by name"])
 @pytest.mark.usefixtures("off_main")
 def test_off_the_main_process_the_tracker_is_reached_too(fake_wandb: FakeWandb, by_name: bool) -> None:
-    limits: dict[str, Any] = {"join_timeout": 0.1, "finish_timeout": 0.5}  # nobody else is there
-    accelerator = accelerator_with("dist_wandb" if by_name else DistWandbTracker(**limits))
-    init_kwargs = {"dist_wandb": limits} if by_name else {}
+    limits = Limits(join_timeout=0.1, finish_timeout=0.5)  # nobody else is there
+    accelerator = accelerator_with("dist_wandb" if by_name else DistWandbTracker(limits=limits))
+    init_kwargs = {"dist_wandb": {"limits": limits}} if by_name else {}
     accelerator.init_trackers("digits", config={"lr": 0.1}, init_kwargs=init_kwargs)
     accelerator.log({"loss": 0.5}, step=1)
     tracker = accelerator.get_tracker("dist_wandb")
@@ -531,7 +532,7 @@ def test_rows_that_came_before_the_main_process_are_written_once_it_has_started(
     accelerator.log({"loss": 0.5})
     accelerator.log({"loss": 0.4}, step=7, log_kwargs={"dist_wandb": {"commit": False}})
     assert fake_wandb.arguments == []
-    main = main_process_at(Options("new", join_timeout=30.0))
+    main = main_process_at(Options("new", limits=Limits(join_timeout=30.0)))
     accelerator.log({"loss": 0.3})
     session = accelerator.get_tracker("dist_wandb").session
     assert session.id == f"{main.plan.base_id}-rank-1"
@@ -552,7 +553,7 @@ def test_a_store_that_does_not_answer_keeps_no_log_waiting(monkeypatch: pytest.M
         answers.wait(60)
 
     monkeypatch.setattr(JobStore, "find", find)
-    accelerator = accelerator_with(DistWandbTracker(join_timeout=60.0))
+    accelerator = accelerator_with(DistWandbTracker(limits=Limits(join_timeout=60.0)))
     for _ in range(20):
         accelerator.log({"loss": 0.5})
     for _ in range(20):
@@ -570,7 +571,7 @@ def test_log_alone_finds_out_that_the_main_process_has_begun(
 ) -> None:
     accelerator = accelerator_with(DistWandbTracker())
     accelerator.log({"loss": 0.0}, step=0)
-    main_process_at(Options("new", join_timeout=30.0))
+    main_process_at(Options("new", limits=Limits(join_timeout=30.0)))
     steps = itertools.count(1)
 
     def logged() -> bool:
@@ -595,7 +596,7 @@ def test_more_early_rows_than_are_kept_are_missed_aloud(
         accelerator.log({"loss": 0.5}, step=step)
     with pytest.warns(UserWarning, match=f"Rank 1 logged {most} rows and more"):
         accelerator.log({"loss": 0.5}, step=most)
-    main_process_at(Options("new", join_timeout=30.0))
+    main_process_at(Options("new", limits=Limits(join_timeout=30.0)))
     assert tracker.session
     accelerator.log({"loss": 0.5}, step=most + 1)
     assert tracker.session.flush()
@@ -610,8 +611,8 @@ def test_more_early_rows_than_are_kept_are_missed_aloud(
 def test_a_rank_without_a_run_reads_the_main_processs_config_whatever_it_was_given(
     main_process_at: Callable[..., Session], way: str
 ) -> None:
-    main_process_at(Options(reduce=None, join_timeout=30.0), {"lr": 0.1})
-    accelerator = accelerator_with(DistWandbTracker(reduce=None, join_timeout=30.0))
+    main_process_at(Options(reduce=None, limits=Limits(join_timeout=30.0)), {"lr": 0.1})
+    accelerator = accelerator_with(DistWandbTracker(reduce=None, limits=Limits(join_timeout=30.0)))
     ways: dict[str, Callable[[], object]] = {
         "init_trackers": lambda: accelerator.init_trackers("digits", config={"lr": 0.2}),
         "attach": lambda: DistWandbTracker.attach(accelerator, config={"lr": 0.2}),
@@ -628,8 +629,8 @@ def test_a_rank_without_a_run_reads_the_main_processs_config_whatever_it_was_giv
 def test_with_runs_of_their_own_ranks_keep_the_config_that_they_were_given(
     fake_wandb: FakeWandb, main_process_at: Callable[..., Session]
 ) -> None:
-    main_process_at(Options("new", join_timeout=30.0), {"lr": 0.1, "more": 1})
-    accelerator = accelerator_with(DistWandbTracker(run_mode="new", join_timeout=30.0))
+    main_process_at(Options("new", limits=Limits(join_timeout=30.0)), {"lr": 0.1, "more": 1})
+    accelerator = accelerator_with(DistWandbTracker(run_mode="new", limits=Limits(join_timeout=30.0)))
     accelerator.init_trackers("digits", config={"lr": 0.2})
     assert fake_wandb.runs[1].config == {"lr": 0.2, "more": 1}
 
@@ -639,11 +640,13 @@ def test_who_reads_the_config_before_the_main_process_has_begun_waits_for_it(
     main_process_at: Callable[..., Session],
 ) -> None:
     config = (
-        accelerator_with(DistWandbTracker(reduce=None, join_timeout=20.0)).get_tracker("dist_wandb", unwrap=True).config
+        accelerator_with(DistWandbTracker(reduce=None, limits=Limits(join_timeout=20.0)))
+        .get_tracker("dist_wandb", unwrap=True)
+        .config
     )
     config.update({"own": 1})
     assert config["own"] == 1
-    main = threading.Timer(0.2, main_process_at, [Options(reduce=None, join_timeout=30.0), {"lr": 0.1}])
+    main = threading.Timer(0.2, main_process_at, [Options(reduce=None, limits=Limits(join_timeout=30.0)), {"lr": 0.1}])
     main.start()
     assert dict(config) == {"own": 1, "lr": 0.1}
     main.join()
@@ -652,7 +655,9 @@ def test_who_reads_the_config_before_the_main_process_has_begun_waits_for_it(
 @pytest.mark.usefixtures("off_main", "fake_wandb", "main_process_at")
 def test_if_the_main_process_never_begins_the_config_is_empty() -> None:
     config = (
-        accelerator_with(DistWandbTracker(reduce=None, join_timeout=0.1)).get_tracker("dist_wandb", unwrap=True).config
+        accelerator_with(DistWandbTracker(reduce=None, limits=Limits(join_timeout=0.1)))
+        .get_tracker("dist_wandb", unwrap=True)
+        .config
     )
     with pytest.warns(UserWarning, match="main process did not call accelerator.init_trackers within 0.1 s"):
         assert config.get("lr", 7) == 7

@@ -13,6 +13,7 @@ import time
 import warnings
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,7 @@ from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.session.session import Session, open_session
 from dist_wandb.settings.config_values import comparable, given_values, told
+from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.options import Options
 from dist_wandb.store import job_store
 from dist_wandb.store.job_store import JobStore
@@ -43,6 +45,7 @@ HEARTBEAT = 0.05
 TWO = [Topology(rank, rank, 0, 2, 2, 1) for rank in range(2)]
 THREE = [Topology(rank, rank, 0, 3, 3, 1) for rank in range(3)]
 NODES = [Topology(2 * node + rank, rank, node, 4, 2, 2) for node in range(2) for rank in range(2)]
+LIMITS = Limits(join_timeout=30.0, finish_timeout=30.0, peer_timeout=30.0, heartbeat=HEARTBEAT)
 Open = Callable[..., Session]
 Job = Callable[..., list[Session]]
 
@@ -61,11 +64,14 @@ def open_rank(store: dist.Store) -> Iterator[Open]:  # noqa: ARG001  # they meet
     opened: list[Session] = []
 
     def open_one(
-        topology: Topology, config: object = None, wandb_init: Mapping[str, Any] = MappingProxyType({}), **options: Any
+        topology: Topology,
+        config: object = None,
+        wandb_init: Mapping[str, Any] = MappingProxyType({}),
+        limits: Mapping[str, Any] = MappingProxyType({}),
+        **options: Any,
     ) -> Session:
-        limits = {"join_timeout": 30.0, "finish_timeout": 30.0, "peer_timeout": 30.0, "heartbeat": HEARTBEAT}
         session = open_session(
-            Options(**{**limits, **options}),
+            Options(limits=replace(LIMITS, **limits), **options),
             {"mode": "offline", **({} if config is None else {"config": config}), **wandb_init},
             door="test",
             topology=topology,
@@ -229,7 +235,7 @@ def test_another_writer_of_a_shared_run_does_not_begin_with_a_config_that_the_pr
 
 @pytest.mark.parametrize("mode", ["auto", "shared", "new"])
 def test_what_a_rank_writes_is_newer_than_what_it_has_not_seen_yet(job: Job, mode: str) -> None:
-    first, second = job(TWO, alike({"lr": 0.1}), run_mode=mode, heartbeat=1000.0)
+    first, second = job(TWO, alike({"lr": 0.1}), run_mode=mode, limits={"heartbeat": 1000.0})
     first.config.update({"n": 1})
     second.config.update({"n": 2})
     second._config_sync.look(at_once=True)
@@ -278,7 +284,7 @@ def test_the_other_writers_of_a_shared_run_send_what_the_primary_set_without_bei
 
 
 def test_what_the_primary_set_last_is_taken_over_in_flush_and_finish(job: Job) -> None:
-    first, second, third = job(THREE, alike({"lr": 0.1}), run_mode="new", heartbeat=1000.0)
+    first, second, third = job(THREE, alike({"lr": 0.1}), run_mode="new", limits={"heartbeat": 1000.0})
     first.config.update({"steps": 7})
     second.flush()
     third.finish()
@@ -294,7 +300,7 @@ def test_a_change_inside_of_a_value_is_told_with_the_next_look(job: Job) -> None
 
 def test_a_heartbeat_costs_nothing_that_grows_with_the_config(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is spent on a thread whose rounds the other ranks wait for."""
-    first, second = job(TWO, alike({f"n{number}": number for number in range(500)}), heartbeat=1000.0)
+    first, second = job(TWO, alike({f"n{number}": number for number in range(500)}), limits={"heartbeat": 1000.0})
     assert reads(second, dict(first.config))
     taken: list[object] = []
     asked: list[str] = []
@@ -324,14 +330,14 @@ def test_a_heartbeat_costs_nothing_that_grows_with_the_config(job: Job, monkeypa
 
 @pytest.mark.parametrize("write", ["update_locked", "merge_locked"])
 def test_what_wandb_itself_sets_later_is_told(job: Job, write: str) -> None:
-    first, second = job(TWO, alike({"lr": 0.1}), heartbeat=1000.0)
+    first, second = job(TWO, alike({"lr": 0.1}), limits={"heartbeat": 1000.0})
     getattr(first.config, write)({"lr": 0.2}, user="sweep", _allow_val_change=True)
     second._config_sync.look(at_once=True)
     assert second.config.lr == 0.2
 
 
 def test_what_is_changed_behind_wandbs_back_is_told_in_flush(job: Job) -> None:
-    first, second = job(TWO, alike({"lr": 0.1}), heartbeat=1000.0)
+    first, second = job(TWO, alike({"lr": 0.1}), limits={"heartbeat": 1000.0})
     first.config._items["lr"] = 0.2
     first.config["--width"] = 3  # wandb takes the dashes away
     first.flush()
@@ -477,7 +483,7 @@ def test_who_reads_before_the_primary_has_opened_its_run_waits_for_it(open_rank:
 def test_if_the_primary_never_comes_a_rank_reads_what_it_was_given_with_one_warning(
     open_rank: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    second = open_rank(TWO[1], {"lr": 0.2, "p": Path("x")}, join_timeout=0.1)
+    second = open_rank(TWO[1], {"lr": 0.2, "p": Path("x")}, limits={"join_timeout": 0.1})
     second.config.update({"own": 1})
     assert second.config.own == 1  # it knows that, so it does not wait
     with pytest.warns(UserWarning, match="read on rank 1, but its primary did not open its run within 0.1 s"):
@@ -520,7 +526,7 @@ def test_where_the_store_is_gone_the_config_stays_as_it_was(job: Job, monkeypatc
 
 
 def test_reading_asks_the_store_once_in_a_heartbeat(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, second = job(TWO, alike({"lr": 0.1}), heartbeat=1000.0)
+    _, second = job(TWO, alike({"lr": 0.1}), limits={"heartbeat": 1000.0})
     assert second.config.lr == 0.1
     asked: list[str] = []
     monkeypatch.setattr(JobStore, "try_get", lambda _, key: asked.append(key))
@@ -563,7 +569,7 @@ def test_after_the_end_the_config_stays_readable_and_nobody_is_asked(job: Job) -
 
 
 def test_a_rank_that_never_asked_reads_what_it_was_given_after_the_end(open_rank: Open) -> None:
-    second = open_rank(TWO[1], {"lr": 0.2}, join_timeout=60.0, reduce=None)
+    second = open_rank(TWO[1], {"lr": 0.2}, limits={"join_timeout": 60.0}, reduce=None)
     second.finish(1)
     assert dict(second.config) == {"lr": 0.2}
 
@@ -905,14 +911,14 @@ def test_a_check_that_passes_says_nothing(job: Job) -> None:
 
 def test_a_check_goes_on_without_ranks_that_do_not_come_and_so_do_they_later(open_rank: Open) -> None:
     with pytest.warns(UserWarning, match=r"waited 0.1 s, but rank 1, 2 did not come"):
-        first = open_rank(THREE[0], {"lr": 0.1}, config_sync="check", join_timeout=0.1)
+        first = open_rank(THREE[0], {"lr": 0.1}, config_sync="check", limits={"join_timeout": 0.1})
     with pytest.warns(UserWarning, match="'lr' is 0.2 on rank 1"):
         second = open_rank(THREE[1], {"lr": 0.2}, config_sync="check")
     assert dict(first.config) == dict(second.config) == {"lr": 0.1}
 
 
 def test_a_check_without_rank_0_ends_and_does_not_fail_when_it_comes(open_rank: Open) -> None:
-    open_rank(TWO[1], {"lr": 0.2}, config_sync="check", join_timeout=0.1)
+    open_rank(TWO[1], {"lr": 0.2}, config_sync="check", limits={"join_timeout": 0.1})
     assert open_rank(TWO[0], {"lr": 0.1}, config_sync="check").run
 
 

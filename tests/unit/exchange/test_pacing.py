@@ -7,7 +7,7 @@ import pytest
 from dist_wandb.exchange.protocol.pacing import NEW_NAME_HEARTBEATS, Interval, Overdue, Pacer
 from dist_wandb.settings.limits import Limits
 
-LIMITS = Limits(peer_timeout=60.0, heartbeat=1.0, linger=0.05)
+LIMITS = Limits(peer_timeout=60.0, heartbeat=1.0)
 
 
 @pytest.fixture

@@ -32,6 +32,7 @@ from lightning.pytorch.loggers.logger import DummyExperiment
 from dist_wandb import DistWandbLogger
 from dist_wandb.lightning.logger import _NullExperiment
 from dist_wandb.session import session
+from dist_wandb.settings.limits import Limits
 from dist_wandb.topology.model import Topology
 
 pytestmark = pytest.mark.newest  # the demands are those of the newest Lightning
@@ -458,7 +459,7 @@ def test_a_rank_that_is_not_the_first_opens_nothing(
 ) -> None:
     second = Topology(1, 1, 0, 2, 2, 1)
     monkeypatch.setattr(Topology, "from_torch_distributed", classmethod(lambda _cls, _environ=None: second))
-    logger = DistWandbLogger(save_dir=tmp_path, join_timeout=0.1, finish_timeout=0.1)
+    logger = DistWandbLogger(save_dir=tmp_path, limits=Limits(join_timeout=0.1, finish_timeout=0.1))
     experiment: Any = logger.experiment
     assert issubclass(type(experiment), DummyExperiment)
     with pytest.warns(UserWarning, match="read on rank 1, but"):
@@ -509,7 +510,7 @@ def test_a_lightning_cli_knows_all_arguments_and_reads_what_it_prints(
         "reduce": '{"tokens": "sum", "*": "max"}',
         "spread": '["train/*"]',
         "per_rank": "false",
-        "finish_timeout": "7",
+        "limits.finish_timeout": "7",
         "config_sync": "off",
         "system_metrics": "all-nodes",
         "strict": "true",

@@ -15,11 +15,14 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 
 from dist_wandb import DistWandbLogger
 from dist_wandb.session import session as sessions_room
+from dist_wandb.settings.limits import Limits
 
 if TYPE_CHECKING:
     from tests.conftest import FakeRun, FakeWandb
 
-SHORT: dict[str, Any] = {"join_timeout": 0.1, "finish_timeout": 1.0}  # limits where the other ranks never come
+SHORT: dict[str, Any] = {
+    "limits": Limits(join_timeout=0.1, finish_timeout=1.0)
+}  # limits where the other ranks never come
 STEP = "trainer/global_step"
 
 

@@ -26,8 +26,9 @@ from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.rows import DEGRADED
 from dist_wandb.lightning import logger as lightning
 from dist_wandb.lightning.script_ids import ScriptIds
-from dist_wandb.runs import argument_checks
 from dist_wandb.session import session
+from dist_wandb.settings.limits import Limits
+from dist_wandb.settings.options import OPTION_NAMES
 from dist_wandb.topology.model import Topology
 
 Drive = Callable[[WandbLogger], object]
@@ -36,7 +37,7 @@ ALL_MODES = [
     {"run_mode": mode, "rank_scope": scope} for mode in ("auto", "shared", "new") for scope in ("global", "worker")
 ]
 MODEL = nn.Linear(2, 1)
-ALONE = {"join_timeout": 0.1, "finish_timeout": 1.0}  # limits where the other ranks never come
+ALONE = {"limits": Limits(join_timeout=0.1, finish_timeout=1.0)}  # limits where the other ranks never come
 
 
 class Wandb:
@@ -254,7 +255,7 @@ def test_the_constructor_begins_with_the_stock_parameters_and_ours_are_keyword_o
         (p.name, p.default, p.kind) for p in positional
     ]
     assert [(p.name, p.kind) for p in ours[len(positional) : -1]] == [
-        (name, inspect.Parameter.KEYWORD_ONLY) for name in argument_checks._OUR_ARGUMENTS
+        (name, inspect.Parameter.KEYWORD_ONLY) for name in OPTION_NAMES
     ]
     assert (ours[-1].name, ours[-1].kind) == (further.name, further.kind)
 
@@ -295,7 +296,7 @@ def test_offline_leaves_the_environment_as_the_stock_logger_does(
         ({"rank_scope": "node"}, "rank_scope='node' is unknown. Allowed: 'global', 'worker'."),
         ({"reduce": "avg"}, "reduce='avg' is no reduction. Allowed: 'mean', 'sum', 'min', 'max', 'first'."),
         ({"spread": 7}, "spread=7 is neither a bool nor name patterns."),
-        ({"join_timeout": 0}, "join_timeout=0 must be greater than 0 and at most 1e+09."),
+        ({"limits": {"join_timeout": 0}}, "join_timeout must be a positive number of seconds, got 0."),
         (
             {"tag": ["a"]},
             "DistWandbLogger got the argument 'tag', which wandb.init does not know. Did you mean 'tags'?",

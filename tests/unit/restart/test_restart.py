@@ -24,6 +24,7 @@ from dist_wandb.restart.store import DIRECTORY, RestartStore
 from dist_wandb.runs import requested
 from dist_wandb.session import session as sessions_room
 from dist_wandb.session.session import Session, open_session
+from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.options import Options
 from dist_wandb.store import job_store
 from dist_wandb.store.job_store import JobStore
@@ -69,7 +70,7 @@ def start(fake_wandb: FakeWandb, on_ranks: OnRanks, monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(job_store, "_store_of_agent", lambda *_: met)
         # ranks are threads here, and so have no SLURM_PROCID each
         monkeypatch.setattr(job_store, "job_name", lambda _: Launch.detect().slurm_step)
-        given = {"run_mode": "new", "reduce": None, "join_timeout": 10.0, **(options or {})}
+        given = {"run_mode": "new", "reduce": None, "limits": Limits(join_timeout=10.0), **(options or {})}
         return on_ranks(
             world,
             lambda rank: open_session(
@@ -253,7 +254,7 @@ def test_another_number_of_ranks_continues_what_it_can(
 def test_an_agent_that_does_not_answer_is_no_obstacle(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {**AGENT, **attempt(1)}.items():
         monkeypatch.setenv(name, value)
-    open_session(Options(join_timeout=0.2), {}, door="test", topology=Topology.single()).finish()
+    open_session(Options(limits=Limits(join_timeout=0.2)), {}, door="test", topology=Topology.single()).finish()
     assert fake_wandb.arguments == [{}]
 
 
@@ -370,7 +371,7 @@ def test_one_rank_that_asks_is_enough_if_it_is_rank_0(start: Start, fake_wandb: 
     kill(start())
     store = dist.HashStore()
     job_store._store_of_agent = lambda *_: store  # undone with the fixture's own
-    options = Options("new", reduce=None, join_timeout=10.0)
+    options = Options("new", reduce=None, limits=Limits(join_timeout=10.0))
     on_ranks(
         2,
         lambda rank: open_session(
@@ -613,7 +614,7 @@ def test_rows_without_a_step_go_on_behind_those_of_the_resumed_run(
     run_mode: str,
     reduce: str | None,
 ) -> None:
-    options = {"run_mode": run_mode, "reduce": reduce, "heartbeat": 0.05}
+    options = {"run_mode": run_mode, "reduce": reduce, "limits": Limits(heartbeat=0.05)}
     kill(start(options={**options, "reduce": None}))
     resumed(fake_wandb, monkeypatch, global_step=49, loss=0.5)
     sessions = start(options=options, resume="auto")

@@ -37,7 +37,7 @@ def test_an_argument_that_wandb_does_not_know_is_refused_with_the_nearest(name: 
     assert str(refused.value) == f"the door got the argument {name!r}, which wandb.init does not know. {hint}"
 
 
-@pytest.mark.parametrize("name", ["run_mode", "rank_scope", "reduce", "spread", "join_timeout"])
+@pytest.mark.parametrize("name", ["run_mode", "rank_scope", "reduce", "spread", "limits"])
 def test_our_own_arguments_in_the_wrong_place_are_sent_to_the_right_one(name: str) -> None:
     message = f"init_trackers got the argument '{name}', which is dist_wandb's own, not one of wandb.init. Give it to"
     with pytest.raises(ConfigurationError, match=re.escape(message)):

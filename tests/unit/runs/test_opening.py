@@ -13,6 +13,7 @@ from dist_wandb.errors import ConfigurationError, UnavailableError
 from dist_wandb.runs import argument_checks, opening, wandb_init, wandb_private, wandb_process
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.session import session
+from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.options import Options
 from dist_wandb.store.job_store import JobStore
 from dist_wandb.topology.model import Topology
@@ -127,7 +128,7 @@ def test_if_the_primary_is_offline_so_are_its_secondaries(job: Job, unreliable: 
 @pytest.mark.usefixtures("store")
 def test_strict_is_an_error_on_all_ranks(on_ranks: OnRanks, unreliable: Any) -> None:
     wandb_ = unreliable(rank_0_online=1)
-    options = Options("shared", strict=True, join_timeout=60.0)
+    options = Options("shared", strict=True, limits=Limits(join_timeout=60.0))
 
     def open_one(rank: int) -> str:
         with pytest.raises(UnavailableError) as raised:
@@ -176,7 +177,7 @@ def test_a_primary_that_opens_before_there_is_a_store_tells_of_its_run_later(
         patch.setattr(JobStore, "find", lambda *_, **__: None)
         first = session.open_session(Options("shared"), given, door="test", topology=TWO[0], number=1)
     first.meet(given, "test", 1)
-    options = Options("shared", join_timeout=30.0)
+    options = Options("shared", limits=Limits(join_timeout=30.0))
     second = session.open_session(options, given, door="test", topology=TWO[1], number=1, create_new=False)
     assert second.run
     assert len(fake_wandb.runs) == 2
@@ -185,7 +186,7 @@ def test_a_primary_that_opens_before_there_is_a_store_tells_of_its_run_later(
 @pytest.mark.usefixtures("store")
 def test_who_attaches_for_hardware_sends_what_the_primary_sends(fake_wandb: FakeWandb) -> None:
     nodes = [Topology(rank, 0, rank, 2, 1, 2) for rank in range(2)]
-    options = Options(system_metrics="all-nodes", join_timeout=30.0)
+    options = Options(system_metrics="all-nodes", limits=Limits(join_timeout=30.0))
     mine = {"id": "exp", "name": "nm", "config": {"lr": 0.1}}
     theirs = {"id": "exp", "name": "other", "tags": ["t"], "config": {"lr": 0.2}}
     for topology, given in zip(nodes, (mine, theirs), strict=True):
@@ -213,7 +214,7 @@ def test_a_disk_that_takes_no_file_beside_the_run_ends_no_training(
 
 def test_rows_of_a_shared_run_wait_for_all_writers(store: Any, fake_wandb: FakeWandb) -> None:
     assert store is not None
-    options = Options("shared", reduce=None, join_timeout=60.0, finish_timeout=0.2)
+    options = Options("shared", reduce=None, limits=Limits(join_timeout=60.0, finish_timeout=0.2))
     given = {"id": "exp"}
     first = session.open_session(options, given, door="test", topology=TWO[0], number=1, create_new=False)
     row = {"loss": 0.5}
@@ -232,7 +233,7 @@ def test_rows_of_a_shared_run_wait_for_all_writers(store: Any, fake_wandb: FakeW
 @pytest.mark.parametrize("limit", [{"join_timeout": 0.1}, {"max_pending_rows": 3}])
 def test_but_not_forever(store: Any, fake_wandb: FakeWandb, limit: dict[str, Any]) -> None:
     assert store is not None
-    options = Options("shared", reduce=None, **{"join_timeout": 60.0, "finish_timeout": 0.2, **limit})
+    options = Options("shared", reduce=None, limits=Limits(**{"join_timeout": 60.0, "finish_timeout": 0.2, **limit}))
     first = session.open_session(options, {"id": "exp"}, door="test", topology=TWO[0], number=1, create_new=False)
     for step in range(4):
         first.log({"loss": 0.5}, step=step)
@@ -242,7 +243,7 @@ def test_but_not_forever(store: Any, fake_wandb: FakeWandb, limit: dict[str, Any
 
 def test_what_waits_is_written_at_the_end(store: Any, fake_wandb: FakeWandb) -> None:
     assert store is not None
-    options = Options("shared", reduce=None, join_timeout=60.0, finish_timeout=0.2)
+    options = Options("shared", reduce=None, limits=Limits(join_timeout=60.0, finish_timeout=0.2))
     first = session.open_session(options, {"id": "exp"}, door="test", topology=TWO[0], number=1, create_new=False)
     first.log({"loss": 0.5}, step=0)
     first.finish()
@@ -278,7 +279,7 @@ def test_under_a_sweeps_agent_several_runs_are_refused_on_all_ranks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("WANDB_SWEEP_ID", "s1")
-    options = Options(run_mode, rank_scope, join_timeout=30.0, finish_timeout=0.2)
+    options = Options(run_mode, rank_scope, limits=Limits(join_timeout=30.0, finish_timeout=0.2))
 
     def open_one(rank: int) -> str:
         try:
@@ -304,7 +305,9 @@ def test_ranks_without_the_sweeps_variables_do_not_wait_for_the_rank_that_has_th
 
     def open_one(rank: int) -> str:
         with pytest.raises(ConfigurationError) as raised:
-            session.open_session(Options("new", join_timeout=30.0), {}, door="test", topology=TWO[rank], number=1)
+            session.open_session(
+                Options("new", limits=Limits(join_timeout=30.0)), {}, door="test", topology=TWO[rank], number=1
+            )
         return str(raised.value)
 
     first, second = on_ranks(2, open_one)

@@ -130,7 +130,9 @@ def test_runs_of_their_own_have_codes_of_their_own(job: Job, fake_wandb: FakeWan
 
 
 def test_a_writer_that_does_not_end_is_waited_for_and_told(job: Job, caplog: pytest.LogCaptureFixture) -> None:
-    first, second, _ = job(THREE, lambda _: {"id": "exp"}, run_mode="shared", reduce=None, finish_timeout=0.3)
+    first, second, _ = job(
+        THREE, lambda _: {"id": "exp"}, run_mode="shared", reduce=None, limits={"finish_timeout": 0.3}
+    )
     second.finish()
     begun = time.monotonic()
     first.finish()
@@ -140,7 +142,7 @@ def test_a_writer_that_does_not_end_is_waited_for_and_told(job: Job, caplog: pyt
 
 
 def test_a_rank_that_fails_waits_for_nobody(job: Job) -> None:
-    first, *_ = job(THREE, lambda _: {"id": "exp"}, run_mode="shared", finish_timeout=60.0)
+    first, *_ = job(THREE, lambda _: {"id": "exp"}, run_mode="shared", limits={"finish_timeout": 60.0})
     begun = time.monotonic()
     first.finish(1)
     assert time.monotonic() - begun < 20

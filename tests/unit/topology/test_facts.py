@@ -6,6 +6,7 @@ import copy
 import pickle
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,6 +19,7 @@ from dist_wandb.runs import run_metadata
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.run_metadata import FACTS
 from dist_wandb.session import session
+from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.options import Options
 from dist_wandb.store.job_store import JobStore
 from dist_wandb.topology.model import Topology
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 
 TWO = [Topology(rank, rank, 0, 2, 2, 1) for rank in (0, 1)]
 NODES = [Topology(rank, rank % 2, rank // 2, 4, 2, 2) for rank in range(4)]
-LIMITS: dict[str, Any] = {"join_timeout": 0.3, "finish_timeout": 0.3, "heartbeat": 0.05}
+LIMITS = Limits(join_timeout=0.3, finish_timeout=0.3, heartbeat=0.05)
 
 
 def until(condition: Callable[[], bool], within: float = 10.0) -> bool:
@@ -38,7 +40,7 @@ def until(condition: Callable[[], bool], within: float = 10.0) -> bool:
 
 
 def alone(rank: int, **limits: Any) -> session.Session:
-    options = Options(**{**LIMITS, **limits})
+    options = Options(limits=replace(LIMITS, **limits))
     return session.open_session(options, {}, door="test", topology=TWO[rank], number=1, create_new=False)
 
 
@@ -167,7 +169,7 @@ def test_what_gives_something_back_is_what_does_so_in_wandb() -> None:
 def test_an_id_that_is_planned_is_known_before_the_run_is_open(
     store: dist.Store,  # noqa: ARG001  # they meet there
 ) -> None:
-    options = Options(**LIMITS)
+    options = Options(limits=LIMITS)
     second = session.open_session(options, {"id": "exp"}, door="test", topology=TWO[1], number=1, create_new=False)
     with pytest.warns(UserWarning, match="did not open its run"):
         assert second.run.id == "exp"

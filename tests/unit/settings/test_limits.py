@@ -1,0 +1,61 @@
+"""Limits: checked in one place, and the two waits that finish_timeout stands for."""
+
+import re
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+import dist_wandb
+from dist_wandb.errors import ConfigurationError
+from dist_wandb.settings.limits import Limits
+
+SECONDS = ("join_timeout", "peer_timeout", "finish_timeout", "heartbeat")
+NOT_POSITIVE = ("60", True, False, 0, -1.5, float("nan"), [1.0])
+
+
+@pytest.mark.parametrize("value", NOT_POSITIVE, ids=repr)
+@pytest.mark.parametrize("name", SECONDS)
+def test_a_time_that_is_not_positive_seconds_is_refused(name: str, value: object) -> None:
+    limits: dict[str, Any] = {name: value}
+    with pytest.raises(
+        ConfigurationError, match=re.escape(f"{name} must be a positive number of seconds, got {value!r}.")
+    ):
+        Limits(**limits)
+
+
+@pytest.mark.parametrize("value", [*NOT_POSITIVE, 1.5, None], ids=repr)
+def test_a_number_of_rows_that_is_not_a_positive_integer_is_refused(value: Any) -> None:
+    with pytest.raises(
+        ConfigurationError, match=re.escape(f"max_pending_rows must be a positive integer, got {value!r}.")
+    ):
+        Limits(max_pending_rows=value)
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(Limits) if field.name != "finish_timeout"])
+def test_only_finish_timeout_may_be_none(name: str) -> None:
+    limits: dict[str, Any] = {name: None}
+    with pytest.raises(ConfigurationError, match=f"{name} must be a positive"):
+        Limits(**limits)
+
+
+@pytest.mark.parametrize("value", [2e9, float("inf")])
+def test_what_clocks_cannot_count_is_refused(value: float) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(f"peer_timeout must be at most 1e+09, got {value!r}.")):
+        Limits(peer_timeout=value)
+
+
+@pytest.mark.parametrize(("given", "flush", "upload"), [(None, 60.0, 600.0), (60.0, 60.0, 60.0), (5, 5, 5)])
+def test_finish_timeout_bounds_the_ranks_and_the_upload(given: float | None, flush: float, upload: float) -> None:
+    limits = Limits(finish_timeout=given)
+    assert (limits.flush_timeout, limits.upload_timeout) == (flush, upload)
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(Limits)])
+def test_a_limit_given_by_itself_is_sent_into_limits(name: str) -> None:
+    given: dict[str, Any] = {name: 7}
+    message = (
+        f"dist_wandb.init got the argument {name!r}, which is one of the limits. Pass limits=dist_wandb.Limits({name}="
+    )
+    with pytest.raises(ConfigurationError, match=re.escape(message)):
+        dist_wandb.init(**given)
