@@ -265,7 +265,7 @@ class ConfigSync:
         self._completes = leads_unit or plan.run_mode == "new"
         if isinstance(run, null_run.NullRun):
             run.show_config(ConfigView(self))
-            run.show_facts(self.facts, unit_run_id(plan) if plan.base_id is not None else None)
+            run.show_metadata(self.facts, unit_run_id(plan) if plan.base_id is not None else None)
         else:
             self._run = run
             self._config = getattr(run, "config", None)  # a stand-in for a run, in somebody's tests, may have none
@@ -400,7 +400,7 @@ class ConfigSync:
     def _tell(self, *, whole: bool) -> None:
         if not self._tells or self._config is None:
             return
-        facts = run_metadata.facts_of(self._run)
+        facts = run_metadata.metadata_of(self._run)
         if self._renew_text(whole=whole) or facts != self._told_facts:
             self._told_facts, self._has_told = facts, False
         job_store = None if self._has_told else self._reach()
@@ -456,7 +456,7 @@ class ConfigSync:
         changed = [name for name in values if name not in self._seen or self._seen[name] != values[name]]
         new = {name: self._with_own(name, values[name]) for name in changed if name not in kept}
         self._seen, self._is_known = values, True
-        self._facts = run_metadata.understood_facts(record["facts"])
+        self._facts = run_metadata.from_json(record["facts"])
         if self._config is None:
             self._show(values, new)
             return

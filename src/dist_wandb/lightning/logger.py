@@ -132,7 +132,7 @@ def _where_runs_are(stock_method: Callable[..., None]) -> Callable[..., None]:
     return log
 
 
-class _NullExperiment(NullRun, DummyExperiment):  # type: ignore[misc]  # its items are of another kind
+class _NullExperiment(NullRun, DummyExperiment):
     """What `experiment` is on a rank without a run: Lightning asks for a `DummyExperiment` there.
 
     As Lightning's own, it answers calls of its methods with `None`, but for those with which a script goes on.
@@ -178,16 +178,16 @@ class _NullExperiment(NullRun, DummyExperiment):  # type: ignore[misc]  # its it
         logger: DistWandbLogger | None = self.__dict__.get("logger")
         return None if logger is None else logger._session  # noqa: SLF001  # of the same door
 
-    def facts(self) -> Mapping[str, Any]:
+    def metadata(self) -> Mapping[str, Any]:
         """What is known of the run: before there is a session, what the logger knows before."""
         session, logger = self._session, self.__dict__.get("logger")
         if session is not None and isinstance(session.run, NullRun):
-            return session.run.facts()
-        return super().facts() if logger is None else {"id": logger.version, "name": None, "url": None}
+            return session.run.metadata()
+        return super().metadata() if logger is None else {"id": logger.version, "name": None, "url": None}
 
     def __getattr__(self, name: str) -> Any:
         found = super().__getattr__(name)
-        return _Nothing() if isinstance(found, NullRun) and name not in _GIVE_BACK else found
+        return _Nothing() if isinstance(found, NullPart) and name not in _GIVE_BACK else found
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "logger": None}

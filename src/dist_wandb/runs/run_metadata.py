@@ -1,4 +1,4 @@
-"""What a run says of itself: its address, its state, and what ranks without it are told."""
+"""What is known of a run: its address, its state, and the metadata that its primary publishes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from dist_wandb.runs.null_run import AnyRun, Run
     from dist_wandb.settings.plan import RunPlan
 
-# What a primary tells of its run to ranks without one.
-FACTS = frozenset(
+METADATA = frozenset(
     {
         *("id", "name", "url", "entity", "project", "project_url", "path", "group", "job_type", "tags", "notes"),
         *("dir", "start_time", "sweep_id", "offline", "disabled", "resumed"),
     }
 )
+"""Attributes of a run that its primary publishes for ranks without one."""
 
 
 def running_run() -> Run | None:
@@ -32,13 +32,13 @@ def running_run() -> Run | None:
 
 
 def last_logged(run: AnyRun, name: str) -> int | None:
-    """The whole number that was logged last under `name` before the run was resumed; `None` for a new run."""
+    """The integer that was logged last under `name` before the run was resumed; `None` for a new run."""
     value: object = run.summary.get(name) if run and run.resumed else None  # type: ignore[no-untyped-call]
     return int(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
 
 
 def where(run: AnyRun, plan: RunPlan | None = None) -> str:
-    """Where a run is to be found, as text: its address, or the directory it is written to."""
+    """Where to find a run, as text: its address, or the directory it is written to."""
     if not run:
         return "nowhere"
     if is_disabled(run):
@@ -52,43 +52,43 @@ def where(run: AnyRun, plan: RunPlan | None = None) -> str:
 
 
 def is_disabled(run: AnyRun) -> bool:
-    """Whether a run goes nowhere. A stand-in for a run, in somebody's tests, may not say."""
+    """Whether a run goes nowhere. A mock of a run may not have the attribute."""
     return bool(getattr(run, "disabled", False))
 
 
 def is_offline(run: AnyRun) -> bool:
-    """Whether a run is on disk alone. A stand-in for a run, in somebody's tests, may not say."""
+    """Whether a run is on disk alone. A mock of a run may not have the attribute."""
     return bool(getattr(run, "offline", False))
 
 
 def is_online(run: AnyRun) -> bool:
-    """Whether W&B's server has a run, rather than a disk or nobody."""
+    """Whether a run is sent to W&B's server."""
     return bool(run) and not is_offline(run) and not is_disabled(run)
 
 
 def url(run: AnyRun) -> str | None:
-    """Address of a run in W&B; `None` for one that has none. wandb warns when an offline run is asked."""
+    """Address of a run in W&B; `None` if it is not online. wandb warns when an offline run is asked."""
     address = getattr(run, "url", None) if is_online(run) else None
     shown: str | None = _shown_url(address)
     return shown
 
 
 def _shown_url(address: Any) -> Any:
-    """An address of W&B's without the password of the server's, which it is made from."""
+    """An address of W&B's without the name and password that it takes over from the server's address."""
     return without_password(address) if isinstance(address, str) and "@" in address else address
 
 
-def facts_of(run: AnyRun) -> dict[str, Any]:
-    """What is to be known of a run on ranks without one: of `FACTS` what JSON can hold."""
-    asked = FACTS if is_online(run) else FACTS - {"url", "project_url"}  # wandb warns when an offline run is asked
-    facts = {name: getattr(run, name, None) for name in sorted(asked)}
-    facts.update({name: _shown_url(facts[name]) for name in ("url", "project_url") if name in facts})
-    return {name: facts.get(name) for name in sorted(FACTS) if is_json(facts.get(name))}
+def metadata_of(run: AnyRun) -> dict[str, Any]:
+    """The metadata of a run for ranks without it: those attributes of `METADATA` that JSON can hold."""
+    read = METADATA if is_online(run) else METADATA - {"url", "project_url"}  # wandb warns when an offline run is read
+    values = {name: getattr(run, name, None) for name in read}
+    values.update({name: _shown_url(values[name]) for name in ("url", "project_url") if name in values})
+    return {name: values.get(name) for name in sorted(METADATA) if is_json(values.get(name))}
 
 
-def understood_facts(told: Mapping[str, Any]) -> dict[str, Any]:
-    """What `facts_of` said, from JSON: W&B's tags are a tuple."""
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in told.items()}
+def from_json(received: Mapping[str, Any]) -> dict[str, Any]:
+    """What `metadata_of` returned, read from JSON: W&B's tags are a tuple."""
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in received.items()}
 
 
 def group_url(run: AnyRun, group: str | None) -> str | None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from wandb.sdk.wandb_run import Run
 
+from dist_wandb.notices import Notices
 from dist_wandb.runs import null_run
 from dist_wandb.runs.null_run import NullPart, NullRun
 
@@ -74,7 +75,7 @@ def test_the_summary_of_a_null_run_reads_what_was_written_and_defaults() -> None
 @pytest.fixture
 def untold(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if nothing unknown had been used yet."""
-    monkeypatch.setattr(null_run, "_has_told_of_unknown", False)
+    monkeypatch.setattr(null_run, "_notices", Notices())
 
 
 @pytest.mark.usefixtures("untold")
@@ -104,7 +105,7 @@ def test_what_is_not_known_can_be_computed_with_and_shown() -> None:
 def test_a_null_run_lists_what_a_run_has_for_its_users() -> None:
     names = dir(NullRun())
     assert {"log", "summary", "config", "finish", "watch", "name", "url"} <= set(names)
-    assert not [name for name in names if name.startswith("_") or name in ("show_config", "show_facts", "facts")]
+    assert not [name for name in names if name.startswith("_") or name in ("show_config", "show_metadata", "metadata")]
 
 
 def test_before_wandb_is_imported_it_lists_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:

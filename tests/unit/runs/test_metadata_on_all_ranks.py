@@ -17,7 +17,7 @@ from dist_wandb.errors import RendezvousError
 from dist_wandb.lightning.logger import _GIVE_BACK
 from dist_wandb.runs import run_metadata
 from dist_wandb.runs.null_run import NullRun
-from dist_wandb.runs.run_metadata import FACTS
+from dist_wandb.runs.run_metadata import METADATA
 from dist_wandb.session import session
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.options import Options
@@ -49,8 +49,8 @@ def test_a_rank_without_a_run_is_told_all_there_is_to_know(job: Job, fake_wandb:
     first, second = job(TWO, lambda _: given)
     run: Any = fake_wandb.runs[0]
     assert isinstance(second.run, NullRun)
-    told = {name: getattr(second.run, name) for name in FACTS}
-    assert told == {name: getattr(run, name, None) for name in FACTS}
+    told = {name: getattr(second.run, name) for name in METADATA}
+    assert told == {name: getattr(run, name, None) for name in METADATA}
     assert told["name"] == "night"
     assert told["url"] == f"https://wandb.example/team/digits/runs/{first.id}"
     assert (told["offline"], told["disabled"], told["resumed"]) == (False, False, False)
@@ -93,7 +93,7 @@ def test_the_first_look_waits_for_the_primary_no_longer_than_other_reads(
         assert (second.run.name, second.run.url) == (None, None)
     with monkeypatch.context() as after_that:
         after_that.setattr(JobStore, "wait_get", lambda *_: pytest.fail("it is waited for once"))
-        for name in FACTS:
+        for name in METADATA:
             assert not getattr(second.run, name)
     assert 0.2 < time.monotonic() - began < 20
     first = alone(0)
@@ -123,7 +123,7 @@ def test_of_a_run_on_disk_no_address_is_asked() -> None:
         project_url = url
 
     run: Any = Touchy()
-    assert {name: value for name, value in run_metadata.facts_of(run).items() if value is not None} == {
+    assert {name: value for name, value in run_metadata.metadata_of(run).items() if value is not None} == {
         "id": "exp",
         "offline": True,
         "disabled": False,
@@ -149,8 +149,8 @@ def test_what_is_not_known_accepts_every_use() -> None:
 
 
 @pytest.mark.newest  # wandb 0.19 has no public class of its runs
-@pytest.mark.parametrize("name", sorted(FACTS))
-def test_facts_are_what_a_run_of_wandb_has(name: str) -> None:
+@pytest.mark.parametrize("name", sorted(METADATA))
+def test_metadata_are_attributes_of_a_run_of_wandb(name: str) -> None:
     assert isinstance(getattr(wandb.Run, name, None), property)
 
 
