@@ -53,6 +53,7 @@ def _state_of_nobody(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 @pytest.fixture
 def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """No variable of a launcher, of wandb or of ours, whatever started the tests, nor what a test leaves."""
+    wandb.teardown()  # of earlier tests: the variable that names its process would come back when that has ended
     monkeypatch.setenv("WANDB_MODE", "")
     for name in list(os.environ):
         if name.startswith(_LAUNCHERS + _FAMILIES + _RARE_FAMILIES):

@@ -228,7 +228,7 @@ def test_a_writer_of_an_online_shared_run_that_was_cut_off_gets_its_rows(
     assert [row for row in before.rows if "rank-1/loss" in row] == []
     assert before.exit_codes == [0]
     finished = sync(wandb_server, tmp_path).check()
-    assert "2. rank-0 (primary): uploaded when it was written, says W&B's log beside it" in finished.output
+    assert "2. rank-0 (primary): uploaded while it was written, according to W&B's log beside it" in finished.output
     run = wandb_server.run("exp")
     assert sorted(row["rank-1/loss"] for row in run.rows if "rank-1/loss" in row) == [1.0, 3.0, 5.0, 7.0, 9.0]
     assert sorted(row["rank-0/loss"] for row in run.rows if "rank-0/loss" in row) == [0.0, 2.0, 4.0, 6.0, 8.0]
@@ -248,7 +248,7 @@ def test_refusals_are_told_and_can_be_repeated(plain: Path, wandb_server: WandbS
     fault.stop()
     assert (dead.exit_codes, unknown.exit_codes) == ((1,), (1,))
     assert "connection refused" in dead.output
-    assert "HTTP 401 for POST /graphql. W&B does not accept who you are" in unknown.output
+    assert "HTTP 401 for POST /graphql. Authentication failed" in unknown.output
     assert wandb_server.runs == {}
     assert "✓ exp: 5 rows uploaded" in sync(wandb_server, plain).check().output
     run = wandb_server.run("exp")
@@ -322,7 +322,7 @@ def test_an_upload_that_was_killed_or_ended_goes_on(plain: Path, wandb_server: W
             job.processes[0].send_signal(number)
             output, _ = job.processes[0].communicate(timeout=TIMEOUT)
             wait_until(lambda job=job: not job.living(), within=30)  # type: ignore[misc]
-        assert (job.processes[0].returncode, "goes on where it got to" in output) == (code, True)
+        assert (job.processes[0].returncode, "continues where it stopped" in output) == (code, True)
     fault.stop()
     sync(wandb_server, plain).check()
     run = wandb_server.run("exp")

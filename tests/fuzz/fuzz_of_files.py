@@ -18,7 +18,7 @@ from fuzzing import Target
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from record_files import content_of, new_record
 
-from dist_wandb.cli import commands
+from dist_wandb.cli import formatting, show
 from dist_wandb.errors import ReadError, UploadError
 from dist_wandb.restart.records import RestartRecord
 from dist_wandb.uploads.log import read_entries
@@ -340,8 +340,8 @@ def _read_inspection(data: bytes) -> None:
     run = contents.as_run(_RUN_FILE, None, contents.problems)
     assert run.rows >= 0
     assert all(0 <= metric.not_finite <= metric.count <= run.rows for metric in run.metrics.values())
-    json.dumps(commands._json_value({**asdict(run), "path": str(run.path)}), allow_nan=False)
-    commands._metrics_table(run, ["*"], 80)
+    json.dumps(formatting._json_value({**asdict(run), "path": str(run.path)}), allow_nan=False)
+    show._metrics_table(run, ["*"], 80)
 
 
 TARGETS = (

@@ -1,284 +1,138 @@
-"""What ``dist-wandb doctor`` finds out: who this process is, what it would open, and whether wandb can."""
+"""``dist-wandb doctor``: print what this process would be taken for, what it would open, and whether wandb can."""
 
 from __future__ import annotations
 
-import json
-import os
-import platform
-from base64 import b64encode
-from collections.abc import Iterator
-from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
-from http.client import HTTPException
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
-from typing import Any
-from urllib.error import HTTPError, URLError
-from urllib.request import OpenerDirector, ProxyHandler, Request, build_opener
+import argparse
+import math
 
-from dist_wandb.errors import ConfigurationError, DistWandbError
-from dist_wandb.runs import argument_checks, current_server, directories, requested
-from dist_wandb.runs.destination import is_loopback
-from dist_wandb.runs.opening import MOST_WRITERS
-from dist_wandb.settings.options import rank_scope_or_default, run_mode_or_default
-from dist_wandb.settings.plan import (
-    RankScope,
-    RunMode,
-    RunPlan,
-    check_rank_scope,
-    check_run_mode,
-    needs_layout,
-    plan_run,
-    writers_of,
-)
-from dist_wandb.topology.detected import DetectedLauncher, detected_launchers, doubts_of
-from dist_wandb.topology.launch import Launch, job_name
-from dist_wandb.topology.model import Topology
+from rich.table import Table
+from rich.text import Text
 
-PACKAGES = ("dist-wandb", "wandb", "torch", "torchmetrics", "lightning", "pytorch-lightning", "accelerate")
-GENERATED = "ID"
-"""Stands for the id that the ranks agree on when they open their runs."""
+from dist_wandb.cli.command import Command, add_json_argument, add_trust_argument
+from dist_wandb.cli.diagnosis import GENERATED, Diagnosis, examine
+from dist_wandb.cli.formatting import console, print_json
+from dist_wandb.errors import visible
+from dist_wandb.settings.plan import RANK_SCOPES, RUN_MODES
+from dist_wandb.topology.detected import DetectedLauncher
 
-_REFUSED = (401, 403)
-_LONGEST_ANSWER = 1024 * 1024  # bytes
+_COLUMN_GAP = 2
 
 
-@dataclass(frozen=True)
-class Server:
-    """What W&B's server says.
-
-    Args:
-        answers: Whether it does.
-        user: Whom it takes the API key for; `None` if it does not know the key.
-        problem: What is wrong, as text; empty if nothing is.
-    """
-
-    answers: bool
-    user: str | None = None
-    problem: str = ""
-
-
-@dataclass(frozen=True)
-class Diagnosis:
-    """What would happen if this process called `dist_wandb.init` now.
-
-    Args:
-        topology: Whom it would be taken for; `None` if that is an error.
-        launchers: What launchers have left in the environment.
-        plan: What it would do with W&B; `None` if that is an error, or depends on what only the other ranks know.
-        setup: How wandb is set up.
-        server: What W&B's server says; `None` if it was not asked.
-        versions: Of Python and of the packages that matter; `None` for those that are not installed.
-        errors: What would raise, or may not be tried, in words.
-        warnings: What may surprise, in words.
-    """
-
-    topology: Topology | None
-    launchers: tuple[DetectedLauncher, ...]
-    plan: RunPlan | None
-    setup: current_server.Setup
-    server: Server | None
-    versions: dict[str, str | None]
-    errors: tuple[str, ...]
-    warnings: tuple[str, ...]
-
-    def as_json(self) -> dict[str, Any]:
-        """All of it as what JSON can hold. The API key is left out."""
-        found = asdict(replace(self, setup=replace(self.setup, key=None, server=None), topology=None))
-        setup, chosen = found["setup"], self.setup.server
-        setup["has_key"] = self.setup.key is not None
-        del setup["key"], setup["server"]
-        setup["base_url"] = chosen.shown if chosen is not None else ""
-        setup["base_url_from"] = chosen.source if chosen is not None else ""
-        setup["takes_key"] = chosen is not None and chosen.takes_key
-        if self.topology is not None:
-            found["topology"] = {name: value for name, value in asdict(self.topology).items() if name != "sources"}
-            found["sources"] = dict(self.topology.sources)
-        return found
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--run-mode", metavar="MODE", help=f"{', '.join(RUN_MODES)} (default: as dist_wandb.init)")
+    parser.add_argument("--rank-scope", metavar="SCOPE", help=f"{', '.join(RANK_SCOPES)} (default: as dist_wandb.init)")
+    parser.add_argument(
+        "--timeout",
+        type=_seconds,
+        default=5.0,
+        metavar="S",
+        help="seconds that W&B's server may take to answer; 0 not to ask it (default: 5)",
+    )
+    add_trust_argument(parser)
+    add_json_argument(parser)
 
 
-def examine(
-    run_mode: RunMode | None = None,
-    rank_scope: RankScope | None = None,
-    *,
-    patience: float | None = 5.0,
-    trusted_server: str | None = None,
-) -> Diagnosis:
-    """Find out what would happen if this process called `dist_wandb.init` now. Opens nothing.
-
-    Args:
-        run_mode: As in `dist_wandb.init`.
-        rank_scope: As in `dist_wandb.init`.
-        patience: How long W&B's server may take to answer, in seconds; `None` not to ask it.
-        trusted_server: Address of a server that the API key may go to, whoever named it.
-
-    Returns:
-        What was found.
-    """
-    errors: list[str] = []
-    topology = plan = None
-    try:
-        Launch.detect()
-        topology = Topology.detect()
-    except DistWandbError as error:
-        errors.append(str(error))
-    found, setup = tuple(detected_launchers()), current_server.setup(trusted_server)
-    try:
-        mode = check_run_mode(run_mode_or_default(run_mode))
-        scope = check_rank_scope(rank_scope_or_default(rank_scope))
-        if topology is not None:
-            argument_checks.check_sweep(mode, scope, topology)
-            plan = _plan(topology, mode, scope)
-    except ConfigurationError as error:
-        errors.append(str(error))
-    if setup.problem:
-        errors.append(setup.problem)
-    server = None
-    if setup.server is not None and patience and setup.mode == "online":
-        if setup.server.takes_key:
-            server = ask(setup.server.shown, setup.key, patience)
-        else:
-            errors.append(f"The server was not asked. {setup.server.refusal}")
-    diagnosis = Diagnosis(topology, found, plan, setup, server, _versions(), tuple(errors), ())
-    return replace(diagnosis, warnings=tuple(_warnings(diagnosis)))
+def _run(arguments: argparse.Namespace) -> int:
+    found = examine(
+        arguments.run_mode,
+        arguments.rank_scope,
+        timeout=arguments.timeout or None,
+        trusted_server=arguments.trust_server,
+    )
+    if arguments.json:
+        print_json(found.as_json())
+    else:
+        out = console()
+        out.print(_findings(found), soft_wrap=True)
+        for style, mark, sentences in (("red", "✗", found.errors), ("yellow", "!", found.warnings)):
+            for sentence in sentences:
+                out.print(Text.assemble((f"{mark} ", style), visible(sentence)), soft_wrap=True)
+    return 1 if found.errors else 0
 
 
-def ask(base_url: str, key: str | None, patience: float) -> Server:
-    """Ask W&B's server who this is, by its GraphQL query `viewer`.
-
-    Args:
-        base_url: Address of the server.
-        key: The API key, if there is one.
-        patience: How long it may take to answer, in seconds.
-
-    Returns:
-        What it says.
-    """
-    query = json.dumps({"query": "query Viewer { viewer { username entity } }", "variables": {}}).encode()
-    request = Request(f"{base_url.rstrip('/')}/graphql", query, {"Content-Type": "application/json"})  # noqa: S310
-    if key:  # not for a host that this one may point to
-        request.add_unredirected_header("Authorization", f"Basic {b64encode(f'api:{key}'.encode()).decode()}")
-    try:
-        with _opener(base_url).open(request, timeout=patience) as answer:
-            text = answer.read(_LONGEST_ANSWER)
-    except HTTPError as error:
-        refused = error.code in _REFUSED
-        problem = "it refuses this API key" if refused and key else f"it answers with {error.code} {error.reason}"
-        return Server(answers=True, problem="" if refused and not key else problem)
-    except URLError as error:
-        return Server(answers=False, problem=str(error.reason))
-    except OSError as error:
-        return Server(answers=False, problem=str(error) or type(error).__name__)
-    except (HTTPException, ValueError) as error:  # the text may have a part of a proxy's password in it
-        problem = f"{type(error).__name__}. Are WANDB_BASE_URL, and HTTPS_PROXY where it is set, right?"
-        return Server(answers=False, problem=problem)
-    try:
-        viewer = (json.loads(text).get("data") or {}).get("viewer") or {}
-    except (ValueError, AttributeError):
-        return Server(answers=True, problem="what it answers is not what a W&B server does. Is WANDB_BASE_URL right?")
-    user = viewer.get("username") or viewer.get("entity")
-    return Server(answers=True, user=user, problem="" if user or not key else "it does not know this API key")
+def _findings(found: Diagnosis) -> Table:
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, _COLUMN_GAP, 0, 0))
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for name, lines in (
+        ("this process", _who(found)),
+        ("would open", [_what_it_opens(found)]),
+        ("launchers", [_launcher_in_words(launcher) for launcher in found.launchers] or ["none"]),
+        ("wandb", _wandb_in_words(found)),
+        ("versions", [", ".join(f"{name} {known}" for name, known in found.versions.items() if known)]),
+    ):
+        table.add_row(name, Text(visible(lines[0])))
+        for line in lines[1:]:
+            table.add_row("", Text(visible(line), style="dim"))
+    table.add_row()
+    return table
 
 
-def _opener(base_url: str) -> OpenerDirector:
-    """What opens an address: through the proxies of the environment, but for this host, as wandb does."""
-    return build_opener(ProxyHandler({})) if is_loopback(base_url) else build_opener()
-
-
-def _plan(topology: Topology, run_mode: RunMode, rank_scope: RankScope) -> RunPlan | None:
-    if needs_layout(topology, run_mode, rank_scope) and not topology.knows_layout:
-        return None  # the ranks tell each other
-    base_id = requested.wanted_id({}) or (GENERATED if topology.world_size > 1 else None)
-    return plan_run(topology, run_mode, rank_scope, base_id, group=requested.wanted_group({}))
-
-
-def _versions() -> dict[str, str | None]:
-    found: dict[str, str | None] = {"python": platform.python_version()}
-    for package in PACKAGES:
-        found[package] = None
-        with suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found
-
-
-def _warnings(found: Diagnosis) -> Iterator[str]:
-    yield from _about_launchers(found)
-    yield from _about_wandb(found)
-    plan, topology = found.plan, found.topology
-    writers = writers_of(topology, plan) if plan is not None and plan.shared and topology is not None else None
-    if plan is not None and writers is not None and writers > MOST_WRITERS:
-        instead = "" if plan.rank_scope == "worker" else "rank_scope='worker' or "
-        yield f"A shared run with {writers} writers is beyond the {MOST_WRITERS} of W&B. Use {instead}run_mode='auto'."
-
-
-def _about_launchers(found: Diagnosis) -> Iterator[str]:
+def _who(found: Diagnosis) -> list[str]:
     topology = found.topology
-    if topology is not None:
-        yield from doubts_of(found.launchers, topology)
-    is_alone = topology is not None and topology.world_size == 1
-    for launcher in found.launchers:
-        variables = launcher.assignments
-        if launcher.status == "unreadable" or (launcher.status == "contradicts" and not is_alone):
-            yield f"{launcher.name} has left variables that are ignored: {launcher.reason}. Unset them: {variables}"
-        elif launcher.status == "not this process" and is_alone:
-            yield f"{launcher.name}'s variables are set ({variables}), but {launcher.reason}. It is a job of its own."
-    used = next((launcher for launcher in found.launchers if launcher.status == "used"), None)
-    if topology is not None and used is not None and topology.world_size > 1:
-        yield from _about_meeting(found, topology, used)
+    if topology is None:
+        return ["not known: see below"]
+    if topology.world_size == 1:
+        return ["the only process of its job"]
+    known = {"local rank": topology.local_rank, "node": topology.node_rank}
+    places = [f"{name} {value}" for name, value in known.items() if value is not None]
+    of_nodes = f" of {topology.num_nodes}" if topology.node_rank is not None and topology.num_nodes else ""
+    who = f"rank {topology.global_rank} of {topology.world_size}"
+    sources = (f"{name}={getattr(topology, name)} from {source}" for name, source in topology.sources.items())
+    return [", ".join([who, *places]) + of_nodes, *sources]
 
 
-def _about_meeting(found: Diagnosis, topology: Topology, used: DetectedLauncher) -> Iterator[str]:
-    """What ranks that do not know enough each for itself can do."""
-    can_meet = _can_meet(topology)
-    if not topology.knows_layout:
-        instead = "the ranks find it out together when the run is opened."
-        if not can_meet:
-            instead = "open the run after init_process_group, where the ranks find it out; before, it is an error."
-        yield (
-            f"{used.name} does not tell the place of this process among the nodes. In rank_scope='worker', and in "
-            f"run_mode='shared', {instead}"
-        )
-    if not can_meet:
-        what = "their numbers cannot be brought together"
-        if _needs_an_id(found.plan, topology):
-            what += ", and without id= or WANDB_RUN_ID they cannot agree on a run id, which is an error"
-        yield f"{used.name} keeps no store in which ranks meet: before init_process_group, {what}."
+def _what_it_opens(found: Diagnosis) -> str:
+    plan = found.plan
+    if plan is None:
+        return "not known" if found.errors else "what the ranks find out together: their layout over nodes is not told"
+    how = f"run_mode={plan.run_mode}, rank_scope={plan.rank_scope}"
+    if not plan.opens_run:
+        return f"nothing: its numbers go to another rank's run ({how})"
+    which = f"the run {plan.run_id}" if plan.run_id else "a run whose id W&B makes"
+    if plan.base_id == GENERATED:
+        how += f"; {GENERATED} is made when runs are opened"
+    role = (f", as {plan.label}" + (", the primary" if plan.primary else "")) if plan.shared else ""
+    return f"{which}{role}{f', in the group {plan.group}' if plan.group else ''} ({how})"
 
 
-def _can_meet(topology: Topology) -> bool:
-    """Whether the ranks reach a store at this moment: that of their process group, or of torchrun's agent."""
-    return topology.origin("global_rank") == "torch.distributed" or Launch.detect().agent_store is not None
+def _launcher_in_words(launcher: DetectedLauncher) -> str:
+    reason = f", because {launcher.reason}" if launcher.reason else ""
+    return f"{launcher.name}: {launcher.status}{reason} ({launcher.assignments})"
 
 
-def _needs_an_id(plan: RunPlan | None, topology: Topology) -> bool:
-    """Whether a rank that meets nobody must be told the id, because neither the user nor the launcher names it."""
-    if plan is None or plan.base_id != GENERATED or job_name(topology) is not None:
-        return False
-    return plan.opens_run and (plan.run_mode, plan.rank_scope) != ("auto", "global")
-
-
-def _about_wandb(found: Diagnosis) -> Iterator[str]:
+def _wandb_in_words(found: Diagnosis) -> list[str]:
     setup, server = found.setup, found.server
-    address = setup.server.shown if setup.server is not None else ""
-    if setup.mode == "online" and setup.key is None:
-        yield f"There is no API key for {address}. Run `wandb login`, or set WANDB_MODE=offline."
-    if server is not None and server.problem:
-        what = "does not answer" if not server.answers else "is not content"
-        yield f"The server {address} {what}: {server.problem}. Runs would be written to disk."
-    if setup.inherits_service:
-        yield (
-            "WANDB_SERVICE is inherited from another process, so W&B would use that one's wandb process. With "
-            "run_mode='shared' it is dropped, as it refuses two writers of one run."
+    if setup.server is None:
+        return ["would raise: see below"]
+    key = f"API key from {setup.key_from}" if setup.key_from else "no API key"
+    facts = [setup.mode, f"{setup.server.shown} (from {setup.server.source})", key]
+    if server is not None:
+        facts.append(
+            (f"it knows you as {server.user}" if server.user else "it answers") if server.answers else "silent"
         )
-    directory = directories.wandb_directory({}).absolute()
-    if not _is_writable(directory):
-        yield (
-            f"{str(directory)!r}, where runs are written, cannot be written to, so wandb takes a temporary directory. "
-            "Set WANDB_DIR, or pass dir=."
-        )
+    of_runs = {"entity": setup.entity, "project": setup.project}
+    return [", ".join(filter(None, facts)), *(f"{name} {value}" for name, value in of_runs.items() if value)]
 
 
-def _is_writable(directory: Path) -> bool:
-    """Whether a directory, or the nearest one above it that exists, takes files."""
-    existing = next((path for path in (directory, *directory.parents) if path.exists()), Path("/"))
-    return existing.is_dir() and os.access(existing, os.W_OK)
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds of at least 0")
+    return seconds
+
+
+COMMAND = Command(
+    name="doctor",
+    summary="say what this process would be taken for, and whether wandb is set up",
+    description="Say what this process would be taken for if it called dist_wandb.init now, from which source, "
+    "what run it would open, whether wandb is configured and its server answers, and what to look out for. Start "
+    "it as you start your script. Nothing is opened or written. Exit code 1 if it would be an error, or if the "
+    "server was not asked as the API key may not go there.",
+    example="--run-mode shared",
+    add_arguments=_add_arguments,
+    run=_run,
+)

@@ -655,13 +655,13 @@ def _outcome(file: UploadFile, this_time: Sent, said: str) -> Outcome:
 
 def _advice(problem: str) -> str:
     if re.search(r"HTTP 40[13]\b", problem):
-        return "W&B does not accept who you are: run `wandb login`, or set WANDB_API_KEY. Then start it again."
+        return "Authentication failed: run `wandb login` or set WANDB_API_KEY, then start it again."
     if "HTTP 404" in problem:
         return (
             "W&B knows no such entity or project, or you may not write to it: see WANDB_ENTITY, and WANDB_BASE_URL. "
             "Then start it again."
         )
-    return "Start it again once W&B can be reached: it goes on where it got to."
+    return "Start it again once W&B can be reached: it continues where it stopped."
 
 
 def _concerns_all(problem: str) -> bool:

@@ -19,8 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dist_wandb._version import __version__
-from dist_wandb.cli import commands
-from dist_wandb.cli.commands import main, shortened, sparkline
+from dist_wandb.cli import show
+from dist_wandb.cli.commands import main
+from dist_wandb.cli.formatting import shortened, sparkline
 from dist_wandb.errors import ReadError
 from dist_wandb.uploads.log import Sent
 from dist_wandb.uploads.state import FileState
@@ -558,6 +559,6 @@ def test_an_error_spells_out_what_a_terminal_would_obey(monkeypatch: pytest.Monk
     def fail(*_: object, **__: object) -> NoReturn:
         raise ReadError("a\x1b]0;title\x07b\x9b2J\u202ec")
 
-    monkeypatch.setattr(commands, "find_runs", fail)
+    monkeypatch.setattr(show, "find_runs", fail)
     assert main(["show", "."]) == 1
     assert capsys.readouterr().err == "dist-wandb: a\\x1b]0;title\\x07b\\x9b2J\\u202ec\n"

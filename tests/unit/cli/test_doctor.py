@@ -18,7 +18,8 @@ import wandb
 from wandb_server import WandbServer
 
 from dist_wandb.cli.commands import main
-from dist_wandb.cli.doctor import PACKAGES, ask, examine
+from dist_wandb.cli.diagnosis import PACKAGES, examine
+from dist_wandb.cli.server import ask
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.runs import client_settings, current_server
 from dist_wandb.settings.plan import RunMode
@@ -259,7 +260,7 @@ def test_server_that_is_not_content_is_told(
 ) -> None:
     say(WANDB_MODE="online", WANDB_BASE_URL=wandb_server.url, WANDB_API_KEY=KEY)
     wandb_server.fail("graphql", **fault)
-    found = examine(patience=0.5)
+    found = examine(timeout=0.5)
     assert found.server is not None
     assert problem in found.server.problem
     assert found.server.answers is ("status" in fault)
@@ -283,13 +284,13 @@ def test_server_that_refuses_strangers_is_fine_for_a_stranger(wandb_server: Wand
 
 def test_key_in_netrc_is_found_and_never_shown(say: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     say(WANDB_MODE="online", WANDB_BASE_URL="http://127.0.0.1:9")
-    assert examine(patience=None).setup.key is None
-    assert "There is no API key for http://127.0.0.1:9" in examine(patience=None).warnings[0]
+    assert examine(timeout=None).setup.key is None
+    assert "There is no API key for http://127.0.0.1:9" in examine(timeout=None).warnings[0]
     place = tmp_path / ".netrc"
     place.write_text(f"machine 127.0.0.1\n  login user\n  password {KEY}\n")
     place.chmod(stat.S_IRUSR | stat.S_IWUSR)
     wandb.teardown()
-    found = examine(patience=None)
+    found = examine(timeout=None)
     assert found.setup.key == KEY
     assert found.setup.key_from is not None
     assert main(["doctor", "--timeout", "0"]) == 0
@@ -350,7 +351,7 @@ def test_server_that_is_not_wandbs_is_told(body: bytes) -> None:
     with serving(200, {}, body) as (address, _):
         server = ask(address, KEY, 30.0)
     assert server.answers
-    assert server.problem == "what it answers is not what a W&B server does. Is WANDB_BASE_URL right?"
+    assert server.problem == "its answer is not that of a W&B server. Is WANDB_BASE_URL right?"
 
 
 def test_key_is_not_sent_to_where_a_server_points() -> None:

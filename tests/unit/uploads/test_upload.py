@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from record_files import content_of, new_record
 
-from dist_wandb.cli import commands
+from dist_wandb.cli import sync
 from dist_wandb.cli.commands import main
 from dist_wandb.errors import ReadError, UploadError
 from dist_wandb.runs.destination import Destination
@@ -672,7 +672,7 @@ class Uploads:
 @pytest.fixture
 def uploads(monkeypatch: pytest.MonkeyPatch) -> Uploads:
     stand_in = Uploads()
-    monkeypatch.setattr(commands, "upload", stand_in)
+    monkeypatch.setattr(sync, "upload", stand_in)
     return stand_in
 
 
@@ -683,9 +683,9 @@ def command(
     monkeypatch: pytest.MonkeyPatch, runs: list[StoredRun], *options: str, errors: dict[Path, ReadError] | None = None
 ) -> int:
     """Run ``dist-wandb sync`` on runs as if they had been read from disk."""
-    monkeypatch.setattr(commands, "find_runs", lambda _directory, **_: [run.path for run in runs])
-    monkeypatch.setattr(commands, "read_runs", lambda _paths: (runs, errors or {}))
-    monkeypatch.setattr(commands, "destination", lambda **_: SERVER)
+    monkeypatch.setattr(sync, "find_runs", lambda _directory, **_: [run.path for run in runs])
+    monkeypatch.setattr(sync, "read_runs", lambda _paths: (runs, errors or {}))
+    monkeypatch.setattr(sync, "destination", lambda **_: SERVER)
     return main(["sync", *options, "somewhere"])
 
 
@@ -797,9 +797,9 @@ def test_an_interrupt_has_its_own_exit_code(
     def interrupted(*_: Any) -> Outcome:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(commands, "upload", interrupted)
+    monkeypatch.setattr(sync, "upload", interrupted)
     assert command(monkeypatch, [stored(tmp_path)]) == 130
-    assert "goes on where it got to" in capsys.readouterr().err
+    assert "continues where it stopped" in capsys.readouterr().err
 
 
 def test_of_what_was_written_online_the_log_is_named_as_the_source(
@@ -811,7 +811,7 @@ def test_of_what_was_written_online_the_log_is_named_as_the_source(
     (run.path.parent / "logs" / "debug-internal.log").write_text("".join(f"{json.dumps(entry)}\n" for entry in entries))
     assert command(monkeypatch, [run], "--force") == 0
     out = capsys.readouterr().out
-    assert "1 uploaded when it was written, says W&B's log beside it (--again uploads them all the same)" in out
+    assert "1 uploaded while it was written, according to W&B's log beside it (--again uploads" in out
     assert "uploaded before" not in out
     assert uploads.of == []
     assert command(monkeypatch, [run], "--again") == 0
@@ -824,11 +824,11 @@ def test_a_signal_ends_an_upload_as_an_interrupt_does(
 ) -> None:
     """It ended this process alone, and the upload went on."""
     number = signal.Signals[name]
-    monkeypatch.setattr(commands, "upload", lambda *_: signal.raise_signal(number))
+    monkeypatch.setattr(sync, "upload", lambda *_: signal.raise_signal(number))
     before = signal.signal(number, signal.SIG_DFL)
     try:
         assert command(monkeypatch, [stored(tmp_path)]) == code
-        assert f"ended by {name}. An upload goes on where it got to" in capsys.readouterr().err
+        assert f"ended by {name}. An upload continues where it stopped" in capsys.readouterr().err
         assert signal.getsignal(number) is signal.SIG_DFL
     finally:
         signal.signal(number, before)

@@ -1,0 +1,63 @@
+"""What the commands of the command line have in common: their description, and arguments that several take."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from dist_wandb.errors import ReadError
+from dist_wandb.runs.destination import TRUST_OPTION, is_address
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command of the command line.
+
+    Args:
+        name: Its name.
+        summary: What it does, in one line.
+        description: What it does, and its exit code.
+        example: Arguments of an example.
+        add_arguments: Adds its arguments to a parser.
+        run: Runs it; returns the exit code.
+    """
+
+    name: str
+    summary: str
+    description: str
+    example: str
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
+
+
+def add_json_argument(parser: argparse.ArgumentParser) -> None:
+    """Add ``--json``."""
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def add_trust_argument(parser: argparse.ArgumentParser) -> None:
+    """Add ``--trust-server``."""
+    parser.add_argument(
+        TRUST_OPTION,
+        type=_address,
+        metavar="URL",
+        help="send the API key to this server, even if only the settings file of the current directory names it, or "
+        "over plain http",
+    )
+
+
+def nothing_below(*directories: Path) -> ReadError:
+    """The error where directories hold no run."""
+    places = " or ".join(repr(str(directory)) for directory in directories)
+    return ReadError(
+        f"No W&B run lies below {places}: there is no run-*.wandb file in a run-* or offline-run-* directory. Give the "
+        "directory that W&B wrote to (`dir=`, by default ./wandb)."
+    )
+
+
+def _address(text: str) -> str:
+    if not is_address(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not the address of a server, such as https://wandb.example")
+    return text

@@ -1,0 +1,229 @@
+"""What ``dist-wandb doctor`` finds out: who this process is, what it would open, and whether wandb can."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from dist_wandb.cli.server import Server, ask
+from dist_wandb.errors import ConfigurationError, DistWandbError
+from dist_wandb.runs import argument_checks, current_server, directories, requested
+from dist_wandb.runs.opening import MOST_WRITERS
+from dist_wandb.settings.options import rank_scope_or_default, run_mode_or_default
+from dist_wandb.settings.plan import (
+    RankScope,
+    RunMode,
+    RunPlan,
+    check_rank_scope,
+    check_run_mode,
+    needs_layout,
+    plan_run,
+    writers_of,
+)
+from dist_wandb.topology.detected import DetectedLauncher, detected_launchers, doubts_of
+from dist_wandb.topology.launch import Launch, job_name
+from dist_wandb.topology.model import Topology
+
+PACKAGES = ("dist-wandb", "wandb", "torch", "torchmetrics", "lightning", "pytorch-lightning", "accelerate")
+GENERATED = "ID"
+"""Stands for the id that the ranks agree on when they open their runs."""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What would happen if this process called `dist_wandb.init` now.
+
+    Args:
+        topology: Whom it would be taken for; `None` if that is an error.
+        launchers: What launchers have left in the environment.
+        plan: What it would do with W&B; `None` if that is an error, or depends on what only the other ranks know.
+        setup: How wandb is set up.
+        server: What W&B's server says; `None` if it was not asked.
+        versions: Of Python and of the packages that matter; `None` for those that are not installed.
+        errors: What would raise, or may not be tried, in words.
+        warnings: What may surprise, in words.
+    """
+
+    topology: Topology | None
+    launchers: tuple[DetectedLauncher, ...]
+    plan: RunPlan | None
+    setup: current_server.Setup
+    server: Server | None
+    versions: dict[str, str | None]
+    errors: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it as what JSON can hold. The API key is left out."""
+        topology, setup, server = self.topology, self.setup, self.setup.server
+        known = ("mode", "problem", "entity", "project", "key_from", "inherits_service")
+        own = {
+            "launchers": [asdict(launcher) for launcher in self.launchers],
+            "plan": self.plan and asdict(self.plan),
+            "setup": {
+                **{name: getattr(setup, name) for name in known},
+                "has_key": setup.key is not None,
+                "base_url": server.shown if server is not None else "",
+                "base_url_from": server.source if server is not None else "",
+                "takes_key": server is not None and server.takes_key,
+            },
+            "server": self.server and asdict(self.server),
+            "versions": self.versions,
+            "errors": self.errors,
+            "warnings": self.warnings,
+        }
+        if topology is None:
+            return {"topology": None, **own}
+        fields = asdict(topology)
+        return {"sources": fields.pop("sources"), "topology": fields, **own}
+
+
+def examine(
+    run_mode: RunMode | None = None,
+    rank_scope: RankScope | None = None,
+    *,
+    timeout: float | None = 5.0,
+    trusted_server: str | None = None,
+) -> Diagnosis:
+    """Find out what would happen if this process called `dist_wandb.init` now. Opens nothing.
+
+    Args:
+        run_mode: As in `dist_wandb.init`.
+        rank_scope: As in `dist_wandb.init`.
+        timeout: How long W&B's server may take to answer, in seconds; `None` not to ask it.
+        trusted_server: Address of a server that the API key may go to, whoever named it.
+
+    Returns:
+        What was found.
+    """
+    errors: list[str] = []
+    topology = plan = None
+    try:
+        Launch.detect()
+        topology = Topology.detect()
+    except DistWandbError as error:
+        errors.append(str(error))
+    found, setup = tuple(detected_launchers()), current_server.setup(trusted_server)
+    try:
+        mode = check_run_mode(run_mode_or_default(run_mode))
+        scope = check_rank_scope(rank_scope_or_default(rank_scope))
+        if topology is not None:
+            argument_checks.check_sweep(mode, scope, topology)
+            plan = _plan(topology, mode, scope)
+    except ConfigurationError as error:
+        errors.append(str(error))
+    if setup.problem:
+        errors.append(setup.problem)
+    server = None
+    if setup.server is not None and timeout and setup.mode == "online":
+        if setup.server.takes_key:
+            server = ask(setup.server.shown, setup.key, timeout)
+        else:
+            errors.append(f"The server was not asked. {setup.server.refusal}")
+    diagnosis = Diagnosis(topology, found, plan, setup, server, _versions(), tuple(errors), ())
+    return replace(diagnosis, warnings=tuple(_warnings(diagnosis)))
+
+
+def _plan(topology: Topology, run_mode: RunMode, rank_scope: RankScope) -> RunPlan | None:
+    if needs_layout(topology, run_mode, rank_scope) and not topology.knows_layout:
+        return None  # the ranks tell each other
+    base_id = requested.wanted_id({}) or (GENERATED if topology.world_size > 1 else None)
+    return plan_run(topology, run_mode, rank_scope, base_id, group=requested.wanted_group({}))
+
+
+def _versions() -> dict[str, str | None]:
+    found: dict[str, str | None] = {"python": platform.python_version()}
+    for package in PACKAGES:
+        found[package] = None
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
+
+
+def _warnings(found: Diagnosis) -> Iterator[str]:
+    yield from _about_launchers(found)
+    yield from _about_wandb(found)
+    plan, topology = found.plan, found.topology
+    writers = writers_of(topology, plan) if plan is not None and plan.shared and topology is not None else None
+    if plan is not None and writers is not None and writers > MOST_WRITERS:
+        instead = "" if plan.rank_scope == "worker" else "rank_scope='worker' or "
+        yield f"A shared run with {writers} writers is beyond the {MOST_WRITERS} of W&B. Use {instead}run_mode='auto'."
+
+
+def _about_launchers(found: Diagnosis) -> Iterator[str]:
+    topology = found.topology
+    if topology is not None:
+        yield from doubts_of(found.launchers, topology)
+    is_alone = topology is not None and topology.world_size == 1
+    for launcher in found.launchers:
+        variables = launcher.assignments
+        if launcher.status == "unreadable" or (launcher.status == "contradicts" and not is_alone):
+            yield f"{launcher.name} has left variables that are ignored: {launcher.reason}. Unset them: {variables}"
+        elif launcher.status == "not this process" and is_alone:
+            yield f"{launcher.name}'s variables are set ({variables}), but {launcher.reason}. It is a job of its own."
+    used = next((launcher for launcher in found.launchers if launcher.status == "used"), None)
+    if topology is not None and used is not None and topology.world_size > 1:
+        yield from _about_meeting(found, topology, used)
+
+
+def _about_meeting(found: Diagnosis, topology: Topology, used: DetectedLauncher) -> Iterator[str]:
+    """What ranks that do not know enough each for itself can do."""
+    can_meet = _can_meet(topology)
+    if not topology.knows_layout:
+        instead = "the ranks find it out together when the run is opened."
+        if not can_meet:
+            instead = "open the run after init_process_group, where the ranks find it out; before, it is an error."
+        yield (
+            f"{used.name} does not tell the place of this process among the nodes. In rank_scope='worker', and in "
+            f"run_mode='shared', {instead}"
+        )
+    if not can_meet:
+        what = "their numbers cannot be brought together"
+        if _needs_an_id(found.plan, topology):
+            what += ", and without id= or WANDB_RUN_ID they cannot agree on a run id, which is an error"
+        yield f"{used.name} keeps no store in which ranks meet: before init_process_group, {what}."
+
+
+def _can_meet(topology: Topology) -> bool:
+    """Whether the ranks reach a store at this moment: that of their process group, or of torchrun's agent."""
+    return topology.origin("global_rank") == "torch.distributed" or Launch.detect().agent_store is not None
+
+
+def _needs_an_id(plan: RunPlan | None, topology: Topology) -> bool:
+    """Whether a rank that meets nobody must be told the id, because neither the user nor the launcher names it."""
+    if plan is None or plan.base_id != GENERATED or job_name(topology) is not None:
+        return False
+    return plan.opens_run and (plan.run_mode, plan.rank_scope) != ("auto", "global")
+
+
+def _about_wandb(found: Diagnosis) -> Iterator[str]:
+    setup, server = found.setup, found.server
+    address = setup.server.shown if setup.server is not None else ""
+    if setup.mode == "online" and setup.key is None:
+        yield f"There is no API key for {address}. Run `wandb login`, or set WANDB_MODE=offline."
+    if server is not None and server.problem:
+        what = "does not answer" if not server.answers else "is not content"
+        yield f"The server {address} {what}: {server.problem}. Runs would be written to disk."
+    if setup.inherits_service:
+        yield (
+            "WANDB_SERVICE is inherited from another process, so W&B would use that one's wandb process. With "
+            "run_mode='shared' it is dropped, as it refuses two writers of one run."
+        )
+    directory = directories.wandb_directory({}).absolute()
+    if not _is_writable(directory):
+        yield (
+            f"{str(directory)!r}, where runs are written, cannot be written to, so wandb takes a temporary directory. "
+            "Set WANDB_DIR, or pass dir=."
+        )
+
+
+def _is_writable(directory: Path) -> bool:
+    """Whether a directory, or the nearest one above it that exists, takes files."""
+    existing = next((path for path in (directory, *directory.parents) if path.exists()), Path("/"))
+    return existing.is_dir() and os.access(existing, os.W_OK)

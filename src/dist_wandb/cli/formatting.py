@@ -1,0 +1,109 @@
+"""How the commands print: tables, numbers, series as sparklines, and JSON."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import sys
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_GAP = "·"
+
+
+def console() -> Console:
+    """The terminal at its width; anything else so wide that nothing is cut or folded."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # not every stream can show the blocks of a sparkline
+    found = Console()
+    if not found.is_terminal:
+        found.width = 10_000
+    return found
+
+
+def table() -> Table:
+    """A table with a line below its headings."""
+    return Table(
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+        header_style="dim",
+        border_style="dim",
+    )
+
+
+def number(value: float) -> str:
+    """A number in few digits; whole numbers in full."""
+    if math.isnan(value):
+        return "NaN"
+    if math.isfinite(value) and value == int(value) and abs(value) < 1e15:  # noqa: PLR2004  # digits a float holds
+        return str(int(value))
+    return f"{value:.5g}"
+
+
+def number_of(count: int, noun: str) -> str:
+    """A count with its noun: ``"no rows"``, ``"1 row"``, ``"2 rows"``."""
+    return f"{count or 'no'} {noun}{'' if count == 1 else 's'}"
+
+
+def print_json(value: Any) -> None:
+    """Print a value as JSON."""
+    print(json.dumps(_json_value(value), indent=2, allow_nan=False))
+
+
+def _json_value(value: Any) -> Any:
+    """`value` with NaN and infinities as strings, for which JSON has no numbers."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, dict):
+        return {name: _json_value(item) for name, item in value.items()}
+    return [_json_value(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """Draw a series as a line of block characters, scaled between its smallest and its largest value.
+
+    Args:
+        values: The series, oldest first. NaN is drawn as a gap, ``·``.
+        width: The number of characters, at most; a longer series is shortened by the mean of equal stretches.
+
+    Returns:
+        For example ``"▁▃▅▇█"``; a constant series is a line at half height.
+    """
+    series = shortened(values, width)
+    finite = [value for value in series if math.isfinite(value)]
+    if not finite:
+        return _GAP * len(series)
+    low, high = min(finite), max(finite)
+    return "".join(_block(value, low, high) for value in series)
+
+
+def shortened(values: Sequence[float], length: int) -> list[float]:
+    """Shorten a series to at most `length` means over equal stretches; NaN where a stretch has no finite value."""
+    if len(values) <= length:
+        return list(values)
+    bounds = [round(index * len(values) / length) for index in range(length + 1)]
+    return [_mean(values[start:end]) for start, end in pairwise(bounds)]
+
+
+def _mean(values: Sequence[float]) -> float:
+    finite = [value for value in values if math.isfinite(value)]
+    return sum(value / len(finite) for value in finite) if finite else math.nan
+
+
+def _block(value: float, low: float, high: float) -> str:
+    if not math.isfinite(value):
+        return _GAP
+    half_range = high / 2 - low / 2  # halved, because the difference of two floats may overflow
+    if half_range == 0:
+        return _BLOCKS[len(_BLOCKS) // 2 - 1]
+    height = (value / 2 - low / 2) / half_range
+    return _BLOCKS[min(int(height * len(_BLOCKS)), len(_BLOCKS) - 1)]

@@ -1,0 +1,153 @@
+"""``dist-wandb plan``: print which W&B run every rank would open."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from dist_wandb.cli.command import Command, add_json_argument
+from dist_wandb.cli.formatting import console, number_of, print_json, table
+from dist_wandb.errors import ConfigurationError, visible
+from dist_wandb.runs.argument_checks import check_id, check_sweep
+from dist_wandb.settings.plan import RANK_SCOPES, RUN_MODES, RunPlan, plan_run
+from dist_wandb.topology.model import Topology
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--nodes", type=_positive, metavar="N", help="number of nodes (default: 1)")
+    parser.add_argument("--procs-per-node", type=_positive, metavar="M", help="processes on every node (default: 1)")
+    parser.add_argument(
+        "--layout",
+        type=_layout,
+        metavar="M0,M1,...",
+        help="processes on each node, for nodes that are not alike; instead of --nodes and --procs-per-node",
+    )
+    parser.add_argument(
+        "--run-mode", default="auto", metavar="MODE", help=f"{', '.join(RUN_MODES)} (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--rank-scope", default="global", metavar="SCOPE", help=f"{', '.join(RANK_SCOPES)} (default: %(default)s)"
+    )
+    parser.add_argument("--id", default="exp", help="base id that run ids are made from (default: %(default)s)")
+    parser.add_argument("--group", help="group of the runs, as given to wandb.init")
+    parser.add_argument("--name", help="display name of the run, as given to wandb.init")
+    add_json_argument(parser)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    layout = _layout_of(arguments)
+    base_id = check_id(arguments.id, f"--id {arguments.id!r}")
+    mode, scope, topologies = arguments.run_mode, arguments.rank_scope, _topologies(layout)
+    check_sweep(mode, scope, topologies[0])
+    plans = [plan_run(topology, mode, scope, base_id, group=arguments.group) for topology in topologies]
+    ranks = [_rank(topology, plan, arguments.name) for topology, plan in zip(topologies, plans, strict=True)]
+    writers = [plan for plan in plans if plan.opens_run]
+    counts = {
+        "runs": len({plan.run_id for plan in writers}),
+        "groups": len({plan.group for plan in writers} - {None}),
+        "writers": len(writers),
+    }
+    if arguments.json:
+        print_json({"run_mode": mode, "rank_scope": scope, "layout": layout, **counts, "ranks": ranks})
+        return 0
+    out = console()
+    out.print(_table(ranks, layout))
+    ends = ", ".join(number_of(count, what.removesuffix("s")) for what, count in counts.items())
+    where = f"{number_of(len(ranks), 'rank')} on {number_of(len(layout), 'node')}"
+    out.print(Text(f"\n{where}: {ends}"), soft_wrap=True)
+    return 0
+
+
+def _layout_of(arguments: argparse.Namespace) -> list[int]:
+    """Number of processes on each node."""
+    if arguments.layout is None:
+        return [arguments.procs_per_node or 1] * (arguments.nodes or 1)
+    if arguments.nodes is not None or arguments.procs_per_node is not None:
+        raise ConfigurationError(
+            "--layout gives the processes of every node, so --nodes and --procs-per-node have no meaning beside it. "
+            "Give either --layout or those two."
+        )
+    layout: list[int] = arguments.layout
+    return layout
+
+
+def _topologies(layout: Sequence[int]) -> list[Topology]:
+    """Every rank of a job, numbered node after node as torchrun does."""
+    places = [(node, local_rank) for node, processes in enumerate(layout) for local_rank in range(processes)]
+    return [
+        Topology(rank, local_rank, node, len(places), layout[node], len(layout))
+        for rank, (node, local_rank) in enumerate(places)
+    ]
+
+
+def _rank(topology: Topology, plan: RunPlan, name: str | None) -> dict[str, Any]:
+    """One rank and its run, as printed in JSON."""
+    suffix = f"-{plan.name_suffix}" if plan.name_suffix else ""
+    return {
+        "global_rank": topology.global_rank,
+        "local_rank": topology.local_rank,
+        "node_rank": topology.node_rank,
+        "opens_run": plan.opens_run,
+        "run_id": plan.run_id,
+        "name": f"{name}{suffix}" if name and plan.opens_run else None,
+        "group": plan.group,
+        "shared": plan.shared,
+        "label": plan.label,
+        "primary": plan.primary,
+    }
+
+
+def _table(ranks: Sequence[Mapping[str, Any]], layout: Sequence[int]) -> Table:
+    """One line per rank; name, group and label have a column only where a rank has one."""
+    columns = [name for name in ("run_id", "name", "group", "label") if any(rank[name] for rank in ranks)]
+    shown = table()
+    for heading in ("rank", "node", "local rank"):
+        shown.add_column(heading, justify="right")
+    for heading in (*columns, "writes"):
+        shown.add_column(heading.replace("_", " "), overflow="fold")
+    for rank in ranks:
+        shown.add_row(
+            *(Text(str(rank[name])) for name in ("global_rank", "node_rank", "local_rank")),
+            *(Text(visible(rank[name] or "-")) for name in columns),
+            Text(_what_it_writes(rank)),
+            style="" if rank["opens_run"] else "dim",
+            end_section=rank["local_rank"] == layout[rank["node_rank"]] - 1,
+        )
+    return shown
+
+
+def _what_it_writes(rank: Mapping[str, Any]) -> str:
+    if not rank["opens_run"]:
+        return "nothing"
+    if not rank["shared"]:
+        return "own run"
+    return "shared run, primary" if rank["primary"] else "shared run"
+
+
+def _positive(text: str) -> int:
+    if not text.strip().isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def _layout(text: str) -> list[int]:
+    try:
+        return [_positive(part) for part in text.split(",")]
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(
+            f"{error}, in {text!r}. Give the processes of each node, separated by commas: 3,5"
+        ) from None
+
+
+COMMAND = Command(
+    name="plan",
+    summary="print which W&B run every rank would open",
+    description="Print, for every rank of a job, which W&B run it would open. Nothing is started or written.",
+    example="--nodes 2 --procs-per-node 4 --run-mode shared --rank-scope worker",
+    add_arguments=_add_arguments,
+    run=_run,
+)

@@ -1,0 +1,245 @@
+"""``dist-wandb sync``: upload the W&B runs that lie below directories."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+from rich.text import Text
+
+from dist_wandb.cli.command import Command, add_trust_argument, nothing_below
+from dist_wandb.cli.formatting import console, number_of
+from dist_wandb.errors import ReadError, UploadError, visible
+from dist_wandb.runs.current_server import destination
+from dist_wandb.uploads.state import remove_left_copies
+from dist_wandb.uploads.upload import Terms, UploadFile, UploadRun, plan_uploads, remember, upload
+from dist_wandb.wandb_files.offline import find_runs, read_runs
+
+_BY_LOG = "uploaded while it was written, according to W&B's log beside it"
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "directories", metavar="DIR", type=Path, nargs="+", help="where to look, at any depth; or one .wandb file"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="say what would be uploaded, and stop there")
+    parser.add_argument(
+        "--force",
+        action="store_true",
+        help="upload also what is refused, for reasons that are told: rows may be there twice, or be missing",
+    )
+    parser.add_argument(
+        "--trust",
+        action="store_true",
+        help="the directories are your own: believe what they say of earlier uploads, and upload whatever files their "
+        "links and records name, to whomever they name",
+    )
+    parser.add_argument(
+        "--entity",
+        metavar="NAME",
+        help="upload to this user or team (default: as in the files, if it is known as yours)",
+    )
+    parser.add_argument(
+        "--again",
+        action="store_true",
+        help="upload everything from its start, as if nothing had been uploaded yet: to another server, for example",
+    )
+    add_trust_argument(parser)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    unseen: list[ReadError] = []
+    places = {
+        path.parent.resolve() / path.name: path
+        for directory in arguments.directories
+        for path in find_runs(directory, report=unseen.append)
+    }
+    if not places and not unseen:
+        raise nothing_below(*arguments.directories)
+    runs, errors = read_runs(places.values())
+    server = destination(trusted=arguments.trust_server)
+    terms = Terms(trust=arguments.trust, again=arguments.again, entity=arguments.entity, server=server.url)
+    plan = plan_uploads(runs, terms=terms)
+    out = console()
+    for run in plan:
+        out.print(_planned_upload(run, forced=arguments.force), soft_wrap=True)
+    for error in (*errors.values(), *unseen):
+        out.print(Text.assemble(("✗ not readable  ", "red"), str(error)), soft_wrap=True)
+    refused = [run for run in plan if _is_refused(run, forced=arguments.force)]
+    wanted = [run for run in plan if not run.is_uploaded and run not in refused]
+    if wanted:
+        out.print(Text(f"to {visible(server.shown)} (from {visible(server.source)})", "dim"), soft_wrap=True)
+    failed: list[UploadRun] = []
+    if wanted and not server.takes_key:
+        out.print(Text.assemble(("✗ ", "red"), visible(server.refusal)), soft_wrap=True)
+        failed = wanted
+    elif not arguments.dry_run:
+        remove_left_copies()
+        with _interrupted_by_signals():
+            failed = _upload_all(wanted, out)
+    if arguments.trust and not arguments.dry_run:
+        _remember_all(plan)
+    out.print(_summary(plan, wanted, refused, failed, arguments.dry_run), soft_wrap=True)
+    return 1 if refused or failed or errors or unseen else 0
+
+
+class EndedError(KeyboardInterrupt):
+    """A signal asks this process to end: all that handles an interrupt handles this.
+
+    Args:
+        by: The signal.
+    """
+
+    def __init__(self, by: signal.Signals) -> None:
+        super().__init__()
+        self.by = by
+
+
+@contextmanager
+def _interrupted_by_signals() -> Iterator[None]:
+    """Have SIGTERM and SIGHUP end an upload as an interrupt does; by default it would go on without this process."""
+
+    def end(number: int, _frame: object) -> None:
+        raise EndedError(signal.Signals(number))
+
+    before: dict[signal.Signals, Any] = {}
+    try:
+        for name in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(name) is signal.SIG_DFL:  # `nohup`, and programs that call this, have something in mind
+                before[name] = signal.signal(name, end)
+    except ValueError:  # not in the main thread, where nobody can say what a signal does
+        pass
+    try:
+        yield
+    finally:
+        for name, handler in before.items():
+            signal.signal(name, handler)
+
+
+def _remember_all(runs: Iterable[UploadRun]) -> None:
+    """Remember what trusted directories say of earlier uploads. Where that fails, it takes ``--trust`` again."""
+    for file in (file for run in runs for file in run.files if file.is_uploaded):
+        with suppress(UploadError):
+            remember(file)
+
+
+def _is_refused(run: UploadRun, *, forced: bool) -> bool:
+    return not run.is_uploaded and bool(run.dangers or (run.refusals and not forced))
+
+
+def _planned_upload(run: UploadRun, *, forced: bool) -> Text:
+    """What is to be done with one run, a line for each of its files."""
+    kind = f"shared run of {number_of(len(run.files), 'file')}" if run.is_shared else "run"
+    if run.is_uploaded:
+        what, style = _BY_LOG if run.is_uploaded_by_log else "uploaded already", "dim"
+    else:
+        what, style = ("refused", "red") if _is_refused(run, forced=forced) else ("to upload", "green")
+    facts = [kind, number_of(sum(file.run.rows for file in run.files), "row")]
+    facts += [f"project {visible('/'.join(filter(None, (run.entity, run.project))))}"] if run.project else []
+    text = Text.assemble(("● ", style), (visible(run.run_id), "bold"), "  ", visible(run.describing.name or ""))
+    text.rstrip()
+    text.append(f"\n  {what}", style).append("".join(f" · {fact}" for fact in facts))
+    for number, file in enumerate(run.files, start=1):
+        text.append(f"\n  {number}. {_planned_file(file)}").append(f"  {visible(str(file.path.parent))}", "dim")
+    for reason in (*run.dangers, *run.refusals):
+        text.append("\n  ").append(f"! {visible(reason)}", "yellow")
+    for note in run.notes:
+        text.append(f"\n  {visible(note)}", "dim")
+    return text
+
+
+def _planned_file(file: UploadFile) -> str:
+    done = _BY_LOG if file.by_log else "uploaded already"
+    left = done if file.is_uploaded else number_of(file.rows_left, "row")
+    role = file.shared_as
+    return f"{visible(role.label or '')}{' (primary)' if role.primary else ''}: {left}" if role else left
+
+
+def _upload_all(runs: Sequence[UploadRun], out: Console) -> list[UploadRun]:
+    """Upload runs one after the other; those that failed, or were not tried because all would."""
+    failed: list[UploadRun] = []
+    rows = sum(file.rows_left for run in runs for file in run.files)
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TextColumn("rows"))
+    with Progress(*columns, console=out, transient=True, disable=not out.is_terminal) as progress:
+        bar = progress.add_task("", total=rows)
+        for number, run in enumerate(runs):
+            concerns_all = _upload_run(run, progress, bar)
+            if concerns_all is not None:
+                failed.append(run)
+            if concerns_all:
+                failed += runs[number + 1 :]
+                break
+    return failed
+
+
+def _upload_run(run: UploadRun, progress: Progress, bar: TaskID) -> bool | None:
+    """Upload the files of one run in their order, up to the first that fails.
+
+    Returns:
+        `None` if all went well; else whether other runs would fail for the same reason.
+    """
+    out = progress.console
+    for file in run.files:
+        if file.is_uploaded:
+            continue
+        label = file.shared_as.label if file.shared_as else None
+        named = visible(f"{run.run_id} {label or ''}".rstrip())
+        progress.update(bar, description=named)
+        began = progress.tasks[bar].completed
+        try:
+            outcome = upload(file, _moving(progress, bar, began - file.sent.lines.history))
+        except UploadError as error:
+            out.print(Text.assemble(("✗ ", "red"), f"{named}: {error}"), soft_wrap=True)
+            return False
+        progress.update(bar, completed=began + file.rows_left)
+        if outcome.problem is not None:
+            confirmed = f"{outcome.sent.lines.history} of {file.run.rows} rows are confirmed"
+            text = f"{named} failed, {confirmed}: {visible(outcome.problem)}"
+            out.print(Text.assemble(("✗ ", "red"), text), soft_wrap=True)
+            return outcome.concerns_all
+        place = f"  {visible(outcome.url)}" if outcome.url else ""
+        text = f"{named}: {number_of(file.rows_left, 'row')} uploaded{place}"
+        out.print(Text.assemble(("✓ ", "green"), text), soft_wrap=True)
+    return None
+
+
+def _moving(progress: Progress, bar: TaskID, offset: float) -> Callable[[int], None]:
+    return lambda rows: progress.update(bar, completed=offset + rows)
+
+
+def _summary(
+    plan: Sequence[UploadRun],
+    wanted: Sequence[UploadRun],
+    refused: Sequence[UploadRun],
+    failed: Sequence[UploadRun],
+    dry_run: bool,
+) -> Text:
+    counts = {
+        "to upload" if dry_run else "uploaded": len(wanted) - len(failed),
+        "uploaded before": sum(run.is_uploaded and not run.is_uploaded_by_log for run in plan),
+        f"{_BY_LOG} (--again uploads them all the same)": sum(run.is_uploaded_by_log for run in plan),
+        "not uploaded": len(failed),
+        "refused (--force uploads them all the same)": sum(not run.dangers for run in refused),
+        "refused (see what each line says to give)": sum(bool(run.dangers) for run in refused),
+    }
+    parts = [f"{count} {words}" for words, count in counts.items() if count]
+    end = "\nNothing was uploaded: this was a dry run." if dry_run else ""
+    return Text(f"\n{number_of(len(plan), 'run')}: {', '.join(parts) or 'nothing to do'}{end}")
+
+
+COMMAND = Command(
+    name="sync",
+    summary="upload the W&B runs that lie below directories",
+    description="Upload the W&B runs that lie below directories: offline ones, and online ones whose upload was "
+    "cut off. The ranks of a shared run become one shared run. What W&B has confirmed is not sent again, so the "
+    "command can be repeated. Exit code 0 if everything is uploaded, else 1.",
+    example="--dry-run wandb",
+    add_arguments=_add_arguments,
+    run=_run,
+)
