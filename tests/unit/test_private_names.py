@@ -16,9 +16,9 @@ import wandb
 
 from dist_wandb.exchange.transport import gloo
 from dist_wandb.payloads.media import pictures
-from dist_wandb.runs.run_config import takes
+from dist_wandb.runs.run_config import can_hold
+from dist_wandb.runs.wandb_private import detach_service, is_finished, uses_current_service
 from dist_wandb.runs.wandb_private import fill_config as _fill_config
-from dist_wandb.runs.wandb_private import is_finished, is_served_now, set_service_aside
 
 if TYPE_CHECKING:
     from tests.conftest import FakeWandb
@@ -33,8 +33,8 @@ def test_wandb_tells_whether_a_run_is_finished(tmp_path: Path) -> None:
 
 
 def test_wandb_has_a_config_that_can_be_asked_what_it_takes() -> None:
-    assert takes(Path("a"))
-    assert not takes(object())
+    assert can_hold(Path("a"))
+    assert not can_hold(object())
 
 
 def test_wandbs_config_can_be_filled_without_sending_anything(fake_wandb: FakeWandb) -> None:
@@ -80,10 +80,10 @@ def test_a_run_can_be_written_by_a_wandb_process_of_its_own(tmp_path: Path) -> N
     """By a private name, guarded: without it an id stays taken in wandb's process after its run could not be opened."""
     settings = wandb.Settings(silent=True)
     first = wandb.init(mode="offline", dir=str(tmp_path / "first"), id="exp", settings=settings)
-    assert is_served_now(first)
-    set_service_aside()
+    assert uses_current_service(first)
+    detach_service()
     second = wandb.init(mode="offline", dir=str(tmp_path / "second"), id="exp", settings=settings, reinit="create_new")
-    assert (is_served_now(first), is_served_now(second)) == (False, True)
+    assert (uses_current_service(first), uses_current_service(second)) == (False, True)
     for run in (first, second):
         run.log({"loss": 0.5})
         run.finish()

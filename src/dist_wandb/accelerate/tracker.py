@@ -228,7 +228,7 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
         if self._stand_in is None:
             self._stand_in = NullRun()
             self._stand_in.show_config(ConfigView(_UntilStarted(self)))
-            interception.go_first(self._stand_in, {"log": self._log_later})
+            interception.intercept_methods(self._stand_in, {"log": self._log_later})
         return self._stand_in
 
     @property

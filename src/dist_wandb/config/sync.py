@@ -218,7 +218,7 @@ class ConfigSync:
         config = init_arguments.get("config")
         values = given_values(config)
         chosen = job_arguments.chosen_config(init_arguments)
-        refused = [name for name, value in chosen.items() if not (is_plain(value) or run_config.takes(value))]
+        refused = [name for name, value in chosen.items() if not (is_plain(value) or run_config.can_hold(value))]
         is_wandbs_kind = not isinstance(config, (Mapping, ConfigView)) or (
             isinstance(config, dict) and all(isinstance(name, str) for name in config)
         )
@@ -744,7 +744,7 @@ class _Frozen(dict[str, Any]):
 
 
 def _watch(config: Any, config_sync: ConfigSync) -> None:
-    if not run_config.is_wandbs_config(config):  # that of a stand-in for a run: what changes is noticed later then
+    if not run_config.is_wandb_config(config):  # that of a stand-in for a run: what changes is noticed later then
         return
     with suppress(TypeError):  # so it would be if wandb made its config in a way that this does not go with
         if not isinstance(config, _Watching):
@@ -824,7 +824,7 @@ class _Watching:
             if config_sync.has_lost_run(error):
                 config_sync.rescue(given_values(values), self, error)
                 return True
-            if run_config.is_wandbs_own(error) or not isinstance(values, dict):
+            if run_config.is_wandb_error(error) or not isinstance(values, dict):
                 raise
             return False
         return True

@@ -532,7 +532,7 @@ class DistWandbLogger(WandbLogger):
         elif get_spawning_popen() is not None and self._opened_run is not None:
             raise _opened_too_early(self._opened_run.id, self._options.run_mode, "its own runs in those processes")
         state = self.__dict__.copy()
-        state["_place"] = run_metadata.where(self._opened_run) if self._opened_run is not None else self._place
+        state["_place"] = run_metadata.location(self._opened_run) if self._opened_run is not None else self._place
         state["_parents_run"] = handover.pickled(self._opened_run) or self._parents_run
         state["_experiment"] = state["_session"] = state["_module"] = None
         self._is_announced = self._is_announced or get_spawning_popen() is not None  # by rank 0, which comes first
@@ -618,7 +618,7 @@ class DistWandbLogger(WandbLogger):
         is_another = self._session is None and self._is_another(run_metadata.running_run())
         provisional, in_hand = self._session, None if is_another else self._run_in_hand(topology)
         if self._offline and self._opened_run is None:
-            requested.say_offline()
+            requested.set_offline()
         self._session = open_session(
             self._options,
             self._init_arguments(topology),

@@ -73,7 +73,7 @@ def default_entity() -> str | None:
     try:
         entity: str | None = client_settings().entity
     except Exception as error:  # noqa: BLE001  # pydantic's, or what an inherited WANDB_SERVICE leads to
-        raise ConfigurationError(without_input(error)) from None
+        raise ConfigurationError(without_values(error)) from None
     return entity
 
 
@@ -87,7 +87,7 @@ def setting_in(path: Path, name: str, read: Callable[[Path], bytes]) -> str | No
         return None
 
 
-def without_input(error: Exception) -> str:
+def without_values(error: Exception) -> str:
     """What an error says, on one line. pydantic's would also repeat the values, which may be secrets."""
     errors = getattr(error, "errors", None)
     if not callable(errors):

@@ -29,7 +29,7 @@ def with_warnings_alone(*, on: bool) -> Iterator[None]:
         wandb.termsetup(settings, None)  # as wandb.setup does
 
 
-def says_what_to_show(init_arguments: Mapping[str, Any]) -> bool:
+def sets_verbosity(init_arguments: Mapping[str, Any]) -> bool:
     """Whether the user has said what wandb is to print."""
     names = ("quiet", "silent", "show_info")
     return any(

@@ -17,7 +17,7 @@ from dist_wandb.runs.client_settings import (
     client_settings,
     setting_in,
     users_settings,
-    without_input,
+    without_values,
     workspace_settings,
 )
 from dist_wandb.runs.destination import Destination, is_address, is_same_server, refusal_of, without_password
@@ -72,7 +72,7 @@ def setup(trusted: str | None = None) -> Setup:
         mode, settings = wanted_mode({}), client_settings()
         server = destination(trusted=trusted)
     except Exception as error:  # noqa: BLE001  # ours, pydantic's, or what an inherited WANDB_SERVICE leads to
-        return Setup(None, without_input(error), None, None, None, None, None, inherits_service())
+        return Setup(None, without_values(error), None, None, None, None, None, inherits_service())
     key, key_from = _api_key(settings, server.shown)
     return Setup(mode, "", server, settings.entity, settings.project, key, key_from, inherits_service())
 
@@ -99,7 +99,7 @@ def destination(init_arguments: Mapping[str, Any] | None = None, *, trusted: str
     try:
         settings = client_settings()
     except Exception as error:  # noqa: BLE001  # pydantic's, or what an inherited WANDB_SERVICE leads to
-        raise ConfigurationError(without_input(error)) from None
+        raise ConfigurationError(without_values(error)) from None
     given = user_setting(init_arguments or {}, "base_url")
     url = str(given or settings.base_url)
     if not is_address(url):

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dist_wandb.runs.console import says_what_to_show, with_warnings_alone
+from dist_wandb.runs.console import sets_verbosity, with_warnings_alone
 from dist_wandb.runs.run_metadata import is_disabled, is_offline
 from dist_wandb.wandb_files.debug_log import log_of, untaken, unwritten
 
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
     from dist_wandb.topology.model import Topology
 
 
-def quiet_end(run: AnyRun, plan: RunPlan, init_arguments: Mapping[str, Any]) -> AbstractContextManager[None]:
+def quiet_finish(run: AnyRun, plan: RunPlan, init_arguments: Mapping[str, Any]) -> AbstractContextManager[None]:
     """Leave out what wandb prints at the end of a run, but warnings, where it helps nobody.
 
     That is on all ranks but one of a shared run, and offline on that one too, as "wandb sync" is not how to upload it.
     What the user has said of it in the arguments or the environment holds.
     """
     is_one_of_several = plan.has_writers and (not plan.announces or is_offline(run))
-    return with_warnings_alone(on=bool(run) and is_one_of_several and not says_what_to_show(init_arguments))
+    return with_warnings_alone(on=bool(run) and is_one_of_several and not sets_verbosity(init_arguments))
 
 
-def how_to_upload(run: AnyRun, plan: RunPlan, topology: Topology) -> str | None:
+def upload_hint(run: AnyRun, plan: RunPlan, topology: Topology) -> str | None:
     """How a shared run on disk is uploaded, as a line for one of its ranks; `None` where there is nothing to say."""
     if not run or not plan.has_writers or not plan.announces or is_disabled(run) or not is_offline(run):
         return None

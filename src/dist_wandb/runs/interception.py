@@ -125,7 +125,7 @@ def _found(owner: object, name: str) -> Interception | None:
     return found if isinstance(found, Interception) else None
 
 
-def go_first(run: AnyRun, handlers: Mapping[str, Handler]) -> Callable[[], None]:
+def intercept_methods(run: AnyRun, handlers: Mapping[str, Handler]) -> Callable[[], None]:
     """Have methods of a run handled by a session, as often as somebody calls them on the run by itself.
 
     The methods of this very object are covered; its class stays as it is, and so do other runs. So is ``wandb.log``

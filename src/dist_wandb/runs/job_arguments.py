@@ -13,7 +13,7 @@ from dist_wandb.settings.config_withheld import MISSING, filled, withheld
 _DESCRIBING = ("entity", "project", "name", "notes", "tags", "group", "job_type", "dir", "mode", "resume", "config")
 
 
-def told_to_others(init_arguments: Mapping[str, Any]) -> dict[str, Any]:
+def arguments_for_others(init_arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments that describe the job, for ranks that were given none or others; only what JSON can hold."""
     described = {name: init_arguments[name] for name in _DESCRIBING if init_arguments.get(name) is not None}
     if "dir" in described:
@@ -26,7 +26,7 @@ def told_to_others(init_arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_own_secrets(described: Mapping[str, Any], init_arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """What `told_to_others` made of the arguments on another rank, with what is not told as this rank was given it."""
+    """What `arguments_for_others` returned on another rank, with the secrets in it as this rank was given them."""
     config = described.get("config")
     if not isinstance(config, dict):
         return dict(described)

@@ -152,7 +152,9 @@ class NullRun(StandIn):
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy, and the run in another process, keeps the metadata of now."""
-        own = {name: value for name, value in self.__dict__.items() if name not in ("finish", "log")}  # see go_first
+        own = {
+            name: value for name, value in self.__dict__.items() if name not in ("finish", "log")
+        }  # see interception
         return {**own, "_known": dict(self.metadata()), "_read": None}
 
     def __getattr__(self, name: str) -> Any:

@@ -76,7 +76,7 @@ class Opening:
             return self._open_on_disk(error)
         except Exception as error:
             self._tell(
-                {"error": client_settings.without_input(error)}
+                {"error": client_settings.without_values(error)}
             )  # arguments that wandb does not take: nobody is to wait for this run
             raise
 
@@ -177,14 +177,14 @@ class Opening:
     def _clear_away(self) -> None:
         """Get rid of what holds the id of a run that could not be opened."""
         if self.is_alone:
-            wandb_process.clear_away()
+            wandb_process.tear_down_service()
         else:
-            wandb_private.set_service_aside()
+            wandb_private.detach_service()
 
     def _follows_primary(self) -> bool:
         if not self.plan.has_writers or self.plan.primary or self.job_store is None:
             return False
-        wandb_process.forget_inherited_service()  # the mode is read with wandb's help
+        wandb_process.drop_inherited_service()  # the mode is read with wandb's help
         return requested.wanted_mode(self.arguments) == "online"
 
     def _is_primary_offline(self) -> bool:

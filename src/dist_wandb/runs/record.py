@@ -124,7 +124,7 @@ class Record:
             directory,
             directory.parent,
         )
-        if wandb_private.is_served_now(lost):  # otherwise new runs have another process, which is well
+        if wandb_private.uses_current_service(lost):  # otherwise new runs have another process, which is well
             self._service = _Service.replace(self._service)
         try:
             self.run = self._reopen(str(lost.id), dict(lost.config))
@@ -193,7 +193,7 @@ class _Service:
         """Have a new one, unless somebody has replaced the one that was seen to be gone."""
         with cls._lock:
             if seen == cls.current:
-                wandb_process.clear_away()
+                wandb_process.tear_down_service()
                 cls.current += 1
             return cls.current
 

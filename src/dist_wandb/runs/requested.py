@@ -50,7 +50,7 @@ def wanted_resume(init_arguments: Mapping[str, Any]) -> str | None:
     return "auto" if given is True else str(given) if given else None
 
 
-def says_reinit(init_arguments: Mapping[str, Any]) -> bool:
+def sets_reinit(init_arguments: Mapping[str, Any]) -> bool:
     """Whether the user says what is to become of a run that is open already."""
     given = init_arguments.get("reinit")
     if given is None:
@@ -129,6 +129,6 @@ def init_timeout(init_arguments: Mapping[str, Any]) -> float:
     return float(given) + _BEYOND_INIT_TIMEOUT
 
 
-def say_offline() -> None:
+def set_offline() -> None:
     """Say "offline" to wandb as Lightning's own logger does, for whatever this process opens from now on."""
     os.environ["WANDB_MODE"] = "dryrun"

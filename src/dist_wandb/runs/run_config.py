@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     pass
 
 
-def takes(value: object) -> bool:
+def can_hold(value: object) -> bool:
     """Whether W&B can hold a value in the config of a run. Asked of a config that belongs to no run."""
     import wandb
 
@@ -41,14 +41,14 @@ def _json_of_builtin(value: object) -> Any:
     raise TypeError(type(value).__name__)
 
 
-def is_wandbs_own(error: Exception) -> bool:
+def is_wandb_error(error: Exception) -> bool:
     """Whether W&B raised an error on purpose, such as that over a config value that may not be changed."""
     import wandb
 
     return isinstance(error, wandb.Error)
 
 
-def is_wandbs_config(config: object) -> bool:
+def is_wandb_config(config: object) -> bool:
     """Whether this is the config of a run of wandb's; not one that says it is, in somebody's tests."""
     kind = _kind_of_config()
     return kind is not None and issubclass(type(config), kind)

@@ -37,7 +37,7 @@ def last_logged(run: AnyRun, name: str) -> int | None:
     return int(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
 
 
-def where(run: AnyRun, plan: RunPlan | None = None) -> str:
+def location(run: AnyRun, plan: RunPlan | None = None) -> str:
     """Where to find a run, as text: its address, or the directory it is written to."""
     if not run:
         return "nowhere"

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from dist_wandb.errors import UnavailableError
 from dist_wandb.runs.client_settings import check_workspace, one_line
-from dist_wandb.runs.console import says_what_to_show, with_warnings_alone
+from dist_wandb.runs.console import sets_verbosity, with_warnings_alone
 from dist_wandb.runs.current_server import warn_of_workspace
 from dist_wandb.runs.directories import wandb_directory
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.requested import wanted_mode, wanted_name, wanted_resume
-from dist_wandb.runs.wandb_process import forget_inherited_service
+from dist_wandb.runs.wandb_process import drop_inherited_service
 from dist_wandb.settings.plan import unit_run_id
 from dist_wandb.wandb_files.sidecar import SIDECAR_NAME
 from dist_wandb.wandb_files.small_files import write_small
@@ -69,7 +69,7 @@ def open_run(
     if not plan.opens_run and not plan.attaches:
         return NullRun()
     if plan.has_writers:  # before the first use of wandb in this process, as the mode is read with wandb's help
-        forget_inherited_service()
+        drop_inherited_service()
     arguments = dict(init_arguments)
     if offline:
         arguments["mode"] = "offline"
@@ -83,7 +83,7 @@ def open_run(
     check_workspace()
     if plan.announces:
         warn_of_workspace(arguments)
-    with with_warnings_alone(on=plan.has_writers and not plan.announces and not says_what_to_show(init_arguments)):
+    with with_warnings_alone(on=plan.has_writers and not plan.announces and not sets_verbosity(init_arguments)):
         run = _init(arguments)
     if topology.world_size > 1 and (run.offline or plan.has_writers) and not run.disabled:
         try:

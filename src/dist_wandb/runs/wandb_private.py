@@ -16,7 +16,7 @@ LOST_SERVICE = frozenset({"MailboxClosedError", "HandleAbandonedError", "SockCli
 _SETUP = "wandb.sdk.wandb_setup"
 
 
-def set_service_aside() -> None:
+def detach_service() -> None:
     """Have the next run written by a wandb process of its own, as the one that there is holds the id of a failed run.
 
     Runs that are open stay with theirs. wandb has only a private name for it; where that is missing, nothing is done.
@@ -27,7 +27,7 @@ def set_service_aside() -> None:
         os.environ.pop("WANDB_SERVICE", None)
 
 
-def is_served_now(run: AnyRun) -> bool:
+def uses_current_service(run: AnyRun) -> bool:
     """Whether a run is written by the process that a new one would be written by; also where wandb does not tell."""
     mine, now = getattr(run, "_wl", None), getattr(sys.modules.get(_SETUP), "_singleton", None)
     return mine is None or now is None or mine is now

@@ -19,7 +19,7 @@ _LOST_SOCKET = frozenset({errno.EBADF, errno.ENOTCONN, errno.EPIPE, errno.ESHUTD
 _MEDIA_DIRECTORY = "wandb-media"  # the end of its name
 
 
-def clear_away() -> None:
+def tear_down_service() -> None:
     """Make wandb forget its own process after that failed: otherwise the id stays taken.
 
     Runs of this process that are open end by it, so it is to be called only where there are none, or where they are
@@ -32,7 +32,7 @@ def clear_away() -> None:
     os.environ.pop("WANDB_SERVICE", None)  # of that process, which wandb names there
 
 
-def forget_inherited_service() -> None:
+def drop_inherited_service() -> None:
     """Drop `WANDB_SERVICE` where another process put it, so that this rank talks to a wandb process of its own.
 
     To be called before the first use of wandb in this process, also before its settings are read.

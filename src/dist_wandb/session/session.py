@@ -448,7 +448,7 @@ class Session:
         handlers: dict[str, Callable[..., Any]] = {"finish": partial(self._on_finish, run), "log": self._on_log}
         if self._axes is not None and run:
             handlers["define_metric"] = self._axes.define
-        self._let_be.append(interception.go_first(run, handlers))
+        self._let_be.append(interception.intercept_methods(run, handlers))
 
     def _let_run_be(self) -> None:
         while self._let_be:
@@ -521,7 +521,7 @@ class Session:
         _let_sigterm_be()
 
     def _tell_how_to_upload(self) -> None:
-        line = finishing.how_to_upload(self.run, self.plan, self.topology)
+        line = finishing.upload_hint(self.run, self.plan, self.topology)
         if line is not None and not console.is_silent():
             print(line, file=sys.stderr, flush=True)  # noqa: T201  # in place of wandb's own
 
@@ -601,7 +601,7 @@ class Session:
         if self._attached:
             with suppress(Exception):  # only system metrics of this node, which training needs not
                 finishing.finish(self._attached, exit_code)
-        with finishing.quiet_end(self.run, self.plan, self._opening.arguments if self._opening is not None else {}):
+        with finishing.quiet_finish(self.run, self.plan, self._opening.arguments if self._opening is not None else {}):
             problem = self._record.finish(exit_code)
         if problem:
             _log.warning("dist_wandb: rank %d: %s", self.topology.global_rank, problem)
@@ -694,7 +694,9 @@ class Session:
         """
         if self.plan.announces and not console.is_silent():
             plan = replace(self.plan, run_id=self.id)  # in a world of one W&B has made the id
-            line = announcement(self.topology, plan, where or run_metadata.where(self.run, self.plan), self.group_url)
+            line = announcement(
+                self.topology, plan, where or run_metadata.location(self.run, self.plan), self.group_url
+            )
             print(line, file=sys.stderr, flush=True)  # noqa: T201  # as wandb's own messages: seen without set-up
 
     @property
@@ -1034,7 +1036,7 @@ def init(
     if project is not None:
         arguments["project"] = project
     place = here()
-    if not (is_nested_on_purpose() or requested.says_reinit(arguments)):
+    if not (is_nested_on_purpose() or requested.sets_reinit(arguments)):
         _finish_earlier(place)
     session = open_session(options, arguments, door="dist_wandb.init")
     session.opened_at(place)
@@ -1277,7 +1279,7 @@ def _tell_job(options: Options, job_store: JobStore, init_arguments: Mapping[str
     told = {
         "options": _told_options(options),
         "all": asdict(options),
-        "arguments": job_arguments.told_to_others(init_arguments),
+        "arguments": job_arguments.arguments_for_others(init_arguments),
     }
     job_store.publish(_JOB, told)
 

@@ -32,7 +32,7 @@ def test_of_a_shared_run_on_disk_wandb_prints_what_helps(
     run = open_run(plan, topology, arguments)
     run.log({"loss": 0.5})
     opening = capfd.readouterr().err
-    with finishing.quiet_end(run, plan, arguments):
+    with finishing.quiet_finish(run, plan, arguments):
         wandb.termwarn("a warning")
         run.finish()
     ending = capfd.readouterr().err
@@ -41,7 +41,7 @@ def test_of_a_shared_run_on_disk_wandb_prints_what_helps(
     assert "a warning" in ending
     assert ("wandb sync" in ending, "Run history" in ending) == (said != "nothing",) * 2
     assert ("offline" in opening) == (said != "nothing" or topology is FIRST)
-    line = finishing.how_to_upload(run, plan, topology)
+    line = finishing.upload_hint(run, plan, topology)
     if topology is FIRST:
         assert line is not None
         assert line.startswith("dist_wandb: the run exp is on disk, in several files. Upload it with: dist-wandb sync ")

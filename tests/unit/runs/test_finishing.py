@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("bare_environment")
 def test_only_of_runs_in_several_files_it_is_said_how_to_upload_them() -> None:
     def line(run_mode: Any, topology: Topology = FIRST, **arguments: Any) -> str | None:
         plan = plan_run(topology, run_mode, "global", "exp")
-        return finishing.how_to_upload(open_run(plan, topology, arguments), plan, topology)
+        return finishing.upload_hint(open_run(plan, topology, arguments), plan, topology)
 
     assert line("shared", mode="offline") is not None
     assert line("shared") is None  # it is at the server

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.usefixtures("bare_environment")
 
 
 def test_only_what_json_holds_is_told_to_ranks_that_were_not_given_it() -> None:
-    told = job_arguments.told_to_others(
+    told = job_arguments.arguments_for_others(
         {
             "project": "digits",
             "tags": ["a", "b"],
@@ -41,10 +41,10 @@ def test_only_what_json_holds_is_told_to_ranks_that_were_not_given_it() -> None:
         "config": {"lr": 0.1, "bounds": [0, [1, 2]], "least": float("-inf"), "names": [{"a": []}]},
     }
     nan = {"x": float("nan"), "y": [float("nan")]}
-    assert repr(job_arguments.told_to_others({"config": nan})) == repr({"config": nan})
+    assert repr(job_arguments.arguments_for_others({"config": nan})) == repr({"config": nan})
 
 
 @pytest.mark.parametrize("name", ["entity", "project", "name", "notes", "tags", "group", "job_type", "dir", "mode"])
 def test_what_describes_the_job_is_told(name: str) -> None:
-    assert job_arguments.told_to_others({name: "x"}) == {name: "x"}
-    assert job_arguments.told_to_others({name: None}) == {}
+    assert job_arguments.arguments_for_others({name: "x"}) == {name: "x"}
+    assert job_arguments.arguments_for_others({name: None}) == {}

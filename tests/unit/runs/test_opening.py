@@ -57,7 +57,7 @@ def unreliable(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> Any:
         made = Unreliable(
             fake_wandb, {key.replace("_", " ").replace("rank ", "rank-"): n for key, n in failures.items()}, error
         )
-        monkeypatch.setattr(wandb_process, "clear_away", made.clear)
+        monkeypatch.setattr(wandb_process, "tear_down_service", made.clear)
         return made
 
     monkeypatch.setattr(opening, "_PAUSE", 0.01)
@@ -108,7 +108,7 @@ def test_if_not_even_the_disk_takes_it_training_goes_on(unreliable: Any, caplog:
 
 def test_another_run_of_the_process_is_not_swept_away(unreliable: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     aside: list[int] = []
-    monkeypatch.setattr(wandb_private, "set_service_aside", lambda: aside.append(1))
+    monkeypatch.setattr(wandb_private, "detach_service", lambda: aside.append(1))
     wandb_ = unreliable(online=0)
     dist_wandb.init()
     wandb_._failures["online"] = 1

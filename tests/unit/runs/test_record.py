@@ -38,7 +38,7 @@ class Stand:
         self.fake = fake
         (Path(self.lost.dir).parent / "run-exp.wandb").touch()
         monkeypatch.setattr(record, "last_rows", self._last_rows)
-        monkeypatch.setattr(wandb_process, "clear_away", self._clear_away)
+        monkeypatch.setattr(wandb_process, "tear_down_service", self._clear_away)
         self.record = Record(self.lost, 0, self._reopen)  # type: ignore[arg-type]
 
     @property
@@ -177,7 +177,7 @@ def test_two_runs_of_a_process_replace_wandbs_process_once(
 def test_a_process_that_writes_a_lost_run_alone_takes_no_others_with_it(
     stand: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wandb_private, "is_served_now", lambda run: run is not stand.lost)
+    monkeypatch.setattr(wandb_private, "uses_current_service", lambda run: run is not stand.lost)
     stand.kill()
     stand.record.log({"loss": 1.0})
     assert stand.second.rows == [{"loss": 1.0}]
@@ -185,7 +185,7 @@ def test_a_process_that_writes_a_lost_run_alone_takes_no_others_with_it(
 
 
 def test_a_session_shows_the_run_that_it_writes_into(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wandb_process, "clear_away", lambda: None)
+    monkeypatch.setattr(wandb_process, "tear_down_service", lambda: None)
     session = dist_wandb.init("digits", config={"lr": 0.1})
     session.config.update({"epochs": 3})
     fake_wandb.runs[0].log = dead  # type: ignore[method-assign]
@@ -202,8 +202,8 @@ def test_a_session_shows_the_run_that_it_writes_into(fake_wandb: FakeWandb, monk
 
 
 def test_a_change_of_the_config_finds_it_too(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wandb_process, "clear_away", lambda: None)
-    monkeypatch.setattr(run_config, "is_wandbs_config", lambda _: True)
+    monkeypatch.setattr(wandb_process, "tear_down_service", lambda: None)
+    monkeypatch.setattr(run_config, "is_wandb_config", lambda _: True)
     session = dist_wandb.init("digits", config={"lr": 0.1})
     lost: Any = fake_wandb.runs[0]
     lost.log = dead

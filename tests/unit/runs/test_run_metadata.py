@@ -33,15 +33,15 @@ pytestmark = pytest.mark.usefixtures("bare_environment")
 )
 def test_where_a_run_is_to_be_found(fake_wandb: FakeWandb, wandb_mode: str, expected: str) -> None:
     run = opened(FIRST, "auto", {"mode": wandb_mode})
-    assert run_metadata.where(run) == expected.format(directory=Path(fake_wandb.runs[0].dir).parent)
+    assert run_metadata.location(run) == expected.format(directory=Path(fake_wandb.runs[0].dir).parent)
 
 
 def test_of_a_shared_run_offline_the_directory_of_all_ranks_is_told(fake_wandb: FakeWandb, tmp_path: Path) -> None:
     plan = plan_run(FIRST, "shared", "global", "exp")
     run: Any = open_run(plan, FIRST, {"mode": "offline"})
     run.dir = str(tmp_path / "wandb/rank-0/wandb/offline-run-1-exp/files")  # as wandb lays them out
-    assert run_metadata.where(run, plan) == f"offline, a file for each rank below {tmp_path / 'wandb'}"
-    assert run_metadata.where(run) == f"offline, in {tmp_path / 'wandb/rank-0/wandb/offline-run-1-exp'}"
+    assert run_metadata.location(run, plan) == f"offline, a file for each rank below {tmp_path / 'wandb'}"
+    assert run_metadata.location(run) == f"offline, in {tmp_path / 'wandb/rank-0/wandb/offline-run-1-exp'}"
     assert len(fake_wandb.runs) == 1
 
 
@@ -55,7 +55,7 @@ def test_a_run_without_an_address_is_not_asked_for_it(wandb_mode: str) -> None:
 
 
 def test_without_a_run_there_is_nothing_to_be_found() -> None:
-    assert run_metadata.where(NullRun()) == "nowhere"
+    assert run_metadata.location(NullRun()) == "nowhere"
 
 
 def test_the_page_of_a_group_is_that_of_its_project(fake_wandb: FakeWandb) -> None:

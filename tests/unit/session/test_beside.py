@@ -104,7 +104,7 @@ def test_a_run_that_wandb_finished_behind_our_back_is_let_be(alone: FakeWandb) -
 
 def test_a_mock_keeps_its_log() -> None:
     told = mock.Mock()
-    take_back = interception.go_first(told, {"log": pytest.fail, "finish": pytest.fail})
+    take_back = interception.intercept_methods(told, {"log": pytest.fail, "finish": pytest.fail})
     told.log({"loss": 1.0})
     told.log.assert_called_once_with({"loss": 1.0})
     take_back()
@@ -126,7 +126,7 @@ def test_the_record_that_replaces_a_lost_run_is_covered_as_well(
     def dead(*_: Any, **__: Any) -> None:
         raise ConnectionResetError
 
-    monkeypatch.setattr(wandb_process, "clear_away", lambda: None)
+    monkeypatch.setattr(wandb_process, "tear_down_service", lambda: None)
     monkeypatch.setattr(record, "last_rows", lambda *_: [])
     run = dist_wandb.init(id="exp")
     wandb.define_metric("val/*", step_metric="epoch")
