@@ -23,7 +23,8 @@ from dist_wandb.exchange import collective, direct, interface
 from dist_wandb.exchange.transport import gloo
 from dist_wandb.restart import records, resuming
 from dist_wandb.runs.job_arguments import chosen_config
-from dist_wandb.session import session
+from dist_wandb.session import job_description, opener, registry
+from dist_wandb.session.session import Session
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.options import Options
 from dist_wandb.store import job_store, leftovers
@@ -31,7 +32,7 @@ from dist_wandb.store.job_store import JobStore
 from dist_wandb.topology.model import Topology
 
 OnRanks = Callable[[int, Callable[[int], Any]], list[Any]]
-Job = Callable[..., list[session.Session]]
+Job = Callable[..., list[Session]]
 
 _LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_", "NODE_RANK", "GROUP_", "CROSS_", "ROLE_", "MASTER_")
 _FAMILIES = ("TORCHELASTIC_", "SLURM_", "OMPI_", "PMI", "MPI_", "WANDB_", "DIST_WANDB_")
@@ -225,8 +226,8 @@ def fake_wandb(
     for name in ("log", "define_metric"):
         monkeypatch.setattr(wandb, name, _before_init)
     monkeypatch.setattr(wandb, "setup", fake.setup)
-    monkeypatch.setattr(session, "_sessions", [])
-    monkeypatch.setattr(session, "_opened", type(session._opened)())
+    monkeypatch.setattr(registry, "_sessions", [])
+    monkeypatch.setattr(job_description, "_opened", type(job_description._opened)())
     monkeypatch.setattr(leftovers, "_leftovers", [])
     monkeypatch.setattr(resuming, "_started", type(resuming._started)())
     monkeypatch.setattr(records, "_warned", set())
@@ -271,9 +272,9 @@ def job(store: dist.Store, on_ranks: OnRanks) -> Job:  # noqa: ARG001  # they me
         *,
         limits: Mapping[str, Any] = MappingProxyType({}),
         **options: Any,
-    ) -> list[session.Session]:
-        def open_one(rank: int) -> session.Session:
-            return session.open_session(
+    ) -> list[Session]:
+        def open_one(rank: int) -> Session:
+            return opener.open_session(
                 Options(
                     limits=Limits(**{"join_timeout": 30.0, "finish_timeout": 30.0, "heartbeat": 0.05, **limits}),
                     **options,

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from dist_wandb.lightning import DistWandbLogger as DistWandbLogger
     from dist_wandb.payloads.media.gathers import gathered
     from dist_wandb.runs.null_run import NullRun
-    from dist_wandb.session.session import Session, get_run, init
+    from dist_wandb.session.api import get_run, init
+    from dist_wandb.session.session import Session
     from dist_wandb.settings.limits import Limits
     from dist_wandb.settings.plan import RunPlan, plan_run
     from dist_wandb.topology.model import Topology
@@ -66,8 +67,8 @@ _ROOMS = {
     "Session": "session.session",
     "Topology": "topology.model",
     "gathered": "payloads.media.gathers",
-    "get_run": "session.session",
-    "init": "session.session",
+    "get_run": "session.api",
+    "init": "session.api",
     "plan_run": "settings.plan",
     "wandb_init": "decorator",
     **dict.fromkeys(

@@ -10,7 +10,9 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ParamSpec, TypeAlias, TypeVar, cast, overload
 
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.session.session import Session, check_init, entered, init, is_nested_on_purpose
+from dist_wandb.session.api import check_init, init
+from dist_wandb.session.registry import entered, is_nested_on_purpose
+from dist_wandb.session.session import Session
 from dist_wandb.settings.options import around
 from dist_wandb.settings.plan import RankScope, RunMode
 

@@ -41,7 +41,9 @@ from dist_wandb.payloads.media.gathers import gathered, gathered_table
 from dist_wandb.payloads.torchmetrics.metrics import is_metric
 from dist_wandb.runs import argument_checks, interception, wandb_media
 from dist_wandb.runs.null_run import NullRun
-from dist_wandb.session.session import Session, open_session, told_job
+from dist_wandb.session.job_description import told_job
+from dist_wandb.session.opener import open_session
+from dist_wandb.session.session import Session
 from dist_wandb.settings.config_values import given_values
 from dist_wandb.settings.limits import DEFAULT_LIMITS, Limits
 from dist_wandb.settings.options import ConfigSyncMode, Options, SystemMetrics

@@ -35,7 +35,9 @@ from dist_wandb.restart import resuming
 from dist_wandb.restart.store import RestartStore
 from dist_wandb.runs import argument_checks, axes, handover, requested, run_metadata
 from dist_wandb.runs.null_run import NullPart, NullRun, NullSummary
-from dist_wandb.session.session import Session, holds, open_session
+from dist_wandb.session.opener import open_session
+from dist_wandb.session.registry import holds
+from dist_wandb.session.session import Session
 from dist_wandb.settings.limits import DEFAULT_LIMITS, Limits
 from dist_wandb.settings.options import ConfigSyncMode, Options, SystemMetrics
 from dist_wandb.settings.plan import RankScope, RunMode, RunPlan

@@ -21,7 +21,8 @@ from dist_wandb.accelerate import tracker as door
 from dist_wandb.accelerate.names import StandInName
 from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.runs.null_run import NullRun
-from dist_wandb.session.session import Session, open_session
+from dist_wandb.session.opener import open_session
+from dist_wandb.session.session import Session
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.options import Options
 from dist_wandb.store.job_store import JobStore

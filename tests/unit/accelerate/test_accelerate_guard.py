@@ -23,7 +23,8 @@ from dist_wandb import DistWandbTracker, get_run
 from dist_wandb.accelerate import tracker as door
 from dist_wandb.errors import ConfigurationError, UnsupportedVersionError
 from dist_wandb.runs.null_run import NullRun
-from dist_wandb.session.session import Session, open_session
+from dist_wandb.session.opener import open_session
+from dist_wandb.session.session import Session
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.options import Options
 from dist_wandb.store.job_store import JobStore

@@ -30,7 +30,8 @@ from dist_wandb.config import text as config_text
 from dist_wandb.config.sync import ConfigSync, ConfigView
 from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.runs.null_run import NullRun
-from dist_wandb.session.session import Session, open_session
+from dist_wandb.session.opener import open_session
+from dist_wandb.session.session import Session
 from dist_wandb.settings.config_values import comparable, given_values, told
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.options import Options

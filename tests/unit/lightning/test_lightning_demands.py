@@ -31,7 +31,7 @@ from lightning.pytorch.loggers.logger import DummyExperiment
 
 from dist_wandb import DistWandbLogger
 from dist_wandb.lightning.logger import _NullExperiment
-from dist_wandb.session import session
+from dist_wandb.session import registry
 from dist_wandb.settings.limits import Limits
 from dist_wandb.topology.model import Topology
 
@@ -79,7 +79,7 @@ def wandb(
     parts = {"wandb": module, "wandb.sdk": ModuleType("wandb.sdk"), "wandb.sdk.lib": lib, "wandb.wandb_run": runs}
     for name, part in parts.items():
         monkeypatch.setitem(sys.modules, name, part)
-    monkeypatch.setattr(session, "_sessions", [])
+    monkeypatch.setattr(registry, "_sessions", [])
     monkeypatch.chdir(tmp_path)
     before = dict(os.environ)
     yield module
@@ -176,7 +176,7 @@ def test_a_run_with_next_to_nothing_can_be_used(wandb: Any, tmp_path: Path) -> N
     assert type(second.logger) is DistWandbLogger
     assert second.logger.experiment
     assert wandb.init.call_args.kwargs["id"] == "made-up"
-    session._end_with_process(0, failed=False)
+    registry._end_with_process(0, failed=False)
 
 
 # --- what is logged ---------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import wandb
 from lightning.pytorch.demos.boring_classes import BoringModel
 
 from dist_wandb import DistWandbLogger
-from dist_wandb.session import session as sessions_room
+from dist_wandb.session import registry
 from dist_wandb.settings.limits import Limits
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def test_in_a_shared_run_per_rank_says_which_media_other_ranks_write(
     limits: dict[str, Any] = {**SHORT, "reduce": reduce}
     logger = DistWandbLogger(id="exp", run_mode="shared", offline=True, per_rank=per_rank, **limits)
     log_media(logger)
-    sessions_room._sessions[0].finish()
+    registry._sessions[0].finish()
     assert made == KINDS
     written = [name for row in fake_wandb.runs[0].rows for name in row if name != STEP]
     assert written == [f"rank-1/{name}" for name in named]
@@ -220,6 +220,6 @@ def test_sigterm_ends_runs_of_several_ranks_in_fabric_where_nobody_handles_it(
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # the Trainer, which comes now, finds no handler
     logger.log_metrics({"loss": 1.0}, 0)
     assert (signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL) is (in_fabric and world > 1)
-    sessions_room._sessions[0].finish()
+    registry._sessions[0].finish()
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     assert len(fake_wandb.runs) == 1

@@ -24,7 +24,7 @@ from dist_wandb.lightning import logger as door
 from dist_wandb.lightning.checkpoints import KEY
 from dist_wandb.lightning.script_ids import ScriptIds
 from dist_wandb.restart.store import DIRECTORY, RestartStore
-from dist_wandb.session import session as sessions_room
+from dist_wandb.session import registry
 from dist_wandb.settings.options import Options
 from dist_wandb.topology.model import Topology
 
@@ -309,7 +309,7 @@ def test_several_ranks_continue_what_the_note_says(
     assert before != "earlier"
     session = first._session
     assert session is not None
-    sessions_room._sessions.remove(session)  # as by SIGKILL
+    registry._sessions.remove(session)  # as by SIGKILL
     fresh_process()
     second = DistWandbLogger(project="digits", resume="auto", **options)  # type: ignore[arg-type]
     assert second.experiment.id == before

@@ -26,7 +26,7 @@ from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.rows import DEGRADED
 from dist_wandb.lightning import logger as lightning
 from dist_wandb.lightning.script_ids import ScriptIds
-from dist_wandb.session import session
+from dist_wandb.session import registry
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.options import OPTION_NAMES
 from dist_wandb.topology.model import Topology
@@ -80,7 +80,7 @@ def _one_process(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[None]:
-    monkeypatch.setattr(session, "_sessions", [])
+    monkeypatch.setattr(registry, "_sessions", [])
     monkeypatch.setattr(wandb, "run", None)
     monkeypatch.chdir(tmp_path)
     for media in ("Image", "Audio", "Video"):  # they need further packages
@@ -332,7 +332,7 @@ def test_hyperparameters_and_watch_wait_for_the_run_and_keep_their_order(mode: s
         logger.log_hyperparams({"lr": 0.1})
         logger.watch(MODEL, log="all")
         logger.log_hyperparams({"lr": 0.2})
-        opened.append(len(session._sessions))
+        opened.append(len(registry._sessions))
         _ = logger.experiment
 
     stand_in = drive_with(DistWandbLogger, {"run_mode": mode}, use, tmp_path)
@@ -370,7 +370,7 @@ def test_a_pickle_opens_no_run_and_keeps_ids_options_and_waiting_calls(mode: str
         assert isinstance(logger, DistWandbLogger)
         logger.log_hyperparams({"lr": 0.1})
         twin = through_a_pickle(logger)
-        assert session._sessions == []
+        assert registry._sessions == []
         assert (twin._options, twin._base_id, twin._number) == (logger._options, logger._base_id, logger._number)
         assert (twin.version, twin.name, twin.save_dir) == ("exp", "digits", "logs")
         twin.log_metrics({"loss": 0.5}, step=2)
@@ -396,7 +396,7 @@ def test_the_last_stage_of_the_trainer_says_how_the_run_ends(
         logger.log_metrics({"loss": 0.5}, 1)
         for status in statuses:
             logger.finalize(status)
-        session._end_with_process(0, failed=False)
+        registry._end_with_process(0, failed=False)
 
     stand_in = drive_with(DistWandbLogger, {}, use, tmp_path)
     assert stand_in.run.finish.call_args_list == [mock.call(exit_code=code)]
@@ -406,7 +406,7 @@ def test_in_auto_mode_a_pickle_opens_the_run_that_the_children_go_on_with(tmp_pa
     def use(logger: WandbLogger) -> None:
         assert isinstance(logger, DistWandbLogger)
         twin = through_a_pickle(logger)
-        assert len(session._sessions) == 1
+        assert len(registry._sessions) == 1
         assert twin._base_id == "made-by-wandb"
 
     assert len(drive_with(DistWandbLogger, {}, use, tmp_path).arguments) == 1
@@ -500,8 +500,8 @@ def test_a_run_opened_before_the_trainer_started_is_the_run_of_the_job(
         trainer_starts()
         assert logger.experiment is early
         logger.log_metrics({"loss": 0.5}, step=1)
-        assert [open_one.topology.world_size for open_one in session._sessions] == [2]
-        assert session._sessions[0].flush()
+        assert [open_one.topology.world_size for open_one in registry._sessions] == [2]
+        assert registry._sessions[0].flush()
 
     stand_in = drive_with(DistWandbLogger, ALONE, use, tmp_path)
     assert len(stand_in.arguments) == 1

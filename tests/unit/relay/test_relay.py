@@ -236,9 +236,9 @@ def test_bad_input_is_an_error_where_it_is_logged(arguments: tuple[Any, ...], me
 @pytest.mark.usefixtures("fake_wandb")
 def test_nothing_listens_before_there_is_a_child() -> None:
     with dist_wandb.init() as session:
-        assert session._relay.address is None
+        assert session._children._relay.address is None
         assert in_fork(lambda: None) == 0
-        assert session._relay.address is not None
+        assert session._children._relay.address is not None
 
 
 def test_stranger_without_the_key_is_not_served() -> None:
@@ -546,7 +546,7 @@ def test_a_fork_holds_no_socket_that_nobody_answers(fake_wandb: FakeWandb) -> No
 
         def work() -> None:
             with pytest.raises(OSError, match=r"closed|Bad file descriptor"):
-                session._relay._listener.accept()  # type: ignore[union-attr]  # opened before the fork
+                session._children._relay._listener.accept()  # type: ignore[union-attr]  # opened before the fork
             session.log({"loss": 1.0})
             assert session.flush()  # the parent's is as it was
 
@@ -721,7 +721,7 @@ def test_a_directory_with_too_long_a_name_for_sockets_is_no_obstacle(
         monkeypatch.setenv("XDG_RUNTIME_DIR", str(Path(directory, runtime)) if runtime else "")
         with dist_wandb.init() as session:
             through_a_pickle(session).log({"loss": 1.0})
-            address = session._relay.address
+            address = session._children._relay.address
             assert address is not None
             place = Path(address.place)
             assert place.is_socket(), "an abstract name is open to all users of the host"

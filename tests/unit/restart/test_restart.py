@@ -22,8 +22,9 @@ from dist_wandb.restart import next_row, resuming
 from dist_wandb.restart.records import RestartRecord
 from dist_wandb.restart.store import DIRECTORY, RestartStore
 from dist_wandb.runs import requested
-from dist_wandb.session import session as sessions_room
-from dist_wandb.session.session import Session, open_session
+from dist_wandb.session import registry
+from dist_wandb.session.opener import open_session
+from dist_wandb.session.session import Session
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.options import Options
 from dist_wandb.store import job_store
@@ -84,7 +85,7 @@ def start(fake_wandb: FakeWandb, on_ranks: OnRanks, monkeypatch: pytest.MonkeyPa
 def kill(sessions: list[Session]) -> None:
     """Let a job end as by SIGKILL: nothing of it is called again."""
     for session in sessions:
-        sessions_room._sessions.remove(session)
+        registry._sessions.remove(session)
 
 
 def attempt(number: int, place: str = "/agent/none_y") -> dict[str, str]:
@@ -671,7 +672,7 @@ def test_all_writers_of_a_shared_run_go_on_where_its_primary_does(
 
     monkeypatch.setattr(fake_wandb, "init", init)
     sessions = start(options={"run_mode": "shared"}, id="exp", resume="allow")
-    assert [session._first_row for session in sessions] == [50, 50]
+    assert [session._intake.first_row for session in sessions] == [50, 50]
 
 
 def test_offline_the_files_of_the_run_tell_the_last_row(
@@ -698,7 +699,7 @@ def test_offline_the_files_of_the_run_tell_the_last_row(
     session.log({"loss": 1.0})
     assert fake_wandb.runs[-1].rows == [{"loss": 1.0, "global_step": 50}]
     (other,) = start(world=1, id="exp", mode="offline")
-    assert other._first_row == 0
+    assert other._intake.first_row == 0
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -719,7 +720,7 @@ def test_files_of_strangers_do_not_end_a_start(
 
     monkeypatch.setattr(next_row, "largest_step", largest)
     (session,) = start(world=1, id="exp", resume="allow", mode="offline")
-    assert session._first_row == (0 if fails else 6)
+    assert session._intake.first_row == (0 if fails else 6)
 
 
 def test_a_strangers_file_of_the_run_does_not_say_where_its_rows_go_on(
@@ -738,7 +739,7 @@ def test_a_strangers_file_of_the_run_does_not_say_where_its_rows_go_on(
     monkeypatch.setattr(Path, "lstat", lstat)
     monkeypatch.setattr(next_row, "largest_step", lambda _path, _name: 2**53)
     (session,) = start(world=1, id="exp", resume="allow", mode="offline")
-    assert session._first_row == 0
+    assert session._intake.first_row == 0
     (warning,) = last_warnings(caplog)
     assert f"{theirs} belongs to user 65534, so rows without a step are not counted on" in warning
 

@@ -18,7 +18,8 @@ from dist_wandb.lightning.logger import _GIVE_BACK
 from dist_wandb.runs import run_metadata
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.run_metadata import METADATA
-from dist_wandb.session import session
+from dist_wandb.session import opener
+from dist_wandb.session.session import Session
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.options import Options
 from dist_wandb.store.job_store import JobStore
@@ -39,9 +40,9 @@ def until(condition: Callable[[], bool], within: float = 10.0) -> bool:
     return condition()
 
 
-def alone(rank: int, **limits: Any) -> session.Session:
+def alone(rank: int, **limits: Any) -> Session:
     options = Options(limits=replace(LIMITS, **limits))
-    return session.open_session(options, {}, door="test", topology=TWO[rank], number=1, create_new=False)
+    return opener.open_session(options, {}, door="test", topology=TWO[rank], number=1, create_new=False)
 
 
 def test_a_rank_without_a_run_is_told_all_there_is_to_know(job: Job, fake_wandb: FakeWandb) -> None:
@@ -170,6 +171,6 @@ def test_an_id_that_is_planned_is_known_before_the_run_is_open(
     store: dist.Store,  # noqa: ARG001  # they meet there
 ) -> None:
     options = Options(limits=LIMITS)
-    second = session.open_session(options, {"id": "exp"}, door="test", topology=TWO[1], number=1, create_new=False)
+    second = opener.open_session(options, {"id": "exp"}, door="test", topology=TWO[1], number=1, create_new=False)
     with pytest.warns(UserWarning, match="did not open its run"):
         assert second.run.id == "exp"

@@ -19,7 +19,7 @@ from dist_wandb.exchange import rows
 from dist_wandb.runs import interception, record, wandb_process
 from dist_wandb.runs.interception import intercept, original
 from dist_wandb.runs.null_run import NullRun
-from dist_wandb.session import session
+from dist_wandb.session import opener, registry
 from dist_wandb.settings.options import Options
 from dist_wandb.topology.model import Topology
 
@@ -98,7 +98,7 @@ def test_a_run_that_wandb_finished_behind_our_back_is_let_be(alone: FakeWandb) -
     own._is_finished = True
     dist_wandb.get_run()
     assert not vars(own).keys() & {"log", "finish"}
-    assert session._sessions == []
+    assert registry._sessions == []
     assert run.run is own  # type: ignore[comparison-overlap]
 
 
@@ -216,7 +216,7 @@ def test_so_it_does_where_ranks_bring_rows_together(fake_wandb: FakeWandb, job: 
             run.log({"mine": 1})
         run.log({"loss": rank}, step=8)
         run.log({"val": rank})
-        run._from_child({"child": rank}, 3, None, None)
+        run._intake.put_of_child({"child": rank}, 3, None, None)
         run.log({"last": rank, "text": "a"})
         run.finish()
 
@@ -338,7 +338,7 @@ def test_a_definition_by_name_holds_and_keeps_our_axis_where_it_names_none(defin
 
 def test_a_run_that_was_adopted_has_the_users_axes_alone(alone: FakeWandb) -> None:
     mine: Any = alone.init()
-    opened = session.open_session(Options(), {}, door="test", adopt=lambda _: mine)
+    opened = opener.open_session(Options(), {}, door="test", adopt=lambda _: mine)
     mine.define_metric("val/*", step_metric="epoch")
     opened.log({"val/acc": 0.5})
     assert mine.defined == [("val/*", {"step_metric": "epoch"})]

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch.distributed as dist
 
-from dist_wandb.session.ends import Ending, ProcessEnd, exit_code_of
+from dist_wandb.session.exit_codes import exit_code_of
+from dist_wandb.session.process_end import ProcessEnd
+from dist_wandb.session.unit_end import UnitEnd
 from dist_wandb.settings.plan import Unit, unit_of
 from dist_wandb.store import timed_caller
 from dist_wandb.store.job_store import JobStore
@@ -32,31 +34,31 @@ def unit(index: int) -> Unit:
 
 
 @pytest.fixture
-def endings() -> list[Ending]:
+def endings() -> list[UnitEnd]:
     store = dist.HashStore()
-    return [Ending(JobStore(store, "test", THREE[index], 1.0), unit(index)) for index in range(3)]
+    return [UnitEnd(JobStore(store, "test", THREE[index], 1.0), unit(index)) for index in range(3)]
 
 
 # --- what ranks tell each other ---------------------------------------------------------------------------------------
 
 
-def test_the_first_failure_counts(endings: list[Ending]) -> None:
+def test_the_first_failure_counts(endings: list[UnitEnd]) -> None:
     assert endings[2].tell(3) == 3
     assert endings[1].tell(1) == 3
     assert [ending.exit_code(gone=()) for ending in endings] == [3, 3, 3]
 
 
 @pytest.mark.parametrize("code", [None, 0])
-def test_without_a_failure_nothing_is_told(endings: list[Ending], code: int | None) -> None:
+def test_without_a_failure_nothing_is_told(endings: list[UnitEnd], code: int | None) -> None:
     assert endings[1].tell(code) == code
     assert endings[0].exit_code(gone=()) == 0
 
 
-def test_a_rank_that_is_gone_without_a_word_has_failed(endings: list[Ending]) -> None:
+def test_a_rank_that_is_gone_without_a_word_has_failed(endings: list[UnitEnd]) -> None:
     assert endings[0].exit_code(gone={2}) == 1
 
 
-def test_the_primary_awaits_other_writers(endings: list[Ending]) -> None:
+def test_the_primary_awaits_other_writers(endings: list[UnitEnd]) -> None:
     endings[1].tell_written()
     assert not endings[0].await_writers(time.monotonic() + 0.05, {1, 2})
     assert endings[0].await_writers(time.monotonic() + 0.05, {1})
@@ -65,7 +67,7 @@ def test_the_primary_awaits_other_writers(endings: list[Ending]) -> None:
 
 
 def test_where_there_is_no_store_nobody_is_awaited() -> None:
-    alone = Ending(None, unit(0))
+    alone = UnitEnd(None, unit(0))
     alone.tell_written()
     assert alone.tell(3) == 3
     assert alone.exit_code(gone=()) == 0
@@ -73,7 +75,7 @@ def test_where_there_is_no_store_nobody_is_awaited() -> None:
     assert alone.await_writers(time.monotonic(), {1})
 
 
-def test_where_the_store_is_gone_nobody_is_awaited(monkeypatch: pytest.MonkeyPatch, endings: list[Ending]) -> None:
+def test_where_the_store_is_gone_nobody_is_awaited(monkeypatch: pytest.MonkeyPatch, endings: list[UnitEnd]) -> None:
     def gone(*_: Any) -> Any:
         raise RuntimeError("connection reset")
 

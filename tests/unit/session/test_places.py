@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import dist_wandb
-from dist_wandb.session import places, session
+from dist_wandb.session import api, opener, places, registry
 from dist_wandb.settings.options import Options
 from dist_wandb.topology.model import Topology
 
@@ -32,7 +32,7 @@ def open_one(**arguments: Any) -> dist_wandb.Session:
 
 @pytest.fixture
 def notebook(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "is_notebook", lambda: True)
+    monkeypatch.setattr(api, "is_notebook", lambda: True)
 
 
 def test_a_loop_that_opens_runs_finishes_each_before_the_next(
@@ -43,7 +43,7 @@ def test_a_loop_that_opens_runs_finishes_each_before_the_next(
         run.log({"loss": fold})
     assert [run.rows for run in fake_wandb.runs] == [[{"loss": fold, "global_step": 0}] for fold in range(3)]
     assert ended(fake_wandb) == [[None], [None], []]
-    assert session._sessions == [run]
+    assert registry._sessions == [run]
     assert caplog.text.count(MESSAGE) == 2
     assert f"{__file__}:" in caplog.text
     assert "pass reinit='create_new'" in caplog.text
@@ -126,7 +126,7 @@ def test_tasks_have_runs_side_by_side(fake_wandb: FakeWandb) -> None:
     async def work() -> int:
         run = dist_wandb.init()
         await asyncio.sleep(0)
-        is_open = session._sessions.count(run)
+        is_open = registry._sessions.count(run)
         run.finish()
         return is_open
 
@@ -139,7 +139,7 @@ def test_tasks_have_runs_side_by_side(fake_wandb: FakeWandb) -> None:
 
 def test_the_sessions_of_other_doors_are_theirs(fake_wandb: FakeWandb) -> None:
     for _ in range(2):
-        session.open_session(Options(), {}, door="test", topology=Topology.single())
+        opener.open_session(Options(), {}, door="test", topology=Topology.single())
     assert ended(fake_wandb) == [[], []]
 
 
@@ -148,7 +148,7 @@ def test_ranks_finish_the_earlier_one_together(fake_wandb: FakeWandb, job: Job, 
 
     def again(rank: int) -> bool:
         place = places.here()
-        sessions[rank].opened_at(place)
+        sessions[rank].opened_at = place
         sessions[rank].log({"loss": rank})
         mine = sessions[rank].may_end_before(place, in_notebook=False)
         sessions[rank].finish()

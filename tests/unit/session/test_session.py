@@ -30,9 +30,14 @@ from dist_wandb.errors import ConfigurationError, RendezvousError, TopologyError
 from dist_wandb.exchange import interface
 from dist_wandb.exchange.membership import membership
 from dist_wandb.exchange.rows import DEGRADED
+from dist_wandb.notices import Notices
 from dist_wandb.runs.null_run import NullRun
-from dist_wandb.session import session as session_module
-from dist_wandb.session.session import Session, get_run, holds, open_session, told_job
+from dist_wandb.session import api, registry
+from dist_wandb.session.api import get_run
+from dist_wandb.session.job_description import told_job
+from dist_wandb.session.opener import open_session
+from dist_wandb.session.registry import holds
+from dist_wandb.session.session import Session
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.options import Options
 from dist_wandb.store import job_store
@@ -116,7 +121,8 @@ def test_wandb_silent_silences_the_announcement_too(
 @pytest.fixture
 def fresh(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001  # goes first
     """As if nobody had opened a session in this process."""
-    monkeypatch.setattr(session_module, "_first_session", session_module._First())
+    monkeypatch.setattr(registry.history, "has_begun", False)
+    monkeypatch.setattr(api, "_notices", Notices())
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -513,8 +519,8 @@ def test_a_finish_that_a_run_has_of_its_own_is_put_back(fake_wandb: FakeWandb) -
 def test_the_job_is_told_all_options_for_ranks_that_come_late(job: Job) -> None:
     given: dict[str, Any] = {"reduce": {"tokens": "sum", "*": "mean"}, "spread": ["loss"]}
     sessions = job(TWO, limits={"peer_timeout": 7.0}, **given)
-    assert sessions[0]._job_store is not None
-    told: Any = sessions[0]._job_store.try_get("job")
+    assert sessions[0]._link.store is not None
+    told: Any = sessions[0]._link.store.try_get("job")
     assert Options(**told["all"]) == sessions[0].options
 
 
@@ -547,8 +553,8 @@ def test_options_may_be_any_mappings_and_sequences(job: Job, mapping: Any, seque
     given = {"reduce": mapping(reduce), "spread": sequence(["loss"]), "per_rank": sequence(["loss", "acc*"])}
     sessions = job(TWO, **given)
     assert [session.options.reduce for session in sessions] == [reduce] * 2
-    assert sessions[0]._job_store is not None
-    told: Any = sessions[0]._job_store.try_get("job")
+    assert sessions[0]._link.store is not None
+    told: Any = sessions[0]._link.store.try_get("job")
     assert Options(**told["all"]) == sessions[0].options
     assert pickle.loads(pickle.dumps(sessions[0].options)) == sessions[0].options  # noqa: S301
 
@@ -944,16 +950,15 @@ def test_threads_may_forget_a_session_at_the_same_time(job: Job, monkeypatch: py
     (session, _) = job(TWO)
 
     class Forgotten(list[Session]):
-        """A list from which another thread takes what it is asked for."""
+        """A list from which another thread takes what is to be removed, just before."""
 
-        def __contains__(self, item: object) -> bool:
-            found = super().__contains__(item)
+        def remove(self, item: Session) -> None:
             self.clear()
-            return found
+            super().remove(item)
 
-    monkeypatch.setattr(session_module, "_sessions", Forgotten([session]))
-    session._forget()
-    assert not session_module._sessions
+    monkeypatch.setattr(registry, "_sessions", Forgotten([session]))
+    registry.remove(session)
+    assert not registry._sessions
 
 
 @pytest.mark.usefixtures("store")

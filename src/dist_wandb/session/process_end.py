@@ -1,4 +1,4 @@
-"""How a job ends: with which exit code, in which order its writers finish, and what happens if nobody says `finish`."""
+"""The end of a process in which nobody has finished the sessions: `atexit`, children of multiprocessing, SIGTERM."""
 
 from __future__ import annotations
 
@@ -8,143 +8,16 @@ import os
 import signal
 import sys
 import threading
-import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from dist_wandb.errors import RendezvousError
-from dist_wandb.store.timed_caller import STORE_PATIENCE, briefly
+from dist_wandb.session.exit_codes import SIGTERM, exit_code_of
 
 if TYPE_CHECKING:
     from types import FrameType
 
-    from dist_wandb.settings.plan import Unit
-    from dist_wandb.store.job_store import JobStore
-
-FAILED = 1
-_CTRL_C = 255  # as wandb records it
-SIGTERM = 128 + signal.SIGTERM  # as shells report it
-_PAUSE = 0.02  # seconds between two looks whether writers have ended
 _AFTER_SIGTERM = 10.0  # seconds that runs get to end; launchers kill after 30
-
-
-class Ending:
-    """What the ranks of a unit tell each other about their ends.
-
-    Ranks only ever set and look up keys of the job's store: nobody waits for a rank that is known to be gone, and where
-    the store is gone, so is what could be told.
-
-    Args:
-        job_store: The session's keys in the job's store; `None` where there is no store.
-        unit: The unit, seen from this rank.
-    """
-
-    def __init__(self, job_store: JobStore | None, unit: Unit) -> None:
-        self._job_store = job_store if unit.size > 1 else None
-        self._unit = unit
-
-    def tell(self, exit_code: int | None) -> int | None:
-        """Say how this rank ends, before it does. Of several failures the first counts: others follow from it.
-
-        Returns:
-            `exit_code`; if it is that of a failure, that of the first one.
-        """
-        job_store = self._job_store
-        if not exit_code or job_store is None:
-            return exit_code
-        return int(briefly(lambda: job_store.claim(self._key("failed"), exit_code), exit_code))
-
-    def tell_written(self) -> None:
-        """Say that this rank writes nothing more into the unit's run."""
-        job_store = self._job_store
-        if job_store is not None:
-            briefly(lambda: job_store.publish(self._written(self._unit.index), 1), None)
-
-    def await_writers(self, deadline: float, writers: Collection[int]) -> bool:
-        """Wait for other ranks of the unit to have said `tell_written`.
-
-        Args:
-            deadline: Until when, by the monotonic clock.
-            writers: Their indices in the unit.
-
-        Returns:
-            Whether they have.
-        """
-        awaited = [self._written(index) for index in writers]
-        job_store = self._job_store
-        if job_store is None or not awaited:
-            return True
-
-        def wait() -> bool:
-            with suppress(RendezvousError):
-                while not job_store.has(awaited):
-                    if time.monotonic() >= deadline:
-                        return False
-                    time.sleep(_PAUSE)
-            return True
-
-        return briefly(wait, False, max(0.0, deadline - time.monotonic()) + STORE_PATIENCE)
-
-    def exit_code(self, gone: Collection[int]) -> int:
-        """The exit code of the first rank that failed; 1 if some are gone without a word; else 0.
-
-        Where ranks tell each other nothing of their ends, as each has a run of its own, no other rank counts.
-        """
-        job_store = self._job_store
-        if job_store is None:
-            return 0
-        told = briefly(lambda: job_store.try_get(self._key("failed")), None)
-        return int(told or (FAILED if gone else 0))
-
-    def _key(self, what: str) -> str:
-        return f"end/{self._unit.name}/{what}"
-
-    def _written(self, index: int) -> str:
-        return self._key(f"written/{index}")
-
-
-class Once:
-    """Something that one thread does, while others that are about to do it wait for that."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._thread: int | None = None
-        self._done = threading.Event()
-
-    def begins(self, within: float) -> bool:
-        """Whether the caller is the one to do it. Others return once it is done, or after `within` seconds.
-
-        The thread that does it is not made to wait for itself.
-        """
-        with self._lock:
-            if self._thread is None:
-                self._thread = threading.get_ident()
-                return True
-        if self._thread != threading.get_ident():
-            self._done.wait(within)
-        return False
-
-    def ends(self) -> None:
-        """Say that it is done."""
-        self._done.set()
-
-
-def exit_code_of(error: BaseException | None) -> int | None:
-    """The exit code that an exception means.
-
-    Args:
-        error: The exception that ends a block or a process, if any.
-
-    Returns:
-        `None` for no exception, and for the end of a generator that is not exhausted; the code of `sys.exit`; 255 for
-        Ctrl-C, as wandb records it; else 1.
-    """
-    if error is None or isinstance(error, GeneratorExit):
-        return None
-    if isinstance(error, SystemExit):
-        return error.code if isinstance(error.code, int) else int(error.code is not None)
-    return _CTRL_C if isinstance(error, KeyboardInterrupt) else FAILED
 
 
 class ProcessEnd:

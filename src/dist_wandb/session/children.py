@@ -1,0 +1,69 @@
+"""What processes log that this rank has started: pickled or forked, a session hands its rows to the first process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from dist_wandb.relay.relay import Relay
+from dist_wandb.relay.remote_session import RemoteSession
+
+if TYPE_CHECKING:
+    from dist_wandb.topology.model import Topology
+
+
+class Children:
+    """The processes that have a session from the process that opened it.
+
+    Args:
+        deliver: Takes a row that one of them logs.
+        topology: Who this rank is.
+        metadata: What they are to know of the run; where it says so, without waiting for other ranks.
+    """
+
+    def __init__(
+        self, deliver: Callable[..., None], topology: Topology, metadata: Callable[[bool], dict[str, Any]]
+    ) -> None:
+        self._pid = os.getpid()
+        self._topology = topology
+        self._metadata = metadata
+        self._relay = Relay(deliver)
+        self._for_forks: dict[str, Any] = {}
+        self._remote: RemoteSession | None = None
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this is a fork."""
+        return os.getpid() != self._pid
+
+    def remote(self) -> RemoteSession:
+        """The session, in a fork of its process."""
+        if self._remote is None:
+            self._remote = RemoteSession(self._relay.address, self._topology, self._for_forks)
+        return self._remote
+
+    def reduced(self) -> tuple[Any, ...]:
+        """What pickle makes of the session: in another process, such as a spawned worker, it hands over its rows."""
+        if self.is_here:
+            return self.remote().__reduce__()
+        return RemoteSession, (self._relay.open(), self._topology, self._metadata(True))
+
+    def prepare_fork(self) -> None:
+        """Be ready to take what a fork of this process logs."""
+        if not self.is_here:
+            self._relay.open()
+            self._for_forks = self._metadata(False)
+
+    def after_fork(self) -> None:
+        """In the fork, hold nothing that only the process of the session is to hold."""
+        self._relay.let_go()
+
+    def close(self, *, failed: bool) -> None:
+        """Take what they have logged until now, and no more.
+
+        Args:
+            failed: Whether not even that.
+        """
+        if not self.is_here:
+            self._relay.close(failed=failed)

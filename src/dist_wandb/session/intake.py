@@ -1,0 +1,137 @@
+"""What `log` does on the thread that trains: check, count, copy, and hand over. Never waits for a rank or a device."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from dist_wandb.errors import ConfigurationError
+from dist_wandb.exchange.rows import Contribution, calls_at
+from dist_wandb.payloads.checks import check_row, checked_step
+from dist_wandb.payloads.media.gathers import Gathered
+from dist_wandb.payloads.scalars import Weight, take, take_weight
+from dist_wandb.runs import wandb_media
+from dist_wandb.session.life_cycle import LifeCycle, Phase
+
+if TYPE_CHECKING:
+    from dist_wandb.exchange.interface import Exchange
+    from dist_wandb.session.job_link import JobLink
+    from dist_wandb.session.notices import SessionNotices
+    from dist_wandb.session.own_run import OwnRun
+
+
+class Intake:
+    """Takes the rows that this rank logs.
+
+    Args:
+        link: To the other ranks.
+        own: This rank's run.
+        exchange: Where rows go.
+        life: Whether rows are taken.
+        notices: Says what is not as the user may expect.
+        first_row: Position on the x axis of the first row without a step.
+
+    Attributes:
+        rows: How many rows were taken.
+        first_row: Position on the x axis of the first row without a step.
+    """
+
+    def __init__(
+        self,
+        link: JobLink,
+        own: OwnRun,
+        exchange: Exchange,
+        life: LifeCycle,
+        notices: SessionNotices,
+        *,
+        first_row: int,
+    ) -> None:
+        self.rows = 0
+        self._link = link
+        self._own = own
+        self._exchange = exchange
+        self._life = life
+        self._notices = notices
+        self.first_row = first_row
+        self._last_step: int | None = None  # that this rank gave
+        self._first_thread = 0  # that logged here
+        self._counting = threading.RLock()  # several threads may log; one that is interrupted may log again
+
+    def put(
+        self,
+        metrics: Mapping[str, Any],
+        step: int | None,
+        weight: Weight,
+        commit: bool | None,
+        *,
+        leads: bool = True,
+    ) -> None:
+        """Take a row. The arguments are those of `Session.log`.
+
+        Args:
+            metrics: Values by name.
+            step: Position on the x axis.
+            weight: What a mean over ranks is weighted with.
+            commit: As in `wandb.Run.log`.
+            leads: Whether later rows without a step go on at the step of this one.
+        """
+        rank = self._link.topology.global_rank
+        check_row(metrics, rank)
+        for value in metrics.values():
+            if isinstance(value, Gathered):
+                value.use(rank, wandb_media.image)
+        if step is not None:
+            step = checked_step(step, rank)
+        with self._counting:
+            if leads:
+                self._last_step = self._step_of(metrics, step)
+            if self._link.reduces:
+                self._put_reduced(metrics, step, weight)
+            else:
+                self._put_own(metrics, step, weight, commit)
+            if commit is not False:  # a row that is not committed goes on in the next call
+                self.rows += 1
+
+    def put_of_child(self, metrics: Mapping[str, Any], step: int | None, weight: Weight, commit: bool | None) -> None:
+        """Take a row that a process logs which this rank has started."""
+        self.put(metrics, step, weight, commit, leads=False)
+
+    def _step_of(self, metrics: Mapping[str, Any], step: int | None) -> int | None:
+        """The step that a row gives, also as a value of the x axis; else the last one."""
+        if step is None and self._own.step_metric is not None:
+            step = metrics.get(self._own.step_metric)
+        return step if type(step) is int and step >= 0 else self._last_step
+
+    def _put_reduced(self, metrics: Mapping[str, Any], step: int | None, weight: Weight) -> None:
+        """Hand over what becomes a row together with other ranks'."""
+        rank, axis = self._link.topology.global_rank, self._own.step_metric
+        if self._life.phase is not Phase.OPEN:
+            if self._life.phase is Phase.DETACHED:
+                self._notices.row_dropped()
+                return
+            raise ConfigurationError(
+                f"log was called on rank {rank} after the session was finished. Log before finish(), or open another "
+                "session."
+            )
+        values = take(metrics, rank)
+        if step is None and axis in values and type(values[axis]) is int:
+            step = checked_step(values.pop(axis), rank)
+        calls = self.rows if self._last_step is None else calls_at(self._last_step)
+        own_weight = None if weight is None else take_weight(weight, rank)
+        thread = threading.get_ident()  # what children log comes by threads of its own
+        self._first_thread = self._first_thread or thread
+        in_order = thread == self._first_thread
+        self._exchange.put(Contribution(values, step, None, own_weight, calls, in_order))
+
+    def _put_own(self, metrics: Mapping[str, Any], step: int | None, weight: Weight, commit: bool | None) -> None:
+        """Hand over a row that is this rank's own."""
+        rank = self._link.topology.global_rank
+        metrics = take(metrics, rank, flat=self._link.plan.label is not None)
+        if weight is not None:
+            take_weight(weight, rank)
+        if self._link.unit.size > 1 and any(isinstance(value, Gathered) for value in metrics.values()):
+            self._notices.not_gathered()
+        if step is None and self._own.has_our_axis and self._own.step_metric not in metrics:
+            step = self.first_row + self.rows if self._last_step is None else self._last_step
+        self._exchange.put(Contribution(metrics, step, commit))

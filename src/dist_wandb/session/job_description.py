@@ -1,0 +1,122 @@
+"""What the ranks of a job tell each other before they open their runs: the session, its options and arguments."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from dist_wandb.errors import ConfigurationError
+from dist_wandb.runs import job_arguments
+from dist_wandb.settings.plan import RunPlan, needs_base_id, plan_run, tells_job
+from dist_wandb.store import leftovers
+from dist_wandb.store.job_store import JobStore
+
+if TYPE_CHECKING:
+    from dist_wandb.settings.options import Options
+    from dist_wandb.topology.model import Topology
+
+_JOB = "job"  # the key under which the coordinator describes the job
+_opened: Counter[str] = Counter()  # sessions by integration
+
+
+def meet(options: Options, topology: Topology, door: str, number: int | None) -> tuple[str, JobStore | None]:
+    """The session's name, equal on all ranks, and its keys in the job's store; a world of one needs none.
+
+    Args:
+        options: The session's options.
+        topology: Who this rank is.
+        door: Name of the integration.
+        number: Which of its sessions it is; counted if `None`.
+    """
+    if topology.world_size == 1:
+        return door, None
+    if number is None:
+        _opened[door] += 1
+        number = _opened[door]
+    name = f"{door}/{number}"
+    store = JobStore.find(name, topology, options.limits.join_timeout)
+    if store is not None:
+        leftovers.clear_away(store, topology.world_size)
+    return name, store
+
+
+def planned(topology: Topology, options: Options, base_id: str | None, group: str | None) -> RunPlan:
+    """What this rank does with W&B."""
+    return plan_run(topology, options.run_mode, options.rank_scope, base_id, group=group, all_nodes=options.all_nodes)
+
+
+def publish(options: Options, store: JobStore, init_arguments: Mapping[str, Any]) -> None:
+    """Describe the job to the other ranks, as the coordinator."""
+    described = {
+        "options": _must_be_equal(options),
+        "all": asdict(options),
+        "arguments": job_arguments.arguments_for_others(init_arguments),
+    }
+    store.publish(_JOB, described)
+
+
+def complete(
+    options: Options, topology: Topology, store: JobStore | None, init_arguments: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """The arguments of `wandb.init`, completed with those of the coordinator, which publishes them.
+
+    Raises:
+        ConfigurationError: The coordinator opens another kind of run.
+        RendezvousError: It does not come within `join_timeout`.
+    """
+    if store is None:
+        return init_arguments
+    if tells_job(topology):
+        publish(options, store, init_arguments)
+        return init_arguments
+    if not needs_base_id(topology, options.run_mode, options.rank_scope, all_nodes=options.all_nodes):
+        return init_arguments
+    described = store.wait_get(_JOB, f"rank {topology.main_rank}")
+    _check_equal(options, topology, described["options"])
+    own = {name: value for name, value in init_arguments.items() if value is not None}
+    given: dict[str, Any] = job_arguments.with_own_secrets(described["arguments"], init_arguments)
+    if options.run_mode == "shared" or (options.run_mode == "auto" and options.all_nodes):
+        # every writer sends what describes the run, and W&B keeps what came last
+        local: dict[str, Any] = {name: own[name] for name in ("dir", "mode") if name in own}
+        own.pop("config", None)
+        return {**own, **given, **local}
+    return {**given, **own}
+
+
+def _must_be_equal(options: Options) -> dict[str, str]:
+    """The options that must be the same on all ranks."""
+    return {"run_mode": options.run_mode, "rank_scope": options.rank_scope}
+
+
+def _check_equal(options: Options, topology: Topology, coordinators: Mapping[str, str]) -> None:
+    mine = _must_be_equal(options)
+    if mine != coordinators:
+        raise ConfigurationError(
+            f"Rank {topology.global_rank} opens its run with {mine}, but rank {topology.main_rank} with "
+            f"{dict(coordinators)}. "
+            "Give all ranks the same mode and scope, and open the same runs in the same order on all of them."
+        )
+
+
+def told_job(door: str, topology: Topology, timeout: float) -> dict[str, Any] | None:
+    """How the coordinator described the next session of `door` that this rank has not opened yet. Never waits for it.
+
+    Args:
+        door: Name of the integration.
+        topology: Who this rank is.
+        timeout: How long the job's store may take to answer, in seconds.
+
+    Returns:
+        The options under ``"all"``; `None` if the coordinator has not opened the session, or there is no store.
+        Sessions that it has finished already are passed over: this rank had no part in them.
+    """
+    while True:
+        number = _opened[door] + 1
+        store = JobStore.find(f"{door}/{number}", topology, timeout)
+        if store is None:
+            return None
+        if not leftovers.is_over(store):
+            return store.try_get(_JOB)
+        _opened[door] = max(_opened[door], number)  # another thread may ask as well

@@ -1,0 +1,149 @@
+"""A session's link to the other ranks of its job, through the job's store."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from dist_wandb.errors import RendezvousError
+from dist_wandb.exchange.collective import CollectiveExchange
+from dist_wandb.exchange.membership.membership import is_accompanied, keys_of, say_opened
+from dist_wandb.runs.opening import run_key, writer_keys
+from dist_wandb.session import job_description
+from dist_wandb.session.unit_end import UnitEnd
+from dist_wandb.settings.plan import tells_job, unit_of, unit_run_id
+from dist_wandb.store import leftovers
+from dist_wandb.store.job_store import BASE_ID, JobStore
+from dist_wandb.store.timed_caller import STORE_PATIENCE, briefly
+
+if TYPE_CHECKING:
+    from dist_wandb.exchange.interface import Exchange
+    from dist_wandb.settings.options import Options
+    from dist_wandb.settings.plan import RunPlan
+    from dist_wandb.topology.model import Topology
+
+
+class JobLink:
+    """What a session tells the other ranks of its job, and asks them. Where there is no store, nothing.
+
+    Args:
+        options: The checked arguments of the integration.
+        topology: Who this rank is.
+        plan: What it does with W&B.
+        store: The session's keys in the job's store, where there is one.
+        name: Name of the session, equal on all ranks.
+        is_counted: Whether no other session will have this name: its number was counted, not given.
+
+    Attributes:
+        unit: The ranks whose numbers belong together.
+        reduces: Whether the numbers of several ranks become one: if not, every rank's row is its own.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        topology: Topology,
+        plan: RunPlan,
+        store: JobStore | None,
+        name: str,
+        *,
+        is_counted: bool,
+    ) -> None:
+        self.options = options
+        self.topology = topology
+        self.plan = plan
+        self.store = store
+        self.unit = unit_of(topology, options.rank_scope)
+        self.reduces = self.unit.size > 1 and options.reductions is not None
+        self._name = name
+        self._is_counted = is_counted
+
+    def find_store(self) -> JobStore | None:
+        """The store, which may be there later than the session."""
+        return self.store or JobStore.find(self._name, self.topology, self.options.limits.join_timeout)
+
+    def report_opened(self) -> None:
+        """Tell the other ranks of the unit that this one takes part."""
+        if self.store is not None:
+            say_opened(self.store.below(keys_of(self.unit)), self.unit)
+
+    def meet(self, init_arguments: Mapping[str, Any], door: str, number: int) -> None:
+        """Meet the other ranks, if this session was opened before there was a store, and tell them of the job."""
+        _, self.store = job_description.meet(self.options, self.topology, door, number)
+        if self.store is not None and tells_job(self.topology):
+            self.store.publish(BASE_ID, self.plan.base_id)
+            job_description.publish(self.options, self.store, init_arguments)
+        self.report_opened()
+
+    def run_id(self) -> str | None:
+        """Id of the unit's run; where the coordinator makes it, this waits for it up to `join_timeout`."""
+        if self.plan.base_id is None and self.store is not None:
+            within = 0.0 if self.is_over() else None  # who comes too late may find nothing any more
+            try:
+                base_id = self.store.wait_get(BASE_ID, f"rank {self.topology.main_rank}", within)
+            except RendezvousError:
+                return None
+            self.plan = job_description.planned(self.topology, self.options, base_id, self.plan.group)
+        return unit_run_id(self.plan)
+
+    def run_url(self) -> str | None:
+        """Address of the unit's run, as far as its primary has published one."""
+        store = self.store
+        published = briefly(lambda: store.try_get(run_key(self.plan)), None) if store is not None else None
+        return published.get("url") if published else None  # a primary that could not open its run published why
+
+    def is_accompanied(self) -> bool:
+        """Whether other ranks of the unit have opened their sessions."""
+        store, keys = self.store, keys_of(self.unit)
+        return store is not None and briefly(lambda: is_accompanied(store.below(keys)), True)
+
+    def has_all_writers(self) -> bool:
+        """Whether all writers of a shared run are attached."""
+        store, keys = self.store, writer_keys(self.plan, self.unit)
+        return store is None or briefly(lambda: store.has(keys), True)  # the job may be over
+
+    def other_writers(self, deadline: float) -> set[int]:
+        """Indices in the unit of the other ranks that write into its run, as far as the store tells it in time.
+
+        Args:
+            deadline: Until when, by the monotonic clock: without an answer the run would end before its writers.
+        """
+        store, keys = self.store, dict(enumerate(writer_keys(self.plan, self.unit)))
+        if store is None:
+            return set()
+        none: set[int] = set()
+        within = max(STORE_PATIENCE, deadline - time.monotonic())
+        attached = briefly(lambda: {index for index, key in keys.items() if store.has([key])}, none, within)
+        return attached - {self.unit.index}
+
+    def unit_end(self) -> UnitEnd:
+        """How the ranks of the unit tell each other of their ends; runs of their own have ends of their own."""
+        return UnitEnd(None if self.plan.run_mode == "new" else self.store, self.unit)
+
+    def report_over(self) -> None:
+        """Tell ranks that come late that the session has ended, as the coordinator."""
+        store = self.store
+        if store is not None and tells_job(self.topology):
+            briefly(lambda: leftovers.tell_over(store), None)
+
+    def is_over(self) -> bool:
+        """Whether the coordinator has ended this session, which this rank opens too late."""
+        store = self.store
+        if store is None or tells_job(self.topology) or self.options.rank_scope != "global":
+            return False
+        return briefly(lambda: leftovers.is_over(store), False)
+
+    def leave(self, exchange: Exchange) -> None:
+        """See to it that what was set for this session is deleted once its exchange has ended.
+
+        Where the integration gave the session its number, the same keys may be needed again: a logger may open it anew.
+        """
+        store = self.store
+        if store is None or not self._is_counted:
+            return
+        self._is_counted = False
+        if isinstance(exchange, CollectiveExchange) and exchange.is_only_one:
+            briefly(lambda: store.delete(store.own_keys), None)  # who comes now finds that it is over
+        else:
+            leftovers.leave(store, lambda: exchange.has_ended)

@@ -1,0 +1,102 @@
+"""What a session says to its user: the line at the start, and warnings, each once."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from dist_wandb.errors import ConfigurationError
+from dist_wandb.notices import Notices
+from dist_wandb.runs import console, run_metadata
+from dist_wandb.session.announcement import announcement
+from dist_wandb.user_lines import users_line, warn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from dist_wandb.runs.null_run import AnyRun
+    from dist_wandb.session.job_link import JobLink
+
+_log = logging.getLogger("dist_wandb")
+
+
+class SessionNotices:
+    """What one session says.
+
+    Args:
+        link: To the other ranks: who this rank is.
+    """
+
+    def __init__(self, link: JobLink) -> None:
+        self._link = link
+        self._given = Notices()
+
+    def announce(self, run: AnyRun, run_id: str | None, where: str | None, group_url: str | None) -> None:
+        """Say in one line, on a unit's primary, what was decided and where the runs are.
+
+        Args:
+            run: This rank's run.
+            run_id: Its id: in a world of one W&B has made it.
+            where: Where it is; found out if `None`.
+            group_url: Address of the group's page, if there is one.
+        """
+        plan = self._link.plan
+        if plan.announces:
+            plan = replace(plan, run_id=run_id)
+            say(announcement(self._link.topology, plan, where or run_metadata.location(run, plan), group_url))
+
+    def opened_again(self, line: str, run_id: str | None) -> None:
+        """Warn that `init` finishes a run which it has opened at the same line before."""
+        if self._link.plan.announces:
+            _log.warning(
+                "dist_wandb: init is called again at %s, where it has opened the run %s, which is not finished: it is "
+                "now. Call finish() where a run is to end; for several runs at a time pass reinit='create_new'.",
+                line,
+                run_id,
+            )
+
+    def row_dropped(self) -> None:
+        """Warn that rows are dropped."""
+        self._given.warn(
+            "dropped",
+            f"rank {self._link.topology.global_rank} logs, but the run it logs to was finished on the rank that has "
+            "it. What it logs from now on is not written.",
+        )
+
+    def not_gathered(self) -> None:
+        """Warn that tables and images are not gathered, as nothing is.
+
+        Raises:
+            ConfigurationError: Those of the other ranks would be lost.
+        """
+        plan = self._link.plan
+        if plan.run_mode == "auto":
+            raise ConfigurationError(
+                f"Rank {self._link.topology.global_rank} logs a table or images of all ranks, but with reduce=None "
+                "nothing is brought together: what the other ranks give would be lost. Leave reduce out, or gather out."
+            )
+        if plan.announces:
+            self._given.warn(
+                "not gathered",
+                f"with run_mode={plan.run_mode!r} and no reduction nothing is brought together, so tables and images "
+                "that are logged to be gathered have the rows of one rank only, in the run or under the label of each. "
+                "To gather them, pass reduce='mean'.",
+            )
+
+    def unused_patterns(self, patterns: Iterable[str]) -> None:
+        """Warn, on the primary, of patterns of `reduce` that no name has matched."""
+        unused = [pattern for pattern in patterns if pattern != "*"]
+        if unused and self._link.reduces and self._link.plan.primary:
+            message = (
+                f"reduce has patterns that decided about no name that was logged: {', '.join(map(repr, unused))}. Look "
+                "for a misspelt name, or an earlier pattern that matches the same names."
+            )
+            warn(message, users_line(), may_raise=False)  # the run has yet to end
+
+
+def say(line: str) -> None:
+    """Print a line, as wandb prints its own: seen without any set-up, unless the user has silenced wandb."""
+    if not console.is_silent():
+        print(line, file=sys.stderr, flush=True)  # noqa: T201

@@ -1,0 +1,280 @@
+"""How a session is opened: step by step, each of which may refuse."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from dist_wandb.config.sync import ConfigSync
+from dist_wandb.errors import ConfigurationError, RendezvousError
+from dist_wandb.restart import resuming
+from dist_wandb.restart.next_row import next_row
+from dist_wandb.restart.store import Earlier, RestartStore
+from dist_wandb.runs import argument_checks, axes, job_arguments, requested, run_metadata
+from dist_wandb.runs.axes import STEP_METRIC
+from dist_wandb.runs.opening import Opening, run_key
+from dist_wandb.session import job_description, registry
+from dist_wandb.session.exit_codes import FAILED
+from dist_wandb.session.job_link import JobLink
+from dist_wandb.session.own_run import OwnRun
+from dist_wandb.session.session import Session
+from dist_wandb.settings.plan import RunPlan, needs_base_id, needs_layout, tells_job
+from dist_wandb.store.job_store import agree_on_base_id, id_of_job, learn_layout, make_id, refuse
+from dist_wandb.topology.detected import detected_launchers, doubts_of
+from dist_wandb.topology.model import Topology
+from dist_wandb.user_lines import users_line, warn
+
+if TYPE_CHECKING:
+    from dist_wandb.runs.null_run import AnyRun, Run
+    from dist_wandb.settings.options import Options
+    from dist_wandb.store.job_store import JobStore
+
+_log = logging.getLogger("dist_wandb")
+
+
+def open_session(
+    options: Options,
+    init_arguments: Mapping[str, Any],
+    *,
+    door: str,
+    topology: Topology | None = None,
+    step_metric: str | None = STEP_METRIC,
+    number: int | None = None,
+    proposed_id: str | None = None,
+    adopt: Callable[[RunPlan], Run | None] | None = None,
+    create_new: bool = True,
+    announces: bool = True,
+    catches_sigterm: bool = True,
+    restarts: bool = True,
+    as_given: bool = False,
+) -> Session:
+    """Find out who this rank is, decide, agree with the other ranks, and open the run.
+
+    Args:
+        options: The checked arguments of the integration.
+        init_arguments: Keyword arguments of `wandb.init`.
+        door: Name of the integration, for messages and to keep the sessions of integrations apart.
+        topology: Who this rank is, where a framework knows; found out otherwise.
+        step_metric: Name of the x axis; `None` for none.
+        number: Which of the integration's sessions of this job it is, where it can tell; counted otherwise.
+        proposed_id: Base id to use unless the user asked for one, if this is the coordinator.
+        adopt: Asked, where the plan opens a run, for one that is open already and is to be used instead.
+        create_new: Whether to make a run beside one that this process has; wandb.init would hand out that one.
+        announces: Whether to say what was decided; otherwise `Session.announce` is the integration's to call.
+        catches_sigterm: Whether SIGTERM, if nobody handles it, ends the runs before it ends the process.
+        restarts: Whether this start may continue the runs of an earlier one, and a later one those of this.
+        as_given: Whether, in a world of one, wandb.init gets exactly `init_arguments`; otherwise settings that bound
+            what a dead server or a killed process costs come with them.
+
+    Returns:
+        The session.
+
+    Raises:
+        ConfigurationError: Arguments that cannot be honoured.
+        TopologyError: Not enough is known of this rank's place.
+        RendezvousError: The ranks could not agree within `join_timeout`.
+    """
+    argument_checks.check_init_arguments(init_arguments, door)
+    opener = Opener(options, init_arguments, door, topology or identify())
+    opener.meet(number)
+    opener.compare()
+    opener.look_back(number, enabled=restarts)
+    opener.plan(proposed_id)
+    session = opener.open(step_metric, adopt, create_new=create_new, as_given=as_given)
+    opener.announce(session, announces=announces, catches_sigterm=catches_sigterm)
+    return session
+
+
+def identify() -> Topology:
+    """Find out who this rank is; warn where a launcher seems to say something else."""
+    topology = Topology.detect()
+    if topology.world_size == 1 and multiprocessing.parent_process() is not None:
+        warn(
+            f"{multiprocessing.current_process().name} was started by another process, but nothing tells its rank, so "
+            "it is taken for a job of its own. If it is one of several ranks, open the run after init_process_group, "
+            "or set RANK and WORLD_SIZE.",
+            users_line(),
+        )
+    elif topology.origin("global_rank") != "torch.distributed":
+        for doubt in doubts_of(detected_launchers(), topology):
+            warn(doubt, users_line())
+    return topology
+
+
+class Opener:
+    """Opens one session. Its methods are the steps, in the order in which `open_session` takes them.
+
+    Args:
+        options: The checked arguments of the integration.
+        init_arguments: Keyword arguments of `wandb.init`.
+        door: Name of the integration.
+        topology: Who this rank is.
+    """
+
+    _name: str
+    _store: JobStore | None
+    _config_sync: ConfigSync
+    _link: JobLink
+
+    def __init__(self, options: Options, init_arguments: Mapping[str, Any], door: str, topology: Topology) -> None:
+        self._options = options
+        self._arguments = init_arguments
+        self._door = door
+        self._topology = topology
+        self._restart_store: RestartStore | None = None
+        self._earlier: Earlier | None = None
+
+    @property
+    def _has_store(self) -> bool:
+        return self._store is not None
+
+    def meet(self, number: int | None) -> None:
+        """Find the job's store, and learn from it how the ranks lie on nodes, where the plan needs that.
+
+        Args:
+            number: Which of the integration's sessions it is; counted if `None`.
+        """
+        options = self._options
+        self._name, self._store = job_description.meet(options, self._topology, self._door, number)
+        self._is_counted = number is None
+        resuming.check_resume(self._arguments, options, self._topology, has_store=self._has_store)
+        if self._store is not None:
+            needed = needs_layout(self._topology, options.run_mode, options.rank_scope, all_nodes=options.all_nodes)
+            self._topology = learn_layout(self._store, self._topology, needed=needed)
+        try:
+            argument_checks.check_sweep(options.run_mode, options.rank_scope, self._topology)
+        except ConfigurationError as error:
+            refuse(self._store, self._topology, str(error))  # other ranks may not have the sweep's variables
+            raise
+
+    def compare(self) -> None:
+        """Compare the config with what the other ranks were given."""
+        store = self._store
+        self._config_sync = ConfigSync(self._options, self._topology, job_arguments.chosen_config(self._arguments))
+        self._config_sync.reach_by(lambda: store)
+        self._config_sync.compare()
+
+    def look_back(self, number: int | None, *, enabled: bool) -> None:
+        """Find the runs of an earlier start that this one continues.
+
+        Args:
+            number: Which of the integration's sessions it is; counted if `None`.
+            enabled: Whether the integration leaves and follows restart records.
+        """
+        if enabled and tells_job(self._topology):
+            name = resuming.session_name(self._door, number)
+            self._restart_store = RestartStore(name, self._options, self._topology, self._arguments)
+            if resuming.can_look_back(self._options, self._topology, has_store=self._has_store):
+                self._earlier = self._restart_store.find()
+        self._arguments = resuming.continued(self._arguments, self._earlier, self._topology, has_store=self._has_store)
+
+    def plan(self, proposed_id: str | None) -> None:
+        """Decide what this rank does, by the base id and the coordinator's arguments.
+
+        Args:
+            proposed_id: Base id to use unless the user asked for one.
+        """
+        options, topology = self._options, self._topology
+        base_id = self._base_id(proposed_id)
+        self._arguments = job_description.complete(options, topology, self._store, self._arguments)
+        plan = job_description.planned(topology, options, base_id, requested.wanted_group(self._arguments))
+        self._link = JobLink(options, topology, plan, self._store, self._name, is_counted=self._is_counted)
+        self._link.report_opened()
+
+    def _base_id(self, proposed: str | None) -> str | None:
+        """The base id as far as this rank's plan needs it; the coordinator also publishes it for ranks that do."""
+        options, topology, wanted = self._options, self._topology, requested.wanted_id(self._arguments)
+        if topology.world_size == 1:
+            return wanted
+        name = resuming.name_for_id(self._name, self._arguments)
+        if not needs_base_id(topology, options.run_mode, options.rank_scope, all_nodes=options.all_nodes):
+            return wanted or (None if self._has_store else id_of_job(name, topology))
+        if self._store is None and options.run_mode == "auto" and options.rank_scope == "global":
+            return wanted or id_of_job(name, topology) or proposed or make_id()  # no other rank's plan names it
+        return agree_on_base_id(self._store, topology, wanted, proposed, name)
+
+    def open(
+        self,
+        step_metric: str | None,
+        adopt: Callable[[RunPlan], Run | None] | None,
+        *,
+        create_new: bool,
+        as_given: bool,
+    ) -> Session:
+        """Open the run, and make the session of it.
+
+        Args:
+            step_metric: Name of the x axis; `None` for none.
+            adopt: As in `open_session`.
+            create_new: Likewise.
+            as_given: Likewise.
+        """
+        link, config_sync, plan = self._link, self._config_sync, self._link.plan
+        adopted = adopt(plan) if adopt and plan.opens_run else None
+        before = run_metadata.running_run()
+        is_beside = self._topology.world_size > 1 and before is not None
+        has_run = any(session.run for session in registry.open_sessions()) or is_beside
+        opening = Opening(
+            self._options,
+            self._topology,
+            plan,
+            self._store,
+            self._arguments,
+            complete=lambda arguments: config_sync.takeable(config_sync.completed(arguments, plan, link.unit.name)),
+            create_new=create_new and has_run,
+            is_alone=not has_run and before is None,
+            as_given=as_given,
+        )
+        run = adopted or opening.run()
+        attached = opening.attach()
+        is_owned = adopted is None and run is not before
+        if is_owned and step_metric is not None:
+            axes.define_step_metric(run, step_metric)
+        first_row = self._first_row(run) if step_metric == STEP_METRIC else 0
+        config_sync.reach_by(link.find_store)
+        config_sync.ended_by(link.is_over)
+        own = OwnRun(run, link, opening, config_sync, is_owned=is_owned, step_metric=step_metric, attached=attached)
+        return Session(link, own, config_sync, self._restart_store, first_row=first_row)
+
+    def _first_row(self, run: AnyRun) -> int:
+        """Where rows without a step begin; one position for all writers of a shared run, found out by its primary."""
+        plan = self._link.plan
+        if not plan.shared or plan.primary or self._store is None:
+            return next_row(run, STEP_METRIC, self._arguments)
+        if not requested.continues(self._arguments):
+            return 0
+        try:
+            return int(self._store.wait_get(run_key(plan), "its primary").get("first_row", 0))
+        except RendezvousError as error:
+            _log.warning("dist_wandb: rows without a step begin at 0 under this rank's label: %s", error)
+            return 0
+
+    def announce(self, session: Session, *, announces: bool, catches_sigterm: bool) -> None:
+        """Start the session, and tell the other ranks, a later start of the job, and the user of it.
+
+        Args:
+            session: The session.
+            announces: As in `open_session`.
+            catches_sigterm: Likewise.
+        """
+        try:
+            session.start()
+            session.report_run()
+            if (
+                self._restart_store is not None
+                and session.owns_run
+                and session.run
+                and not run_metadata.is_disabled(session.run)
+            ):
+                self._restart_store.leave(session.plan.base_id or str(session.run.id))
+                if self._earlier is not None:
+                    resuming.announce(self._earlier, self._topology)
+            if announces:
+                session.announce()
+            if catches_sigterm:
+                session.catch_sigterm()
+        except BaseException:
+            session.end_with_process(FAILED, failed=True)  # nobody holds it who could
+            raise

@@ -1,0 +1,136 @@
+"""This rank's own W&B run as long as a session uses it: intercepted, replaced if wandb's process dies, and ended."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from dist_wandb.runs import axes, finishing, interception, run_metadata
+from dist_wandb.runs.axes import Axes
+from dist_wandb.runs.record import Record
+from dist_wandb.runs.writer import RunWriter
+from dist_wandb.session import registry
+from dist_wandb.session.notices import say
+
+if TYPE_CHECKING:
+    from dist_wandb.config.sync import ConfigSync
+    from dist_wandb.runs.null_run import AnyRun
+    from dist_wandb.runs.opening import Opening
+    from dist_wandb.session.job_link import JobLink
+
+_log = logging.getLogger("dist_wandb")
+
+
+class OwnRun:
+    """The run that this rank writes into, or a `NullRun`.
+
+    Args:
+        run: What the plan opened.
+        link: To the other ranks.
+        opening: How it was opened: to tell others of it, and to open it again should wandb's own process die.
+        config_sync: This rank's part in having one config on all ranks.
+        is_owned: Whether the session may end the run: not if it was there before.
+        step_metric: Name of the x axis; `None` for none.
+        attached: The unit's run where this rank only records the hardware of its node in it.
+    """
+
+    def __init__(
+        self,
+        run: AnyRun,
+        link: JobLink,
+        opening: Opening,
+        config_sync: ConfigSync,
+        *,
+        is_owned: bool,
+        step_metric: str | None,
+        attached: AnyRun,
+    ) -> None:
+        self.is_owned = is_owned
+        self.step_metric = step_metric
+        self._link = link
+        self._opening = opening
+        self._config_sync = config_sync
+        self._attached = attached
+        self._record = Record(run, link.topology.global_rank, self._reopen)
+        self._axes = Axes(self._record, axes.STEP_METRIC) if is_owned and self.has_our_axis else None
+        self._intercept: Callable[[AnyRun], None] = lambda _: None
+        self._restore: list[Callable[[], None]] = []
+        config_sync.on_lost(self._record.replace)
+        config_sync.attach(run, link.plan, link.unit.name)
+
+    @property
+    def run(self) -> AnyRun:
+        """The run. Another one if wandb's own process had to be replaced."""
+        return self._record.run
+
+    @property
+    def has_our_axis(self) -> bool:
+        """Whether the x axis is that which this package defines, and counts rows on."""
+        return self.step_metric == axes.STEP_METRIC
+
+    def writer(self) -> RunWriter:
+        """What rows are written with."""
+        target = self._record if self._axes is None else self._axes
+        return RunWriter(target, self._link.plan, self.step_metric, self._link.topology.global_rank)
+
+    def intercept(self, log: Callable[..., None], finish: Callable[..., None]) -> None:
+        """Have what is called on the run by itself, or by a function of wandb's, come to the session first.
+
+        Args:
+            log: Called in place of the run's method, which is its first argument.
+            finish: Likewise, after the run itself.
+        """
+
+        def intercept(run: AnyRun) -> None:
+            handlers: dict[str, Callable[..., Any]] = {
+                "finish": lambda *args, **kwargs: finish(run, *args, **kwargs),
+                "log": log,
+            }
+            if self._axes is not None and run:
+                handlers["define_metric"] = self._axes.define
+            self._restore.append(interception.intercept_methods(run, handlers))
+
+        self._intercept = intercept
+        intercept(self.run)
+
+    def restore(self) -> None:
+        """Undo `intercept`."""
+        while self._restore:
+            self._restore.pop()()
+
+    def report(self, first_row: int) -> None:
+        """Tell the other ranks that the run is open, as far as there is a store.
+
+        Args:
+            first_row: Place on the x axis of the first row without a step.
+        """
+        self._opening = replace(self._opening, job_store=self._link.store)
+        url = run_metadata.url(self.run) if self.run else self._link.run_url()
+        writer = self._link.unit.index
+        self._opening.tell(url, offline=not run_metadata.is_online(self.run), writer=writer, first_row=first_row)
+
+    def end(self, exit_code: int | None) -> None:
+        """End the run."""
+        if self._attached:
+            with suppress(Exception):  # only system metrics of this node, which training needs not
+                finishing.finish(self._attached, exit_code)
+        with finishing.quiet_finish(self.run, self._link.plan, self._opening.arguments):
+            problem = self._record.finish(exit_code)
+        if problem:
+            _log.warning("dist_wandb: rank %d: %s", self._link.topology.global_rank, problem)
+        upload_hint = finishing.upload_hint(self.run, self._link.plan, self._link.topology)
+        if upload_hint is not None:
+            say(upload_hint)  # in place of wandb's own words
+
+    def _reopen(self, run_id: str, config: Mapping[str, Any]) -> AnyRun:
+        """The run once more, on disk, with the id and the config that it had."""
+        run = self._opening.again(run_id, config, self.step_metric)
+        self._config_sync.attach(run, self._link.plan, self._link.unit.name)
+        self._intercept(run)
+        if self._axes is not None and run:
+            self._axes.redefine(run)
+        registry.process_end.register()  # to come before the end of wandb's new process
+        return run

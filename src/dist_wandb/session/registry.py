@@ -1,0 +1,97 @@
+"""The sessions of this process that have not ended, and what becomes of them when it forks or ends."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from dist_wandb.exchange.interface import end_all
+from dist_wandb.runs import wandb_private
+from dist_wandb.session.process_end import ProcessEnd
+from dist_wandb.settings.options import Current
+
+if TYPE_CHECKING:
+    from dist_wandb.session.session import Session
+
+entered: Current[Session | None] = Current("entered", None)
+"""The session of the decorated function around the code that runs."""
+is_nested_on_purpose = Current("is_nested_on_purpose", default=False)
+"""Whether `init` is called for a decorated function, which ends what it opens."""
+
+_sessions: list[Session] = []
+
+
+class History:
+    """What has been in this process.
+
+    Attributes:
+        has_begun: Whether any session was opened.
+    """
+
+    has_begun = False
+
+
+history = History()
+
+
+def add(session: Session) -> None:
+    """Register a session that begins."""
+    _sessions.append(session)
+    history.has_begun = True
+    process_end.register()
+
+
+def remove(session: Session) -> None:
+    """Forget a session that takes no more rows."""
+    with suppress(ValueError):  # another thread may be about to do the same
+        _sessions.remove(session)
+
+
+def release_sigterm() -> None:
+    """Give SIGTERM back once the last session has ended."""
+    if not _sessions:
+        process_end.let_sigterm_be()
+
+
+def open_sessions() -> list[Session]:
+    """The sessions that have not ended, the oldest first; those whose run the user has finished are closed."""
+    for session in [session for session in _sessions if wandb_private.is_finished(session.run)]:
+        session.close_without_run()
+    return _sessions.copy()
+
+
+def current() -> Session | None:
+    """The session that was opened last: in a decorated function that of its call, or one opened in it."""
+    found, inside = open_sessions(), entered()
+    mine = [session for session in found if inside in (session, session.opened_inside)]
+    return next(reversed(mine if inside is not None else mine or found), None)
+
+
+def holds(run: object) -> bool:
+    """Whether `run` is the run of a session of this process that has not ended."""
+    return any(session.run is run for session in _sessions)
+
+
+def _end_with_process(exit_code: int, failed: bool) -> None:
+    """Finish what nobody has finished: the last session first, and the threads at last."""
+    for session in reversed(_sessions.copy()):
+        session.end_with_process(exit_code, failed=failed)
+    end_all(failed=failed)
+
+
+def _prepare_fork() -> None:
+    for session in _sessions.copy():
+        session.prepare_fork()
+
+
+def _after_fork() -> None:
+    wandb_private.disarm_exit_hooks()
+    process_end.let_sigterm_be()
+    for session in _sessions:
+        session.after_fork()
+
+
+process_end = ProcessEnd(_end_with_process, wandb_private.code_of_exit)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_prepare_fork, after_in_child=_after_fork)

@@ -1,0 +1,93 @@
+"""How the ranks of a unit end: what they tell each other, so that its run ends last and with the right exit code."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from dist_wandb.errors import RendezvousError
+from dist_wandb.session.exit_codes import FAILED
+from dist_wandb.store.timed_caller import STORE_PATIENCE, briefly
+
+if TYPE_CHECKING:
+    from dist_wandb.settings.plan import Unit
+    from dist_wandb.store.job_store import JobStore
+
+_PAUSE = 0.02  # seconds between two looks whether writers have ended
+
+
+class UnitEnd:
+    """What the ranks of a unit tell each other about their ends.
+
+    Ranks only ever set and look up keys of the job's store: nobody waits for a rank that is known to be gone, and where
+    the store is gone, so is what could be told.
+
+    Args:
+        store: The session's keys in the job's store; `None` where there is no store.
+        unit: The unit, seen from this rank.
+    """
+
+    def __init__(self, store: JobStore | None, unit: Unit) -> None:
+        self._store = store if unit.size > 1 else None
+        self._unit = unit
+
+    def tell(self, exit_code: int | None) -> int | None:
+        """Say how this rank ends, before it does. Of several failures the first counts: others follow from it.
+
+        Returns:
+            `exit_code`; if it is that of a failure, that of the first one.
+        """
+        store = self._store
+        if not exit_code or store is None:
+            return exit_code
+        return int(briefly(lambda: store.claim(self._key("failed"), exit_code), exit_code))
+
+    def tell_written(self) -> None:
+        """Say that this rank writes nothing more into the unit's run."""
+        store = self._store
+        if store is not None:
+            briefly(lambda: store.publish(self._written(self._unit.index), 1), None)
+
+    def await_writers(self, deadline: float, writers: Collection[int]) -> bool:
+        """Wait for other ranks of the unit to have said `tell_written`.
+
+        Args:
+            deadline: Until when, by the monotonic clock.
+            writers: Their indices in the unit.
+
+        Returns:
+            Whether they have.
+        """
+        awaited = [self._written(index) for index in writers]
+        store = self._store
+        if store is None or not awaited:
+            return True
+
+        def wait() -> bool:
+            with suppress(RendezvousError):
+                while not store.has(awaited):
+                    if time.monotonic() >= deadline:
+                        return False
+                    time.sleep(_PAUSE)
+            return True
+
+        return briefly(wait, False, max(0.0, deadline - time.monotonic()) + STORE_PATIENCE)
+
+    def exit_code(self, gone: Collection[int]) -> int:
+        """The exit code of the first rank that failed; 1 if some are gone without a word; else 0.
+
+        Where ranks tell each other nothing of their ends, as each has a run of its own, no other rank counts.
+        """
+        store = self._store
+        if store is None:
+            return 0
+        told = briefly(lambda: store.try_get(self._key("failed")), None)
+        return int(told or (FAILED if gone else 0))
+
+    def _key(self, what: str) -> str:
+        return f"end/{self._unit.name}/{what}"
+
+    def _written(self, index: int) -> str:
+        return self._key(f"written/{index}")
