@@ -2,204 +2,41 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import os
 import weakref
 from argparse import Namespace
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from multiprocessing.context import get_spawning_popen  # undocumented, but what torch.multiprocessing relies on too
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal
 
-from dist_wandb.errors import ConfigurationError, MissingExtraError, TopologyError
+from dist_wandb.errors import ConfigurationError, MissingExtraError
 
 try:
-    from lightning.pytorch import LightningModule, Trainer
+    from lightning.pytorch import LightningModule
     from lightning.pytorch.loggers import WandbLogger
-    from lightning.pytorch.loggers.logger import DummyExperiment
-    from lightning.pytorch.trainer.states import TrainerStatus
-    from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
 except ModuleNotFoundError as error:
     raise MissingExtraError(
         f"DistWandbLogger needs Lightning, but {error.name!r} is missing. Run: pip install 'dist-wandb[lightning]'"
     ) from error
 
-from dist_wandb.lightning.advice import give_advice_only
+from dist_wandb.lightning import stock_methods
 from dist_wandb.lightning.checkpoints import base_id_in, write_base_ids
-from dist_wandb.lightning.script_ids import ScriptIds
+from dist_wandb.lightning.experiment import NullExperiment
+from dist_wandb.lightning.session_holder import INTEGRATION, SessionHolder
+from dist_wandb.lightning.trainers import base_ids_of, remember
 from dist_wandb.lightning.weights import epoch_weights
 from dist_wandb.payloads.media.gathers import gathered, gathered_table
-from dist_wandb.restart import resuming
-from dist_wandb.restart.store import RestartStore
-from dist_wandb.runs import argument_checks, axes, handover, requested, run_metadata
-from dist_wandb.runs.null_run import NullPart, NullRun, NullSummary
-from dist_wandb.session.opener import open_session
-from dist_wandb.session.registry import holds
+from dist_wandb.runs import argument_checks
 from dist_wandb.session.session import Session
 from dist_wandb.settings.limits import DEFAULT_LIMITS, Limits
 from dist_wandb.settings.options import ConfigSyncMode, Options, SystemMetrics
-from dist_wandb.settings.plan import RankScope, RunMode, RunPlan
+from dist_wandb.settings.plan import RankScope, RunMode
 from dist_wandb.settings.reduction import PerRank, Reduce, Spread
-from dist_wandb.store.job_store import make_id
-from dist_wandb.topology.launch import Launch
-from dist_wandb.topology.model import Topology
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from dist_wandb.runs.null_run import AnyRun, Run
-
-_Item = TypeVar("_Item")
-_STEP_METRIC = "trainer/global_step"
-_DOOR = "DistWandbLogger"
-_script_ids = ScriptIds()
-
-
-def _file_policy(policy: str) -> dict[str, Any]:
-    """The argument `add_file_policy`, where the stock logger has it: Lightning 2.6 and newer."""
-    if "add_file_policy" in inspect.signature(WandbLogger.__init__).parameters:
-        return {"add_file_policy": policy}
-    if policy != "mutable":
-        raise ConfigurationError(
-            f"add_file_policy={policy!r} was given to DistWandbLogger, but this version of Lightning does not know it. "
-            "Leave it out, or install lightning>=2.6."
-        )
-    return {}
-
-
-def _opened_too_early(run_id: str, run_mode: str, needs: str) -> ConfigurationError:
-    return ConfigurationError(
-        f"The run {run_id!r} was opened by logger.experiment before the Trainer started its processes, but "
-        f"run_mode={run_mode!r} needs {needs}. Use logger.experiment from setup() on; pass config with "
-        "log_hyperparams(), which waits for the run."
-    )
-
-
-# Methods of a run that give something back, which scripts go on with.
-_GIVE_BACK = frozenset(
-    {
-        *("use_artifact", "log_artifact", "link_artifact", "upsert_artifact", "finish_artifact", "link_model"),
-        *("use_model", "define_metric", "log_code", "save", "restore", "status", "display", "to_html"),
-        *("get_url", "get_project_url", "get_sweep_url", "project_name"),  # of older versions
-    }
-)
-
-
-def _needs_sync_dist(name: str) -> bool:
-    """Whether Lightning's advice to log a name with `sync_dist=True` is of use.
-
-    It is not where the name goes to our loggers alone, which bring the ranks' numbers together, and no callback or
-    scheduler watches it: those look at what Lightning keeps, which is the rank's own.
-    """
-    trainers = [logger._trainer for logger in _with_trainer]  # noqa: SLF001  # of the same door
-    running = [trainer for trainer in trainers if trainer and trainer.state.status == TrainerStatus.RUNNING]
-    return not running or any(_watches(trainer, name) or not _speak_for_all(trainer) for trainer in running)
-
-
-def _watches(trainer: Trainer, name: str) -> bool:
-    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]  # public, but set elsewhere
-    watched = [getattr(watching, "monitor", None) for watching in (*callbacks, *trainer.lr_scheduler_configs)]
-    names = (name, f"{name}_epoch", f"{name}/dataloader_idx_")
-    return any(isinstance(one, str) and (one == name or one.startswith(names[1:])) for one in watched)
-
-
-def _speak_for_all(trainer: Trainer) -> bool:
-    """Whether all numbers go to loggers that bring those of the ranks together, or are to have each rank's."""
-    sessions = [logger._session if isinstance(logger, DistWandbLogger) else None for logger in trainer.loggers]  # noqa: SLF001
-    return all(one and (one.plan.run_mode == "new" or one.options.reductions is not None) for one in sessions)
-
-
-def _base_ids_of(trainer: Trainer) -> dict[str, str]:
-    """Base ids of a Trainer's loggers of ours whose runs are open, by their numbers."""
-    ours = [logger for logger in trainer.loggers if isinstance(logger, DistWandbLogger)]
-    known = {str(logger._number): logger._base_id for logger in ours if logger._session is not None}  # noqa: SLF001
-    return {number: base_id for number, base_id in known.items() if base_id is not None}
-
-
-def _where_runs_are(stock_method: Callable[..., None]) -> Callable[..., None]:
-    """A method of the stock logger for media, on all ranks that have a run: what it makes of them are files.
-
-    The stock logger lets rank 0 alone do it. Its wrapper is taken off: the session decides where they go.
-    """
-    method = inspect.unwrap(stock_method)
-
-    @functools.wraps(method)
-    def log(self: DistWandbLogger, *args: Any, **kwargs: Any) -> None:
-        session = self._open()
-        if session is not None and session.plan.opens_run:
-            method(self, *args, **kwargs)
-
-    return log
-
-
-class _NullExperiment(NullRun, DummyExperiment):
-    """What `experiment` is on a rank without a run: Lightning asks for a `DummyExperiment` there.
-
-    As Lightning's own, it answers calls of its methods with `None`, but for those with which a script goes on.
-
-    Args:
-        logger: Whose experiment it is. It may have no session yet.
-    """
-
-    def __init__(self, logger: DistWandbLogger) -> None:
-        super().__init__()
-        self.__dict__["logger"] = logger
-
-    @property
-    def config(self) -> Any:
-        """The config of the run that this rank's numbers go to."""
-        session = self._session
-        return _Nothing() if session is None else session.config
-
-    @property
-    def summary(self) -> NullSummary:
-        """What this rank has written into the summary."""
-        session = self._session
-        return session.run.summary if session is not None and isinstance(session.run, NullRun) else super().summary
-
-    @summary.setter
-    def summary(self, summary: object) -> None:
-        """Accept and forget."""
-
-    def log(self, data: Mapping[str, Any], step: int | None = None, commit: bool | None = None, **_kwargs: Any) -> None:
-        """Log a row of this rank, as the run's own `log` does where this rank has one."""
-        session = self._session
-        if session is not None:
-            session.log(data, step, commit=commit)
-
-    def finish(self, exit_code: int | None = None, **_kwargs: Any) -> None:
-        """End this rank's part: W&B's own `finish` does, where this rank has a run."""
-        session = self._session
-        if session is not None:
-            session.finish(exit_code)
-
-    @property
-    def _session(self) -> Session | None:
-        logger: DistWandbLogger | None = self.__dict__.get("logger")
-        return None if logger is None else logger._session  # noqa: SLF001  # of the same door
-
-    def metadata(self) -> Mapping[str, Any]:
-        """What is known of the run: before there is a session, what the logger knows before."""
-        session, logger = self._session, self.__dict__.get("logger")
-        if session is not None and isinstance(session.run, NullRun):
-            return session.run.metadata()
-        return super().metadata() if logger is None else {"id": logger.version, "name": None, "url": None}
-
-    def __getattr__(self, name: str) -> Any:
-        found = super().__getattr__(name)
-        return _Nothing() if isinstance(found, NullPart) and name not in _GIVE_BACK else found
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "logger": None}
-
-
-class _Nothing(NullPart):
-    """A part of a stand-in for a run that answers calls with `None`."""
-
-    def __call__(self, *_args: Any, **_kwargs: Any) -> None:  # type: ignore[override]  # on purpose
-        """Accept a call of anything."""
 
 
 class DistWandbLogger(WandbLogger):
@@ -255,6 +92,8 @@ class DistWandbLogger(WandbLogger):
             trainer.fit(model)  # rank 0: run ID-rank-0, rank 1: run ID-rank-1, both in the group ID
     """
 
+    _experiment: Run | None  # the stock logger's type names a class of older versions
+
     def __init__(
         self,
         name: str | None = None,
@@ -296,25 +135,20 @@ class DistWandbLogger(WandbLogger):
             experiment=experiment,
             prefix=prefix,
             checkpoint_name=checkpoint_name,
-            **_file_policy(add_file_policy),
+            **stock_methods.file_policy(add_file_policy),
             **kwargs,
         )
-        argument_checks.check_init_arguments(self._wandb_init, _DOOR)
+        argument_checks.check_init_arguments(self._wandb_init, INTEGRATION)
         if experiment is not None and self._options.run_mode != "auto":
             raise ConfigurationError(
                 f"experiment= hands DistWandbLogger one run, but run_mode={self._options.run_mode!r} needs a run of "
                 "its own on every rank. Leave experiment out, or use run_mode='auto'."
             )
-        self._session: Session | None = None
         self._module: weakref.ref[LightningModule] | None = None
-        self._kept_calls: list[tuple[str, tuple[Any, ...]]] = []  # names, not functions: they are pickled for spawn
-        self._parents_run: bytes | None = None
-        self._place: str | None = None  # of the parent's run, which the child cannot tell
-        self._is_announced = False
-        self._runs_are_in_children = False
-        self._home = os.getpid()
-        self._number, self._base_id = _script_ids.take(self._id or make_id())
-        self._look_back()
+        self._kept_calls: list[
+            tuple[Callable[..., None], tuple[Any, ...]]
+        ] = []  # functions of a module: pickled for spawn
+        self._holder = SessionHolder(self._options, self._wandb_init, is_offline=offline)
 
     @property
     def experiment(self) -> AnyRun:
@@ -326,7 +160,7 @@ class DistWandbLogger(WandbLogger):
         """
         session = self._open()
         if session is None or not session.run:
-            return _NullExperiment(self)
+            return NullExperiment(self._holder)
         return session.run
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
@@ -343,11 +177,11 @@ class DistWandbLogger(WandbLogger):
         session = self._open()
         if session is None:
             return
-        self._announce(session)
+        self._holder.announce()
         if self._module is None and session.topology.world_size > 1:
             session.catch_sigterm()  # in Fabric nobody does; the Trainer has by now, to save a checkpoint
         weights = self._weights_of(metrics) if session.brings_together else None
-        session.log(self._prefixed(metrics), step, weights or None)
+        session.log(stock_methods.prefixed(self, metrics), step, weights or None)
 
     def log_graph(self, model: nn.Module, input_array: Tensor | None = None) -> None:
         """Remember which module the Trainer works with; called by it on every rank. Logs no graph.
@@ -359,8 +193,7 @@ class DistWandbLogger(WandbLogger):
         super().log_graph(model, input_array)
         if isinstance(model, LightningModule):
             self._module = weakref.ref(model)
-            _with_trainer.add(self)
-            give_advice_only(_needs_sync_dist)
+            remember(model)
 
     def log_hyperparams(self, params: dict[str, Any] | Namespace) -> None:
         """Write hyperparameters into the config of this rank's run; kept until the run is open.
@@ -368,7 +201,7 @@ class DistWandbLogger(WandbLogger):
         Args:
             params: Names and values, or the namespace of an argument parser.
         """
-        self._once_open("_log_hyperparams", params)
+        self._once_open(stock_methods.log_hyperparams, params)
 
     def watch(
         self, model: nn.Module, log: str | None = "gradients", log_freq: int = 100, log_graph: bool = True
@@ -381,29 +214,13 @@ class DistWandbLogger(WandbLogger):
             log_freq: Number of backward passes between two histograms.
             log_graph: Whether to log the model's graph.
         """
-        self._once_open("_watch", model, log, log_freq, log_graph)
+        self._once_open(stock_methods.watch, model, log, log_freq, log_graph)
 
-    def _watch(self, model: nn.Module, log: str | None, log_freq: int, log_graph: bool) -> None:
-        """W&B writes what it watches under plain names, which in a shared run are the primary's alone."""
-        session = self._open()
-        if session is not None and session.plan.primary:
-            super().watch(model, log, log_freq, log_graph)
-
-    def _log_hyperparams(self, params: dict[str, Any] | Namespace) -> None:
-        """In a shared run, what the primary has is not said again by others: W&B keeps what came last."""
-        session, write = self._open(), inspect.unwrap(WandbLogger.log_hyperparams)
-        if session is None or not session.plan.shared or session.plan.primary:
-            write(self, params)
-            return
-        with session.unchanged_config() as known:
-            values = vars(params) if isinstance(params, Namespace) else params
-            write(self, {name: value for name, value in values.items() if name not in known})
-
-    _log_table = _where_runs_are(WandbLogger.log_table)
-    log_text = _where_runs_are(WandbLogger.log_text)
-    _log_image = _where_runs_are(WandbLogger.log_image)
-    log_audio = _where_runs_are(WandbLogger.log_audio)
-    log_video = _where_runs_are(WandbLogger.log_video)
+    _log_table = stock_methods.where_runs_are(WandbLogger.log_table)
+    log_text = stock_methods.where_runs_are(WandbLogger.log_text)
+    _log_image = stock_methods.where_runs_are(WandbLogger.log_image)
+    log_audio = stock_methods.where_runs_are(WandbLogger.log_audio)
+    log_video = stock_methods.where_runs_are(WandbLogger.log_video)
 
     def log_table(
         self,
@@ -435,7 +252,8 @@ class DistWandbLogger(WandbLogger):
                 # rank 0: labels "cat", "dog"; it writes one table, [[0, "cat"], [1, "dog"]] under rank, label
         """
         if gather:
-            self._log_value(key, gathered_table(columns, data, dataframe, limit=limit), step)
+            table: Any = gathered_table(columns, data, dataframe, limit=limit)
+            self.log_metrics({key: table}, step)
         else:
             self._log_table(key, columns, data, dataframe, step)
 
@@ -467,22 +285,17 @@ class DistWandbLogger(WandbLogger):
                 # rank 0 writes one panel: "rank 0: cat", "rank 1: cat"
         """
         if gather:
-            self._log_value(key, gathered(images, limit=limit, **kwargs), step)
+            panel: Any = gathered(images, limit=limit, **kwargs)
+            self.log_metrics({key: panel}, step)
         else:
             self._log_image(key, images, step, **kwargs)
-
-    def _log_value(self, key: str, value: Any, step: int | None) -> None:
-        self.log_metrics({key: value}, step)
 
     @property
     def version(self) -> str | None:
         """Id of the run that this rank's numbers go to, as far as it is known; else the id given to the constructor."""
         if self._experiment is not None:
             return self._experiment.id
-        if self._session is not None:
-            return self._session.id
-        knows_base_id = self._runs_are_in_children or Launch.detect().is_lightning_child
-        return self._base_id if knows_base_id else self._id
+        return self._holder.known_id
 
     @staticmethod
     def id_in(checkpoint: str | os.PathLike[str], logger: int = 0, *, weights_only: bool = True) -> str:
@@ -516,186 +329,45 @@ class DistWandbLogger(WandbLogger):
             status: `"success"`, or anything else for a failure.
         """
         super().finalize(status)
-        if self._session is not None:
-            self._session.fail(1 if status == "failed" else None)
-        if self._session is not None and status == "success":
+        session = self._holder.session
+        if session is None:
+            return
+        session.fail(1 if status == "failed" else None)
+        if status == "success":
             # The Trainer calls this on all ranks. What is looked at after it has returned must be there.
-            self._session.flush(together=True)
-        if self._session is not None and os.getpid() != self._home:  # a process that a spawn or fork strategy made
-            self._session.finish(exit_code=None if status == "success" else 1)
-            self._session = self._experiment = None
+            session.flush(together=True)
+        if self._holder.launch.is_child:
+            session.finish(exit_code=None if status == "success" else 1)
+            self._holder.session = self._experiment = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Prepare for the processes of ddp_spawn: nothing of theirs comes back, so the ids are fixed here."""
-        if self._may_hold_run_for_children():
+        if self._holder.may_hold_run_for_children:
             _ = self.experiment  # as the stock logger: one run for all that the Trainer does, held by this process
-        elif get_spawning_popen() is not None and self._session is None:
-            self._runs_are_in_children = True
-        elif get_spawning_popen() is not None and self._opened_run is not None:
-            raise _opened_too_early(self._opened_run.id, self._options.run_mode, "its own runs in those processes")
-        state = self.__dict__.copy()
-        state["_place"] = run_metadata.location(self._opened_run) if self._opened_run is not None else self._place
-        state["_parents_run"] = handover.pickled(self._opened_run) or self._parents_run
-        state["_experiment"] = state["_session"] = state["_module"] = None
-        self._is_announced = self._is_announced or get_spawning_popen() is not None  # by rank 0, which comes first
-        state["_runs_are_in_children"] = False
-        return state
-
-    @property
-    def _trainer(self) -> Trainer | None:
-        module = self._module() if self._module else None
-        with suppress(RuntimeError):  # it has none
-            return module.trainer if module is not None else None
-        return None
-
-    def _look_back(self) -> None:
-        """Know the base id before there are ranks, if an earlier start of the job is continued."""
-        if self._id is not None or not self._is_first_process() or Launch.detect().is_lightning_child:
-            return
-        door = resuming.session_name(_DOOR, self._number)
-        earlier = RestartStore(door, self._options, Topology.single(), self._wandb_init).find()
-        if earlier is not None:
-            self._base_id = earlier.note.base_id
-            _script_ids.offer(self._number, self._base_id)
+        else:
+            self._holder.prepare_spawn(self._experiment)
+        holder = self._holder.for_copy(self._experiment)
+        return {**self.__dict__, "_holder": holder, "_experiment": None, "_module": None}
 
     def _weights_of(self, metrics: Mapping[str, float]) -> Mapping[str, float | Tensor]:
         """The weights of a row as Lightning gives it, by the names that the row gets here."""
-        return self._prefixed(epoch_weights(self._module() if self._module else None, metrics))
+        return stock_methods.prefixed(self, epoch_weights(self._module() if self._module else None, metrics))
 
-    def _prefixed(self, row: Mapping[str, _Item]) -> Mapping[str, _Item]:
-        if not self._prefix:
-            return row
-        return {f"{self._prefix}{self.LOGGER_JOIN_CHAR}{name}": value for name, value in row.items()}
-
-    @property
-    def _opened_run(self) -> Run | None:
-        return cast("Run | None", self._experiment)  # the stock logger's type names a class of older versions of wandb
-
-    def _may_hold_run_for_children(self) -> bool:
-        """Whether the run of this node's processes is certain before they exist."""
-        node_rank = Launch.detect().node_rank
-        return self._options.run_mode == "auto" and (
-            node_rank is None or (node_rank == 0 and self._options.rank_scope == "global")
-        )
-
-    def _once_open(self, method: str, *args: Any) -> None:
+    def _once_open(self, function: Callable[..., None], *args: Any) -> None:
         """Make a call on the run now; or, if it could open the wrong run before the ranks are known, later."""
-        if self._options.run_mode != "auto" and self._session is None and self._known_topology() is None:
-            self._kept_calls.append((method, args))
+        if self._holder.may_open:
+            function(self, self._open(), *args)
         else:
-            getattr(self, method)(*args)
+            self._kept_calls.append((function, args))
 
     def _open(self) -> Session | None:
-        """The session, as soon as the ranks are known; before that, in the first process alone, that of a world of one.
-
-        A session of a world of one is provisional: the Trainer may start further processes after it was opened.
-        """
-        session = self._session
-        if session is not None and session.topology.world_size > 1:
-            if not session.has_met:  # this is on the way of every row
-                session.meet(self._init_arguments(session.topology), _DOOR, self._number)
-            return session
-        topology = Topology.from_torch_distributed() or (self._known_topology() if session is None else None)
-        if session is not None and (topology is None or topology.world_size == 1):
-            return session
-        if topology is None and not self._is_first_process():
-            return None
-        return self._open_session(topology or Topology.single())
-
-    def _known_topology(self) -> Topology | None:
-        """Who this rank is; `None` as long as the Trainer may yet start processes, or has not numbered them."""
-        topology = Topology.from_torch_distributed()
-        if topology is not None or Launch.detect().is_lightning_child:
-            return topology
-        with suppress(TopologyError):  # half a launcher's variables: Lightning asks for these, and numbers ranks later
-            return Topology.from_environ()
-        return None
-
-    def _is_first_process(self) -> bool:
-        """Whether this is the process a world of one would be, as far as can be known before the Trainer starts."""
-        rank: int = rank_zero_only.rank  # type: ignore[attr-defined]  # public, but set on a function
-        return rank == 0 and not Launch.detect().node_rank and not self._runs_are_in_children
-
-    def _open_session(self, topology: Topology) -> Session:
-        is_another = self._session is None and self._is_another(run_metadata.running_run())
-        provisional, in_hand = self._session, None if is_another else self._run_in_hand(topology)
-        if self._offline and self._opened_run is None:
-            requested.set_offline()
-        self._session = open_session(
-            self._options,
-            self._init_arguments(topology),
-            door=_DOOR,
-            topology=topology,
-            step_metric=None if self._wandb_init.get("sync_tensorboard") else _STEP_METRIC,
-            number=self._number,
-            proposed_id=in_hand.id if in_hand else self._base_id,
-            adopt=lambda plan: self._adopt(in_hand, plan),
-            create_new=topology.world_size > 1 or is_another,
-            announces=False,
-            catches_sigterm=False,  # the Trainer does, to save a checkpoint
-            restarts=topology.world_size > 1,  # of a world of one W&B's own way of resuming holds
-            as_given=True,
-        )
-        if provisional is not None:
-            provisional.release()
-        write_base_ids(_base_ids_of)
-        if self._session.owns_run and self._wandb_init.get("sync_tensorboard"):
-            axes.define_tensorboard_steps(self._session.run)
-        self._take_over(self._session)
-        if topology.world_size > 1:
-            self._announce(self._session)
-        return self._session
-
-    def _announce(self, session: Session) -> None:
-        """Say what was decided, once it is certain: a world of one may yet grow until the first row is logged."""
-        if not self._is_announced:
-            self._is_announced = True
-            session.announce(self._place)
-
-    def _init_arguments(self, topology: Topology) -> dict[str, Any]:
-        """In a world of one exactly the stock logger's; otherwise without what it says by other means."""
-        if topology.world_size == 1:
-            return self._wandb_init
-        arguments = {name: value for name, value in self._wandb_init.items() if name != "anonymous" or value}
-        stock = {"resume": "allow", **({"mode": "offline"} if self._offline else {})}  # the stock logger's ways
-        unsaid = {name: value for name, value in stock.items() if arguments.get(name) is None}  # as by LightningCLI
-        return {**arguments, **unsaid}
-
-    def _is_another(self, running: Run | None) -> bool:
-        """Whether the run of this process is another logger's, and not the one that this logger was asked for."""
-        return running is not None and self._id not in (None, running.id) and holds(running)
-
-    def _run_in_hand(self, topology: Topology) -> Run | None:
-        """A run of this process that is to be used: the early one, the user's, or in `auto` mode the running one."""
-        if self._session is not None or self._opened_run is not None:
-            return self._opened_run
-        running = run_metadata.running_run() if self._options.run_mode == "auto" else None
-        if running is None or (topology.world_size > 1 and holds(running)):
-            return None
-        rank_zero_warn(
-            "There is a wandb run already in progress, and DistWandbLogger will use it. If this is not desired, call "
-            "`wandb.finish()` before the logger is used."
-        )
-        return running
-
-    def _adopt(self, in_hand: Run | None, plan: RunPlan) -> Run | None:
-        """The run to use instead of opening one: that in hand, or the parent's, in a process that ddp_spawn made."""
-        if in_hand is None:
-            return handover.unpickled(self._parents_run) if self._parents_run and plan.run_mode == "auto" else None
-        if self._session is not None and (plan.shared or plan.run_id != in_hand.id):
-            raise _opened_too_early(in_hand.id, plan.run_mode, f"the run {plan.run_id!r} here")
-        return in_hand
-
-    def _take_over(self, session: Session) -> None:
-        """Bring what the stock logger's methods look at up to date, and make the calls that waited for the run."""
-        self._experiment = session.run or None
-        self._base_id = session.plan.base_id or (str(session.run.id) if session.run else self._base_id)
-        if session.topology.world_size == 1:
-            _script_ids.offer(self._number, str(self._base_id))
-        kept, self._kept_calls = self._kept_calls, []
-        for method, args in kept:
-            getattr(self, method)(*args)
-
-
-_with_trainer: weakref.WeakSet[DistWandbLogger] = weakref.WeakSet()
-"""Those that were told a module, and by it a Trainer."""
+        """The session, as `SessionHolder.open` has it; what the stock logger's methods look at is up to date then."""
+        before = self._holder.session
+        session = self._holder.open(self._experiment)
+        if session is not None and session is not before:
+            write_base_ids(base_ids_of)
+            self._experiment = session.run or None
+            kept, self._kept_calls = self._kept_calls, []
+            for function, args in kept:
+                function(self, session, *args)
+        return session

@@ -29,7 +29,7 @@ def work(fabric: Fabric, how: str) -> None:
         if isinstance(logger, DistWandbLogger):
             logger.log_hyperparams({"lr": 0.1, "seen_by": fabric.global_rank})
             logger.log_image("image", [np.full((2, 2, 3), fabric.global_rank, dtype=np.uint8)], step=STEPS)
-            logger._session.flush()  # type: ignore[union-attr]  # a rank that fails waits for nobody
+            logger._holder.session.flush()  # type: ignore[union-attr]  # a rank that fails waits for nobody
     fabric.barrier()
     if how == "raises" and fabric.global_rank == 1:
         raise RuntimeError("training failed")

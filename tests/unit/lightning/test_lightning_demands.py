@@ -30,7 +30,7 @@ from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
 from lightning.pytorch.loggers.logger import DummyExperiment
 
 from dist_wandb import DistWandbLogger
-from dist_wandb.lightning.logger import _NullExperiment
+from dist_wandb.lightning.experiment import NullExperiment
 from dist_wandb.session import registry
 from dist_wandb.settings.limits import Limits
 from dist_wandb.topology.model import Topology
@@ -425,7 +425,7 @@ def test_a_trainer_with_several_loggers_is_pickled(tmp_path: Path) -> None:
 
 
 def test_where_there_is_no_run_the_experiment_answers_as_lightnings_own() -> None:
-    experiment: Any = _NullExperiment(DistWandbLogger())
+    experiment: Any = NullExperiment(DistWandbLogger()._holder)
     assert issubclass(type(experiment), DummyExperiment)
     assert experiment.something(foo="bar") is None
     assert experiment.log({"loss": 1.0}) is None
@@ -435,7 +435,7 @@ def test_where_there_is_no_run_the_experiment_answers_as_lightnings_own() -> Non
 
 
 def test_what_a_script_goes_on_with_is_given_back() -> None:
-    experiment: Any = _NullExperiment(DistWandbLogger())
+    experiment: Any = NullExperiment(DistWandbLogger()._holder)
     assert not experiment.use_artifact("net:v0").download(root="x")
     assert not experiment.log_artifact("net").wait().aliases.append("best")
     experiment.config.update({"lr": 0.1})
@@ -447,7 +447,7 @@ def test_what_a_script_goes_on_with_is_given_back() -> None:
 
 @pytest.mark.parametrize("twin_of", [copy.copy, copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))])  # noqa: S301
 def test_the_experiment_of_a_rank_without_a_run_can_be_copied(twin_of: Any) -> None:
-    experiment: Any = _NullExperiment(DistWandbLogger(id="exp"))
+    experiment: Any = NullExperiment(DistWandbLogger(id="exp")._holder)
     twin: Any = twin_of(experiment)
     assert issubclass(type(twin), DummyExperiment)
     assert (twin.id, experiment.id) == ("exp", "exp")
@@ -474,7 +474,7 @@ def test_a_child_that_cannot_attach_to_its_parents_run_opens_it_anew(
 ) -> None:
     """As where somebody has put the environment back since the parent opened it."""
     logger = DistWandbLogger(id="exp")
-    logger._parents_run = pickle.dumps((Lost(), {}))
+    logger._holder.launch.parents_run = pickle.dumps((Lost(), {}))
     monkeypatch.setattr(wandb, "run", None)
     assert logger.experiment is told
     assert "opens the run of its parent anew, as wandb says: no such run" in caplog.text
@@ -584,7 +584,7 @@ def test_in_a_shared_run_others_do_not_overwrite_what_the_primary_says(
     opened.unchanged_config = lambda: nullcontext(config)
     logger = DistWandbLogger(run_mode="shared")
     monkeypatch.setattr(logger, "_open", lambda: opened)
-    monkeypatch.setattr(logger, "_session", opened)
+    monkeypatch.setattr(logger._holder, "session", opened)
     for params in ({"lr": 0.2, "new": 1}, Namespace(lr=0.2, new=1)):
         logger.log_hyperparams(params)
         config.update.assert_called_once_with(written, allow_val_change=True)

@@ -82,7 +82,7 @@ def test_media_go_where_the_ranks_run_is(
     monkeypatch.setenv("PMIX_NAMESPACE", "prterun-1")  # names the job: no store is needed
     logger = DistWandbLogger(id="exp", run_mode=mode, offline=True, **SHORT)
     log_media(logger)
-    session = logger._session
+    session = logger._holder.session
     assert session is not None
     session.finish()
     if prefix is None:

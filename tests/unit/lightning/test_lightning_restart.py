@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 
 from dist_wandb import DistWandbLogger
 from dist_wandb.errors import ReadError
-from dist_wandb.lightning import logger as door
+from dist_wandb.lightning import session_holder
 from dist_wandb.lightning.checkpoints import KEY
 from dist_wandb.lightning.script_ids import ScriptIds
 from dist_wandb.restart.store import DIRECTORY, RestartStore
@@ -43,7 +43,7 @@ def fresh_process(
     """No logger was made yet; call it to have that again, as in a job's next start."""
 
     def begin() -> None:
-        monkeypatch.setattr(door, "_script_ids", ScriptIds(tmp_path))
+        monkeypatch.setattr(session_holder, "_script_ids", ScriptIds(tmp_path))
 
     begin()
     return begin
@@ -273,7 +273,7 @@ def test_a_logger_that_may_continue_knows_the_id_before_there_are_ranks(
     """Its children, which ddp starts from the script, learn it from their parent."""
     leave_note("earlier")
     logger = DistWandbLogger(project="digits", run_mode="new", resume="auto")
-    assert logger._base_id == "earlier"
+    assert logger._holder.base_id == "earlier"
     leave_note("another one")
     monkeypatch.setenv("NODE_RANK", "0")
     monkeypatch.setenv("LOCAL_RANK", "1")
@@ -285,7 +285,7 @@ def test_a_logger_that_may_continue_knows_the_id_before_there_are_ranks(
 @pytest.mark.parametrize("arguments", [{}, {"resume": "auto", "id": "exp"}, {"resume": "never"}])
 def test_others_do_not(arguments: dict[str, Any]) -> None:
     leave_note("earlier")
-    assert DistWandbLogger(project="digits", run_mode="new", **arguments)._base_id != "earlier"
+    assert DistWandbLogger(project="digits", run_mode="new", **arguments)._holder.base_id != "earlier"
 
 
 def test_a_world_of_one_leaves_resuming_to_wandb(fake_wandb: FakeWandb) -> None:
@@ -307,7 +307,7 @@ def test_several_ranks_continue_what_the_note_says(
     first = DistWandbLogger(project="digits", **options)  # type: ignore[arg-type]
     before = first.experiment.id
     assert before != "earlier"
-    session = first._session
+    session = first._holder.session
     assert session is not None
     registry._sessions.remove(session)  # as by SIGKILL
     fresh_process()

@@ -24,7 +24,7 @@ from wandb.sdk.wandb_run import Run  # `wandb.Run` is newer than the oldest vers
 from dist_wandb import DistWandbLogger
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.rows import DEGRADED
-from dist_wandb.lightning import logger as lightning
+from dist_wandb.lightning import session_holder
 from dist_wandb.lightning.script_ids import ScriptIds
 from dist_wandb.session import registry
 from dist_wandb.settings.limits import Limits
@@ -371,7 +371,8 @@ def test_a_pickle_opens_no_run_and_keeps_ids_options_and_waiting_calls(mode: str
         logger.log_hyperparams({"lr": 0.1})
         twin = through_a_pickle(logger)
         assert registry._sessions == []
-        assert (twin._options, twin._base_id, twin._number) == (logger._options, logger._base_id, logger._number)
+        ours, theirs = twin._holder, logger._holder
+        assert (ours.options, ours.base_id, ours.number) == (theirs.options, theirs.base_id, theirs.number)
         assert (twin.version, twin.name, twin.save_dir) == ("exp", "digits", "logs")
         twin.log_metrics({"loss": 0.5}, step=2)
 
@@ -407,7 +408,7 @@ def test_in_auto_mode_a_pickle_opens_the_run_that_the_children_go_on_with(tmp_pa
         assert isinstance(logger, DistWandbLogger)
         twin = through_a_pickle(logger)
         assert len(registry._sessions) == 1
-        assert twin._base_id == "made-by-wandb"
+        assert twin._holder.base_id == "made-by-wandb"
 
     assert len(drive_with(DistWandbLogger, {}, use, tmp_path).arguments) == 1
 
@@ -552,6 +553,6 @@ def test_the_id_of_the_run_is_offered_to_the_scripts_that_lightning_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     offered = ScriptIds(tmp_path)
-    monkeypatch.setattr(lightning, "_script_ids", offered)
+    monkeypatch.setattr(session_holder, "_script_ids", offered)
     drive_with(DistWandbLogger, {}, lambda logger: logger.experiment, tmp_path)
     assert offered._offered == ["made-by-wandb"]

@@ -14,7 +14,7 @@ import torch.distributed as dist
 import wandb
 
 from dist_wandb.errors import RendezvousError
-from dist_wandb.lightning.logger import _GIVE_BACK
+from dist_wandb.lightning.experiment import GIVE_BACK
 from dist_wandb.runs import run_metadata
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.run_metadata import METADATA
@@ -163,8 +163,8 @@ def test_what_gives_something_back_is_what_does_so_in_wandb() -> None:
         for name, method in methods.items()
         if callable(method) and method.__annotations__.get("return") not in (None, "None")
     }
-    assert {"use_artifact", "define_metric"} <= giving <= _GIVE_BACK
-    assert _GIVE_BACK.isdisjoint({"log", "watch", "alert", "finish", "something"})
+    assert {"use_artifact", "define_metric"} <= giving <= GIVE_BACK
+    assert GIVE_BACK.isdisjoint({"log", "watch", "alert", "finish", "something"})
 
 
 def test_an_id_that_is_planned_is_known_before_the_run_is_open(

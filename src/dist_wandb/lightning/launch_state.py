@@ -1,0 +1,75 @@
+"""What a logger knows of the processes around it before the Trainer has started them, and in those that it starts."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import dataclass, field
+from multiprocessing.context import get_spawning_popen  # undocumented, but what torch.multiprocessing relies on too
+from typing import TYPE_CHECKING
+
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
+
+from dist_wandb.errors import TopologyError
+from dist_wandb.runs import handover, run_metadata
+from dist_wandb.topology.launch import Launch
+from dist_wandb.topology.model import Topology
+
+if TYPE_CHECKING:
+    from dist_wandb.runs.null_run import Run
+
+
+@dataclass
+class LaunchState:
+    """What a logger knows of the process that made it, and of those that are made from it.
+
+    Attributes:
+        parents_run: The run of the process that this logger was pickled in, if it had one.
+        place: Where that run is, which this process cannot tell.
+        is_announced: Whether the line at the start was written, or is left to a process made from this one.
+        has_children: Whether processes that are made from this one open the runs.
+        home: The process that made the logger.
+    """
+
+    parents_run: bytes | None = None
+    place: str | None = None
+    is_announced: bool = False
+    has_children: bool = False
+    home: int = field(default_factory=os.getpid)
+
+    @property
+    def is_first_process(self) -> bool:
+        """Whether this is the process a world of one would be, as far as can be known before the Trainer starts."""
+        rank: int = rank_zero_only.rank  # type: ignore[attr-defined]  # public, but set on a function
+        return rank == 0 and not Launch.detect().node_rank and not self.has_children
+
+    @property
+    def is_child(self) -> bool:
+        """Whether this process was made by a spawn or fork strategy, and ends with what the Trainer does."""
+        return os.getpid() != self.home
+
+    def for_copy(self, run: Run | None) -> LaunchState:
+        """The state of a copy of the logger, such as in a process that is being spawned.
+
+        Args:
+            run: The run that is open in this process, if there is one.
+        """
+        place = run_metadata.location(run) if run is not None else self.place
+        copied = LaunchState(handover.pickled(run) or self.parents_run, place, self.is_announced, home=self.home)
+        self.is_announced = self.is_announced or is_spawning()  # by rank 0, which comes first
+        return copied
+
+
+def is_spawning() -> bool:
+    """Whether this process is pickling what a process that it starts is to have."""
+    return get_spawning_popen() is not None
+
+
+def known_topology() -> Topology | None:
+    """Who this rank is; `None` as long as the Trainer may yet start processes, or has not numbered them."""
+    topology = Topology.from_torch_distributed()
+    if topology is not None or Launch.detect().is_lightning_child:
+        return topology
+    with suppress(TopologyError):  # half a launcher's variables: Lightning asks for these, and numbers ranks later
+        return Topology.from_environ()
+    return None

@@ -1,0 +1,228 @@
+"""The session of one logger: opened once the ranks are known, and known to copies of the logger in other processes.
+
+A logger is made before the Trainer has started its processes, so its session comes in up to two steps:
+
+- *None yet.* Nobody has asked for the run, or this is not the first process and its rank is not known.
+- *Provisional.* The ranks are not known, but this is the process that a world of one would be: its session is that of a
+  world of one. Its run is adopted by the next session, if that one's plan has the same run; otherwise it is an error.
+- *Final.* The ranks are known, by torch.distributed or a launcher. It stays until the end.
+
+A copy of the logger in a process that ddp_spawn has made begins with none, and with the run of its parent, if that had
+one to hold for all of them (`LaunchState`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+
+from dist_wandb.errors import ConfigurationError
+from dist_wandb.lightning.launch_state import LaunchState, is_spawning, known_topology
+from dist_wandb.lightning.script_ids import ScriptIds
+from dist_wandb.restart import resuming
+from dist_wandb.restart.store import RestartStore
+from dist_wandb.runs import axes, handover, requested, run_metadata
+from dist_wandb.session.opener import open_session
+from dist_wandb.session.registry import holds
+from dist_wandb.session.session import Session
+from dist_wandb.store.job_store import make_id
+from dist_wandb.topology.launch import Launch
+from dist_wandb.topology.model import Topology
+
+if TYPE_CHECKING:
+    from dist_wandb.runs.null_run import Run
+    from dist_wandb.settings.options import Options
+    from dist_wandb.settings.plan import RunPlan
+
+INTEGRATION = "DistWandbLogger"
+_STEP_METRIC = "trainer/global_step"
+_script_ids = ScriptIds()
+
+
+class SessionHolder:
+    """Opens and holds the session of one logger.
+
+    Args:
+        options: The checked arguments of the logger.
+        arguments: Arguments of `wandb.init`, as the stock logger has them.
+        is_offline: Whether the logger was made with ``offline=True``.
+
+    Attributes:
+        options: As above.
+        session: The session, once it is open.
+        launch: What is known of the processes around this one.
+        number: Which of the script's loggers it is.
+        base_id: The id that the ids of all runs are made from, as far as it is known here.
+    """
+
+    def __init__(self, options: Options, arguments: dict[str, Any], *, is_offline: bool) -> None:
+        self.options = options
+        self.session: Session | None = None
+        self.launch = LaunchState()
+        self._arguments = arguments
+        self._is_offline = is_offline
+        self._wanted_id: str | None = arguments.get("id")
+        self.number, self.base_id = _script_ids.take(self._wanted_id or make_id())
+        self._look_back()
+
+    def for_copy(self, run: Run | None) -> SessionHolder:
+        """The holder of a copy of the logger, such as in a process that is being spawned.
+
+        Args:
+            run: The run that is open in this process, if there is one.
+        """
+        copied = SessionHolder.__new__(SessionHolder)
+        copied.__dict__.update(self.__dict__, session=None, launch=self.launch.for_copy(run))
+        return copied
+
+    def prepare_spawn(self, run: Run | None) -> None:
+        """Leave the opening of the runs to the processes that are being spawned, where this one may not hold theirs.
+
+        Args:
+            run: The run that is open in this process, if there is one.
+
+        Raises:
+            ConfigurationError: There is one, but those processes need runs of their own.
+        """
+        if is_spawning() and self.session is None:
+            self.launch.has_children = True
+        elif is_spawning() and run is not None:
+            raise _opened_too_early(run.id, self.options.run_mode, "its own runs in those processes")
+
+    @property
+    def may_hold_run_for_children(self) -> bool:
+        """Whether the run of this node's processes is certain before they exist."""
+        node_rank = Launch.detect().node_rank
+        return self.options.run_mode == "auto" and (
+            node_rank is None or (node_rank == 0 and self.options.rank_scope == "global")
+        )
+
+    @property
+    def may_open(self) -> bool:
+        """Whether the run that could be opened now is the right one."""
+        return self.options.run_mode == "auto" or self.session is not None or known_topology() is not None
+
+    @property
+    def known_id(self) -> str | None:
+        """Id of the run that this rank's numbers go to, as far as it is known; else the one that was asked for."""
+        if self.session is not None:
+            return self.session.id
+        knows_base_id = self.launch.has_children or Launch.detect().is_lightning_child
+        return self.base_id if knows_base_id else self._wanted_id
+
+    def open(self, run: Run | None) -> Session | None:
+        """The session, as soon as the ranks are known; before that, in the first process alone, that of a world of one.
+
+        Args:
+            run: The run that is open in this process: of the provisional session, or the user's.
+        """
+        session = self.session
+        if session is not None and session.topology.world_size > 1:
+            if not session.has_met:  # this is on the way of every row
+                session.meet(self._init_arguments(session.topology), INTEGRATION, self.number)
+            return session
+        topology = Topology.from_torch_distributed() or (known_topology() if session is None else None)
+        if session is not None and (topology is None or topology.world_size == 1):
+            return session
+        if topology is None and not self.launch.is_first_process:
+            return None
+        return self._open(topology or Topology.single(), run)
+
+    def announce(self) -> None:
+        """Say what was decided, once it is certain: a world of one may yet grow until the first row is logged."""
+        if self.session is not None and not self.launch.is_announced:
+            self.launch.is_announced = True
+            self.session.announce(self.launch.place)
+
+    def _look_back(self) -> None:
+        """Know the base id before there are ranks, if an earlier start of the job is continued."""
+        if self._wanted_id is not None or not self.launch.is_first_process or Launch.detect().is_lightning_child:
+            return
+        name = resuming.session_name(INTEGRATION, self.number)
+        earlier = RestartStore(name, self.options, Topology.single(), self._arguments).find()
+        if earlier is not None:
+            self.base_id = earlier.note.base_id
+            _script_ids.offer(self.number, self.base_id)
+
+    def _open(self, topology: Topology, run: Run | None) -> Session:
+        provisional, running = self.session, run_metadata.running_run()
+        is_another = provisional is None and self._is_another(running)
+        in_hand = None if is_another else self._run_in_hand(topology, run)
+        if self._is_offline and run is None:
+            requested.set_offline()
+        uses_tensorboard = bool(self._arguments.get("sync_tensorboard"))
+        session = self.session = open_session(
+            self.options,
+            self._init_arguments(topology),
+            door=INTEGRATION,
+            topology=topology,
+            step_metric=None if uses_tensorboard else _STEP_METRIC,
+            number=self.number,
+            proposed_id=in_hand.id if in_hand else self.base_id,
+            adopt=lambda plan: self._adopt(in_hand, plan),
+            create_new=topology.world_size > 1 or is_another,
+            announces=False,
+            catches_sigterm=False,  # the Trainer does, to save a checkpoint
+            restarts=topology.world_size > 1,  # of a world of one W&B's own way of resuming holds
+            as_given=True,
+        )
+        if provisional is not None:
+            provisional.release()
+        if session.owns_run and uses_tensorboard:
+            axes.define_tensorboard_steps(session.run)
+        self.base_id = session.plan.base_id or (str(session.run.id) if session.run else self.base_id)
+        if topology.world_size == 1:
+            _script_ids.offer(self.number, str(self.base_id))
+        else:
+            self.announce()
+        return session
+
+    def _init_arguments(self, topology: Topology) -> dict[str, Any]:
+        """In a world of one exactly the stock logger's; otherwise without what it says by other means."""
+        if topology.world_size == 1:
+            return self._arguments
+        arguments = {name: value for name, value in self._arguments.items() if name != "anonymous" or value}
+        stock = {"resume": "allow", **({"mode": "offline"} if self._is_offline else {})}  # the stock logger's ways
+        unsaid = {name: value for name, value in stock.items() if arguments.get(name) is None}  # as by LightningCLI
+        return {**arguments, **unsaid}
+
+    def _is_another(self, running: Run | None) -> bool:
+        """Whether the run of this process is another logger's, and not the one that this logger was asked for."""
+        return running is not None and self._wanted_id not in (None, running.id) and holds(running)
+
+    def _run_in_hand(self, topology: Topology, run: Run | None) -> Run | None:
+        """A run of this process that is to be used: the early one, the user's, or in `auto` mode the running one."""
+        if self.session is not None or run is not None:
+            return run
+        running = run_metadata.running_run() if self.options.run_mode == "auto" else None
+        if running is None or (topology.world_size > 1 and holds(running)):
+            return None
+        rank_zero_warn(
+            "There is a wandb run already in progress, and DistWandbLogger will use it. If this is not desired, call "
+            "`wandb.finish()` before the logger is used."
+        )
+        return running
+
+    def _adopt(self, in_hand: Run | None, plan: RunPlan) -> Run | None:
+        """The run to use instead of opening one: that in hand, or the parent's, in a process that ddp_spawn made."""
+        if in_hand is None:
+            parents_run = self.launch.parents_run
+            return handover.unpickled(parents_run) if parents_run and plan.run_mode == "auto" else None
+        if self.session is not None and (plan.shared or plan.run_id != in_hand.id):
+            raise _opened_too_early(in_hand.id, plan.run_mode, f"the run {plan.run_id!r} here")
+        return in_hand
+
+
+def holder_of(logger: object) -> SessionHolder | None:
+    """The holder of a logger; `None` where it is no `DistWandbLogger`."""
+    holder = getattr(logger, "_holder", None)
+    return holder if isinstance(holder, SessionHolder) else None
+
+
+def _opened_too_early(run_id: str, run_mode: str, needs: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"The run {run_id!r} was opened by logger.experiment before the Trainer started its processes, but "
+        f"run_mode={run_mode!r} needs {needs}. Use logger.experiment from setup() on; pass config with "
+        "log_hyperparams(), which waits for the run."
+    )
