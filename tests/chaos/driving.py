@@ -21,7 +21,8 @@ from processes import Job, clean_environment, free_port, started, torchrun
 from wandb_server import WandbServer
 
 from dist_wandb.errors import ReadError
-from dist_wandb.wandb_files import offline
+from dist_wandb.wandb_files.finding import find_runs
+from dist_wandb.wandb_files.inspection import inspect
 
 _HERE = Path(__file__).parent
 _SUPPORT = _HERE.parent / "support"
@@ -230,7 +231,7 @@ def _signal(pid: int, number: signal.Signals) -> None:
 def _files(directory: Path) -> list[RunFile]:
     # Two may be begun in one second: the one that goes on when wandb's own process is gone is written to last.
     paths = sorted(
-        offline.find_runs(directory), key=lambda path: (path.parent.name.split("run-", 1)[1], path.stat().st_mtime_ns)
+        find_runs(directory), key=lambda path: (path.parent.name.split("run-", 1)[1], path.stat().st_mtime_ns)
     )
     with ThreadPoolExecutor(_READERS) as readers:
         return list(readers.map(_file, paths))
@@ -249,7 +250,7 @@ def _file(path: Path) -> RunFile:
             codes.append(record["exit"].get("exit_code", 0))
 
     try:
-        problems = offline._inspect(path, take)
+        problems = inspect(path, take)
     except ReadError as error:
         problems = [str(error)]
     writer = int(own.removeprefix("rank-")) if own else None

@@ -12,7 +12,8 @@ from processes import clean_environment, run_job, torchrun
 from stored import ended_runs
 
 from dist_wandb.uploads.upload import UploadRun, plan_uploads
-from dist_wandb.wandb_files.offline import find_runs, read_runs
+from dist_wandb.wandb_files.finding import find_runs
+from dist_wandb.wandb_files.reading import read_runs
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LIGHTNING, ACCELERATE, TORCH = (EXAMPLES / name / "train_digits.py" for name in ("lightning", "accelerate", "torch"))

@@ -9,7 +9,7 @@ from history import History, history_of, rank_of
 from processes import Finished, clean_environment, run_job
 from stored import ended_runs
 
-from dist_wandb.wandb_files.offline import StoredRun
+from dist_wandb.wandb_files.reading import StoredRun
 
 SCRIPT = Path(__file__).parent / "scripts" / "fabric_runs.py"
 X = "trainer/global_step"

@@ -17,7 +17,8 @@ from ranks import rank_commands
 from wandb_server import WandbServer
 
 from dist_wandb.errors import ReadError
-from dist_wandb.wandb_files.offline import find_runs, read_history
+from dist_wandb.wandb_files.finding import find_runs
+from dist_wandb.wandb_files.reading import read_history
 
 SCRIPTS = Path(__file__).parent / "scripts"
 SUPPORT = Path(__file__).parents[1] / "support"

@@ -13,7 +13,7 @@ from PIL import Image
 from processes import clean_environment, run_job, torchrun
 from stored import ended_runs
 
-from dist_wandb.wandb_files.offline import StoredRun
+from dist_wandb.wandb_files.reading import StoredRun
 
 SCRIPT = Path(__file__).parent / "scripts" / "gathers.py"
 SUPPORT = Path(__file__).parents[1] / "support"

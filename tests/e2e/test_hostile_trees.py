@@ -23,7 +23,7 @@ from processes import run_job
 from record_files import LONG_AGO, write_run
 from wandb_server import WandbServer
 
-from dist_wandb.wandb_files.offline import read_history, read_run
+from dist_wandb.wandb_files.reading import read_history, read_run
 
 MEASURED = Path(__file__).parent / "scripts" / "measured.py"
 RESUMED_AMONG = MEASURED.with_name("resumed_among.py")

@@ -19,7 +19,7 @@ from hosts import Hosts, hosts, torchrun_on
 from processes import Finished, Job, clean_environment, free_port, run_job, started
 from stored import COMBINATIONS, ROWS, Rank, check_runs, ended_runs, vector
 
-from dist_wandb.wandb_files.offline import read_history
+from dist_wandb.wandb_files.reading import read_history
 
 SCRIPTS = Path(__file__).parent / "scripts"
 SUPPORT = Path(__file__).parents[1] / "support"

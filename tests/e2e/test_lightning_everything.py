@@ -16,7 +16,7 @@ from processes import Finished, clean_environment, run_job
 from stored import ended_runs
 from wandb_server import WandbServer
 
-from dist_wandb.wandb_files.offline import StoredRun
+from dist_wandb.wandb_files.reading import StoredRun
 
 SCRIPT = Path(__file__).parent / "scripts" / "lightning_everything.py"
 X = "trainer/global_step"

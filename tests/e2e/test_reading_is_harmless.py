@@ -15,10 +15,10 @@ from processes import clean_environment, run_job
 from record_files import make_run
 
 from dist_wandb.cli.commands import main
-from dist_wandb.wandb_files.offline import read_history
+from dist_wandb.wandb_files.reading import read_history
 
 COMMAND = "import sys; from dist_wandb.cli import main; sys.exit(main())"
-READ = "import sys; from dist_wandb.wandb_files.offline import read_history; assert len(read_history(sys.argv[1])) == 3"
+READ = "import sys; from dist_wandb.wandb_files.reading import read_history; assert len(read_history(sys.argv[1])) == 3"
 RESUME = """
 import os, dist_wandb
 session = dist_wandb.init(id="exp", resume="allow", project="digits", mode="offline")

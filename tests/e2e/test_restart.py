@@ -16,7 +16,8 @@ from wandb_records import RecordedRun
 from wandb_server import WandbServer
 
 from dist_wandb.errors import ReadError
-from dist_wandb.wandb_files.offline import find_runs, read_history
+from dist_wandb.wandb_files.finding import find_runs
+from dist_wandb.wandb_files.reading import read_history
 
 SCRIPT = Path(__file__).parent / "scripts" / "restarted.py"
 LIGHTNING = SCRIPT.with_name("lightning_restarted.py")

@@ -16,7 +16,8 @@ import pytest
 
 from dist_wandb.cli.commands import main
 from dist_wandb.errors import ReadError
-from dist_wandb.wandb_files.offline import StoredRun, find_runs, read_history, read_run, read_runs
+from dist_wandb.wandb_files.finding import find_runs
+from dist_wandb.wandb_files.reading import StoredRun, read_history, read_run, read_runs
 
 PRELUDE = """
 import sys, wandb

@@ -19,7 +19,8 @@ from wandb_server import Request, WandbServer
 
 import dist_wandb
 from dist_wandb.cli.commands import main
-from dist_wandb.wandb_files.offline import find_runs, read_runs
+from dist_wandb.wandb_files.finding import find_runs
+from dist_wandb.wandb_files.reading import read_runs
 
 SCRIPTS = Path(__file__).parent / "scripts"
 SUPPORT = Path(__file__).parents[1] / "support"

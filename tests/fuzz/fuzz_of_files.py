@@ -16,6 +16,7 @@ from typing import Any
 
 from fuzzing import Target
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from offline_runs import sidecar_record
 from record_files import content_of, new_record
 
 from dist_wandb.cli import formatting, show
@@ -23,8 +24,9 @@ from dist_wandb.errors import ReadError, UploadError
 from dist_wandb.restart.records import RestartRecord
 from dist_wandb.uploads.log import read_entries
 from dist_wandb.uploads.records import Rules, revised
-from dist_wandb.wandb_files import debug_log, offline
+from dist_wandb.wandb_files import debug_log, inspection, reading
 from dist_wandb.wandb_files.record_file import NOTHING, Lines, MalformedError, fields, write_without
+from dist_wandb.wandb_files.sidecar import Sidecar
 from dist_wandb.wandb_files.small_files import parse_json
 
 _HEADER = b":W&B\xe1\xbe\x00"
@@ -268,28 +270,12 @@ def _read_log(data: bytes) -> None:
 
 def _sidecars() -> list[bytes]:
     nothing = dict.fromkeys(("run_id", "base_id", "label", "group", "local_rank", "node_rank", "num_nodes"))
-    whole = {
-        "format": 1,
-        "run_id": "exp",
-        "base_id": "exp",
-        "run_mode": "shared",
-        "rank_scope": "global",
-        "shared": True,
-        "label": "rank-1",
-        "primary": False,
-        "update_finish_state": False,
-        "group": "a",
-        "global_rank": 1,
-        "local_rank": 1,
-        "node_rank": 0,
-        "world_size": 2,
-        "num_nodes": 1,
-    }
+    whole = sidecar_record(group="a")
     return [json.dumps(whole).encode(), json.dumps(whole | nothing).encode()]
 
 
 def _read_sidecar(data: bytes) -> None:
-    sidecar = offline._sidecar(parse_json(data))
+    sidecar = Sidecar.from_json(parse_json(data))
     assert 0 <= sidecar.global_rank < sidecar.world_size <= 1_000_000
     assert sidecar.label is None or sidecar.label.isprintable()
     assert "\0" not in "".join(value for value in asdict(sidecar).values() if isinstance(value, str))
@@ -335,8 +321,8 @@ def _inspections() -> list[bytes]:
 
 
 def _read_inspection(data: bytes) -> None:
-    contents, records = offline._Contents(), offline._Records(_RUN_FILE)
-    records.take_from(data.split(b"\n")[:-1], contents.take)
+    contents, records = reading.Contents(), inspection.Records(_RUN_FILE)
+    records.take_from(data.split(b"\n")[:-1], contents.add)
     run = contents.as_run(_RUN_FILE, None, contents.problems)
     assert run.rows >= 0
     assert all(0 <= metric.not_finite <= metric.count <= run.rows for metric in run.metrics.values())

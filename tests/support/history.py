@@ -10,7 +10,7 @@ from typing import Any
 
 from stored import ended_runs
 
-from dist_wandb.wandb_files.offline import StoredRun, read_history
+from dist_wandb.wandb_files.reading import StoredRun, read_history
 
 DEGRADED = "dist_wandb/degraded"
 STEPS = 12  # rows of an ordinary scenario, in scripts and tests

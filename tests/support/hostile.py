@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from canary import STRANGER, Victim
+from offline_runs import sidecar_record
 from record_files import Record, end, header, pb, row, rows, run, serialised, write_run
 
 Shown = Literal["shown", "refused", "passed over"]
@@ -90,10 +91,9 @@ def give_away(top: Path) -> None:
 
 def sidecar(run_id: str, **other: Any) -> dict[str, Any]:
     """What dist_wandb leaves beside a writer of a shared run of one rank."""
-    ids = {"format": 1, "run_id": run_id, "base_id": run_id, "run_mode": "shared", "rank_scope": "global"}
-    role = {"shared": True, "label": "rank-0", "primary": True, "update_finish_state": True, "group": None}
-    ranks = {"global_rank": 0, "local_rank": 0, "node_rank": 0, "world_size": 1, "num_nodes": 1}
-    return {**ids, **role, **ranks, **other}
+    role = {"label": "rank-0", "primary": True, "update_finish_state": True}
+    rank = {"global_rank": 0, "local_rank": 0, "world_size": 1}
+    return sidecar_record(run_id=run_id, base_id=run_id, **{**role, **rank, **other})
 
 
 def with_sidecar(place: Path, content: bytes | str | dict[str, Any]) -> Path:

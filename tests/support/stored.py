@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from dist_wandb.settings.plan import RANK_SCOPES, RUN_MODES, RankScope, RunMode
-from dist_wandb.wandb_files.offline import StoredRun, find_runs, read_runs
+from dist_wandb.wandb_files.finding import find_runs
+from dist_wandb.wandb_files.reading import StoredRun, read_runs
 
 VECTORS = Path(__file__).parents[1] / "unit" / "modes.json"
 COMBINATIONS: list[tuple[RunMode, RankScope]] = [(mode, scope) for mode in RUN_MODES for scope in RANK_SCOPES]

@@ -19,7 +19,8 @@ from dist_wandb.errors import ReadError, UploadError, visible
 from dist_wandb.runs.current_server import destination
 from dist_wandb.uploads.state import remove_left_copies
 from dist_wandb.uploads.upload import Terms, UploadFile, UploadRun, plan_uploads, remember, upload
-from dist_wandb.wandb_files.offline import find_runs, read_runs
+from dist_wandb.wandb_files.finding import find_runs
+from dist_wandb.wandb_files.reading import read_runs
 
 _BY_LOG = "uploaded while it was written, according to W&B's log beside it"
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dist_wandb.errors import ReadError, UnsupportedVersionError
 from dist_wandb.runs import requested, run_metadata
-from dist_wandb.wandb_files.offline import largest_step
+from dist_wandb.wandb_files.reading import largest_step
 
 if TYPE_CHECKING:
     from dist_wandb.runs.null_run import AnyRun

@@ -16,7 +16,7 @@ from dist_wandb.errors import DistWandbError
 from dist_wandb.runs import finishing, wandb_private, wandb_process
 from dist_wandb.runs.interception import original
 from dist_wandb.runs.null_run import NullRun
-from dist_wandb.wandb_files.offline import last_rows
+from dist_wandb.wandb_files.reading import last_rows
 
 if TYPE_CHECKING:
     from dist_wandb.runs.null_run import AnyRun

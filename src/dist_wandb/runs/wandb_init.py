@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import logging
 import os
 import re
@@ -21,8 +20,7 @@ from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.requested import wanted_mode, wanted_name, wanted_resume
 from dist_wandb.runs.wandb_process import drop_inherited_service
 from dist_wandb.settings.plan import unit_run_id
-from dist_wandb.wandb_files.sidecar import SIDECAR_NAME
-from dist_wandb.wandb_files.small_files import write_small
+from dist_wandb.wandb_files.sidecar import SIDECAR_NAME, Sidecar, write_sidecar
 
 if TYPE_CHECKING:
     import wandb
@@ -35,7 +33,6 @@ _log = logging.getLogger("dist_wandb")
 
 _FLUSH_INTERVAL = 1.0  # seconds until rows are on disk: what a killed process may lose. wandb's own is 15
 _NO_CREDENTIALS = re.compile(r"api[ _]key|log ?in", re.IGNORECASE)  # to wandb, not to have any is wrong usage
-_SIDECAR_FORMAT = 1
 
 
 def open_run(
@@ -87,7 +84,7 @@ def open_run(
         run = _init(arguments)
     if topology.world_size > 1 and (run.offline or plan.has_writers) and not run.disabled:
         try:
-            _write_sidecar(run, plan, topology)
+            write_sidecar(Path(run.dir).parent, Sidecar.of(plan, topology))
         except OSError as error:
             _log.warning(
                 "dist_wandb: rank %d could not write %s beside its run (%s). Without it dist-wandb sync does not know "
@@ -194,27 +191,3 @@ def _make_directory(arguments: Mapping[str, Any]) -> None:
     if arguments.get("dir") and "disabled" not in (arguments.get("mode"), os.environ.get("WANDB_MODE")):
         with suppress(OSError):  # wandb says what it does about a directory it cannot write to
             Path(arguments["dir"]).mkdir(parents=True, exist_ok=True)
-
-
-def _write_sidecar(run: Run, plan: RunPlan, topology: Topology) -> None:
-    """Record beside a run what its file does not hold, so that it can be uploaded truthfully later."""
-    directory = Path(run.dir).parent
-    record = {
-        "format": _SIDECAR_FORMAT,
-        "run_id": unit_run_id(plan),
-        "base_id": plan.base_id,
-        "group": plan.group,
-        "shared": plan.has_writers,
-        "label": plan.label or plan.hardware,
-        "primary": plan.primary,
-        "update_finish_state": plan.primary,
-        "run_mode": plan.run_mode,
-        "rank_scope": plan.rank_scope,
-        "global_rank": topology.global_rank,
-        "local_rank": topology.local_rank,
-        "node_rank": topology.node_rank,
-        "world_size": topology.world_size,
-        "num_nodes": topology.num_nodes,
-    }
-    content = json.dumps(record, indent=2) + "\n"
-    write_small(directory / SIDECAR_NAME, content.encode(), mode=0o666)  # for whoever may read the run beside it

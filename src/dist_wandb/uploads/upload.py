@@ -31,9 +31,10 @@ from dist_wandb.uploads.log import UPLOAD_DIRECTORY, Sent, attempt_directories, 
 from dist_wandb.uploads.records import Rules, against, revised
 from dist_wandb.uploads.state import COPY, FileState, Lock, another_upload
 from dist_wandb.wandb_files.debug_log import log_of
-from dist_wandb.wandb_files.offline import RUN_RECORD_LOST, Sidecar, StoredRun, is_in_run_directory, natural_order
+from dist_wandb.wandb_files.finding import is_in_run_directory, natural_order
+from dist_wandb.wandb_files.reading import RUN_RECORD_LOST, StoredRun
 from dist_wandb.wandb_files.record_file import Lines, copy_without
-from dist_wandb.wandb_files.sidecar import SIDECAR_NAME
+from dist_wandb.wandb_files.sidecar import SIDECAR_NAME, Sidecar
 from dist_wandb.wandb_files.small_files import write_small
 
 IS_LIVE_FOR = 60.0
@@ -190,7 +191,7 @@ def plan_uploads(runs: Iterable[StoredRun], *, now: float | None = None, terms: 
     """Say what is to be uploaded, in which order, and what speaks against it. Nothing is written or sent.
 
     Args:
-        runs: The files, as `offline.read_runs` reads them.
+        runs: The files, as `read_runs` reads them.
         now: Seconds since the epoch, to tell files that are still written to; the present if `None`.
         terms: What the user has said of the upload.
 

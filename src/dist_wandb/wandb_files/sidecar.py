@@ -1,3 +1,156 @@
-"""The file beside an offline run that keeps what W&B does not: label, primary, finish flag."""
+"""The sidecar, a file beside an offline run: what dist_wandb recorded because W&B's own file does not hold it."""
+
+from __future__ import annotations
+
+import json
+import os
+import reprlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from dist_wandb.errors import ReadError
+from dist_wandb.settings.plan import RANK_SCOPES, RUN_MODES, RunPlan, unit_run_id
+from dist_wandb.topology.model import Topology
+from dist_wandb.wandb_files.small_files import parse_json, read_small, write_small
 
 SIDECAR_NAME = "dist-wandb.json"
+SIDECAR_FORMAT = 1
+"""The only sidecar format this version knows."""
+
+_LARGEST_WORLD = 1_000_000
+_LONGEST_TEXT = 1000  # characters
+_PRINTABLE = frozenset({"label", "run_id", "base_id"})
+_KNOWN: dict[str, tuple[str, ...]] = {"run_mode": RUN_MODES, "rank_scope": RANK_SCOPES}
+_TYPES: dict[str, tuple[type, ...]] = {
+    "str": (str,),
+    "bool": (bool,),
+    "int": (int,),
+    "str | None": (str, type(None)),
+    "int | None": (int, type(None)),
+}
+
+
+@dataclass(frozen=True)
+class Sidecar:
+    """Which rank of which kind of job wrote a run, and how it is uploaded.
+
+    Args:
+        run_id: Id of the run; `None` where W&B made it.
+        base_id: The id that all run ids of the job are made from; `None` where W&B made the run's id.
+        run_mode: `"auto"`, `"shared"` or `"new"`.
+        rank_scope: `"global"` or `"worker"`.
+        shared: Whether several ranks wrote into the run, each into a file of its own.
+        label: The writer's name within a shared run.
+        primary: Whether the writer wrote the plain names of its run.
+        update_finish_state: Whether the writer's exit code is the run's.
+        group: Group of the run.
+        global_rank: The writer's index among all ranks.
+        local_rank: The writer's index on its node, if it was known.
+        node_rank: Index of the writer's node, if it was known.
+        world_size: Number of ranks of the job.
+        num_nodes: Number of nodes of the job, if it was known.
+    """
+
+    run_id: str | None
+    base_id: str | None
+    run_mode: str
+    rank_scope: str
+    shared: bool
+    label: str | None
+    primary: bool
+    update_finish_state: bool
+    group: str | None
+    global_rank: int
+    local_rank: int | None
+    node_rank: int | None
+    world_size: int
+    num_nodes: int | None
+
+    @classmethod
+    def of(cls, plan: RunPlan, topology: Topology) -> Sidecar:
+        """The record of one rank."""
+        return cls(
+            run_id=unit_run_id(plan),
+            base_id=plan.base_id,
+            run_mode=plan.run_mode,
+            rank_scope=plan.rank_scope,
+            shared=plan.has_writers,
+            label=plan.label or plan.hardware,
+            primary=plan.primary,
+            update_finish_state=plan.primary,
+            group=plan.group,
+            global_rank=topology.global_rank,
+            local_rank=topology.local_rank,
+            node_rank=topology.node_rank,
+            world_size=topology.world_size,
+            num_nodes=topology.num_nodes,
+        )
+
+    @classmethod
+    def from_json(cls, record: Any) -> Sidecar:
+        """Check a record that has been read.
+
+        Raises:
+            ValueError: It is not as dist_wandb writes it.
+        """
+        if not isinstance(record, dict):
+            raise ValueError("not a JSON object")  # noqa: TRY004  # a value of the file, as all that is wrong with it
+        if record.get("format") != SIDECAR_FORMAT:
+            raise ValueError(f"format {reprlib.repr(record.get('format'))}, while this version reads {SIDECAR_FORMAT}")
+        sidecar = cls(**{field.name: _checked(record, field.name, str(field.type)) for field in fields(cls)})
+        if sidecar.global_rank >= sidecar.world_size:
+            raise ValueError(f"rank {sidecar.global_rank} of {sidecar.world_size}")
+        return sidecar
+
+
+def write_sidecar(run_directory: Path, sidecar: Sidecar) -> None:
+    """Write a sidecar into a run's directory.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    content = json.dumps({"format": SIDECAR_FORMAT, **asdict(sidecar)}, indent=2) + "\n"
+    write_small(run_directory / SIDECAR_NAME, content.encode(), mode=0o666)  # for whoever may read the run beside it
+
+
+def read_sidecar(run_directory: str | os.PathLike[str]) -> Sidecar | None:
+    """Read what dist_wandb recorded in a run's directory.
+
+    Args:
+        run_directory: The directory that holds the ``.wandb`` file.
+
+    Returns:
+        The record, or `None` where dist_wandb left none: an ordinary run.
+
+    Raises:
+        ReadError: There is a record, but it is not what dist_wandb writes.
+    """
+    path = Path(run_directory) / SIDECAR_NAME
+    try:
+        return Sidecar.from_json(parse_json(read_small(path)))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise ReadError(
+            f"{path}: not what dist_wandb writes ({error}), so label and primary of this writer are not known. "
+            "Restore the file, or remove it to treat this as an ordinary run."
+        ) from None
+
+
+def _checked(record: Mapping[str, Any], name: str, annotation: str) -> Any:
+    if name not in record:
+        raise ValueError(f"{name!r} is missing")
+    value = record[name]
+    if type(value) not in _TYPES[annotation]:
+        raise ValueError(f"{name}={reprlib.repr(value)}, which is no {annotation.replace('|', 'or')}")
+    if type(value) is int and not 0 <= value <= _LARGEST_WORLD:
+        raise ValueError(f"{name}={reprlib.repr(value)}, which is not within 0 and {_LARGEST_WORLD}")
+    if type(value) is str and (
+        len(value) > _LONGEST_TEXT or "\0" in value or (name in _PRINTABLE and not value.isprintable())
+    ):
+        raise ValueError(f"{name}={reprlib.repr(value)}, as dist_wandb writes none")
+    if name in _KNOWN and value not in _KNOWN[name]:
+        raise ValueError(f"{name}={reprlib.repr(value)}, which is none of {', '.join(_KNOWN[name])}")
+    return value

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from offline_runs import install_reader, refuse_to_scan, sidecar_record
 
 from dist_wandb._version import __version__
 from dist_wandb.cli import show
@@ -27,7 +28,6 @@ from dist_wandb.uploads.log import Sent
 from dist_wandb.uploads.state import FileState
 
 MODES = json.loads((Path(__file__).parents[1] / "modes.json").read_text())
-PYTHON = sys.executable  # kept: a fixture puts the stand-in in its place
 PYTHON = sys.executable  # `write_run` puts another one in its place
 COMMAND = "import sys; from dist_wandb.cli import main; sys.exit(main())"
 
@@ -38,12 +38,8 @@ WriteRun = Callable[..., Path]
 @pytest.fixture
 def write_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WriteRun:
     """Write a run file that the stand-in reads: a run of given history rows, or given lines."""
-    reader = tmp_path / "reader"
-    reader.write_text(
-        '#!/bin/sh\ncat "$6"\nif grep -q too-old "$6"; then echo "Error: No such command" >&2; exit 2; fi\n'
-    )  # -m wandb leet … FILE
-    reader.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(reader))
+    too_old = 'if grep -q too-old "$6"; then echo "Error: No such command" >&2; exit 2; fi'
+    install_reader(tmp_path, monkeypatch, f'cat "$6"\n{too_old}')
 
     def write(
         run_id: str, *rows: dict[str, Any], exit_code: int | None = 0, lines: str | None = None, **run: Any
@@ -60,23 +56,8 @@ def write_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WriteRun:
 
 
 def label(path: Path, *, name: str, primary: bool) -> None:
-    record = {
-        "format": 1,
-        "run_id": "exp",
-        "base_id": "exp",
-        "run_mode": "shared",
-        "rank_scope": "worker",
-        "shared": True,
-        "label": name,
-        "primary": primary,
-        "update_finish_state": primary,
-        "group": None,
-        "global_rank": 3,
-        "local_rank": 1,
-        "node_rank": 1,
-        "world_size": 4,
-        "num_nodes": 2,
-    }
+    job = {"rank_scope": "worker", "global_rank": 3, "node_rank": 1, "world_size": 4, "num_nodes": 2}
+    record = sidecar_record(label=name, primary=primary, update_finish_state=primary, **job)
     (path.parent / "dist-wandb.json").write_text(json.dumps(record))
 
 
@@ -374,14 +355,7 @@ def test_a_directory_in_which_nobody_has_looked_is_told_and_the_others_shown(
     write_run("good", {"loss": 1})
     closed = tmp_path / "logs" / "closed"
     closed.mkdir()
-    scandir = os.scandir
-
-    def refusing(path: Path) -> Any:  # whatever its permissions are: tests may run as root
-        if path == closed:
-            raise PermissionError(13, "Permission denied")
-        return scandir(path)
-
-    monkeypatch.setattr(os, "scandir", refusing)
+    refuse_to_scan(closed, monkeypatch)
     assert main([*command, str(tmp_path / "logs")]) == 1
     out = capsys.readouterr().out
     assert f"{closed}: cannot be looked through: Permission denied" in out

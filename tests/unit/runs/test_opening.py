@@ -203,7 +203,7 @@ def test_a_disk_that_takes_no_file_beside_the_run_ends_no_training(
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(wandb_init, "_write_sidecar", full)
+    monkeypatch.setattr(wandb_init, "write_sidecar", full)
     first, _ = job(TWO, lambda _: {"id": "exp", "mode": "offline"})
     assert first.run.offline
     assert "rank 0 could not write dist-wandb.json beside its run (No space left on device)" in caplog.text

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from offline_runs import sidecar_record
 from record_files import content_of, new_record
 
 from dist_wandb.cli import sync
@@ -25,8 +26,9 @@ from dist_wandb.uploads import upload as upload_module
 from dist_wandb.uploads.log import Sent
 from dist_wandb.uploads.state import FileState, remove_left_copies
 from dist_wandb.uploads.upload import Outcome, Terms, UploadFile, UploadRun, is_uploaded, plan_uploads, remember, upload
-from dist_wandb.wandb_files.offline import Sidecar, StoredRun
+from dist_wandb.wandb_files.reading import StoredRun
 from dist_wandb.wandb_files.record_file import Lines
+from dist_wandb.wandb_files.sidecar import Sidecar
 
 ENDED: list[dict[str, Any]] = [{"msg": "sender: closed"}]
 CONFIRMED: dict[str, Any] = {"msg": "filestream: request sent"}
@@ -68,23 +70,11 @@ def stored(
 
 def of_rank(directory: Path, rank: int, *, world_size: int = 2, session: int = 1, **values: Any) -> StoredRun:
     """A writer of a shared run, rank 0 its primary."""
-    scope, primary = values.pop("rank_scope", "global"), values.pop("primary", rank == 0)
-    sidecar = Sidecar(
-        run_id="exp",
-        base_id="exp",
-        run_mode=values.pop("run_mode", "shared"),
-        rank_scope=scope,
-        shared=True,
-        label=f"rank-{rank}",
-        primary=primary,
-        update_finish_state=primary,
-        group=None,
-        global_rank=rank,
-        local_rank=rank,
-        node_rank=0,
-        world_size=world_size,
-        num_nodes=1,
-    )
+    primary = values.pop("primary", rank == 0)
+    job = {name: values.pop(name) for name in ("rank_scope", "run_mode") if name in values}
+    place = {"label": f"rank-{rank}", "global_rank": rank, "local_rank": rank, "world_size": world_size}
+    record = sidecar_record(primary=primary, update_finish_state=primary, **place, **job)
+    sidecar = Sidecar(**{name: value for name, value in record.items() if name != "format"})
     values = {"started": f"2026-01-0{session}T00:00:0{rank}Z", "sidecar": sidecar, **values}
     return stored(directory / f"rank-{rank}", f"offline-run-{session}-exp", **values)
 

@@ -12,7 +12,6 @@ import re
 import sys
 import tempfile
 import time
-import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,42 +20,21 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from offline_runs import install_reader, sidecar_record
 from strangers import OBSTACLES
 
 from dist_wandb.errors import ReadError, UnsupportedVersionError
-from dist_wandb.wandb_files import offline
+from dist_wandb.wandb_files import reading
 from dist_wandb.wandb_files.bounded_reader import Limits
-from dist_wandb.wandb_files.offline import (
-    find_runs,
-    largest_step,
-    natural_order,
-    read_history,
-    read_run,
-    read_runs,
-    read_sidecar,
-)
+from dist_wandb.wandb_files.finding import find_runs
+from dist_wandb.wandb_files.reading import largest_step, read_history, read_run, read_runs
+from dist_wandb.wandb_files.sidecar import read_sidecar
 
 WriteRun = Callable[..., Path]
 
 HEADER = {"type": "header", "header": {}}
 RUN = {"type": "run", "run": {"run_id": "abc", "display_name": "night", "project": "digits", "run_group": "sweep"}}
-SIDECAR = {
-    "format": 1,
-    "run_id": "abc",
-    "base_id": "abc",
-    "run_mode": "shared",
-    "rank_scope": "global",
-    "shared": True,
-    "label": "rank-1",
-    "primary": False,
-    "update_finish_state": False,
-    "group": None,
-    "global_rank": 1,
-    "local_rank": 1,
-    "node_rank": 0,
-    "world_size": 2,
-    "num_nodes": 1,
-}
+SIDECAR = sidecar_record()
 
 
 def history(**item: Any) -> dict[str, Any]:
@@ -70,10 +48,7 @@ def ended(exit_code: int = 0) -> dict[str, Any]:
 @pytest.fixture
 def write_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WriteRun:
     """Write a run file of given records; the stand-in prints it, and what else it is told, when it is read."""
-    reader = tmp_path / "reader"
-    reader.write_text('#!/bin/sh\ncat "$6"\ncat "$6.stderr" >&2\nexit "$(cat "$6.code")"\n')  # -m wandb leet … FILE
-    reader.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(reader))
+    install_reader(tmp_path, monkeypatch, 'cat "$6"\ncat "$6.stderr" >&2\nexit "$(cat "$6.code")"')
 
     def write(*records: dict[str, Any] | str, run_id: str = "abc", stderr: str = "", code: int = 0) -> Path:
         path = tmp_path / f"offline-run-{run_id}" / f"run-{run_id}.wandb"
@@ -91,124 +66,6 @@ def touch(path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch()
     return path
-
-
-# --- find_runs --------------------------------------------------------------------------------------------------------
-
-
-def test_runs_are_found_at_any_depth_in_natural_order(tmp_path: Path) -> None:
-    tenth = touch(tmp_path / "wandb/rank-10/wandb/offline-run-1-a/run-a.wandb")
-    second = touch(tmp_path / "wandb/rank-2/wandb/offline-run-1-a/run-a.wandb")
-    online = touch(tmp_path / "wandb/run-1-b/run-b.wandb")
-    assert find_runs(tmp_path) == [second, tenth, online]
-
-
-def test_only_run_files_in_run_directories_count(tmp_path: Path) -> None:
-    touch(tmp_path / "elsewhere/run-a.wandb")
-    touch(tmp_path / "offline-run-1-a/run-a.wandb.synced")
-    touch(tmp_path / "offline-run-1-a/notes.wandb")
-    assert find_runs(tmp_path) == []
-
-
-def test_links_below_the_directory_are_not_followed(tmp_path: Path) -> None:
-    run = touch(tmp_path / "offline-run-1-a/run-a.wandb")
-    (tmp_path / "latest-run").symlink_to(run.parent.name)
-    assert find_runs(tmp_path) == [run]
-
-
-def test_a_run_directory_is_found_through_a_link_and_as_the_current_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = touch(tmp_path / "offline-run-1-a/run-a.wandb")
-    link = tmp_path / "latest-run"
-    link.symlink_to(run.parent.name)
-    assert find_runs(link) == [link / run.name]
-    monkeypatch.chdir(run.parent)
-    assert find_runs(".") == [Path(run.name)]
-
-
-def test_a_single_file_may_be_given(tmp_path: Path) -> None:
-    copy = touch(tmp_path / "copy.wandb")
-    assert find_runs(copy) == [copy]
-
-
-@pytest.mark.parametrize(("name", "reason"), [("missing", "No such file or directory"), ("file", "Not a directory")])
-def test_a_place_that_is_no_directory_is_named(tmp_path: Path, name: str, reason: str) -> None:
-    touch(tmp_path / "file")
-    with pytest.raises(ReadError, match=f"{name}': {reason}. Give an existing directory"):
-        find_runs(tmp_path / name)
-
-
-@given(st.lists(st.integers(0, 10**6), min_size=2))
-def test_natural_order_is_that_of_the_numbers(ranks: list[int]) -> None:
-    assert sorted((f"rank-{rank}/loss" for rank in ranks), key=natural_order) == [
-        f"rank-{rank}/loss" for rank in sorted(ranks)
-    ]
-
-
-def test_a_link_that_is_given_is_followed(tmp_path: Path) -> None:
-    run = touch(tmp_path / "offline-run-1-a/run-a.wandb")
-    (tmp_path / "link.wandb").symlink_to(run)
-    assert find_runs(tmp_path / "link.wandb") == [run]
-
-
-def test_what_has_the_name_of_a_run_file_and_is_none_is_found_and_refused_in_its_turn(
-    write_run: WriteRun, tmp_path: Path
-) -> None:
-    healthy = write_run(RUN, run_id="healthy")
-    folder = tmp_path / "offline-run-1-x"
-    touch(folder / "run-dir.wandb" / "offline-run-2-y" / "run-y.wandb").write_text(json.dumps(RUN))
-    os.mkfifo(folder / "run-fifo.wandb")
-    (folder / "run-link.wandb").symlink_to(healthy)
-    (folder / "run-zero.wandb").symlink_to("/dev/zero")
-    runs, errors = read_runs(find_runs(tmp_path))
-    assert [run.path for run in runs] == [healthy]
-    said = {path.name: str(error) for path, error in errors.items()}
-    assert {"run-dir.wandb", "run-fifo.wandb", "run-link.wandb", "run-zero.wandb", "run-y.wandb"} == set(said)
-    assert f"{folder / 'run-dir.wandb'} is a directory" in said["run-dir.wandb"]
-    assert f"{folder / 'run-fifo.wandb'} is a named pipe" in said["run-fifo.wandb"]
-    assert f"{folder / 'run-link.wandb'} is a symbolic link" in said["run-link.wandb"]
-    assert f"{folder / 'run-zero.wandb'} is a symbolic link" in said["run-zero.wandb"]
-
-
-def test_a_directory_that_cannot_be_looked_through_is_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    run = touch(tmp_path / "offline-run-1-a/run-a.wandb")
-    closed = tmp_path / "closed"
-    touch(closed / "offline-run-1-b/run-b.wandb")
-    scandir = os.scandir
-
-    def refusing(path: Path) -> Any:  # whatever its permissions are: tests may run as root
-        if path == closed:
-            raise PermissionError(13, "Permission denied")
-        return scandir(path)
-
-    monkeypatch.setattr(os, "scandir", refusing)
-    reported: list[ReadError] = []
-    assert find_runs(tmp_path, report=reported.append) == [run]
-    assert [str(error) for error in reported] == [f"{closed}: cannot be looked through: Permission denied."]
-    assert find_runs(tmp_path) == [run]
-    assert "closed: cannot be looked through" in caplog.text
-
-
-def test_a_tree_without_an_end_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = touch(tmp_path / "offline-run-1-a/run-a.wandb")
-    touch(tmp_path / "/".join("d" * 70) / "offline-run-1-b/run-b.wandb")
-    reported: list[ReadError] = []
-    assert find_runs(tmp_path, report=reported.append) == [run]
-    assert [str(error).rpartition(":")[2] for error in reported] == [f" lies more than 64 levels below {tmp_path}."]
-    monkeypatch.setattr(offline, "_MOST_ENTRIES", 10)
-    reported.clear()
-    assert find_runs(tmp_path, report=reported.append) == [run]
-    assert "only 10 entries are looked at" in str(reported[0])
-
-
-def test_a_name_is_ordered_by_its_first_characters() -> None:
-    """All parts of a name of a megabyte took 50 times its room."""
-    parts = natural_order("a1" * 500_000)
-    assert len(parts) < 1000
-    assert natural_order("a" * 600 + "2") < natural_order("a" * 600 + "3")
 
 
 # --- read_run ---------------------------------------------------------------------------------------------------------
@@ -269,8 +126,8 @@ def test_many_images_in_a_row_are_told_apart_in_linear_time(monkeypatch: pytest.
     row: dict[str, Any] = {Costly(f"k{number}._type"): "x" for number in range(2000)}
     row |= {Costly(f"k{number}.width"): 1 for number in range(2000)}
     row |= {Costly(f"m{number}"): 1.0 for number in range(2000)}
-    contents = offline._Contents()
-    contents.take({"type": "history", "history": {"item": row}})
+    contents = reading.Contents()
+    contents.add({"type": "history", "history": {"item": row}})
     assert len(contents.metrics) == 2000
     assert Costly.compared < 10 * len(row)
 
@@ -281,15 +138,15 @@ def test_what_belongs_to_an_image_begins_with_its_name(row: dict[str, Any]) -> N
         name.removesuffix("_type") for name, kind in row.items() if name.endswith("._type") and isinstance(kind, str)
     )
     numbers = {name for name, value in row.items() if isinstance(value, int) and not name.startswith(("_", *prefixes))}
-    contents = offline._Contents()
-    contents.take({"type": "history", "history": {"item": row}})
+    contents = reading.Contents()
+    contents.add({"type": "history", "history": {"item": row}})
     assert set(contents.metrics) == numbers
 
 
 def test_so_many_metrics_are_kept_and_those_that_are_asked_for(
     write_run: WriteRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(offline, "MOST_METRICS", 3)
+    monkeypatch.setattr(reading, "MOST_METRICS", 3)
     path = write_run(RUN, history(**{f"m{number}": number for number in range(5)}, last=1))
     run = read_run(path)
     assert (list(run.metrics), run.has_more_metrics) == (["m0", "m1", "m2"], True)
@@ -298,26 +155,8 @@ def test_so_many_metrics_are_kept_and_those_that_are_asked_for(
     assert read_run(write_run(RUN, history(**{"x" * 1001: 1, "y": 1}), run_id="long")).has_more_metrics
 
 
-def test_a_history_of_many_metrics_takes_little_room() -> None:
-    metric = offline._Metric()
-    for value in range(offline.TREND_LENGTH):  # as much as a metric ever takes
-        metric.take(value)
-    before = metric.summed_up()
-    tracemalloc.start()
-    metrics = []
-    for _ in range(100):
-        metric = offline._Metric()
-        for value in range(offline.TREND_LENGTH):
-            metric.take(value)
-        metrics.append(metric)
-    room = tracemalloc.get_traced_memory()[0] / len(metrics)
-    tracemalloc.stop()
-    assert room < 8000  # it was 45,000
-    assert metric.summed_up() == before
-
-
 def test_a_config_that_is_too_large_is_left_out_in_part(write_run: WriteRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(offline, "_LARGEST_CONFIG", 100)
+    monkeypatch.setattr(reading, "_LARGEST_CONFIG", 100)
     updates = [{"a": list(range(40))}, {"b": list(range(40))}, {"c": list(range(40))}, {"a": 1}, {"d": ["x" * 64] * 15}]
     run = read_run(write_run(RUN, *({"type": "config", "config": {"update": update}} for update in updates)))
     assert (sorted(run.config), run.config["a"]) == (["a", "b", "d"], 1)
@@ -458,6 +297,25 @@ def test_a_file_that_does_not_exist_is_refused(tmp_path: Path) -> None:
         read_run(tmp_path / "none.wandb")
 
 
+def test_what_has_the_name_of_a_run_file_and_is_none_is_found_and_refused_in_its_turn(
+    write_run: WriteRun, tmp_path: Path
+) -> None:
+    healthy = write_run(RUN, run_id="healthy")
+    folder = tmp_path / "offline-run-1-x"
+    touch(folder / "run-dir.wandb" / "offline-run-2-y" / "run-y.wandb").write_text(json.dumps(RUN))
+    os.mkfifo(folder / "run-fifo.wandb")
+    (folder / "run-link.wandb").symlink_to(healthy)
+    (folder / "run-zero.wandb").symlink_to("/dev/zero")
+    runs, errors = read_runs(find_runs(tmp_path))
+    assert [run.path for run in runs] == [healthy]
+    said = {path.name: str(error) for path, error in errors.items()}
+    assert {"run-dir.wandb", "run-fifo.wandb", "run-link.wandb", "run-zero.wandb", "run-y.wandb"} == set(said)
+    assert f"{folder / 'run-dir.wandb'} is a directory" in said["run-dir.wandb"]
+    assert f"{folder / 'run-fifo.wandb'} is a named pipe" in said["run-fifo.wandb"]
+    assert f"{folder / 'run-link.wandb'} is a symbolic link" in said["run-link.wandb"]
+    assert f"{folder / 'run-zero.wandb'} is a symbolic link" in said["run-zero.wandb"]
+
+
 # --- the reader's process ---------------------------------------------------------------------------------------------
 
 
@@ -522,13 +380,13 @@ def test_several_runs_keep_their_order_and_errors_do_not_stop_the_others(write_r
 def test_whatever_a_file_brings_about_is_told_of_it_alone(write_run: WriteRun, monkeypatch: pytest.MonkeyPatch) -> None:
     hurt, healthy = write_run(RUN, run_id="hurt"), write_run(RUN, run_id="healthy")
 
-    def read(path: Path, *given: Any) -> offline.StoredRun:
+    def read(path: Path, *given: Any) -> reading.StoredRun:
         if path == hurt:
             raise RecursionError("maximum recursion depth exceeded")
         return really_read(path, *given)
 
-    really_read = offline._read_run
-    monkeypatch.setattr(offline, "_read_run", read)
+    really_read = reading._read_run
+    monkeypatch.setattr(reading, "_read_run", read)
     runs, errors = read_runs([hurt, healthy])
     assert [run.path for run in runs] == [healthy]
     assert str(errors[hurt]) == f"{hurt}: RecursionError: maximum recursion depth exceeded"
@@ -629,43 +487,3 @@ def test_what_lies_in_the_place_of_a_sidecar_neither_blocks_nor_leads_elsewhere(
     (problem,) = run.problems
     assert problem.startswith(f"{path.parent / 'dist-wandb.json'}")
     assert time.monotonic() - begun < 10
-
-
-# --- statistics -------------------------------------------------------------------------------------------------------
-
-
-@given(st.lists(st.floats(), min_size=1))
-def test_statistics_are_those_of_the_whole_series(values: list[float]) -> None:
-    metric = offline._Metric()
-    for value in values:
-        metric.take(value)
-    found = metric.summed_up()
-    ordered = [value for value in values if not math.isnan(value)] or [math.nan]
-    assert found.count == len(values)
-    assert found.not_finite == sum(not math.isfinite(value) for value in values)
-    assert repr((found.last, found.smallest, found.largest)) == repr((values[-1], min(ordered), max(ordered)))
-
-
-@given(st.lists(st.floats(-1e6, 1e6) | st.just(math.nan) | st.just(math.inf), max_size=150))
-def test_a_trend_is_the_means_of_equal_stretches_in_bounded_room(values: list[float]) -> None:
-    room = 8
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(offline, "TREND_LENGTH", room)
-        trend = offline._Trend()
-        for value in values:
-            trend.take(value)
-    length = 1
-    while len(values) > room * length:
-        length *= 2
-    assert len(trend.means()) == math.ceil(len(values) / length)
-    for index, mean in enumerate(trend.means()):
-        finite = [value for value in values[index * length : (index + 1) * length] if math.isfinite(value)]
-        expected = math.fsum(finite) / len(finite) if finite else math.nan
-        assert mean == pytest.approx(expected, rel=1e-9, abs=1e-6, nan_ok=True)
-
-
-def test_a_trend_of_the_largest_floats_does_not_overflow() -> None:
-    trend = offline._Trend()
-    for _ in range(4 * offline.TREND_LENGTH):
-        trend.take(1.7e308)
-    assert trend.means() == pytest.approx([1.7e308] * offline.TREND_LENGTH)

@@ -1,0 +1,384 @@
+"""Read runs back from their ``.wandb`` files, one record at a time.
+
+Of a history of any length only running statistics and a bounded trend of each metric are kept.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from fnmatch import translate
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from dist_wandb.errors import ReadError, UnsupportedVersionError, in_words
+from dist_wandb.settings.reduction import LARGEST_EXACT_INTEGER
+from dist_wandb.wandb_files.finding import natural_order
+from dist_wandb.wandb_files.inspection import inspect
+from dist_wandb.wandb_files.sidecar import Sidecar, read_sidecar
+from dist_wandb.wandb_files.statistics import MetricHistory, RunningMetric
+
+MOST_METRICS = 20_000
+"""Largest number of metrics kept of a file; the first that come are."""
+
+RUN_RECORD_LOST = "its run record is lost"
+"""How a problem of a file begins of which nothing tells which run it is."""
+
+State = Literal["finished", "failed", "unfinished"]
+
+_PARALLEL_READERS = 4  # each is a process of its own, of about half a second
+_LONGEST_NAME = 1000  # characters of a metric's name
+_LARGEST_CONFIG = 1_000_000  # values, and stretches of 64 characters
+_NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}  # JSON has no numbers for these
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """One ``.wandb`` file: a run, or what one writer of a shared run wrote.
+
+    Args:
+        path: The ``.wandb`` file.
+        run_id: Id of the run.
+        name: Display name; `None` where W&B is to choose it at the upload.
+        project: Project of the run.
+        group: Group of the run.
+        job_type: Job type of the run.
+        tags: Tags of the run.
+        config: The run's configuration at its end.
+        started: When the run was opened, as W&B wrote it (ISO 8601, UTC); `None` where that is lost.
+        exit_code: Exit code of the run, 0 for success; `None` where the file records no end.
+        rows: Number of history rows.
+        metrics: The numeric metrics by name, in natural order; names with a leading underscore are W&B's own.
+        sidecar: What dist_wandb recorded beside the file; `None` for an ordinary run.
+        problems: What could not be read, each as a sentence fragment; empty for a sound file.
+        has_more_metrics: Whether there are metrics that are not kept: beyond `MOST_METRICS`, or with a name of more
+            than 1000 characters.
+        entity: Who is to own the run, where that was said when it was written.
+    """
+
+    path: Path
+    run_id: str
+    name: str | None
+    project: str | None
+    group: str | None
+    job_type: str | None
+    tags: tuple[str, ...]
+    config: dict[str, Any]
+    started: str | None
+    exit_code: int | None
+    rows: int
+    metrics: dict[str, MetricHistory]
+    sidecar: Sidecar | None
+    problems: tuple[str, ...]
+    has_more_metrics: bool = False
+    entity: str | None = None
+
+    @property
+    def state(self) -> State:
+        """`"finished"` (exit code 0), `"failed"`, or `"unfinished"`: still running, or killed before its end."""
+        if self.exit_code is None:
+            return "unfinished"
+        return "finished" if self.exit_code == 0 else "failed"
+
+    @property
+    def label(self) -> str | None:
+        """The writer's name within a shared run; `None` in an ordinary run."""
+        return self.sidecar.label if self.sidecar else None
+
+
+def read_run(path: str | os.PathLike[str], *, metrics: Iterable[str] = ("*",)) -> StoredRun:
+    """Read one ``.wandb`` file, and dist_wandb's sidecar beside it.
+
+    ``run.finish()`` returns before the file is whole: for about a second the run may read as `"unfinished"`.
+
+    Args:
+        path: A ``.wandb`` file, as `find_runs` gives it.
+        metrics: Patterns such as ``val/*``; metrics whose names match none of them are left out.
+
+    Returns:
+        What the file holds. Parts of it that are damaged are skipped and named in `StoredRun.problems`.
+
+    Raises:
+        ReadError: Nothing of a run can be read from the file.
+        UnsupportedVersionError: The installed wandb cannot read ``.wandb`` files for others.
+    """
+    return _read_run(Path(path), tuple(metrics), threading.Event())
+
+
+def _read_run(path: Path, metrics: tuple[str, ...], stopped: threading.Event) -> StoredRun:
+    contents = Contents(metrics)
+    problems = inspect(path, contents.add, stopped) + contents.problems
+    if not contents.run and not contents.rows:
+        raise ReadError(_nothing_in(path, problems))
+    if not contents.run:
+        problems.append(f"{RUN_RECORD_LOST}, and with it name, project, group and config")
+    try:
+        sidecar = read_sidecar(path.parent)
+    except ReadError as error:
+        sidecar = None
+        problems.append(str(error))
+    return contents.as_run(path, sidecar, problems)
+
+
+def read_runs(
+    paths: Iterable[Path], *, metrics: Iterable[str] = ("*",)
+) -> tuple[list[StoredRun], dict[Path, ReadError]]:
+    """Read several ``.wandb`` files, a few at a time.
+
+    Args:
+        paths: The files, as `find_runs` gives them.
+        metrics: As for `read_run`.
+
+    Returns:
+        The runs that could be read, in the order of `paths`, and for each other file the reason.
+
+    Raises:
+        UnsupportedVersionError: The installed wandb cannot read ``.wandb`` files for others.
+    """
+    paths = list(paths)
+    stopped = threading.Event()
+    read = partial(_run_or_error, metrics=tuple(metrics), stopped=stopped)
+    with ThreadPoolExecutor(_PARALLEL_READERS) as readers:
+        try:
+            outcomes = list(readers.map(read, paths))
+        except BaseException:  # an interrupt, say: the readers are not waited for
+            stopped.set()
+            raise
+    runs = [outcome for outcome in outcomes if isinstance(outcome, StoredRun)]
+    errors = {path: outcome for path, outcome in zip(paths, outcomes, strict=True) if isinstance(outcome, ReadError)}
+    return runs, errors
+
+
+def read_history(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """Read all history rows of one ``.wandb`` file; the whole history is held in memory.
+
+    Args:
+        path: A ``.wandb`` file, as `find_runs` gives it.
+
+    Returns:
+        One dictionary per row, in the order written. Keys of nested dictionaries are joined by dots (``val.loss``), and
+        W&B's own (``_step``, ``_runtime``, ``_timestamp``) are among them. NaN and infinities are floats; W&B's file
+        does not tell them from the strings ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``.
+
+    Raises:
+        ReadError: The file cannot be read at all. Damaged parts are skipped; `read_run` names them.
+        UnsupportedVersionError: The installed wandb cannot read ``.wandb`` files for others.
+    """
+    rows: list[dict[str, Any]] = []
+    _read_rows(Path(path), rows.append)
+    return rows
+
+
+def last_rows(path: str | os.PathLike[str], count: int) -> list[dict[str, Any]]:
+    """As `read_history`, but only the last `count` rows are held in memory and returned."""
+    rows: deque[dict[str, Any]] = deque(maxlen=count)
+    _read_rows(Path(path), rows.append)
+    return list(rows)
+
+
+def largest_step(path: str | os.PathLike[str], name: str) -> int | None:
+    """The largest value that an x axis has in any row of a file; rows are looked at one by one, not kept.
+
+    Args:
+        path: A ``.wandb`` file.
+        name: The name of the x axis.
+
+    Returns:
+        The value; `None` where no row has one. What floats cannot tell from the next whole number is none.
+
+    Raises:
+        ReadError: As of `read_history`.
+        UnsupportedVersionError: As of `read_history`.
+    """
+    largest: int | None = None
+
+    def take(row: dict[str, Any]) -> None:
+        nonlocal largest
+        value = row.get(name)
+        if isinstance(value, (int, float)) and abs(value) <= LARGEST_EXACT_INTEGER:  # false of NaN, too
+            largest = int(value) if largest is None else max(largest, int(value))
+
+    _read_rows(Path(path), take)
+    return largest
+
+
+def _read_rows(path: Path, take_row: Callable[[dict[str, Any]], None]) -> None:
+    def take(record: dict[str, Any]) -> None:
+        if record["type"] == "history":
+            take_row({name: _with_floats(value) for name, value in _object(record["history"], "item").items()})
+
+    inspect(path, take)
+
+
+def _run_or_error(path: Path, *, metrics: tuple[str, ...], stopped: threading.Event) -> StoredRun | ReadError:
+    try:
+        return _read_run(path, metrics, stopped)
+    except UnsupportedVersionError:  # concerns all of them
+        raise
+    except ReadError as error:
+        return error
+    except Exception as error:  # noqa: BLE001  # whatever the file has brought about: it concerns this file alone
+        return ReadError(in_words(error, path))
+
+
+class Contents:
+    """What the records of one file add up to. Whatever JSON they are, it is taken, refused or passed over."""
+
+    def __init__(self, metrics: Iterable[str] = ("*",)) -> None:
+        self.run: dict[str, Any] = {}
+        self.config: dict[str, Any] = {}
+        self.exit_code: int | None = None
+        self.rows = 0
+        self.metrics: dict[str, RunningMetric] = {}
+        self.has_more_metrics = False
+        self._is_wanted = re.compile("|".join(map(translate, metrics))).match
+        self._config_sizes: dict[str, int] = {}
+        self._config_size = 0
+        self._left_out = 0
+
+    @property
+    def problems(self) -> list[str]:
+        """What is not kept, as sentence fragments."""
+        return [f"{self._left_out} values of its config are left out, as it is too large"] if self._left_out else []
+
+    def add(self, record: dict[str, Any]) -> None:
+        """Add one record; kinds that tell nothing of interest are passed over."""
+        kind = record["type"]
+        if kind == "history":
+            self._take_row(_object(record["history"], "item"))
+        elif kind == "run":  # written again whenever name, tags or notes change: the last one holds
+            self.run = record["run"]
+            self._take_config(_object(_object(self.run, "config"), "update"))
+        elif kind == "config":
+            self._take_config(_object(record["config"], "update"))
+        elif kind == "exit":
+            self.exit_code = _exit_code(record["exit"])
+
+    def as_run(self, path: Path, sidecar: Sidecar | None, problems: list[str]) -> StoredRun:
+        """The run that the records have described."""
+        return StoredRun(
+            path=path,
+            run_id=_text(self.run, "run_id") or path.stem.removeprefix("run-"),
+            name=_text(self.run, "display_name"),
+            project=_text(self.run, "project"),
+            group=_text(self.run, "run_group"),
+            job_type=_text(self.run, "job_type"),
+            tags=_texts(self.run, "tags"),
+            config={name: value for name, value in self.config.items() if name != "_wandb"},
+            started=_text(self.run, "start_time"),
+            exit_code=self.exit_code,
+            rows=self.rows,
+            metrics={name: self.metrics[name].history() for name in sorted(self.metrics, key=natural_order)},
+            sidecar=sidecar,
+            problems=tuple(problems),
+            has_more_metrics=self.has_more_metrics,
+            entity=self.run.get("entity"),
+        )
+
+    def _take_config(self, update: Mapping[str, Any]) -> None:
+        for name, value in update.items():
+            size = _size(value) + _size(name)
+            total = self._config_size - self._config_sizes.get(name, 0) + size
+            if total > _LARGEST_CONFIG:
+                self._left_out += 1
+                continue
+            self.config[name] = value
+            self._config_sizes[name], self._config_size = size, total
+
+    def _take_row(self, row: Mapping[str, Any]) -> None:
+        self.rows += 1
+        media = _of_media(row)
+        for name, value in row.items():
+            number = _with_floats(value)
+            if isinstance(number, bool) or not isinstance(number, int | float) or name in media or name[:1] == "_":
+                continue
+            metric = self.metrics.get(name)
+            if metric is None:
+                metric = self._new_metric(name)
+            if metric is not None:
+                metric.add(number)
+
+    def _new_metric(self, name: str) -> RunningMetric | None:
+        if len(name) > _LONGEST_NAME or len(self.metrics) == MOST_METRICS:
+            self.has_more_metrics |= len(name) > _LONGEST_NAME or self._is_wanted(name) is not None
+            return None
+        if not self._is_wanted(name):
+            return None
+        self.metrics[name] = metric = RunningMetric()
+        return metric
+
+
+def _of_media(row: Mapping[str, Any]) -> set[str]:
+    """Names of what belongs to images and the like: what is said of ``x`` in ``x._type``, ``x.width`` and so on."""
+    media = {
+        name.removesuffix("_type") for name, kind in row.items() if name.endswith("._type") and isinstance(kind, str)
+    }
+    found: set[str] = set()
+    if media:
+        under = None  # in this order what begins with a text stands right behind it
+        for name in sorted(media.union(row)):
+            if under is not None and name.startswith(under):
+                found.add(name)
+            elif name in media:
+                under = name
+                found.add(name)
+    return found
+
+
+def _object(record: Mapping[str, Any], name: str) -> dict[str, Any]:
+    value = record.get(name)
+    return value if isinstance(value, dict) else {}
+
+
+def _text(record: Mapping[str, Any], name: str) -> str | None:
+    value = record.get(name)
+    return value if isinstance(value, str) else None
+
+
+def _texts(record: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    value = record.get(name)
+    return tuple(item for item in value if isinstance(item, str)) if isinstance(value, list) else ()
+
+
+def _exit_code(record: Mapping[str, Any]) -> int:
+    value = record.get("exit_code", 0)
+    return value if type(value) is int else 1
+
+
+def _size(value: Any) -> int:
+    """How much a value of JSON takes, about: of values, and of stretches of 64 characters."""
+    size, left = 0, [value]
+    while left:
+        item = left.pop()
+        size += 1 + (len(item) // 64 if isinstance(item, str) else 0)
+        if isinstance(item, dict):
+            left.extend(item)
+            left.extend(item.values())
+        elif isinstance(item, list):
+            left.extend(item)
+    return size
+
+
+def _with_floats(value: Any) -> Any:
+    """A row's value; strings that stand for NaN and infinity, and integers beyond any float, made floats."""
+    if isinstance(value, str):
+        return _NOT_FINITE.get(value, value)
+    if isinstance(value, int) and abs(value) > sys.float_info.max:
+        return math.inf if value > 0 else -math.inf
+    return value
+
+
+def _nothing_in(path: Path, problems: list[str]) -> str:
+    size = path.stat().st_size
+    if problems:
+        return f"{path}: nothing of a run is left in its {size} bytes: {'; '.join(problems)}"
+    reason = "is empty" if size == 0 else f"holds no run yet ({size} bytes)"
+    return f"{path}: {reason}: the run was killed at its start, or has just begun"

@@ -1,0 +1,52 @@
+"""What lies on disk after offline runs, as tests need it: a stand-in for W&B's reader, sidecars, closed directories."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def install_reader(directory: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    """Have a shell script stand for the Python that runs `-m wandb leet inspect --json FILE`."""
+    reader = directory / "reader"
+    reader.write_text(f"#!/bin/sh\n{script}\n")
+    reader.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(reader))
+
+
+def sidecar_record(**changes: Any) -> dict[str, Any]:
+    """A whole `dist-wandb.json`: of rank 1 of 2, unless the test says something else."""
+    return {
+        "format": 1,
+        "run_id": "exp",
+        "base_id": "exp",
+        "run_mode": "shared",
+        "rank_scope": "global",
+        "shared": True,
+        "label": "rank-1",
+        "primary": False,
+        "update_finish_state": False,
+        "group": None,
+        "global_rank": 1,
+        "local_rank": 1,
+        "node_rank": 0,
+        "world_size": 2,
+        "num_nodes": 1,
+        **changes,
+    }
+
+
+def refuse_to_scan(closed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have one directory refuse to be looked through, whatever its permissions are: tests may run as root."""
+    scandir = os.scandir
+
+    def refusing(path: Path) -> Any:
+        if path == closed:
+            raise PermissionError(13, "Permission denied")
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)

@@ -1,0 +1,109 @@
+"""Finding the files of runs below a directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from offline_runs import refuse_to_scan
+
+from dist_wandb.errors import ReadError
+from dist_wandb.wandb_files import finding
+from dist_wandb.wandb_files.finding import find_runs, natural_order
+
+
+def touch(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+    return path
+
+
+def test_runs_are_found_at_any_depth_in_natural_order(tmp_path: Path) -> None:
+    tenth = touch(tmp_path / "wandb/rank-10/wandb/offline-run-1-a/run-a.wandb")
+    second = touch(tmp_path / "wandb/rank-2/wandb/offline-run-1-a/run-a.wandb")
+    online = touch(tmp_path / "wandb/run-1-b/run-b.wandb")
+    assert find_runs(tmp_path) == [second, tenth, online]
+
+
+def test_only_run_files_in_run_directories_count(tmp_path: Path) -> None:
+    touch(tmp_path / "elsewhere/run-a.wandb")
+    touch(tmp_path / "offline-run-1-a/run-a.wandb.synced")
+    touch(tmp_path / "offline-run-1-a/notes.wandb")
+    assert find_runs(tmp_path) == []
+
+
+def test_links_below_the_directory_are_not_followed(tmp_path: Path) -> None:
+    run = touch(tmp_path / "offline-run-1-a/run-a.wandb")
+    (tmp_path / "latest-run").symlink_to(run.parent.name)
+    assert find_runs(tmp_path) == [run]
+
+
+def test_a_run_directory_is_found_through_a_link_and_as_the_current_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = touch(tmp_path / "offline-run-1-a/run-a.wandb")
+    link = tmp_path / "latest-run"
+    link.symlink_to(run.parent.name)
+    assert find_runs(link) == [link / run.name]
+    monkeypatch.chdir(run.parent)
+    assert find_runs(".") == [Path(run.name)]
+
+
+def test_a_single_file_may_be_given(tmp_path: Path) -> None:
+    copy = touch(tmp_path / "copy.wandb")
+    assert find_runs(copy) == [copy]
+
+
+@pytest.mark.parametrize(("name", "reason"), [("missing", "No such file or directory"), ("file", "Not a directory")])
+def test_a_place_that_is_no_directory_is_named(tmp_path: Path, name: str, reason: str) -> None:
+    touch(tmp_path / "file")
+    with pytest.raises(ReadError, match=f"{name}': {reason}. Give an existing directory"):
+        find_runs(tmp_path / name)
+
+
+@given(st.lists(st.integers(0, 10**6), min_size=2))
+def test_natural_order_is_that_of_the_numbers(ranks: list[int]) -> None:
+    assert sorted((f"rank-{rank}/loss" for rank in ranks), key=natural_order) == [
+        f"rank-{rank}/loss" for rank in sorted(ranks)
+    ]
+
+
+def test_a_link_that_is_given_is_followed(tmp_path: Path) -> None:
+    run = touch(tmp_path / "offline-run-1-a/run-a.wandb")
+    (tmp_path / "link.wandb").symlink_to(run)
+    assert find_runs(tmp_path / "link.wandb") == [run]
+
+
+def test_a_directory_that_cannot_be_looked_through_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = touch(tmp_path / "offline-run-1-a/run-a.wandb")
+    closed = tmp_path / "closed"
+    touch(closed / "offline-run-1-b/run-b.wandb")
+    refuse_to_scan(closed, monkeypatch)
+    reported: list[ReadError] = []
+    assert find_runs(tmp_path, report=reported.append) == [run]
+    assert [str(error) for error in reported] == [f"{closed}: cannot be looked through: Permission denied."]
+    assert find_runs(tmp_path) == [run]
+    assert "closed: cannot be looked through" in caplog.text
+
+
+def test_a_tree_without_an_end_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = touch(tmp_path / "offline-run-1-a/run-a.wandb")
+    touch(tmp_path / "/".join("d" * 70) / "offline-run-1-b/run-b.wandb")
+    reported: list[ReadError] = []
+    assert find_runs(tmp_path, report=reported.append) == [run]
+    assert [str(error).rpartition(":")[2] for error in reported] == [f" lies more than 64 levels below {tmp_path}."]
+    monkeypatch.setattr(finding, "_MOST_ENTRIES", 10)
+    reported.clear()
+    assert find_runs(tmp_path, report=reported.append) == [run]
+    assert "only 10 entries are looked at" in str(reported[0])
+
+
+def test_a_name_is_ordered_by_its_first_characters() -> None:
+    """All parts of a name of a megabyte took 50 times its room."""
+    parts = natural_order("a1" * 500_000)
+    assert len(parts) < 1000
+    assert natural_order("a" * 600 + "2") < natural_order("a" * 600 + "3")
