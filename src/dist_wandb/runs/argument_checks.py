@@ -1,4 +1,4 @@
-"""Arguments that `wandb.init` would not take, or not as they are meant, refused before anything is started."""
+"""Checks of the arguments of `wandb.init`, made before anything is started."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 # W&B's client refuses the first seven; its documentation adds the backslash and the percent sign.
 _FORBIDDEN_IN_IDS = ":;,#?/'\\%"
 _LONGEST_ID = 128  # characters. W&B states a limit for names alone, which is this one
-_LONGEST_ID_IN_BYTES = 192  # W&B names files by it, with more before and behind: 255 bytes is the most for those
+_LONGEST_ID_IN_BYTES = 192  # W&B puts it into file names, which may have 255 bytes
 _SHOWN_OF_AN_ORIGIN = 200
-# Arguments of wandb.init in every supported version: only others are worth importing wandb for, to look.
+# Arguments of wandb.init in every supported version. Only for others wandb is imported, to read its signature.
 _COMMON_INIT_ARGUMENTS = frozenset(
     {
         *("entity", "project", "dir", "id", "name", "notes", "tags", "group", "job_type"),
@@ -33,11 +33,11 @@ _COMMON_INIT_ARGUMENTS = frozenset(
 
 
 def check_init_arguments(given: Mapping[str, Any], door: str) -> None:
-    """Refuse arguments that `wandb.init` would not take, before anything is started.
+    """Refuse arguments that `wandb.init` would not take.
 
     Args:
         given: Keyword arguments meant for `wandb.init`.
-        door: Who was given them, for the message.
+        door: The integration that was given them, for the message.
 
     Raises:
         ConfigurationError: An unknown argument (the nearest known one is named), ``mode="shared"``, or an id that W&B
@@ -87,8 +87,8 @@ def check_id(run_id: object, origin: str) -> str:
         origin: Where it came from, with its value, for the message.
 
     Raises:
-        ConfigurationError: It is no text, is empty, begins or ends with white space, is too long, or has a character
-            that W&B refuses in run ids, or that cannot be printed.
+        ConfigurationError: It is not a str, is empty, begins or ends with white space, is too long, or has a character
+            that W&B refuses in run ids or that is not printable.
     """
     if len(origin) > _SHOWN_OF_AN_ORIGIN:
         origin = f"{origin[:_SHOWN_OF_AN_ORIGIN]}…"
@@ -120,12 +120,12 @@ def check_id(run_id: object, origin: str) -> str:
 
 
 def check_sweep(run_mode: str, rank_scope: str, topology: Topology) -> None:
-    """Refuse several runs where an agent of a W&B sweep has started this process: there W&B ignores the ids of runs.
+    """Refuse to open several runs in a process of a W&B sweep agent, where W&B ignores the ids of runs.
 
     Args:
         run_mode: The run mode.
         rank_scope: The rank scope.
-        topology: Who this rank is. Nodes that are not known yet count as one.
+        topology: This rank's place in the job. An unknown number of nodes counts as one.
 
     Raises:
         ConfigurationError: The job would open several runs, all of which W&B would write into one.

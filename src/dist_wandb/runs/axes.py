@@ -1,4 +1,4 @@
-"""The x axis of a run's metrics: ours, unless the user defines another, be it before or after."""
+"""The x axis of a run's metrics: ours, unless the user defines another, before or after ours."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ if TYPE_CHECKING:
     from dist_wandb.runs.record import Record
 
 STEP_METRIC = "global_step"
-"""Name of the x axis of runs, unless a door has one of its own."""
+"""Name of the x axis of runs, unless an integration has one of its own."""
 _PARAMETERS = ("step_metric", "step_sync", "hidden", "summary", "goal", "overwrite")  # of define_metric, by position
 
 
 class Axes:
-    """What a session logs rows into, where it has defined an x axis for all names (the pattern ``*``).
+    """Passes rows on to a record, in a session that has defined an x axis for all names (the pattern ``*``).
 
-    Of several patterns that match a name W&B takes any, and it keeps what it took. So a name that matches a pattern of
-    the user's is defined by itself, as the longest such pattern says, before it is logged for the first time; a name
-    that was logged before the user defined the pattern, before it is logged again.
+    Of several patterns that match a name W&B applies any, and keeps to it. So each name that matches a pattern of the
+    user's is defined individually, by the longest such pattern, before it is logged for the first time; or before it is
+    logged again, if it was logged before the user defined the pattern.
 
     Args:
-        record: What the rows go on to.
+        record: Gets the rows.
         axis: Name of our x axis.
 
     Example:
@@ -46,7 +46,7 @@ class Axes:
         return bool(self._record)
 
     def log(self, row: dict[str, Any], **kwargs: Any) -> None:
-        """Log a row; before, define what has to be defined of its names."""
+        """Define the names of a row that need it, then log the row."""
         if self._patterns:
             for name in _names(row):
                 if name not in self._settled:
@@ -55,7 +55,7 @@ class Axes:
         self._record.log(row, **kwargs)
 
     def define(self, define_metric: Any, name: Any, *args: Any, **kwargs: Any) -> Any:
-        """Take note of a definition of the user's, on its way to W&B.
+        """Record a definition by the user, and pass it on to W&B.
 
         Args:
             define_metric: The run's method.
@@ -74,14 +74,14 @@ class Axes:
         return define_metric(name, **given)
 
     def redefine(self, run: Any) -> None:
-        """Tell another run, which takes the place of the first, what the user has defined."""
+        """Repeat the user's definitions for a run that replaces the first."""
         define_metric = original(run, "define_metric")
         for name, given in (*self._patterns.items(), *self._exact.items()):
             define_metric(name, **given)
         self._settled = set(self._exact)
 
     def _on_our_axis(self, name: str, given: dict[str, Any]) -> dict[str, Any]:
-        """A definition of a summary or the like takes our x axis not away. One of nothing is that of another axis."""
+        """Keep our x axis in a definition of a summary or the like. An empty definition is one of another axis."""
         says_nothing = given.get("step_metric") is None and "step_metric" not in self._exact.get(name, {})
         is_ours = name != self._axis and self._pattern(name) is None
         return {**given, **self._ours} if given and says_nothing and is_ours else given
@@ -105,11 +105,11 @@ class Axes:
     def _steps(self) -> Iterator[Any]:
         """Names that are x axes of the user's."""
         steps = (given.get("step_metric") for given in (*self._patterns.values(), *self._exact.values()))
-        return (getattr(step, "name", step) for step in steps)  # wandb also takes what define_metric returned
+        return (getattr(step, "name", step) for step in steps)  # wandb also accepts what define_metric returned
 
 
 def _names(row: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """The names that W&B makes of a row: of a mapping in it those inside, with a dot between."""
+    """The names that W&B makes of a row: values of a nested mapping are named ``outer.inner``."""
     for name, value in row.items():
         if isinstance(value, Mapping):
             yield from _names(value, f"{prefix}{name}.")
@@ -120,10 +120,10 @@ def _names(row: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 def define_step_metric(run: AnyRun, step_metric: str) -> None:
     """Make `step_metric` the x axis of every metric that the user defines no other for.
 
-    For ``trainer/global_step`` as Lightning's own logger does it: W&B writes its last value into rows without one. Of
-    rows that go through a session all have `global_step`, and into others W&B is not to write any.
+    For ``trainer/global_step`` as Lightning's own logger does it: W&B writes its last value into rows without one. All
+    rows that go through a session have `global_step`, and W&B is not to write it into others.
     """
-    if hasattr(run, "define_metric"):  # a stand-in for a run, in somebody's tests, may not have it
+    if hasattr(run, "define_metric"):  # a mock of a run may not have it
         run.define_metric(step_metric)
         run.define_metric("*", step_metric=step_metric, step_sync=step_metric != STEP_METRIC)
 

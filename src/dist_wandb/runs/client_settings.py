@@ -22,7 +22,7 @@ def client_settings() -> wandb.Settings:
     """W&B's settings outside of any run, which it reads once in a process.
 
     Raises:
-        ConfigurationError: A settings file of the current directory is nothing that can be read to its end.
+        ConfigurationError: A settings file of the current directory is not a regular file of a few kilobytes.
     """
     import wandb
 
@@ -31,13 +31,13 @@ def client_settings() -> wandb.Settings:
 
 
 def check_workspace() -> None:
-    """Refuse a settings file of the current directory over which wandb would wait for ever, or eat all memory.
+    """Refuse a settings file of the current directory that would block wandb for ever, or exhaust the memory.
 
     Raises:
         ConfigurationError: It is a pipe, a device or the like, or too large.
     """
     for place in workspace_settings():
-        with suppress(OSError):  # it is not there, as a rule
+        with suppress(OSError):  # as a rule it does not exist
             found = place.stat()  # a link to a file is fine, as for wandb
             if not stat.S_ISREG(found.st_mode) or found.st_size > LIMIT:
                 raise ConfigurationError(
@@ -47,14 +47,14 @@ def check_workspace() -> None:
 
 
 def workspace_settings() -> list[Path]:
-    """Where wandb may find settings of the current directory, also where `WANDB_DIR` names another one."""
+    """The paths where wandb may find settings of the current directory, even if `WANDB_DIR` names another one."""
     return [Path(directory, "settings").absolute() for directory in (".wandb", "wandb")]
 
 
 def users_settings() -> list[Path]:
-    """The user's own settings files, which belong to no project. Older versions of wandb know the second alone."""
+    """The user's own settings files, which belong to no project. Older versions of wandb know only the second."""
     directories = (os.environ.get("WANDB_CONFIG_DIR"), "~/.config/wandb")
-    with suppress(RuntimeError):  # nobody's home
+    with suppress(RuntimeError):  # there is no home directory
         return [Path(directory).expanduser() / "settings" for directory in directories if directory]
     return []
 
@@ -62,14 +62,14 @@ def users_settings() -> list[Path]:
 def own_entities() -> frozenset[str]:
     """The owners of runs that the user has named: by `WANDB_ENTITY`, or in the user's own settings file.
 
-    What a settings file of the current directory names does not count: that may be a stranger's.
+    An owner named in a settings file of the current directory does not count: that file may be a stranger's.
     """
     named = [setting_in(path, "entity", Path.read_bytes) for path in users_settings()]
     return frozenset(filter(None, (os.environ.get("WANDB_ENTITY"), *named)))
 
 
 def default_entity() -> str | None:
-    """The owner of runs that name none, whoever has set it: `own_entities` says whether the user has."""
+    """The owner of runs that name none, whoever has set it; see `own_entities` for those that the user has set."""
     try:
         entity: str | None = client_settings().entity
     except Exception as error:  # noqa: BLE001  # pydantic's, or what an inherited WANDB_SERVICE leads to
@@ -78,7 +78,7 @@ def default_entity() -> str | None:
 
 
 def setting_in(path: Path, name: str, read: Callable[[Path], bytes]) -> str | None:
-    """What a settings file of W&B's says, read as wandb reads it."""
+    """The value of a setting in a settings file of W&B's, parsed as wandb does; `None` if it has none."""
     parser = ConfigParser()
     try:
         parser.read_string(read(path).decode("utf-8"))
@@ -88,7 +88,7 @@ def setting_in(path: Path, name: str, read: Callable[[Path], bytes]) -> str | No
 
 
 def without_values(error: Exception) -> str:
-    """What an error says, on one line. pydantic's would also repeat the values, which may be secrets."""
+    """The message of an error on one line, without the values that pydantic repeats: they may be secrets."""
     errors = getattr(error, "errors", None)
     if not callable(errors):
         return one_line(error)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def with_warnings_alone(*, on: bool) -> Iterator[None]:
-    """Have wandb print warnings and errors, but no information, meanwhile."""
+    """Let wandb print only warnings and errors inside the block."""
     if not on:
         yield
         return
@@ -30,7 +30,7 @@ def with_warnings_alone(*, on: bool) -> Iterator[None]:
 
 
 def sets_verbosity(init_arguments: Mapping[str, Any]) -> bool:
-    """Whether the user has said what wandb is to print."""
+    """Whether the user has set what wandb prints."""
     names = ("quiet", "silent", "show_info")
     return any(
         user_setting(init_arguments, name) is not None or f"WANDB_{name.upper()}" in os.environ for name in names

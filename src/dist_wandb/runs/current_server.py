@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from dist_wandb.errors import ConfigurationError
+from dist_wandb.notices import Notices
 from dist_wandb.runs.client_settings import (
     client_settings,
     setting_in,
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("dist_wandb")
 
 _ON_THE_WAY = ("insecure_disable_ssl", "http_proxy", "https_proxy", "x_extra_http_headers")  # to the right server
-_has_warned_of_workspace = False
+_notices = Notices()
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Setup:
         project: Project of new runs, if one is set.
         key: The API key, if there is one.
         key_from: Where it comes from.
-        inherits_service: Whether another process has told this one to use its wandb process.
+        inherits_service: Whether this process is to use the wandb process of another one.
     """
 
     mode: Mode | None
@@ -80,10 +81,10 @@ def setup(trusted: str | None = None) -> Setup:
 def destination(init_arguments: Mapping[str, Any] | None = None, *, trusted: str | None = None) -> Destination:
     """Find out which server W&B's client would talk to, who named it, and whether the API key may go there.
 
-    The user names a server by `WANDB_BASE_URL`, in the user's own settings file, or by leaving W&B's default. Anything
-    else that wandb goes by, above all ``./wandb/settings``, may be a stranger's: to a server named there alone the key
-    goes only if it is noted down for that host in the user's netrc, or if the user says so. To no server it goes over
-    plain http, except on this host, or if the user says so. The user says so with ``--trust-server URL``
+    The user names a server by `WANDB_BASE_URL`, in the user's own settings file, or by leaving W&B's default. All other
+    sources, above all ``./wandb/settings``, may be a stranger's. A server that only they name gets the key if the
+    user's netrc has one for that host, or if the user allows it. No server but one on this host gets it over plain
+    http, unless the user allows it. The user allows it with ``--trust-server URL``
     (`dist_wandb.runs.destination.TRUST_OPTION`), the same for all commands. Opens nothing, and asks no server.
 
     Args:
@@ -94,7 +95,7 @@ def destination(init_arguments: Mapping[str, Any] | None = None, *, trusted: str
         The server. Where `refusal` is not empty, neither the key nor runs may go there.
 
     Raises:
-        ConfigurationError: wandb refuses its settings, or the address is one that not everybody reads alike.
+        ConfigurationError: wandb refuses its settings, or the address is ambiguous.
     """
     try:
         settings = client_settings()
@@ -114,24 +115,22 @@ def destination(init_arguments: Mapping[str, Any] | None = None, *, trusted: str
 
 
 def warn_of_workspace(init_arguments: Mapping[str, Any]) -> None:
-    """Say once in a process which settings of the current directory alone decide who gets the API key of an online run.
+    """Warn once of settings of the current directory that decide, by themselves, who gets the API key of an online run.
 
-    W&B goes by them, and whoever starts a training in a directory mostly knows it; but a key that is gone is gone.
+    wandb reads them, and whoever starts a training in a directory mostly knows it. But a stolen key cannot be recalled.
     """
-    global _has_warned_of_workspace  # noqa: PLW0603  # once in a process
     places = [place for place in workspace_settings() if place.exists()]
-    if _has_warned_of_workspace or not places:
+    if not places:
         return
     found = []
-    with suppress(ConfigurationError):  # wandb.init says it
+    with suppress(ConfigurationError):  # wandb.init raises it
         if wanted_mode(init_arguments) != "online":
             return
         server = destination(init_arguments)
         if server.origin == "workspace settings" and not server.takes_key:
             found.append(f"base_url ({server.shown})")
         found += [name for name in _ON_THE_WAY if _is_from(places, name, init_arguments)]
-    if found:
-        _has_warned_of_workspace = True
+    if found and _notices.is_first("workspace"):
         _log.warning(
             "dist_wandb: %s of %s decides where your runs and your API key go, which nothing of your own names. If it "
             "is not yours, end the job and make a new key. If it is, set it in the environment (WANDB_BASE_URL), or in "
@@ -142,7 +141,7 @@ def warn_of_workspace(init_arguments: Mapping[str, Any]) -> None:
 
 
 def _is_from(places: Iterable[Path], name: str, init_arguments: Mapping[str, Any]) -> bool:
-    """Whether settings files of the current directory alone say something."""
+    """Whether a setting is made only by settings files of the current directory."""
     if user_setting(init_arguments, name) is not None or f"WANDB_{name.upper()}" in os.environ:
         return False
     own = {setting_in(path, name, Path.read_bytes) for path in users_settings()}
@@ -150,7 +149,7 @@ def _is_from(places: Iterable[Path], name: str, init_arguments: Mapping[str, Any
 
 
 def _who_named(url: str) -> tuple[Origin, str]:
-    """Who named the server that wandb goes by. Only what the user is known to have named counts as that."""
+    """Who named the server that wandb uses. Only what the user is known to have named counts as the user's."""
     import wandb
 
     in_environment = os.environ.get("WANDB_BASE_URL")
@@ -170,7 +169,7 @@ def _who_named(url: str) -> tuple[Origin, str]:
 
 
 def _is_read_as(named: str, url: str) -> bool:
-    """Whether wandb makes `url` of the address that somebody has written down: it rewrites some."""
+    """Whether wandb reads a written address as `url`: it rewrites some."""
     import wandb
 
     if is_same_server(named, url):
@@ -190,7 +189,7 @@ def _api_key(settings: wandb.Settings, url: str) -> tuple[str | None, str | None
 
 
 def _has_own_key(settings: wandb.Settings, url: str) -> bool:
-    """Whether the key that wandb would send is the one of the user's netrc for this host, and none for any host."""
+    """Whether the key that wandb would send is the one that the user's netrc has for this very host."""
     if settings.api_key or settings.identity_token_file:
         return False
     names = _names_in_netrc(without_password(url))
@@ -206,13 +205,13 @@ def _key_in_netrc(base_url: str) -> tuple[str | None, str | None]:
 
 
 def _netrcs() -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The files of keys by host that there are."""
+    """The netrc files that exist: path, and logins by host."""
     for path in filter(None, (os.environ.get("NETRC"), "~/.netrc", "~/_netrc")):
         with suppress(OSError, RuntimeError, NetrcParseError):
             yield path, netrc(Path(path).expanduser()).hosts
 
 
 def _names_in_netrc(base_url: str) -> tuple[str, str]:
-    """By which names a server has its key in netrc: newer versions of wandb write the port as well."""
+    """The names under which netrc may have a server's key: newer versions of wandb write the port as well."""
     parts = urlsplit(base_url)
     return parts.netloc, parts.hostname or ""

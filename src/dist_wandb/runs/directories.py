@@ -1,4 +1,4 @@
-"""Directories of W&B's and of this user's."""
+"""Directories that W&B and dist_wandb use."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
 
 def artifact_staging() -> Path:
-    """Where W&B puts files of artifacts aside until they are uploaded."""
+    """Where W&B keeps files of artifacts until they are uploaded."""
     import wandb
 
     return Path(wandb.env.get_data_dir()).absolute() / "artifacts" / "staging"
 
 
 def state_directory() -> Path:
-    """Where what dist_wandb has to remember of this user's uploads is kept: ``$XDG_STATE_HOME/dist-wandb``.
+    """Where the state of this user's uploads is kept: ``$XDG_STATE_HOME/dist-wandb``.
 
-    As the XDG base directory specification says, a relative path in the variable counts as none.
+    By the XDG base directory specification, a relative path in the variable counts as none.
     """
     told = Path(os.environ.get("XDG_STATE_HOME") or "")
     return (told if told.is_absolute() else Path("~/.local/state").expanduser()) / "dist-wandb"
@@ -36,6 +36,6 @@ def runtime_directory() -> Path | None:
 
 
 def wandb_directory(init_arguments: Mapping[str, Any]) -> Path:
-    """The directory below which a job's run directories lie."""
+    """The directory below which the run directories of a job lie."""
     root = init_arguments.get("dir") or user_setting(init_arguments, "root_dir") or os.environ.get("WANDB_DIR") or "."
     return Path(root) / "wandb"

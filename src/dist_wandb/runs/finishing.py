@@ -1,4 +1,4 @@
-"""The end of a run, and what is to be said of it."""
+"""The end of a run: what W&B did not get, and how to upload it."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 
 def quiet_finish(run: AnyRun, plan: RunPlan, init_arguments: Mapping[str, Any]) -> AbstractContextManager[None]:
-    """Leave out what wandb prints at the end of a run, but warnings, where it helps nobody.
+    """Let wandb print only warnings at the end of a run of several writers.
 
-    That is on all ranks but one of a shared run, and offline on that one too, as "wandb sync" is not how to upload it.
-    What the user has said of it in the arguments or the environment holds.
+    That is on all ranks but one, and offline on that one too, because "wandb sync" is not the way to upload it. The
+    user's own settings of what wandb prints take precedence.
     """
     is_one_of_several = plan.has_writers and (not plan.announces or is_offline(run))
     return with_warnings_alone(on=bool(run) and is_one_of_several and not sets_verbosity(init_arguments))
 
 
 def upload_hint(run: AnyRun, plan: RunPlan, topology: Topology) -> str | None:
-    """How a shared run on disk is uploaded, as a line for one of its ranks; `None` where there is nothing to say."""
+    """The line, for one of its ranks, that says how to upload a shared run on disk; `None` for other runs and ranks."""
     if not run or not plan.has_writers or not plan.announces or is_disabled(run) or not is_offline(run):
         return None
     directory = Path(run.dir).parent.parents[2] if plan.shared else Path(run.dir).parent.parent
@@ -48,12 +48,12 @@ def finish(run: AnyRun, exit_code: int | None) -> str | None:
         exit_code: What W&B is to show; `None` for that of the process.
 
     Returns:
-        What went wrong, and what to do, as a sentence; `None` if W&B has all of the run.
+        What went wrong and what to do, as a sentence; `None` if the run is complete.
 
     Raises:
         OSError: wandb's own process is gone.
     """
-    if not hasattr(run, "finish"):  # a stand-in for a run, in somebody's tests
+    if not hasattr(run, "finish"):  # a mock of a run
         return None
     run.finish(exit_code=exit_code)
     if not run or is_disabled(run):

@@ -1,4 +1,4 @@
-"""A run that is handed on to a child process."""
+"""Handing a run over to a child process."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ _log = logging.getLogger("dist_wandb")
 
 
 def pickled(run: AnyRun | None) -> bytes | None:
-    """What a child process needs to go on writing into `run`, or `None` where the run cannot be handed on."""
+    """What a child process needs to continue `run`; `None` if the run cannot be handed over."""
     try:
         return pickle.dumps((run, told(given_values(getattr(run, "config", None))))) if run else None
-    except (pickle.PicklingError, AttributeError, TypeError):  # a stand-in for a run, in somebody's tests
+    except (pickle.PicklingError, AttributeError, TypeError):  # a mock of a run
         return None
 
 
 def unpickled(data: bytes) -> Run | None:
-    """The run of the parent process, in the child, attached to the parent's service.
+    """In the child, the run of the parent process, attached to the parent's service.
 
     Returns:
-        The run; `None`, with a warning, where wandb cannot attach to it.
+        The run; `None`, with a warning, if wandb cannot attach to it.
     """
     run: Run
     run, config = pickle.loads(data)  # noqa: S301  # written by `pickled` in the parent of this very process
     try:
         _ = getattr(run, "config", None)  # wandb attaches at the first use
-    except Exception as error:  # noqa: BLE001  # one of wandb's own: WANDB_SERVICE is gone from the environment, or it
+    except Exception as error:  # noqa: BLE001  # of wandb's own kinds: WANDB_SERVICE is gone, or it
         _log.warning("dist_wandb: this process opens the run of its parent anew, as wandb says: %s", one_line(error))
         return None
     if config:

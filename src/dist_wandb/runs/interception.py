@@ -1,4 +1,4 @@
-"""Methods of one object, a run or a module, that go to sessions first; the object's class stays as it is."""
+"""Methods of one object, a run or a module, that call a session's handler first; the object's class is unchanged."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 _OF_THE_MODULE = frozenset({"log", "define_metric"})  # what wandb has as a function, too, of the run it was opened with
 
 Handler: TypeAlias = Callable[..., Any]
-"""Called in place of a method, with the original and then the arguments of the call."""
+"""Called in place of a method, with the original method and the arguments of the call."""
 
 
 class Interception:
-    """A method of one object, in whose place the handler that came last is called.
+    """Replaces a method of one object: the handler that was added last is called instead.
 
     Args:
         owner: The object. It must have a `__dict__`.
@@ -34,14 +34,14 @@ class Interception:
         self.original: Callable[..., Any] = getattr(owner, name)
         self._owner = owner
         self._name = name
-        self._own = vars(owner).get(name)  # a module's function; disabled runs of older versions have methods so, too
+        self._own = vars(owner).get(name)  # a module's function; a method of a disabled run in older versions
         self._handlers: list[Handler] = []
         self.method = self._method()
-        vars(owner)[name] = self.method  # a NullRun forgets attributes that are set
+        vars(owner)[name] = self.method  # setattr does nothing on a NullRun
 
     def _method(self) -> Callable[..., Any]:
         def method(*args: Any, **kwargs: Any) -> Any:
-            handlers = self._handlers  # who has kept the method beyond its time gets the original
+            handlers = self._handlers  # without handlers, a kept reference calls the original
             if not handlers or (id(self._owner), self._name) in _passing():
                 return self.original(*args, **kwargs)
             return handlers[-1](self.original, *args, **kwargs)
@@ -53,11 +53,11 @@ class Interception:
 
     @property
     def is_idle(self) -> bool:
-        """Whether all handlers were taken back."""
+        """Whether all handlers were removed."""
         return not self._handlers
 
     def add(self, handler: Handler) -> Callable[[], None]:
-        """Have `handler` called from now on; what is returned takes it back, once."""
+        """Call `handler` from now on, until the returned function is called."""
         self._handlers.append(handler)
 
         def take_back() -> None:
@@ -75,7 +75,7 @@ _MARK = "__intercepted_by_dist_wandb__"
 
 
 def intercept(owner: object, name: str, handler: Handler) -> tuple[Interception, Callable[[], None]]:
-    """Have `handler` called in place of a method of `owner`, and of this very object alone.
+    """Call `handler` in place of a method of `owner`, and of no other object.
 
     Args:
         owner: The object.
@@ -83,16 +83,16 @@ def intercept(owner: object, name: str, handler: Handler) -> tuple[Interception,
         handler: Called with the original method, and the arguments of the call.
 
     Returns:
-        The interception, and what takes the handler back.
+        The interception, and a function that removes the handler.
     """
     interception = _found(owner, name) or Interception(owner, name)
     return interception, interception.add(handler)
 
 
 def original(owner: Any, name: str) -> Callable[..., Any]:
-    """The method of an object as it is without handlers.
+    """The method of an object without handlers.
 
-    Where somebody has put another one over it meanwhile, it is that one; if that calls on, the handlers are passed by.
+    If other code has replaced the method meanwhile, it is that replacement, and handlers are skipped inside it.
     """
     interception = _found(owner, name)
     if interception is not None:
@@ -114,7 +114,7 @@ _in_thread = threading.local()
 
 
 def _passing() -> list[tuple[int, str]]:
-    """The methods of objects whose handlers are passed by in this thread."""
+    """The methods of objects whose handlers are skipped in this thread."""
     passing: list[tuple[int, str]] = _in_thread.__dict__.setdefault("passing", [])
     return passing
 
@@ -126,17 +126,17 @@ def _found(owner: object, name: str) -> Interception | None:
 
 
 def intercept_methods(run: AnyRun, handlers: Mapping[str, Handler]) -> Callable[[], None]:
-    """Have methods of a run handled by a session, as often as somebody calls them on the run by itself.
+    """Call a session's handlers whenever methods of its run are called directly.
 
-    The methods of this very object are covered; its class stays as it is, and so do other runs. So is ``wandb.log``
-    (and ``wandb.define_metric``) where ``wandb.run`` is this run; the former also where this process has no run.
+    Only the methods of this object are replaced, not those of its class. ``wandb.log`` and ``wandb.define_metric`` are
+    replaced as well if ``wandb.run`` is this run; ``wandb.log`` also if this process has no run.
 
     Args:
         run: The run, or a `NullRun`.
-        handlers: By the name of a method what is called in its place, with the original method and the arguments.
+        handlers: By the name of a method its handler, called with the original method and the arguments.
 
     Returns:
-        Takes it back. wandb's functions are then what they were, unless wandb has changed them meanwhile.
+        A function that undoes it. wandb's functions are restored unless wandb has replaced them meanwhile.
     """
     take_back = [take for name, handler in handlers.items() for take in _go_first(run, name, handler)]
 
@@ -148,7 +148,7 @@ def intercept_methods(run: AnyRun, handlers: Mapping[str, Handler]) -> Callable[
 
 
 def _go_first(run: AnyRun, name: str, handler: Handler) -> Iterator[Callable[[], None]]:
-    if not _has_method(run, name):  # a stand-in for a run, in somebody's tests
+    if not _has_method(run, name):  # a mock of a run
         return
     interception, take_back = intercept(run, name, handler)
     yield take_back
@@ -164,13 +164,13 @@ def _go_first(run: AnyRun, name: str, handler: Handler) -> Iterator[Callable[[],
 
 
 def _has_method(run: AnyRun, name: str) -> bool:
-    """Whether a run has a method that may be covered: a mock's `log` is looked at by who made the mock."""
+    """Whether a run has a method that may be replaced: the `log` of a mock is inspected by the test that made it."""
     if not hasattr(run, "__dict__") or not hasattr(run, name):
         return False
     return isinstance(run, NullRun) or name == "finish" or callable(getattr(type(run), name, None))
 
 
 def _restore(module: ModuleType, name: str, interception: Interception) -> None:
-    """Have one of wandb's functions be that of its run again, unless wandb has changed it, or other sessions go on."""
+    """Restore one of wandb's functions, unless wandb has replaced it or other sessions still handle it."""
     if interception.is_idle and vars(module).get(name) is interception.method:
         vars(module)[name] = interception.original

@@ -1,4 +1,4 @@
-"""The arguments that describe a job, for ranks that were given none or others."""
+"""The arguments that describe a job, for ranks that were given none or others: what of them may be published."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def with_own_secrets(described: Mapping[str, Any], init_arguments: Mapping[str, 
 
 
 def _plain_part(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Of values those that JSON can hold, tuples as W&B's lists, without secrets; the run's config tells the rest."""
+    """Those values that JSON can hold, without secrets, with tuples as lists; the run's config has the others."""
     values = {name: withheld(name, value, value) for name, value in values.items()}
     return {
         name: value if is_json({name: value}) else told(value)
@@ -46,7 +46,7 @@ def _plain_part(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def chosen_config(init_arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Names and values of the argument `config`, without what W&B is told to leave out."""
+    """The argument `config` as a dict, without the names that W&B is to leave out."""
     values = given_values(init_arguments.get("config"))
     without, only = init_arguments.get("config_exclude_keys"), init_arguments.get("config_include_keys")
     return {name: value for name, value in values.items() if name not in (without or ()) and (not only or name in only)}

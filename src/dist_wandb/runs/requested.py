@@ -1,4 +1,4 @@
-"""What the user asked W&B for: in the arguments, else in the settings, else in the environment."""
+"""What the user requested of W&B: in the arguments, else in the settings, else in the environment."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def _forked_id(init_arguments: Mapping[str, Any]) -> str | None:
 
 
 def wanted_resume(init_arguments: Mapping[str, Any]) -> str | None:
-    """What the user said of resuming: the argument, else the settings, else `WANDB_RESUME`; `None` for nothing.
+    """The resume mode that the user asked for: the argument, else the settings, else `WANDB_RESUME`; `None` for none.
 
     Returns:
-        `"allow"`, `"must"`, `"never"`, or `"auto"`, as which W&B takes `True`.
+        `"allow"`, `"must"`, `"never"` or `"auto"`; `True` means `"auto"` to W&B.
     """
     given = init_arguments.get("resume")
     if given is None:
@@ -51,7 +51,7 @@ def wanted_resume(init_arguments: Mapping[str, Any]) -> str | None:
 
 
 def sets_reinit(init_arguments: Mapping[str, Any]) -> bool:
-    """Whether the user says what is to become of a run that is open already."""
+    """Whether the user sets `reinit`, which decides about a run that is already open."""
     given = init_arguments.get("reinit")
     if given is None:
         given = user_setting(init_arguments, "reinit") or os.environ.get("WANDB_REINIT")
@@ -59,12 +59,12 @@ def sets_reinit(init_arguments: Mapping[str, Any]) -> bool:
 
 
 def continues(init_arguments: Mapping[str, Any]) -> bool:
-    """Whether the arguments let W&B go on with a run that is there already."""
+    """Whether the arguments allow W&B to resume a run."""
     return wanted_resume(init_arguments) in ("allow", "must", "auto")
 
 
 def rewinds(init_arguments: Mapping[str, Any]) -> bool:
-    """Whether the user names a moment of a run to go on from, which excludes `resume`."""
+    """Whether the user asks W&B to rewind or fork a run, which excludes `resume`."""
     names = ("resume_from", "fork_from")
     return any(init_arguments.get(name) or user_setting(init_arguments, name) for name in names)
 
@@ -114,7 +114,7 @@ def _wanted(init_arguments: Mapping[str, Any], argument: str, setting: str, vari
 
 
 def user_setting(init_arguments: Mapping[str, Any], name: str) -> Any:
-    """A value the user put into `settings`; not one that wandb fills in by itself."""
+    """A value that the user put into `settings`; `None` for defaults of wandb's."""
     settings = init_arguments.get("settings")
     if settings is None:
         return None
@@ -124,11 +124,11 @@ def user_setting(init_arguments: Mapping[str, Any], name: str) -> Any:
 
 
 def init_timeout(init_arguments: Mapping[str, Any]) -> float:
-    """How long opening a run may take, in seconds: wandb needs some more than its own limit to give up."""
+    """How long opening a run may take, in seconds: wandb's own limit, and the time that wandb needs to give up."""
     given = user_setting(init_arguments, "init_timeout") or client_settings().init_timeout
     return float(given) + _BEYOND_INIT_TIMEOUT
 
 
 def set_offline() -> None:
-    """Say "offline" to wandb as Lightning's own logger does, for whatever this process opens from now on."""
+    """Set `WANDB_MODE` to offline as Lightning's own logger does, for all runs that this process opens from now on."""
     os.environ["WANDB_MODE"] = "dryrun"

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def can_hold(value: object) -> bool:
-    """Whether W&B can hold a value in the config of a run. Asked of a config that belongs to no run."""
+    """Whether W&B can hold a value in the config of a run. Tried on a config that belongs to no run."""
     import wandb
 
     kind = _kind_of_config()
@@ -33,7 +33,7 @@ def _kind_of_config() -> type[Any] | None:
 
 
 def _json_of_builtin(value: object) -> Any:
-    """What W&B makes of objects of Python that JSON does not know."""
+    """What W&B makes of built-in objects that JSON does not know."""
     if isinstance(value, (set, frozenset)):
         return list(value)
     if isinstance(value, complex):
@@ -42,13 +42,13 @@ def _json_of_builtin(value: object) -> Any:
 
 
 def is_wandb_error(error: Exception) -> bool:
-    """Whether W&B raised an error on purpose, such as that over a config value that may not be changed."""
+    """Whether W&B raised an error on purpose, such as for a config value that may not be changed."""
     import wandb
 
     return isinstance(error, wandb.Error)
 
 
 def is_wandb_config(config: object) -> bool:
-    """Whether this is the config of a run of wandb's; not one that says it is, in somebody's tests."""
+    """Whether this is the config of a run of wandb's, rather than a mock of one."""
     kind = _kind_of_config()
     return kind is not None and issubclass(type(config), kind)

@@ -30,10 +30,10 @@ def upload_environment(
 ) -> dict[str, str]:
     """The environment in which ``wandb sync`` uploads one file as what it is; made from that of this process.
 
-    Settings of one run (its id, name, tags, group, …) are left out, because they would be meant for another one. Python
-    takes no code from the directory in which it is started. Settings files of the current directory do not count: one
-    that names a proxy, and has certificates not checked, would get the API key on its way to the right server.
-    Without settings by the user, W&B gives up after about two minutes without a server, instead of two hours.
+    Settings of one run (its id, name, tags, group, …) are left out, because they are meant for another one. Python
+    imports nothing from the directory in which it is started. Settings files of the current directory do not count: one
+    that sets a proxy, and no check of certificates, would get the API key on its way to the right server.
+    Unless the user sets other limits, W&B gives up after about two minutes without a server, instead of two hours.
 
     Args:
         directory: Where W&B is to keep its log, for this user alone.

@@ -1,4 +1,4 @@
-"""Private names of wandb, each used where there is no public way, and guarded against its absence."""
+"""The private names of wandb that are used: there is no public way. Versions without them are allowed for."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _SETUP = "wandb.sdk.wandb_setup"
 
 
 def detach_service() -> None:
-    """Have the next run written by a wandb process of its own, as the one that there is holds the id of a failed run.
+    """Make the next run start a wandb process of its own, because the current one holds the id of a failed run.
 
-    Runs that are open stay with theirs. wandb has only a private name for it; where that is missing, nothing is done.
+    Runs that are open keep the current one. Without wandb's private name for it, nothing is done.
     """
     setup = sys.modules.get(_SETUP)
     if hasattr(setup, "_singleton"):
@@ -28,21 +28,20 @@ def detach_service() -> None:
 
 
 def uses_current_service(run: AnyRun) -> bool:
-    """Whether a run is written by the process that a new one would be written by; also where wandb does not tell."""
+    """Whether new runs would be written by the same wandb process as `run`; also if that is not known."""
     mine, now = getattr(run, "_wl", None), getattr(sys.modules.get(_SETUP), "_singleton", None)
     return mine is None or now is None or mine is now
 
 
 def is_finished(run: AnyRun) -> bool:
-    """Whether a run has been finished, by us or by the user. wandb tells it by a private name only."""
+    """Whether a run has been finished, by us or by the user."""
     return bool(run) and bool(getattr(run, "_is_finished", False))
 
 
 def disarm_exit_hooks() -> None:
-    """In a forked process: have wandb not end at its exit what belongs to the parent.
+    """In a forked process: cancel wandb's exit hooks, which would end what belongs to the parent.
 
-    There it would remove the parent's directory for media and, before 0.20, stop the parent's wandb process. wandb has
-    only private names for both.
+    They remove the parent's directory for media and, before 0.20, stop the parent's wandb process.
     """
     media = getattr(sys.modules.get("wandb.sdk.data_types._private"), "MEDIA_TMP", None)
     with suppress(AttributeError):
@@ -56,16 +55,15 @@ def disarm_exit_hooks() -> None:
 
 
 def code_of_exit() -> int | None:
-    """What `sys.exit` was called with, as far as wandb has noticed: it puts a function of its own in its place."""
+    """What `sys.exit` was called with, if wandb has seen it: it replaces `sys.exit`."""
     noticed = getattr(getattr(sys.exit, "__self__", None), "exit_code", None)
     return noticed if isinstance(noticed, int) else None
 
 
 def fill_config(run: Run, values: Mapping[str, Any]) -> None:
-    """Put values into the config of an attached run, which wandb leaves empty.
+    """Put values into the config of an attached run, which wandb leaves empty, without sending them.
 
-    They are in W&B already, perhaps with newer values that another child has set, so they must not be sent again.
-    wandb has only a private method that does not.
+    W&B has them already, perhaps with newer values that another child has set.
     """
     update = getattr(run.config, "_update", None)
     if update is not None:

@@ -1,4 +1,4 @@
-"""wandb's own process, which runs are written through: when it is lost, and how to do without it."""
+"""wandb's own process (its "service"), which writes all runs of this process: signs of its loss, and its teardown."""
 
 from __future__ import annotations
 
@@ -20,22 +20,21 @@ _MEDIA_DIRECTORY = "wandb-media"  # the end of its name
 
 
 def tear_down_service() -> None:
-    """Make wandb forget its own process after that failed: otherwise the id stays taken.
+    """Stop wandb's own process after a run could not be opened: it would keep the id in use.
 
-    Runs of this process that are open end by it, so it is to be called only where there are none, or where they are
-    lost in any case.
+    This ends all open runs of this process. Call it only if there are none, or if they are lost anyway.
     """
     import wandb
 
-    with suppress(Exception):  # it is gone, or half gone
+    with suppress(Exception):  # the process may be dead
         wandb.teardown()
-    os.environ.pop("WANDB_SERVICE", None)  # of that process, which wandb names there
+    os.environ.pop("WANDB_SERVICE", None)  # it names that process
 
 
 def drop_inherited_service() -> None:
-    """Drop `WANDB_SERVICE` where another process put it, so that this rank talks to a wandb process of its own.
+    """Remove a `WANDB_SERVICE` that another process has set, so that this rank starts a wandb process of its own.
 
-    To be called before the first use of wandb in this process, also before its settings are read.
+    Call it before the first use of wandb in this process, also before its settings are read.
 
     Ranks that are children of one process which used wandb would share that process's service, and it refuses a run
     id that a sibling has open: "run ID X is in use". The service writes its owner's process id into the variable.
@@ -51,10 +50,9 @@ def inherits_service() -> bool:
 
 
 def is_loss_of_service(error: Exception) -> bool:
-    """Whether an error says that the connection to wandb's own process is lost.
+    """Whether an error is of a kind that a lost connection to wandb's own process raises.
 
-    That is no sure sign where values of the user's were written, as these have code of their own: see
-    `has_lost_service`.
+    While values of the user's are written, their own code may raise such an error as well: see `has_lost_service`.
     """
     if isinstance(error, OSError):  # older versions: BrokenPipeError; newer ones: ConnectionResetError
         return isinstance(error, ConnectionError) or error.errno in _LOST_SOCKET
@@ -62,24 +60,24 @@ def is_loss_of_service(error: Exception) -> bool:
 
 
 def has_lost_service(run: AnyRun, error: Exception) -> bool:
-    """Whether a call of `run` failed because wandb's own process is gone, rather than for what was written.
+    """Whether a call of `run` failed because wandb's own process is gone, rather than because of a value.
 
-    In doubt the run is asked: a call that adds nothing to the row in progress fails as well if the process is gone.
+    In doubt the run is probed: a call that adds nothing to the row in progress fails as well if the process is gone.
     """
     if not isinstance(error, OSError) or not is_loss_of_service(error):
         return is_loss_of_service(error)
     try:
-        original(run, "log")({}, commit=False)  # the session's own way takes rows of a run that is gone as well
-    except Exception as second:  # noqa: BLE001  # whatever wandb makes of it
+        original(run, "log")({}, commit=False)  # the session's own handler accepts rows of a lost run
+    except Exception as second:  # noqa: BLE001  # of any kind
         return is_loss_of_service(second)
     return False
 
 
 def restore_media_directory(error: FileNotFoundError) -> bool:
-    """Make the directory again in which wandb prepares the files of tables and media, if it is what was missing.
+    """Recreate the directory in which wandb prepares the files of tables and media, if the error is about it.
 
     Returns:
-        Whether it was missing, and is there again.
+        Whether it was missing and exists now.
     """
     path = Path(str(error.filename or ""))
     if not path.parent.name.endswith(_MEDIA_DIRECTORY) or path.parent.exists():

@@ -21,6 +21,7 @@ from dist_wandb.cli.commands import main
 from dist_wandb.cli.diagnosis import PACKAGES, examine
 from dist_wandb.cli.server import ask
 from dist_wandb.errors import ConfigurationError
+from dist_wandb.notices import Notices
 from dist_wandb.runs import client_settings, current_server
 from dist_wandb.settings.plan import RunMode
 from dist_wandb.topology.detected import detected_launchers
@@ -513,7 +514,7 @@ def test_settings_file_that_cannot_be_read_to_its_end_is_an_error(say: Any, tmp_
 
 def warned_of_workspace(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, **arguments: Any) -> str:
     """What a start of an online run says of the settings of the current directory."""
-    monkeypatch.setattr(current_server, "_has_warned_of_workspace", False)
+    monkeypatch.setattr(current_server, "_notices", Notices())
     caplog.clear()
     for _ in range(2):  # said once
         current_server.warn_of_workspace(arguments)
