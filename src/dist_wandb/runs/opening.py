@@ -1,4 +1,8 @@
-"""How a rank's run comes to be open: after its primary, with retries, and on disk alone where W&B cannot be reached."""
+"""Opening the run of one rank: after its primary, with retries, and on disk if W&B cannot be reached.
+
+Under `run_key` the primary of a unit publishes that its run is open, or why it is not. The secondaries of a shared run
+wait for it, open theirs and publish under `writer_keys` that they are attached.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,11 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from dist_wandb.errors import RendezvousError, UnavailableError
-from dist_wandb.runs import axes, client_settings, null_run, requested, wandb_init, wandb_private, wandb_process
+from dist_wandb.runs import axes, client_settings, requested, wandb_init, wandb_private, wandb_process
+from dist_wandb.runs.null_run import NullRun
 from dist_wandb.settings.plan import writers_of
 
 if TYPE_CHECKING:
@@ -24,21 +29,41 @@ _log = logging.getLogger("dist_wandb")
 _ATTEMPTS = 3  # of a secondary: the server may not have heard of the run yet (wandb issues 9871, 10497)
 _PAUSE = 1.0  # seconds before the second attempt, doubled before the third
 MOST_WRITERS = 300
-"""How many writers one run may have, as W&B states."""
+"""How many writers W&B supports for one run."""
+
+
+class OpenedRun(TypedDict):
+    """What a primary publishes of its run.
+
+    Attributes:
+        url: Its address; `None` if it is not at the server.
+        offline: Whether it is anywhere but at the server.
+        first_row: Position on the x axis of the first row without a step.
+    """
+
+    url: str | None
+    offline: bool
+    first_row: int
+
+
+class FailedRun(TypedDict):
+    """What a primary publishes if its run could not be opened."""
+
+    error: str
 
 
 @dataclass(frozen=True)
 class Opening:
-    """One rank's way to its run.
+    """Opens the run of one rank.
 
     Args:
-        options: The arguments of the door.
-        topology: Who this rank is.
+        options: The options of the integration.
+        topology: This rank's place in the job.
         plan: What this rank does with W&B.
-        job_store: The job's store, where there is one.
+        job_store: The job's store, if there is one.
         arguments: Keyword arguments of `wandb.init`.
-        complete: Completes them with what is known only once the primary has opened its run: the config.
-        create_new: Whether the run is made beside one that this process already has.
+        complete: Adds to them what is known only after the primary has opened its run: the config.
+        create_new: Whether this process may already have another run.
         is_alone: Whether no other run of this process is open.
         as_given: Whether wandb is to get no settings but the user's.
     """
@@ -56,45 +81,43 @@ class Opening:
     def run(self) -> AnyRun:
         """Open the run.
 
-        Online, a secondary of a shared run waits until the primary has opened it: one that attaches before may lose
-        rows (wandb issue 12269). If the primary's is on disk only, so are all others'.
+        Online, a secondary of a shared run waits until the primary has opened it: if it attaches earlier, it may lose
+        rows (wandb issue 12269). If the primary's run is on disk, the others' are, too.
 
         Raises:
-            UnavailableError: W&B cannot be reached, and `strict` wants that to be an error; on all ranks of the unit.
+            UnavailableError: W&B cannot be reached and `strict` makes it an error, on all ranks of the unit.
             RendezvousError: The primary did not begin to open the run within `join_timeout`.
         """
         if not self.plan.opens_run:
-            return null_run.NullRun()
+            return NullRun()
         if self.plan.shared and self.plan.primary:
             self._warn_of_many()
         try:
             return self._open()
         except UnavailableError as error:
             if self.options.strict:
-                self._tell({"error": str(error)})
+                self._publish({"error": str(error)})
                 raise
             return self._open_on_disk(error)
         except Exception as error:
-            self._tell(
-                {"error": client_settings.without_values(error)}
-            )  # arguments that wandb does not take: nobody is to wait for this run
+            self._publish({"error": client_settings.without_values(error)})  # of the arguments: nobody is to wait
             raise
 
     def attach(self) -> AnyRun:
-        """Attach to the unit's run for the hardware of this node, where the plan says so. Training needs it not."""
+        """Attach to the unit's run for the hardware metrics of this node, if the plan says so. A failure only warns."""
         if not self.plan.attaches:
-            return null_run.NullRun()
+            return NullRun()
         try:
             return self._open()
         except (UnavailableError, RendezvousError) as error:
             _log.warning(
                 "dist_wandb: rank %d does not record the hardware of its node: %s", self.topology.global_rank, error
             )
-            self._clear_away()
-            return null_run.NullRun()
+            self._drop_failed_run()
+            return NullRun()
 
     def on_disk(self) -> AnyRun:
-        """Open the run on disk alone.
+        """Open the run on disk.
 
         Raises:
             UnavailableError: Not even that is possible.
@@ -105,7 +128,7 @@ class Opening:
         """Open the same run again, on disk.
 
         Args:
-            run_id: Its id, which W&B may have made.
+            run_id: Its id, which may be W&B's choice.
             config: Its config.
             step_metric: Name of its x axis; `None` for none.
 
@@ -119,23 +142,23 @@ class Opening:
             axes.define_step_metric(run, step_metric)
         return run
 
-    def tell(self, url: str | None, *, offline: bool, writer: int, first_row: int = 0) -> None:
-        """Tell other ranks that this rank's run is open: those without one, and the other writers of a shared one.
+    def publish(self, url: str | None, *, offline: bool, writer: int, first_row: int = 0) -> None:
+        """Publish that this rank's run is open, for ranks without one and the other writers of a shared one.
 
         Args:
             url: Address of the run.
             offline: Whether it is anywhere but at the server.
             writer: Index of this rank in its unit.
-            first_row: Where on the x axis rows without a step begin.
+            first_row: Position on the x axis of the first row without a step.
         """
-        self._tell_of_opening()
-        self._tell({"url": url, "offline": offline, "first_row": first_row})
+        self._publish_start()
+        self._publish({"url": url, "offline": offline, "first_row": first_row})
         if self.plan.has_writers and self.job_store is not None:
             self.job_store.publish(_writer_key(self.plan, writer), 1)
 
     def _open(self) -> AnyRun:
         offline = self._follows_primary() and self._is_primary_offline()
-        self._tell_of_opening()
+        self._publish_start()
         attempts = _ATTEMPTS if self.plan.has_writers and not self.plan.primary else 1
         pause = _PAUSE
         for _ in range(attempts - 1):
@@ -143,7 +166,7 @@ class Opening:
                 return self._try(offline=offline)
             except UnavailableError as error:
                 _log.debug("dist_wandb: rank %d tries again: %s", self.topology.global_rank, error)
-            self._clear_away()
+            self._drop_failed_run()
             time.sleep(pause)
             pause *= 2
         return self._try(offline=offline)
@@ -167,15 +190,15 @@ class Opening:
             rank,
             error,
         )
-        self._clear_away()
+        self._drop_failed_run()
         try:
             return self.on_disk()
         except UnavailableError as second:
             _log.warning("dist_wandb: rank %d cannot write its run to disk either: %s. It is not logged.", rank, second)
-            return null_run.NullRun()
+            return NullRun()
 
-    def _clear_away(self) -> None:
-        """Get rid of what holds the id of a run that could not be opened."""
+    def _drop_failed_run(self) -> None:
+        """Drop the wandb process that keeps the id of a run that could not be opened in use."""
         if self.is_alone:
             wandb_process.tear_down_service()
         else:
@@ -188,20 +211,20 @@ class Opening:
         return requested.wanted_mode(self.arguments) == "online"
 
     def _is_primary_offline(self) -> bool:
-        assert self.job_store is not None, "asked by those who follow a primary only"  # noqa: S101
+        assert self.job_store is not None, "only ranks that follow a primary ask"  # noqa: S101
         self.job_store.wait_get(_opening_key(self.plan), "its primary")
-        told = self.job_store.wait_get(run_key(self.plan), "its primary", requested.init_timeout(self.arguments))
-        if "error" in told:
-            raise UnavailableError(f"its primary could not open the run: {told['error']}")
-        return bool(told["offline"])
+        published = self.job_store.wait_get(run_key(self.plan), "its primary", requested.init_timeout(self.arguments))
+        if "error" in published:
+            raise UnavailableError(f"its primary could not open the run: {published['error']}")
+        return bool(published["offline"])
 
-    def _tell_of_opening(self) -> None:
+    def _publish_start(self) -> None:
         if self.plan.has_writers and self.plan.primary and self.job_store is not None:
             self.job_store.publish(_opening_key(self.plan), 1)
 
-    def _tell(self, what: Mapping[str, Any]) -> None:
+    def _publish(self, message: OpenedRun | FailedRun) -> None:
         if self.job_store is not None and self.plan.announces:
-            self.job_store.publish(run_key(self.plan), what)
+            self.job_store.publish(run_key(self.plan), message)
 
     def _warn_of_many(self) -> None:
         writers = writers_of(self.topology, self.plan)
@@ -218,12 +241,12 @@ class Opening:
 
 
 def run_key(plan: RunPlan) -> str:
-    """Under which key a primary tells of its run."""
+    """The key of a primary's `OpenedRun` or `FailedRun`."""
     return f"run/{plan.name_suffix}"
 
 
 def writer_keys(plan: RunPlan, unit: Unit) -> list[str]:
-    """Under which keys the writers of a shared run tell that they are attached."""
+    """The keys under which the writers of a shared run publish that they are attached."""
     return [_writer_key(plan, index) for index in range(unit.size)]
 
 

@@ -1,4 +1,10 @@
-"""A run's rows on their way into W&B, also when wandb's own process dies: then they go on into a record on disk."""
+"""Logging rows into a run, which is replaced by another one on disk if wandb's own process dies.
+
+States: the run; replacing (one thread opens the other run and repeats the rows that the lost one has not written; a
+signal handler that interrupts it keeps its rows until then); the other run, of which the same holds. If it cannot be
+opened, a `NullRun` takes its place. Invariant: each row is logged into one run, or repeated if it is not in the file of
+the lost one.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +34,12 @@ _MOST_UNSAFE = 20_000  # rows kept for that time
 
 
 class Record:
-    """What rows are logged into.
+    """Logs rows into a run, or into the one on disk that replaces it.
 
     Args:
         run: The run, or a `NullRun`.
         rank: Index of this rank in the job, for messages.
-        reopen: Opens another run on disk, given the id and the config of the one that is lost.
+        reopen: Opens another run on disk, given the id and config of the lost one.
     """
 
     def __init__(self, run: AnyRun, rank: int, reopen: Callable[[str, Mapping[str, Any]], AnyRun]) -> None:
@@ -51,34 +57,34 @@ class Record:
         return bool(self.run)
 
     def log(self, row: dict[str, Any], **kwargs: Any) -> None:
-        """Log a row, as `wandb.Run.log` does; if wandb's own process is gone, into a record on disk.
+        """Log a row as `wandb.Run.log` does; if wandb's own process is gone, into another run on disk.
 
         Raises:
-            Exception: What wandb raised over this row: a value that it cannot write, or a file of the row's for which
-                there is no space. The run is well, and the row is not written.
+            Exception: wandb's, about this row: a value that it cannot write, or no space for a file of the row's. The
+                run is intact, and the row is not written.
         """
         logged = _LoggedRow(time.monotonic(), row, kwargs)
         run = self.run
         try:
-            _log_once_more_for_media(run, logged)
+            _log_with_retry(run, logged)
         except Exception as error:
             if not wandb_process.has_lost_service(run, error):
                 raise
             if not self._switch(run, error):
                 self._late.append(logged)
                 return
-            _log_once_more_for_media(self.run, logged)
+            _log_with_retry(self.run, logged)
         self._unsafe.append(logged)
         while self._unsafe and self._unsafe[0].time < logged.time - _UNSAFE:
             with suppress(IndexError):  # another thread, or a signal handler, was faster
                 self._unsafe.popleft()
 
     def finish(self, exit_code: int | None) -> str | None:
-        """End the run; what went wrong, as `dist_wandb.runs.finishing.finish` says it. Never raises."""
+        """End the run; return what went wrong as `finishing.finish` does. Never raises."""
         run = self.run
         try:
             return finishing.finish(run, exit_code)
-        except Exception as error:  # noqa: BLE001  # training has ended well all the same
+        except Exception as error:  # noqa: BLE001  # the training has succeeded
             if not wandb_process.is_loss_of_service(error):
                 return f"the run {run.id} could not be ended: {error!r}"
             self._switch(run, error)
@@ -88,18 +94,17 @@ class Record:
             return f"the run {run.id} could not be ended: {error!r}"
 
     def replace(self, run: AnyRun, error: Exception) -> None:
-        """Go on in a record on disk, because somebody else has found `run` without wandb's own process.
+        """Replace `run` because a caller has noticed that wandb's own process is gone.
 
-        Nothing is done if `run` has been replaced already.
+        Does nothing if `run` has been replaced already.
         """
         self._switch(run, error)
 
     def _switch(self, lost: AnyRun, error: Exception) -> bool:
-        """Go on in another run of the same id, on disk, beginning with what the lost one had not written there yet.
+        """Replace a lost run by another one of the same id, on disk, and repeat the rows that it had not written.
 
         Returns:
-            Whether there is another run. It is not there yet where the thread that opens it is asked again, by a signal
-            handler that interrupts it.
+            Whether it is replaced. It is not yet if a signal handler interrupts the thread that replaces it.
         """
         with self._lock:
             if self._is_replacing:
@@ -124,7 +129,7 @@ class Record:
             directory,
             directory.parent,
         )
-        if wandb_private.uses_current_service(lost):  # otherwise new runs have another process, which is well
+        if wandb_private.uses_current_service(lost):  # otherwise new runs use another process, which is alive
             self._service = _Service.replace(self._service)
         try:
             self.run = self._reopen(str(lost.id), dict(lost.config))
@@ -134,7 +139,7 @@ class Record:
         self._replay(self._not_in(directory))
 
     def _replay(self, rows: list[_LoggedRow]) -> None:
-        """Log rows once more; of those with files that are gone, the numbers."""
+        """Log rows again; only the numbers of those whose files are gone."""
         shortened = 0
         while rows or self._late:
             logged = rows.pop(0) if rows else self._late.popleft()
@@ -152,7 +157,7 @@ class Record:
             )
 
     def _not_in(self, directory: Path) -> list[_LoggedRow]:
-        """The last rows that are not in the file of the lost run."""
+        """The latest rows that are not in the file of the lost run."""
         unsafe = list(self._unsafe)
         written: set[Any] = set()
         with suppress(DistWandbError):
@@ -162,17 +167,17 @@ class Record:
 
 
 class _LoggedRow(NamedTuple):
-    """A row as it was logged."""
+    """A row, the time when it was logged, and the other arguments of `log`."""
 
     time: float
     row: dict[str, Any]
     arguments: dict[str, Any]
 
 
-def _log_once_more_for_media(run: AnyRun, logged: _LoggedRow) -> None:
-    """Log a row; again, if the directory is missing that wandb writes the files of tables and the like to.
+def _log_with_retry(run: AnyRun, logged: _LoggedRow) -> None:
+    """Log a row; try again if the directory for files of tables and other media was missing.
 
-    Forked processes remove it at their end, and so do programs that clean up the temporary directory.
+    Forked processes remove it when they end, and so do programs that clean up the temporary directory.
     """
     try:
         original(run, "log")(logged.row, **logged.arguments)
@@ -183,14 +188,14 @@ def _log_once_more_for_media(run: AnyRun, logged: _LoggedRow) -> None:
 
 
 class _Service:
-    """wandb's own process, which all runs of this process write through: how often it was replaced."""
+    """How often wandb's own process, which writes all runs of this process, was replaced."""
 
     current = 0
     _lock = threading.Lock()
 
     @classmethod
     def replace(cls, seen: int) -> int:
-        """Have a new one, unless somebody has replaced the one that was seen to be gone."""
+        """Stop the process that was found dead, unless another run has done so; a new run starts a new one."""
         with cls._lock:
             if seen == cls.current:
                 wandb_process.tear_down_service()
@@ -199,7 +204,7 @@ class _Service:
 
 
 def _fingerprint(row: Mapping[str, Any]) -> frozenset[tuple[str, float | str]]:
-    """What tells a row from others, as it is logged and as it is read back: its numbers."""
+    """The numbers of a row, which identify it both as it is logged and as it is read back."""
     numbers = {name: _number(value) for name, value in row.items() if not name.startswith("_")}
     return frozenset(
         (name, "NaN" if math.isnan(number) else number) for name, number in numbers.items() if number is not None
@@ -211,7 +216,7 @@ def _numbers_of(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _number(value: Any) -> float | None:
-    """Numbers of Python and numpy, and tensors of one element; `None` for what is no number."""
+    """The value of a number of Python or numpy, or of a tensor of one element; `None` for all else."""
     with suppress(Exception):  # values have code of their own
         plain = value.item() if hasattr(value, "item") else value
         return float(plain) if isinstance(plain, (int, float)) else None

@@ -1,4 +1,4 @@
-"""A row with a value that W&B cannot write: the rest of the row is written, and the value as text."""
+"""Rows with a value that W&B cannot write: the other values are written, and this one as text."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ _log = logging.getLogger("dist_wandb")
 
 _WRITABLE = frozenset({float, int, bool, str, type(None)})
 _LONGEST = 1000  # characters of a repr
-_MOST_TOLD = 10  # names that are told of, where they change from row to row
+_MOST_WARNED = 10  # names that are warned of, if they change from row to row
 
 
 class Rescue:
-    """Writes the rows that `run.log` raised over.
+    """Writes rows for which `run.log` has raised.
 
     Args:
-        is_media: Whether a value is one of wandb's own objects: its repr would be of no use.
+        is_media: Whether a value is one of wandb's own objects, whose repr is useless.
         rank: This rank's index in the job, for messages.
     """
 
     def __init__(self, is_media: Callable[[object], bool], rank: int) -> None:
         self._is_media = is_media
         self._rank = rank
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
 
     def write(self, log: Callable[..., None], row: dict[str, Any], error: Exception, **kwargs: Any) -> None:
         """Write a row value by value.
 
-        wandb raises before it takes anything of a row. Each value that could be the cause is logged by itself, as a
-        part of the row that is not committed yet; the rest of the row comes last, and commits it.
+        wandb raises before it accepts anything of a row. Each value that could be the cause is logged individually, as
+        a part of the row that is not committed yet; the other values come last and commit the row.
 
         Args:
-            log: Of the run.
-            row: What it was given.
+            log: The run's method.
+            row: Its argument.
             error: What it raised.
-            **kwargs: What else it was given.
+            **kwargs: Its other arguments.
 
         Raises:
-            Exception: It was not about a value.
+            Exception: No value was the cause.
         """
         doubtful = [name for name, value in row.items() if type(value) not in _WRITABLE]
         if not doubtful:
@@ -51,7 +51,7 @@ class Rescue:
             rest.update(self._as_text(name, row[name]))
         log(rest, **kwargs)
         for name, why in causes.items():
-            self._tell(name, row[name], why, is_text=name in rest)
+            self._warn(name, row[name], why, is_text=name in rest)
 
     def _as_text(self, name: str, value: Any) -> dict[str, str]:
         if not self._is_media(value):
@@ -59,12 +59,12 @@ class Rescue:
                 return {name: repr(value)[:_LONGEST].encode(errors="replace").decode()}
         return {}
 
-    def _tell(self, name: str, value: Any, cause: Exception, *, is_text: bool) -> None:
-        if name in self._told or len(self._told) > _MOST_TOLD:
+    def _warn(self, name: str, value: Any, cause: Exception, *, is_text: bool) -> None:
+        if name in self._warned or len(self._warned) > _MOST_WARNED:
             return
-        self._told.add(name)
+        self._warned.add(name)
         kind = type(value).__name__
-        if len(self._told) > _MOST_TOLD:
+        if len(self._warned) > _MOST_WARNED:
             _log.warning(
                 "dist_wandb: W&B cannot write %r (%s) on rank %d either. More names are not told.",
                 name,
@@ -84,7 +84,7 @@ class Rescue:
 
 
 def _cause(log: Callable[..., None], name: str, value: Any) -> Exception | None:
-    """What was raised over a value that was logged as a part of a row."""
+    """What `log` raises for a value as a part of a row; `None` if it accepts it."""
     try:
         log({name: value}, commit=False)
     except Exception as error:  # noqa: BLE001  # of any kind, as values have code of their own

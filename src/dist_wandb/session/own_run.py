@@ -110,7 +110,7 @@ class OwnRun:
         self._opening = replace(self._opening, job_store=self._link.store)
         url = run_metadata.url(self.run) if self.run else self._link.run_url()
         writer = self._link.unit.index
-        self._opening.tell(url, offline=not run_metadata.is_online(self.run), writer=writer, first_row=first_row)
+        self._opening.publish(url, offline=not run_metadata.is_online(self.run), writer=writer, first_row=first_row)
 
     def end(self, exit_code: int | None) -> None:
         """End the run."""
