@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.exchange.rows import Contribution, calls_at
+from dist_wandb.exchange.collective import CollectiveExchange
+from dist_wandb.exchange.direct import DirectExchange
+from dist_wandb.exchange.rows import Contribution, Rows, calls_at
 from dist_wandb.payloads.checks import check_row, checked_step
 from dist_wandb.payloads.media.gathers import Gathered
 from dist_wandb.payloads.scalars import Weight, take, take_weight
-from dist_wandb.runs import wandb_media
+from dist_wandb.runs import run_metadata, wandb_media
 from dist_wandb.session.life_cycle import LifeCycle, Phase
+from dist_wandb.settings.reduction import check_spread
 
 if TYPE_CHECKING:
     from dist_wandb.exchange.interface import Exchange
@@ -135,3 +138,26 @@ class Intake:
         if step is None and self._own.has_our_axis and self._own.step_metric not in metrics:
             step = self.first_row + self.rows if self._last_step is None else self._last_step
         self._exchange.put(Contribution(metrics, step, commit))
+
+
+def exchange_of(link: JobLink, own: OwnRun, rows: Rows, look: Callable[[], None]) -> Exchange:
+    """Where this rank's rows go: together with other ranks' or by themselves.
+
+    Args:
+        link: To the other ranks.
+        own: This rank's run.
+        rows: Makes rows of what is logged.
+        look: Called now and then on the thread of the exchange.
+    """
+    options = link.options
+    if link.reduces:
+        spread = check_spread(options.spread)
+        return CollectiveExchange(link.unit, link.find_store, rows, options.limits, spread, look, link.is_over)
+    awaits_writers = link.plan.shared and link.store is not None and run_metadata.is_online(own.run)
+    return DirectExchange(
+        rows,
+        options.limits,
+        link.topology.global_rank,
+        at_once=link.topology.world_size == 1,
+        has_all_writers=link.has_all_writers if awaits_writers else None,
+    )

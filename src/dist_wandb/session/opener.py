@@ -77,10 +77,10 @@ def open_session(
         RendezvousError: The ranks could not agree within `join_timeout`.
     """
     argument_checks.check_init_arguments(init_arguments, door)
-    opener = Opener(options, init_arguments, door, topology or identify())
-    opener.meet(number)
+    opener = Opener(options, init_arguments, topology or identify())
+    opener.meet(door, number)
     opener.compare()
-    opener.look_back(number, enabled=restarts)
+    opener.look_back(door, number, enabled=restarts)
     opener.plan(proposed_id)
     session = opener.open(step_metric, adopt, create_new=create_new, as_given=as_given)
     opener.announce(session, announces=announces, catches_sigterm=catches_sigterm)
@@ -109,7 +109,6 @@ class Opener:
     Args:
         options: The checked arguments of the integration.
         init_arguments: Keyword arguments of `wandb.init`.
-        door: Name of the integration.
         topology: Who this rank is.
     """
 
@@ -118,10 +117,9 @@ class Opener:
     _config_sync: ConfigSync
     _link: JobLink
 
-    def __init__(self, options: Options, init_arguments: Mapping[str, Any], door: str, topology: Topology) -> None:
+    def __init__(self, options: Options, init_arguments: Mapping[str, Any], topology: Topology) -> None:
         self._options = options
         self._arguments = init_arguments
-        self._door = door
         self._topology = topology
         self._restart_store: RestartStore | None = None
         self._earlier: Earlier | None = None
@@ -130,14 +128,15 @@ class Opener:
     def _has_store(self) -> bool:
         return self._store is not None
 
-    def meet(self, number: int | None) -> None:
+    def meet(self, door: str, number: int | None) -> None:
         """Find the job's store, and learn from it how the ranks lie on nodes, where the plan needs that.
 
         Args:
-            number: Which of the integration's sessions it is; counted if `None`.
+            door: Name of the integration.
+            number: Which of its sessions it is; counted if `None`.
         """
         options = self._options
-        self._name, self._store = job_description.meet(options, self._topology, self._door, number)
+        self._name, self._store = job_description.meet(options, self._topology, door, number)
         self._is_counted = number is None
         resuming.check_resume(self._arguments, options, self._topology, has_store=self._has_store)
         if self._store is not None:
@@ -156,15 +155,16 @@ class Opener:
         self._config_sync.reach_by(lambda: store)
         self._config_sync.compare()
 
-    def look_back(self, number: int | None, *, enabled: bool) -> None:
+    def look_back(self, door: str, number: int | None, *, enabled: bool) -> None:
         """Find the runs of an earlier start that this one continues.
 
         Args:
-            number: Which of the integration's sessions it is; counted if `None`.
+            door: Name of the integration.
+            number: Which of its sessions it is; counted if `None`.
             enabled: Whether the integration leaves and follows restart records.
         """
         if enabled and tells_job(self._topology):
-            name = resuming.session_name(self._door, number)
+            name = resuming.session_name(door, number)
             self._restart_store = RestartStore(name, self._options, self._topology, self._arguments)
             if resuming.can_look_back(self._options, self._topology, has_store=self._has_store):
                 self._earlier = self._restart_store.find()

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from dist_wandb.runs import axes, finishing, interception, run_metadata
+from dist_wandb.runs import axes, finishing, interception, run_metadata, wandb_private
 from dist_wandb.runs.axes import Axes
 from dist_wandb.runs.record import Record
 from dist_wandb.runs.writer import RunWriter
@@ -76,19 +76,24 @@ class OwnRun:
         target = self._record if self._axes is None else self._axes
         return RunWriter(target, self._link.plan, self.step_metric, self._link.topology.global_rank)
 
-    def intercept(self, log: Callable[..., None], finish: Callable[..., None]) -> None:
+    def intercept(self, log: Callable[..., None], finish: Callable[[int | None], None]) -> None:
         """Have what is called on the run by itself, or by a function of wandb's, come to the session first.
 
         Args:
-            log: Called in place of the run's method, which is its first argument.
-            finish: Likewise, after the run itself.
+            log: Called in place of the run's method.
+            finish: Called before the run's method, with the exit code.
         """
 
         def intercept(run: AnyRun) -> None:
-            handlers: dict[str, Callable[..., Any]] = {
-                "finish": lambda *args, **kwargs: finish(run, *args, **kwargs),
-                "log": log,
-            }
+            def log_first(_log: Any, data: Any, step: Any = None, commit: bool | None = None, **_of_old: Any) -> None:
+                log(data, step, commit=commit)
+
+            def finish_first(finish_run: Any, exit_code: int | None = None, **kwargs: Any) -> None:
+                finish(exit_code)
+                if not wandb_private.is_finished(run):
+                    finish_run(exit_code=exit_code, **kwargs)
+
+            handlers: dict[str, Callable[..., Any]] = {"finish": finish_first, "log": log_first}
             if self._axes is not None and run:
                 handlers["define_metric"] = self._axes.define
             self._restore.append(interception.intercept_methods(run, handlers))

@@ -20,20 +20,17 @@ from contextlib import contextmanager
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from dist_wandb.exchange.collective import CollectiveExchange
-from dist_wandb.exchange.direct import DirectExchange
-from dist_wandb.exchange.interface import Exchange
 from dist_wandb.exchange.rows import Rows
-from dist_wandb.runs import null_run, run_metadata, wandb_private
+from dist_wandb.runs import null_run, run_metadata
 from dist_wandb.session import registry
 from dist_wandb.session.children import Children
 from dist_wandb.session.exit_codes import exit_code_of
-from dist_wandb.session.intake import Intake
+from dist_wandb.session.intake import Intake, exchange_of
 from dist_wandb.session.life_cycle import LifeCycle
 from dist_wandb.session.notices import SessionNotices
 from dist_wandb.session.shutdown import Shutdown
 from dist_wandb.settings.config_values import given_values
-from dist_wandb.settings.reduction import check_per_rank, check_spread
+from dist_wandb.settings.reduction import check_per_rank
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -96,35 +93,13 @@ class Session:
             rank=self.topology.global_rank,
             is_first=not link.unit.index,
         )
-        self._exchange = self._exchange_of(rows)
+        self._exchange = exchange_of(link, own, rows, self._look)
         life = LifeCycle()
         self._notices = SessionNotices(link)
         self._intake = Intake(link, own, self._exchange, life, self._notices, first_row=first_row)
         self._children = Children(self._intake.put_of_child, self.topology, self._metadata)
         parts = (life, link, own, config_sync, self._exchange, self._children, restart_store)
         self._shutdown = Shutdown(*parts, closed=lambda handed_over: self._closed(rows if handed_over else None))
-
-    def _exchange_of(self, rows: Rows) -> Exchange:
-        link = self._link
-        if link.reduces:
-            spread = check_spread(self.options.spread)
-            return CollectiveExchange(
-                link.unit,
-                link.find_store,
-                rows,
-                self.options.limits,
-                spread,
-                self._look,
-                link.is_over,
-            )
-        awaits_writers = self.plan.shared and link.store is not None and run_metadata.is_online(self.run)
-        return DirectExchange(
-            rows,
-            self.options.limits,
-            self.topology.global_rank,
-            at_once=self.topology.world_size == 1,
-            has_all_writers=link.has_all_writers if awaits_writers else None,
-        )
 
     def _look(self) -> None:
         """Now and then, on the thread of the exchange."""
@@ -139,19 +114,7 @@ class Session:
         """Begin to take part: complete only now, as other threads look at the session from here on."""
         registry.add(self)
         self._exchange.start()
-        self._own.intercept(self._log_of_run, self._finish_of_run)
-
-    def _log_of_run(
-        self, _log_by_itself: Any, data: Any, step: Any = None, commit: bool | None = None, **_of_old: Any
-    ) -> None:
-        """Take a row that somebody logs into the run by itself."""
-        self.log(data, step, commit=commit)
-
-    def _finish_of_run(self, run: AnyRun, finish: Any, exit_code: int | None = None, **kwargs: Any) -> None:
-        """Finish with a run that somebody finishes by itself."""
-        self._shutdown.finish_with_run(exit_code)
-        if not wandb_private.is_finished(run):
-            finish(exit_code=exit_code, **kwargs)
+        self._own.intercept(self.log, self._shutdown.finish_with_run)
 
     @property
     def plan(self) -> RunPlan:
