@@ -17,8 +17,9 @@ from accelerate.utils import DistributedType, LoggerType
 
 from dist_wandb import DistWandbTracker, get_run
 from dist_wandb.accelerate import names
-from dist_wandb.accelerate import tracker as door
+from dist_wandb.accelerate.late_join import INTEGRATION
 from dist_wandb.accelerate.names import StandInName
+from dist_wandb.accelerate.world import current_topology
 from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.session.opener import open_session
@@ -307,7 +308,7 @@ def on_main(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Session]:
     def open_on_main(number: int) -> Session:
         options = Options(reduce=None, limits=Limits(join_timeout=30.0, finish_timeout=0.2))
         main = Topology(0, 0, 0, 2, 2, 1)
-        return open_session(options, {"id": f"id-{number}"}, door=door._DOOR, topology=main, number=number)
+        return open_session(options, {"id": f"id-{number}"}, door=INTEGRATION, topology=main, number=number)
 
     monkeypatch.setattr(JobStore, "find", find)
     return open_on_main
@@ -386,14 +387,14 @@ def test_by_name_early_rows_are_kept_when_the_tracker_gets_its_arguments(
     accelerator = accelerator_with("dist_wandb")
     accelerator.log({"loss": 0.5}, step=3)
     early = accelerator.get_tracker("dist_wandb")
-    assert list(early._early_rows)
+    assert list(early.late_join.rows)
     on_main(1)
     limits = {"reduce": None, "limits": Limits(join_timeout=30.0, finish_timeout=0.2)}
     accelerator.init_trackers("digits", init_kwargs={"dist_wandb": limits})
     tracker = accelerator.get_tracker("dist_wandb")
     assert tracker is not early
     assert accelerator.log_with == [tracker]
-    assert not list(early._early_rows)
+    assert not list(early.late_join.rows)
 
 
 # --- who is the main process ------------------------------------------------------------------------------------------
@@ -405,5 +406,5 @@ def test_the_rank_that_leads_is_the_one_that_accelerate_calls_main(
     monkeypatch: pytest.MonkeyPatch, kind: DistributedType, rank: int
 ) -> None:
     look_like(monkeypatch, rank, kind)
-    topology = door._topology()
+    topology = current_topology()
     assert (topology.main_rank == topology.global_rank) is PartialState().is_main_process

@@ -20,7 +20,7 @@ from accelerate.utils import DistributedType
 from processes import wait_until
 
 from dist_wandb import DistWandbTracker, get_run
-from dist_wandb.accelerate import tracker as door
+from dist_wandb.accelerate import wrapping
 from dist_wandb.errors import ConfigurationError, UnsupportedVersionError
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.session.opener import open_session
@@ -60,7 +60,7 @@ def unwrapped(monkeypatch: pytest.MonkeyPatch) -> None:
     """`Accelerator` as it was before dist_wandb was imported; put back at the end."""
     for name in WRAPPED:
         monkeypatch.setattr(Accelerator, name, getattr(Accelerator, name).__wrapped__)
-    monkeypatch.delattr(Accelerator, door._MARK)
+    monkeypatch.delattr(Accelerator, wrapping._MARK)
 
 
 def accelerator_with(log_with: Any) -> Accelerator:
@@ -99,14 +99,14 @@ class Recorder(GeneralTracker):  # type: ignore[misc]  # Accelerate ships no typ
 
 @pytest.mark.usefixtures("unwrapped")
 def test_the_installed_accelerate_has_the_methods_we_wrap_with_the_parameters_we_know() -> None:
-    found = {name: door._parameters(getattr(Accelerator, name)) for name in WRAPPED}
+    found = {name: wrapping._parameters(getattr(Accelerator, name)) for name in WRAPPED}
     assert found == {
         "init_trackers": ("self", "project_name", "config", "init_kwargs"),
         "log": ("self", "values", "step", "log_kwargs"),
         "get_tracker": ("self", "name", "unwrap"),
         "end_training": ("self",),
     }
-    assert {name for name, _, _ in door._WRAPPED} == set(WRAPPED)
+    assert {name for name, _, _ in wrapping._WRAPPED} == set(WRAPPED)
 
 
 @pytest.mark.usefixtures("unwrapped")
@@ -116,7 +116,7 @@ def test_the_first_tracker_wraps_and_further_ones_do_not() -> None:
     once = [getattr(Accelerator, name) for name in WRAPPED]
     assert [method.__wrapped__ for method in once] == before
     DistWandbTracker()
-    door.wrap_accelerator()
+    wrapping.wrap_accelerator(DistWandbTracker)
     assert [getattr(Accelerator, name) for name in WRAPPED] == once
 
 
@@ -145,7 +145,7 @@ def test_a_method_that_is_gone_is_refused_and_nothing_is_wrapped(monkeypatch: py
     monkeypatch.delattr(Accelerator, "end_training")
     log = Accelerator.log
     with pytest.raises(UnsupportedVersionError, match=re.escape("Accelerator.end_training of accelerate")):
-        door.wrap_accelerator()
+        wrapping.wrap_accelerator(DistWandbTracker)
     assert Accelerator.log is log
 
 
@@ -562,7 +562,7 @@ def test_a_store_that_does_not_answer_keeps_no_log_waiting(monkeypatch: pytest.M
     assert not answers.is_set()
     assert len(asked) == 1
     assert asked[0] is not threading.current_thread()
-    assert len(accelerator.get_tracker("dist_wandb")._early_rows) == 40
+    assert len(accelerator.get_tracker("dist_wandb").late_join.rows) == 40
     answers.set()
 
 
@@ -591,7 +591,7 @@ def test_more_early_rows_than_are_kept_are_missed_aloud(
 ) -> None:
     tracker = DistWandbTracker()
     accelerator = accelerator_with(tracker)
-    most = tracker._early_rows.maxlen
+    most = tracker.late_join.rows.maxlen
     assert most is not None
     for step in range(most):
         accelerator.log({"loss": 0.5}, step=step)

@@ -1,0 +1,82 @@
+"""Arguments of `wandb.init` that come from a tracker's constructor and from `init_trackers`."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from accelerate import PartialState
+
+from dist_wandb.accelerate.late_join import INTEGRATION
+from dist_wandb.errors import ConfigurationError
+from dist_wandb.runs.argument_checks import check_init_arguments
+
+
+class InitArguments:
+    """The arguments of one tracker. Those of its constructor win.
+
+    Args:
+        own: Those of the constructor.
+        project: The project that the constructor was given, and
+        run_name: what Accelerate's own tracker calls it.
+
+    Attributes:
+        asked: What `init_trackers` was given when the run was opened.
+
+    Raises:
+        ConfigurationError: `wandb.init` does not know one of them, or both names of the project are given.
+    """
+
+    def __init__(self, own: Mapping[str, Any], project: str | None, run_name: str | None) -> None:
+        if run_name is not None and project not in (None, run_name):
+            raise ConfigurationError(
+                f"{INTEGRATION} was given project={project!r} and run_name={run_name!r}, which both name the W&B "
+                "project. Give one of them; for the name of the run pass name=."
+            )
+        project = run_name if project is None else project
+        self._own = dict(own) if project is None else {"project": project, **own}
+        self._given: dict[str, Any] = {}
+        self.asked: dict[str, Any] = {}
+        check_init_arguments(self._own, INTEGRATION)
+
+    @property
+    def merged(self) -> dict[str, Any]:
+        """What the run is opened with."""
+        return {**self._given, **self._own}
+
+    def take_config(self, config: Mapping[str, Any]) -> None:
+        """Take what the run is to be started with as its config, unless the constructor was given one."""
+        self._given = {"config": config, **self._given}
+
+    def take(self, project: str, init_kwargs: Mapping[str, Any], *, is_open: bool) -> None:
+        """Take what was given to `init_trackers`.
+
+        Args:
+            project: Name of the W&B project.
+            init_kwargs: Arguments of `wandb.init`.
+            is_open: Whether the run is open already: then it goes on as it is, and a warning says so.
+
+        Raises:
+            ConfigurationError: An argument that `wandb.init` does not know.
+        """
+        if is_open:
+            self._warn_of_vain({"project": project, **init_kwargs})
+        else:
+            check_init_arguments(init_kwargs, "init_trackers")
+            self._given = self.asked = {"project": project, **init_kwargs}
+
+    def _warn_of_vain(self, asked: Mapping[str, Any]) -> None:
+        """Say what a further `init_trackers` cannot change of a run that is open."""
+        new = [name for name in asked if name != "config" and _differs(asked[name], self.asked.get(name))]
+        if new:
+            warnings.warn(
+                f"init_trackers was called again on rank {PartialState().process_index} with another "
+                f"{', '.join(map(repr, new))}, but its run is open: it goes on as it is. Call tracker.finish() on all "
+                "ranks before, for another run.",
+                stacklevel=5,
+            )
+
+
+def _differs(value: object, other: object) -> bool:
+    return value is not other and repr(value) != repr(other)  # values of settings compare as they like

@@ -1,0 +1,35 @@
+"""Who this process is among those of Accelerate."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+
+from accelerate import PartialState
+from accelerate.utils import DistributedType
+
+from dist_wandb.errors import TopologyError
+from dist_wandb.topology.model import Leader, Topology
+
+
+def current_topology() -> Topology:
+    """Who this rank is: always as `PartialState` says, as `debug_launcher` leaves RANK=0 in every process."""
+    state = PartialState()
+    if state.num_processes == 1:
+        _warn_of_separate_worlds()
+    # Megatron-LM has losses on its last rank alone: Accelerate's main process is that one
+    leader: Leader = "last" if state.distributed_type == DistributedType.MEGATRON_LM else "first"
+    return Topology.from_framework(state.process_index, state.num_processes, "accelerate.PartialState", leader=leader)
+
+
+def _warn_of_separate_worlds() -> None:
+    """Accelerate makes every process a world of its own if it finds no accelerator and is not told to do without."""
+    with contextlib.suppress(TopologyError):  # stale variables, which Accelerate does not look at either
+        launched = Topology.from_environ()
+        if launched is not None and launched.world_size > 1:
+            warnings.warn(
+                f"The launcher started {launched.world_size} processes ({launched.origin('world_size')}), but "
+                "Accelerate runs each of them on its own: they train separately, and each opens a run. Without a GPU, "
+                "pass Accelerator(cpu=True).",
+                stacklevel=3,
+            )
