@@ -21,7 +21,7 @@ from rich.text import Text
 from dist_wandb.cli.command import Command, nothing_below
 from dist_wandb.cli.formatting import console, number, number_of, print_json, shortened, sparkline, table
 from dist_wandb.errors import ReadError, visible
-from dist_wandb.uploads.upload import is_uploaded
+from dist_wandb.uploads.plan import is_uploaded
 from dist_wandb.wandb_files.finding import find_runs
 from dist_wandb.wandb_files.reading import StoredRun, read_runs
 from dist_wandb.wandb_files.statistics import MetricHistory

@@ -17,8 +17,10 @@ from dist_wandb.cli.command import Command, add_trust_argument, nothing_below
 from dist_wandb.cli.formatting import console, number_of
 from dist_wandb.errors import ReadError, UploadError, visible
 from dist_wandb.runs.current_server import destination
+from dist_wandb.uploads.execution import remember, upload
+from dist_wandb.uploads.model import Terms, UploadFile, UploadRun
+from dist_wandb.uploads.plan import plan_uploads
 from dist_wandb.uploads.state import remove_left_copies
-from dist_wandb.uploads.upload import Terms, UploadFile, UploadRun, plan_uploads, remember, upload
 from dist_wandb.wandb_files.finding import find_runs
 from dist_wandb.wandb_files.reading import read_runs
 

@@ -89,6 +89,11 @@ class StoredRun:
         return "finished" if self.exit_code == 0 else "failed"
 
     @property
+    def shared_as(self) -> Sidecar | None:
+        """Label and role of the file's writer in a shared run; `None` in a plain one."""
+        return self.sidecar if self.sidecar is not None and self.sidecar.shared else None
+
+    @property
     def label(self) -> str | None:
         """The writer's name within a shared run; `None` in an ordinary run."""
         return self.sidecar.label if self.sidecar else None

@@ -2,6 +2,7 @@
 
 A file is a header of seven bytes and then a log in blocks of 32 KiB, in the manner of LevelDB: each record is one chunk
 or several, and each chunk has a checksum. A record is a protobuf message, told apart by the number of its one field.
+Messages are not parsed by `wandb.proto.wandb_internal_pb2`: it takes 44 times the size of a hostile one in memory.
 """
 
 from __future__ import annotations

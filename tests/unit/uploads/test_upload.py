@@ -22,10 +22,13 @@ from dist_wandb.cli import sync
 from dist_wandb.cli.commands import main
 from dist_wandb.errors import ReadError, UploadError
 from dist_wandb.runs.destination import Destination
-from dist_wandb.uploads import upload as upload_module
+from dist_wandb.uploads import plan as plan_module
+from dist_wandb.uploads import problems
+from dist_wandb.uploads.execution import Outcome, remember, upload
 from dist_wandb.uploads.log import Sent
+from dist_wandb.uploads.model import Terms, UploadFile, UploadRun
+from dist_wandb.uploads.plan import is_uploaded, plan_uploads
 from dist_wandb.uploads.state import FileState, remove_left_copies
-from dist_wandb.uploads.upload import Outcome, Terms, UploadFile, UploadRun, is_uploaded, plan_uploads, remember, upload
 from dist_wandb.wandb_files.reading import StoredRun
 from dist_wandb.wandb_files.record_file import Lines
 from dist_wandb.wandb_files.sidecar import Sidecar
@@ -259,7 +262,7 @@ def test_a_world_of_any_size_is_not_counted_through(
             looked_at += 1
             yield rank
 
-    monkeypatch.setattr(upload_module, "range", counted, raising=False)
+    monkeypatch.setattr(problems, "range", counted, raising=False)
     (reason,) = planned(of_rank(tmp_path, 0, world_size=world_size)).refusals
     assert f"Of its {world_size} ranks, ranks 1, 2, 3, 4, 5, 6, 7, 8 and others are not here" in reason
     assert looked_at < 100
@@ -293,14 +296,14 @@ def test_whatever_planning_brings_about_is_told_of_its_run_which_is_not_uploaded
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], options: list[str]
 ) -> None:
     hurt, healthy = stored(tmp_path / "a", run_id="hurt"), stored(tmp_path / "b", run_id="healthy")
-    really = upload_module._against_file
+    really = problems.problems_of_file
 
     def failing(file: UploadFile, now: float) -> Iterator[str]:
         if file.run is hurt:
             raise RecursionError("maximum recursion depth exceeded")
         return really(file, now)
 
-    monkeypatch.setattr(upload_module, "_against_file", failing)
+    monkeypatch.setattr(plan_module, "problems_of_file", failing)
     assert command(monkeypatch, [hurt, healthy], *options) == 1
     out = capsys.readouterr().out
     assert f"is not made: {hurt.path}: RecursionError: maximum recursion depth exceeded" in out
