@@ -134,7 +134,7 @@ def _plan(topology: Topology, run_mode: RunMode, rank_scope: RankScope) -> RunPl
     if needs_layout(topology, run_mode, rank_scope) and not topology.knows_layout:
         return None  # the ranks tell each other
     base_id = requested.wanted_id({}) or (GENERATED if topology.world_size > 1 else None)
-    return plan_run(topology, run_mode, rank_scope, base_id, group=requested.wanted_group({}))
+    return plan_run(topology, run_mode, rank_scope, base_id, group=requested.wanted({}, "group"))
 
 
 def _versions() -> dict[str, str | None]:

@@ -66,8 +66,8 @@ class RestartStore:
         self._mine = RestartRecord(
             base_id="",
             session=session_name,
-            project=requested.wanted_project(init_arguments),
-            entity=requested.wanted_entity(init_arguments),
+            project=requested.wanted(init_arguments, "project"),
+            entity=requested.wanted(init_arguments, "entity"),
             run_mode=options.run_mode,
             rank_scope=options.rank_scope,
             world_size=topology.world_size,

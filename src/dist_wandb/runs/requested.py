@@ -12,6 +12,13 @@ from dist_wandb.runs.client_settings import client_settings
 
 Mode = Literal["online", "offline", "disabled"]
 _BEYOND_INIT_TIMEOUT = 30.0  # seconds
+# The setting and the variable of an argument.
+_ELSEWHERE = {
+    "project": ("project", "WANDB_PROJECT"),
+    "entity": ("entity", "WANDB_ENTITY"),
+    "group": ("run_group", "WANDB_RUN_GROUP"),
+    "name": ("run_name", "WANDB_NAME"),
+}
 _WANDB_MODES: dict[str, Mode] = {
     "online": "online",
     "run": "online",
@@ -69,24 +76,16 @@ def rewinds(init_arguments: Mapping[str, Any]) -> bool:
     return any(init_arguments.get(name) or user_setting(init_arguments, name) for name in names)
 
 
-def wanted_project(init_arguments: Mapping[str, Any]) -> str | None:
-    """The project the user asked for: the argument, else the settings, else `WANDB_PROJECT`; `None` for none."""
-    return _wanted(init_arguments, "project", "project", "WANDB_PROJECT")
+def wanted(init_arguments: Mapping[str, Any], name: str) -> str | None:
+    """What the user asked for: the argument, else the settings, else the variable; `None` for nothing.
 
-
-def wanted_entity(init_arguments: Mapping[str, Any]) -> str | None:
-    """The owner the user asked for: the argument, else the settings, else `WANDB_ENTITY`; `None` for none."""
-    return _wanted(init_arguments, "entity", "entity", "WANDB_ENTITY")
-
-
-def wanted_group(init_arguments: Mapping[str, Any]) -> str | None:
-    """The group the user asked for: the argument, else the settings, else `WANDB_RUN_GROUP`; `None` for none."""
-    return _wanted(init_arguments, "group", "run_group", "WANDB_RUN_GROUP")
-
-
-def wanted_name(init_arguments: Mapping[str, Any]) -> str | None:
-    """The display name the user asked for: the argument, else the settings, else `WANDB_NAME`; `None` for none."""
-    return _wanted(init_arguments, "name", "run_name", "WANDB_NAME")
+    Args:
+        init_arguments: Keyword arguments of `wandb.init`.
+        name: `"project"`, `"entity"`, `"group"` or `"name"`.
+    """
+    setting, variable = _ELSEWHERE[name]
+    value = init_arguments.get(name) or user_setting(init_arguments, setting) or os.environ.get(variable)
+    return str(value) if value else None
 
 
 def wanted_mode(init_arguments: Mapping[str, Any]) -> Mode:
@@ -106,11 +105,6 @@ def _mode_outside() -> str:
     if os.environ.get("WANDB_MODE") == "":
         raise ConfigurationError("WANDB_MODE is set but empty, which W&B refuses. Unset it, or set it to 'offline'.")
     return os.environ.get("WANDB_MODE") or str(client_settings().mode)
-
-
-def _wanted(init_arguments: Mapping[str, Any], argument: str, setting: str, variable: str) -> str | None:
-    value = init_arguments.get(argument) or user_setting(init_arguments, setting) or os.environ.get(variable)
-    return str(value) if value else None
 
 
 def user_setting(init_arguments: Mapping[str, Any], name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Calling `wandb.init` as a `RunPlan` says."""
+"""The call of `wandb.init` for a `RunPlan`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dist_wandb.runs.console import sets_verbosity, with_warnings_alone
 from dist_wandb.runs.current_server import warn_of_workspace
 from dist_wandb.runs.directories import wandb_directory
 from dist_wandb.runs.null_run import NullRun
-from dist_wandb.runs.requested import wanted_mode, wanted_name, wanted_resume
+from dist_wandb.runs.requested import wanted, wanted_mode, wanted_resume
 from dist_wandb.runs.wandb_process import drop_inherited_service
 from dist_wandb.settings.plan import unit_run_id
 from dist_wandb.wandb_files.sidecar import SIDECAR_NAME, Sidecar, write_sidecar
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("dist_wandb")
 
 _FLUSH_INTERVAL = 1.0  # seconds until rows are on disk: what a killed process may lose. wandb's own is 15
-_NO_CREDENTIALS = re.compile(r"api[ _]key|log ?in", re.IGNORECASE)  # to wandb, not to have any is wrong usage
+_NO_CREDENTIALS = re.compile(r"api[ _]key|log ?in", re.IGNORECASE)  # wandb takes their absence for wrong usage
 
 
 def open_run(
@@ -48,12 +48,12 @@ def open_run(
 
     Args:
         plan: What this rank does with W&B.
-        topology: Who this rank is. In a world of one, `wandb.init` gets exactly `init_arguments`.
-        init_arguments: Keyword arguments of `wandb.init`, as the user gave them. Nothing in them is changed.
-        create_new: Whether the run is made beside one that this process already has. Otherwise wandb's own rule
-            holds: it hands out the run that is there.
-        upload_timeout: How long the run's end may wait for the server, in seconds, unless the user's settings say so;
-            `None` gives wandb no settings but the user's.
+        topology: This rank's place in the job. In a world of one, `wandb.init` gets exactly `init_arguments`.
+        init_arguments: Keyword arguments of `wandb.init`, as the user gave them. They are not changed.
+        create_new: Whether the run is a new one even if this process already has one. Otherwise wandb's own rule
+            holds: it returns the run that is open.
+        upload_timeout: How long the run's end may wait for the server, in seconds, unless the user has set it; `None`
+            gives wandb no settings but the user's.
         offline: Whether to open it offline, whatever the user asked for.
 
     Returns:
@@ -97,7 +97,7 @@ def open_run(
 
 
 def _init(arguments: Mapping[str, Any]) -> Run:
-    """Call `wandb.init`, telling failures of W&B from those of arguments."""
+    """Call `wandb.init`; turn failures of W&B, but not wrong arguments, into an `UnavailableError`."""
     import wandb
 
     try:
@@ -113,7 +113,7 @@ def _init(arguments: Mapping[str, Any]) -> Run:
 
 
 def _without_stale(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Leave out an `anonymous` that says nothing, where wandb warns of it: there `None` is not its default any more."""
+    """Leave out ``anonymous=None`` for versions of wandb that warn of it because it is not the default."""
     import wandb
 
     parameter = inspect.signature(wandb.init, follow_wrapped=False).parameters.get("anonymous")
@@ -125,24 +125,23 @@ def _without_stale(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
 def _planned_arguments(plan: RunPlan, topology: Topology, given: Mapping[str, Any]) -> dict[str, Any]:
     """What the plan changes in the arguments of `wandb.init`."""
     arguments: dict[str, Any] = {"id": unit_run_id(plan)}
-    name = wanted_name(given)
+    name = wanted(given, "name")
     if name and plan.name_suffix:
         arguments["name"] = f"{name}-{plan.name_suffix}"
     if plan.group is not None:
         arguments["group"] = plan.group
     if plan.attaches:
-        arguments["reinit"] = "create_new"  # wandb.run stays what it is: this rank has no run
+        arguments["reinit"] = "create_new"  # wandb.run stays unchanged: this rank has no run
     has_own_directory = plan.own_directory or plan.attaches
     mode = wanted_mode(given) if has_own_directory or plan.has_writers else None
     if has_own_directory and mode != "disabled":
         arguments["dir"] = _own_directory(given, topology)
-    if wanted_resume(given) == "auto":  # the id is known: W&B's own note of it would be one process's
+    if wanted_resume(given) == "auto":  # the id is known, whereas W&B keeps one for each directory
         arguments["resume"] = "allow"
-    if plan.has_writers and mode == "online":
-        arguments["mode"] = None
-        arguments["settings"] = _shared_settings(given.get("settings"), plan)
-    elif plan.has_writers and mode == "offline":
-        arguments["settings"] = _labelled_settings(given.get("settings"), plan)
+    if plan.has_writers and mode != "disabled":
+        arguments["settings"] = _writer_settings(given.get("settings"), plan, is_online=mode == "online")
+        if mode == "online":
+            arguments["mode"] = None
     return arguments
 
 
@@ -153,9 +152,9 @@ def _copied_settings(given: wandb.Settings | Mapping[str, Any] | None) -> wandb.
 
 
 def _settings_with_limits(given: wandb.Settings | Mapping[str, Any] | None, upload_timeout: float) -> wandb.Settings:
-    """A copy of the user's settings that bounds what a dead server, or a killed rank, costs.
+    """A copy of the user's settings with limits for a dead server and for what a killed rank loses.
 
-    What the user has set, also in the environment, stays; so does what this version of wandb does not know.
+    Values that the user has set, also in the environment, are kept. Limits unknown to this wandb are left out.
     """
     settings = _copied_settings(given)
     limits = {"finish_timeout": upload_timeout, "x_transaction_log_flush_interval": _FLUSH_INTERVAL}
@@ -165,19 +164,15 @@ def _settings_with_limits(given: wandb.Settings | Mapping[str, Any] | None, uplo
     return settings
 
 
-def _labelled_settings(given: wandb.Settings | Mapping[str, Any] | None, plan: RunPlan) -> wandb.Settings:
-    """A copy of the user's settings with this rank's label: system metrics get it when they are taken, not later."""
+def _writer_settings(
+    given: wandb.Settings | Mapping[str, Any] | None, plan: RunPlan, *, is_online: bool
+) -> wandb.Settings:
+    """A copy of the user's settings for a writer of a shared run: its label and, online, W&B's shared mode."""
     settings = _copied_settings(given)
-    settings.x_label = plan.label or plan.hardware
-    return settings
-
-
-def _shared_settings(given: wandb.Settings | Mapping[str, Any] | None, plan: RunPlan) -> wandb.Settings:
-    """A copy of the user's settings with W&B's shared mode switched on for this rank."""
-    settings = _labelled_settings(given, plan)
-    settings.mode = "shared"
-    settings.x_primary = plan.primary
-    settings.x_update_finish_state = plan.primary
+    settings.x_label = plan.label or plan.hardware  # offline too: system metrics get it when they are taken, not later
+    if is_online:
+        settings.mode = "shared"
+        settings.x_primary = settings.x_update_finish_state = plan.primary
     return settings
 
 
@@ -187,7 +182,7 @@ def _own_directory(given: Mapping[str, Any], topology: Topology) -> str:
 
 
 def _make_directory(arguments: Mapping[str, Any]) -> None:
-    """Make the directory that the user named: wandb would too, but warns first that it is no git repository's."""
+    """Create the user's directory. wandb would, too, but only after a warning about a missing git repository."""
     if arguments.get("dir") and "disabled" not in (arguments.get("mode"), os.environ.get("WANDB_MODE")):
-        with suppress(OSError):  # wandb says what it does about a directory it cannot write to
+        with suppress(OSError):  # wandb reports a directory that it cannot write to
             Path(arguments["dir"]).mkdir(parents=True, exist_ok=True)

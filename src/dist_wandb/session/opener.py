@@ -179,7 +179,7 @@ class Opener:
         options, topology = self._options, self._topology
         base_id = self._base_id(proposed_id)
         self._arguments = job_description.complete(options, topology, self._store, self._arguments)
-        plan = job_description.planned(topology, options, base_id, requested.wanted_group(self._arguments))
+        plan = job_description.planned(topology, options, base_id, requested.wanted(self._arguments, "group"))
         self._link = JobLink(options, topology, plan, self._store, self._name, is_counted=self._is_counted)
         self._link.report_opened()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ from dist_wandb.runs.requested import wanted_mode
 
 WANTED: list[tuple[Callable[[dict[str, Any]], str | None], str, str, str]] = [
     (requested.wanted_id, "id", "run_id", "WANDB_RUN_ID"),
-    (requested.wanted_group, "group", "run_group", "WANDB_RUN_GROUP"),
-    (requested.wanted_name, "name", "run_name", "WANDB_NAME"),
+    (partial(requested.wanted, name="project"), "project", "project", "WANDB_PROJECT"),
+    (partial(requested.wanted, name="entity"), "entity", "entity", "WANDB_ENTITY"),
+    (partial(requested.wanted, name="group"), "group", "run_group", "WANDB_RUN_GROUP"),
+    (partial(requested.wanted, name="name"), "name", "run_name", "WANDB_NAME"),
 ]
 OF_USER = pytest.param("settings", marks=pytest.mark.newest, id="user")  # wandb 0.19 does not find it there
 
