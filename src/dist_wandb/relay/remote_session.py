@@ -24,6 +24,7 @@ from dist_wandb.relay.local_sockets import connect
 from dist_wandb.relay.messages import FLUSH, LOG, Address
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.wandb_media import is_media
+from dist_wandb.settings.config_copy import ConfigCopy
 from dist_wandb.topology.model import Topology
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class RemoteSession:
         self.topology = topology
         self.id: str | None = facts.get("id")
         self.url: str | None = facts.get("url")
-        self.config = RemoteConfig(facts.get("config", {}))
+        self.config = ConfigCopy(facts.get("config", {}))
         self._address = address
         self._facts = facts
         self._let_go()
@@ -200,29 +201,6 @@ def _after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
-
-
-class RemoteConfig(dict[str, Any]):
-    """The config of a run as it was, in another process. Names can be read as attributes; changes stay here."""
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return self[name]
-        except KeyError:
-            raise AttributeError(f"the config has no {name!r}") from None
-
-    def update(  # type: ignore[override]  # as W&B's config
-        self, values: Any = (), allow_val_change: bool | None = None, **kwargs: Any
-    ) -> None:
-        """Change values, here alone.
-
-        Args:
-            values: Values by name.
-            allow_val_change: As in W&B's config; not needed here.
-            **kwargs: Further values.
-        """
-        del allow_val_change
-        super().update(values, **kwargs)
 
 
 def _without_media(metrics: Mapping[str, Any], rank: int) -> dict[str, Any]:

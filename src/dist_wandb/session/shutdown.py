@@ -115,14 +115,14 @@ class Shutdown:
         if self._link.store is not None and self._own.run and plan.primary and not plan.shared:
             if not exit_code and self._link.is_accompanied():
                 self._exchange.flush()  # with what other ranks have yet to log for the same rows
-            briefly(self._config_sync.tell_of_end, None)
+            briefly(self._config_sync.publish_end, None)
             within = max(within - (time.monotonic() - began), min(within, _LEAST_TO_END))
         self.finish(exit_code, within)
 
     def look(self) -> None:
         """Bring the config up to date, and detach after the run was finished on the rank that has it."""
         self._config_sync.look()
-        if self._config_sync.knows_of_end and self._life.detach():
+        if self._config_sync.has_run_ended and self._life.detach():
             self._exchange.retire()
             self._close(handed_over=False)
             self._link.leave(self._exchange)
@@ -133,7 +133,7 @@ class Shutdown:
             self._close(handed_over=False)
             return
         self._exchange.retire()
-        self._config_sync.let_go()
+        self._config_sync.close()
         self._close(handed_over=False)
         self._own.restore()
         self._link.unit_end().tell_written()
@@ -153,7 +153,7 @@ class Shutdown:
         if not failed:
             self._config_sync.catch_up()
         self._exchange.close(max(0.0, deadline - time.monotonic()), failed=failed)
-        self._config_sync.let_go()
+        self._config_sync.close()
         self._close(handed_over=True)
 
     def _close(self, *, handed_over: bool) -> None:

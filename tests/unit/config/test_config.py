@@ -25,10 +25,11 @@ import torch.distributed as dist
 import wandb
 
 import dist_wandb
-from dist_wandb.config import sync as config
 from dist_wandb.config import text as config_text
-from dist_wandb.config.sync import ConfigSync, ConfigView
+from dist_wandb.config.sync import ConfigSync
+from dist_wandb.config.view import ConfigView
 from dist_wandb.errors import ConfigurationError, RendezvousError
+from dist_wandb.runs import config_guard
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.session.opener import open_session
 from dist_wandb.session.session import Session
@@ -319,7 +320,7 @@ def test_a_heartbeat_costs_nothing_that_grows_with_the_config(job: Job, monkeypa
     monkeypatch.setattr(JobStore, "try_get", ask)
     for session in (first, second):
         for _ in range(3):
-            session._config_sync._next_look = 0.0
+            session._config_sync._look._next = 0.0
             session._config_sync.look()
     assert taken == []
     assert {key for key in asked if key.startswith("config/")} == {"config/of//version"}  # not the values
@@ -385,7 +386,7 @@ def test_what_another_writer_adds_gives_way_to_what_the_primary_sets_at_that_mom
             first.config.update({"at": 0})
         return given_values(values)
 
-    monkeypatch.setattr(config, "given_values", told_just_now)
+    monkeypatch.setattr(config_guard, "given_values", told_just_now)
     second.config.setdefaults({"at": 1})
     assert reads(second, {"lr": 0.1, "seen_by": 0, "at": 0})
 
@@ -541,12 +542,14 @@ def test_a_process_that_is_not_the_sessions_does_not_use_its_connection(
     open_rank: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     second = open_rank(TWO[1], {"lr": 0.2}, reduce=None, config_sync="off")
-    monkeypatch.setattr(second._config_sync, "_pid", -1)
+    monkeypatch.setattr(second._config_sync._connection, "_pid", -1)
     first = open_rank(TWO[0], {"lr": 0.1}, config_sync="off")
     second.config.update({"own": 1})
     assert dict(second.config) == {"lr": 0.2, "own": 1}
-    monkeypatch.setattr(first._config_sync, "_pid", -1)
-    monkeypatch.setattr(first._config_sync._job_store, "publish", lambda *_: pytest.fail("told by another process"))
+    monkeypatch.setattr(first._config_sync._connection, "_pid", -1)
+    monkeypatch.setattr(
+        first._config_sync._connection._job_store, "publish", lambda *_: pytest.fail("told by another process")
+    )
     first.config.update({"steps": 1})
 
 

@@ -1,0 +1,156 @@
+"""The configs that the ranks were given, compared with each other.
+
+With ``config_sync="warn"`` each rank compares its own with the coordinator's, once that is there; the first to find a
+difference warns for all. With ``"check"`` the coordinator compares all, and every rank raises, or none.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from dist_wandb.config.messages import DIFFERS, GIVEN, SALT, VERDICT, Digests, Given, Verdict
+from dist_wandb.errors import ConfigurationError, RendezvousError
+from dist_wandb.settings.config_values import comparable, differences, given_values, listed, without_ranks
+from dist_wandb.settings.config_withheld import without_secrets
+from dist_wandb.settings.plan import tells_job
+from dist_wandb.user_lines import Line, warn
+
+if TYPE_CHECKING:
+    from dist_wandb.config.connection import Connection
+    from dist_wandb.settings.options import Options
+    from dist_wandb.store.job_store import JobStore
+
+
+class Comparison:
+    """What this rank was given as `config`, and how it compares with what others were given.
+
+    Args:
+        options: The checked arguments of the integration.
+        connection: To the other ranks.
+        config: What this rank was given, without what W&B is to leave out.
+        opened_at: The user's line that opened the session, for warnings.
+
+    Attributes:
+        given: Values by name.
+    """
+
+    def __init__(self, options: Options, connection: Connection, config: object, opened_at: Line | None) -> None:
+        self.given = given_values(config)
+        self._options = options
+        self._connection = connection
+        self._opened_at = opened_at
+        self._salt = secrets.token_hex(16)  # of digests that this rank publishes
+        self._made: tuple[str, dict[str, Any], dict[str, list[str]]] | None = None  # with which salt what was made
+        is_coordinator, is_off = tells_job(connection.topology), options.config_sync == "off"
+        self._has_compared = is_off or is_coordinator
+        self._has_published = is_off or not is_coordinator
+
+    def check(self) -> None:
+        """Agree with all ranks whether they were given the same.
+
+        Raises:
+            ConfigurationError: They were not: on all ranks.
+            RendezvousError: There is no way to find out.
+        """
+        job_store = self._connection.open()
+        if job_store is None:
+            raise RendezvousError(
+                f"config_sync='check' compares the configs of all ranks, but rank {self._connection.rank} has no store "
+                "through which to reach them. Call init_process_group first, or start the job with torchrun."
+            )
+        self._salt = job_store.claim(SALT, self._salt)  # the same on all ranks, to be compared with each other
+        job_store.publish_own(GIVEN, self._message())
+        self._has_published = True
+        is_coordinator = tells_job(self._connection.topology)
+        verdict = self._judge(job_store) if is_coordinator else self._await_verdict(job_store)
+        if verdict["differences"]:
+            raise ConfigurationError(
+                f"config_sync='check', but the ranks were given different configs: {listed(verdict['differences'])}. "
+                "Give all ranks the same, or pass config_sync='warn'."
+            )
+
+    def _judge(self, job_store: JobStore) -> Verdict:
+        """Compare what all ranks were given, as far as they come in time."""
+        ranks, main = range(self._connection.topology.world_size), self._connection.topology.main_rank
+        try:
+            given: dict[int, Given] = dict(enumerate(job_store.wait_get_all(GIVEN)))
+        except RendezvousError:
+            given = {rank: found for rank in ranks if (found := job_store.try_get(f"{GIVEN}/{rank}")) is not None}
+            missing = ", ".join(str(rank) for rank in ranks if rank not in given)
+            waited = self._options.limits.join_timeout
+            warn(
+                f"config_sync='check' waited {waited:g} s, but rank {missing} did not come: its config is not "
+                "compared. Open the run on all ranks, or pass config_sync='warn', which does not wait.",
+                self._opened_at,
+            )
+        values = {rank: message["values"] for rank, message in given.items()}
+        found = [text for rank in values for text in differences(values[rank], rank, values[main], main)]
+        verdict: Verdict = job_store.claim(VERDICT, Verdict(differences=found))
+        return verdict
+
+    def _await_verdict(self, job_store: JobStore) -> Verdict:
+        verdict: Verdict
+        try:
+            verdict = job_store.wait_get(VERDICT, f"rank {self._connection.topology.main_rank}")
+        except RendezvousError:  # whoever comes later finds this one, so that all go on, or none
+            verdict = job_store.claim(VERDICT, Verdict(differences=[]))
+        return verdict
+
+    def publish_given(self) -> None:
+        """On the coordinator, publish what it was given, once there is a store."""
+        job_store = None if self._has_published else self._connection.store()
+        if job_store is not None:
+            job_store.publish_own(GIVEN, self._message())
+            self._has_published = True
+
+    def compare(self) -> None:
+        """On the other ranks, compare what they were given with the coordinator's, once it is published."""
+        main, rank = self._connection.topology.main_rank, self._connection.rank
+        first: Given | None = None if self._has_compared else self._connection.try_get(f"{GIVEN}/{main}")
+        if first is None:
+            return
+        self._has_compared = True
+        mine = differences(self._compared(first["salt"]), rank, first["values"], main)
+        if self._options.config_sync == "warn" and self._options.run_mode == "new":  # its ranks have runs of their own
+            return
+        if mine and self._connection.is_first(DIFFERS):
+            more = " Further ranks may differ, too." if self._connection.topology.world_size > 2 else ""  # noqa: PLR2004
+            warn(
+                f"The ranks were given different configs: {listed(mine)}.{more} The config of a run is that "
+                "of its primary. config_sync='check' makes this an error, 'off' silences it.",
+                self._opened_at,
+                may_raise=False,  # it is a matter of time on which thread this is found out
+            )
+
+    def digests(self) -> Digests:
+        """What a primary publishes of what it was given."""
+        return Digests(salt=self._salt, digests=self._digests(self._salt))
+
+    def equal_names(self, theirs: Digests) -> set[str]:
+        """Names under which this rank was given what another one was."""
+        mine = self._digests(theirs["salt"]) if theirs["digests"] else {}
+        return {name for name, digest in theirs["digests"].items() if mine.get(name) == digest}
+
+    def changed_names(self, values: Mapping[str, Any]) -> list[str]:
+        """Names of values that are not as this rank was given them."""
+        now, given = comparable(values), comparable(self.given)
+        return [name for name in now if name not in given or now[name][1] != given[name][1]]
+
+    def _message(self) -> Given:
+        return Given(salt=self._salt, values=self._compared(self._salt))
+
+    def _compared(self, salt: str) -> dict[str, list[str]]:
+        values, made = self._comparable(salt)
+        return without_ranks(values, made, salt)
+
+    def _comparable(self, salt: str) -> tuple[dict[str, Any], dict[str, list[str]]]:
+        """What this rank was given, without secrets, and what others need to compare theirs with it."""
+        if self._made is None or self._made[0] != salt:
+            values = without_secrets(self.given)
+            self._made = salt, values, comparable(values, salt)
+        return self._made[1:]
+
+    def _digests(self, salt: str) -> dict[str, str]:
+        return {name: digest for name, (_, digest) in self._comparable(salt)[1].items()}

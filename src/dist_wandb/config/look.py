@@ -1,0 +1,85 @@
+"""When the config is brought up to date: once in a heartbeat, or at once; never twice at the same time."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from dist_wandb.errors import RendezvousError
+from dist_wandb.notices import Notices
+
+if TYPE_CHECKING:
+    from dist_wandb.config.connection import Connection
+
+_log = logging.getLogger("dist_wandb")
+
+_PATIENCE = 1.0  # seconds that a write waits for another thread to have looked at the store
+
+
+class Look:
+    """A look at what is new, here and elsewhere. Never waits for a rank, and raises nothing.
+
+    Args:
+        connection: To the other ranks.
+        heartbeat: How often to look, in seconds.
+        update: Publishes and takes over what is new; told whether to look into all values.
+    """
+
+    def __init__(self, connection: Connection, heartbeat: float, update: Callable[[bool], None]) -> None:
+        self._connection = connection
+        self._heartbeat = heartbeat
+        self._update = update
+        self._lock = threading.RLock()
+        self._is_looking = False  # reads and writes of the config on the way do not begin this again
+        self._next = 0.0
+        self._notices = Notices()
+
+    def __call__(self, *, at_once: bool = False, whole: bool = False) -> None:
+        """Look, if it is time to.
+
+        Args:
+            at_once: Whether to do so now. Otherwise it is done once in a heartbeat.
+            whole: Whether to look into all values. Otherwise into those that were written, and into a few of those
+                that may have changed inside: this is done on a thread whose rounds others wait for.
+        """
+        now = time.monotonic()
+        if not (at_once or now >= self._next) or not self._connection.is_usable:
+            return
+        if self._lock.acquire(timeout=_PATIENCE if at_once else 0.0):
+            try:
+                if not self._is_looking:
+                    self._next = now + self._heartbeat
+                    self._look(whole=whole)
+            finally:
+                self._lock.release()
+
+    def _look(self, *, whole: bool) -> None:
+        self._is_looking = True
+        try:
+            self._update(whole)
+        except RendezvousError as error:  # the store is gone, and mostly the job with it
+            _log.debug("dist_wandb: rank %d can neither publish nor read its config: %s", self._connection.rank, error)
+        except Exception:  # noqa: BLE001  # the training must not suffer
+            if self._notices.is_first("failed"):
+                _log.exception("dist_wandb: rank %d could not bring its config up to date", self._connection.rank)
+        finally:
+            self._is_looking = False
+
+    @contextmanager
+    def undisturbed(self) -> Iterator[None]:
+        """Look now, and take over nothing meanwhile: what is written depends on what is there."""
+        self(at_once=True)
+        if self._lock.acquire(timeout=_PATIENCE):
+            was_looking, self._is_looking = self._is_looking, True
+            try:
+                yield
+            finally:
+                self._is_looking = was_looking
+                self._lock.release()
+            self(at_once=True)
+        else:  # another thread waits for a store that has stalled
+            yield

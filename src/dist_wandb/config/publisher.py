@@ -1,0 +1,92 @@
+"""A primary's end of the config sync: its run's config and metadata, published whenever they have changed."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from dist_wandb.config.messages import PublishedRun, digests_key, end_key, version_key
+from dist_wandb.config.text import ConfigText
+from dist_wandb.runs import config_guard, run_metadata
+from dist_wandb.settings.config_values import given_values
+
+if TYPE_CHECKING:
+    from dist_wandb.config.comparison import Comparison
+    from dist_wandb.config.connection import Connection
+    from dist_wandb.runs.null_run import AnyRun
+
+
+class Publisher:
+    """Publishes the config of this rank's run, if it is one that others follow.
+
+    Args:
+        connection: To the other ranks.
+        comparison: What this rank was given.
+        keys: Under which the run is published; none on ranks that nobody follows.
+        run: This rank's run.
+    """
+
+    def __init__(self, connection: Connection, comparison: Comparison, keys: tuple[str, ...], run: AnyRun) -> None:
+        self._connection = connection
+        self._comparison = comparison
+        self._keys = keys
+        self._noticed: deque[str] = deque()  # names that were written since the text was brought up to date
+        self._version = 0  # how often it was published
+        self.attach(run)
+
+    def attach(self, run: AnyRun) -> None:
+        """Publish the config of another run from now on."""
+        self._run = run
+        self._config: Any = getattr(run, "config", None)  # a stand-in for a run, in somebody's tests, may have none
+        is_of_sweep = bool(getattr(run, "sweep_id", None))
+        self._imposed = self._comparison.changed_names(given_values(self._config)) if is_of_sweep else []
+        self._text = ConfigText(given=self._comparison.given)
+        self._published: PublishedRun | None = None
+
+    def notice(self, names: Iterable[str]) -> None:
+        """Values of these names were written."""
+        self._noticed.extend(names)
+
+    def publish(self, *, whole: bool) -> None:
+        """Publish what has changed.
+
+        Args:
+            whole: Whether to look into all values. Otherwise into those that were written, and into a few of those
+                that may have changed inside.
+        """
+        if not self._keys or self._config is None:
+            return
+        metadata = run_metadata.metadata_of(self._run)
+        has_changed = self._renew_text(whole=whole)
+        if not has_changed and self._published is not None and self._published["metadata"] == metadata:
+            return
+        self._published = None
+        job_store = self._connection.store()
+        if job_store is None:
+            return
+        message = PublishedRun(values=str(self._text), imposed=self._imposed, metadata=metadata)
+        for key in self._keys:
+            if not self._version:
+                job_store.publish(digests_key(key), self._comparison.digests())
+            job_store.publish(key, message)
+            job_store.publish(version_key(key), self._version + 1)  # last: who sees it finds the rest
+        self._version += 1
+        self._published = message
+
+    def _renew_text(self, *, whole: bool) -> bool:
+        """Bring the text of the config up to date; whether it is another one."""
+        config, names = self._config, set[str]()
+        while self._noticed:
+            names.add(self._noticed.popleft())
+        if whole or not config_guard.is_guarded(config) or any(name not in config for name in names):
+            return self._text.renew(given_values(config))
+        is_new = self._text.renew({name: config[name] for name in names if not name.startswith("_")})
+        return self._text.glance(config.__getitem__) or is_new
+
+    def publish_end(self) -> None:
+        """Publish that the user finished this rank's run."""
+        job_store = self._connection.store() if self._connection.is_usable else None
+        if job_store is not None:
+            for key in self._keys:
+                job_store.publish(end_key(key), 1)

@@ -1,0 +1,266 @@
+"""The config of a run of W&B's, guarded: what users write is noticed, and wandb does not raise over values.
+
+wandb tells nobody when the user changes a run's config, and raises over values that it cannot hold. So as long as a
+session is open, the config object of its run gets a class derived from its own, which notices and does not raise. It
+stays the same object and a wandb.Config, and gets its own class back when the session ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, suppress
+from typing import TYPE_CHECKING, Any, Protocol
+
+from dist_wandb.runs import job_arguments, run_config, wandb_process
+from dist_wandb.runs.null_run import NullRun
+from dist_wandb.settings.config_values import given_values, is_plain, listed, shown
+from dist_wandb.user_lines import Line, users_line, warn
+
+if TYPE_CHECKING:
+    from dist_wandb.runs.null_run import AnyRun
+
+_GUARD = "_dist_wandb_guard"  # on wandb's config, in its instance's namespace, not among its values
+
+
+class Listener(Protocol):
+    """Who is asked before and after a config is read and written."""
+
+    def undisturbed(self) -> AbstractContextManager[None]:
+        """Change nothing meanwhile."""
+
+    def before_read(self, name: str | None = None) -> None:
+        """The config is about to be read; `name` is one that is not there."""
+
+    def before_write(self) -> None:
+        """The config is about to be written."""
+
+    def after_write(self, names: Iterable[str]) -> None:
+        """The user has written values of these names."""
+
+    def after_change(self, names: Iterable[str]) -> None:
+        """W&B has written values of these names."""
+
+    def may_change(self, name: str) -> bool:
+        """Whether a value may be changed without `allow_val_change`."""
+
+
+class ConfigGuard:
+    """Keeps wandb from raising over values of this rank's config.
+
+    Args:
+        rank: This rank, for messages.
+        opened_at: The user's line that opened the session, for warnings.
+        is_first: Whether no other rank warns of the same names.
+
+    Attributes:
+        replace_run: What is done if wandb's own process is found gone: it has to `guard` the run's replacement.
+        listener: Who is asked before and after the guarded config is read and written.
+    """
+
+    def __init__(self, rank: int, opened_at: Line | None, is_first: Callable[[str], bool]) -> None:
+        self.replace_run: Callable[[AnyRun, Exception], None] | None = None
+        self.listener: Listener
+        self._rank = rank
+        self._opened_at = opened_at
+        self._is_first = is_first
+        self._refused: set[str] = set()  # names of which was warned
+        self._run: AnyRun = NullRun()
+        self._config: Any = None
+
+    def guard(self, run: AnyRun, listener: Listener) -> None:
+        """Guard the config of a run."""
+        self.listener = listener
+        self._run = run
+        self._config = getattr(run, "config", None)  # a stand-in for a run, in somebody's tests, may have none
+        if run_config.is_wandb_config(self._config):  # what changes in another one is noticed later
+            with suppress(TypeError):  # so it would be if wandb made its config in a way that this does not go with
+                if not isinstance(self._config, _Guarded):
+                    object.__setattr__(self._config, "__class__", _guarded_kind(type(self._config)))
+                object.__setattr__(self._config, _GUARD, self)
+
+    def release(self) -> None:
+        """Leave the config as it was found."""
+        config = self._config
+        if isinstance(config, _Guarded) and config.__dict__.get(_GUARD) is self:
+            object.__setattr__(config, "__class__", type(config).__mro__[2])
+            object.__delattr__(config, _GUARD)
+
+    def takeable(self, init_arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The arguments of `wandb.init`, without values of `config` that it would raise over.
+
+        Args:
+            init_arguments: Keyword arguments of `wandb.init`.
+
+        Returns:
+            The same object where wandb takes all of it; otherwise a copy in which such values are replaced by their
+            repr, with a warning.
+        """
+        config = init_arguments.get("config")
+        values = given_values(config)
+        chosen = job_arguments.chosen_config(init_arguments)
+        refused = [name for name, value in chosen.items() if not (is_plain(value) or run_config.can_hold(value))]
+        is_wandbs_kind = not isinstance(config, Mapping) or (
+            isinstance(config, dict) and all(isinstance(name, str) for name in config)
+        )
+        if not refused and is_wandbs_kind:
+            return init_arguments
+        self.warn_of_refused(refused)
+        taken = {name: shown(value) if name in refused else value for name, value in values.items()}
+        return {**init_arguments, "config": taken}
+
+    def warn_of_refused(self, names: Iterable[str]) -> None:
+        """Warn once in the job that values of these names are written as text."""
+        new = [name for name in names if name not in self._refused]
+        self._refused.update(new)
+        listing = listed([repr(name) for name in new])
+        if new and self._is_first(listing):
+            warn(
+                f"W&B cannot hold these values of the config on rank {self._rank}, so their repr is written: "
+                f"{listing}. Pass text, numbers, lists and dicts.",
+                users_line() or self._opened_at,
+            )
+
+    def rescue(self, values: Any, config: object, error: Exception) -> bool:
+        """Write values that `config` could not take because wandb's own process is gone; whether it is."""
+        if not wandb_process.has_lost_service(self._run, error):
+            return False
+        if self.replace_run is None:
+            raise error
+        if self._config is config:  # otherwise somebody else has replaced its run meanwhile
+            self.replace_run(self._run, error)
+        if self._config is not None:
+            update_unnoticed(self._config, given_values(values))
+        return True
+
+
+def is_guarded(config: object) -> bool:
+    """Whether what is written into a config is noticed."""
+    return isinstance(config, _Guarded)
+
+
+def update_unnoticed(config: Any, values: Mapping[str, Any]) -> None:
+    """Write values without noticing it."""
+    above: Any = super(_Guarded, config) if isinstance(config, _Guarded) else config
+    above.update(dict(values), allow_val_change=True)
+
+
+class _Guarded:
+    """What is put before the class of wandb's config."""
+
+    @property
+    def _guard(self) -> ConfigGuard:
+        guard: ConfigGuard = self.__dict__[_GUARD]
+        return guard
+
+    def update(self, d: Any, allow_val_change: bool | None = None) -> None:
+        base: Any = super()
+        self._write(d, lambda values, free: base.update(values, allow_val_change=free or allow_val_change))
+
+    def setdefaults(self, d: Any) -> None:
+        base: Any = super()
+        with self._guard.listener.undisturbed():
+            values = given_values(d)
+            self.update({name: values[name] for name in values if not base.__contains__(name)} if values else d)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        base: Any = super()
+
+        def write(values: Any, free: bool) -> None:
+            if free:
+                base.update(values, allow_val_change=True)
+            else:
+                base.__setitem__(name, value)
+
+        self._write({name: value}, write)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self[name] = value
+
+    def _write(self, given: Any, write: Callable[[Any, bool], None]) -> None:
+        """Write values; those that this rank did not set itself also where wandb would refuse to change them."""
+        listener = self._guard.listener
+        listener.before_write()
+        values = given_values(given)
+        free = {name: value for name, value in values.items() if listener.may_change(name)}
+        rest = {name: value for name, value in values.items() if name not in free}
+        if free:
+            self._write_part(free, lambda part: write(part, True))
+        if rest or not free:
+            self._write_part(rest or given, lambda part: write(part, False))
+        listener.after_write(values)
+
+    def _write_part(self, values: Any, write: Callable[[Any], None]) -> None:
+        if not self._is_written(values, write):
+            several = len(values) > 1
+            refused = [name for name in values if not (several and self._is_written({name: values[name]}, write))]
+            update_unnoticed(self, {name: shown(values[name]) for name in refused})
+            self._guard.warn_of_refused(refused)
+
+    def _is_written(self, values: Any, write: Callable[[Any], None]) -> bool:
+        """Write values; whether wandb can hold all of them. What it refuses for other reasons, the user is to know."""
+        try:
+            write(values)
+        except Exception as error:
+            if self._guard.rescue(values, self, error):
+                return True
+            if run_config.is_wandb_error(error) or not isinstance(values, dict):
+                raise
+            return False
+        return True
+
+    def update_locked(self, d: Any, *args: Any, **kwargs: Any) -> None:
+        base: Any = super()
+        base.update_locked(d, *args, **kwargs)
+        self._guard.listener.after_change(given_values(d))
+
+    def merge_locked(self, d: Any, *args: Any, **kwargs: Any) -> None:
+        base: Any = super()
+        base.merge_locked(d, *args, **kwargs)
+        self._guard.listener.after_change(given_values(d))
+
+    def __getitem__(self, name: str) -> Any:
+        base: Any = super()
+        self._before_read(name)
+        return base.__getitem__(name)
+
+    def __contains__(self, name: object) -> bool:
+        base: Any = super()
+        self._before_read(name)
+        return bool(base.__contains__(name))
+
+    def get(self, *args: Any) -> Any:
+        base: Any = super()
+        self._before_read(args[0] if args else None)
+        return base.get(*args)
+
+    def keys(self) -> Any:
+        base: Any = super()
+        self._guard.listener.before_read()
+        return base.keys()
+
+    def items(self) -> Any:
+        base: Any = super()
+        self._guard.listener.before_read()
+        return base.items()
+
+    def __len__(self) -> int:
+        return len(self.keys())  # wandb's own has none, a `ConfigView` has
+
+    def __bool__(self) -> bool:
+        return True  # as wandb's own, which has no length
+
+    def _before_read(self, name: Any) -> None:
+        base: Any = super()
+        listener = self._guard.listener
+        listener.before_read()
+        if not base.__contains__(name) and not str(name).startswith("_"):
+            listener.before_read(name)
+
+
+_guarded_kinds: dict[Any, Any] = {}
+
+
+def _guarded_kind(kind: Any) -> Any:
+    if kind not in _guarded_kinds:
+        _guarded_kinds[kind] = type(kind.__name__, (_Guarded, kind), {"__module__": kind.__module__})
+    return _guarded_kinds[kind]
