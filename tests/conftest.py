@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, settings
 from wandb_server import WandbServer
 
 from dist_wandb.exchange import collective, direct, interface
+from dist_wandb.exchange.protocol import pacing
 from dist_wandb.exchange.transport import gloo
 from dist_wandb.restart import records, resuming
 from dist_wandb.runs.job_arguments import chosen_config
@@ -233,7 +234,7 @@ def fake_wandb(
     monkeypatch.setattr(records, "_warned", set())
     for module in (collective, direct):
         monkeypatch.setattr(module, "_LAST_WORDS", 20.0)  # a thread may be held up, also at its end
-    monkeypatch.setattr(collective, "_NEW_NAME_HEARTBEATS", 1000)  # what ranks log one after the other belongs together
+    monkeypatch.setattr(pacing, "NEW_NAME_HEARTBEATS", 1000)  # what ranks log one after the other belongs together
     monkeypatch.chdir(tmp_path)
     return fake
 

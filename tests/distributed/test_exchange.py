@@ -20,15 +20,15 @@ import torch
 import torchmetrics
 from torchmetrics_cases import cases
 from torchmetrics_inputs import Draw
-from units import QUICK, Ranks, Row, Stall, eventually, making
+from units import QUICK, Ranks, Row, Stall, eventually, kept, making, wait_for_peers
 
 from dist_wandb import gathered
 from dist_wandb.errors import RendezvousError
-from dist_wandb.exchange import collective
+from dist_wandb.exchange import collective, participation
 from dist_wandb.exchange.collective import CollectiveExchange
-from dist_wandb.exchange.membership import membership
-from dist_wandb.exchange.membership.membership import say_opened
-from dist_wandb.exchange.protocol import rounds
+from dist_wandb.exchange.membership import membership, presence
+from dist_wandb.exchange.membership.presence import Presence, say_opened
+from dist_wandb.exchange.protocol import pacing, rounds
 from dist_wandb.exchange.rows import Contribution
 from dist_wandb.exchange.transport import gloo
 from dist_wandb.exchange.transport.gloo import GlooGroup
@@ -52,6 +52,11 @@ def has_rows(unit: Ranks, number: int) -> bool:
     return len(unit.run.rows) == number
 
 
+def is_empty(exchange: CollectiveExchange) -> bool:
+    """Whether all that was put has come to the rounds."""
+    return exchange._worker.inbox.is_empty
+
+
 def goes_on_with(exchange: CollectiveExchange, size: int) -> bool:
     return exchange.rounds.size == size and exchange.group is not None
 
@@ -67,7 +72,8 @@ def test_a_row_covers_all_ranks_and_costs_two_collectives(ranks: Callable[..., R
     unit.flush()
     start = time.monotonic()
     before = [exchange.rounds.round for exchange in unit.exchanges.values()]
-    collectives = [exchange.group.collectives for exchange in unit.exchanges.values()]  # type: ignore[union-attr]
+    groups: list[Any] = [exchange.group for exchange in unit.exchanges.values()]
+    collectives = [group.collectives for group in groups]
     for step in range(1, 21):
         for rank in range(size):
             unit.log(rank, {"loss": float(rank + step), "epoch": 3}, step)
@@ -76,8 +82,8 @@ def test_a_row_covers_all_ranks_and_costs_two_collectives(ranks: Callable[..., R
     assert max(rounds) <= 20 + 3 + 10 * (time.monotonic() - start)  # heartbeats may fall between two rows
     unit.close()
     rounds = [exchange.rounds.round - old for exchange, old in zip(unit.exchanges.values(), before, strict=True)]
-    for exchange, old in zip(unit.exchanges.values(), collectives, strict=True):
-        assert exchange.collectives - old <= 2 * max(rounds)
+    for group, old in zip(groups, collectives, strict=True):
+        assert group.collectives - old <= 2 * max(rounds)
     assert unit.last("loss") == {step: step + (size - 1) / 2 for step in range(21)}
     assert set(map(type, unit.last("epoch").values())) == {int}
     assert len(unit.run.rows) == 21
@@ -319,7 +325,7 @@ def test_survivors_go_on_without_a_rank_that_dies(
 def test_a_rank_that_stalls_is_gone_on_without_and_comes_back(
     ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(collective, "_GRACE", 1.5)
+    monkeypatch.setattr(participation, "_GRACE", 1.5)
     unit = ranks(3, reduce="sum")
     stall = Stall()
     for step in range(3):
@@ -380,7 +386,7 @@ def test_a_rank_that_is_the_only_one_writes_its_own_numbers_without_a_flag(
 def test_a_rank_that_is_the_only_one_ends_soon(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(membership, "_APART", 0.3)
+    monkeypatch.setattr(presence, "_APART", 0.3)
     unit = ranks(2, 0, limits=replace(QUICK, join_timeout=600, finish_timeout=600))
     unit.log(0, {"loss": 2.0}, 0)
     unit.close(0)
@@ -391,12 +397,12 @@ def test_a_rank_that_is_the_only_one_ends_soon(
 def test_a_rank_that_only_opens_its_session_slowly_is_waited_for(
     ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(membership, "_APART", 0.0)
+    monkeypatch.setattr(presence, "_APART", 0.0)
     unit = ranks(2, 0)
     topology = Topology(1, 1, 0, 2, 2, 1)
     say_opened(JobStore(unit.store, "test", topology, 20).below("unit/"), Unit("", 1, 2, 1))
     unit.log(0, {"loss": 1.0}, 0)
-    assert not unit.exchanges[0]._done.is_set()
+    assert not unit.exchanges[0]._lifecycle.ended.is_set()
     unit.exchanges[0].retire()
     time.sleep(0.5)  # several looks
     unit.open(1)
@@ -409,7 +415,7 @@ def test_a_rank_that_only_opens_its_session_slowly_is_waited_for(
 def test_a_rank_that_opens_its_session_after_all_others_have_ended_is_told_so_and_waits_for_nobody(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
-    monkeypatch.setattr(membership, "_APART", 0.0)
+    monkeypatch.setattr(presence, "_APART", 0.0)
     late = size - 1
     unit = ranks(size, *range(late), limits=replace(QUICK, join_timeout=1))
     for rank in range(late):
@@ -472,7 +478,7 @@ def test_a_rank_that_stops_logging_a_name_is_named_and_not_waited_for_for_ever(
         unit.log(rank, {"loss": float(rank)}, 0)
     unit.flush()
     for exchange in unit.exchanges.values():
-        exchange.limits = replace(QUICK, peer_timeout=0.5)
+        wait_for_peers(exchange, 0.5)
     unit.log(0, {"loss": 5.0}, 1)
     eventually(lambda: 1 in unit.last("loss"))
     assert unit.last("loss")[1] == 5.0
@@ -497,7 +503,7 @@ def test_a_stall_is_told_once_whatever_the_number_of_names_and_steps(
         if step == 1:
             unit.flush()
             for exchange in unit.exchanges.values():
-                exchange.limits = replace(QUICK, peer_timeout=0.5)
+                wait_for_peers(exchange, 0.5)
     eventually(lambda: unit.last("layer49").get(5) == 0.0)
     for step in range(2, 6):
         unit.log(1, dict.fromkeys(names, 1.0), step)
@@ -627,7 +633,7 @@ def test_numbers_too_large_for_their_spread_end_nothing(ranks: Callable[..., Ran
 def test_what_others_log_while_the_primary_is_away_is_written_when_it_is_back(
     ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(collective, "_GRACE", 1.5)
+    monkeypatch.setattr(participation, "_GRACE", 1.5)
     unit = ranks(3)
     for rank in range(3):
         unit.log(rank, {"loss": float(rank), "own": 1.0}, 0)
@@ -641,8 +647,8 @@ def test_what_others_log_while_the_primary_is_away_is_written_when_it_is_back(
         unit.log(1, {"own": float(step)}, step)
     for rank in (1, 2):
         eventually(functools.partial(goes_on_with, unit.exchanges[rank], 2))
-        unit.exchanges[rank].limits = replace(QUICK, peer_timeout=1.0)  # patience with `own`, which only rank 1 logs
-    eventually(lambda: len(unit.exchanges[1]._unwritten) >= 10)
+        wait_for_peers(unit.exchanges[rank], 1.0)  # patience with `own`, which only rank 1 logs
+    eventually(lambda: kept(unit.exchanges[1]) >= 10)
     stall.over.set()
     unit.close()
     assert unit.last("own") == {0: 1.0, **{step: float(step) for step in range(1, 6)}}
@@ -653,7 +659,7 @@ def test_what_a_rank_said_in_a_round_that_the_others_had_broken_off_is_said_agai
     ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It comes while what they gave to that round is still under way, and so it has the round to itself."""
-    monkeypatch.setattr(collective, "_GRACE", 1.5)
+    monkeypatch.setattr(participation, "_GRACE", 1.5)
     unit = ranks(2, reduce="sum")
     for step in range(2):
         for rank in range(2):
@@ -700,14 +706,14 @@ def test_a_rank_that_writes_nothing_goes_on_without_the_store(
         raise RendezvousError("The store is gone.")
 
     monkeypatch.setattr(membership.Membership, "arrive", ask)
-    monkeypatch.setattr(membership.Membership, "is_gone", ask)
+    monkeypatch.setattr(Presence, "gone", ask)
     unit = ranks(2, 1)
     eventually(lambda: "goes on alone" in caplog.text)
     for step in range(2):
         unit.log(1, {"loss": 1.0}, step)
-        eventually(unit.exchanges[1]._has_heard_all)
+        eventually(functools.partial(is_empty, unit.exchanges[1]))
     unit.exchanges[1].close()
-    assert not unit.exchanges[1]._broken
+    assert not unit.exchanges[1]._lifecycle.is_broken
     assert [record.exc_info for record in caplog.records] == [None] * 2
     assert "may be lost" in caplog.records[-1].getMessage()
 
@@ -720,10 +726,10 @@ def test_a_rank_that_comes_back_when_the_others_have_ended_says_that_it_was_away
         unit.log(rank, {"loss": 1.0}, 0)
     unit.flush()
 
-    def regroup(*_: object) -> None:  # as when it finds no epoch with itself in it, and nobody of the last one
+    def regroup(*_: object) -> None:  # as when it finds no generation with itself in it, and nobody of the last one
         raise membership.Over
 
-    monkeypatch.setattr(unit.exchanges[1]._membership, "regroup", regroup)
+    monkeypatch.setattr(unit.exchanges[1]._worker.participation.membership, "regroup", regroup)
     unit.die(0)
     eventually(lambda: "rank 1 stood still" in caplog.text)
     assert "opened its session when" not in caplog.text
@@ -756,7 +762,7 @@ def test_an_exchange_that_is_beyond_help_says_so(
     unit.log(0, {"loss": 1.0}, 2)
     assert unit.exchanges[0].flush(1) is False
     assert unit.exchanges[0].close(1) is False
-    assert unit.exchanges[0]._inbox.qsize() <= 2
+    assert unit.exchanges[0]._worker.inbox.unread <= 2
 
 
 class Lingering(Limits):
@@ -766,7 +772,7 @@ class Lingering(Limits):
 def test_rows_that_follow_quickly_wait_for_the_next_unless_somebody_waits_for_them(
     ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(collective, "_QUICK", 60.0)
+    monkeypatch.setattr(pacing, "_QUICK", 60.0)
     unit = ranks(2, limits=Lingering(**asdict(QUICK)))
     for step in range(5):
         for rank in range(2):

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from units import QUICK, Ranks, RecordingRun, Row, Stall, eventually, making
+from units import QUICK, Ranks, RecordingRun, Row, Stall, eventually, kept, making, wait_for_peers
 
 from dist_wandb import gathered
-from dist_wandb.exchange import collective
+from dist_wandb.exchange import participation
 from dist_wandb.exchange.attachments import gathers as fused_gathers
 from dist_wandb.exchange.collective import CollectiveExchange
 from dist_wandb.exchange.transport import gloo
@@ -192,9 +192,9 @@ def test_a_network_on_which_all_pieces_take_longer_than_a_rank_may_is_no_dead_ra
     unit.flush()
     unit.lose_soon(5.0)
     for exchange in unit.exchanges.values():
-        exchange.limits = replace(QUICK, peer_timeout=5.0)
+        wait_for_peers(exchange, 5.0)
     unit.log(0, {"loss": 1.0}, 1)
-    eventually(lambda: unit.exchanges[0]._times and unit.exchanges[1]._times)
+    eventually(lambda: all(exchange._worker.pacer._rounds for exchange in unit.exchanges.values()))
     for rank in range(2):
         unit.log(rank, {"table": gathered([[f"{rank}" * 990]] * (1 + 10 * rank), ["text"])}, 1)
     eventually(lambda: 1 in written(unit))
@@ -274,7 +274,7 @@ def test_a_rank_that_dies_while_it_sends_leaves_the_others_table(
     def die(group: gloo.GlooGroup, data: bytes) -> list[bytes]:
         if group.rank == 2:
             dying.set()
-            unit.exchanges[2]._stopped.wait(30)
+            eventually(lambda: unit.exchanges[2]._lifecycle.is_stopped)
             raise BrokenError("dead")
         return collect(group, data)
 
@@ -317,7 +317,7 @@ def test_what_others_gather_while_the_primary_is_away_is_written_when_it_is_back
     ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fused_gathers, "_REMEMBERED", 0)
-    monkeypatch.setattr(collective, "_GRACE", 1.5)
+    monkeypatch.setattr(participation, "_GRACE", 1.5)
     unit = ranks(3)
     for rank in range(3):
         unit.log(rank, {"loss": 1.0, "table": table(rank)}, 0)
@@ -328,7 +328,7 @@ def test_what_others_gather_while_the_primary_is_away_is_written_when_it_is_back
     for step in (1, 2):
         for rank in (1, 2):
             unit.log(rank, {"table": table(rank)}, step)
-    eventually(lambda: len(unit.exchanges[1]._unwritten) == 2)
+    eventually(lambda: kept(unit.exchanges[1]) == 2)
     stall.over.set()
     unit.close()
     assert written(unit) == {0: whole(1, 1, 1), **dict.fromkeys((1, 2), whole(0, 1, 1))}

@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from units import QUICK, Ranks, Stall, eventually, making
+from units import QUICK, Ranks, Stall, eventually, making, wait_for_peers
 
 from dist_wandb import gathered
-from dist_wandb.exchange import collective
+from dist_wandb.exchange import participation
 from dist_wandb.store.job_store import JobStore
 
 SOON = 20.0  # seconds, on a busy machine; whoever waited for other ranks waits for longer
@@ -76,14 +76,14 @@ def test_while_nobody_can_speak_nobody_is_said_to_be_silent(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The exchange waits for a rank that is gone; those who stay have logged meanwhile, and were not asked."""
-    monkeypatch.setattr(collective, "_GRACE", 1.5)
+    monkeypatch.setattr(participation, "_GRACE", 1.5)
     unit = ranks(3)
     for rank in range(3):
         unit.log(rank, {"loss": float(rank)}, 0)
     unit.flush()
     unit.lose_soon(4.0)
     for exchange in unit.exchanges.values():
-        exchange.limits = replace(QUICK, peer_timeout=4.0)
+        wait_for_peers(exchange, 4.0)
     unit.log(0, {"loss": 4.0}, 1)
     eventually(lambda: bool(unit.exchanges[1].rounds.cells))  # it is known that rank 0 has said this
     stall = Stall()
@@ -131,12 +131,12 @@ def test_who_is_gone_does_not_speak_for_who_has_yet_to(
 def test_a_rank_that_goes_while_the_others_form_anew_is_not_waited_for(
     ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its last word is there, so the others count on it; that it goes is not said yet."""
+    """Its checkpoint is there, so the others count on it; that it goes is not said yet."""
     publish = JobStore.publish
 
     def publish_slowly(self: JobStore, key: str, value: Any) -> None:
         if key == "gone/2":
-            unit.exchanges[2]._let_go()
+            unit.exchanges[2]._worker.cycle.close()
             time.sleep(1.0)
         publish(self, key, value)
 

@@ -16,7 +16,9 @@ from stalling import Wire, wired_store
 from units import QUICK, Ranks, Stall, eventually, making
 
 from dist_wandb.errors import RendezvousError
-from dist_wandb.exchange.membership.membership import Epoch, Membership
+from dist_wandb.exchange.lifecycle import Demand
+from dist_wandb.exchange.membership.generations import Generation
+from dist_wandb.exchange.membership.membership import Membership
 from dist_wandb.exchange.transport import gloo
 from dist_wandb.exchange.transport.gloo import GlooGroup
 from dist_wandb.exchange.transport.group import BrokenError
@@ -93,7 +95,7 @@ def test_a_rank_that_cannot_reach_the_one_that_writes_says_what_is_lost(
 ) -> None:
     caplog.set_level(logging.WARNING, logger="dist_wandb")
     wire.cut()
-    unit.exchanges[0]._stopped.set()  # as if it were on the other side
+    unit.exchanges[0]._lifecycle.ask(Demand.STOP)  # as if it were on the other side
     unit.log(1, {"loss": 7.0}, 1)
     unit.exchanges[1].close(0.5)
     eventually(lambda: "what rank 1 logged after step 0 may be lost" in caplog.text)
@@ -176,13 +178,13 @@ def test_members_tell_each_other_their_addresses_when_they_meet(
 ) -> None:
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     monkeypatch.setattr(JobStore, "own_address", lambda _: "10.0.0.1")
-    store, epoch = dist.HashStore(), Epoch(0, (0, 1))
+    store, generation = dist.HashStore(), Generation(0, (0, 1))
     job_store(store).publish("met/0/1", told)
-    membership = Membership(Unit("", 0, 2, 0), job_store(store), lambda: False)
-    assert membership.meet(epoch, SOON)
-    assert membership.address(epoch) == wanted
+    meeting = Membership(Unit("", 0, 2, 0), job_store(store), lambda: False).meeting
+    assert meeting.wait(generation, SOON)
+    assert meeting.address(generation) == wanted
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "net0")  # the user has said it
-    assert membership.address(epoch) is None
+    assert meeting.address(generation) is None
 
 
 def test_a_group_is_formed_at_the_address_that_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

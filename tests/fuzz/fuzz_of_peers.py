@@ -14,7 +14,7 @@ from fuzzing import Target
 from torchmetrics import AUROC, CatMetric, MeanMetric, MetricCollection, SumMetric
 
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.exchange.membership.membership import Word
+from dist_wandb.exchange.membership.generations import Checkpoint
 from dist_wandb.exchange.protocol.batches import Row, Slot
 from dist_wandb.exchange.protocol.batches import encoded as encoded_rows
 from dist_wandb.exchange.protocol.rounds import Rounds
@@ -127,9 +127,9 @@ def _read_offers(data: bytes) -> None:
     machine.agree(json.loads(data))
 
 
-def _words() -> list[bytes]:
-    words = [Word(3, ["loss", "acc"], ([1.0, -0.0], [float("inf")])), Word(0, [], None)]
-    return [json.dumps(word.as_json()).encode() for word in words]
+def _checkpoints() -> list[bytes]:
+    checkpoints = [Checkpoint(3, ["loss", "acc"], ([1.0, -0.0], [float("inf")])), Checkpoint(0, [], None)]
+    return [json.dumps(checkpoint.as_json()).encode() for checkpoint in checkpoints]
 
 
 def _snapshots() -> list[bytes]:
@@ -153,7 +153,9 @@ TARGETS = (
     Target("images", lambda data: decoded("images", data), _images, (ConfigurationError,)),
     Target("layout", _read_layout, _layouts, (ConfigurationError,), (b'"sum"', b'"cat"', *_NUMBERS[:2])),
     Target("offer", _read_offers, _offers, _ODD, (b"[0,0,1,999999999,[0],[0]]", b"1e9", b"[]", b"[0]")),
-    Target("word", lambda data: Word.from_json(json.loads(data)), _words, (*_ODD, struct.error)),
+    Target(
+        "exchange_checkpoint", lambda data: Checkpoint.from_json(json.loads(data)), _checkpoints, (*_ODD, struct.error)
+    ),
     Target("snapshot", _read_snapshot, _snapshots, _ODD),
     Target("frames", _read_frames, _frames, (ConfigurationError,)),
 )

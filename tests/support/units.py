@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import functools
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 import torch
 from torch.distributed import HashStore
 
-from dist_wandb.exchange import collective
+from dist_wandb.exchange import collective, worker
 from dist_wandb.exchange.collective import CollectiveExchange
 from dist_wandb.exchange.rows import DEGRADED, Contribution, Rows
 from dist_wandb.payloads.devices import HostCopy, Later
@@ -47,9 +48,22 @@ class RecordingRun:
 class PatientExchange(CollectiveExchange):
     """Waits for all ranks also where a name is new: what a test logs on one rank after the other belongs together."""
 
-    def _give_up(self, since: float, *, new_only: bool) -> None:
-        if not new_only:
-            super()._give_up(since, new_only=new_only)
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._worker.pacer.new_name_patience = math.inf
+
+
+def wait_for_peers(exchange: CollectiveExchange, seconds: float) -> None:
+    """Have an exchange wait for so long for other ranks from now on."""
+    context, pacer = exchange._worker._context, exchange._worker.pacer
+    limits = replace(context.limits, peer_timeout=seconds)
+    object.__setattr__(context, "limits", limits)
+    pacer._limits = limits
+
+
+def kept(exchange: CollectiveExchange) -> int:
+    """How many values a rank keeps for a primary that is away."""
+    return len(exchange._worker.output._kept)
 
 
 def _itself(job_store: JobStore) -> JobStore:
@@ -138,7 +152,7 @@ def making() -> Iterator[Callable[..., Ranks]]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(collective, "_LAST_WORDS", 20.0)  # a thread may be held up, also at its end
-        patch.setattr(collective, "_LAST_LOOK", 10.0)
+        patch.setattr(worker, "_LAST_LOOK", 10.0)
         yield make
         for unit in made:
             unit.together(lambda exchange: exchange.leave(failed=True))

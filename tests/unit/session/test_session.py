@@ -28,7 +28,7 @@ import dist_wandb
 from dist_wandb import DistWandbLogger, DistWandbTracker
 from dist_wandb.errors import ConfigurationError, RendezvousError, TopologyError
 from dist_wandb.exchange import interface
-from dist_wandb.exchange.membership import membership
+from dist_wandb.exchange.membership import presence
 from dist_wandb.exchange.rows import DEGRADED
 from dist_wandb.notices import Notices
 from dist_wandb.runs.null_run import NullRun
@@ -1128,7 +1128,7 @@ def test_rank_0_alone_does_not_wait_for_ranks_that_nobody_asked(
     store: dist.Store, fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, by_run: bool
 ) -> None:
     assert store is not None
-    monkeypatch.setattr(membership, "_APART", 0.1)
+    monkeypatch.setattr(presence, "_APART", 0.1)
     options = Options(limits=Limits(join_timeout=600, finish_timeout=600))
     session = open_session(options, {}, door="test", topology=TWO[0], number=1)
     session.log({"loss": 0.5}, step=3)

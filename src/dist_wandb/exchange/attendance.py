@@ -1,0 +1,92 @@
+"""Which ranks are missing from a generation, and what is said of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from dist_wandb.errors import RendezvousError
+from dist_wandb.exchange.lifecycle import Context
+from dist_wandb.exchange.membership.generations import Generation
+from dist_wandb.exchange.membership.presence import Presence
+
+
+class Attendance:
+    """Who takes part with this rank, generation after generation.
+
+    Args:
+        context: What the parts of the exchange share.
+
+    Attributes:
+        is_only_one: Whether no other rank has opened a session, though it has had the time to.
+        lost: Indices in the unit of ranks that took part, and are gone without having finished.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self.is_only_one = False
+        self.lost: frozenset[int] = frozenset()
+        self._context = context
+
+    def enter(self, presence: Presence, before: Generation | None, generation: Generation) -> int:
+        """Begin a generation, and warn of ranks that are missing.
+
+        Args:
+            presence: Which ranks are here.
+            before: The generation in which this rank took part last.
+            generation: The one that begins.
+
+        Returns:
+            How many ranks are missing.
+        """
+        was_only_one, self.is_only_one = self.is_only_one, self.finds_itself_alone(presence)
+        if was_only_one and not self.is_only_one:
+            others = ", ".join(str(presence.global_rank(index)) for index in generation.joined)
+            self._context.warn(
+                "accompanied",
+                f"rank {others} opened a session {round(presence.waited, 1):g} s after rank {self._context.rank}, "
+                "and is taken in. Rows from before are written again where it logs at their steps.",
+            )
+        absent = set() if self.is_only_one else presence.absent(generation.members)
+        if before is None or was_only_one:
+            newly_lost, missing = set[int](), absent
+        else:
+            newly_lost = missing = absent & set(before.members)
+        still_lost = (self.lost | newly_lost) - set(generation.members)
+        self.lost = frozenset(still_lost - presence.left - presence.undelivered)
+        self._warn_of_missing(presence, missing, had_begun=before is not None and not was_only_one)
+        return len(absent)
+
+    def _warn_of_missing(self, presence: Presence, missing: Iterable[int], *, had_begun: bool) -> None:
+        reasons: dict[str, list[int]] = {}
+        for index in sorted(missing):
+            why = self._why_gone(presence, index) if had_begun else presence.why_absent(index)
+            reasons.setdefault(why, []).append(presence.global_rank(index))
+        ranks_and_reasons = " and ".join(f"rank {', '.join(map(str, ranks))} {why}" for why, ranks in reasons.items())
+        if ranks_and_reasons:
+            self._context.warn(
+                f"lost {sorted(reasons.values())}",
+                f"{ranks_and_reasons}. Rank {self._context.rank} goes on without it; rows that lack it carry "
+                "dist_wandb/degraded.",
+            )
+
+    def _why_gone(self, presence: Presence, index: int) -> str:
+        where = self._context.rows.last_place
+        if index in presence.undelivered:
+            return f"ended after {where}, before the others had all that it logged (see finish_timeout)"
+        return f"stopped taking part after {where}"
+
+    def finds_itself_alone(self, presence: Presence) -> bool:
+        """Whether the rank that writes is the only one that has opened a session: the others were not asked to."""
+        if not self._context.rows.writes:
+            return False
+        try:
+            if not presence.is_only_one(self._context.limits.join_timeout):
+                return False
+        except RendezvousError:  # who cannot ask does not know
+            return False
+        self._context.warn(
+            "only one",
+            f"no other rank has opened a session, so the run has rank {self._context.rank}'s own numbers. To have "
+            "those of all ranks, open the run on all of them, without a rank guard around it; if that is not wanted, "
+            "pass reduce=None.",
+        )
+        return True

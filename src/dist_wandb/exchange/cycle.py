@@ -1,0 +1,192 @@
+"""One round of an exchange: the same whether ranks take part together or one is alone.
+
+A round reduces what the members pack into two lists, and takes the result. What follows from it is done by all members
+alike: names are exchanged, metric states, tables and images of finished cells are exchanged, finished values are
+written. What is still to be done when the exchange breaks (`_names_due`, `_due`) is done by the next generation, which
+begins with a greeting in which members tell each other of it.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from dist_wandb.exchange.attachments.gathers import is_gathered_name
+from dist_wandb.exchange.attachments.metrics import is_metric_name
+from dist_wandb.exchange.lifecycle import Context
+from dist_wandb.exchange.membership.generations import Checkpoint
+from dist_wandb.exchange.output import Output
+from dist_wandb.exchange.protocol.pacing import Pacer
+from dist_wandb.exchange.protocol.rounds import Finished, Key, Outcome, Rounds
+from dist_wandb.exchange.transport.group import Alone, Group
+
+
+class Cycle:
+    """Carries one rank's rounds over a group.
+
+    Args:
+        context: What the parts of the exchange share.
+        rounds: The state machine of this rank.
+        output: Takes what is finished.
+        pacer: Does not count the time that tables and images take.
+
+    Attributes:
+        group: The members that take part; `None` between two generations.
+        has_more: Whether some rank has more to say at once, by the last round.
+    """
+
+    def __init__(self, context: Context, rounds: Rounds, output: Output, pacer: Pacer) -> None:
+        self.group: Group | None = None
+        self.has_more = False
+        self._rows = context.rows
+        self._rank = context.rank
+        self._rounds = rounds
+        self._output = output
+        self._pacer = pacer
+        self._result: tuple[list[float], list[float]] | None = None  # of the last round
+        self._due: tuple[Finished, ...] = ()  # finished, but not written yet
+        self._names_due = False
+
+    def begin(self, group: Group, learn_ranks: Callable[[list[int]], None]) -> None:
+        """Begin a generation: do what some members had yet to do when the last one broke.
+
+        Args:
+            group: Its members.
+            learn_ranks: Called with their indices in the job.
+
+        Raises:
+            BrokenError: The exchange did not come about.
+        """
+        self.group = group
+        rounds = self._rounds
+        state = [rounds.round, rounds.names]
+        own = {"state": state, "names": self._names_due, "due": self._due_keys()}
+        own["spoken"], own["held"], own["rank"] = rounds.spoken(), rounds.held(), self._rank
+        greetings = [json.loads(text) for text in group.gather(json.dumps(own).encode())]
+        if any(greeting["state"] != state for greeting in greetings):  # gloo would abort the process over it
+            raise RuntimeError(f"the members disagree at the beginning of a generation: {greetings}")
+        rounds.recount([greeting["spoken"] for greeting in greetings], [greeting["held"] for greeting in greetings])
+        learn_ranks([greeting["rank"] for greeting in greetings])
+        if any(greeting["names"] for greeting in greetings):
+            self._exchange_names(group)
+        due = {Key.of(key): None for greeting in greetings for key in greeting["due"]}
+        self._exchange_attachments(group, due)
+        self._write_due()
+
+    def round(self, *, regroup: bool = False) -> Outcome:
+        """Take part in one round, and do what follows from it.
+
+        Args:
+            regroup: Whether to ask for the ranks that take part to be agreed on anew after it.
+
+        Raises:
+            BrokenError: The exchange did not come about.
+        """
+        group = self.group
+        if group is None:
+            raise RuntimeError("a round needs a group")
+        if self._rounds.many_wait:
+            offers = group.gather(json.dumps(self._rounds.offer()).encode())
+            self._rounds.agree([json.loads(offer) for offer in offers])
+        result = group.reduce(*self._rounds.pack(regroup=regroup))
+        self._rows.gathers.passed()
+        outcome = self._take(*result)
+        if outcome.needs_names:
+            self._exchange_names(group)
+        self._exchange_attachments(group, self._due_keys())
+        self._write_due()
+        self.has_more = outcome.more
+        return outcome
+
+    def _take(self, sums: list[float], maxima: list[float]) -> Outcome:
+        outcome = self._rounds.take(sums, maxima)
+        self._result = sums, maxima
+        self._due += outcome.finished
+        self._names_due = outcome.needs_names
+        return outcome
+
+    def _exchange_names(self, group: Group) -> None:
+        names = group.gather(json.dumps(self._rounds.unknown()).encode())
+        self._rounds.learn([json.loads(own) for own in names])
+        self._names_due = False
+        self._rows.settle(self._rounds)
+
+    def _due_keys(self) -> list[Key]:
+        """Cells that are finished; not those which only get a flag."""
+        return [value.key for value in self._due if value.totals.voices]
+
+    def _exchange_attachments(self, group: Group, due: Iterable[Key]) -> None:
+        keys = list(due)
+        metrics = [key for key in keys if is_metric_name(key.name)]
+        if metrics:
+            self._rows.metrics.exchange(metrics, group)
+        gathered = [key for key in keys if is_gathered_name(key.name)]
+        if gathered and (self._output.has_primary or self._rows.gathers.collects):
+            began = time.monotonic()
+            self._rows.gathers.exchange(gathered, group)
+            self._pacer.exclude(time.monotonic() - began)  # on a slow network it is long
+
+    def _write_due(self) -> None:
+        due, self._due = self._due, ()
+        self._output.write(due)
+
+    def is_awaited(self) -> bool:
+        """Whether the others will ask for more than numbers of what this rank contributed: states, tables, spreads."""
+        return any(
+            is_metric_name(name) or is_gathered_name(name) or self._rounds.has_spread(name)
+            for name in self._rounds.awaited()
+        )
+
+    # Between generations
+
+    def checkpoint(self) -> Checkpoint:
+        """What this rank knows."""
+        return Checkpoint(self._rounds.round, self._rounds.names, self._result)
+
+    def catch_up(self, checkpoint: Checkpoint) -> bool:
+        """Come to where the others were: one round ahead at most, or some names.
+
+        Returns:
+            Whether all ranks were done then.
+        """
+        is_closed = False
+        if checkpoint.round == self._rounds.round + 1 and checkpoint.result is not None:
+            sums, maxima = checkpoint.result
+            is_closed = self._take(list(sums), list(maxima)).closed
+        if checkpoint.round == self._rounds.round:
+            self._rounds.learn([checkpoint.names])
+        return is_closed
+
+    def snapshot(self) -> dict[str, Any]:
+        """What the members know together, for a rank that joins."""
+        return {**self._rounds.snapshot(), "unwritten": self._output.snapshot()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take over what the others know, also what they finished while the primary was away."""
+        self._rounds.restore(state)
+        self._due += self._output.restore(state["unwritten"])
+
+    def close(self) -> None:
+        """Detach from the group."""
+        if self.group is not None:
+            self.group.close()
+            self.group = None
+
+    # Alone
+
+    def go_alone(self) -> None:
+        """Take part in rounds of this rank only."""
+        self.close()
+        self.group = Alone()
+        self.has_more = False
+
+    def write_all(self) -> None:
+        """Finish and write all that this rank has; for one that is alone."""
+        self._write_due()
+        while self._rounds.busy or self._names_due:
+            outcome = self.round()
+            if outcome.closed or not (outcome.more or self._rounds.pending or self._rounds.closing):
+                break
+        self.has_more = False

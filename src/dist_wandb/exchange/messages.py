@@ -1,0 +1,143 @@
+"""What the exchange of one rank warns of, in words. Each event is told once: see `Reports`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from dist_wandb.exchange.lifecycle import Context
+from dist_wandb.exchange.protocol.rounds import Key
+
+
+class Messages:
+    """Warnings about what this rank logs.
+
+    Args:
+        context: What the parts of the exchange share.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._names: set[str] = set()  # that this rank has contributed to
+
+    def contributed(self, names: Iterable[str]) -> None:
+        """Note names that this rank logs."""
+        self._names.update(names)
+
+    def silent(self, keys: Iterable[Key]) -> None:
+        """This rank has kept the others waiting for these cells."""
+        rank, patience = self._context.rank, self._context.limits.peer_timeout
+        usual = [key for key in keys if key.name in self._names]
+        self._context.reports.values(
+            "silent",
+            [key for key in usual if key.place.counted or not key.occurrence],
+            lambda values: (
+                f"rank {rank} has not logged {values} within {patience:g} s of the first rank, as it usually does. "
+                "Rows are written without it, and corrected if it logs them later."
+            ),
+        )
+
+    def late(self, late: Sequence[Key], lost: Sequence[Key]) -> None:
+        """This rank contributed after cells were finished.
+
+        Args:
+            late: Cells that are corrected.
+            lost: Cells that are not, because what the others gave to them is forgotten.
+        """
+        rank, reports = self._context.rank, self._context.reports
+        reports.values(
+            "too late",
+            lost,
+            lambda values: (
+                f"rank {rank} logged {values} so long after the others that their part is forgotten. "
+                "Rows stay without it. How many there are is said at the end."
+            ),
+        )
+        if late and not reports.follows("late", "silent"):
+            reports.values(
+                "late",
+                late,
+                lambda values: (
+                    f"rank {rank} logged {values} after the other ranks' row was written. A corrected row "
+                    "follows. Log a name on all ranks in the same order to avoid this."
+                ),
+            )
+
+    def many_open(self) -> None:
+        """More rows wait for other ranks than may."""
+        self._context.warn(
+            "pending",
+            f"more than {self._context.limits.max_pending_rows} rows wait for ranks that have not logged them yet, or "
+            "are behind. The oldest are written without these, and written again once they log them. See "
+            "max_pending_rows.",
+        )
+
+    def many_unsent(self) -> None:
+        """This rank logs faster than the ranks exchange."""
+        self._context.warn(
+            "outbox",
+            f"rank {self._context.rank} logs rows faster than the ranks exchange them: more than "
+            f"{self._context.limits.max_pending_rows} wait. None is lost by that, but they take memory, and time at "
+            "the end (finish_timeout). Log less often.",
+        )
+
+    def too_late(self, *, has_taken_part: bool) -> None:
+        """The others have ended their sessions; this is all that is said of what is lost by it."""
+        rank = self._context.rank
+        self._context.warn(
+            "lost",
+            f"rank {rank} stood still, or was cut off, after {self._context.rows.last_place}, and came back when the "
+            "other ranks had ended their sessions. What it logged meanwhile is not brought together with their numbers."
+            if has_taken_part
+            else f"rank {rank} opened its session when the other ranks had ended theirs, so nothing that it logs is "
+            "brought together with their numbers. Open the same runs in the same order on all ranks: a guard such as "
+            "`if rank == 0` may stay around log, but not around an init that further ones follow.",
+        )
+
+    def primary_is_unreachable(self) -> None:
+        """This rank writes nothing, and the rank that does cannot be reached."""
+        self._context.warn(
+            "lost",
+            f"what rank {self._context.rank} logged after {self._context.rows.last_place} may be lost: the rank that "
+            "writes it cannot be reached.",
+        )
+
+    def time_is_over(self, limit: float, backlog: int) -> None:
+        """The session is finished before the others know all.
+
+        Args:
+            limit: How long it was waited for, in seconds.
+            backlog: About how many rows of this rank the others do not know.
+        """
+        rank, rows = self._context.rank, self._context.rows
+        if not backlog:
+            self._context.warn(
+                "finish",
+                f"rank {rank} waited {limit:.3g} s for the other ranks to finish, and goes on without them. Rows that "
+                "lack a rank are flagged. See finish_timeout.",
+            )
+            return
+        within = f"within finish_timeout ({limit:.3g} s). Pass a larger finish_timeout, or log less often."
+        if rows.writes:
+            what = f"the last rows of rank {rank} (about {backlog}) are written with its own numbers, and flagged: they"
+            self._context.warn("finish", f"{what} had not been exchanged with the other ranks {within}")
+        else:
+            what = f"what rank {rank} logged after {rows.last_place} may be lost: these rows (about {backlog})"
+            self._context.warn("lost", f"{what} had not been exchanged {within}")
+
+    def not_computed(self, number: int) -> None:
+        """A device has not computed rows in time."""
+        lost = f"{number} rows of rank {self._context.rank} are lost"
+        self._context.warn("device", f"{lost}: the device has not computed what is in them, or it is not encoded.")
+
+    def at_end(self) -> None:
+        """What no message has told of yet."""
+        rank, rows = self._context.rank, self._context.rows
+        if rows.unwritten:
+            self._context.warn(
+                "unwritten in time",
+                f"{rows.unwritten} rows of rank {rank} are not written: the time for finish was over. Pass a larger "
+                "finish_timeout, or log less often.",
+            )
+        unsaid = self._context.reports.unsaid("too late")
+        if unsaid:
+            self._context.warn("too late in all", f"{unsaid} more values of rank {rank} came too late.")

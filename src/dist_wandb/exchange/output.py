@@ -1,0 +1,81 @@
+"""What the ranks have finished, on its way into the run: written here, or kept for a primary that is away."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from dist_wandb.exchange.lifecycle import Context
+from dist_wandb.exchange.protocol.rounds import Finished
+
+_log = logging.getLogger("dist_wandb")
+
+_MOST_KEPT = 20_000  # values kept for a primary that is away
+_MANY = 256  # values written at once, from which on the time for each is measured
+_FIRST_GUESS = 0.0003  # seconds that it takes to write a row, as long as nothing was measured
+
+
+class Output:
+    """Writes finished values, if this rank does; else keeps them as long as the primary is away.
+
+    Args:
+        context: What the parts of the exchange share.
+
+    Attributes:
+        has_primary: Whether the primary takes part.
+        seconds_per_row: About how long it takes to write one.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self.has_primary = False
+        self.seconds_per_row = _FIRST_GUESS
+        self._context = context
+        self._kept: deque[Finished] = deque(maxlen=_MOST_KEPT)
+
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether there is something for a primary that is away."""
+        return bool(self._kept) and not self.has_primary
+
+    def write(self, values: Sequence[Finished]) -> None:
+        """Write values in their order, or keep them for the primary."""
+        if not values:
+            return
+        rows = self._context.rows
+        if not rows.writes and not self.has_primary:
+            if len(self._kept) + len(values) > _MOST_KEPT:
+                where = rows.last_place
+                self._context.warn("unwritten", f"rows up to {where} are lost: the rank that writes them is away.")
+            self._kept.extend(values)
+        try:
+            began = time.monotonic()
+            rows.write_finished(values)
+            if len(values) >= _MANY:
+                self.seconds_per_row = (time.monotonic() - began) / len(values)
+        except Exception:  # noqa: BLE001  # what was not understood must not end the others
+            _log.exception("dist_wandb: rank %d could not write rows; they are lost", self._context.rank)
+
+    def meet_primary(self, *, has_primary: bool) -> None:
+        """Note whether the primary takes part from now on; it has got what was kept for it when it joined."""
+        self.has_primary = has_primary
+        if has_primary:
+            self.forget()
+
+    def forget(self) -> None:
+        """Keep nothing for the primary any more."""
+        self._kept.clear()
+
+    def snapshot(self) -> list[Any]:
+        """What is kept, as JSON can hold it."""
+        return [value.as_list() for value in self._kept]
+
+    def restore(self, snapshot: Iterable[Sequence[Any]]) -> tuple[Finished, ...]:
+        """Take over what the others keep; what of it this rank is to write."""
+        values = tuple(map(Finished.from_list, snapshot))
+        if self._context.rows.writes:
+            return values
+        self._kept.extend(values)
+        return ()

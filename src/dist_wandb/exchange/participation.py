@@ -1,0 +1,264 @@
+"""How a rank comes to take part in its unit's exchange, and comes back: it arrives, forms groups, recovers, admits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from dist_wandb.errors import RendezvousError
+from dist_wandb.exchange.attendance import Attendance
+from dist_wandb.exchange.cycle import Cycle
+from dist_wandb.exchange.lifecycle import Context, Demand, Phase
+from dist_wandb.exchange.membership.generations import Generation
+from dist_wandb.exchange.membership.membership import Membership
+from dist_wandb.exchange.membership.polling import Stopped
+from dist_wandb.exchange.membership.presence import keys_of
+from dist_wandb.exchange.output import Output
+from dist_wandb.exchange.protocol.pacing import Interval
+from dist_wandb.exchange.protocol.rounds import Rounds
+from dist_wandb.exchange.transport.group import Alone, BrokenError, Group
+from dist_wandb.store.job_store import JobStore
+from dist_wandb.store.timed_caller import TimedCaller
+
+_GRACE = 5.0  # seconds that a member of a broken generation is given for its checkpoint
+_LOOK_FOR_BROKEN = 0.5  # seconds between two looks, while waiting for others, whether one of them broke off
+_LOOK_FOR_STORE = 0.05  # seconds between two looks whether there is a store
+_MOST_UNFORMED = 3  # groups one after the other that could not be formed, though all members had come
+PRIMARY = 0  # its index in the unit
+
+
+class Participation:
+    """One rank's way through generations.
+
+    Args:
+        context: What the parts of the exchange share.
+        rounds: The state machine of this rank.
+        cycle: Has what this rank knows at the end of a generation.
+        output: Is told whether the primary takes part.
+
+    Attributes:
+        attendance: Who is missing.
+        generation: The one in which this rank takes part, or took part last.
+        membership: This rank's part in agreeing on who takes part; `None` before there is a store.
+    """
+
+    def __init__(self, context: Context, rounds: Rounds, cycle: Cycle, output: Output) -> None:
+        self.attendance = Attendance(context)
+        self.generation: Generation | None = None
+        self.membership: Membership | None = None
+        self._context = context
+        self._rounds = rounds
+        self._cycle = cycle
+        self._output = output
+        self._unformed = 0
+        self._look_for_broken = Interval(_LOOK_FOR_BROKEN)
+        self._look_for_joining = Interval(context.limits.heartbeat)
+
+    # Joining
+
+    def arrive(
+        self, find: Callable[[], JobStore | None], is_in_vain: Callable[[], bool], is_over: Callable[[], bool]
+    ) -> Generation:
+        """The first generation of the unit.
+
+        Args:
+            find: Finds the job's store; asked until there is one.
+            is_in_vain: Whether waiting for other ranks has no point any more.
+            is_over: Whether the coordinator has ended this session already.
+
+        Raises:
+            Stopped: Waiting was to end.
+            Over: There is nobody left to wait for.
+            RendezvousError: There is no store, or it is gone.
+        """
+        lifecycle, limits, unit = self._context.lifecycle, self._context.limits, self._context.unit
+        job_store = self._find_store(find, is_in_vain)
+        self._context.rows.global_rank_of = self.global_rank
+        # Who comes back from a network that was cut off takes part again; until then nobody waits for this rank.
+        within = limits.join_timeout + limits.peer_timeout
+        caller = TimedCaller(within, lambda: lifecycle.is_stopped or lifecycle.phase is Phase.LEAVING)
+        self.membership = Membership(unit, job_store.beside(keys_of(unit), caller), is_in_vain)
+        is_ending = self._context.rows.writes
+        return self.membership.arrive(limits.join_timeout, lambda: lifecycle.is_closing and is_ending, is_over)
+
+    def _find_store(self, find: Callable[[], JobStore | None], is_in_vain: Callable[[], bool]) -> JobStore:
+        limit, lifecycle = self._context.limits.join_timeout, self._context.lifecycle
+        deadline = time.monotonic() + limit
+        while (found := find()) is None:
+            if is_in_vain():
+                raise Stopped
+            if time.monotonic() > deadline or lifecycle.is_closing:  # who finishes makes no process group any more
+                waited = "until it finished" if lifecycle.is_closing else f"within {limit:g} s"
+                raise RendezvousError(
+                    f"Rank {self._context.rank} found no store of the job {waited}, so its numbers cannot be "
+                    "brought together with those of other ranks. Call init_process_group."
+                )
+            time.sleep(_LOOK_FOR_STORE)
+        return found
+
+    def enter(self, generation: Generation) -> Generation:
+        """Begin a generation; if this rank is not in it, the next one in which it is.
+
+        Raises:
+            Stopped: Waiting was to end.
+            Over: The others have ended.
+            RendezvousError: The store is gone, or nobody takes this rank in.
+        """
+        membership = self._joined()
+        if self._context.unit.index not in generation.members:
+            if self._is_next(generation) and self._rounds.round > generation.last_round:
+                self._rounds.take_back()  # of a round that the members of this generation had broken off
+            generation = self._ask_in(membership, membership.generations.latest(generation))
+        before, self.generation = self.generation, generation
+        absent = self.attendance.enter(membership.presence, before, generation)
+        self._rounds.resize(len(generation.members), absent)
+        self._output.meet_primary(has_primary=PRIMARY in generation.members)
+        return generation
+
+    def _ask_in(self, membership: Membership, generation: Generation) -> Generation:
+        """The generation in which this rank takes part, after one that the others began without it."""
+        if not membership.has_ended(generation):
+            self._context.warn("late", f"rank {self._context.rank} was not there in time, and asks to be taken in.")
+            self._context.reports.expect("late")
+        generation = membership.join(generation, self._context.limits.join_timeout + self._context.limits.peer_timeout)
+        self.generation = None
+        self._output.has_primary = False
+        state = membership.generations.state(generation)
+        self._cycle.restore(state)
+        membership.presence.global_ranks.update(state["ranks"])
+        return generation
+
+    def form(self, generation: Generation, is_broken_off: Callable[[], bool]) -> Group:
+        """The group of a generation's members.
+
+        Args:
+            generation: The generation.
+            is_broken_off: Asked while an exchange waits for the others: whether it is in vain.
+
+        Raises:
+            BrokenError: The members did not find each other.
+            RendezvousError: Time and again they cannot connect to each other.
+        """
+        membership, index = self._joined(), self._context.unit.index
+        if len(generation.members) == 1:
+            return Alone()
+        from dist_wandb.exchange.transport.gloo import GlooGroup
+
+        patience = self._context.limits.peer_timeout
+        if not membership.meeting.wait(generation, patience):
+            raise BrokenError("the members did not find each other")
+        rank = generation.members.index(index)
+        store, address = membership.meeting.store_of(generation), membership.meeting.address(generation)
+        try:
+            group = GlooGroup(store, rank, len(generation.members), patience, is_broken_off, address)
+        except BrokenError as error:
+            self._unformed += 1
+            if self._unformed < _MOST_UNFORMED or self._context.lifecycle.is_stopped:
+                raise
+            raise RendezvousError(self._why_unformed(generation, error)) from error
+        self._unformed = 0
+        return group
+
+    def _why_unformed(self, generation: Generation, error: Exception) -> str:
+        others = sorted(self.global_rank(index) for index in generation.members if index != self._context.unit.index)
+        return (
+            f"Rank {self._context.rank} cannot connect to rank {', '.join(map(str, others))} in {self._unformed} "
+            f"attempts, though all of them reach the store of the job: {error}. Ports between the hosts may be closed, "
+            "or GLOO_SOCKET_IFNAME name an interface by which they do not reach each other."
+        )
+
+    # The end of a generation
+
+    def catch_up(self, generation: Generation) -> bool:
+        """Come to where the others were when a generation began.
+
+        Returns:
+            Whether all ranks were done then.
+        """
+        if generation.source in (None, self._context.unit.index) or not self._is_next(generation):
+            return False
+        checkpoint = self._joined().generations.checkpoint_before(generation)
+        return checkpoint is not None and self._cycle.catch_up(checkpoint)
+
+    def _is_next(self, generation: Generation) -> bool:
+        return self.generation is not None and self.generation.number == generation.number - 1
+
+    def recover(self, generation: Generation) -> Generation:
+        """The generation after one that broke."""
+        grace = min(_GRACE, self._context.limits.peer_timeout)
+        return self._joined().regroup(generation, self._cycle.checkpoint(), grace)
+
+    def admit(self, generation: Generation) -> Generation:
+        """The generation with those who want to join, after a round in which all members have learnt of them."""
+        membership = self._joined()
+        if self.attendance.is_only_one:
+            self._rounds.forget_usual()
+        if generation.members[0] == self._context.unit.index:
+            state = {**self._cycle.snapshot(), "ranks": list(membership.presence.global_ranks.items())}
+            return membership.admit(generation, self._cycle.checkpoint(), state)
+        following = membership.await_next(generation, self._context.limits.peer_timeout)
+        return following or self.recover(generation)
+
+    def leave(self, is_delivered: Callable[[], bool]) -> None:
+        """Tell the others that this rank goes.
+
+        Args:
+            is_delivered: Whether they know all that it has logged.
+        """
+        if self.membership is None:
+            return
+        lifecycle = self._context.lifecycle
+        if self.generation is None:
+            self.attendance.is_only_one = self.attendance.finds_itself_alone(self.membership.presence)
+        lifecycle.phase = Phase.LEAVING
+        with suppress(RendezvousError):  # the job is over
+            has_failed, delivered = lifecycle.demand is Demand.ABORT, is_delivered()
+            self.membership.leave(self.generation, self._cycle.checkpoint(), failed=has_failed, delivered=delivered)
+
+    # What is asked during rounds
+
+    def is_somebody_waiting(self) -> bool:
+        """Whether a rank outside wants to take part; looked up by one member, now and then."""
+        generation, membership = self.generation, self.membership
+        if generation is None or membership is None or generation.members[0] != self._context.unit.index:
+            return False
+        if len(generation.members) + len(membership.presence.left) >= self._context.unit.size:
+            return False
+        is_time = self._look_for_joining.is_over(time.monotonic())
+        return (is_time or self._rounds.closing) and bool(membership.joining(generation))
+
+    def is_broken(self) -> bool:
+        """Whether another member has broken off; looked up now and then."""
+        generation, membership = self.generation, self.membership
+        if generation is None or membership is None or not self._look_for_broken.is_over(time.monotonic()):
+            return False
+        return membership.generations.is_broken(generation)
+
+    def may_primary_come(self) -> bool:
+        """Whether the primary, which is away, has not said that it is gone."""
+        return not self._joined().presence.gone([PRIMARY])
+
+    def global_rank(self, index: int) -> int:
+        """Index in the job of a rank, for rows and messages. Never asks the store, which may be gone."""
+        return index if self.membership is None else self.membership.presence.global_ranks.get(index, index)
+
+    def learn_ranks(self, ranks: Sequence[int]) -> None:
+        """Keep the indices in the job of the members of this generation."""
+        if self.generation is not None:
+            self._joined().presence.learn_ranks(self.generation.members, ranks)
+
+    def be_alone(self, *, doubts: bool = False) -> None:
+        """Let the rounds go on without others.
+
+        Args:
+            doubts: Whether these are there, but not waited for any more.
+        """
+        gone = len(self.membership.presence.left) if self.membership is not None else 0
+        absent = 0 if self.attendance.is_only_one else max(0, self._context.unit.size - 1 - gone)
+        self._rounds.resize(1, absent, doubts=doubts)
+
+    def _joined(self) -> Membership:
+        if self.membership is None:
+            raise RuntimeError("there is no store yet")
+        return self.membership

@@ -1,0 +1,43 @@
+"""What is asked of an exchange's thread never goes back, and its end is told whatever phase it was in."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from dist_wandb.exchange.lifecycle import Demand, Lifecycle, Phase
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations([Demand.CLOSE, Demand.STOP, Demand.ABORT])))
+def test_what_is_asked_never_goes_back(order: tuple[Demand, ...]) -> None:
+    lifecycle = Lifecycle()
+    asked = []
+    for demand in order:
+        lifecycle.ask(demand)
+        asked.append(lifecycle.demand)
+    assert asked == sorted(asked)
+    assert asked[-1] is Demand.ABORT
+
+
+@pytest.mark.parametrize(
+    ("demand", "is_closing", "is_stopped"),
+    [(Demand.NONE, False, False), (Demand.CLOSE, True, False), (Demand.STOP, True, True), (Demand.ABORT, True, True)],
+)
+def test_each_demand_includes_those_before_it(demand: Demand, is_closing: bool, is_stopped: bool) -> None:
+    lifecycle = Lifecycle()
+    lifecycle.ask(demand)
+    assert (lifecycle.is_closing, lifecycle.is_stopped) == (is_closing, is_stopped)
+
+
+@pytest.mark.parametrize(
+    ("phase", "end"),
+    [*((phase, Phase.ENDED) for phase in (Phase.TOGETHER, Phase.ALONE, Phase.LEAVING)), (Phase.BROKEN, Phase.BROKEN)],
+)
+def test_at_the_end_nobody_waits_any_more(phase: Phase, end: Phase) -> None:
+    lifecycle = Lifecycle()
+    lifecycle.phase = phase
+    lifecycle.end()
+    assert lifecycle.phase is end
+    assert lifecycle.delivered.is_set()
+    assert lifecycle.ended.is_set()
