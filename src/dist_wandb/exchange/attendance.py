@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from dist_wandb.errors import RendezvousError
-from dist_wandb.exchange.lifecycle import Context
+from dist_wandb.exchange.context import Context
 from dist_wandb.exchange.membership.generations import Generation
 from dist_wandb.exchange.membership.presence import Presence
 

@@ -12,8 +12,9 @@ import time
 from collections.abc import Callable, Sequence
 
 from dist_wandb.exchange.attachments.metrics import is_metric_name
+from dist_wandb.exchange.context import Context
 from dist_wandb.exchange.interface import WITHOUT_FINISH, Flush, is_set_within, remember
-from dist_wandb.exchange.lifecycle import Context, Demand, Lifecycle
+from dist_wandb.exchange.lifecycle import Demand, Lifecycle
 from dist_wandb.exchange.protocol.pacing import NEW_NAME_HEARTBEATS
 from dist_wandb.exchange.protocol.rounds import Rounds
 from dist_wandb.exchange.reports import Reports

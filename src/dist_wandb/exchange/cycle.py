@@ -15,7 +15,7 @@ from typing import Any
 
 from dist_wandb.exchange.attachments.gathers import is_gathered_name
 from dist_wandb.exchange.attachments.metrics import is_metric_name
-from dist_wandb.exchange.lifecycle import Context
+from dist_wandb.exchange.context import Context
 from dist_wandb.exchange.membership.generations import Checkpoint
 from dist_wandb.exchange.output import Output
 from dist_wandb.exchange.protocol.pacing import Pacer

@@ -10,19 +10,16 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from queue import Empty, SimpleQueue
 
-from dist_wandb.exchange.interface import LOOK_AT_DEVICES, WITHOUT_FINISH, Flush, is_set_within, remember
+from dist_wandb.exchange.interface import WITHOUT_FINISH, Flush, is_set_within, remember
+from dist_wandb.exchange.lifecycle import Demand, Lifecycle
+from dist_wandb.exchange.own_rows import OwnRows
 from dist_wandb.exchange.rows import Contribution, Rows
-from dist_wandb.notices import Notices
 from dist_wandb.settings.limits import Limits
 
-_LOOK_AGAIN = 0.1  # seconds between two looks whether all writers are there
-_STANDSTILL = 1.0  # seconds after which a row that is being written is not waited for
 _LAST_WORDS = 2.0  # seconds that the thread is given to write what is there, when its time is over
 
 
@@ -53,24 +50,13 @@ class DirectExchange:
     ) -> None:
         self._rows = rows
         self._limits = limits
-        self._rank = rank
         self._at_once = at_once
-        self._has_all_writers = has_all_writers
-        self._waiting: deque[Contribution | Flush] = deque()  # each until it is written
-        self._wake: SimpleQueue[None] = SimpleQueue()  # its `put` may be interrupted by itself
+        self._lifecycle = Lifecycle()
+        self._waiting = OwnRows(rows, limits, rank, self._lifecycle, has_all_writers)
         self._writing_here: int | None = None  # the thread of the user that writes a row
-        self._written_at = 0.0  # when the thread began, or ended, to write a row last
-        self._lost = 0
-        self._notices = Notices()
-        self._closing = False
-        self._write_all = threading.Event()  # no waiting for other writers any more
-        self._stopped = threading.Event()  # nor for anything else
-        self._ended = threading.Event()
         self._pid = os.getpid()
-        self._thread = threading.Thread(target=self._main, name="dist_wandb-own-rows", daemon=True)
+        self._thread = threading.Thread(target=self._waiting.run, name="dist_wandb-own-rows", daemon=True)
         self._unstarted = deque([self._thread])  # whoever takes it starts it
-
-    # On the threads of the user
 
     def start(self) -> None:
         """Start the thread, where it is sure to be needed."""
@@ -81,13 +67,11 @@ class DirectExchange:
         """Write the contribution as one row, or hand it to the thread."""
         if not self._rows.has_run:
             return
-        is_free = self._at_once and not self._waiting and self._writing_here != threading.get_ident()
-        if self._closing or (is_free and contribution.has_arrived()):
+        is_free = self._at_once and self._waiting.is_empty and self._writing_here != threading.get_ident()
+        if self._lifecycle.is_closing or (is_free and contribution.has_arrived()):
             self._write_here(contribution)
-        elif len(self._waiting) < self._limits.max_pending_rows or self._gets_room():
+        elif self._waiting.has_room():
             self._hand_over(contribution)
-        else:
-            self._lost += 1
 
     def _write_here(self, contribution: Contribution) -> None:
         self._writing_here = threading.get_ident()
@@ -97,32 +81,17 @@ class DirectExchange:
             self._writing_here = None
 
     def _hand_over(self, item: Contribution | Flush) -> None:
-        self._waiting.append(item)
+        self._waiting.put(item)
         self._start_thread()
-        self._wake.put(None)
 
     def _start_thread(self) -> None:
         with suppress(IndexError):
             thread = self._unstarted.pop()
-            self._written_at = time.monotonic()
+            self._waiting.begin()
             thread.start()
             remember(self)
 
-    def _gets_room(self) -> bool:
-        """Wait as long as rows are being written, as with wandb alone; whether there is room for another one."""
-        while len(self._waiting) >= self._limits.max_pending_rows:
-            if time.monotonic() - self._written_at > _STANDSTILL and self._has_all_writers is None:
-                self._notices.warn(
-                    "full",
-                    f"more than {self._limits.max_pending_rows} rows of rank {self._rank} wait for wandb's own "
-                    "process, or a device, which stands still. Further ones are lost until it goes on. See "
-                    "max_pending_rows.",
-                )
-                return False
-            time.sleep(LOOK_AT_DEVICES)
-        return True
-
-    def flush(self, timeout: float | None = None, *, together: bool = False) -> bool:  # noqa: ARG002  # the protocol's
+    def flush(self, timeout: float | None = None, *, together: bool = False) -> bool:
         """Wait until all that was put is written.
 
         Args:
@@ -132,11 +101,12 @@ class DirectExchange:
         Returns:
             Whether it is.
         """
-        if self._is_foreign() or not self._waiting or self._ended.is_set():
+        if self._is_foreign() or self._waiting.is_empty or self._lifecycle.ended.is_set():
             return True
-        flushed = Flush()
-        self._hand_over(flushed)
-        return is_set_within(flushed, self._limits.flush_timeout if timeout is None else timeout, self._ended.is_set)
+        flush = Flush(together=together)
+        self._hand_over(flush)
+        limit = self._limits.flush_timeout if timeout is None else timeout
+        return is_set_within(flush, limit, self._lifecycle.ended.is_set)
 
     def close(self, timeout: float | None = None, *, failed: bool = False) -> bool:
         """As `flush`; then all is written, whichever other writers are there, and the thread ends.
@@ -152,38 +122,30 @@ class DirectExchange:
             return True
         if not failed:
             self.flush(timeout)
-        self._closing = True
-        self._write_all.set()
+        self._ask(Demand.CLOSE)
         if self._thread in self._unstarted:
             return True
-        self._wake.put(None)
-        if not self._ended.wait(_LAST_WORDS):
-            self._stopped.set()
-        unwritten = self._lost + sum(isinstance(item, Contribution) for item in self._waiting.copy())
-        if unwritten:
-            self._notices.warn(
-                "unwritten",
-                f"{unwritten} rows of rank {self._rank} are lost: wandb's own process did not take them in time, or a "
-                "device has not computed what is in them.",
-            )
-        return not unwritten
+        if not self._lifecycle.ended.wait(_LAST_WORDS):
+            self._lifecycle.ask(Demand.STOP)
+        return not self._waiting.warn_of_lost()
 
     def retire(self) -> None:
         """Say that nothing more comes, without waiting."""
-        self._closing = True
-        self._write_all.set()
-        self._wake.put(None)
+        self._ask(Demand.CLOSE)
 
     def leave(self, *, failed: bool = False) -> None:
-        """Make an end: this process is about to."""
+        """End with this process."""
         if self._is_foreign():
             return
-        if not self._closing:
+        if not self._lifecycle.is_closing:
             self.close(min(self._limits.flush_timeout, WITHOUT_FINISH), failed=failed)
-        self._stopped.set()
-        self._wake.put(None)
+        self._ask(Demand.STOP)
         if self._thread.ident is not None:
             self._thread.join(_LAST_WORDS)
+
+    def _ask(self, demand: Demand) -> None:
+        self._lifecycle.ask(demand)
+        self._waiting.wake()
 
     @property
     def lost(self) -> frozenset[int]:
@@ -198,51 +160,3 @@ class DirectExchange:
     def _is_foreign(self) -> bool:
         """Whether this process is a fork, in which the thread does not exist."""
         return os.getpid() != self._pid
-
-    # On the thread
-
-    def _main(self) -> None:
-        try:
-            self._await_writers()
-            while not (self._closing and not self._waiting) and not self._stopped.is_set():
-                with suppress(Empty):
-                    self._wake.get(timeout=None if not self._closing else 0)
-                self._write_waiting()
-        finally:
-            self._ended.set()
-
-    def _await_writers(self) -> None:
-        until, most = time.monotonic() + self._limits.join_timeout, self._limits.max_pending_rows
-        has_all_writers = self._has_all_writers
-        while has_all_writers is not None and time.monotonic() < until and len(self._waiting) < most:
-            if has_all_writers() or self._write_all.wait(_LOOK_AGAIN):
-                break
-        self._has_all_writers = None
-
-    def _write_waiting(self) -> None:
-        while self._waiting and not self._stopped.is_set():
-            self._written_at = time.monotonic()
-            item = self._waiting[0]
-            if isinstance(item, Flush):
-                self._waiting.popleft()
-                item.set()
-            elif self._has_arrived(item):
-                self._write(item)
-                self._written_at = time.monotonic()
-                self._waiting.popleft()  # only now, so that no row that comes later is written before it
-
-    def _has_arrived(self, contribution: Contribution) -> bool:
-        """Wait for the devices; whether all of it is there, or never will be."""
-        with suppress(Exception):  # of a device; it shows when the row is written
-            while not contribution.has_arrived():
-                if self._stopped.wait(LOOK_AT_DEVICES):
-                    return False
-        return True
-
-    def _write(self, contribution: Contribution) -> None:
-        try:
-            self._rows.write_own(contribution)
-        except Exception as error:  # noqa: BLE001  # one row must not end the others
-            self._lost += 1
-            message = f"a row of rank {self._rank} could not be written, and is lost: {error!r}"
-            self._notices.warn(type(error).__name__, f"{message}. More errors of this kind are not told.")

@@ -15,13 +15,7 @@ BROKEN takes nothing any more, and what it has is lost.
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
 from enum import Enum, IntEnum, auto
-
-from dist_wandb.exchange.reports import Reports
-from dist_wandb.exchange.rows import Rows
-from dist_wandb.settings.limits import Limits
-from dist_wandb.settings.plan import Unit
 
 
 class Demand(IntEnum):
@@ -88,31 +82,3 @@ class Lifecycle:
             self.phase = Phase.ENDED
         self.delivered.set()
         self.ended.set()
-
-
-@dataclass(frozen=True)
-class Context:
-    """What all parts of one rank's exchange share.
-
-    Args:
-        unit: The unit, seen from this rank.
-        limits: How long, and how much, to wait.
-        rows: Makes totals of contributions, and rows of what is finished.
-        reports: What this rank warns of.
-        lifecycle: What is asked of the exchange, and where it is.
-    """
-
-    unit: Unit
-    limits: Limits
-    rows: Rows
-    reports: Reports
-    lifecycle: Lifecycle
-
-    @property
-    def rank(self) -> int:
-        """Index in the job of this rank."""
-        return self.unit.global_rank
-
-    def warn(self, kind: str, message: str) -> None:
-        """Log a warning, unless there was one of its kind."""
-        self.reports.once(kind, message)

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from dist_wandb.exchange.lifecycle import Context
+from dist_wandb.exchange.context import Context
 from dist_wandb.exchange.protocol.rounds import Finished
 
 _log = logging.getLogger("dist_wandb")

@@ -8,8 +8,9 @@ from contextlib import suppress
 
 from dist_wandb.errors import RendezvousError
 from dist_wandb.exchange.attendance import Attendance
+from dist_wandb.exchange.context import Context
 from dist_wandb.exchange.cycle import Cycle
-from dist_wandb.exchange.lifecycle import Context, Demand, Phase
+from dist_wandb.exchange.lifecycle import Demand, Phase
 from dist_wandb.exchange.membership.generations import Generation
 from dist_wandb.exchange.membership.membership import Membership
 from dist_wandb.exchange.membership.polling import Stopped

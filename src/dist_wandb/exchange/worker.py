@@ -13,9 +13,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from dist_wandb.errors import RendezvousError
+from dist_wandb.exchange.context import Context
 from dist_wandb.exchange.cycle import Cycle
 from dist_wandb.exchange.inbox import Inbox
-from dist_wandb.exchange.lifecycle import Context, Demand, Phase
+from dist_wandb.exchange.lifecycle import Demand, Phase
 from dist_wandb.exchange.membership.generations import Generation
 from dist_wandb.exchange.membership.membership import Over
 from dist_wandb.exchange.membership.polling import Stopped

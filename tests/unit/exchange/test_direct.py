@@ -14,7 +14,7 @@ from torchmetrics import MeanMetric
 from units import Stall, eventually
 
 import dist_wandb
-from dist_wandb.exchange import direct, interface
+from dist_wandb.exchange import direct, interface, own_rows
 from dist_wandb.exchange.direct import DirectExchange
 from dist_wandb.exchange.rows import Contribution, Rows
 from dist_wandb.payloads.devices import Later
@@ -248,7 +248,7 @@ def test_a_stopped_process_of_wandbs_holds_up_nobody_who_logs(make: Callable[...
 def test_rows_that_wait_are_bounded_and_what_is_lost_is_told(
     make: Callable[..., Own], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(direct, "_STANDSTILL", 0.05)
+    monkeypatch.setattr(own_rows, "_STANDSTILL", 0.05)
     own = make(at_once=False, limits=Limits(max_pending_rows=10, finish_timeout=30))
     own.run.goes_on.clear()
     for step in range(15):

@@ -1,0 +1,147 @@
+"""The thread that writes a rank's own rows, so that neither a device nor wandb's process holds up the training."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+
+from dist_wandb.exchange.interface import LOOK_AT_DEVICES, Flush
+from dist_wandb.exchange.lifecycle import Lifecycle
+from dist_wandb.exchange.rows import Contribution, Rows
+from dist_wandb.notices import Notices
+from dist_wandb.settings.limits import Limits
+
+_LOOK_AGAIN = 0.1  # seconds between two looks whether all writers are there
+_STANDSTILL = 1.0  # seconds after which a row that is being written is not waited for
+
+
+class OwnRows:
+    """Rows that wait to be written, in their order, and what the thread does that writes them.
+
+    Args:
+        rows: Makes rows of contributions.
+        limits: See `DirectExchange`.
+        rank: This rank's index in the job, for messages.
+        lifecycle: What is asked of the thread.
+        has_all_writers: See `DirectExchange`.
+    """
+
+    def __init__(
+        self,
+        rows: Rows,
+        limits: Limits,
+        rank: int,
+        lifecycle: Lifecycle,
+        has_all_writers: Callable[[], bool] | None,
+    ) -> None:
+        self._rows = rows
+        self._limits = limits
+        self._rank = rank
+        self._lifecycle = lifecycle
+        self._has_all_writers = has_all_writers
+        self._notices = Notices()
+        self._waiting: deque[Contribution | Flush] = deque()  # each until it is written
+        self._awake: SimpleQueue[None] = SimpleQueue()  # its `put` may be interrupted by itself
+        self._written_at = time.monotonic()  # when the thread began, or ended, to write a row last
+        self._lost = 0
+
+    # On the user's threads
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether all that was put is written."""
+        return not self._waiting
+
+    def put(self, item: Contribution | Flush) -> None:
+        """Have something written behind what waits; a flush is set then."""
+        self._waiting.append(item)
+        self.wake()
+
+    def wake(self) -> None:
+        """Let the thread see what is asked of it."""
+        self._awake.put(None)
+
+    def begin(self) -> None:
+        """Note that the thread begins."""
+        self._written_at = time.monotonic()
+
+    def has_room(self) -> bool:
+        """Whether another row may wait. Waits for it as long as rows are being written, as with wandb alone."""
+        most = self._limits.max_pending_rows
+        while len(self._waiting) >= most:
+            if time.monotonic() - self._written_at > _STANDSTILL and self._has_all_writers is None:
+                self._notices.warn(
+                    "full",
+                    f"more than {most} rows of rank {self._rank} wait for wandb's own process, or a device, which "
+                    "stands still. Further ones are lost until it goes on. See max_pending_rows.",
+                )
+                self._lost += 1
+                return False
+            time.sleep(LOOK_AT_DEVICES)
+        return True
+
+    def warn_of_lost(self) -> bool:
+        """At the end, warn if rows are lost; whether any is."""
+        unwritten = self._lost + sum(isinstance(item, Contribution) for item in self._waiting.copy())
+        if unwritten:
+            self._notices.warn(
+                "unwritten",
+                f"{unwritten} rows of rank {self._rank} are lost: wandb's own process did not take them in time, or a "
+                "device has not computed what is in them.",
+            )
+        return bool(unwritten)
+
+    # On the thread
+
+    def run(self) -> None:
+        """Write what is put, until nothing more comes."""
+        lifecycle = self._lifecycle
+        try:
+            self._await_writers()
+            while not (lifecycle.is_closing and not self._waiting) and not lifecycle.is_stopped:
+                with suppress(Empty):
+                    self._awake.get(timeout=0 if lifecycle.is_closing else None)
+                self._write_waiting()
+        finally:
+            lifecycle.end()
+
+    def _await_writers(self) -> None:
+        until, most = time.monotonic() + self._limits.join_timeout, self._limits.max_pending_rows
+        has_all_writers, lifecycle = self._has_all_writers, self._lifecycle
+        while has_all_writers is not None and time.monotonic() < until and len(self._waiting) < most:
+            if has_all_writers() or lifecycle.is_closing:
+                break
+            time.sleep(_LOOK_AGAIN)
+        self._has_all_writers = None
+
+    def _write_waiting(self) -> None:
+        while self._waiting and not self._lifecycle.is_stopped:
+            self._written_at = time.monotonic()
+            item = self._waiting[0]
+            if isinstance(item, Flush):
+                self._waiting.popleft()
+                item.set()
+            elif self._has_arrived(item):
+                self._write(item)
+                self._written_at = time.monotonic()
+                self._waiting.popleft()  # only now, so that no row that comes later is written before it
+
+    def _has_arrived(self, contribution: Contribution) -> bool:
+        """Wait for the devices; whether all of it is there, or never will be."""
+        with suppress(Exception):  # of a device; it shows when the row is written
+            while not contribution.has_arrived():
+                if self._lifecycle.is_stopped:
+                    return False
+                time.sleep(LOOK_AT_DEVICES)
+        return True
+
+    def _write(self, contribution: Contribution) -> None:
+        try:
+            self._rows.write_own(contribution)
+        except Exception as error:  # noqa: BLE001  # one row must not end the others
+            self._lost += 1
+            message = f"a row of rank {self._rank} could not be written, and is lost: {error!r}"
+            self._notices.warn(type(error).__name__, f"{message}. More errors of this kind are not told.")
