@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dist_wandb.errors import RendezvousError
 from dist_wandb.exchange.collective import CollectiveExchange
-from dist_wandb.exchange.membership.membership import is_accompanied, keys_of, say_opened
+from dist_wandb.exchange.membership.presence import is_accompanied, keys_of, say_opened
 from dist_wandb.runs.opening import run_key, writer_keys
 from dist_wandb.session import job_description
 from dist_wandb.session.unit_end import UnitEnd
