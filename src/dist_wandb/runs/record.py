@@ -22,7 +22,7 @@ from dist_wandb.errors import DistWandbError
 from dist_wandb.runs import finishing, wandb_private, wandb_process
 from dist_wandb.runs.interception import original
 from dist_wandb.runs.null_run import NullRun
-from dist_wandb.wandb_files.reading import last_rows
+from dist_wandb.wandb_files.reading import read_history
 
 if TYPE_CHECKING:
     from dist_wandb.runs.null_run import AnyRun
@@ -162,7 +162,7 @@ class Record:
         written: set[Any] = set()
         with suppress(DistWandbError):
             for path in directory.glob("*.wandb"):
-                written.update(map(_fingerprint, last_rows(path, 2 * len(unsafe))))
+                written.update(map(_fingerprint, read_history(path, last=2 * len(unsafe))))
         return [logged for logged in unsafe if _fingerprint(logged.row) not in written]
 
 

@@ -130,28 +130,23 @@ class _Slurm(Launcher):
         return readings
 
 
+def _variables(rank: str, size: str, **others: str) -> dict[str, str]:
+    return {"global_rank": rank, "world_size": size, **others}
+
+
 def _env_variables(**others: str) -> dict[str, str]:
-    return {"global_rank": "RANK", "world_size": "WORLD_SIZE", "local_rank": "LOCAL_RANK", **others}
+    return _variables("RANK", "WORLD_SIZE", local_rank="LOCAL_RANK", **others)
 
 
-def _mpi_variables(world: str, local: str) -> dict[str, str]:
-    return {
-        "global_rank": f"{world}RANK",
-        "world_size": f"{world}SIZE",
-        "local_rank": f"{local}RANK",
-        "local_world_size": f"{local}SIZE",
-    }
+def _mpi(name: str, prefix: str) -> Launcher:
+    local = {"local_rank": f"{prefix}LOCAL_RANK", "local_world_size": f"{prefix}LOCAL_SIZE"}
+    return Launcher(name, (f"{prefix}RANK",), _variables(f"{prefix}RANK", f"{prefix}SIZE", **local))
 
 
 SLURM = _Slurm(
     "SLURM",
     ("SLURM_PROCID",),
-    {
-        "global_rank": "SLURM_PROCID",
-        "world_size": "SLURM_NTASKS",
-        "local_rank": "SLURM_LOCALID",
-        "node_rank": "SLURM_NODEID",
-    },
+    _variables("SLURM_PROCID", "SLURM_NTASKS", local_rank="SLURM_LOCALID", node_rank="SLURM_NODEID"),
 )
 
 # The innermost launcher comes first: torchrun under srun leaves both families, and its own is the true one.
@@ -167,36 +162,21 @@ LAUNCHERS: tuple[Launcher, ...] = (
         _env_variables(node_rank="CROSS_RANK", local_world_size="LOCAL_SIZE", num_nodes="CROSS_SIZE"),
     ),
     Launcher(
-        "RANK and WORLD_SIZE",
-        ("RANK",),
-        _env_variables(node_rank="NODE_RANK", local_world_size="LOCAL_WORLD_SIZE"),
+        "RANK and WORLD_SIZE", ("RANK",), _env_variables(node_rank="NODE_RANK", local_world_size="LOCAL_WORLD_SIZE")
     ),
     Launcher(
         "Lightning",
         ("LOCAL_RANK", "WORLD_SIZE"),
         {"world_size": "WORLD_SIZE", "local_rank": "LOCAL_RANK", "node_rank": "NODE_RANK"},
     ),
-    Launcher(  # HOROVOD_CROSS_RANK counts only the nodes that have this local rank: left out
-        "Horovod",
-        ("HOROVOD_RANK",),
-        _mpi_variables("HOROVOD_", "HOROVOD_LOCAL_"),
-    ),
-    Launcher(  # OMPI_COMM_WORLD_NODE_RANK is a rank on the node, not of the node: left out
-        "Open MPI",
-        ("OMPI_COMM_WORLD_RANK",),
-        _mpi_variables("OMPI_COMM_WORLD_", "OMPI_COMM_WORLD_LOCAL_"),
-    ),
-    Launcher("jsrun", ("JSM_NAMESPACE_RANK",), _mpi_variables("JSM_NAMESPACE_", "JSM_NAMESPACE_LOCAL_")),
-    Launcher("MVAPICH2", ("MV2_COMM_WORLD_RANK",), _mpi_variables("MV2_COMM_WORLD_", "MV2_COMM_WORLD_LOCAL_")),
+    _mpi("Horovod", "HOROVOD_"),  # HOROVOD_CROSS_RANK counts only the nodes that have this local rank: left out
+    _mpi("Open MPI", "OMPI_COMM_WORLD_"),  # OMPI_COMM_WORLD_NODE_RANK is a rank on the node, not of the node: left out
+    _mpi("jsrun", "JSM_NAMESPACE_"),
+    _mpi("MVAPICH2", "MV2_COMM_WORLD_"),
     Launcher(
         "MPICH",
         ("PMI_RANK",),
-        {
-            "global_rank": "PMI_RANK",
-            "world_size": "PMI_SIZE",
-            "local_rank": "MPI_LOCALRANKID",
-            "local_world_size": "MPI_LOCALNRANKS",
-        },
+        _variables("PMI_RANK", "PMI_SIZE", local_rank="MPI_LOCALRANKID", local_world_size="MPI_LOCALNRANKS"),
     ),
     SLURM,
 )

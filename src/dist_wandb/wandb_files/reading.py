@@ -99,7 +99,9 @@ class StoredRun:
         return self.sidecar.label if self.sidecar else None
 
 
-def read_run(path: str | os.PathLike[str], *, metrics: Iterable[str] = ("*",)) -> StoredRun:
+def read_run(
+    path: str | os.PathLike[str], *, metrics: Iterable[str] = ("*",), stopped: threading.Event | None = None
+) -> StoredRun:
     """Read one ``.wandb`` file, and dist_wandb's sidecar beside it.
 
     ``run.finish()`` returns before the file is whole: for about a second the run may read as `"unfinished"`.
@@ -107,6 +109,7 @@ def read_run(path: str | os.PathLike[str], *, metrics: Iterable[str] = ("*",)) -
     Args:
         path: A ``.wandb`` file, as `find_runs` gives it.
         metrics: Patterns such as ``val/*``; metrics whose names match none of them are left out.
+        stopped: Set when nobody waits for the run any more.
 
     Returns:
         What the file holds. Parts of it that are damaged are skipped and named in `StoredRun.problems`.
@@ -115,10 +118,7 @@ def read_run(path: str | os.PathLike[str], *, metrics: Iterable[str] = ("*",)) -
         ReadError: Nothing of a run can be read from the file.
         UnsupportedVersionError: The installed wandb cannot read ``.wandb`` files for others.
     """
-    return _read_run(Path(path), tuple(metrics), threading.Event())
-
-
-def _read_run(path: Path, metrics: tuple[str, ...], stopped: threading.Event) -> StoredRun:
+    path = Path(path)
     contents = Contents(metrics)
     problems = inspect(path, contents.add, stopped) + contents.problems
     if not contents.run and not contents.rows:
@@ -162,11 +162,12 @@ def read_runs(
     return runs, errors
 
 
-def read_history(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Read all history rows of one ``.wandb`` file; the whole history is held in memory.
+def read_history(path: str | os.PathLike[str], *, last: int | None = None) -> list[dict[str, Any]]:
+    """Read the history rows of one ``.wandb`` file.
 
     Args:
         path: A ``.wandb`` file, as `find_runs` gives it.
+        last: Read only so many rows at the end; all if `None`. No others are held in memory.
 
     Returns:
         One dictionary per row, in the order written. Keys of nested dictionaries are joined by dots (``val.loss``), and
@@ -177,14 +178,7 @@ def read_history(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
         ReadError: The file cannot be read at all. Damaged parts are skipped; `read_run` names them.
         UnsupportedVersionError: The installed wandb cannot read ``.wandb`` files for others.
     """
-    rows: list[dict[str, Any]] = []
-    _read_rows(Path(path), rows.append)
-    return rows
-
-
-def last_rows(path: str | os.PathLike[str], count: int) -> list[dict[str, Any]]:
-    """As `read_history`, but only the last `count` rows are held in memory and returned."""
-    rows: deque[dict[str, Any]] = deque(maxlen=count)
+    rows: deque[dict[str, Any]] = deque(maxlen=last)
     _read_rows(Path(path), rows.append)
     return list(rows)
 
@@ -225,7 +219,7 @@ def _read_rows(path: Path, take_row: Callable[[dict[str, Any]], None]) -> None:
 
 def _run_or_error(path: Path, *, metrics: tuple[str, ...], stopped: threading.Event) -> StoredRun | ReadError:
     try:
-        return _read_run(path, metrics, stopped)
+        return read_run(path, metrics=metrics, stopped=stopped)
     except UnsupportedVersionError:  # concerns all of them
         raise
     except ReadError as error:

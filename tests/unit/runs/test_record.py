@@ -37,7 +37,7 @@ class Stand:
         self.on_disk: list[dict[str, Any]] = []
         self.fake = fake
         (Path(self.lost.dir).parent / "run-exp.wandb").touch()
-        monkeypatch.setattr(record, "last_rows", self._last_rows)
+        monkeypatch.setattr(record, "read_history", self._last_rows)
         monkeypatch.setattr(wandb_process, "tear_down_service", self._clear_away)
         self.record = Record(self.lost, 0, self._reopen)  # type: ignore[arg-type]
 
@@ -52,9 +52,9 @@ class Stand:
     def kill(self) -> None:
         self.lost.log = self.lost.finish = dead  # type: ignore[method-assign]
 
-    def _last_rows(self, path: Path, count: int) -> list[dict[str, Any]]:
+    def _last_rows(self, path: Path, *, last: int) -> list[dict[str, Any]]:
         assert path.name == "run-exp.wandb"
-        return self.on_disk[-count:]
+        return self.on_disk[-last:]
 
     def _clear_away(self) -> None:
         self.cleared += 1
@@ -109,10 +109,10 @@ def test_rows_that_cannot_be_told_apart_by_numpy_or_nan_are_not_doubled(stand: S
 def test_a_file_that_cannot_be_read_doubles_rows_rather_than_lose_them(
     stand: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def unreadable(*_: Any) -> Any:
+    def unreadable(*_: Any, **__: Any) -> Any:
         raise ReadError("damaged")
 
-    monkeypatch.setattr(record, "last_rows", unreadable)
+    monkeypatch.setattr(record, "read_history", unreadable)
     stand.record.log({"loss": 1.0})
     stand.kill()
     stand.record.log({"loss": 2.0})

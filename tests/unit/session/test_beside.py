@@ -127,7 +127,7 @@ def test_the_record_that_replaces_a_lost_run_is_covered_as_well(
         raise ConnectionResetError
 
     monkeypatch.setattr(wandb_process, "tear_down_service", lambda: None)
-    monkeypatch.setattr(record, "last_rows", lambda *_: [])
+    monkeypatch.setattr(record, "read_history", lambda *_, **__: [])
     run = dist_wandb.init(id="exp")
     wandb.define_metric("val/*", step_metric="epoch")
     by_module, first = wandb.log, alone.runs[0]

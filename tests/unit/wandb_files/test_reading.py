@@ -380,13 +380,13 @@ def test_several_runs_keep_their_order_and_errors_do_not_stop_the_others(write_r
 def test_whatever_a_file_brings_about_is_told_of_it_alone(write_run: WriteRun, monkeypatch: pytest.MonkeyPatch) -> None:
     hurt, healthy = write_run(RUN, run_id="hurt"), write_run(RUN, run_id="healthy")
 
-    def read(path: Path, *given: Any) -> reading.StoredRun:
+    def read(path: Path, **given: Any) -> reading.StoredRun:
         if path == hurt:
             raise RecursionError("maximum recursion depth exceeded")
-        return really_read(path, *given)
+        return really_read(path, **given)
 
-    really_read = reading._read_run
-    monkeypatch.setattr(reading, "_read_run", read)
+    really_read = reading.read_run
+    monkeypatch.setattr(reading, "read_run", read)
     runs, errors = read_runs([hurt, healthy])
     assert [run.path for run in runs] == [healthy]
     assert str(errors[hurt]) == f"{hurt}: RecursionError: maximum recursion depth exceeded"
