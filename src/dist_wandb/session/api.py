@@ -69,8 +69,8 @@ def init(
             all ranks by nature, `True` for all, `False` for none, or patterns. Equal by nature are counters and
             schedules: `epoch`, `iter`, `iteration`, `step`, `global_step`, `tokens`, `lr`, `lr-*` and `learning_rate`,
             also behind a slash (`trainer/global_step`).
-        limits: How long, and how much, is waited: `dist_wandb.Limits`, or a mapping of its arguments; as in
-            `dist_wandb.init`. Times are in seconds.
+        limits: How long to wait for other ranks and for W&B, in seconds: `dist_wandb.Limits`, or a mapping of its
+            arguments.
         config_sync: What to do about ranks that pass different values for a name in `config`: `"warn"` once, raise an
             error on all ranks (`"check"`, which waits for them up to `join_timeout`), or nothing (`"off"`). In any case
             the primary's values hold; with ``run_mode="new"``, where each rank keeps its own, only `"check"` objects.

@@ -118,7 +118,7 @@ class JobLink:
         return attached - {self.unit.index}
 
     def unit_end(self) -> UnitEnd:
-        """How the ranks of the unit tell each other of their ends; runs of their own have ends of their own."""
+        """How the ranks of the unit report their ends to each other; runs of their own have ends of their own."""
         return UnitEnd(None if self.plan.run_mode == "new" else self.store, self.unit)
 
     def report_over(self) -> None:

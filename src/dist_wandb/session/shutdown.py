@@ -2,9 +2,9 @@
 
 `finish` goes through these steps, on the thread that called it first:
 
-1. Say how this rank ends (`UnitEnd.tell`); of several failures in a unit the first one's exit code holds for all.
+1. Report how this rank ends (`UnitEnd.report`); of several failures in a unit the first one's exit code holds for all.
 2. Hand over: rows of child processes, the config, then the exchange. From here on no rows are taken.
-3. End the run. Writers beside the primary of a shared run end theirs first and say so; the primary waits for them.
+3. End the run. Writers beside the primary of a shared run end theirs first and report it; the primary waits for them.
 4. Delete the restart record, if the job ended well, and what this rank has set in the job's store.
 
 After a failure nobody is waited for. SIGTERM waits for step 3 (`ProcessEnd.finishing`).
@@ -136,7 +136,7 @@ class Shutdown:
         self._config_sync.close()
         self._close(handed_over=False)
         self._own.restore()
-        self._link.unit_end().tell_written()
+        self._link.unit_end().report_written()
         self._delete_record()
         self._link.leave(self._exchange)
         registry.release_sigterm()
@@ -166,14 +166,14 @@ class Shutdown:
         exit_code = exit_code or self.failure or exit_code
         deadline = time.monotonic() + within
         unit_end = self._link.unit_end()
-        exit_code = unit_end.tell(exit_code)
+        exit_code = unit_end.report(exit_code)
         self.hand_over(failed=failed, within=within)
         with registry.process_end.finishing():
             if self._own.is_owned and self._link.plan.primary:
                 exit_code = self._end_last(unit_end, exit_code, None if failed else deadline)
             elif self._own.is_owned:
                 self._own.end(exit_code)
-                unit_end.tell_written()
+                unit_end.report_written()
             if not exit_code:
                 self._delete_record()
         self._link.report_over()
@@ -183,7 +183,7 @@ class Shutdown:
         """End the run as its primary: after its other writers, and with the exit code of the first that failed.
 
         Args:
-            unit_end: What the ranks of the unit tell each other.
+            unit_end: What the ranks of the unit report to each other.
             exit_code: This rank's.
             deadline: Until when the other writers are waited for; `None` if they are not.
 

@@ -1,4 +1,4 @@
-"""How the ranks of a unit end: what they tell each other, so that its run ends last and with the right exit code."""
+"""How the ranks of a unit report their ends, so that its run ends last and with the right exit code."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _PAUSE = 0.02  # seconds between two looks whether writers have ended
 
 
 class UnitEnd:
-    """What the ranks of a unit tell each other about their ends.
+    """What the ranks of a unit report to each other about their ends.
 
     Ranks only ever set and look up keys of the job's store: nobody waits for a rank that is known to be gone, and where
-    the store is gone, so is what could be told.
+    the store is gone, so is what could be reported.
 
     Args:
         store: The session's keys in the job's store; `None` where there is no store.
@@ -33,8 +33,8 @@ class UnitEnd:
         self._store = store if unit.size > 1 else None
         self._unit = unit
 
-    def tell(self, exit_code: int | None) -> int | None:
-        """Say how this rank ends, before it does. Of several failures the first counts: others follow from it.
+    def report(self, exit_code: int | None) -> int | None:
+        """Report how this rank ends, before it does. Of several failures the first counts: others follow from it.
 
         Returns:
             `exit_code`; if it is that of a failure, that of the first one.
@@ -44,14 +44,14 @@ class UnitEnd:
             return exit_code
         return int(briefly(lambda: store.claim(self._key("failed"), exit_code), exit_code))
 
-    def tell_written(self) -> None:
-        """Say that this rank writes nothing more into the unit's run."""
+    def report_written(self) -> None:
+        """Report that this rank writes nothing more into the unit's run."""
         store = self._store
         if store is not None:
             briefly(lambda: store.publish(self._written(self._unit.index), 1), None)
 
     def await_writers(self, deadline: float, writers: Collection[int]) -> bool:
-        """Wait for other ranks of the unit to have said `tell_written`.
+        """Wait for other ranks of the unit to have called `report_written`.
 
         Args:
             deadline: Until when, by the monotonic clock.
@@ -76,15 +76,15 @@ class UnitEnd:
         return briefly(wait, False, max(0.0, deadline - time.monotonic()) + STORE_PATIENCE)
 
     def exit_code(self, gone: Collection[int]) -> int:
-        """The exit code of the first rank that failed; 1 if some are gone without a word; else 0.
+        """The exit code of the first rank that failed; 1 if some are gone without having reported; else 0.
 
-        Where ranks tell each other nothing of their ends, as each has a run of its own, no other rank counts.
+        Without a store, or where each rank has a run of its own, no other rank counts.
         """
         store = self._store
         if store is None:
             return 0
-        told = briefly(lambda: store.try_get(self._key("failed")), None)
-        return int(told or (FAILED if gone else 0))
+        reported = briefly(lambda: store.try_get(self._key("failed")), None)
+        return int(reported or (FAILED if gone else 0))
 
     def _key(self, what: str) -> str:
         return f"end/{self._unit.name}/{what}"

@@ -1,0 +1,110 @@
+"""How sessions end: in which order, and with which exit code. Ranks are threads; nothing of wandb is started."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dist_wandb.topology.model import Topology
+
+if TYPE_CHECKING:
+    from tests.conftest import FakeWandb, Job
+
+    from dist_wandb.session.session import Session
+
+THREE = [Topology(rank, rank, 0, 3, 3, 1) for rank in range(3)]
+
+
+def codes_of(session: Session) -> list[int | None]:
+    run: Any = session.run  # a fake one
+    codes: list[int | None] = run.exit_codes
+    return codes
+
+
+@pytest.mark.parametrize("reduce", ["auto", None])
+def test_of_a_shared_run_the_primary_ends_last(job: Job, fake_wandb: FakeWandb, reduce: Any) -> None:
+    first, second, third = job(THREE, lambda _: {"id": "exp"}, run_mode="shared", reduce=reduce)
+    ended: list[int] = []
+    for session in (first, second, third):
+        rank = session.topology.global_rank
+        session.run.finish = lambda rank=rank, **_: ended.append(rank)  # type: ignore[method-assign]
+    ending = threading.Thread(target=first.finish)
+    ending.start()
+    time.sleep(0.2)
+    second.finish()
+    assert ended == [1]
+    third.finish()
+    ending.join(20)
+    assert ended == [1, 2, 0]
+    assert len(fake_wandb.runs) == 3
+
+
+@pytest.mark.parametrize("mode", ["auto", "shared"])
+def test_a_failure_of_another_rank_is_the_runs(job: Job, mode: str) -> None:
+    first, *others = job(THREE, lambda _: {"id": "exp"}, run_mode=mode)
+    others[1].finish(7)
+    others[0].finish()
+    first.finish()
+    assert codes_of(first) == [7]
+
+
+def test_runs_of_their_own_have_codes_of_their_own(job: Job, fake_wandb: FakeWandb) -> None:
+    first, *others = job(THREE, run_mode="new")
+    others[0].finish(7)
+    others[1].finish()
+    first.finish()
+    assert sorted(str(run.exit_codes) for run in fake_wandb.runs) == ["[7]", "[None]", "[None]"]
+
+
+def test_a_writer_that_does_not_end_is_waited_for_and_told(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+    first, second, _ = job(
+        THREE, lambda _: {"id": "exp"}, run_mode="shared", reduce=None, limits={"finish_timeout": 0.3}
+    )
+    second.finish()
+    begun = time.monotonic()
+    first.finish()
+    assert 0.25 < time.monotonic() - begun < 20
+    assert "rank 0 did not wait longer for the other ranks to end their part of the run exp" in caplog.text
+    assert codes_of(first) == [None]
+
+
+def test_a_rank_that_fails_waits_for_nobody(job: Job) -> None:
+    first, *_ = job(THREE, lambda _: {"id": "exp"}, run_mode="shared", limits={"finish_timeout": 60.0})
+    begun = time.monotonic()
+    first.finish(1)
+    assert time.monotonic() - begun < 20
+    assert codes_of(first) == [1]
+
+
+def test_a_process_that_exits_with_a_code_waits_as_one_that_ends_well(job: Job) -> None:
+    first, second, third = job(THREE, lambda _: {"id": "exp"}, run_mode="shared")
+    for session in (first, second, third):
+        session.log({"loss": float(session.topology.global_rank)}, step=0)
+    others = [
+        threading.Thread(target=session.end_with_process, args=(3,), kwargs={"failed": False})
+        for session in (second, third)
+    ]
+    for thread in others:
+        thread.start()
+    first.end_with_process(3, failed=False)
+    for thread in others:
+        thread.join()
+    run: Any = first.run
+    assert run.rows == [{"loss": 1.0, "rank-0/loss": 0.0, "global_step": 0}]
+    assert codes_of(first) == [3]
+
+
+def test_a_failure_that_was_told_before_the_end_is_the_runs_unless_it_was_overcome(
+    job: Job, fake_wandb: FakeWandb
+) -> None:
+    (alone,) = job([Topology.single()])
+    alone.fail(1)
+    alone.finish()
+    (other,) = job([Topology.single()])
+    other.fail(1)
+    other.fail(None)
+    other.finish()
+    assert [run.exit_codes for run in fake_wandb.runs] == [[1], [None]]

@@ -1,0 +1,75 @@
+"""What the ranks of a unit report to each other about their ends."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch.distributed as dist
+
+from dist_wandb.session.unit_end import UnitEnd
+from dist_wandb.settings.plan import Unit, unit_of
+from dist_wandb.store.job_store import JobStore
+from dist_wandb.topology.model import Topology
+
+if TYPE_CHECKING:
+    pass
+
+THREE = [Topology(rank, rank, 0, 3, 3, 1) for rank in range(3)]
+
+
+def unit(index: int) -> Unit:
+    return unit_of(THREE[index], "global")
+
+
+@pytest.fixture
+def endings() -> list[UnitEnd]:
+    store = dist.HashStore()
+    return [UnitEnd(JobStore(store, "test", THREE[index], 1.0), unit(index)) for index in range(3)]
+
+
+def test_the_first_failure_counts(endings: list[UnitEnd]) -> None:
+    assert endings[2].report(3) == 3
+    assert endings[1].report(1) == 3
+    assert [ending.exit_code(gone=()) for ending in endings] == [3, 3, 3]
+
+
+@pytest.mark.parametrize("code", [None, 0])
+def test_without_a_failure_nothing_is_told(endings: list[UnitEnd], code: int | None) -> None:
+    assert endings[1].report(code) == code
+    assert endings[0].exit_code(gone=()) == 0
+
+
+def test_a_rank_that_is_gone_without_a_word_has_failed(endings: list[UnitEnd]) -> None:
+    assert endings[0].exit_code(gone={2}) == 1
+
+
+def test_the_primary_awaits_other_writers(endings: list[UnitEnd]) -> None:
+    endings[1].report_written()
+    assert not endings[0].await_writers(time.monotonic() + 0.05, {1, 2})
+    assert endings[0].await_writers(time.monotonic() + 0.05, {1})
+    threading.Timer(0.05, endings[2].report_written).start()
+    assert endings[0].await_writers(time.monotonic() + 60, {1, 2})
+
+
+def test_where_there_is_no_store_nobody_is_awaited() -> None:
+    alone = UnitEnd(None, unit(0))
+    alone.report_written()
+    assert alone.report(3) == 3
+    assert alone.exit_code(gone=()) == 0
+    assert alone.exit_code(gone={1}) == 0  # with a run of its own, whatever becomes of others
+    assert alone.await_writers(time.monotonic(), {1})
+
+
+def test_where_the_store_is_gone_nobody_is_awaited(monkeypatch: pytest.MonkeyPatch, endings: list[UnitEnd]) -> None:
+    def gone(*_: Any) -> Any:
+        raise RuntimeError("connection reset")
+
+    for name in ("set", "check", "get", "compare_set"):
+        monkeypatch.setattr(dist.PrefixStore, name, gone)
+    endings[0].report_written()
+    assert endings[0].report(3) == 3
+    assert endings[0].exit_code(gone=()) == 0
+    assert endings[0].await_writers(time.monotonic() + 20, {1, 2})
