@@ -281,7 +281,7 @@ def job(store: dist.Store, on_ranks: OnRanks) -> Job:  # noqa: ARG001  # they me
                     **options,
                 ),
                 arguments(rank),
-                door="test",
+                integration="test",
                 topology=topologies[rank],
                 number=1,
                 create_new=False,
@@ -308,8 +308,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep tests that look at one job on one worker, where `--dist loadgroup` spreads them."""
     for item in items:
         if isinstance(item, pytest.Function) and _SHARED_JOBS.intersection(item.fixturenames):
-            door = getattr(item, "callspec", None) and item.callspec.params.get("played", "")
-            item.add_marker(pytest.mark.xdist_group(f"{item.path.stem}-{door}"))
+            integration = getattr(item, "callspec", None) and item.callspec.params.get("played", "")
+            item.add_marker(pytest.mark.xdist_group(f"{item.path.stem}-{integration}"))
 
 
 def pytest_configure() -> None:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from dist_wandb.settings.plan import RunPlan, plan_run
     from dist_wandb.topology.model import Topology
 
-# Without the doors to the frameworks: `import *` must work where none is installed.
+# Without the integrations for the frameworks: `import *` must work where none is installed.
 __all__ = [
     "ConfigurationError",
     "DistWandbError",

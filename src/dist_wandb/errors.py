@@ -35,7 +35,7 @@ class RendezvousError(DistWandbError):
 
 
 class MissingExtraError(DistWandbError, ImportError):
-    """A door was asked for whose framework is not installed."""
+    """An integration was asked for whose framework is not installed."""
 
 
 class UnsupportedVersionError(DistWandbError):

@@ -150,7 +150,7 @@ class Spec:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The arguments that all doors share."""
+        """The arguments that all integrations share."""
         names = ("run_mode", "rank_scope", "reduce", "spread", "per_rank")
         return {name: getattr(self, name) for name in names} | {"limits": self.limits}
 

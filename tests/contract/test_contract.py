@@ -1,4 +1,4 @@
-"""One contract for all doors: the same cases, two ranks each, give the same runs, whichever door was used."""
+"""One contract for all integrations: the same cases, two ranks each, give the same runs with each of them."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from wandb_records import RecordedRun
 from wandb_server import WandbServer
 
 PLAY = Path(__file__).parent / "scripts" / "play.py"
-DOORS = ("plain", "lightning", "fabric", "accelerate", "accelerate-by-name")
+INTEGRATIONS = ("plain", "lightning", "fabric", "accelerate", "accelerate-by-name")
 ROWS = 4
 
 
 @dataclass(frozen=True)
 class Played:
-    """What is left of a job that played all cases through one door.
+    """What is left of a job that played all cases through one integration.
 
     Args:
-        door: Name of the door.
+        integration: Name of the integration.
         server: Where its runs arrived.
         finished: What the job printed.
     """
 
-    door: str
+    integration: str
     server: WandbServer
     finished: Finished
 
@@ -43,16 +43,16 @@ class Played:
 
     def series(self, name: str, metric: str) -> list[tuple[int, Any]]:
         """Steps and values of one metric in the run of a case."""
-        axis = "trainer/global_step" if self.door in ("lightning", "fabric") else "global_step"
+        axis = "trainer/global_step" if self.integration in ("lightning", "fabric") else "global_step"
         return [(row[axis], row[metric]) for row in self.run(name).rows if metric in row]
 
 
-def play(door: str, which: str, directory: Path, server: WandbServer) -> Finished:
-    job = torchrun(PLAY, door, directory, which)
+def play(integration: str, which: str, directory: Path, server: WandbServer) -> Finished:
+    job = torchrun(PLAY, integration, directory, which)
     return run_job(*job, cwd=directory, environment=server.environment(directory, WANDB_CONSOLE="wrap"), timeout=240)
 
 
-@pytest.fixture(scope="module", params=DOORS)
+@pytest.fixture(scope="module", params=INTEGRATIONS)
 def played(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
     with WandbServer() as server:
         finished = play(request.param, "all", tmp_path_factory.mktemp(request.param), server).check()
@@ -137,7 +137,7 @@ def test_what_reaches_the_run_by_itself_is_brought_together_and_has_its_place(pl
 
 
 def test_no_x_axis_of_the_users_is_overridden_and_none_is_made_up(played: Played) -> None:
-    if played.door in ("lightning", "fabric"):  # as with Lightning's own logger, whose pattern for all names is ours
+    if played.integration in ("lightning", "fabric"):  # as Lightning's own logger, whose pattern for all names is ours
         return
     rows = played.run("beside").rows
     assert ["global_step" in row for row in rows if "past_us" in row] == [False]
@@ -151,9 +151,9 @@ def test_job_says_one_line_for_each_run_and_no_warning(played: Played) -> None:
     assert said == []
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_exception_marks_the_run_as_failed(door: str, wandb_server: WandbServer, tmp_path: Path) -> None:
-    finished = play(door, "fails", tmp_path, wandb_server)
+@pytest.mark.parametrize("integration", INTEGRATIONS)
+def test_exception_marks_the_run_as_failed(integration: str, wandb_server: WandbServer, tmp_path: Path) -> None:
+    finished = play(integration, "fails", tmp_path, wandb_server)
     assert finished.exit_codes == (1,)
     assert "RuntimeError: raised by the case" in finished.output
     run = wandb_server.run("fails")

@@ -1,4 +1,4 @@
-"""Tables and images of all ranks through every door: what is on disk afterwards, as W&B's own readers would see it."""
+"""Tables and images of all ranks through every integration: what is on disk afterwards, as W&B's own readers see it."""
 
 from __future__ import annotations
 

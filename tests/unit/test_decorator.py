@@ -377,7 +377,7 @@ def test_explicit_init_inside_is_a_further_run_and_takes_what_is_not_said(fake_w
 # --- what holds -------------------------------------------------------------------------------------------------------
 
 
-def options_of_all_doors(**arguments: Any) -> list[tuple[str, str]]:
+def options_of_all_integrations(**arguments: Any) -> list[tuple[str, str]]:
     with dist_wandb.init(**arguments) as session:
         found = [session.options]
     found += [DistWandbLogger(**arguments)._options, DistWandbTracker(**arguments)._options]
@@ -386,16 +386,16 @@ def options_of_all_doors(**arguments: Any) -> list[tuple[str, str]]:
 
 @pytest.mark.usefixtures("fake_wandb")
 def test_argument_then_decorator_then_environment_then_default(monkeypatch: Says) -> None:
-    assert options_of_all_doors() == [("auto", "global")] * 3
+    assert options_of_all_integrations() == [("auto", "global")] * 3
     monkeypatch.setenv("DIST_WANDB_RUN_MODE", "shared")
     monkeypatch.setenv("DIST_WANDB_RANK_SCOPE", "worker")
-    assert options_of_all_doors() == [("shared", "worker")] * 3
-    assert options_of_all_doors(run_mode="auto") == [("auto", "worker")] * 3
-    decorated = wandb_init(run_mode="new")(options_of_all_doors)
+    assert options_of_all_integrations() == [("shared", "worker")] * 3
+    assert options_of_all_integrations(run_mode="auto") == [("auto", "worker")] * 3
+    decorated = wandb_init(run_mode="new")(options_of_all_integrations)
     assert decorated() == [("new", "worker")] * 3
     assert decorated(run_mode="auto", rank_scope="global") == [("auto", "global")] * 3
     monkeypatch.setenv("DIST_WANDB_RUN_MODE", "")
-    assert options_of_all_doors() == [("auto", "worker")] * 3
+    assert options_of_all_integrations() == [("auto", "worker")] * 3
 
 
 @pytest.mark.usefixtures("fake_wandb")

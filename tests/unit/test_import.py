@@ -10,7 +10,7 @@ import pytest
 import dist_wandb
 
 HEAVY = ("torch", "wandb", "lightning", "pytorch_lightning", "accelerate", "torchmetrics", "rich", "numpy")
-DOORS = [("DistWandbLogger", "lightning", "Lightning"), ("DistWandbTracker", "accelerate", "Accelerate")]
+INTEGRATIONS = [("DistWandbLogger", "lightning", "Lightning"), ("DistWandbTracker", "accelerate", "Accelerate")]
 BLOCK = """
 import sys
 
@@ -59,16 +59,19 @@ def test_what_scripts_of_wandb_look_for_is_said_where_it_is() -> None:
         dist_wandb.log  # noqa: B018
 
 
-@pytest.mark.parametrize(("door", "extra", "framework"), DOORS)
-def test_a_door_whose_framework_is_missing_gives_the_pip_line(door: str, extra: str, framework: str) -> None:
+@pytest.mark.parametrize(("integration", "extra", "framework"), INTEGRATIONS)
+def test_an_integration_whose_framework_is_missing_gives_the_pip_line(
+    integration: str, extra: str, framework: str
+) -> None:
     code = f"""
 try:
-    from dist_wandb import {door}
+    from dist_wandb import {integration}
 except ImportError as error:
     print(type(error).__name__, error)
 """
     assert run_python(BLOCK.format(blocked=[extra]) + code) == (
-        f"MissingExtraError {door} needs {framework}, but {extra!r} is missing. Run: pip install 'dist-wandb[{extra}]'"
+        f"MissingExtraError {integration} needs {framework}, but {extra!r} is missing. "
+        f"Run: pip install 'dist-wandb[{extra}]'"
     )
 
 
@@ -77,10 +80,10 @@ def test_without_any_framework_everything_else_can_be_imported_at_once() -> None
     assert run_python(BLOCK.format(blocked=["lightning", "accelerate"]) + code) == "init False"
 
 
-@pytest.mark.parametrize("door", ["DistWandbLogger", "DistWandbTracker"])
-def test_the_doors_are_listed_before_their_first_use(door: str) -> None:
-    assert run_python(f"import dist_wandb; print({door!r} in dir(dist_wandb))") == "True"
-    assert getattr(dist_wandb, door).__name__ == door
+@pytest.mark.parametrize("integration", ["DistWandbLogger", "DistWandbTracker"])
+def test_the_integrations_are_listed_before_their_first_use(integration: str) -> None:
+    assert run_python(f"import dist_wandb; print({integration!r} in dir(dist_wandb))") == "True"
+    assert getattr(dist_wandb, integration).__name__ == integration
 
 
 def test_without_any_framework_a_run_can_be_logged() -> None:

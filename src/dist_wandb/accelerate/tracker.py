@@ -1,4 +1,4 @@
-"""The door for Hugging Face Accelerate: `DistWandbTracker`, in place of ``log_with="wandb"``.
+"""The integration for Hugging Face Accelerate: `DistWandbTracker`, in place of ``log_with="wandb"``.
 
 Accelerate calls its trackers on the main process only. So that the other ranks take part, four methods of `Accelerator`
 are wrapped (`wrapping`); `DistWandbTracker.attach` does without. Ranks whose script starts the tracker on the main
@@ -180,7 +180,7 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
             if self.late_join.is_possible:
                 self.late_join.look_up()  # which passes over what went without this rank
             options = self.late_join.options
-            self._session = open_session(options, self.arguments.merged, door=INTEGRATION, topology=topology)
+            self._session = open_session(options, self.arguments.merged, integration=INTEGRATION, topology=topology)
             self.late_join.await_next()
 
     @property

@@ -1,4 +1,4 @@
-"""The door for PyTorch Lightning: `DistWandbLogger`, in place of Lightning's own `WandbLogger`."""
+"""The integration for PyTorch Lightning: `DistWandbLogger`, in place of Lightning's own `WandbLogger`."""
 
 from __future__ import annotations
 

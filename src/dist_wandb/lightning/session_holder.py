@@ -155,7 +155,7 @@ class SessionHolder:
         session = self.session = open_session(
             self.options,
             self._init_arguments(topology),
-            door=INTEGRATION,
+            integration=INTEGRATION,
             topology=topology,
             step_metric=None if uses_tensorboard else _STEP_METRIC,
             number=self.number,

@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 _started: Counter[str] = Counter()
 
 
-def session_name(door: str, number: int | None) -> str:
-    """A name of the door's next session that it has at every start, whatever the world size.
+def session_name(integration: str, number: int | None) -> str:
+    """A name of the integration's next session that it has at every start, whatever the world size.
 
     Args:
-        door: Name of the door.
-        number: Which of the door's sessions it is, where the door can tell; counted otherwise.
+        integration: Name of the integration.
+        number: Which of the integration's sessions it is, where the integration can tell; counted otherwise.
     """
     if number is None:
-        _started[door] += 1
-        number = _started[door]
-    return f"{door}/{number}"
+        _started[integration] += 1
+        number = _started[integration]
+    return f"{integration}/{number}"
 
 
 def continued(

@@ -32,12 +32,12 @@ _COMMON_INIT_ARGUMENTS = frozenset(
 )
 
 
-def check_init_arguments(given: Mapping[str, Any], door: str) -> None:
+def check_init_arguments(given: Mapping[str, Any], integration: str) -> None:
     """Refuse arguments that `wandb.init` would not take.
 
     Args:
         given: Keyword arguments meant for `wandb.init`.
-        door: The integration that was given them, for the message.
+        integration: The integration that was given them, for the message.
 
     Raises:
         ConfigurationError: An unknown argument (the nearest known one is named), ``mode="shared"``, or an id that W&B
@@ -45,23 +45,23 @@ def check_init_arguments(given: Mapping[str, Any], door: str) -> None:
     """
     unknown = [name for name in given if name not in _COMMON_INIT_ARGUMENTS]
     if unknown:
-        _check_against_signature(unknown, door)
+        _check_against_signature(unknown, integration)
     if given.get("mode") == "shared":
         raise ConfigurationError(
-            f"{door} was given mode='shared', which is W&B's switch for one writer. Pass run_mode='shared': it sets "
-            "W&B's mode, labels and primary on every rank."
+            f"{integration} was given mode='shared', which is W&B's switch for one writer. Pass run_mode='shared': it "
+            "sets W&B's mode, labels and primary on every rank."
         )
     if given.get("id") is not None:
-        check_id(given["id"], f"id={given['id']!r} given to {door}")
+        check_id(given["id"], f"id={given['id']!r} given to {integration}")
 
 
-def _check_against_signature(unknown: list[str], door: str) -> None:
+def _check_against_signature(unknown: list[str], integration: str) -> None:
     import wandb
 
     for name in unknown:
         if name in LIMIT_NAMES:
             raise ConfigurationError(
-                f"{door} got the argument {name!r}, which is one of the limits. Pass "
+                f"{integration} got the argument {name!r}, which is one of the limits. Pass "
                 f"limits=dist_wandb.Limits({name}=...)."
             )
     parameters = inspect.signature(wandb.init).parameters
@@ -70,13 +70,13 @@ def _check_against_signature(unknown: list[str], door: str) -> None:
     for name in unknown:
         if name in OPTION_NAMES:
             raise ConfigurationError(
-                f"{door} got the argument {name!r}, which is dist_wandb's own, not one of wandb.init. Give it to the "
-                "constructor of the logger or tracker, or to dist_wandb.init."
+                f"{integration} got the argument {name!r}, which is dist_wandb's own, not one of wandb.init. Give it "
+                "to the constructor of the logger or tracker, or to dist_wandb.init."
             )
         if name not in parameters:
             nearest = difflib.get_close_matches(name, [*parameters, *OPTION_NAMES, *LIMIT_NAMES], n=1)
             hint = f"Did you mean {nearest[0]!r}?" if nearest else "See the documentation of wandb.init."
-            raise ConfigurationError(f"{door} got the argument {name!r}, which wandb.init does not know. {hint}")
+            raise ConfigurationError(f"{integration} got the argument {name!r}, which wandb.init does not know. {hint}")
 
 
 def check_id(run_id: object, origin: str) -> str:

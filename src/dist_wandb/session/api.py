@@ -119,7 +119,7 @@ def init(
     position = here()
     if not (is_nested_on_purpose() or requested.sets_reinit(arguments)):
         _finish_earlier(position)
-    session = open_session(options, arguments, door="dist_wandb.init")
+    session = open_session(options, arguments, integration="dist_wandb.init")
     session.opened_at = position
     return session
 

@@ -21,21 +21,21 @@ _JOB = "job"  # the key under which the coordinator describes the job
 _opened: Counter[str] = Counter()  # sessions by integration
 
 
-def meet(options: Options, topology: Topology, door: str, number: int | None) -> tuple[str, JobStore | None]:
+def meet(options: Options, topology: Topology, integration: str, number: int | None) -> tuple[str, JobStore | None]:
     """The session's name, equal on all ranks, and its keys in the job's store; a world of one needs none.
 
     Args:
         options: The session's options.
         topology: Who this rank is.
-        door: Name of the integration.
+        integration: Name of the integration.
         number: Which of its sessions it is; counted if `None`.
     """
     if topology.world_size == 1:
-        return door, None
+        return integration, None
     if number is None:
-        _opened[door] += 1
-        number = _opened[door]
-    name = f"{door}/{number}"
+        _opened[integration] += 1
+        number = _opened[integration]
+    name = f"{integration}/{number}"
     store = JobStore.find(name, topology, options.limits.join_timeout)
     if store is not None:
         leftovers.clear_away(store, topology.world_size)
@@ -100,11 +100,11 @@ def _check_equal(options: Options, topology: Topology, coordinators: Mapping[str
         )
 
 
-def told_job(door: str, topology: Topology, timeout: float) -> dict[str, Any] | None:
-    """How the coordinator described the next session of `door` that this rank has not opened yet. Never waits for it.
+def told_job(integration: str, topology: Topology, timeout: float) -> dict[str, Any] | None:
+    """How the coordinator described the integration's next session that this rank has not opened. Never waits for it.
 
     Args:
-        door: Name of the integration.
+        integration: Name of the integration.
         topology: Who this rank is.
         timeout: How long the job's store may take to answer, in seconds.
 
@@ -113,10 +113,10 @@ def told_job(door: str, topology: Topology, timeout: float) -> dict[str, Any] | 
         Sessions that it has finished already are passed over: this rank had no part in them.
     """
     while True:
-        number = _opened[door] + 1
-        store = JobStore.find(f"{door}/{number}", topology, timeout)
+        number = _opened[integration] + 1
+        store = JobStore.find(f"{integration}/{number}", topology, timeout)
         if store is None:
             return None
         if not leftovers.is_over(store):
             return store.try_get(_JOB)
-        _opened[door] = max(_opened[door], number)  # another thread may ask as well
+        _opened[integration] = max(_opened[integration], number)  # another thread may ask as well

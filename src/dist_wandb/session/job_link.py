@@ -68,9 +68,9 @@ class JobLink:
         if self.store is not None:
             say_opened(self.store.below(keys_of(self.unit)), self.unit)
 
-    def meet(self, init_arguments: Mapping[str, Any], door: str, number: int) -> None:
+    def meet(self, init_arguments: Mapping[str, Any], integration: str, number: int) -> None:
         """Meet the other ranks, if this session was opened before there was a store, and tell them of the job."""
-        _, self.store = job_description.meet(self.options, self.topology, door, number)
+        _, self.store = job_description.meet(self.options, self.topology, integration, number)
         if self.store is not None and tells_job(self.topology):
             self.store.publish(BASE_ID, self.plan.base_id)
             job_description.publish(self.options, self.store, init_arguments)

@@ -38,7 +38,7 @@ def open_session(
     options: Options,
     init_arguments: Mapping[str, Any],
     *,
-    door: str,
+    integration: str,
     topology: Topology | None = None,
     step_metric: str | None = STEP_METRIC,
     number: int | None = None,
@@ -55,7 +55,7 @@ def open_session(
     Args:
         options: The checked arguments of the integration.
         init_arguments: Keyword arguments of `wandb.init`.
-        door: Name of the integration, for messages and to keep the sessions of integrations apart.
+        integration: Name of the integration, for messages and to keep the sessions of integrations apart.
         topology: Who this rank is, where a framework knows; found out otherwise.
         step_metric: Name of the x axis; `None` for none.
         number: Which of the integration's sessions of this job it is, where it can tell; counted otherwise.
@@ -76,11 +76,11 @@ def open_session(
         TopologyError: Not enough is known of this rank's place.
         RendezvousError: The ranks could not agree within `join_timeout`.
     """
-    argument_checks.check_init_arguments(init_arguments, door)
+    argument_checks.check_init_arguments(init_arguments, integration)
     opener = Opener(options, init_arguments, topology or identify())
-    opener.meet(door, number)
+    opener.meet(integration, number)
     opener.compare()
-    opener.look_back(door, number, enabled=restarts)
+    opener.look_back(integration, number, enabled=restarts)
     opener.plan(proposed_id)
     session = opener.open(step_metric, adopt, create_new=create_new, as_given=as_given)
     opener.announce(session, announces=announces, catches_sigterm=catches_sigterm)
@@ -128,15 +128,15 @@ class Opener:
     def _has_store(self) -> bool:
         return self._store is not None
 
-    def meet(self, door: str, number: int | None) -> None:
+    def meet(self, integration: str, number: int | None) -> None:
         """Find the job's store, and learn from it how the ranks lie on nodes, where the plan needs that.
 
         Args:
-            door: Name of the integration.
+            integration: Name of the integration.
             number: Which of its sessions it is; counted if `None`.
         """
         options = self._options
-        self._name, self._store = job_description.meet(options, self._topology, door, number)
+        self._name, self._store = job_description.meet(options, self._topology, integration, number)
         self._is_counted = number is None
         resuming.check_resume(self._arguments, options, self._topology, has_store=self._has_store)
         if self._store is not None:
@@ -155,16 +155,16 @@ class Opener:
         self._config_sync.reach_by(lambda: store)
         self._config_sync.compare()
 
-    def look_back(self, door: str, number: int | None, *, enabled: bool) -> None:
+    def look_back(self, integration: str, number: int | None, *, enabled: bool) -> None:
         """Find the runs of an earlier start that this one continues.
 
         Args:
-            door: Name of the integration.
+            integration: Name of the integration.
             number: Which of its sessions it is; counted if `None`.
             enabled: Whether the integration leaves and follows restart records.
         """
         if enabled and tells_job(self._topology):
-            name = resuming.session_name(door, number)
+            name = resuming.session_name(integration, number)
             self._restart_store = RestartStore(name, self._options, self._topology, self._arguments)
             if resuming.can_look_back(self._options, self._topology, has_store=self._has_store):
                 self._earlier = self._restart_store.find()

@@ -313,9 +313,9 @@ class Session:
         """Whether this rank has a store through which it meets the others; a world of one meets nobody."""
         return self._link.store is not None or self.topology.world_size == 1
 
-    def meet(self, init_arguments: Mapping[str, Any], door: str, number: int) -> None:
+    def meet(self, init_arguments: Mapping[str, Any], integration: str, number: int) -> None:
         """Tell the other ranks of the job, if this session was opened before there was a store to tell it through."""
-        self._link.meet(init_arguments, door, number)
+        self._link.meet(init_arguments, integration, number)
         self.report_run()
 
     def report_run(self) -> None:

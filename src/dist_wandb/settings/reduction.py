@@ -28,7 +28,7 @@ LARGEST_EXACT_INTEGER = 2**53
 
 
 def check_reduce(reduce: object) -> dict[str, Reduction] | None:
-    """Check the argument `reduce` of a door.
+    """Check the argument `reduce` of an integration.
 
     Args:
         reduce: `"auto"` for the mean, one reduction for all names, or any mapping of name patterns (as in `fnmatch`) to
@@ -59,7 +59,7 @@ def check_reduce(reduce: object) -> dict[str, Reduction] | None:
 
 
 def check_spread(spread: object) -> tuple[str, ...]:
-    """Check the argument `spread` of a door.
+    """Check the argument `spread` of an integration.
 
     Args:
         spread: `True` for all names, `False` for none, or name patterns (as in `fnmatch`).
@@ -97,7 +97,7 @@ def check_patterns(argument: str, given: object) -> tuple[str, ...]:
 
 
 def plain_reduce(reduce: object) -> Reduce:
-    """The argument `reduce` of a door, checked, and of types that JSON and pickle know.
+    """The argument `reduce` of an integration, checked, and of types that JSON and pickle know.
 
     Raises:
         ConfigurationError: As `check_reduce`.
@@ -127,7 +127,7 @@ class PerRankNames(NamedTuple):
 
 
 def check_per_rank(per_rank: object) -> PerRankNames:
-    """Check the argument `per_rank` of a door.
+    """Check the argument `per_rank` of an integration.
 
     Args:
         per_rank: `"auto"` for all names but those of numbers that are equal on all ranks by nature

@@ -151,7 +151,7 @@ class JobStore:
         return self._part(JobStore(self._store, namespace, self._topology, self._timeout, self._caller))
 
     def around(self) -> JobStore:
-        """The keys beside those of this session: what holds for all sessions of its door."""
+        """The keys beside those of this session: what holds for all sessions of its integration."""
         return self.at(self.namespace.rpartition("/")[0])
 
     def at(self, namespace: str) -> JobStore:

@@ -13,7 +13,7 @@ from dist_wandb.errors import RendezvousError
 from dist_wandb.store.job_store import JobStore
 
 _LEFT, _CLEARED = "left", "cleared"  # keys: how many ranks have left a session, and have deleted what they had set
-_OVER = "over"  # the key, beside those of a door's sessions, under which the leading rank says which have ended
+_OVER = "over"  # the key, beside those of an integration's sessions, under which the leading rank says which have ended
 _MOST_LOOKED_AT = 4  # of the oldest sessions, and of the newest, at once
 _MOST_KEPT = 200  # sessions that some rank has not left; what older ones have left stays
 
@@ -52,7 +52,8 @@ def leave(job_store: JobStore, has_ended: Callable[[], bool]) -> None:
 def clear_away(job_store: JobStore, world_size: int) -> None:
     """Delete what this rank has set for sessions that all ranks have left.
 
-    Ranks open the sessions of a door in one order, so one that has left a session has left, or passed over, all before.
+    Ranks open the sessions of an integration in one order, so one that has left a session has left, or passed over, all
+    before.
 
     Args:
         job_store: That of a session which begins, by whose store the others are reached.
@@ -73,10 +74,10 @@ def clear_away(job_store: JobStore, world_size: int) -> None:
 
 
 def _clear_until(last: _Leftover, job_store: JobStore, world_size: int) -> None:
-    door = _door_of(last.namespace)
+    integration = _integration_of(last.namespace)
     until = _leftovers.index(last) if last in _leftovers else -1
     for leftover in [known for known in _leftovers[: until + 1] if known.is_counted]:
-        if _door_of(leftover.namespace) == door:
+        if _integration_of(leftover.namespace) == integration:
             _leftovers.remove(leftover)
             keys = job_store.at(leftover.namespace)
             keys.delete(leftover.keys)
@@ -104,7 +105,7 @@ def _numbers(ranges: Iterable[tuple[int, int]]) -> set[int]:
     return {number for first, last in ranges for number in range(first, last + 1)}
 
 
-def _door_of(namespace: str) -> str:
+def _integration_of(namespace: str) -> str:
     return namespace.rpartition("/")[0]
 
 

@@ -1,4 +1,4 @@
-"""Every case of the contract on one rank, through one door: a case is written once, and knows nothing of the door."""
+"""Every case of the contract on one rank, through one integration: a case is written once, for all integrations."""
 
 from __future__ import annotations
 
@@ -32,26 +32,26 @@ _HEARTBEAT = 4.0  # seconds: a name's first row waits five of them for all ranks
 
 
 class Part(ABC):
-    """One rank's part in a job, as the user of a door holds it."""
+    """One rank's part in a job, as the user of an integration holds it."""
 
     rank: int
 
     @property
     @abstractmethod
     def run(self) -> Any:
-        """What the door gives as the W&B run of this rank."""
+        """What the integration gives as the W&B run of this rank."""
 
     @abstractmethod
     def log(self, values: Mapping[str, Any], step: int) -> None:
-        """Log a row as users of this door do."""
+        """Log a row as users of this integration do."""
 
     @abstractmethod
     def log_image(self, name: str, pixels: np.ndarray[Any, Any], step: int) -> None:
-        """Log an image, by the door's own method where it has one."""
+        """Log an image, by the integration's own method where it has one."""
 
     @abstractmethod
     def log_table(self, name: str, columns: list[str | int], data: list[list[Any]], step: int) -> None:
-        """Log a table, by the door's own method where it has one."""
+        """Log a table, by the integration's own method where it has one."""
 
 
 Case = Callable[[Part], None]
@@ -289,7 +289,7 @@ def fails(part: Part) -> None:
     time.sleep(_PATIENCE)
 
 
-DOORS = {
+INTEGRATIONS = {
     "plain": plain,
     "lightning": lightning,
     "fabric": fabric,
@@ -300,11 +300,11 @@ CASES: tuple[Case, ...] = (means, metrics, config, odd_config, media, guarded, s
 CONFIG: dict[str, Any] = {"lr": 0.1}
 
 
-def main(door: str, directory: str, which: str) -> None:
+def main(integration: str, directory: str, which: str) -> None:
     for case in CASES if which == "all" else (fails,):
         given = {**CONFIG, "odd": object()} if case is odd_config else CONFIG
         begin = time.monotonic()
-        DOORS[door](Path(directory), case.__name__.replace("_", "-"), given, case)
+        INTEGRATIONS[integration](Path(directory), case.__name__.replace("_", "-"), given, case)
         sys.stdout.write(f"TOOK {case.__name__} {time.monotonic() - begin:.1f}\n")
 
 

@@ -308,7 +308,7 @@ def on_main(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Session]:
     def open_on_main(number: int) -> Session:
         options = Options(reduce=None, limits=Limits(join_timeout=30.0, finish_timeout=0.2))
         main = Topology(0, 0, 0, 2, 2, 1)
-        return open_session(options, {"id": f"id-{number}"}, door=INTEGRATION, topology=main, number=number)
+        return open_session(options, {"id": f"id-{number}"}, integration=INTEGRATION, topology=main, number=number)
 
     monkeypatch.setattr(JobStore, "find", find)
     return open_on_main

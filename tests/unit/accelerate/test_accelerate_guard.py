@@ -517,7 +517,9 @@ def main_process_at(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Session]:
 
     def open_on_main(options: Options, config: dict[str, Any] | None = None) -> Session:
         arguments = {} if config is None else {"config": config}
-        main = open_session(options, arguments, door="DistWandbTracker", topology=Topology(0, 0, 0, 2, 2, 1), number=1)
+        main = open_session(
+            options, arguments, integration="DistWandbTracker", topology=Topology(0, 0, 0, 2, 2, 1), number=1
+        )
         main.release()
         return main
 

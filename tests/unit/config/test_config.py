@@ -75,7 +75,7 @@ def open_rank(store: dist.Store) -> Iterator[Open]:  # noqa: ARG001  # they meet
         session = open_session(
             Options(limits=replace(LIMITS, **limits), **options),
             {"mode": "offline", **({} if config is None else {"config": config}), **wandb_init},
-            door="test",
+            integration="test",
             topology=topology,
             number=1,
             create_new=False,
@@ -601,7 +601,7 @@ def test_the_config_of_a_stand_in_for_a_run_is_left_alone() -> None:
 
     theirs: Any = Run()
     config_sync = ConfigSync(Options(), Topology.single(), None)
-    config_sync.attach(theirs, open_session(Options(), {}, door="test").plan, "")
+    config_sync.attach(theirs, open_session(Options(), {}, integration="test").plan, "")
     assert type(theirs.config) is dict
 
 
@@ -977,7 +977,7 @@ def test_secrets_are_not_compared(job: Job, config_sync: str) -> None:
     assert given_differently(job, configs, config_sync=config_sync) == []
 
 
-# --- the doors --------------------------------------------------------------------------------------------------------
+# --- the integrations -------------------------------------------------------------------------------------------------
 
 
 def test_what_was_passed_is_seen_in_all_its_kinds() -> None:

@@ -492,7 +492,7 @@ def test_rows_whose_types_tell_not_all_are_looked_at_by_wandb() -> None:
     assert found._column_types == wandb.Table(columns=["a"], data=data)._column_types
 
 
-# --- sessions and doors -----------------------------------------------------------------------------------------------
+# --- sessions and integrations ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.newest  # wandb 0.19 needs torchvision for tensors
@@ -569,7 +569,7 @@ def test_without_reduction_rows_of_ranks_without_a_run_are_not_lost_silently(job
             session.log({"t": gathered([[1]], ["a"])}, step=1)
 
 
-def test_lightnings_door_gathers(fake_wandb: FakeWandb) -> None:
+def test_lightnings_integration_gathers(fake_wandb: FakeWandb) -> None:
     logger = DistWandbLogger(prefix="fold")
     logger.log_table("t", ["a"], [[1]], step=3, gather=True)
     logger.log_table("t", ["a"], [[1]], step=4)
@@ -581,7 +581,7 @@ def test_lightnings_door_gathers(fake_wandb: FakeWandb) -> None:
 
 
 @pytest.mark.usefixtures("fake_wandb")
-def test_accelerates_door_gathers(fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture) -> None:
+def test_accelerates_integration_gathers(fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture) -> None:
     tracker = DistWandbTracker(wrap=False)
     tracker.start()
     tracker.log_table("t", ["a"], [[1], [2]], step=3, gather=True, limit=1)

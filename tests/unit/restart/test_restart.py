@@ -75,7 +75,7 @@ def start(fake_wandb: FakeWandb, on_ranks: OnRanks, monkeypatch: pytest.MonkeyPa
         return on_ranks(
             world,
             lambda rank: open_session(
-                Options(**given), arguments, door="test", topology=ranks(world)[rank], number=number
+                Options(**given), arguments, integration="test", topology=ranks(world)[rank], number=number
             ),
         )
 
@@ -255,7 +255,7 @@ def test_another_number_of_ranks_continues_what_it_can(
 def test_an_agent_that_does_not_answer_is_no_obstacle(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {**AGENT, **attempt(1)}.items():
         monkeypatch.setenv(name, value)
-    open_session(Options(limits=Limits(join_timeout=0.2)), {}, door="test", topology=Topology.single()).finish()
+    open_session(Options(limits=Limits(join_timeout=0.2)), {}, integration="test", topology=Topology.single()).finish()
     assert fake_wandb.arguments == [{}]
 
 
@@ -376,7 +376,7 @@ def test_one_rank_that_asks_is_enough_if_it_is_rank_0(start: Start, fake_wandb: 
     on_ranks(
         2,
         lambda rank: open_session(
-            options, {"resume": "auto"} if rank == 0 else {}, door="test", topology=ranks(2)[rank], number=1
+            options, {"resume": "auto"} if rank == 0 else {}, integration="test", topology=ranks(2)[rank], number=1
         ),
     )
     assert given(fake_wandb, "resume") == ["allow", "allow"]
@@ -586,7 +586,7 @@ def test_a_world_of_one_is_continued_by_its_id(fake_wandb: FakeWandb) -> None:
 
 def test_a_run_that_is_not_ours_is_left_to_its_owner(fake_wandb: FakeWandb) -> None:
     theirs: Any = fake_wandb.init(id="theirs")
-    open_session(Options(), {}, door="test", adopt=lambda _: theirs)
+    open_session(Options(), {}, integration="test", adopt=lambda _: theirs)
     assert note_files() == []
 
 
@@ -653,7 +653,7 @@ def test_the_summary_tells_the_last_row(
 def test_a_run_that_is_not_resumed_begins_at_0(fake_wandb: FakeWandb) -> None:
     theirs: Any = fake_wandb.init(id="theirs")
     theirs.summary["global_step"] = 7
-    session = open_session(Options(), {}, door="test", adopt=lambda _: theirs)
+    session = open_session(Options(), {}, integration="test", adopt=lambda _: theirs)
     session.log({"loss": 1.0})
     assert theirs.rows == [{"loss": 1.0, "global_step": 0}]
 
@@ -759,7 +759,7 @@ def test_of_many_files_of_a_run_the_newest_are_looked_at(
 
 def test_a_step_metric_of_a_framework_is_not_counted(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:
     resumed(fake_wandb, monkeypatch, **{"trainer/global_step": 49})
-    session = open_session(Options(), {}, door="test", step_metric="trainer/global_step")
+    session = open_session(Options(), {}, integration="test", step_metric="trainer/global_step")
     session.log({"loss": 1.0})
     assert fake_wandb.runs[-1].rows == [{"loss": 1.0}]
 

@@ -33,8 +33,8 @@ pytestmark = pytest.mark.usefixtures("bare_environment")
 )
 def test_an_argument_that_wandb_does_not_know_is_refused_with_the_nearest(name: str, hint: str) -> None:
     with pytest.raises(ConfigurationError) as refused:
-        check_init_arguments({"project": "digits", name: 1}, "the door")
-    assert str(refused.value) == f"the door got the argument {name!r}, which wandb.init does not know. {hint}"
+        check_init_arguments({"project": "digits", name: 1}, "the integration")
+    assert str(refused.value) == f"the integration got the argument {name!r}, which wandb.init does not know. {hint}"
 
 
 @pytest.mark.parametrize("name", ["run_mode", "rank_scope", "reduce", "spread", "limits"])
@@ -45,7 +45,7 @@ def test_our_own_arguments_in_the_wrong_place_are_sent_to_the_right_one(name: st
 
 
 def test_every_argument_of_the_installed_wandb_is_taken() -> None:
-    check_init_arguments(dict.fromkeys(inspect.signature(wandb.init).parameters), "the door")
+    check_init_arguments(dict.fromkeys(inspect.signature(wandb.init).parameters), "the integration")
 
 
 def test_every_argument_said_to_be_known_is_known_to_the_installed_wandb() -> None:
@@ -54,12 +54,12 @@ def test_every_argument_said_to_be_known_is_known_to_the_installed_wandb() -> No
 
 def test_a_wandb_that_takes_any_argument_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wandb, "init", lambda **_: None)
-    check_init_arguments({"projct": 1}, "the door")
+    check_init_arguments({"projct": 1}, "the integration")
 
 
 def test_wandbs_own_shared_mode_is_refused_with_ours() -> None:
-    with pytest.raises(ConfigurationError, match=re.escape("the door was given mode='shared'")) as refused:
-        check_init_arguments({"mode": "shared"}, "the door")
+    with pytest.raises(ConfigurationError, match=re.escape("the integration was given mode='shared'")) as refused:
+        check_init_arguments({"mode": "shared"}, "the integration")
     assert "Pass run_mode='shared'" in str(refused.value)
 
 
@@ -152,6 +152,6 @@ def test_a_refused_id_is_named_with_its_origin(
 
 
 @pytest.mark.parametrize("given_id", ["", "a:b", 7])
-def test_an_id_given_to_a_door_is_refused_there(given_id: object) -> None:
-    with pytest.raises(ConfigurationError, match=re.escape(f"id={given_id!r} given to the door ")):
-        check_init_arguments({"id": given_id}, "the door")
+def test_an_id_given_to_an_integration_is_refused_there(given_id: object) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(f"id={given_id!r} given to the integration ")):
+        check_init_arguments({"id": given_id}, "the integration")

@@ -42,7 +42,7 @@ def until(condition: Callable[[], bool], within: float = 10.0) -> bool:
 
 def alone(rank: int, **limits: Any) -> Session:
     options = Options(limits=replace(LIMITS, **limits))
-    return opener.open_session(options, {}, door="test", topology=TWO[rank], number=1, create_new=False)
+    return opener.open_session(options, {}, integration="test", topology=TWO[rank], number=1, create_new=False)
 
 
 def test_a_rank_without_a_run_is_told_all_there_is_to_know(job: Job, fake_wandb: FakeWandb) -> None:
@@ -171,6 +171,8 @@ def test_an_id_that_is_planned_is_known_before_the_run_is_open(
     store: dist.Store,  # noqa: ARG001  # they meet there
 ) -> None:
     options = Options(limits=LIMITS)
-    second = opener.open_session(options, {"id": "exp"}, door="test", topology=TWO[1], number=1, create_new=False)
+    second = opener.open_session(
+        options, {"id": "exp"}, integration="test", topology=TWO[1], number=1, create_new=False
+    )
     with pytest.warns(UserWarning, match="did not open its run"):
         assert second.run.id == "exp"

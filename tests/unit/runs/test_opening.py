@@ -132,7 +132,7 @@ def test_strict_is_an_error_on_all_ranks(on_ranks: OnRanks, unreliable: Any) -> 
 
     def open_one(rank: int) -> str:
         with pytest.raises(UnavailableError) as raised:
-            opener.open_session(options, {"id": "exp"}, door="test", topology=TWO[rank], number=1)
+            opener.open_session(options, {"id": "exp"}, integration="test", topology=TWO[rank], number=1)
         return str(raised.value)
 
     first, second = on_ranks(2, open_one)
@@ -175,10 +175,10 @@ def test_a_primary_that_opens_before_there_is_a_store_tells_of_its_run_later(
     given = {"id": "exp"}
     with monkeypatch.context() as patch:
         patch.setattr(JobStore, "find", lambda *_, **__: None)
-        first = opener.open_session(Options("shared"), given, door="test", topology=TWO[0], number=1)
+        first = opener.open_session(Options("shared"), given, integration="test", topology=TWO[0], number=1)
     first.meet(given, "test", 1)
     options = Options("shared", limits=Limits(join_timeout=30.0))
-    second = opener.open_session(options, given, door="test", topology=TWO[1], number=1, create_new=False)
+    second = opener.open_session(options, given, integration="test", topology=TWO[1], number=1, create_new=False)
     assert second.run
     assert len(fake_wandb.runs) == 2
 
@@ -190,7 +190,7 @@ def test_who_attaches_for_hardware_sends_what_the_primary_sends(fake_wandb: Fake
     mine = {"id": "exp", "name": "nm", "config": {"lr": 0.1}}
     theirs = {"id": "exp", "name": "other", "tags": ["t"], "config": {"lr": 0.2}}
     for topology, given in zip(nodes, (mine, theirs), strict=True):
-        opener.open_session(options, given, door="test", topology=topology, number=1, create_new=False)
+        opener.open_session(options, given, integration="test", topology=topology, number=1, create_new=False)
     first, second = fake_wandb.arguments
     assert {name: second[name] for name in mine} == {name: first[name] for name in mine} == mine
     assert second["settings"].x_label == "worker-1"
@@ -216,13 +216,13 @@ def test_rows_of_a_shared_run_wait_for_all_writers(store: Any, fake_wandb: FakeW
     assert store is not None
     options = Options("shared", reduce=None, limits=Limits(join_timeout=60.0, finish_timeout=0.2))
     given = {"id": "exp"}
-    first = opener.open_session(options, given, door="test", topology=TWO[0], number=1, create_new=False)
+    first = opener.open_session(options, given, integration="test", topology=TWO[0], number=1, create_new=False)
     row = {"loss": 0.5}
     first.log(row, step=0)
     row["loss"] = 7.0
     assert not first.flush(0.15)
     assert fake_wandb.runs[0].rows == []
-    second = opener.open_session(options, given, door="test", topology=TWO[1], number=1, create_new=False)
+    second = opener.open_session(options, given, integration="test", topology=TWO[1], number=1, create_new=False)
     assert first.flush(20)
     assert fake_wandb.runs[0].rows == [{"loss": 0.5, "rank-0/loss": 0.5, "global_step": 0}]
     second.log({"loss": 1.5}, step=0)
@@ -234,7 +234,7 @@ def test_rows_of_a_shared_run_wait_for_all_writers(store: Any, fake_wandb: FakeW
 def test_but_not_forever(store: Any, fake_wandb: FakeWandb, limit: dict[str, Any]) -> None:
     assert store is not None
     options = Options("shared", reduce=None, limits=Limits(**{"join_timeout": 60.0, "finish_timeout": 0.2, **limit}))
-    first = opener.open_session(options, {"id": "exp"}, door="test", topology=TWO[0], number=1, create_new=False)
+    first = opener.open_session(options, {"id": "exp"}, integration="test", topology=TWO[0], number=1, create_new=False)
     for step in range(4):
         first.log({"loss": 0.5}, step=step)
     assert first.flush(20)
@@ -244,7 +244,7 @@ def test_but_not_forever(store: Any, fake_wandb: FakeWandb, limit: dict[str, Any
 def test_what_waits_is_written_at_the_end(store: Any, fake_wandb: FakeWandb) -> None:
     assert store is not None
     options = Options("shared", reduce=None, limits=Limits(join_timeout=60.0, finish_timeout=0.2))
-    first = opener.open_session(options, {"id": "exp"}, door="test", topology=TWO[0], number=1, create_new=False)
+    first = opener.open_session(options, {"id": "exp"}, integration="test", topology=TWO[0], number=1, create_new=False)
     first.log({"loss": 0.5}, step=0)
     first.finish()
     assert len(fake_wandb.runs[0].rows) == 1
@@ -283,7 +283,7 @@ def test_under_a_sweeps_agent_several_runs_are_refused_on_all_ranks(
 
     def open_one(rank: int) -> str:
         try:
-            opener.open_session(options, {}, door="test", topology=topologies[rank], number=1, create_new=False)
+            opener.open_session(options, {}, integration="test", topology=topologies[rank], number=1, create_new=False)
         except ConfigurationError as error:
             return str(error)
         return ""
@@ -306,7 +306,7 @@ def test_ranks_without_the_sweeps_variables_do_not_wait_for_the_rank_that_has_th
     def open_one(rank: int) -> str:
         with pytest.raises(ConfigurationError) as raised:
             opener.open_session(
-                Options("new", limits=Limits(join_timeout=30.0)), {}, door="test", topology=TWO[rank], number=1
+                Options("new", limits=Limits(join_timeout=30.0)), {}, integration="test", topology=TWO[rank], number=1
             )
         return str(raised.value)
 

@@ -338,7 +338,7 @@ def test_a_definition_by_name_holds_and_keeps_our_axis_where_it_names_none(defin
 
 def test_a_run_that_was_adopted_has_the_users_axes_alone(alone: FakeWandb) -> None:
     mine: Any = alone.init()
-    opened = opener.open_session(Options(), {}, door="test", adopt=lambda _: mine)
+    opened = opener.open_session(Options(), {}, integration="test", adopt=lambda _: mine)
     mine.define_metric("val/*", step_metric="epoch")
     opened.log({"val/acc": 0.5})
     assert mine.defined == [("val/*", {"step_metric": "epoch"})]

@@ -137,9 +137,9 @@ def test_tasks_have_runs_side_by_side(fake_wandb: FakeWandb) -> None:
     assert ended(fake_wandb) == [[None], [None]]
 
 
-def test_the_sessions_of_other_doors_are_theirs(fake_wandb: FakeWandb) -> None:
+def test_the_sessions_of_other_integrations_are_theirs(fake_wandb: FakeWandb) -> None:
     for _ in range(2):
-        opener.open_session(Options(), {}, door="test", topology=Topology.single())
+        opener.open_session(Options(), {}, integration="test", topology=Topology.single())
     assert ended(fake_wandb) == [[], []]
 
 

@@ -198,7 +198,7 @@ def test_a_session_holds_its_run_until_it_is_finished(fake_wandb: FakeWandb) -> 
 
 def test_a_run_that_is_adopted_is_written_but_neither_opened_nor_finished(fake_wandb: FakeWandb) -> None:
     theirs: Any = fake_wandb.init(id="theirs")
-    session = open_session(Options(), {}, door="test", adopt=lambda _: theirs)
+    session = open_session(Options(), {}, integration="test", adopt=lambda _: theirs)
     session.log({"loss": 0.5})
     session.finish()
     assert len(fake_wandb.runs) == 1
@@ -334,7 +334,7 @@ def test_flush_says_that_all_is_handed_over(timeout: float | None) -> None:
 
 
 def test_a_session_without_an_x_axis_defines_none_and_counts_none(fake_wandb: FakeWandb) -> None:
-    session = open_session(Options(), {}, door="test", step_metric=None)
+    session = open_session(Options(), {}, integration="test", step_metric=None)
     session.log({"loss": 0.5})
     session.log({"loss": 0.4}, step=3)
     assert fake_wandb.runs[0].defined == []
@@ -342,7 +342,7 @@ def test_a_session_without_an_x_axis_defines_none_and_counts_none(fake_wandb: Fa
 
 
 def test_another_x_axis_is_written_where_it_is_given_and_not_counted(fake_wandb: FakeWandb) -> None:
-    session = open_session(Options(), {}, door="test", step_metric="trainer/global_step")
+    session = open_session(Options(), {}, integration="test", step_metric="trainer/global_step")
     session.log({"loss": 0.5})
     session.log({"loss": 0.4}, step=3)
     assert fake_wandb.runs[0].defined[0] == ("trainer/global_step", {})
@@ -408,7 +408,7 @@ def test_what_the_session_lacks_is_looked_up_on_its_run(fake_wandb: FakeWandb) -
 def test_job_without_a_store_ends_at_once_with_what_there_is(
     fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture, rank: int
 ) -> None:
-    session = open_session(Options(), {"id": "exp"}, door="test", topology=Topology(rank, rank, 0, 2, 2, 1))
+    session = open_session(Options(), {"id": "exp"}, integration="test", topology=Topology(rank, rank, 0, 2, 2, 1))
     session.log({"loss": 0.5}, step=1)
     begin = time.monotonic()
     session.finish()
@@ -507,10 +507,10 @@ def test_a_finish_that_a_run_has_of_its_own_is_put_back(fake_wandb: FakeWandb) -
         ended.append(exit_code)
 
     run.finish = own
-    session = open_session(Options(), {}, door="test", adopt=lambda _: run)
+    session = open_session(Options(), {}, integration="test", adopt=lambda _: run)
     session.finish()
     assert run.finish is own
-    open_session(Options(), {}, door="test", adopt=lambda _: run)
+    open_session(Options(), {}, integration="test", adopt=lambda _: run)
     run.finish(3)
     assert ended == [3]
     assert fake_wandb.runs[0].exit_codes == []
@@ -577,7 +577,7 @@ def test_a_gathered_table_is_logged_once(fake_wandb: FakeWandb) -> None:
 
 def test_run_of_the_users_is_left_as_it_was(fake_wandb: FakeWandb) -> None:
     run = wandb.init()
-    session = open_session(Options(), {}, door="test", adopt=lambda _: run)
+    session = open_session(Options(), {}, integration="test", adopt=lambda _: run)
     assert session.run is run
     assert "finish" in vars(run)
     session.finish()
@@ -587,7 +587,7 @@ def test_run_of_the_users_is_left_as_it_was(fake_wandb: FakeWandb) -> None:
 
 def test_run_of_the_users_is_finished_once_when_they_do(fake_wandb: FakeWandb) -> None:
     run = wandb.init()
-    open_session(Options(), {}, door="test", adopt=lambda _: run)
+    open_session(Options(), {}, integration="test", adopt=lambda _: run)
     run.finish()
     run.finish()
     assert fake_wandb.runs[0].exit_codes == [None]
@@ -636,15 +636,15 @@ def test_options_that_cannot_be_honoured_are_refused(
     assert fake_wandb.arguments == []
 
 
-def test_what_no_option_says_is_the_default_of_every_door() -> None:
+def test_what_no_option_says_is_the_default_of_every_integration() -> None:
     options = Options()
     assert options == Options("auto", "global", "auto", False, "auto", Limits(), "warn", "primary", False)
     assert Limits() == Limits(60.0, 60.0, None, 10_000, 1.0)
-    for door in (dist_wandb.init, DistWandbLogger, DistWandbTracker):
-        parameters = inspect.signature(door).parameters
+    for integration in (dist_wandb.init, DistWandbLogger, DistWandbTracker):
+        parameters = inspect.signature(integration).parameters
         defaults = {field.name: parameters[field.name].default for field in fields(options)}
         asked_elsewhere = {"run_mode": None, "rank_scope": None}
-        assert defaults == {**vars(options), **asked_elsewhere}, door
+        assert defaults == {**vars(options), **asked_elsewhere}, integration
 
 
 @pytest.mark.parametrize("limits", [Limits(peer_timeout=7), {"peer_timeout": 7}])
@@ -795,7 +795,9 @@ def test_where_all_ranks_come_they_tell_each_other_their_nodes_without_need(
 
     def open_one(rank: int) -> Session:
         unknown = Topology(rank, None, None, 2, None, None)
-        return open_session(Options(limits=Limits(join_timeout=20.0)), {}, door="test", topology=unknown, number=1)
+        return open_session(
+            Options(limits=Limits(join_timeout=20.0)), {}, integration="test", topology=unknown, number=1
+        )
 
     sessions = on_ranks(2, open_one)
     assert [session.topology.knows_layout for session in sessions] == [True, True]
@@ -806,7 +808,9 @@ def test_a_rank_alone_does_not_wait_for_nodes_that_its_plan_can_do_without(store
     assert store is not None
     unknown = Topology(0, None, None, 2, None, None)
     start = time.monotonic()
-    session = open_session(Options(limits=Limits(join_timeout=60.0)), {}, door="test", topology=unknown, number=1)
+    session = open_session(
+        Options(limits=Limits(join_timeout=60.0)), {}, integration="test", topology=unknown, number=1
+    )
     assert session.run
     assert not session.topology.knows_layout
     assert time.monotonic() - start < 20
@@ -814,17 +818,21 @@ def test_a_rank_alone_does_not_wait_for_nodes_that_its_plan_can_do_without(store
 
 def test_ranks_with_different_modes_are_told(store: dist.Store) -> None:
     assert store is not None
-    open_session(Options("new"), {}, door="test", topology=TWO[0], number=1)
+    open_session(Options("new"), {}, integration="test", topology=TWO[0], number=1)
     with pytest.raises(ConfigurationError, match=r"Rank 1 opens its run with .*'shared'.* but rank 0 with .*'new'"):
-        open_session(Options("shared", limits=Limits(join_timeout=20.0)), {}, door="test", topology=TWO[1], number=1)
+        open_session(
+            Options("shared", limits=Limits(join_timeout=20.0)), {}, integration="test", topology=TWO[1], number=1
+        )
 
 
 def test_every_writer_of_a_shared_run_describes_it_as_rank_0_does(store: dist.Store, fake_wandb: FakeWandb) -> None:
     assert store is not None
     theirs = {"name": "first", "tags": ["a"], "config": {"lr": 0.1}, "mode": "offline"}
-    open_session(Options("shared"), theirs, door="test", topology=TWO[0], number=1)
+    open_session(Options("shared"), theirs, integration="test", topology=TWO[0], number=1)
     mine = {"name": "at 10:02", "mode": "offline"}
-    open_session(Options("shared", limits=Limits(join_timeout=20.0)), mine, door="test", topology=TWO[1], number=1)
+    open_session(
+        Options("shared", limits=Limits(join_timeout=20.0)), mine, integration="test", topology=TWO[1], number=1
+    )
     for name, value in theirs.items():
         assert fake_wandb.arguments[1][name] == value
 
@@ -834,12 +842,16 @@ def test_a_secondary_opens_after_its_primary_online(store: dist.Store, fake_wand
     arguments = {"id": "exp", "mode": "online"}
     with pytest.raises(RendezvousError, match="rank 0"):
         open_session(
-            Options("shared", limits=Limits(join_timeout=0.05)), arguments, door="test", topology=TWO[1], number=1
+            Options("shared", limits=Limits(join_timeout=0.05)),
+            arguments,
+            integration="test",
+            topology=TWO[1],
+            number=1,
         )
     assert fake_wandb.arguments == []
-    open_session(Options("shared"), arguments, door="test", topology=TWO[0], number=1)
+    open_session(Options("shared"), arguments, integration="test", topology=TWO[0], number=1)
     assert open_session(
-        Options("shared", limits=Limits(join_timeout=20.0)), arguments, door="test", topology=TWO[1], number=1
+        Options("shared", limits=Limits(join_timeout=20.0)), arguments, integration="test", topology=TWO[1], number=1
     ).run
 
 
@@ -847,16 +859,16 @@ def test_a_run_that_was_there_is_not_ended(fake_wandb: FakeWandb, monkeypatch: p
     theirs = fake_wandb.init(project="digits")
     monkeypatch.setattr(wandb, "run", theirs)
     fake_wandb.init = lambda **_: theirs  # type: ignore[method-assign]  # wandb hands out the run that is there
-    with open_session(Options(), {}, door="test"):
+    with open_session(Options(), {}, integration="test"):
         pass
     assert theirs.exit_codes == []
 
 
 def test_a_session_whose_run_the_user_finished_is_forgotten(fake_wandb: FakeWandb) -> None:
-    open_session(Options(), {}, door="test")
+    open_session(Options(), {}, integration="test")
     fake_wandb.runs[0]._is_finished = True  # as wandb.finish() does
     assert not get_run()
-    open_session(Options(), {}, door="test")
+    open_session(Options(), {}, integration="test")
     assert "reinit" not in fake_wandb.arguments[1]
 
 
@@ -864,19 +876,21 @@ def test_a_session_whose_run_the_user_finished_is_forgotten(fake_wandb: FakeWand
 @pytest.mark.parametrize("resume", ["auto", True])
 def test_resuming_by_a_note_of_one_process_is_refused_for_several(resume: Any) -> None:
     with pytest.raises(ConfigurationError, match="takes the run id from a note that one process finds, but 2 ranks"):
-        open_session(Options("new"), {"resume": resume}, door="test", topology=TWO[0])
+        open_session(Options("new"), {"resume": resume}, integration="test", topology=TWO[0])
 
 
 def test_rewinding_a_run_is_to_its_id(fake_wandb: FakeWandb) -> None:
-    open_session(Options(), {"resume_from": "abc?_step=3"}, door="test", topology=TWO[0])
+    open_session(Options(), {"resume_from": "abc?_step=3"}, integration="test", topology=TWO[0])
     assert fake_wandb.arguments[0]["id"] == "abc"
 
 
 @pytest.mark.usefixtures("store")
-def test_the_sessions_of_a_door_are_counted_and_keep_to_themselves() -> None:
-    first, second = (open_session(Options("new"), {}, door="test", topology=TWO[0]) for _ in range(2))
+def test_the_sessions_of_an_integration_are_counted_and_keep_to_themselves() -> None:
+    first, second = (open_session(Options("new"), {}, integration="test", topology=TWO[0]) for _ in range(2))
     first_on_1, second_on_1 = (
-        open_session(Options("new", limits=Limits(join_timeout=20.0)), {}, door="test", topology=TWO[1], number=number)
+        open_session(
+            Options("new", limits=Limits(join_timeout=20.0)), {}, integration="test", topology=TWO[1], number=number
+        )
         for number in (1, 2)
     )
     assert first.plan.base_id == first_on_1.plan.base_id
@@ -889,21 +903,23 @@ def test_beside_a_run_of_somebody_elses_a_rank_of_a_job_opens_its_own(
     fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, topology: Topology, reinit: str | None
 ) -> None:
     monkeypatch.setattr(wandb, "run", object())
-    open_session(Options(), {}, door="test", topology=topology)
+    open_session(Options(), {}, integration="test", topology=topology)
     assert fake_wandb.arguments[0].get("reinit") == reinit
 
 
 def test_a_rank_0_that_never_comes_is_missed_by_name(store: dist.Store) -> None:
     assert store is not None
     with pytest.raises(RendezvousError, match=r"Rank 1 waited 0\.05 s for rank 0"):
-        open_session(Options("new", limits=Limits(join_timeout=0.05)), {}, door="test", topology=TWO[1], number=1)
+        open_session(
+            Options("new", limits=Limits(join_timeout=0.05)), {}, integration="test", topology=TWO[1], number=1
+        )
 
 
 def test_a_rank_without_a_run_is_opened_whole_where_the_primary_could_not_open_its_own(store: dist.Store) -> None:
     told = JobStore(store, "test/1", TWO[0], 1.0)
     told.publish("run/", {"error": "no such project"})
     session = open_session(
-        Options(limits=Limits(join_timeout=0.1)), {"id": "exp"}, door="test", topology=TWO[1], number=1
+        Options(limits=Limits(join_timeout=0.1)), {"id": "exp"}, integration="test", topology=TWO[1], number=1
     )
     assert session.url is None
     assert pickle.loads(pickle.dumps(session)).url is None  # noqa: S301  # our own
@@ -920,7 +936,7 @@ def test_a_session_that_cannot_be_opened_whole_leaves_nothing_behind(
 
     monkeypatch.setattr(Session, "announce", announce)
     with pytest.raises(BrokenPipeError):
-        open_session(Options(), {}, door="test", topology=TWO[0], number=1)
+        open_session(Options(), {}, integration="test", topology=TWO[0], number=1)
     assert not get_run()
     (run,) = fake_wandb.runs
     assert run.exit_codes == [1]
@@ -964,7 +980,7 @@ def test_threads_may_forget_a_session_at_the_same_time(job: Job, monkeypatch: py
 @pytest.mark.usefixtures("store")
 def test_a_rank_without_a_run_does_without_the_id_of_one_that_is_never_opened() -> None:
     options = Options(limits=Limits(join_timeout=0.05, finish_timeout=0.5))
-    session = open_session(options, {}, door="test", topology=TWO[1], number=1)
+    session = open_session(options, {}, integration="test", topology=TWO[1], number=1)
     assert (session.id, session.url, session.group_url) == (None, None, None)
     session.log({"loss": 0.5})
     session.finish()
@@ -980,7 +996,7 @@ def test_a_session_is_told_of_before_a_rank_opens_it(job: Job) -> None:
 
 
 def test_without_a_store_auto_needs_nobody(fake_wandb: FakeWandb) -> None:
-    sessions = [open_session(Options(), {}, door="test", topology=topology) for topology in TWO]
+    sessions = [open_session(Options(), {}, integration="test", topology=topology) for topology in TWO]
     assert [bool(session.run) for session in sessions] == [True, False]
     assert sessions[1].id is None
     assert len(fake_wandb.runs) == 1
@@ -990,22 +1006,22 @@ def test_without_a_store_a_named_job_gives_every_rank_the_id(
     fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PMIX_NAMESPACE", "prterun-1")
-    sessions = [open_session(Options(), {}, door="test", topology=topology, number=1) for topology in TWO]
+    sessions = [open_session(Options(), {}, integration="test", topology=topology, number=1) for topology in TWO]
     assert sessions[0].id == sessions[1].id == fake_wandb.runs[0].id
 
 
 @pytest.mark.parametrize(("arguments", "run_id"), [({"id": "mine"}, "mine"), ({}, "proposed")])
-def test_without_a_store_auto_takes_the_users_id_or_else_the_doors(
+def test_without_a_store_auto_takes_the_users_id_or_else_the_integrations(
     fake_wandb: FakeWandb, arguments: dict[str, Any], run_id: str
 ) -> None:
-    open_session(Options(), arguments, door="test", topology=TWO[0], proposed_id="proposed")
+    open_session(Options(), arguments, integration="test", topology=TWO[0], proposed_id="proposed")
     assert fake_wandb.arguments[0]["id"] == run_id
 
 
 @pytest.mark.usefixtures("fake_wandb")
 def test_a_session_opened_before_there_was_a_store_tells_the_others_later(monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = {"project": "digits"}
-    first = open_session(Options(), arguments, door="test", topology=TWO[0], number=1)
+    first = open_session(Options(), arguments, integration="test", topology=TWO[0], number=1)
     store = dist.HashStore()
     monkeypatch.setattr(
         JobStore, "find", lambda namespace, topology, timeout: JobStore(store, namespace, topology, timeout)
@@ -1014,7 +1030,7 @@ def test_a_session_opened_before_there_was_a_store_tells_the_others_later(monkey
     told = told_job("test", TWO[1], 1.0)
     assert told is not None
     assert told["arguments"] == arguments
-    second = open_session(Options(limits=Limits(join_timeout=20.0)), {}, door="test", topology=TWO[1], number=1)
+    second = open_session(Options(limits=Limits(join_timeout=20.0)), {}, integration="test", topology=TWO[1], number=1)
     assert second.id == first.id
 
 
@@ -1048,14 +1064,14 @@ def test_a_child_process_whose_rank_is_told_is_not_warned_of(monkeypatch: pytest
 @pytest.mark.usefixtures("fake_wandb")
 def test_without_a_store_modes_that_need_all_ranks_say_what_to_do() -> None:
     with pytest.raises(RendezvousError, match="Call init_process_group first"):
-        open_session(Options("new"), {}, door="test", topology=TWO[1])
+        open_session(Options("new"), {}, integration="test", topology=TWO[1])
 
 
 @pytest.mark.usefixtures("fake_wandb")
 @pytest.mark.parametrize("mode", ["shared", "new"])
 def test_without_a_store_what_one_rank_proposes_is_not_taken_for_an_agreement(mode: Any) -> None:
     with pytest.raises(RendezvousError, match="has no way to agree on a run id"):
-        open_session(Options(mode), {}, door="test", topology=TWO[1], proposed_id="made-up-by-rank-1")
+        open_session(Options(mode), {}, integration="test", topology=TWO[1], proposed_id="made-up-by-rank-1")
 
 
 # --- the exchange between ranks ---------------------------------------------------------------------------------------
@@ -1113,7 +1129,7 @@ def test_rank_0_alone_writes_its_own_numbers_and_says_so(
 ) -> None:
     assert store is not None
     options = Options(limits=Limits(join_timeout=0.1, finish_timeout=20.0))
-    with open_session(options, {}, door="test", topology=TWO[0], number=1) as session:
+    with open_session(options, {}, integration="test", topology=TWO[0], number=1) as session:
         session.log({"loss": 0.5, "text": "a"}, step=3)
         assert session.flush()
     (run,) = fake_wandb.runs
@@ -1130,7 +1146,7 @@ def test_rank_0_alone_does_not_wait_for_ranks_that_nobody_asked(
     assert store is not None
     monkeypatch.setattr(presence, "_APART", 0.1)
     options = Options(limits=Limits(join_timeout=600, finish_timeout=600))
-    session = open_session(options, {}, door="test", topology=TWO[0], number=1)
+    session = open_session(options, {}, integration="test", topology=TWO[0], number=1)
     session.log({"loss": 0.5}, step=3)
     (session.run if by_run else session).finish()
     (run,) = fake_wandb.runs
@@ -1146,7 +1162,7 @@ def test_a_rank_that_opens_what_is_over_is_told_why_it_logs_in_vain(
     for number, (options, told) in enumerate([(together, 1), (apart, 0)]):
         caplog.clear()
         for rank in (0, 1):
-            with open_session(options, {}, door="test", topology=TWO[rank], number=number) as session:
+            with open_session(options, {}, integration="test", topology=TWO[rank], number=number) as session:
                 session.log({"loss": 0.5})
         assert caplog.text.count("rank 1 opened its session when the other ranks had ended theirs") == told
 
@@ -1155,10 +1171,10 @@ def test_a_rank_whose_leading_rank_ended_without_any_exchange_waits_for_nobody(
     store: dist.Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert store is not None
-    open_session(Options(), {}, door="test", topology=TWO[0], number=1).finish(1)
+    open_session(Options(), {}, integration="test", topology=TWO[0], number=1).finish(1)
     eventually(lambda: all(exchange.has_ended for exchange in interface._live))
     options = Options(limits=Limits(join_timeout=600, peer_timeout=600, finish_timeout=600))
-    with open_session(options, {}, door="test", topology=TWO[1], number=1) as session:
+    with open_session(options, {}, integration="test", topology=TWO[1], number=1) as session:
         session.log({"loss": 0.5})
     assert caplog.text.count("rank 1 opened its session when the other ranks had ended theirs") == 1
 
@@ -1166,7 +1182,7 @@ def test_a_rank_whose_leading_rank_ended_without_any_exchange_waits_for_nobody(
 def test_finish_ends_within_its_limit(store: dist.Store, fake_wandb: FakeWandb) -> None:
     assert store is not None
     options = Options(limits=Limits(join_timeout=60.0, finish_timeout=0.2))
-    session = open_session(options, {}, door="test", topology=TWO[0], number=1)
+    session = open_session(options, {}, integration="test", topology=TWO[0], number=1)
     session.log({"loss": 0.5}, step=3)
     start = time.monotonic()
     assert session.flush(0.1) is False
@@ -1177,7 +1193,7 @@ def test_finish_ends_within_its_limit(store: dist.Store, fake_wandb: FakeWandb) 
 
 def test_a_run_that_failed_is_finished_without_waiting_for_others(store: dist.Store, fake_wandb: FakeWandb) -> None:
     assert store is not None
-    session = open_session(Options(), {}, door="test", topology=TWO[0], number=1)
+    session = open_session(Options(), {}, integration="test", topology=TWO[0], number=1)
     session.log({"loss": 0.5}, step=3)
     start = time.monotonic()
     session.finish(1)

@@ -28,7 +28,7 @@ def session(host: dist.TCPStore) -> Sessions:
 
 
 def job_store_of(store: dist.Store, rank: int, number: int) -> JobStore:
-    return JobStore(store, f"door/{number}", Topology(rank, rank, 0, 2, 2, 1), 30.0)
+    return JobStore(store, f"integration/{number}", Topology(rank, rank, 0, 2, 2, 1), 30.0)
 
 
 class Rank:
