@@ -380,7 +380,7 @@ def test_explicit_init_inside_is_a_further_run_and_takes_what_is_not_said(fake_w
 def options_of_all_integrations(**arguments: Any) -> list[tuple[str, str]]:
     with dist_wandb.init(**arguments) as session:
         found = [session.options]
-    found += [DistWandbLogger(**arguments)._options, DistWandbTracker(**arguments)._options]
+    found += [DistWandbLogger(**arguments)._options, DistWandbTracker(**arguments).late_join.options]
     return [(options.run_mode, options.rank_scope) for options in found]
 
 
