@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.protocol.rounds import Key, Rounds
 from dist_wandb.notices import Notices
+from dist_wandb.payloads.framing import framed, unframed
 from dist_wandb.payloads.torchmetrics.merging import Layout, Packed
 from dist_wandb.payloads.torchmetrics.metrics import Snapshot
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 _SEPARATOR = "\0"  # in no name that a user could see: what follows it is the layout of the states
 _REMEMBERED = 8  # snapshots kept for ranks that come late, beyond those that wait
-_LENGTH = 8  # bytes of a length
 
 
 def is_metric_name(name: str) -> bool:
@@ -269,25 +269,12 @@ def _reduced(layouts: Sequence[Layout], sums: torch.Tensor, maxima: torch.Tensor
 def _gathered(group: Group, parts: Sequence[bytes]) -> list[list[bytes]]:
     """For each part what all ranks have there, in their order."""
     try:
-        told = [_unframed(data, len(parts)) for data in group.gather(b"".join(map(_framed, parts)))]
+        received = [unframed(data, "states of metrics") for data in group.gather(framed(*parts))]
     except ConfigurationError as error:
         raise _LeftOutError(str(error)) from error
-    return [list(column) for column in zip(*told, strict=True)]
-
-
-def _framed(data: bytes) -> bytes:
-    return len(data).to_bytes(_LENGTH, "little") + data
-
-
-def _unframed(data: bytes, number: int) -> list[bytes]:
-    parts, position = [], 0
-    for _ in range(number):
-        start = position + _LENGTH
-        position = start + int.from_bytes(data[position:start], "little")
-        parts.append(data[start:position])
-    if position != len(data):
-        raise ConfigurationError(
-            f"The {len(data)} bytes that a rank sent are not the states of {number} metrics. Install the same version "
-            "of dist_wandb on all ranks."
+    if any(len(of_rank) != len(parts) for of_rank in received):
+        raise _LeftOutError(
+            f"A rank did not send the states of {len(parts)} metrics. Install the same version of dist_wandb on all "
+            "ranks."
         )
-    return parts
+    return [list(column) for column in zip(*received, strict=True)]
