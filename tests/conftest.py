@@ -28,7 +28,7 @@ from dist_wandb.session import job_description, opener, registry
 from dist_wandb.session.session import Session
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.options import Options
-from dist_wandb.store import job_store, leftovers
+from dist_wandb.store import job_identity, leftovers
 from dist_wandb.store.job_store import JobStore
 from dist_wandb.topology.model import Topology
 
@@ -259,7 +259,7 @@ def store(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> dist.Store:
         return JobStore(store, namespace, topology, timeout)
 
     monkeypatch.setattr(JobStore, "find", find)
-    monkeypatch.setattr(job_store, "node_identity", lambda: "host")
+    monkeypatch.setattr(job_identity, "node_identity", lambda: "host")
     return store
 
 

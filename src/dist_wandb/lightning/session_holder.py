@@ -26,7 +26,7 @@ from dist_wandb.runs import axes, handover, requested, run_metadata
 from dist_wandb.session.opener import open_session
 from dist_wandb.session.registry import holds
 from dist_wandb.session.session import Session
-from dist_wandb.store.job_store import make_id
+from dist_wandb.store.job_identity import make_id
 from dist_wandb.topology.launch import Launch
 from dist_wandb.topology.model import Topology
 

@@ -14,7 +14,8 @@ from dist_wandb.session import job_description
 from dist_wandb.session.unit_end import UnitEnd
 from dist_wandb.settings.plan import tells_job, unit_of, unit_run_id
 from dist_wandb.store import leftovers
-from dist_wandb.store.job_store import BASE_ID, JobStore
+from dist_wandb.store.job_identity import BASE_ID
+from dist_wandb.store.job_store import JobStore
 from dist_wandb.store.timed_caller import STORE_PATIENCE, briefly
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from dist_wandb.session.job_link import JobLink
 from dist_wandb.session.own_run import OwnRun
 from dist_wandb.session.session import Session
 from dist_wandb.settings.plan import RunPlan, needs_base_id, needs_layout, tells_job
-from dist_wandb.store.job_store import agree_on_base_id, id_of_job, learn_layout, make_id, refuse
+from dist_wandb.store.job_identity import agree_on_base_id, id_of_job, learn_layout, make_id, refuse
 from dist_wandb.topology.detected import detected_launchers, doubts_of
 from dist_wandb.topology.model import Topology
 from dist_wandb.user_lines import users_line, warn

@@ -36,7 +36,7 @@ from dist_wandb.session.session import Session
 from dist_wandb.settings.config_values import comparable, given_values, told
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.options import Options
-from dist_wandb.store import job_store
+from dist_wandb.store import job_identity
 from dist_wandb.store.job_store import JobStore
 from dist_wandb.topology.model import Topology
 
@@ -56,7 +56,7 @@ Job = Callable[..., list[Session]]
 def store(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> dist.Store:  # noqa: ARG001  # goes first
     store = dist.HashStore()
     monkeypatch.setattr(JobStore, "find", lambda name, rank, timeout: JobStore(store, name, rank, timeout))
-    monkeypatch.setattr(job_store, "node_identity", lambda: "host")
+    monkeypatch.setattr(job_identity, "node_identity", lambda: "host")
     return store
 
 

@@ -27,7 +27,7 @@ from dist_wandb.session.opener import open_session
 from dist_wandb.session.session import Session
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.options import Options
-from dist_wandb.store import job_store
+from dist_wandb.store import job_identity, job_store
 from dist_wandb.store.job_store import JobStore
 from dist_wandb.topology.launch import Launch
 from dist_wandb.topology.model import Topology
@@ -70,7 +70,7 @@ def start(fake_wandb: FakeWandb, on_ranks: OnRanks, monkeypatch: pytest.MonkeyPa
         met = agent if agent is not None else dist.HashStore() if store else None
         monkeypatch.setattr(job_store, "_store_of_agent", lambda *_: met)
         # ranks are threads here, and so have no SLURM_PROCID each
-        monkeypatch.setattr(job_store, "job_name", lambda _: Launch.detect().slurm_step)
+        monkeypatch.setattr(job_identity, "job_name", lambda _: Launch.detect().slurm_step)
         given = {"run_mode": "new", "reduce": None, "limits": Limits(join_timeout=10.0), **(options or {})}
         return on_ranks(
             world,

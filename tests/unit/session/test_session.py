@@ -40,7 +40,7 @@ from dist_wandb.session.registry import holds
 from dist_wandb.session.session import Session
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.options import Options
-from dist_wandb.store import job_store
+from dist_wandb.store import job_identity
 from dist_wandb.store.job_store import JobStore
 from dist_wandb.topology.model import Topology
 
@@ -791,7 +791,7 @@ def test_where_all_ranks_come_they_tell_each_other_their_nodes_without_need(
     store: dist.Store, on_ranks: OnRanks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert store is not None
-    monkeypatch.setattr(job_store, "_GLANCE", 20.0)
+    monkeypatch.setattr(job_identity, "_GLANCE", 20.0)
 
     def open_one(rank: int) -> Session:
         unknown = Topology(rank, None, None, 2, None, None)

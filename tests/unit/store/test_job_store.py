@@ -17,8 +17,9 @@ import torch.distributed as dist
 
 from dist_wandb.errors import RendezvousError
 from dist_wandb.runs.argument_checks import check_id
-from dist_wandb.store import job_store as room
-from dist_wandb.store.job_store import JobStore, agree_on_base_id, learn_layout, make_id
+from dist_wandb.store import job_identity
+from dist_wandb.store.job_identity import agree_on_base_id, learn_layout, make_id
+from dist_wandb.store.job_store import JobStore
 from dist_wandb.topology.model import Topology
 
 OnRanks = Callable[[int, Callable[[int], Any]], list[Any]]
@@ -313,7 +314,7 @@ def test_ids_look_like_wandbs_own_and_differ() -> None:
 def my_node(monkeypatch: pytest.MonkeyPatch) -> threading.local:
     """Where a thread that plays a rank may say which node it is on."""
     here = threading.local()
-    monkeypatch.setattr(room, "node_identity", lambda: here.node)
+    monkeypatch.setattr(job_identity, "node_identity", lambda: here.node)
     return here
 
 
