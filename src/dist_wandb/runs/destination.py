@@ -1,9 +1,9 @@
 """Pure: which server runs go to, who named it, and whether the API key may go there.
 
-W&B's client takes the server's address from files as well, one of them in the current directory. Whoever wrote a
-directory that somebody works in would so choose who gets the API key. Hence one rule for all commands that send it:
-what the user has named gets the key, what the directory alone names does not, and nobody gets it in clear text over a
-network; unless the user names that very server on the command line (`TRUST_OPTION`).
+W&B's client also reads the server's address from files, one of them in the current directory. So whoever wrote that
+directory could choose who gets the API key. Hence one rule for all commands that send it: a server that the user has
+named gets the key, a server that only the directory names does not, and no server gets it in clear text over a network;
+unless the user names that very server on the command line (`TRUST_OPTION`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TRUST_OPTION = "--trust-server"
 
 Origin = Literal["argument", "environment", "user settings", "default", "workspace settings", "elsewhere"]
 """Who named a server: the script, the user's environment, the user's own settings file, W&B's default, the settings
-file of the current directory, or nobody that is known."""
+file of the current directory, or an unknown source."""
 
 _CHARACTERS = re.compile(r"[A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=%-]+")  # RFC 3986
 _PORTS = {"http": 80, "https": 443}
@@ -58,8 +58,8 @@ def refusal_of(url: str, origin: Origin, source: str, *, has_own_key: bool = Fal
         url: The server's address.
         origin: Who named it.
         source: Where it was named, for people.
-        has_own_key: Whether the key is one that the user has noted down for this very host (netrc), so that a server
-            which the user does not know never gets it.
+        has_own_key: Whether the key is the one that the user's netrc has for this very host, so that no other server
+            gets it.
         trusted: The address that the user has allowed, if any, by `TRUST_OPTION`.
 
     Returns:
@@ -85,31 +85,31 @@ def refusal_of(url: str, origin: Origin, source: str, *, has_own_key: bool = Fal
 
 
 def without_password(url: str) -> str:
-    """An address without the name and the password that it may have."""
+    """An address without name and password."""
     parts = urlsplit(url)
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
 
 def is_address(url: str) -> bool:
-    """Whether this is the address of a server that all readers of addresses read alike.
+    """Whether this is the address of a server that all URL parsers read in the same way.
 
-    They differ over a backslash, white space, several ``@``, and so over the host: what is checked here would not be
-    what is connected to.
+    They differ about a backslash, white space and several ``@``, and so about the host: the checked host would not be
+    the one that is connected to.
     """
     try:
         parts = urlsplit(url)
         _ = parts.port
-    except ValueError:  # a port that is no number, a broken IPv6 address
+    except ValueError:  # a port that is not a number, a malformed IPv6 address
         return False
-    is_read_alike = _CHARACTERS.fullmatch(url) is not None and parts.netloc.count("@") <= 1
-    return is_read_alike and parts.scheme in _PORTS and bool(parts.hostname)
+    is_unambiguous = _CHARACTERS.fullmatch(url) is not None and parts.netloc.count("@") <= 1
+    return is_unambiguous and parts.scheme in _PORTS and bool(parts.hostname)
 
 
 def is_same_server(one: str, other: str) -> bool:
-    """Whether two addresses lead to the same place; names and passwords in them do not count."""
+    """Whether two addresses lead to the same place, apart from names and passwords in them."""
     if one.rstrip("/") == other.rstrip("/"):
         return True
-    return is_address(one) and is_address(other) and _place(one) == _place(other)
+    return is_address(one) and is_address(other) and _location(one) == _location(other)
 
 
 def is_loopback(url: str) -> bool:
@@ -122,11 +122,11 @@ def is_loopback(url: str) -> bool:
 
 
 def _is_private(url: str) -> bool:
-    """Whether nobody on the way can read what is sent there."""
+    """Whether nobody in between can read what is sent there."""
     return urlsplit(url).scheme == "https" or is_loopback(url)
 
 
-def _place(url: str) -> tuple[str, str, int, str]:
+def _location(url: str) -> tuple[str, str, int, str]:
     parts = urlsplit(url)
     host = (parts.hostname or "").rstrip(".")
     return parts.scheme, host, parts.port or _PORTS[parts.scheme], parts.path.rstrip("/")

@@ -25,14 +25,14 @@ def state_directory() -> Path:
 
     By the XDG base directory specification, a relative path in the variable counts as none.
     """
-    told = Path(os.environ.get("XDG_STATE_HOME") or "")
-    return (told if told.is_absolute() else Path("~/.local/state").expanduser()) / "dist-wandb"
+    path = Path(os.environ.get("XDG_STATE_HOME") or "")
+    return (path if path.is_absolute() else Path("~/.local/state").expanduser()) / "dist-wandb"
 
 
 def runtime_directory() -> Path | None:
     """Where this user's sockets belong, ``$XDG_RUNTIME_DIR``; `None` if the variable names no directory."""
-    told = Path(os.environ.get("XDG_RUNTIME_DIR") or "")
-    return told if told.is_absolute() and told.is_dir() else None
+    path = Path(os.environ.get("XDG_RUNTIME_DIR") or "")
+    return path if path.is_absolute() and path.is_dir() else None
 
 
 def wandb_directory(init_arguments: Mapping[str, Any]) -> Path:

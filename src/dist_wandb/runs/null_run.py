@@ -71,7 +71,7 @@ class NullRun(StandIn):
     """Stands in for a W&B run on a rank that opens none.
 
     Every call on it is accepted and does nothing, at any depth of attributes and items, so that the same script runs
-    on all ranks: ``run.config.update({...})``, ``run.summary["best"] = 0.9``. It is falsy, so ``if run:`` tells.
+    on all ranks: ``run.config.update({...})``, ``run.summary["best"] = 0.9``. It is falsy: ask ``if run:``.
 
     Its `summary` reads what was written into it on this rank, else the defaults of `get`; what is logged does not show
     in it.

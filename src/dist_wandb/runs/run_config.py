@@ -26,7 +26,7 @@ def can_hold(value: object) -> bool:
 
 
 def _kind_of_config() -> type[Any] | None:
-    """The class of the configs of runs. wandb has this name for all to use, but does not say so to type checkers."""
+    """The class of the configs of runs. The name is public, but wandb hides it from type checkers."""
     import wandb
 
     return getattr(wandb, "Config", None)

@@ -44,7 +44,7 @@ def open_run(
     upload_timeout: float | None = None,
     offline: bool = False,
 ) -> AnyRun:
-    """Open what the plan says.
+    """Open the run that the plan asks for.
 
     Args:
         plan: What this rank does with W&B.

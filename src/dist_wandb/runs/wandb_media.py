@@ -15,7 +15,7 @@ from dist_wandb.payloads.media.images import MergedImages
 from dist_wandb.payloads.media.tables import MergedTable
 
 _MERGED = frozenset({MergedTable, MergedImages})
-_TOLD_BY_TYPE = frozenset({int, float, str, bool, type(None), None})  # `None` for NaN, which is a type to wandb
+_PLAIN_TYPES = frozenset({int, float, str, bool, type(None), None})  # `None` for NaN, which is a type to wandb
 
 
 def images(values: Iterable[Any]) -> list[Any]:
@@ -52,32 +52,32 @@ def table(columns: list[str | int] | None, data: list[list[Any]] | None, datafra
 def table_of_any(columns: list[str | int], data: list[list[Any]]) -> Any:
     """A W&B table, also of columns that have cells of different types.
 
-    wandb finds out the types of columns row by row, which takes long. Of numbers, text and the like a few rows tell the
-    same as all.
+    wandb infers the types of columns row by row, which is slow. For numbers, text and the like it gets a few rows that
+    have the same types as all.
     """
     import wandb
 
-    telling = _telling_rows(data)
+    typical = _typical_rows(data)
     try:
-        found = wandb.Table(columns=columns, data=telling)
+        found = wandb.Table(columns=columns, data=typical)
     except TypeError:
-        found = wandb.Table(columns=columns, data=telling, allow_mixed_types=True)
+        found = wandb.Table(columns=columns, data=typical, allow_mixed_types=True)
     found.data = data
     return found
 
 
-def _telling_rows(data: list[list[Any]]) -> list[list[Any]]:
-    """Rows that have, in each column, all types of cells; all rows where types are not all there is to tell."""
+def _typical_rows(data: list[list[Any]]) -> list[list[Any]]:
+    """Rows that have all types of cells of each column; all rows if some cell's type says too little."""
     seen: set[tuple[Any, ...]] = set()
-    telling = []
+    typical = []
     for row in data:
         kinds = tuple([None if type(cell) is float and math.isnan(cell) else type(cell) for cell in row])
         if kinds not in seen:
-            if not _TOLD_BY_TYPE.issuperset(kinds):
+            if not _PLAIN_TYPES.issuperset(kinds):
                 return data
             seen.add(kinds)
-            telling.append(row)
-    return telling
+            typical.append(row)
+    return typical
 
 
 def is_media(value: object) -> bool:

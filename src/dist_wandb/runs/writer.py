@@ -41,7 +41,7 @@ class RunWriter:
         return bool(self._run)
 
     def write_plain(self, row: Mapping[str, Any], x: int | None) -> None:
-        """Write one row as it is. Tables and images of the ranks that W&B refuses are left out, with a warning.
+        """Write one row. Tables and images of the ranks that W&B refuses are left out, with a warning.
 
         Args:
             row: Values by the names they are to have.
