@@ -28,7 +28,7 @@ from dist_wandb.exchange import collective, participation
 from dist_wandb.exchange.collective import CollectiveExchange
 from dist_wandb.exchange.membership import membership, presence
 from dist_wandb.exchange.membership.presence import Presence, say_opened
-from dist_wandb.exchange.protocol import pacing, rounds
+from dist_wandb.exchange.protocol import negotiation, pacing
 from dist_wandb.exchange.rows import Contribution
 from dist_wandb.exchange.transport import gloo
 from dist_wandb.exchange.transport.gloo import GlooGroup
@@ -879,7 +879,7 @@ def test_faults_in_a_burst_lose_nothing_and_count_nothing_twice(
     ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     """Most rounds are for many rows: the list of what waits has been told, or has not, or the numbers have."""
-    monkeypatch.setattr(rounds, "_MOST_CELLS", 50)
+    monkeypatch.setattr(negotiation, "_MOST_CELLS", 50)
     faults = Faults(seed, often=0.1)
     for name in ("reduce", "reduce_tensors", "gather"):
         monkeypatch.setattr(gloo.GlooGroup, name, faults.wrap(getattr(gloo.GlooGroup, name)))

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from dist_wandb.exchange.attachments.metrics import FusedMetrics
-from dist_wandb.exchange.protocol.rounds import Key, Place
+from dist_wandb.exchange.protocol.cells import Key, Place
 from dist_wandb.payloads.torchmetrics.metrics import Snapshot, take_snapshot
 
 
@@ -16,18 +16,22 @@ class _WaitingError(Exception):
     """The others are not there yet."""
 
 
+class _Outbox:
+    """What waits on a rank: one name."""
+
+    def __init__(self, own: str) -> None:
+        self.names = [own]
+
+    def rename(self, old: str, new: str) -> list[tuple[Key, Key]]:
+        return [(_key(old), _key(new))]
+
+
 class _Rounds:
     """What a rank's rounds know of names."""
 
     def __init__(self, own: str, names: list[str]) -> None:
         self.names = names
-        self._own = own
-
-    def pending_names(self) -> list[str]:
-        return [self._own]
-
-    def rename(self, old: str, new: str) -> list[tuple[Key, Key]]:
-        return [(_key(old), _key(new))]
+        self.outbox = _Outbox(own)
 
 
 def _key(name: str) -> Key:

@@ -18,8 +18,9 @@ from dist_wandb.exchange.attachments.metrics import is_metric_name
 from dist_wandb.exchange.context import Context
 from dist_wandb.exchange.membership.generations import Checkpoint
 from dist_wandb.exchange.output import Output
+from dist_wandb.exchange.protocol.cells import Finished, Key, Outcome
 from dist_wandb.exchange.protocol.pacing import Pacer
-from dist_wandb.exchange.protocol.rounds import Finished, Key, Outcome, Rounds
+from dist_wandb.exchange.protocol.rounds import Rounds
 from dist_wandb.exchange.transport.group import Alone, Group
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from dist_wandb.exchange.context import Context
-from dist_wandb.exchange.protocol.rounds import Key
+from dist_wandb.exchange.protocol.cells import Key
 
 
 class Messages:

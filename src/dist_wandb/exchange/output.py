@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from dist_wandb.exchange.context import Context
-from dist_wandb.exchange.protocol.rounds import Finished
+from dist_wandb.exchange.protocol.cells import Finished
 
 _log = logging.getLogger("dist_wandb")
 

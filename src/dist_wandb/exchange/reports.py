@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dist_wandb.exchange.attachments.metrics import shown
-from dist_wandb.exchange.protocol.rounds import Key
+from dist_wandb.exchange.protocol.cells import Key
 from dist_wandb.notices import Notices
 
 _log = logging.getLogger("dist_wandb")

@@ -11,14 +11,16 @@ from typing import Any, Protocol
 
 from dist_wandb.exchange.attachments.gathers import FusedGathers, is_gathered_name
 from dist_wandb.exchange.attachments.metrics import FusedMetrics, is_metric_name
-from dist_wandb.exchange.protocol.rounds import Finished, Key, Rounds
+from dist_wandb.exchange.protocol.aggregates import Totals
+from dist_wandb.exchange.protocol.cells import Finished, Key
+from dist_wandb.exchange.protocol.rounds import Rounds
 from dist_wandb.notices import Notices
 from dist_wandb.payloads.checks import checked_weight
 from dist_wandb.payloads.devices import Later, LaterValue, known
 from dist_wandb.payloads.media.gathers import Gathered
 from dist_wandb.payloads.scalars import is_number
 from dist_wandb.payloads.torchmetrics.metrics import Snapshot
-from dist_wandb.settings.reduction import PerRankNames, Reduction, Totals, reduction_of
+from dist_wandb.settings.reduction import PerRankNames, Reduction, reduction_of
 
 _log = logging.getLogger("dist_wandb")
 

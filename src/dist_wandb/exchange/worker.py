@@ -23,8 +23,9 @@ from dist_wandb.exchange.membership.polling import Stopped
 from dist_wandb.exchange.messages import Messages
 from dist_wandb.exchange.output import Output
 from dist_wandb.exchange.participation import Participation
+from dist_wandb.exchange.protocol.cells import Outcome
 from dist_wandb.exchange.protocol.pacing import Pacer
-from dist_wandb.exchange.protocol.rounds import Outcome, Rounds
+from dist_wandb.exchange.protocol.rounds import Rounds
 from dist_wandb.exchange.rows import Contribution
 from dist_wandb.exchange.transport.group import BrokenError
 from dist_wandb.store.job_store import JobStore

@@ -12,13 +12,14 @@ from merging import Ranks
 
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.attachments.metrics import FusedMetrics
-from dist_wandb.exchange.protocol.rounds import Finished, Key, Place
+from dist_wandb.exchange.protocol.aggregates import Totals
+from dist_wandb.exchange.protocol.cells import Finished, Key, Place
 from dist_wandb.exchange.rows import DEGRADED, Contribution, Rows
 from dist_wandb.payloads.torchmetrics.metrics import take_snapshot
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.writer import RunWriter
 from dist_wandb.settings.plan import plan_run
-from dist_wandb.settings.reduction import Totals, check_reduce
+from dist_wandb.settings.reduction import check_reduce
 from dist_wandb.topology.model import Topology
 
 

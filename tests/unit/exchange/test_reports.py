@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dist_wandb.exchange.protocol.rounds import Key, Place
+from dist_wandb.exchange.protocol.cells import Key, Place
 from dist_wandb.exchange.reports import Reports
 
 

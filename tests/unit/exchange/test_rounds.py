@@ -12,9 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dist_wandb.exchange.protocol import rounds
-from dist_wandb.exchange.protocol.rounds import Finished, Key, Outcome, Place, Rounds
-from dist_wandb.settings.reduction import Totals
+from dist_wandb.exchange.protocol import negotiation, rounds
+from dist_wandb.exchange.protocol.aggregates import Totals
+from dist_wandb.exchange.protocol.cells import Finished, Key, Outcome, Place
+from dist_wandb.exchange.protocol.rounds import Rounds
 
 Cell = tuple[str, int | None, int]  # name, step, occurrence
 Life = tuple[int, int]  # a rank, and how often it had been started anew
@@ -61,7 +62,7 @@ class Unit:
 
     def die(self, rank: int) -> None:
         """What the rank has not told the others by now is lost; the others go on without it."""
-        pending = self.machines[rank].pending_cells()
+        pending = self.machines[rank].outbox.cells()
         for name, step, occurrence in pending:
             del self.contributed[name, step, occurrence][rank, self._lives[rank]]
         self.dead.add(rank)
@@ -77,7 +78,7 @@ class Unit:
         """A rank that stalled goes on with the others; one that died, as a process that knows nothing of before."""
         if rank in self.dead:
             self._lives[rank] += 1
-            spread = self.machines[rank]._spread
+            spread = self.machines[rank].ledger.names.spread
             self.machines[rank] = Rounds(rank, len(self.machines), spread=spread)
         told = json.dumps(self.machines[self.living[0]].snapshot())
         self.machines[rank].restore(json.loads(told))
@@ -216,8 +217,8 @@ def test_any_schedule_ends_with_equal_tables_and_exact_values(
     many in one round.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rounds, "_MANY", many)
-        patch.setattr(rounds, "_MOST_CELLS", most)
+        patch.setattr(rounds, "MANY", many)
+        patch.setattr(negotiation, "_MOST_CELLS", most)
         go_through(Unit.of(size, spread), data, spread)
 
 
@@ -290,7 +291,7 @@ def test_no_spread_is_written_that_lacks_a_rank_which_is_gone() -> None:
     unit.log(2, {"loss": 2.0}, 2)
     while unit.machines[2].pending:
         unit.exchange()
-    awaiting = [value.key.place.step for value in unit.machines[0]._awaiting]
+    awaiting = [value.key.place.step for value in unit.machines[0].spreads.awaiting]
     unit.die(2)
     unit.log(1, {"loss": 1.0}, 2)
     unit.close()
@@ -312,18 +313,18 @@ def test_no_spread_is_written_of_what_only_a_lost_rank_logged() -> None:
 
 def test_a_spread_waits_for_those_who_contributed_whoever_else_has_come() -> None:
     first, second = Unit.of(2, spread=["loss"]).machines
-    for machine in (first, second):
+    for rank, machine in enumerate((first, second)):
         machine.learn([["loss"]])
-        machine.post({"loss": Totals.of(float(machine._rank))}, 0)
+        machine.post({"loss": Totals.of(float(rank))}, 0)
     packed = [first.pack(), second.pack()]
     sums = [sum(column) for column in zip(packed[0][0], packed[1][0], strict=True)]
     maxima = [max(column) for column in zip(packed[0][1], packed[1][1], strict=True)]
     first.take(sums, maxima)
-    assert [value.spread is None for value in first._awaiting] == [False]
+    assert [value.spread is None for value in first.spreads.awaiting] == [False]
     first.recount(
         [[], []], [first.held(), second.held()]
     )  # the second has not come to the end of the round: it has none
-    assert [value.spread is None for value in first._awaiting] == [True]
+    assert [value.spread is None for value in first.spreads.awaiting] == [True]
 
 
 # --- single rules -----------------------------------------------------------------------------------------------------
@@ -544,7 +545,8 @@ def test_a_correction_says_nothing_about_other_rows() -> None:
         if step == 0:
             unit.machines[0].give_up(unit.machines[0].round, new_only=True)
             unit.exchange()
-    unit.machines[0]._usual["loss"] = unit.machines[1]._usual["loss"] = 2
+    for machine in unit.machines:
+        machine.ledger.names["loss"].usual = 2
     unit.log(0, {"loss": 1.0}, 2)
     settle(unit)
     unit.log(1, {"loss": 3.0}, 0)
@@ -807,7 +809,7 @@ def test_a_new_name_at_a_step_at_which_all_speak_may_come_from_the_others_in_the
 @pytest.fixture
 def row_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """No rounds for many rows."""
-    monkeypatch.setattr(rounds, "_MANY", 10**9)
+    monkeypatch.setattr(rounds, "MANY", 10**9)
 
 
 def behind(logged: int, told: int, size: int = 2, remembered: int = 32_768) -> Unit:
@@ -874,7 +876,7 @@ def test_rows_that_lack_a_rank_are_flagged_where_the_others_log_on_while_it_catc
     going_on: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each round for many rows brings some of its first rows, and the others' newest ones."""
-    monkeypatch.setattr(rounds, "_MOST_CELLS", 10)
+    monkeypatch.setattr(negotiation, "_MOST_CELLS", 10)
     unit = behind(100, 0)
     for step in range(100, 100 + going_on):
         unit.log(0, {"loss": 1.0}, step)
@@ -971,7 +973,7 @@ def test_a_snapshot_as_json_holds_everything(rounds: int) -> None:
     heir.restore(json.loads(told))
     assert json.dumps(heir.snapshot()) == told
     assert (heir.round, heir.names, heir.cells) == (machine.round, machine.names, machine.cells)
-    assert all(type(key) is Key and type(key.place) is Place for key in (*heir.cells, *heir._assumed))
+    assert all(type(key) is Key and type(key.place) is Place for key in (*heir.cells, *heir.ledger.assumed))
     assert list(heir.cells) == list(machine.cells)  # in their order too
 
 
@@ -980,6 +982,8 @@ def test_what_makes_a_snapshot_hold_everything_occurs() -> None:
     seen: set[str] = set()
     for _ in range(12):
         seen.update(name for name, value in unit.machines[0].snapshot().items() if value)
+        known = unit.machines[0].ledger.names.values()
+        seen.update(part for part in ("usual", "whole", "proven", "most") if any(getattr(name, part) for name in known))
         unit.exchange()
     assert seen == {
         "round",
@@ -1020,12 +1024,12 @@ def test_a_machine_says_under_another_name_what_the_others_do_not_know_yet() -> 
     machine = unit.machines[0]
     machine.post({"old": Totals.of(1.0), "loss": Totals.of(2.0)}, 3)
     machine.post({"old": Totals.of(5.0)}, None)
-    assert machine.rename("old", "new") == [
+    assert machine.outbox.rename("old", "new") == [
         (Key(Place(0, 3), "old", 0), Key(Place(0, 3), "new", 0)),
         (Key(Place(1, 0), "old", 0), Key(Place(1, 0), "new", 0)),
     ]
-    assert machine.rename("never said", "new") == []
-    assert set(machine.pending_names()) == {"loss", "new"}
+    assert machine.outbox.rename("never said", "new") == []
+    assert set(machine.outbox.names) == {"loss", "new"}
     unit.close()
     assert {cell: value.totals.plain for cell, value in unit.written.items()} == {
         ("new", 3, 0): 1.0,
@@ -1124,7 +1128,7 @@ def test_a_round_costs_no_more_when_many_cells_are_open(monkeypatch: pytest.Monk
         settle(unit)
     looked_at: list[int] = []
     for machine in unit.machines:
-        monkeypatch.setattr(machine, "_candidates", counting(machine._candidates, looked_at))
+        monkeypatch.setattr(machine.finishing, "_candidates", counting(machine.finishing._candidates, looked_at))
     unit.log(0, {"lr": 0.1}, 3000)
     unit.log(1, {"lr": 0.1}, 3000)
     settle(unit)

@@ -16,14 +16,16 @@ from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.exchange.protocol.rounds import Finished, Key, Place, Rounds
+from dist_wandb.exchange.protocol.aggregates import Totals
+from dist_wandb.exchange.protocol.cells import Finished, Key, Place
+from dist_wandb.exchange.protocol.rounds import Rounds
 from dist_wandb.exchange.rows import DEGRADED, Contribution, Rows
 from dist_wandb.payloads.devices import HostCopy, Later
 from dist_wandb.payloads.torchmetrics.metrics import take_snapshot
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.writer import RunWriter
 from dist_wandb.settings.plan import RunMode, plan_run
-from dist_wandb.settings.reduction import EQUAL_BY_NATURE, PerRank, Reduce, Totals, check_per_rank, check_reduce
+from dist_wandb.settings.reduction import EQUAL_BY_NATURE, PerRank, Reduce, check_per_rank, check_reduce
 from dist_wandb.topology.model import Topology
 
 

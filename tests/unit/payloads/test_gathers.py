@@ -25,7 +25,7 @@ import dist_wandb
 from dist_wandb import DistWandbLogger, DistWandbTracker
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.attachments.gathers import FusedGathers
-from dist_wandb.exchange.protocol.rounds import Key, Place
+from dist_wandb.exchange.protocol.cells import Key, Place
 from dist_wandb.payloads.framing import framed, unframed
 from dist_wandb.payloads.media import cells, gathers, pictures
 from dist_wandb.payloads.media.gathers import decoded, fair, gathered, gathered_table

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.attachments.metrics import shown
-from dist_wandb.exchange.protocol.rounds import Key
+from dist_wandb.exchange.protocol.cells import Key
 from dist_wandb.notices import Notices
 from dist_wandb.payloads.framing import framed, unframed
 from dist_wandb.payloads.media.gathers import Encoded, Gathered, Kind, decoded, fair, whole

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.exchange.protocol.rounds import Key, Rounds
+from dist_wandb.exchange.protocol.cells import Key
+from dist_wandb.exchange.protocol.rounds import Rounds
 from dist_wandb.notices import Notices
 from dist_wandb.payloads.framing import framed, unframed
 from dist_wandb.payloads.torchmetrics.merging import Layout, Packed
@@ -119,11 +120,11 @@ class FusedMetrics:
             The cells that have another key by this: the one they had, and the one they have now.
         """
         renamed = []
-        for name in [name for name in rounds.pending_names() if is_metric_name(name)]:
+        for name in [name for name in rounds.outbox.names if is_metric_name(name)]:
             waiting = [key for key in self._snapshots if key.name == name]
             adopted = {self.name_of(shown(name), self._snapshots[key], rounds.names) for key in waiting}
             if len(adopted) == 1 and adopted != {name}:
-                for old, new in rounds.rename(name, adopted.pop()):
+                for old, new in rounds.outbox.rename(name, adopted.pop()):
                     self.keep(new, self._snapshots.pop(old))
                     renamed.append((old, new))
         return renamed

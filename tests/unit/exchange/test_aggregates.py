@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_wandb.settings.reduction import LARGEST_EXACT_INTEGER, REDUCTIONS, Totals, matches_any
+from dist_wandb.exchange.protocol.aggregates import Totals
+from dist_wandb.settings.reduction import LARGEST_EXACT_INTEGER, REDUCTIONS, matches_any
 
 
 def totals(*contributions: tuple[float, float] | float) -> Totals:

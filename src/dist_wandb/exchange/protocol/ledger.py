@@ -1,0 +1,283 @@
+"""The cells of a unit: open, finished, and finished by a guess. Pure, and equal on all ranks but for `own`.
+
+States of a cell: *open*, from the first contribution until it is finished; *finished*, and remembered; *forgotten*,
+known only by how far back memory does not reach. A late contribution to a finished cell opens it again from its totals;
+one to a forgotten cell opens it from nothing.
+
+A finished cell is *assumed* where nothing proves that the silent ranks have passed it. That ends when all ranks have
+contributed to a later row, or when its value is written again with a flag.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
+from typing import Any, NamedTuple
+
+from dist_wandb.exchange.protocol.aggregates import Totals
+from dist_wandb.exchange.protocol.cells import (
+    CALLS,
+    Cell,
+    Finished,
+    Key,
+    Place,
+    Spread,
+    cell_as_list,
+    cell_from_list,
+)
+from dist_wandb.exchange.protocol.names import Names
+
+_STALE_NOTED = 65_536  # of how many names and occurrences it is noted what was forgotten
+_MOST_ASSUMED = 4  # times as many finished cells as are remembered: of how many it is known that they rest on a guess
+
+
+def row_of(key: Key, origin: float) -> tuple[Place, float]:
+    """What the cells of one row have in common: without a step, each call is a row of its own."""
+    return key.place, origin if key.place.counted else 0.0
+
+
+class Members(NamedTuple):
+    """The ranks of the unit.
+
+    Args:
+        size: How many take part.
+        absent: How many should, but do not.
+        doubts: Whether these are there, but not waited for any more, so that they may log what they never did.
+        has_lost: Whether a rank that took part is gone.
+    """
+
+    size: int
+    absent: int = 0
+    doubts: bool = False
+    has_lost: bool = False
+
+
+class OpenCells(OrderedDict[Key, Cell]):
+    """Open cells in the order in which they were opened, and by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.by_name: dict[str, dict[Key, Cell]] = {}
+
+    def add(self, key: Key, cell: Cell) -> None:
+        """Open a cell."""
+        self[key] = cell
+        self.by_name.setdefault(key.name, {})[key] = cell
+
+    def close(self, key: Key) -> Cell:
+        """Close a cell."""
+        of_name = self.by_name[key.name]
+        del of_name[key]
+        if not of_name:
+            del self.by_name[key.name]
+        return self.pop(key)
+
+
+class FinishedCells(OrderedDict[Key, tuple[Totals, float]]):
+    """What was contributed to finished cells, and the origin; the oldest are forgotten.
+
+    Args:
+        remembered: How many are kept.
+    """
+
+    def __init__(self, remembered: int) -> None:
+        super().__init__()
+        self.stale: dict[tuple[str, int], int] = {}  # by name and occurrence: the largest step that was forgotten
+        self._remembered = remembered
+
+    def is_stale(self, key: Key) -> bool:
+        """Whether a cell may have been finished and forgotten, as one that lies behind it was."""
+        if key.place.counted:
+            return key.occurrence <= self.stale.get((key.name, -1), -1)
+        step = self.stale.get((key.name, key.occurrence))
+        return step is not None and key.place.step <= step
+
+    def forget(self, least: int) -> None:
+        """Keep the memory bounded, at `least` cells; note how far it does not reach."""
+        while len(self) > max(self._remembered, least):
+            key, _ = self.popitem(last=False)
+            if key.place.counted:
+                self.stale[key.name, -1] = max(key.occurrence, self.stale.get((key.name, -1), -1))
+            else:
+                before = self.stale.get((key.name, key.occurrence), key.place.step)
+                self.stale[key.name, key.occurrence] = max(key.place.step, before)
+            while len(self.stale) > _STALE_NOTED:
+                del self.stale[next(iter(self.stale))]
+
+
+class Assumed(NamedTuple):
+    """Of a cell that was finished as if the silent ranks never logged its name.
+
+    Args:
+        number: How many cells were opened before it.
+        origin: As of the cell.
+        voices: How many ranks had contributed to it.
+    """
+
+    number: int
+    origin: float
+    voices: int
+
+
+class Ledger:
+    """The cells of a unit and what is usual in them.
+
+    Args:
+        size: Number of ranks in the unit.
+        names: The names that the ranks have agreed on.
+        remembered: How many finished cells are kept for contributions that come late.
+    """
+
+    def __init__(self, size: int, names: Names, remembered: int) -> None:
+        self.members = Members(size)
+        self.names = names
+        self.round = 0
+        self.open = OpenCells()
+        self.opened = 0
+        self.finished = FinishedCells(remembered)
+        self.assumed: OrderedDict[Key, Assumed] = OrderedDict()
+        self.own: set[Key] = set()  # open cells that this rank contributed to
+        self._most_assumed = _MOST_ASSUMED * remembered
+
+    def resize(self, size: int, absent: int, *, doubts: bool) -> None:
+        """Go on with other ranks than before; see `Rounds.resize`."""
+        has_lost = self.members.has_lost or size < self.members.size
+        self.members = Members(size, absent, doubts, has_lost)
+
+    # Open cells
+
+    def open_cell(self, key: Key) -> Cell:
+        """The open cell, opened if it was not."""
+        cell = self.open.get(key)
+        if cell is None:
+            before = self.finished.pop(key, None)
+            cell = Cell(self.round) if before is None else Cell(self.round, *before, corrects=True)
+            cell.number = self.opened
+            self.opened += 1
+            self.open.add(key, cell)
+        return cell
+
+    def expected(self, name: str) -> int:
+        """How many ranks are waited for: as many as contributed when the name was finished last."""
+        return min(self.members.size, self.names[name].usual or self.members.size)
+
+    def is_complete(self, key: Key, cell: Cell) -> bool:
+        """Whether all have contributed who are waited for."""
+        return cell.totals.voices - cell.gone >= self.expected(key.name)
+
+    def is_by_all(self, cell: Cell) -> bool:
+        """Whether all ranks have contributed to a cell in its turn, so that they have passed all rows before it."""
+        return not cell.corrects and cell.totals.voices - cell.gone >= self.members.size > 1
+
+    def is_new(self, name: str) -> bool:
+        """Whether a name was never finished."""
+        return not self.names[name].usual
+
+    def unspoken(self, born: int) -> list[Key]:
+        """Open cells, opened in round `born` or before, that wait for others, though this rank contributed nothing."""
+        old = takewhile(lambda item: item[1].born <= born, self.open.items())  # they are in the order of their birth
+        return [key for key, _ in old if key not in self.own]
+
+    def recount(self, spoken: Iterable[Sequence[int]]) -> None:
+        """Tell, in open cells, voices of ranks that are gone from those of the ranks that take part."""
+        present = Counter(position for positions in spoken for position in positions)
+        for position, cell in enumerate(self.open.values()):  # of a correction, what was said before is not known
+            cell.gone = 0 if cell.corrects else max(0, cell.totals.voices - present[position])
+
+    # Finished cells
+
+    def is_too_late(self, key: Key, cell: Cell) -> bool:
+        """Whether what was finished of a cell before, and is forgotten, is better than what was contributed now."""
+        if cell.corrects or not self.finished.is_stale(key):
+            return False
+        return key in self.assumed or cell.totals.voices < self.names[key.name].whole
+
+    def finish(
+        self, key: Key, totals: Totals, origin: float, *, corrects: bool = False, gave_up: bool = False
+    ) -> Finished:
+        """Note what is finished, and what is usual by it."""
+        name, voices = self.names[key.name], totals.voices
+        missing = self._missing(key.name, voices, gave_up=gave_up)
+        name.usual = voices
+        name.most = max(name.most, voices)
+        if not missing:
+            name.whole = voices
+        self.finished[key] = totals, origin
+        has_spread = name.has_spread and 0 < totals.number <= self.members.size
+        return Finished(key, totals, int(-origin) % CALLS, corrects, missing, Spread() if has_spread else None)
+
+    def _missing(self, name: str, voices: int, *, gave_up: bool) -> int:
+        """How many ranks are missing: of those whom patience ran out with, or at most those that are not there."""
+        known, (size, absent, doubts, _) = self.names[name], self.members
+        if doubts and not known.proven:
+            return max(0, size + absent - voices)
+        fewer = max(0, (known.whole or size + absent) - voices)
+        known.lacking = gave_up or (known.lacking and bool(fewer))
+        return fewer if known.lacking else min(absent, fewer)
+
+    # Finished by a guess
+
+    def assume(self, value: Finished, number: int, origin: float, *, sure: bool) -> None:
+        """Note of a finished cell whether nothing but a guess says that nobody is missing."""
+        self.assumed.pop(value.key, None)
+        if sure:
+            self.names[value.key.name].proven = True
+        elif not value.missing and value.totals.voices < self.members.size:
+            self.assumed[value.key] = Assumed(number, origin, value.totals.voices)
+            if len(self.assumed) > self._most_assumed:
+                self.assumed.popitem(last=False)
+
+    def prove(self, key: Key, number: int, origin: float) -> None:
+        """All ranks have contributed to a cell: rows before it rest on no guess any more."""
+        row = row_of(key, origin)
+        while self.assumed:
+            oldest, assumed = next(iter(self.assumed.items()))
+            if assumed.number >= number or row_of(oldest, assumed.origin) == row:
+                return
+            del self.assumed[oldest]
+            self.names[oldest.name].proven = True
+
+    def disproved(self) -> list[Key]:
+        """Cells that were finished by a guess, of names to which more ranks contribute than had to the cell."""
+        names = self.names
+        return [key for key, assumed in self.assumed.items() if names[key.name].most > assumed.voices]
+
+    def flag(self, key: Key) -> Finished:
+        """A finished value anew, with a flag; without the value where it is forgotten, or has no number."""
+        _, origin, voices = self.assumed.pop(key)
+        totals, _ = self.finished.get(key, (Totals(), 0.0))
+        missing = max(1, min(self.members.absent, self.names[key.name].most - voices))
+        known = totals if totals.number else Totals()
+        return Finished(key, known, int(-origin) % CALLS, corrects=True, missing=missing)
+
+    # What a rank that joins needs to go on
+
+    def snapshot(self) -> dict[str, Any]:
+        """As JSON can hold it."""
+        return {
+            "round": self.round,
+            "names": self.names.as_list(),
+            "cells": [cell_as_list(key, cell) for key, cell in self.open.items()],
+            "done": [cell_as_list(key, Cell(0, *done)) for key, done in self.finished.items()],
+            "stale": [[*key, step] for key, step in self.finished.stale.items()],
+            "opened": self.opened,
+            "assumed": [[key, *assumed] for key, assumed in self.assumed.items()],
+            "lost": self.members.has_lost,
+        }
+
+    def restore(self, snapshot: Mapping[str, Any]) -> None:
+        """Take over what others know."""
+        self.round = int(snapshot["round"])
+        self.names.restore(snapshot["names"])
+        self.open.clear()
+        self.open.by_name.clear()
+        for key, cell in map(cell_from_list, snapshot["cells"]):
+            self.open.add(key, cell)
+        self.opened = int(snapshot["opened"])
+        self.finished.clear()
+        self.finished.update((key, (cell.totals, cell.origin)) for key, cell in map(cell_from_list, snapshot["done"]))
+        self.finished.stale = {(name, occurrence): step for name, occurrence, step in snapshot["stale"]}
+        self.assumed = OrderedDict((Key.of(key), Assumed(*assumed)) for key, *assumed in snapshot["assumed"])
+        self.members = self.members._replace(has_lost=bool(snapshot["lost"]))
+        self.own.intersection_update(self.open)

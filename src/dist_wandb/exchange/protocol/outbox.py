@@ -1,0 +1,159 @@
+"""What a rank has logged and not yet contributed to a round. Pure.
+
+Contributions wait by position, in the order in which positions were first logged; at one position by name, each name in
+a queue of its own. The occurrence of a contribution is counted when it is posted, never again: so a rank that says
+something in another order than others still contributes to the same cells.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Container, Iterable, Iterator, Mapping
+
+from dist_wandb.exchange.protocol.aggregates import Totals
+from dist_wandb.exchange.protocol.cells import CALLS, Contributed, Key, Place
+
+_STEPS_PER_CELL = 2  # a cell must be forgotten long before a rank counts its occurrences anew
+_WITHOUT_STEP = Place(1, 0)
+
+_Counts = tuple[tuple[str, int], ...]
+_Queue = list[Contributed] | deque[Contributed]  # short where steps are given
+
+
+class Outbox:
+    """The contributions of one rank that wait for a round.
+
+    Args:
+        rank: Index of this rank in the unit.
+        remembered: How many finished cells are kept, which tells for how many steps occurrences are counted.
+    """
+
+    def __init__(self, rank: int, remembered: int) -> None:
+        self.waiting: OrderedDict[Place, dict[str, _Queue]] = OrderedDict()
+        self._rank = rank
+        self._remembered = remembered
+        self._occurrences: OrderedDict[int, _Counts] = OrderedDict()  # by step: how often each name was logged
+        self._calls: dict[str, int] = {}  # and without a step
+        self._same: dict[_Counts, _Counts] = {}  # most steps have the same counts: they are kept once
+
+    def post(self, values: Mapping[str, Totals], step: int | None, calls: int) -> list[Key]:
+        """Add what this rank logged in one call; see `Rounds.post`."""
+        place = _WITHOUT_STEP if step is None else Place(0, step)
+        origin = -float(self._rank * CALLS + calls)
+        if not values:
+            return []
+        waiting = self.waiting.setdefault(place, {})
+        keys = []
+        for name, occurrence in zip(values, self._count(step, values), strict=True):
+            contributed = Contributed(occurrence, values[name], origin)
+            if name in waiting:
+                waiting[name].append(contributed)
+            else:
+                waiting[name] = deque((contributed,)) if place.counted else [contributed]
+            keys.append(Key(place, name, occurrence))
+        return keys
+
+    def _count(self, step: int | None, names: Iterable[str]) -> list[int]:
+        """How often each name was logged at a step before; count it. What was counted longest ago is forgotten."""
+        counts = self._calls if step is None else dict(self._occurrences.pop(step, ()))
+        occurrences = [counts.get(name, 0) for name in names]
+        counts.update((name, occurrence + 1) for name, occurrence in zip(names, occurrences, strict=True))
+        if step is not None:
+            items = tuple(counts.items())
+            self._occurrences[step] = self._same.setdefault(items, items)
+            if len(self._same) > self._remembered:
+                self._same.clear()
+            if len(self._occurrences) > _STEPS_PER_CELL * self._remembered:
+                self._occurrences.popitem(last=False)
+        return occurrences
+
+    def rename(self, old: str, new: str) -> list[tuple[Key, Key]]:
+        """Contribute under another name what waits under one of which the others know nothing.
+
+        Returns:
+            The cells it would have gone into, and those that it goes into now.
+        """
+        renamed = []
+        for place, values in self.waiting.items():
+            step = None if place.counted else place.step
+            for contributed in values.pop(old, ()):
+                (occurrence,) = self._count(step, (new,))
+                values.setdefault(new, deque()).append(contributed._replace(occurrence=occurrence))
+                renamed.append((Key(place, old, contributed.occurrence), Key(place, new, occurrence)))
+        return renamed
+
+    def remove(self, key: Key, contributed: Contributed) -> None:
+        """Remove what was contributed in a round."""
+        values = self.waiting[key.place]
+        queue = values[key.name]
+        queue.remove(contributed)  # the first one, but where ranks contradict each other in their order
+        if not queue:
+            del values[key.name]
+            if not values:
+                del self.waiting[key.place]
+
+    def put_back(self, contributions: Iterable[tuple[Key, Contributed]]) -> None:
+        """Put back in front what was removed last, given in the order in which it was removed."""
+        for key, contributed in reversed([*contributions]):
+            queue = self.waiting.setdefault(key.place, {}).setdefault(key.name, deque() if key.place.counted else [])
+            queue.insert(0, contributed)
+            self.waiting.move_to_end(key.place, last=False)
+
+    # What is there
+
+    @property
+    def pending(self) -> int:
+        """Number of rows."""
+        without_step = self.waiting.get(_WITHOUT_STEP)
+        return len(self.waiting) + (max(map(len, without_step.values())) - 1 if without_step else 0)
+
+    @property
+    def names(self) -> list[str]:
+        """Names, in the order in which they were logged."""
+        return list(dict.fromkeys(name for values in self.waiting.values() for name in values))
+
+    def cells(self) -> list[tuple[str, int | None, int]]:
+        """Cells, as (name, step, occurrence), in the order of their positions."""
+        return [
+            (name, None if place.counted else place.step, contributed.occurrence)
+            for place, values in self.waiting.items()
+            for name, queue in values.items()
+            for contributed in queue
+        ]
+
+    def next_place(self, focus: tuple[int, ...]) -> Place | None:
+        """The oldest position; while ranks look for one to agree on, the oldest that begins with `focus`."""
+        return next((place for place in self.waiting if place[: len(focus)] == focus), None)
+
+    def due(self, place: Place, turns: Mapping[tuple[Place, str], int]) -> dict[str, Contributed]:
+        """By name the oldest contribution at a position, but for names where it is an earlier occurrence's turn."""
+        due = {
+            name: queue[0]
+            for name, queue in self.waiting[place].items()
+            if turns.get((place, name), queue[0].occurrence) == queue[0].occurrence
+        }
+        return _oldest(due) if place.counted and due else due
+
+    def rows(self, known: Container[str]) -> Iterator[tuple[Place, dict[str, Contributed]] | None]:
+        """Rows in the order in which they are contributed; `None`, at the end, for one with an unknown name."""
+        for place, values in self.waiting.items():
+            if not all(name in known for name in values):
+                yield None
+                return
+            queues = {name: iter(queue) for name, queue in values.items()}
+            heads = {name: next(queue) for name, queue in queues.items()}
+            while heads:
+                row = _oldest(heads) if place.counted else dict(heads)
+                yield place, row
+                for name in row:
+                    following = next(queues[name], None)
+                    if following is None:
+                        del heads[name]
+                    else:
+                        heads[name] = following
+
+
+def _oldest(due: Mapping[str, Contributed]) -> dict[str, Contributed]:
+    """Of what was logged without a step, what stood in the oldest call: each is a row of its own."""
+    oldest = max(contributed.origin for contributed in due.values())
+    return {name: contributed for name, contributed in due.items() if contributed.origin == oldest}
