@@ -403,7 +403,7 @@ def test_a_rank_that_only_opens_its_session_slowly_is_waited_for(
     say_opened(JobStore(unit.store, "test", topology, 20).below("unit/"), Unit("", 1, 2, 1))
     unit.log(0, {"loss": 1.0}, 0)
     assert not unit.exchanges[0]._lifecycle.ended.is_set()
-    unit.exchanges[0].retire()
+    unit.exchanges[0].detach()
     time.sleep(0.5)  # several looks
     unit.open(1)
     unit.log(1, {"loss": 2.0}, 0)

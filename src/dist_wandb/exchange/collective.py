@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dist_wandb.exchange.attachments.metrics import is_metric_name
 from dist_wandb.exchange.context import Context
 from dist_wandb.exchange.interface import WITHOUT_FINISH, Flush, is_set_within, remember
-from dist_wandb.exchange.lifecycle import Demand, Lifecycle
+from dist_wandb.exchange.lifecycle import Demand, Lifecycle, Phase
 from dist_wandb.exchange.protocol.pacing import NEW_NAME_HEARTBEATS
 from dist_wandb.exchange.protocol.rounds import Rounds
 from dist_wandb.exchange.reports import Reports
@@ -62,6 +62,7 @@ class CollectiveExchange:
         reports = Reports(max(limits.peer_timeout, NEW_NAME_HEARTBEATS * limits.heartbeat), time.monotonic)
         context = Context(unit, limits, rows, reports, self._lifecycle)
         self._worker = Worker(context, self.rounds, Hooks(find, look, is_over))
+        self._inbox = self._worker.inbox
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._worker.run, name=f"dist_wandb-{unit.name or 'unit'}", daemon=True)
 
@@ -72,8 +73,8 @@ class CollectiveExchange:
 
     def put(self, contribution: Contribution) -> None:
         """Hand a contribution to the thread."""
-        if not self._lifecycle.is_broken:
-            self._worker.inbox.put(contribution)
+        if self._lifecycle.phase is not Phase.BROKEN:
+            self._inbox.put(contribution)
 
     def flush(self, timeout: float | None = None, *, together: bool = False) -> bool:
         """Wait until all that this rank has logged so far is finished, and, if this rank writes it, written.
@@ -89,7 +90,7 @@ class CollectiveExchange:
         if self._is_foreign() or self._lifecycle.ended.is_set():
             return not self._lifecycle.is_broken
         flush = Flush(together=together)
-        self._worker.inbox.wake(flush)
+        self._inbox.wake(flush)
         limit = self._limits.flush_timeout if timeout is None else timeout
         return is_set_within(flush, limit, self._lifecycle.ended.is_set) and not self._lifecycle.is_broken
 
@@ -126,7 +127,7 @@ class CollectiveExchange:
         """How long this rank gets to write what it has without waiting for others any more."""
         return min(_MORE_TIME * self._worker.seconds_to_write, _MOST_WRITING * limit)
 
-    def retire(self) -> None:
+    def detach(self) -> None:
         """Say that nothing more comes, without waiting; the thread goes through the rounds until all ranks close."""
         if not self._is_foreign():
             self._ask(Demand.CLOSE)
@@ -175,7 +176,7 @@ class CollectiveExchange:
 
     def _ask(self, demand: Demand) -> None:
         self._lifecycle.ask(demand)
-        self._worker.inbox.wake()
+        self._inbox.wake()
 
     def _stop(self, to_write: float = 0.0) -> None:
         self._ask(Demand.STOP)

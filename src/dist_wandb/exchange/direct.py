@@ -129,7 +129,7 @@ class DirectExchange:
             self._lifecycle.ask(Demand.STOP)
         return not self._waiting.warn_of_lost()
 
-    def retire(self) -> None:
+    def detach(self) -> None:
         """Say that nothing more comes, without waiting."""
         self._ask(Demand.CLOSE)
 

@@ -38,7 +38,7 @@ class Inbox:
     def put(self, contribution: Contribution) -> None:
         """Take a contribution."""
         self._unread.put(contribution)
-        if self.unread > _MANY_AT_ONCE:
+        if self._unread.qsize() > _MANY_AT_ONCE:
             self._hurry()
 
     def wake(self, flush: Flush | None = None) -> None:

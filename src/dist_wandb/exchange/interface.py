@@ -35,7 +35,7 @@ class Exchange(Protocol):
     def close(self, timeout: float | None = None, *, failed: bool = False) -> bool:
         """As `flush`; nothing may be put afterwards. After a failure nobody is waited for."""
 
-    def retire(self) -> None:
+    def detach(self) -> None:
         """Say that nothing more comes, without waiting: there is no run to write into any more."""
 
     def leave(self, *, failed: bool = False) -> None:

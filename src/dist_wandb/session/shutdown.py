@@ -123,7 +123,7 @@ class Shutdown:
         """Bring the config up to date, and detach after the run was finished on the rank that has it."""
         self._config_sync.look()
         if self._config_sync.has_run_ended and self._life.detach():
-            self._exchange.retire()
+            self._exchange.detach()
             self._close(handed_over=False)
             self._link.leave(self._exchange)
 
@@ -132,7 +132,7 @@ class Shutdown:
         if self._children.is_here:
             self._close(handed_over=False)
             return
-        self._exchange.retire()
+        self._exchange.detach()
         self._config_sync.close()
         self._close(handed_over=False)
         self._own.restore()

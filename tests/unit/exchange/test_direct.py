@@ -129,11 +129,11 @@ def test_the_thread_ends_with_the_session(make: Callable[..., Own]) -> None:
     assert own.steps == [0, 1]
 
 
-def test_who_retires_has_its_rows_written_and_waits_for_nothing(make: Callable[..., Own]) -> None:
+def test_who_detaches_has_its_rows_written_and_waits_for_nothing(make: Callable[..., Own]) -> None:
     own = make(at_once=False)
     own.run.goes_on.clear()
     own.log(0)
-    own.exchange.retire()
+    own.exchange.detach()
     own.run.goes_on.set()
     eventually(lambda: own.exchange.has_ended)
     assert own.steps == [0]
@@ -204,7 +204,7 @@ def test_rows_held_back_for_other_writers_are_as_they_were(make: Callable[..., O
     assert own.steps == [0, 1, 2]
 
 
-@pytest.mark.parametrize("end", ["close", "failed", "leave", "retire", "join_timeout", "max_pending_rows"])
+@pytest.mark.parametrize("end", ["close", "failed", "leave", "detach", "join_timeout", "max_pending_rows"])
 def test_other_writers_are_not_waited_for_for_ever(make: Callable[..., Own], end: str) -> None:
     limits = {"join_timeout": 0.05} if end == "join_timeout" else {"join_timeout": 60.0}
     limits |= {"max_pending_rows": 2} if end == "max_pending_rows" else {}
@@ -215,7 +215,7 @@ def test_other_writers_are_not_waited_for_for_ever(make: Callable[..., Own], end
         "close": own.exchange.close,
         "failed": lambda: own.exchange.close(failed=True),
         "leave": own.exchange.leave,
-        "retire": own.exchange.retire,
+        "detach": own.exchange.detach,
     }
     ends.get(end, lambda: None)()
     eventually(lambda: own.steps == [0, 1])

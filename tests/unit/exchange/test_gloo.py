@@ -138,7 +138,7 @@ def test_a_length_that_a_member_makes_up_is_no_error_of_memory(form: Form, on_ra
     def give(rank: int) -> None:
         if rank == 0:
             lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(2)]
-            groups[0]._group.allgather([lengths], [torch.tensor([length])], groups[0]._gather).wait()
+            groups[0]._group.allgather([lengths], [torch.tensor([length])], groups[0]._options.gather).wait()
             return
         with pytest.raises(ConfigurationError, match=f"Member 0 of the group says that it sends {length:,} bytes"):
             groups[1].gather(b"")

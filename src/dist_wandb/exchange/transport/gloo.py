@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from itertools import islice, starmap
 from operator import add
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -58,6 +58,26 @@ def _options(forming: timedelta, address: str | None) -> Any:
     return forming
 
 
+class _Collectives(NamedTuple):
+    """The options of each collective that is used."""
+
+    sum: Any
+    max: Any
+    gather: Any
+    to_first: Any
+
+    @classmethod
+    def with_timeout(cls, timeout: timedelta) -> _Collectives:
+        """Options of collectives that fail after a time."""
+        summing, maximum = dist.AllreduceOptions(), dist.AllreduceOptions()
+        summing.reduceOp, maximum.reduceOp = dist.ReduceOp(dist.ReduceOp.SUM), dist.ReduceOp(dist.ReduceOp.MAX)
+        gather = distributed_c10d.AllgatherOptions()  # type: ignore[attr-defined]  # dist itself exports the others only
+        collectives = cls(summing, maximum, gather, distributed_c10d.GatherOptions())
+        for options in collectives:
+            options.timeout = timeout
+        return collectives
+
+
 class GlooGroup:
     """A gloo process group over a store, used by one thread.
 
@@ -96,12 +116,7 @@ class GlooGroup:
             self._group: Any = caller.call(lambda: dist.ProcessGroupGloo(store, rank, size, options))
         except (RuntimeError, UnansweredError) as error:
             raise BrokenError(str(error)) from error
-        self._sum, self._max = dist.AllreduceOptions(), dist.AllreduceOptions()
-        self._sum.reduceOp, self._max.reduceOp = dist.ReduceOp(dist.ReduceOp.SUM), dist.ReduceOp(dist.ReduceOp.MAX)
-        self._gather = distributed_c10d.AllgatherOptions()  # type: ignore[attr-defined]  # dist itself exports the others only
-        self._to_first = distributed_c10d.GatherOptions()
-        for options in (self._sum, self._max, self._gather, self._to_first):
-            options.timeout = timedelta(seconds=timeout)
+        self._options = _Collectives.with_timeout(timedelta(seconds=timeout))
         self.collectives = 0
         self.bytes = 0
 
@@ -129,7 +144,7 @@ class GlooGroup:
         own.numbers[:] = array("d", [*sums, *maxima])
         if length:
             told = [[first.tensor, second.tensor]]
-            self._wait(lambda group: [group.allgather(told, [own.tensor], self._gather)], own.tensor.nbytes)
+            self._wait(lambda group: [group.allgather(told, [own.tensor], self._options.gather)], own.tensor.nbytes)
         pairs = zip(first.numbers, second.numbers, strict=True)
         return list(starmap(add, islice(pairs, len(sums)))), list(starmap(max, pairs))
 
@@ -144,7 +159,9 @@ class GlooGroup:
         """As `reduce`, with float64 tensors on the host, in place; an empty one costs no collective."""
         if self._size == _PAIR:
             return self._reduce_between_two(sums, maxima)
-        wanted = [(tensor, how) for tensor, how in ((sums, self._sum), (maxima, self._max)) if tensor.numel()]
+        wanted = [
+            (tensor, how) for tensor, how in ((sums, self._options.sum), (maxima, self._options.max)) if tensor.numel()
+        ]
         self._wait(
             lambda group: [group.allreduce([tensor], how) for tensor, how in wanted], sums.nbytes + maxima.nbytes
         )
@@ -154,7 +171,7 @@ class GlooGroup:
         own = torch.cat((sums, maxima))
         both = [torch.empty_like(own) for _ in range(_PAIR)]
         if own.numel():
-            self._wait(lambda group: [group.allgather([both], [own], self._gather)], own.nbytes)
+            self._wait(lambda group: [group.allgather([both], [own], self._options.gather)], own.nbytes)
         first, second = both
         torch.add(first[: sums.numel()], second[: sums.numel()], out=sums)
         torch.maximum(first[sums.numel() :], second[sums.numel() :], out=maxima)
@@ -173,7 +190,7 @@ class GlooGroup:
             return [b""] * self._size
         padded = torch.frombuffer(bytearray(data.ljust(longest, b"\0")), dtype=torch.uint8)
         received = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self._size)]
-        self._wait(lambda group: [group.allgather([received], [padded], self._gather)], longest)
+        self._wait(lambda group: [group.allgather([received], [padded], self._options.gather)], longest)
         return [bytes(told.numpy()[:length]) for told, length in zip(received, lengths, strict=True)]
 
     def collect(self, data: bytes) -> list[bytes]:
@@ -199,13 +216,13 @@ class GlooGroup:
 
     def _send_to_first(self, received: list[torch.Tensor], piece: torch.Tensor) -> None:
         wanted = [received] if self.rank == 0 else []
-        self._wait(lambda group: [group.gather(wanted, [piece], self._to_first)], piece.nbytes)
+        self._wait(lambda group: [group.gather(wanted, [piece], self._options.to_first)], piece.nbytes)
 
     def _lengths(self, data: bytes, most: int) -> list[int]:
         """How many bytes each member has; nobody makes room for more than is ever sent."""
         lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self._size)]
         own = torch.tensor([len(data)])
-        self._wait(lambda group: [group.allgather([lengths], [own], self._gather)], own.nbytes)
+        self._wait(lambda group: [group.allgather([lengths], [own], self._options.gather)], own.nbytes)
         found = [int(length) for length in lengths]
         for member, length in enumerate(found):
             if not 0 <= length <= most:
@@ -216,7 +233,7 @@ class GlooGroup:
         return found
 
     def close(self) -> None:
-        """Let go of the others. What is under way still is left to itself: destroying it would wait for its end."""
+        """Detach from the others. What is under way still is left to itself: destroying it would wait for its end."""
         group, self._group = self._group, None
         pending = [work for work in self._pending if not work.is_completed()]
         if pending and group is not None:

@@ -14,7 +14,7 @@ class BrokenError(Exception):
 
 
 class Group(Protocol):
-    """The members of an epoch, as one of them exchanges numbers with the others.
+    """The members of a generation, as one of them exchanges numbers with the others.
 
     Attributes:
         rank: Index of this member.
@@ -35,7 +35,7 @@ class Group(Protocol):
         """What all members give, in their order, on the first of them; nothing on the others."""
 
     def close(self) -> None:
-        """Let go of the others."""
+        """Detach from the others."""
 
 
 class Alone:
