@@ -113,7 +113,7 @@ class CollectiveExchange:
         if self._await_end(limit) and not self._lifecycle.is_stopped:
             return not self._lifecycle.is_broken
         if not failed:
-            self._worker.messages.time_is_over(limit, self._worker.backlog)
+            self._worker.messages.time_is_over(limit, self._worker.turns.backlog)
         self._stop(self._time_to_write(limit))
         return False
 
@@ -125,7 +125,8 @@ class CollectiveExchange:
 
     def _time_to_write(self, limit: float) -> float:
         """How long this rank gets to write what it has without waiting for others any more."""
-        return min(_MORE_TIME * self._worker.seconds_to_write, _MOST_WRITING * limit)
+        rows = self._worker.turns.unwritten if self._rows.writes else 0
+        return min(_MORE_TIME * self._worker.output.seconds_per_row * rows, _MOST_WRITING * limit)
 
     def detach(self) -> None:
         """Say that nothing more comes, without waiting; the thread goes through the rounds until all ranks close."""

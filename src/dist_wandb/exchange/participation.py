@@ -10,22 +10,20 @@ from dist_wandb.errors import RendezvousError
 from dist_wandb.exchange.attendance import Attendance
 from dist_wandb.exchange.context import Context
 from dist_wandb.exchange.cycle import Cycle
+from dist_wandb.exchange.forming import Forming, find_store
 from dist_wandb.exchange.lifecycle import Demand, Phase
 from dist_wandb.exchange.membership.generations import Generation
 from dist_wandb.exchange.membership.membership import Membership
-from dist_wandb.exchange.membership.polling import Stopped
 from dist_wandb.exchange.membership.presence import keys_of
 from dist_wandb.exchange.output import Output
 from dist_wandb.exchange.protocol.pacing import Interval
 from dist_wandb.exchange.protocol.rounds import Rounds
-from dist_wandb.exchange.transport.group import Alone, BrokenError, Group
+from dist_wandb.exchange.transport.group import Group
 from dist_wandb.store.job_store import JobStore
 from dist_wandb.store.timed_caller import TimedCaller
 
 _GRACE = 5.0  # seconds that a member of a broken generation is given for its checkpoint
 _LOOK_FOR_BROKEN = 0.5  # seconds between two looks, while waiting for others, whether one of them broke off
-_LOOK_FOR_STORE = 0.05  # seconds between two looks whether there is a store
-_MOST_UNFORMED = 3  # groups one after the other that could not be formed, though all members had come
 PRIMARY = 0  # its index in the unit
 
 
@@ -52,7 +50,7 @@ class Participation:
         self._rounds = rounds
         self._cycle = cycle
         self._output = output
-        self._unformed = 0
+        self._forming = Forming(context)
         self._look_for_broken = Interval(_LOOK_FOR_BROKEN)
         self._look_for_joining = Interval(context.limits.heartbeat)
 
@@ -74,7 +72,7 @@ class Participation:
             RendezvousError: There is no store, or it is gone.
         """
         lifecycle, limits, unit = self._context.lifecycle, self._context.limits, self._context.unit
-        job_store = self._find_store(find, is_in_vain)
+        job_store = find_store(self._context, find, is_in_vain)
         self._context.rows.global_rank_of = self.global_rank
         # Who comes back from a network that was cut off takes part again; until then nobody waits for this rank.
         within = limits.join_timeout + limits.peer_timeout
@@ -82,21 +80,6 @@ class Participation:
         self.membership = Membership(unit, job_store.beside(keys_of(unit), caller), is_in_vain)
         is_ending = self._context.rows.writes
         return self.membership.arrive(limits.join_timeout, lambda: lifecycle.is_closing and is_ending, is_over)
-
-    def _find_store(self, find: Callable[[], JobStore | None], is_in_vain: Callable[[], bool]) -> JobStore:
-        limit, lifecycle = self._context.limits.join_timeout, self._context.lifecycle
-        deadline = time.monotonic() + limit
-        while (found := find()) is None:
-            if is_in_vain():
-                raise Stopped
-            if time.monotonic() > deadline or lifecycle.is_closing:  # who finishes makes no process group any more
-                waited = "until it finished" if lifecycle.is_closing else f"within {limit:g} s"
-                raise RendezvousError(
-                    f"Rank {self._context.rank} found no store of the job {waited}, so its numbers cannot be "
-                    "brought together with those of other ranks. Call init_process_group."
-                )
-            time.sleep(_LOOK_FOR_STORE)
-        return found
 
     def enter(self, generation: Generation) -> Generation:
         """Begin a generation; if this rank is not in it, the next one in which it is.
@@ -130,44 +113,12 @@ class Participation:
         membership.presence.global_ranks.update(state["ranks"])
         return generation
 
-    def form(self, generation: Generation, is_broken_off: Callable[[], bool]) -> Group:
-        """The group of a generation's members.
-
-        Args:
-            generation: The generation.
-            is_broken_off: Asked while an exchange waits for the others: whether it is in vain.
-
-        Raises:
-            BrokenError: The members did not find each other.
-            RendezvousError: Time and again they cannot connect to each other.
-        """
-        membership, index = self._joined(), self._context.unit.index
-        if len(generation.members) == 1:
-            return Alone()
-        from dist_wandb.exchange.transport.gloo import GlooGroup
-
-        patience = self._context.limits.peer_timeout
-        if not membership.meeting.wait(generation, patience):
-            raise BrokenError("the members did not find each other")
-        rank = generation.members.index(index)
-        store, address = membership.meeting.store_of(generation), membership.meeting.address(generation)
-        try:
-            group = GlooGroup(store, rank, len(generation.members), patience, is_broken_off, address)
-        except BrokenError as error:
-            self._unformed += 1
-            if self._unformed < _MOST_UNFORMED or self._context.lifecycle.is_stopped:
-                raise
-            raise RendezvousError(self._why_unformed(generation, error)) from error
-        self._unformed = 0
-        return group
-
-    def _why_unformed(self, generation: Generation, error: Exception) -> str:
-        others = sorted(self.global_rank(index) for index in generation.members if index != self._context.unit.index)
-        return (
-            f"Rank {self._context.rank} cannot connect to rank {', '.join(map(str, others))} in {self._unformed} "
-            f"attempts, though all of them reach the store of the job: {error}. Ports between the hosts may be closed, "
-            "or GLOO_SOCKET_IFNAME name an interface by which they do not reach each other."
-        )
+    def form(self, is_broken_off: Callable[[], bool]) -> Group:
+        """The group of this generation's members: see `Forming.form`."""
+        membership, generation = self._joined(), self.generation
+        if generation is None:
+            raise RuntimeError("no generation was entered yet")
+        return self._forming.form(membership, generation, is_broken_off)
 
     # The end of a generation
 

@@ -28,6 +28,7 @@ from dist_wandb.exchange.protocol.pacing import Pacer
 from dist_wandb.exchange.protocol.rounds import Rounds
 from dist_wandb.exchange.rows import Contribution
 from dist_wandb.exchange.transport.group import BrokenError
+from dist_wandb.exchange.turns import Turns
 from dist_wandb.store.job_store import JobStore
 
 _log = logging.getLogger("dist_wandb")
@@ -61,6 +62,8 @@ class Worker:
     Attributes:
         inbox: Where the user's threads put contributions.
         messages: What is warned of.
+        turns: Has what is not written yet.
+        output: Has how long it takes to write.
     """
 
     def __init__(self, context: Context, rounds: Rounds, hooks: Hooks) -> None:
@@ -73,18 +76,7 @@ class Worker:
         self._context = context
         self._rounds = rounds
         self._hooks = hooks
-        self._unsent = self._doubtful = 0  # as of the last round: the user's threads do not look into the rounds
-
-    @property
-    def backlog(self) -> int:
-        """About how many rows of this rank the others do not know."""
-        return self.inbox.unread + self.inbox.computing + self._unsent
-
-    @property
-    def seconds_to_write(self) -> float:
-        """About how long it takes to write what this rank has without waiting for others any more."""
-        rows = self.backlog + self._doubtful if self._context.rows.writes else 0
-        return self.output.seconds_per_row * rows
+        self.turns = Turns(context, rounds, self.inbox, self.pacer, self.messages)
 
     def run(self) -> None:
         """Take part until the end."""
@@ -132,7 +124,7 @@ class Worker:
             return None
         generation = participation.enter(generation)
         try:
-            group = participation.form(generation, self._is_broken_off)
+            group = participation.form(self._is_broken_off)
             self.cycle.begin(group, participation.learn_ranks)
             while True:
                 outcome = self._round()
@@ -150,35 +142,22 @@ class Worker:
         return participation.admit(generation)
 
     def _round(self) -> Outcome:
-        self._await_reason()
+        self._await_turn()
         lifecycle = self._context.lifecycle
         if lifecycle.is_stopped:
             raise Stopped
-        self._give_up_overdue()
+        self.turns.give_up_overdue()
         outcome = self.cycle.round(regroup=self.participation.is_somebody_waiting())
         self.messages.late(outcome.late, outcome.lost)
         if lifecycle.is_closing and not self._rounds.pending and self.inbox.is_empty and not self._awaits_primary():
             lifecycle.is_needed = self.cycle.is_awaited()
             lifecycle.delivered.set()
-        self._answer_flushes(is_paused=outcome.paused)
+        self.turns.answer_flushes(is_paused=outcome.paused, has_more=outcome.more)
         return outcome
 
-    def _await_reason(self) -> None:
-        """Wait for contributions, for peers, or for the next heartbeat."""
+    def _await_turn(self) -> None:
         self._hooks.look()
-        lifecycle, rounds = self._context.lifecycle, self._rounds
-        is_idle = not (self.cycle.has_more or rounds.pending or lifecycle.is_closing)
-        is_awaited = bool(rounds.cells or self.inbox.flushes)
-        if self.inbox.drain(self.pacer.pause(is_awaited=is_awaited) if is_idle else 0.0):
-            seconds = self.pacer.contributed(time.monotonic(), was_idle=is_idle)
-            if is_idle:
-                self.inbox.linger(seconds, is_open=lambda: lifecycle.demand is Demand.NONE)
-        rounds.closing = lifecycle.is_closing and self.inbox.is_empty and not self._awaits_primary()
-        rounds.pausing = bool(self.inbox.flushes) and self.inbox.is_empty
-        self._unsent = rounds.pending
-        self._doubtful = rounds.count_doubtful() if lifecycle.is_closing else 0
-        if self.backlog > self._context.limits.max_pending_rows:
-            self.messages.many_unsent()
+        self.turns.wait(has_more=self.cycle.has_more, awaits_primary=self._awaits_primary)
 
     def _post(self, contribution: Contribution) -> None:
         try:
@@ -189,32 +168,6 @@ class Worker:
                 self._context.rank,
                 list(contribution.metrics),
             )
-
-    def _give_up_overdue(self) -> None:
-        """Give up waiting for ranks that do not contribute where others did."""
-        rounds, limit = self._rounds, self._context.limits.max_pending_rows
-        oldest = next(iter(rounds.cells.values())).born if rounds.cells else None
-        overdue = self.pacer.begin_round(time.monotonic(), rounds.round, oldest)
-        if overdue.new is not None:
-            rounds.give_up(overdue.new, new_only=True)
-        if overdue.usual is not None:
-            rounds.give_up(overdue.usual, new_only=False)
-            self.messages.silent(rounds.unspoken(overdue.usual))
-        if oldest is not None and len(rounds.cells) > limit and rounds.open_places > limit:
-            self.messages.many_open()
-            rounds.give_up(oldest, new_only=False)
-
-    def _answer_flushes(self, *, is_paused: bool) -> None:
-        """Answer those who wait for what this rank logged, but give others the chance to pause as well.
-
-        When all ranks pause, what only some of them logged is finished. Who has nothing open waits for that a little,
-        if others have something open, or more to say.
-        """
-        flushes = self.inbox.flushes
-        is_settled = bool(flushes) and self._rounds.settled and self.inbox.is_empty
-        has_waited = self.pacer.has_flushed_alone(time.monotonic(), is_settled=is_settled)
-        if is_settled and (is_paused or has_waited or not (self._rounds.cells or self.cycle.has_more)):
-            self.inbox.answer([flush for flush in flushes if is_paused or not flush.together])
 
     def _awaits_primary(self) -> bool:
         """Whether the rank that writes is away, but may come back for what the others have for it."""
@@ -255,9 +208,9 @@ class Worker:
         self.output.forget()
         try:
             while not (lifecycle.is_closing and self.inbox.is_empty) and not lifecycle.is_stopped:
-                self._await_reason()
+                self._await_turn()
                 self._write_all()
-                self._answer_flushes(is_paused=True)
+                self.turns.answer_flushes(is_paused=True, has_more=False)
         except Exception:  # noqa: BLE001  # as in run
             lifecycle.phase = Phase.BROKEN
             _log.exception("dist_wandb: rank %d can bring no more rows to W&B", self._context.rank)

@@ -1,0 +1,91 @@
+"""How a rank finds the job's store, and how the members of a generation form a group."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from dist_wandb.errors import RendezvousError
+from dist_wandb.exchange.context import Context
+from dist_wandb.exchange.membership.generations import Generation
+from dist_wandb.exchange.membership.membership import Membership
+from dist_wandb.exchange.membership.polling import Stopped
+from dist_wandb.exchange.transport.group import Alone, BrokenError, Group
+from dist_wandb.store.job_store import JobStore
+
+_LOOK_FOR_STORE = 0.05  # seconds between two looks whether there is a store
+_MOST_UNFORMED = 3  # groups one after the other that could not be formed, though all members had come
+
+
+def find_store(context: Context, find: Callable[[], JobStore | None], is_in_vain: Callable[[], bool]) -> JobStore:
+    """The job's store, waiting until there is one.
+
+    Raises:
+        Stopped: Waiting was to end.
+        RendezvousError: There is none within the time limit, or before the session is finished.
+    """
+    limit, lifecycle = context.limits.join_timeout, context.lifecycle
+    deadline = time.monotonic() + limit
+    while (found := find()) is None:
+        if is_in_vain():
+            raise Stopped
+        if time.monotonic() > deadline or lifecycle.is_closing:  # who finishes makes no process group any more
+            waited = "until it finished" if lifecycle.is_closing else f"within {limit:g} s"
+            raise RendezvousError(
+                f"Rank {context.rank} found no store of the job {waited}, so its numbers cannot be "
+                "brought together with those of other ranks. Call init_process_group."
+            )
+        time.sleep(_LOOK_FOR_STORE)
+    return found
+
+
+class Forming:
+    """Forms the groups of generations.
+
+    Args:
+        context: What the parts of the exchange share.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._unformed = 0
+
+    def form(self, membership: Membership, generation: Generation, is_broken_off: Callable[[], bool]) -> Group:
+        """The group of a generation's members.
+
+        Args:
+            membership: How they meet.
+            generation: The generation.
+            is_broken_off: Asked while an exchange waits for the others: whether it is in vain.
+
+        Raises:
+            BrokenError: The members did not find each other.
+            RendezvousError: Time and again they cannot connect to each other.
+        """
+        if len(generation.members) == 1:
+            return Alone()
+        from dist_wandb.exchange.transport.gloo import GlooGroup
+
+        patience = self._context.limits.peer_timeout
+        if not membership.meeting.wait(generation, patience):
+            raise BrokenError("the members did not find each other")
+        rank = generation.members.index(self._context.unit.index)
+        store, address = membership.meeting.store_of(generation), membership.meeting.address(generation)
+        try:
+            group = GlooGroup(store, rank, len(generation.members), patience, is_broken_off, address)
+        except BrokenError as error:
+            self._unformed += 1
+            if self._unformed < _MOST_UNFORMED or self._context.lifecycle.is_stopped:
+                raise
+            raise RendezvousError(self._why_unformed(membership, generation, error)) from error
+        self._unformed = 0
+        return group
+
+    def _why_unformed(self, membership: Membership, generation: Generation, error: Exception) -> str:
+        known, others = membership.presence.global_ranks, set(generation.members) - {self._context.unit.index}
+        ranks = ", ".join(map(str, sorted(known.get(index, index) for index in others)))
+        return (
+            f"Rank {self._context.rank} cannot connect to rank {ranks} in {self._unformed} attempts, though all of "
+            f"them reach the store of the job: {error}. Ports between the hosts may be closed, or GLOO_SOCKET_IFNAME "
+            "name an interface by which they do not reach each other."
+        )

@@ -1,0 +1,94 @@
+"""What a rank does before and after its part in a round: it waits for its turn, gives up waiting, answers flushes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from dist_wandb.exchange.context import Context
+from dist_wandb.exchange.inbox import Inbox
+from dist_wandb.exchange.lifecycle import Demand
+from dist_wandb.exchange.messages import Messages
+from dist_wandb.exchange.protocol.pacing import Pacer
+from dist_wandb.exchange.protocol.rounds import Rounds
+
+
+class Turns:
+    """One rank's turns in the rounds.
+
+    Args:
+        context: What the parts of the exchange share.
+        rounds: The state machine of this rank.
+        inbox: What this rank has logged.
+        pacer: Says when the next round is due, and what is overdue.
+        messages: Warnings about what this rank logs.
+    """
+
+    def __init__(self, context: Context, rounds: Rounds, inbox: Inbox, pacer: Pacer, messages: Messages) -> None:
+        self._context = context
+        self._rounds = rounds
+        self._inbox = inbox
+        self._pacer = pacer
+        self._messages = messages
+        self._unsent = self._doubtful = 0  # as of the last turn: the user's threads do not look into the rounds
+
+    @property
+    def backlog(self) -> int:
+        """About how many rows of this rank the others do not know."""
+        return self._inbox.unread + self._inbox.computing + self._unsent
+
+    @property
+    def unwritten(self) -> int:
+        """About how many rows this rank has to write if it waits for no other rank any more."""
+        return self.backlog + self._doubtful
+
+    def wait(self, *, has_more: bool, awaits_primary: Callable[[], bool]) -> None:
+        """Wait for contributions, for peers, or for the next heartbeat.
+
+        Args:
+            has_more: Whether some rank has more to say at once.
+            awaits_primary: Whether the rank that writes is away, but may come back: then this rank does not close yet.
+        """
+        lifecycle, rounds = self._context.lifecycle, self._rounds
+        is_idle = not (has_more or rounds.pending or lifecycle.is_closing)
+        is_awaited = bool(rounds.cells or self._inbox.flushes)
+        if self._inbox.drain(self._pacer.pause(is_awaited=is_awaited) if is_idle else 0.0):
+            seconds = self._pacer.contributed(time.monotonic(), was_idle=is_idle)
+            if is_idle:
+                self._inbox.linger(seconds, is_open=lambda: lifecycle.demand is Demand.NONE)
+        rounds.closing = lifecycle.is_closing and self._inbox.is_empty and not awaits_primary()
+        rounds.pausing = bool(self._inbox.flushes) and self._inbox.is_empty
+        self._unsent = rounds.pending
+        self._doubtful = rounds.count_doubtful() if lifecycle.is_closing else 0
+        if self.backlog > self._context.limits.max_pending_rows:
+            self._messages.many_unsent()
+
+    def give_up_overdue(self) -> None:
+        """Give up waiting for ranks that do not contribute where others did."""
+        rounds, limit = self._rounds, self._context.limits.max_pending_rows
+        oldest = next(iter(rounds.cells.values())).born if rounds.cells else None
+        overdue = self._pacer.begin_round(time.monotonic(), rounds.round, oldest)
+        if overdue.new is not None:
+            rounds.give_up(overdue.new, new_only=True)
+        if overdue.usual is not None:
+            rounds.give_up(overdue.usual, new_only=False)
+            self._messages.silent(rounds.unspoken(overdue.usual))
+        if oldest is not None and len(rounds.cells) > limit and rounds.open_places > limit:
+            self._messages.many_open()
+            rounds.give_up(oldest, new_only=False)
+
+    def answer_flushes(self, *, is_paused: bool, has_more: bool) -> None:
+        """Answer those who wait for what this rank logged, but give others the chance to pause as well.
+
+        When all ranks pause, what only some of them logged is finished. Who has nothing open waits for that a little,
+        if others have something open, or more to say.
+
+        Args:
+            is_paused: Whether all ranks have paused.
+            has_more: Whether some rank has more to say at once.
+        """
+        flushes = self._inbox.flushes
+        is_settled = bool(flushes) and self._rounds.settled and self._inbox.is_empty
+        has_waited = self._pacer.has_flushed_alone(time.monotonic(), is_settled=is_settled)
+        if is_settled and (is_paused or has_waited or not (self._rounds.cells or has_more)):
+            self._inbox.answer([flush for flush in flushes if is_paused or not flush.together])
