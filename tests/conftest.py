@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -13,9 +14,11 @@ from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
+import processes
 import pytest
 import torch.distributed as dist
 import wandb
+import warm
 from hypothesis import HealthCheck, settings
 from wandb_server import WandbServer
 
@@ -312,10 +315,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group(f"{item.path.stem}-{integration}"))
 
 
-def pytest_configure() -> None:
-    """Let what tests start be interrupted: a shell's background job inherits, and hands on, that SIGINT is ignored."""
+def pytest_configure(config: pytest.Config) -> None:
+    """Let what tests start be interrupted: a shell's background job inherits, and hands on, that SIGINT is ignored.
+
+    One warm interpreter serves the workers of a run.
+    """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if not hasattr(config, "workerinput"):
+        run = contextlib.ExitStack()
+        run.enter_context(warm.served())
+        config.add_cleanup(run.close)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Before the fixtures of a test start jobs: whether these are cold."""
+    processes.starts_cold = item.get_closest_marker("cold") is not None
 
 
 @pytest.hookimpl(trylast=True)

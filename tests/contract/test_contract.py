@@ -15,6 +15,7 @@ from wandb_server import WandbServer
 
 PLAY = Path(__file__).parent / "scripts" / "play.py"
 INTEGRATIONS = ("plain", "lightning", "fabric", "accelerate", "accelerate-by-name")
+COLD = ("plain", "lightning", "accelerate")
 ROWS = 4
 
 
@@ -151,7 +152,9 @@ def test_job_says_one_line_for_each_run_and_no_warning(played: Played) -> None:
     assert said == []
 
 
-@pytest.mark.parametrize("integration", INTEGRATIONS)
+@pytest.mark.parametrize(
+    "integration", [pytest.param(name, marks=[pytest.mark.cold] if name in COLD else []) for name in INTEGRATIONS]
+)
 def test_exception_marks_the_run_as_failed(integration: str, wandb_server: WandbServer, tmp_path: Path) -> None:
     finished = play(integration, "fails", tmp_path, wandb_server)
     assert finished.exit_codes == (1,)

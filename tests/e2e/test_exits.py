@@ -43,6 +43,7 @@ CODES = {
 }
 
 
+@pytest.mark.cold  # the end of a forked child is shorter
 @pytest.mark.parametrize("kind", CODES)
 def test_a_script_without_finish_ends_with_its_own_exit_code_every_time(tmp_path: Path, kind: str) -> None:
     command: list[str | Path] = [sys.executable, SCRIPTS / "exits.py", kind, tmp_path, str(TIMES)]
@@ -52,6 +53,7 @@ def test_a_script_without_finish_ends_with_its_own_exit_code_every_time(tmp_path
     check_quiet(finished)
 
 
+@pytest.mark.cold
 @pytest.mark.parametrize(("kind", "code"), [("normal", 0), ("destroyed", 0), ("sys_exit", 3), ("exception", 1)])
 def test_what_was_logged_before_an_end_without_finish_is_written(tmp_path: Path, kind: str, code: int) -> None:
     commands = rank_commands(SCRIPTS / "ends_without_finish.py", tmp_path, kind, world_size=2)

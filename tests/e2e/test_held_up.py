@@ -29,6 +29,7 @@ print(eval(sys.argv[1]), flush=True)
 """
 
 
+@pytest.mark.cold  # the stand-in would be held up, and not its child
 @pytest.mark.parametrize("ask", ["briefly(answer, 'none', 2.0)", "TimedCaller(2.0).call(answer)"])
 def test_a_process_that_is_held_up_looks_for_the_answer_of_the_store_once_more(tmp_path: Path, ask: str) -> None:
     with started([sys.executable, "-c", ASKS, ask], cwd=tmp_path) as job:

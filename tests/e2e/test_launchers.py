@@ -21,10 +21,14 @@ from wandb_server import WandbServer
 
 SCRIPT = Path(__file__).parent / "scripts" / "launched.py"
 SUPPORT = Path(__file__).parents[1] / "support"
+COLD = ("accelerate launch", "mp.spawn", "Open MPI: mpirun", "MPICH: mpiexec")  # torchrun: see the contract
 Saw = list[dict[str, Any]]
 
 
-@pytest.mark.parametrize("launcher", JOBS, ids=lambda launcher: launcher.name)
+@pytest.mark.parametrize(
+    "launcher",
+    [pytest.param(job, marks=[pytest.mark.cold] if job.name in COLD else [], id=job.name) for job in JOBS],
+)
 def test_every_mode_and_scope(wandb_server: WandbServer, launcher: Launcher, tmp_path: Path) -> None:
     environment = wandb_server.environment(tmp_path, PYTHONPATH=str(SUPPORT), WANDB_CONSOLE="wrap", WANDB_RUN_ID="exp")
     commands = launcher.commands(SCRIPT, tmp_path)

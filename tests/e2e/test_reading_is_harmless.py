@@ -27,6 +27,8 @@ assert session.run.summary["global_step"] == 3, dict(session.run.summary)
 session.finish()
 """
 # What wandb, click and Python itself import early or late, and what the start of any Python looks for.
+pytestmark = pytest.mark.cold  # what imports find is the matter
+
 MODULES = ("click", "wandb", "json", "yaml", "requests", "typing_extensions", "sitecustomize", "usercustomize", "-x")
 PACKAGES = ("encodings", "pydantic", "google")
 

@@ -240,6 +240,7 @@ def test_a_writer_of_an_online_shared_run_that_was_cut_off_gets_its_rows(
 # --- plain runs -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.cold
 def test_refusals_are_told_and_can_be_repeated(plain: Path, wandb_server: WandbServer) -> None:
     wandb_server.stop()
     dead = sync(wandb_server, plain)

@@ -15,12 +15,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import warm
+
 _MARK = "DIST_WANDB_TEST_JOB"
 _FOREIGN = ("WANDB_", "TORCHELASTIC_", "SLURM_", "OMPI_", "PMI_", "PMIX_", "MPI_", "ACCELERATE_", "DIST_WANDB_", "PET_")
 _RANKS = (
     *("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "CROSS_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
     *("GROUP_WORLD_SIZE", "LOCAL_SIZE", "CROSS_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
 )
+starts_cold = False  # whether the test that runs is marked with `cold`
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,8 @@ class Finished:
 
 def clean_environment(**extra: str) -> dict[str, str]:
     """This process's environment without anything that tells ranks or configures wandb; offline, and quiet."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN) and name not in _RANKS}
+    not_kept = (*_RANKS, "PYTHONDONTWRITEBYTECODE")  # our modules would be compiled in every process
+    kept = {name: value for name, value in os.environ.items() if not (name.startswith(_FOREIGN) or name in not_kept)}
     return {
         **kept,
         "WANDB_MODE": "offline",
@@ -110,6 +114,8 @@ def started(
 ) -> Iterator[Job]:
     """Start commands side by side; when the block is left, nothing that they started is alive.
 
+    Where a command has this process's interpreter, a warm one is started (see `warm`).
+
     Args:
         commands: The commands.
         cwd: Where they run.
@@ -118,11 +124,12 @@ def started(
     """
     job = Job(uuid.uuid4().hex, [])
     variables = {**(environment if environment is not None else clean_environment()), _MARK: job.mark}
+    python = sys.executable if starts_cold else warm.interpreter(clean_environment())
     said = subprocess.PIPE if output is None else os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     try:
         for command in commands:
             process = subprocess.Popen(
-                [str(word) for word in command],
+                [python if word == sys.executable else str(word) for word in command],
                 cwd=cwd,
                 env=variables,
                 stdin=subprocess.DEVNULL,
@@ -137,6 +144,8 @@ def started(
         job.kill()
         for process in job.processes:
             process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
         if output is not None:
             os.close(said)
 

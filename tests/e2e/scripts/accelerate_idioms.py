@@ -15,10 +15,9 @@ STEPS = 4  # optimizer steps
 ACCUMULATED = 2  # batches of each
 
 
-def accelerator_for(name: str, directory: str, **more: Any) -> Accelerator:
-    return Accelerator(
-        cpu=True, log_with=DistWandbTracker(id=name, dir=directory, limits=Limits(heartbeat=4.0), **more)
-    )
+def accelerator_for(name: str, directory: str, finish_timeout: float | None = None, **more: Any) -> Accelerator:
+    limits = Limits(heartbeat=4.0, finish_timeout=finish_timeout)
+    return Accelerator(cpu=True, log_with=DistWandbTracker(id=name, dir=directory, limits=limits, **more))
 
 
 def diffusers(directory: str) -> None:
@@ -79,7 +78,7 @@ def main_alone(directory: str) -> None:
     """Everything under a guard: the other rank takes no part in this one, and its next one is the next one."""
     limit: dict[str, Any] = {"finish_timeout": 60} if "finish_timeout" in wandb.Settings.model_fields else {}
     upload = wandb.Settings(**limit)  # which would have as short a limit as the ranks, where W&B knows one
-    accelerator = accelerator_for("main_alone", directory, limits=Limits(finish_timeout=0.5), settings=upload)
+    accelerator = accelerator_for("main_alone", directory, finish_timeout=0.5, settings=upload)
     if accelerator.is_main_process:
         accelerator.init_trackers("tests")
         accelerator.log({"loss": 1.0}, step=1)

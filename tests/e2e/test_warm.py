@@ -1,0 +1,249 @@
+"""The warm interpreter of the tests: what is forked is for others, and for itself, what a new interpreter would be."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import warm
+from processes import Finished, clean_environment, run_job, started, wait_until
+
+SUPPORT = Path(__file__).parents[1] / "support"
+TELLS = """
+import json, os, signal, sys, threading
+print(json.dumps({
+    "argv": sys.argv, "name": __name__, "file": globals().get("__file__"), "path": sys.path, "flags": list(sys.flags),
+    "directory": os.getcwd(), "environment": dict(os.environ), "parent": os.getppid(), "umask": os.umask(0),
+    "descriptors": sorted(os.listdir("/proc/self/fd")), "threads": threading.active_count(),
+    "handlers": {int(n): str(signal.getsignal(n)) for n in signal.valid_signals()},
+    "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
+    "prefix": [sys.prefix, sys.base_prefix, sys.version], "input": sys.stdin.read(),
+    "streams": [(s.name, s.mode, s.encoding, s.errors, s.line_buffering, s.write_through)
+        for s in (sys.stdin, sys.stdout, sys.stderr)],
+    "main": sorted(sys.modules["__main__"].__dict__), "limits": __import__("resource").getrlimit(7),
+    "processors": sorted(os.sched_getaffinity(0)), "dist_wandb": "dist_wandb" in sys.modules,
+}))
+"""
+HANDLES = """
+import signal, sys
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(9))
+print("ready", flush=True)
+signal.pause()
+"""
+WAITS = "import time, os; print(os.getpid(), flush=True); time.sleep(600)"
+
+
+@pytest.fixture
+def python() -> str:
+    """The stand-in."""
+    found = warm.interpreter(clean_environment())
+    assert found != sys.executable, "there is no server"
+    return found
+
+
+@pytest.fixture
+def tell(tmp_path: Path) -> str:
+    script = tmp_path / "tells.py"
+    script.write_text(TELLS)
+    return str(script)
+
+
+def told(command: Sequence[str], tmp_path: Path, **options: Any) -> dict[str, Any]:
+    done = subprocess.run(
+        command, cwd=tmp_path, input="what comes in", capture_output=True, text=True, timeout=60, check=False, **options
+    )
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    facts: dict[str, Any] = json.loads(done.stdout)
+    return facts
+
+
+@pytest.mark.parametrize(
+    ("words", "variables"),
+    [
+        (["SCRIPT", "a", "", "b c", "-x"], {}),
+        (["-c", TELLS, "-m", "a"], {"PYTHONPATH": "here::/there/../and"}),
+        (["-m", "tells", "a"], {"PYTHONPATH": ""}),
+        (["-u", "SCRIPT"], {"PYTHONUNBUFFERED": ""}),
+        (["SCRIPT"], {"PYTHONUNBUFFERED": "", "LOCAL_RANK": "1", "TMPDIR": "elsewhere"}),
+    ],
+    ids=["script", "code", "module", "unbuffered", "buffered"],
+)
+def test_a_fork_tells_of_itself_what_a_new_interpreter_tells(
+    python: str, tell: str, tmp_path: Path, words: list[str], variables: dict[str, str]
+) -> None:
+    command = [tell if word == "SCRIPT" else word for word in words]
+    read, write = os.pipe()
+    environment = {**clean_environment(), "PYTHONFAULTHANDLER": "", **variables}  # it comes before Python's handlers
+
+    def prepare() -> None:
+        os.umask(0o027)
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
+
+    forked, new = (
+        told([each, *command], tmp_path, env=environment, pass_fds=[write], preexec_fn=prepare)
+        for each in (python, sys.executable)
+    )
+    os.close(read)
+    os.close(write)
+    for facts in (forked, new):
+        facts["environment"].pop("LC_CTYPE", None)
+    assert forked == new
+    assert forked["parent"] == os.getpid()
+
+
+def test_an_error_is_printed_as_by_a_new_interpreter(python: str, tmp_path: Path) -> None:
+    (tmp_path / "fails.py").write_text("def f():\n    1 / 0\nf()\n")
+    for command in (["fails.py"], ["-c", "raise KeyError(1)"], ["-m", "fails"], ["-c", "import sys; sys.exit('said')"]):
+        forked, new = (
+            subprocess.run(
+                [each, *command], cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, check=False
+            )
+            for each in (python, sys.executable)
+        )
+        assert (forked.returncode, forked.stderr) == (new.returncode, new.stderr)
+        assert forked.returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "ended"),
+    [
+        ("import sys; sys.exit(7)", 7),
+        ("import os; os._exit(8)", 8),
+        ("import os; os.kill(os.getpid(), 9)", -9),
+        ("import os; os.abort()", -6),
+        ("raise KeyboardInterrupt", -2),
+        ("import atexit, os; atexit.register(os._exit, 5)", 5),
+        ("import threading, time, os; threading.Thread(target=lambda: (time.sleep(0.2), os._exit(6))).start()", 6),
+    ],
+)
+def test_the_stand_in_ends_as_the_child_ends(python: str, tmp_path: Path, code: str, ended: int) -> None:
+    assert run(python, tmp_path, "-c", code).exit_codes == (ended,)
+
+
+def run(python: str, directory: Path, *words: object) -> Finished:
+    return run_job([python, *map(str, words)], cwd=directory, timeout=60)
+
+
+def test_signals_reach_the_child(python: str, tmp_path: Path) -> None:
+    with started([python, "-c", HANDLES], [python, "-c", WAITS], cwd=tmp_path) as job:
+        handles, dies = job.processes
+        for process, number in ((handles, signal.SIGTERM), (dies, signal.SIGINT)):
+            assert process.stdout is not None
+            process.stdout.readline()
+            process.send_signal(number)
+        assert (handles.wait(30), dies.wait(30)) == (9, -2)
+
+
+def test_the_child_of_a_stand_in_that_is_killed_dies(python: str, tmp_path: Path) -> None:
+    with started([python, "-c", WAITS], cwd=tmp_path) as job:
+        (process,) = job.processes
+        assert process.stdout is not None
+        child = int(process.stdout.readline())
+        assert sorted(job.living()) == sorted([process.pid, child])  # both carry the mark of the job
+        process.kill()
+        wait_until(lambda: not is_alive(child), within=30)
+
+
+def is_alive(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def test_descriptors_are_the_stand_ins_alone(python: str, tmp_path: Path) -> None:
+    """Who waits for a pipe to be closed is not kept waiting by the stand-in."""
+    read, write = os.pipe()
+    code = "import os, sys, time; os.write(int(sys.argv[1]), b'x'); os.close(int(sys.argv[1])); time.sleep(600)"
+    process = subprocess.Popen(
+        [python, "-c", code, str(write)], cwd=tmp_path, env=clean_environment(), pass_fds=[write]
+    )
+    try:
+        os.close(write)
+        assert os.read(read, 10) == b"x"
+        assert os.read(read, 10) == b""
+    finally:
+        process.kill()
+        process.wait()
+        os.close(read)
+
+
+NESTED = """
+import multiprocessing, os, subprocess, sys
+import torch.multiprocessing as mp
+
+def told(rank, queue):
+    queue.put((rank, os.getppid(), sys.executable))
+
+def raises(rank):
+    raise SystemExit(rank)
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    mp.spawn(told, (queue,), nprocs=2)
+    assert sorted(queue.get() for _ in range(2)) == [(rank, os.getpid(), sys.executable) for rank in range(2)]
+    process = context.Process(target=raises, args=(4,))
+    process.start()
+    process.join()
+    assert process.exitcode == 4
+    assert subprocess.run([sys.executable, "-c", "import sys; sys.exit(3)"]).returncode == 3
+    print(sys.executable)
+"""
+
+
+def test_what_a_child_starts_is_warm_as_well(python: str, tmp_path: Path) -> None:
+    (tmp_path / "nested.py").write_text(NESTED)
+    assert run(python, tmp_path, "nested.py").check().output == f"{python}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "variables"),
+    [
+        (["-W", "error", "-c", "import sys; print(sys.executable)"], {}),
+        (["-c", "import sys; print(sys.executable)"], {"PYTHONHASHSEED": "1"}),
+        (["-c", "import sys; print(sys.executable)"], {"OMP_NUM_THREADS": "2"}),
+        (["-c", "import sys; print(sys.executable)"], {"TORCH_LOGS": "+dynamo"}),
+        (["-c", "import sys; print(sys.executable)"], {"PYTHONPATH": "shadow"}),
+    ],
+)
+def test_what_a_fork_cannot_be_starts_cold(
+    python: str, tmp_path: Path, words: list[str], variables: dict[str, str]
+) -> None:
+    (tmp_path / "shadow").mkdir()
+    (tmp_path / "shadow" / "torch.py").touch()
+    done = run_job([python, *words], cwd=tmp_path, environment=clean_environment(**variables), timeout=60)
+    assert done.check().output == f"{sys.executable}\n"
+
+
+OWNER = f"""
+import os, subprocess, sys, time
+sys.path.insert(0, {str(SUPPORT)!r})
+import warm
+from processes import clean_environment
+with warm.served():
+    python = warm.interpreter(clean_environment())
+    process = subprocess.Popen([python, "-c", {WAITS!r}], env=clean_environment(), stdout=subprocess.PIPE, text=True)
+    print(python, process.pid, process.stdout.readline(), flush=True)
+    time.sleep(600)
+"""
+
+
+def test_nothing_is_left_of_a_run_that_is_killed_and_a_stand_in_without_server_is_cold(tmp_path: Path) -> None:
+    mine = tmp_path / "python"
+    with started([sys.executable, "-W", "ignore", "-c", OWNER], cwd=tmp_path) as job:
+        (process,) = job.processes
+        assert process.stdout is not None
+        python, stand_in, child = process.stdout.readline().split()
+        mine.write_text(Path(python).read_text())
+        mine.chmod(0o700)
+        process.kill()
+        wait_until(lambda: not any(map(is_alive, map(int, (stand_in, child)))), within=30)
+        wait_until(lambda: not Path(python).parent.exists(), within=30)
+    done = subprocess.run([mine, "-c", "import sys; print(sys.executable)"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"{sys.executable}\n"

@@ -1,0 +1,120 @@
+"""A warm interpreter: what tests start is forked from a process that has imported the large libraries.
+
+Imports of torch, Lightning and Accelerate take seconds of processor time, in hundreds of processes of whole jobs.
+
+- `served` (here) makes the server's home, a private directory, for as long as a test run lasts.
+- `interpreter` (here) names the executable to start in place of `sys.executable`. Its first call starts the server.
+- The *stand-in* (``stand_in.py``) is that executable: a small Python that hands its descriptors to the server, passes
+  on signals, and ends as the child ends. Whatever starts `sys.executable` of a forked child starts it, too.
+- The *server* (``server.py``) imports the libraries once, and forks a child for each stand-in. It ends, and kills
+  its children, when the test run ends in whatever way.
+- A *request* (``request.py``) is what a stand-in was started with, as ``/proc`` has it. Where a fork cannot be that,
+  the stand-in executes the real interpreter: the start is *cold*.
+- ``fresh.py`` turns the forked child into what a new interpreter would be.
+
+What differs from a new interpreter:
+
+- All children have the server's seed of string hashes (a start with ``PYTHONHASHSEED`` is cold).
+- The preloaded modules are in `sys.modules` before the script imports them, with the warning filters that they add.
+- The parent is the server; `os.getppid` of Python answers with the stand-in's parent.
+- SIGSTOP sent to the stand-in alone does not stop the child; both carry the same environment in ``/proc``.
+- A child is in a session of its own, so `os.killpg` of its group reaches it and what it starts, not its siblings.
+
+So a few jobs of every kind stay cold: those of tests that are marked with ``cold``. ``DIST_WANDB_TESTS_COLD=1`` makes
+all cold.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+COLD = "DIST_WANDB_TESTS_COLD"
+ALIVE = "alive"  # a named pipe: who holds it open for writing is the test run
+_HOME = "DIST_WANDB_TESTS_WARM"
+_SUPPORT = Path(__file__).parents[1]
+_STAND_IN = Path(__file__).parent / "stand_in.py"
+_LONGEST_SHEBANG = 127
+_ROOM = {"arguments": 4_000, "environment": 32_000}  # bytes that the server keeps for those of its children
+_OF_EACH_CHILD = ("PYTHONPATH", "PYTHONSAFEPATH", "PYTHONFAULTHANDLER")
+_SECONDS_TO_END = 10.0
+_started: list[subprocess.Popen[bytes]] = []
+
+
+@contextlib.contextmanager
+def served() -> Iterator[None]:
+    """Have a home for a server, which `interpreter` starts, in this process and in those that it starts."""
+    home = Path(tempfile.mkdtemp(prefix="dist_wandb-warm-"))
+    os.mkfifo(home / ALIVE)
+    alive = os.open(home / ALIVE, os.O_RDWR | os.O_NONBLOCK)
+    os.environ[_HOME] = str(home)
+    try:
+        yield
+    finally:
+        os.environ.pop(_HOME, None)
+        is_served = (home / "python").exists()
+        os.close(alive)  # the server ends by that, and removes its home
+        deadline = time.monotonic() + _SECONDS_TO_END
+        while is_served and home.exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        shutil.rmtree(home, ignore_errors=True)
+        for process in _started:
+            process.wait(_SECONDS_TO_END)
+        _started.clear()
+
+
+def interpreter(environment: Mapping[str, str]) -> str:
+    """The executable that starts warm Pythons, or this process's own where there is no server to be had.
+
+    Args:
+        environment: The server's, if this call starts it: processes whose libraries would have read anything else when
+            they were imported start cold.
+    """
+    home = Path(os.environ.get(_HOME) or "/nonexistent")
+    stand_in = home / "python"
+    if os.environ.get(COLD) or not home.is_dir() or not _can_be_named():
+        return sys.executable
+    with (home / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not stand_in.exists():
+            _start(home, stand_in, environment)
+    return str(stand_in)
+
+
+def _can_be_named() -> bool:
+    """Whether a shebang can have the path of the interpreter."""
+    return not set(sys.executable) & set(" \t") and len(sys.executable) < _LONGEST_SHEBANG - 10
+
+
+def _start(home: Path, stand_in: Path, environment: Mapping[str, str]) -> None:
+    variables = {name: value for name, value in environment.items() if name not in _OF_EACH_CHILD}
+    variables |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "_": "." * _ROOM["environment"]}
+    code = f"import sys; _warm = True; sys.path.insert(0, {str(_SUPPORT)!r}); from warm.server import main; main()"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening, (home / "server.log").open("wb") as log:
+        listening.bind(str(home / "socket"))
+        listening.listen(512)
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, str(listening.fileno()), str(home), "." * _ROOM["arguments"]],
+            cwd=home,
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=[listening.fileno()],
+            start_new_session=True,
+        )
+    _started.append(process)  # it ends later than the test
+    told = f"#!{sys.executable} -IS\nCOLD = {sys.executable!r}\nADDRESS = {str(home / 'socket')!r}\n"
+    made = home / "python.new"
+    made.write_text(told + _STAND_IN.read_text())
+    made.chmod(0o700)
+    made.rename(stand_in)

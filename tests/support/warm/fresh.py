@@ -1,0 +1,234 @@
+"""Turns a forked child into what a new interpreter would be, and runs its program."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import faulthandler
+import fcntl
+import importlib
+import io
+import multiprocessing.process
+import multiprocessing.spawn
+import os
+import resource
+import runpy
+import signal
+import sys
+import tempfile
+import time
+import types
+from collections.abc import Iterable, Mapping
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from typing import Any
+
+from .request import Request
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_PR_SET_PDEATHSIG = 1
+_libraries: dict[str, types.ModuleType] = {}
+
+
+def shorten_ends() -> None:
+    """Have children leave out what takes longest when they end: to take apart what was imported before they began.
+
+    It is no different from one process to the next: destructors of the libraries in C, and of their modules. Call it
+    before the libraries are imported, as what is registered first comes last.
+    """
+    atexit.register(_keep_libraries)
+
+
+def note_libraries() -> None:
+    """Remember what is imported."""
+    _libraries.update(
+        (name, module)
+        for name, module in sys.modules.items()
+        if name.partition(".")[0] not in sys.stdlib_module_names and name != "__main__"
+    )
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(_libraries))
+
+
+def _keep_libraries() -> None:
+    for name, module in _libraries.items():
+        if sys.modules.get(name) is module:
+            del sys.modules[name]
+    _libc.fflush(None)
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when its parent ends."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it has ended before
+        os._exit(1)
+
+
+def become(request: Request, received: Iterable[int], base_path: list[str]) -> None:
+    """Be the process that the stand-in was started as.
+
+    Args:
+        request: What it was started with.
+        received: The descriptors that came from it, in the order of `request.descriptors`.
+        base_path: `sys.path` of this interpreter without anybody's wishes.
+    """
+    os.setsid()
+    _libc.on_exit(_libc._exit, None)
+    for descriptor in request.namespaces.values():
+        if _libc.setns(descriptor, 0):
+            raise OSError(ctypes.get_errno(), "setns")
+    place_descriptors(received, request.descriptors)
+    os.chdir(request.directory)
+    os.umask(request.umask)
+    os.sched_setaffinity(0, request.processors)
+    os.setpriority(os.PRIO_PROCESS, 0, request.niceness)
+    for kind, limit in request.limits.items():
+        resource.setrlimit(kind, limit)
+    _set_environment(request.environment, [sys.executable, *request.words])
+    _set_streams(request)
+    _set_interpreter(request, base_path)
+    _set_libraries(request)
+    _set_signals(request)
+
+
+def place_descriptors(received: Iterable[int], wanted: Iterable[int]) -> None:
+    """Have the received files at the numbers that are wanted, and no other file open."""
+    received, wanted = list(received), list(wanted)
+    beyond = max([*wanted, *received, 2]) + 1
+    moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, beyond) for descriptor in received]
+    os.closerange(0, beyond)
+    for descriptor, number in zip(moved, wanted, strict=True):
+        os.dup2(descriptor, number)
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
+        if int(name) not in wanted:
+            with contextlib.suppress(OSError):  # it was open to list them
+                os.close(int(name))
+
+
+def run(request: Request) -> None:
+    """Run the program in a new ``__main__``; what it raises is raised, and printed without the frames of this file."""
+    main = types.ModuleType("__main__")
+    main.__dict__.update(__builtins__=sys.modules["builtins"], __annotations__={})
+    sys.modules["__main__"] = sys.modules["__mp_main__"] = main
+    try:
+        if request.kind == "-c":
+            main.__loader__ = importlib.machinery.BuiltinImporter
+            exec(compile(request.target, "<string>", "exec", dont_inherit=True), main.__dict__)  # noqa: S102
+        elif request.kind == "-m":
+            sys.modules.pop(request.target, None)
+            runpy._run_module_as_main(request.target)  # type: ignore[attr-defined]  # as `python -m` does
+        else:
+            path = str(Path(request.directory, request.target))
+            main.__dict__.update(__file__=path, __cached__=None, __loader__=SourceFileLoader("__main__", path))
+            exec(compile(Path(path).read_bytes(), path, "exec", dont_inherit=True), main.__dict__)  # noqa: S102
+    except SystemExit:
+        raise
+    except BaseException:
+        _hide_own_frames()
+        raise
+
+
+def _hide_own_frames() -> None:
+    """Have the traceback printed without the frames below the program; the interpreter prints it later."""
+    hook = sys.excepthook
+
+    def print_once(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
+        sys.excepthook = hook
+        own = {Path(__file__).parent / name for name in ("fresh.py", "server.py")}
+        while trace is not None and _is_own(trace, own):
+            trace = trace.tb_next
+        error.__traceback__ = trace
+        hook(kind, error, trace)
+
+    sys.excepthook = print_once
+
+
+def _is_own(trace: types.TracebackType, own: set[Path]) -> bool:
+    code = trace.tb_frame.f_code
+    return Path(code.co_filename) in own or (code.co_filename == "<string>" and "_warm" in trace.tb_frame.f_globals)
+
+
+def _set_environment(environment: Mapping[str, str], words: list[str]) -> None:
+    os.environ.clear()  # from here on nothing in C points at the old ones, where ``/proc`` looks
+    os.environ.update(environment)
+    stat = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    arguments, their_end, variables, end = (int(field) for field in stat[45:49])
+    _overwrite(arguments, their_end - arguments, b"\0".join(map(os.fsencode, words)))
+    told = (os.fsencode(f"{name}={value}") for name, value in environment.items())
+    _overwrite(variables, end - variables, b"\0".join(told))
+    if "TZ" in environment:
+        time.tzset()
+
+
+def _overwrite(address: int, room: int, data: bytes) -> None:
+    data = data[: room - 1]
+    ctypes.memset(address, 0, room)
+    ctypes.memmove(address, data, len(data))
+
+
+def _set_streams(request: Request) -> None:
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if number not in request.descriptors:
+            setattr(sys, name, None)
+            setattr(sys, f"__{name}__", None)
+    for stream in (sys.stdin, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            line_buffering = stream is sys.stderr and not request.unbuffered
+            stream.reconfigure(line_buffering=line_buffering, write_through=request.unbuffered)
+    if sys.stdout is not None and not request.unbuffered:  # the server's is not buffered
+        raw = io.FileIO(1, "wb", closefd=False)
+        raw.name = "<stdout>"  # as the interpreter does
+        encoding, errors = sys.stdout.encoding, sys.stdout.errors
+        stdout: Any = io.TextIOWrapper(io.BufferedWriter(raw), encoding, errors)
+        stdout.mode = "w"
+        sys.stdout = stdout
+        setattr(sys, "__stdout__", stdout)  # noqa: B010  # it is final
+
+
+def _set_interpreter(request: Request, base_path: list[str]) -> None:
+    first = request.target if request.kind == "script" else request.kind
+    sys.argv[:] = [first, *request.arguments]
+    sys.orig_argv[:] = [request.stand_in, *request.words]
+    sys.path[:] = [*request.search_path, *base_path]
+    sys.executable = request.stand_in
+    importlib.invalidate_caches()
+    tempfile.tempdir = None
+    own, own_getppid = os.getpid(), os.getppid
+
+    def getppid() -> int:
+        """The stand-in's parent has started this process, not the server."""
+        if os.getpid() != own:
+            return own_getppid()
+        stat = Path(f"/proc/{request.pid}/stat").read_text()
+        return int(stat.rpartition(")")[2].split()[1])
+
+    os.getppid = getppid
+    process: Any = multiprocessing.process
+    process.ORIGINAL_DIR = request.directory
+    process.current_process()._config["authkey"] = process.AuthenticationString(os.urandom(32))
+    multiprocessing.spawn.set_executable(request.stand_in)
+
+
+def _set_libraries(request: Request) -> None:
+    modules: Mapping[str, Any] = sys.modules
+    if "numpy.random" in modules:
+        modules["numpy.random"].seed()
+    if "rich" in modules:
+        modules["rich"]._IMPORT_CWD = request.directory
+    if rank_zero := modules.get("lightning.fabric.utilities.rank_zero"):
+        rank_zero.rank_zero_only.rank = rank_zero._get_rank() or 0
+    if prints := modules.get("torchmetrics.utilities.prints"):
+        prints.rank_zero_only.rank = int(request.environment.get("LOCAL_RANK", 0))
+
+
+def _set_signals(request: Request) -> None:
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        is_ignored = number in request.ignored
+        if number == signal.SIGINT and not is_ignored:
+            signal.signal(number, signal.default_int_handler)
+        elif number not in (signal.SIGPIPE, signal.SIGXFSZ):  # every interpreter ignores these
+            with contextlib.suppress(OSError, ValueError):  # those of the C library
+                signal.signal(number, signal.SIG_IGN if is_ignored else signal.SIG_DFL)
+    if request.environment.get("PYTHONFAULTHANDLER") and sys.stderr is not None:
+        faulthandler.enable()
+    signal.pthread_sigmask(signal.SIG_SETMASK, request.blocked)
