@@ -49,7 +49,7 @@ class Outcome:
 def checks(workers: int) -> Mapping[str, tuple[Part, ...]]:
     """The parts of all checks; tests of whole jobs run `workers` at a time, those with short limits alone."""
     newest, oldest = (sys.executable, "-m", "pytest"), (_OLDEST, "-m", "pytest")
-    core = ("-n", "2", "--dist", "loadfile")
+    core = ("-n", "4", "--dist", "loadfile")  # many of them wait: four workers keep two cores busy
     jobs = ("-n", str(workers), "--dist", "loadgroup")
     return {
         "lint": (
