@@ -167,22 +167,31 @@ def _overwrite(address: int, room: int, data: bytes) -> None:
 
 
 def _set_streams(request: Request) -> None:
+    """Make the standard streams anew, as the interpreter does: the server's take a pipe for a file that can seek."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
-        if number not in request.descriptors:
-            setattr(sys, name, None)
-            setattr(sys, f"__{name}__", None)
-    for stream in (sys.stdin, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            line_buffering = stream is sys.stderr and not request.unbuffered
-            stream.reconfigure(line_buffering=line_buffering, write_through=request.unbuffered)
-    if sys.stdout is not None and not request.unbuffered:  # the server's is not buffered
-        raw = io.FileIO(1, "wb", closefd=False)
-        raw.name = "<stdout>"  # as the interpreter does
-        encoding, errors = sys.stdout.encoding, sys.stdout.errors
-        stdout: Any = io.TextIOWrapper(io.BufferedWriter(raw), encoding, errors)
-        stdout.mode = "w"
-        sys.stdout = stdout
-        setattr(sys, "__stdout__", stdout)  # noqa: B010  # it is final
+        old = getattr(sys, name)
+        new = None if number not in request.descriptors or old is None else _stream(number, name, old, request)
+        setattr(sys, name, new)
+        setattr(sys, f"__{name}__", new)
+
+
+def _stream(number: int, name: str, old: Any, request: Request) -> io.TextIOWrapper:
+    raw = io.FileIO(number, "wb" if number else "rb", closefd=False)
+    raw.name = f"<{name}>"
+    if not number:
+        buffer: Any = io.BufferedReader(raw)
+    else:
+        buffer = raw if request.unbuffered else io.BufferedWriter(raw)
+    stream: Any = io.TextIOWrapper(
+        buffer,
+        old.encoding,
+        old.errors,
+        newline="\n" if number else None,
+        line_buffering=name == "stderr" and not request.unbuffered,
+        write_through=request.unbuffered,
+    )
+    stream.mode = "w" if number else "r"
+    return stream  # type: ignore[no-any-return]
 
 
 def _set_interpreter(request: Request, base_path: list[str]) -> None:

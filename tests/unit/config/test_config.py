@@ -726,10 +726,15 @@ def test_ranks_that_were_given_different_values_are_told_once(job: Job, mode: st
 
 def test_a_rank_that_comes_first_compares_once_rank_0_is_there(open_rank: Open) -> None:
     second = open_rank(TWO[1], {"lr": 0.2})
-    with pytest.warns(UserWarning, match="'lr' is 0.2 on rank 1, but 0.1 on rank 0"):  # by then, or in a heartbeat
-        first = open_rank(TWO[0], {"lr": 0.1})
-        second.flush()
-    assert dict(second.config) == dict(first.config) == {"lr": 0.1}
+    firsts = []
+
+    def open_rank_0() -> None:
+        firsts.append(open_rank(TWO[0], {"lr": 0.1}))
+        second.flush()  # rank 1 compares by then, or at its next heartbeat
+
+    with pytest.warns(UserWarning, match="'lr' is 0.2 on rank 1, but 0.1 on rank 0"):
+        open_rank_0()
+    assert dict(second.config) == dict(firsts[0].config) == {"lr": 0.1}
 
 
 EQUAL: dict[str, tuple[object, object]] = {
