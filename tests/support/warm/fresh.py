@@ -28,6 +28,7 @@ from .request import Request
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG = 1
+_STDERR = 2
 _libraries: dict[str, types.ModuleType] = {}
 
 
@@ -167,31 +168,34 @@ def _overwrite(address: int, room: int, data: bytes) -> None:
 
 
 def _set_streams(request: Request) -> None:
-    """Make the standard streams anew, as the interpreter does: the server's take a pipe for a file that can seek."""
+    """Begin the standard streams anew, as the same objects: libraries refer to them, and have covered methods.
+
+    Else they would buffer as the server's do, and take a pipe for a file that can seek.
+    """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
-        old = getattr(sys, name)
-        new = None if number not in request.descriptors or old is None else _stream(number, name, old, request)
-        setattr(sys, name, new)
-        setattr(sys, f"__{name}__", new)
+        stream = getattr(sys, name)
+        if number not in request.descriptors:
+            setattr(sys, name, None)
+            setattr(sys, f"__{name}__", None)
+        elif isinstance(stream, io.TextIOWrapper):
+            _begin_anew(stream, number, is_unbuffered=request.unbuffered)
 
 
-def _stream(number: int, name: str, old: Any, request: Request) -> io.TextIOWrapper:
+def _begin_anew(stream: io.TextIOWrapper, number: int, *, is_unbuffered: bool) -> None:
     raw = io.FileIO(number, "wb" if number else "rb", closefd=False)
-    raw.name = f"<{name}>"
-    if not number:
-        buffer: Any = io.BufferedReader(raw)
+    raw.name = stream.name
+    if number:
+        buffer: Any = raw if is_unbuffered else io.BufferedWriter(raw)
     else:
-        buffer = raw if request.unbuffered else io.BufferedWriter(raw)
-    stream: Any = io.TextIOWrapper(
+        buffer = io.BufferedReader(raw)
+    stream.__init__(  # type: ignore[misc]
         buffer,
-        old.encoding,
-        old.errors,
+        stream.encoding,
+        stream.errors,
         newline="\n" if number else None,
-        line_buffering=name == "stderr" and not request.unbuffered,
-        write_through=request.unbuffered,
+        line_buffering=number == _STDERR and not is_unbuffered,
+        write_through=is_unbuffered,
     )
-    stream.mode = "w" if number else "r"
-    return stream  # type: ignore[no-any-return]
 
 
 def _set_interpreter(request: Request, base_path: list[str]) -> None:
