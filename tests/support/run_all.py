@@ -56,6 +56,7 @@ def checks(workers: int) -> Mapping[str, tuple[Part, ...]]:
             Part("ruff check", (str(_BIN / "ruff"), "check"), is_pytest=False),
             Part("ruff format", (str(_BIN / "ruff"), "format", "--check"), is_pytest=False),
             Part("import-linter", (str(_BIN / "lint-imports"),), is_pytest=False),
+            Part("sizes", (sys.executable, "scripts/sizes.py"), is_pytest=False),
             Part("mypy", (str(_BIN / "mypy"),), is_pytest=False),
         ),
         "test": (
