@@ -293,11 +293,6 @@ class Rows:
             self._writer.write_plain(own, x)
         self._extras.clear()
 
-    @property
-    def has_pending(self) -> bool:
-        """Whether something waits for its row."""
-        return bool(self._extras)
-
     def _place(self, value: Finished) -> tuple[int, int]:
         place = value.key.place
         return (1, self._calls(value)) if place.counted else (0, place.step)

@@ -505,10 +505,10 @@ def test_what_waits_for_numbers_that_never_come_is_written_at_the_end() -> None:
     unit = Unit(reduce={"lr": "first"})
     unit.log(0, {"text": "a", "lr": 0.5, "loss": 1.0}, 3)
     unit.log(0, {"text": "b", "loss": 1.0}, 4)
-    assert unit.ranks[0].has_pending
+    assert unit.ranks[0]._extras
     unit.ranks[0].write_left_over()
     assert unit.rows == [{"text": "a", "lr": 0.5, "global_step": 3}, {"text": "b", "global_step": 4}]
-    assert not unit.ranks[0].has_pending
+    assert not unit.ranks[0]._extras
     unit.ranks[0].write_left_over()
     assert len(unit.rows) == 2
 
@@ -525,7 +525,7 @@ def test_nothing_is_left_over_where_all_numbers_came() -> None:
     unit = Unit()
     unit.log_on_all([{"text": "a", "loss": 1.0}] * 2, 3)
     assert len(unit.close()) == 1
-    assert not unit.ranks[0].has_pending
+    assert not unit.ranks[0]._extras
 
 
 def test_weight_0_on_all_ranks_leaves_what_is_no_number() -> None:
