@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 from dist_wandb.exchange.attachments.metrics import is_metric_name
 from dist_wandb.exchange.context import Context
+from dist_wandb.exchange.forming import import_gloo
 from dist_wandb.exchange.interface import WITHOUT_FINISH, Flush, is_set_within, remember
 from dist_wandb.exchange.lifecycle import Demand, Lifecycle, Phase
 from dist_wandb.exchange.protocol.pacing import NEW_NAME_HEARTBEATS
@@ -68,6 +69,7 @@ class CollectiveExchange:
 
     def start(self) -> None:
         """Start the thread; `look`, which it calls, has to be able to from now on."""
+        import_gloo()
         self._thread.start()
         remember(self)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 import time
 from collections.abc import Callable
 
@@ -15,6 +17,18 @@ from dist_wandb.store.job_store import JobStore
 
 _LOOK_FOR_STORE = 0.05  # seconds between two looks whether there is a store
 _MOST_UNFORMED = 3  # groups one after the other that could not be formed, though all members had come
+
+
+def import_gloo() -> None:
+    """Import what forms groups, where torch is there already: on the thread that opens the session.
+
+    Left to the exchange's thread, the import might come while Python ends after Ctrl-C. Making classes evaluates code,
+    and by that Python forgets the Ctrl-C: the process would end with exit code 1 instead of by SIGINT
+    (`_Py_UnhandledKeyboardInterrupt`, reset by `run_eval_code_obj` in CPython's Python/pythonrun.c).
+    """
+    torch_distributed = sys.modules.get("torch.distributed")
+    if torch_distributed is not None and torch_distributed.is_available():
+        importlib.import_module("dist_wandb.exchange.transport.gloo")
 
 
 def find_store(context: Context, find: Callable[[], JobStore | None], is_in_vain: Callable[[], bool]) -> JobStore:
