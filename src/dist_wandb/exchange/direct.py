@@ -1,9 +1,15 @@
 """Rows that are one rank's own, on their way into its run: nothing is brought together with other ranks.
 
+So it is in a world of one, in a unit of one rank, with ``reduce=None``, and with ``run_mode="new"`` without a
+reduction.
+
 In a job of several ranks a thread of the session writes them, so that neither a device nor wandb's own process, should
 one of them stop, holds up the training. In a world of one they are written on the calling thread, as with wandb alone
-(`run.summary` tells at once), unless a device has yet to compute what is in them: then the thread writes them, and what
-comes after them until it is done. In both cases in the order in which they were put.
+(`run.summary` has them at once), unless a device has yet to compute what is in them: then the thread writes them, and
+what comes after them until it is done. In both cases in the order in which they were put.
+
+In a shared run rows are kept until all writers are attached: a writer that attaches after rows were sent may make the
+server lose some (wandb issue 12269). With a `CollectiveExchange` the first generation begins after that.
 """
 
 from __future__ import annotations

@@ -1,4 +1,13 @@
-"""How a rank finds the job's store, and how the members of a generation form a group."""
+"""How a rank finds the job's store, and how the members of a generation form a group.
+
+Members meet first (`membership.meeting`), because forming a group cannot be broken off; a member that has gone since
+the generation was claimed is not waited for. Members that meet but cannot connect (closed ports, a wrong
+`GLOO_SOCKET_IFNAME`) try it three times. Then each goes on alone, with a warning that has gloo's reason.
+
+gloo takes the address that the host's name resolves to: on many hosts loopback, or none. So members tell each other
+from which address they reach the job's store, and, if these differ, each forms the group at its own
+(`store.addresses`). A `GLOO_SOCKET_IFNAME` of the user's takes precedence; on one host nothing is changed.
+"""
 
 from __future__ import annotations
 

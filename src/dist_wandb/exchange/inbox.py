@@ -1,4 +1,8 @@
-"""What the user's threads hand to the thread of the exchange: contributions, in their order, and requests to flush."""
+"""Contributions of the user's threads on their way to the thread of the exchange, in their order, and flush requests.
+
+A contribution is ready once the event that was recorded on its device is. Those behind one that is not wait too, so
+rows keep their order.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""What the ranks have finished, on its way into the run: written here, or kept for a primary that is away."""
+"""What the ranks have finished, on its way into the run: written here, or kept for a primary that is away.
+
+While the primary is away (it stalled, and may come back) the others go on, keep finished values up to a limit, and hand
+them over with the common state when it joins. A rank that finishes meanwhile waits for it within `finish_timeout`.
+"""
 
 from __future__ import annotations
 

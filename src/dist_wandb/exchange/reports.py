@@ -1,4 +1,8 @@
-"""What an exchange warns of: one event, one message, whatever the number of names, steps and rounds it takes."""
+"""What an exchange warns of: one event, one message, whatever the number of names, steps and rounds it takes.
+
+The rank concerned reports: one that was expected and contributed nothing, or contributed after the row was written. An
+event that occurs again and again is reported ever less often.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,14 @@
-"""Both ends of the exchange: totals made of what a rank logs, and rows made of what the unit finished."""
+"""Both ends of the exchange: totals made of what a rank logs, and rows made of what the unit finished.
+
+`post` makes `Totals` of numbers. Values that are no numbers, or are reduced by ``"first"``, stay on the primary, tied
+to the first number of the same call. In a shared run a rank's own numbers are written under its label: the primary's in
+the reduced row, those of others at once. `write_finished`, on ranks that write, makes one row of the values of one
+position.
+
+A row without a step lies at the last step that its rank gave, as long as there is none at the rank's number of calls.
+Between ranks, one or the other travels in the place of the number of calls (`calls_at`). A resumed run's first position
+is added when a row is written; ranks count their calls from 0 always.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,16 @@
 """The thread of an exchange: it takes part in rounds until all ranks close, and writes what is left at the end.
 
 It is in the phases of `lifecycle`. While it takes part it goes from generation to generation of `membership`: it enters
-one, forms a group, and goes through rounds until all close, a member breaks off, or a rank wants to join.
+one, forms a group, and goes through rounds until all close, a member breaks off, or a rank wants to join. A rank enters
+a round when it has contributions, when cells are open, or when it was idle for a heartbeat (`protocol.pacing`).
+
+It never blocks on a device: that may itself wait for other ranks (a checkpoint, a validation on one of them), and these
+must not wait for this thread. `inbox` asks whether values are ready, and rounds go on meanwhile.
+
+It is a daemon, because a thread that is not one would keep a failed process alive. But a thread in native code while
+Python goes down aborts the process, so it is stopped and joined at exit (`interface`). A process that ends normally
+without `finish` waits at most 10 s for the others; one that ends by an exception waits for nobody, and writes what it
+has. After `finish` it stays as long, if ranks that are behind have yet to ask for states, tables or spreads of it.
 """
 
 from __future__ import annotations

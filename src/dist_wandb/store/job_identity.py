@@ -1,4 +1,13 @@
-"""What identifies the job on all ranks: the base id of its runs, and the layout of its ranks over nodes."""
+"""What identifies the job on all ranks: the base id of its runs, and the layout of its ranks over nodes.
+
+*Layout.* Each rank publishes a name of its node (host, boot id, node rank variable). Where launcher variables do not
+have the layout and the plan needs it (worker scope, shared mode), a rank waits for all names and derives it. Where only
+the line at the start needs it, a rank waits for a second: the others may be standing at a barrier.
+
+*Base id.* The coordinator publishes it; others fetch it only if their plan names it. In `auto` with global scope none
+does, so rank 0 may be alone. Without a store it is a hash of the launcher's name for the job (a SLURM step of the same
+ranks, a PMIx namespace); else an error says what to do.
+"""
 
 from __future__ import annotations
 

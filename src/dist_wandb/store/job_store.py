@@ -1,7 +1,17 @@
 """The job's key-value store, through which ranks tell each other what all have to know.
 
 Only the store is used, never a collective: it does not matter when, or whether, other ranks get here, and nothing can
-pair with a collective of the training.
+pair with a collective of the training. Ranks set keys and poll with `check`, never with a blocking `wait`, so a rank
+that never comes costs at most `join_timeout`. Anybody who reaches the store can read it: no secrets
+(`settings.config_withheld`).
+
+It is the store of the default process group or, before there is one, that of torchrun's agent; both are unwrapped to
+the same root, because one rank may come before its process group exists and another one after. Keys lie under
+``dist_wandb/RESTART/INTEGRATION/NUMBER/``, those for all restarts under ``dist_wandb/all/``.
+
+A connection that the host has closed is not used again, because torch would write a stack trace; where it is our own,
+that is looked at before each use. Before another one is made (`beside`), the first is tried: torch tries for minutes to
+connect to a store that is gone.
 """
 
 from __future__ import annotations

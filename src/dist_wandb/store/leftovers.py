@@ -1,6 +1,11 @@
 """What ended sessions have left in the job's store: deleted once no rank can come to need it.
 
-Each rank deletes what it has set itself, when it opens a later session: at the end of one, others still look things up.
+Each rank deletes what it has set itself, when it opens a later session and all ranks have left the former, which they
+count in the store: at the end of one, others still look things up. A rank 0 that was the only one deletes at its end.
+
+What stays: the keys of the last two or three sessions; one key for each integration with the sessions that are over, by
+which a late rank finds out; sessions that a rank never opens, or not yet, with ``reduce=None``; and those of
+Lightning's loggers, which may open theirs again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,16 @@
 """Calls that have no time limit of their own, given one.
 
-A host whose network is cut off closes no connection: whoever asks the job's store then waits for as long as TCP tries
-again, about a quarter of an hour.
+A host whose network is cut off closes no connection: a use of the job's store then waits for as long as TCP tries
+again, about a quarter of an hour. So each use is a call in a thread, given up when its time is over, counted in slices
+of 0.1 s: however long this process is held up, that is one slice. As long as a call that was given up has not come
+back, the next ones on that connection are refused at once. So ranks that reach each other exchange numbers while nobody
+reaches the store.
+
+When the process ends, calls that were given up get 3 s more: one that comes back while Python goes down would abort it.
+
+Limits: `join_timeout` at the start; `join_timeout` + `peer_timeout` for membership (a rank that comes back by then
+takes part again); half a second once the rank finishes; `STORE_PATIENCE` for the config and at the end, but
+`finish_timeout` to learn which writers a run waits for; a second for what is good to know, which then counts as "no".
 """
 
 from __future__ import annotations

@@ -1,7 +1,16 @@
 """Tables and images of all ranks on their way through the rounds: when they are sent, and how long they are kept.
 
 In the rounds they are names without a number, as metrics are: they tell which ranks logged one, and when all have. Then
-the ranks tell each other how much they have, agree on shares of the limits, and send it to the primary, piece by piece.
+the ranks exchange numbers of items and bytes, and compute the same shares of the limits
+(`payloads.media.gathers.fair`). Each sends the first items of its share to the primary, which alone needs memory for
+them, in pieces of 1 MiB, each within `peer_timeout`: so a slow network does not look like a dead rank. Numbers wait as
+long. All goes by the exchange's group.
+
+A round that ends shows that all members have come out of the exchange before it. Until then the exchange may be
+repeated, if it broke on one of them; after that bytes are kept for late ranks, up to a number and an amount. What is
+not exchanged yet, because a rank or the primary is away, is bounded too. A late part corrects the table; where parts of
+others are forgotten, it is not written, with a warning. A rank that dies or is late is as with numbers: the table is
+marked.
 """
 
 from __future__ import annotations

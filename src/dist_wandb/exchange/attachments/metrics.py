@@ -1,7 +1,17 @@
 """Metrics of torchmetrics on their way through the rounds: which states belong together, and their fused exchange.
 
-In the rounds a metric is a name without a number: they tell which ranks logged it, and when all of them have. Then its
-states are exchanged once, together with those of all other metrics that are due.
+In the rounds a metric is a name without a number, made of the user's name and the layout of its states: they find out
+which ranks logged it, and when all of them have. Then its states are exchanged once, together with those of all other
+metrics that are due: one sum, one maximum, and one gather if there are lists of tensors or custom reductions. The
+primary computes on a private copy.
+
+Ranks whose collections have found other compute groups, and ranks without data, take over the layout that was agreed
+on; one made without data gives way to others. Where a rank's states do not fit into it (some classes have others before
+their first update), or the primary has no data, a second gather has states in full, and attributes that `update` sets.
+
+A snapshot is kept until a later exchange has shown that all ranks have its result, and eight beyond that for late
+ranks; a correction that would lack older ones is not written. A metric that raises has no part in its row, with a
+warning.
 """
 
 from __future__ import annotations

@@ -5,16 +5,33 @@ A generation is a time in which the same ranks, its members, go through rounds t
 - *First.* Ranks write "here" into the store. When all are there, or `join_timeout` has passed, generation 0 is claimed
   with those that are (`arrive`). Everything is claimed in the store by compare-and-set, where the first claim counts,
   so all ranks read the same members.
-- *Broken.* A member finds the exchange broken, or leaves: it marks the generation as broken, and each member that stays
-  publishes its checkpoint. The next generation is claimed with those who did so in time (`regroup`). A round can only
-  be finished by anybody once all members have entered it, so members differ by one round at most; whoever is a round
-  behind takes its result from the checkpoint of the `source`.
-- *Joined.* A rank outside asks to be taken in (`join`). All members learn of it by a flag in a round, and stand at the
-  same point after that; the first of them publishes their common state and claims the next generation (`admit`).
-- *Left.* A rank that goes says how (`leave`); one that had finished, with all delivered, is not missed.
+- *The only one.* A rank announces that it has opened a session at once (`presence.say_opened`). If rank 0 ends, or
+  `join_timeout` is over, and no other rank has, `init` was called under ``if rank == 0``: it begins alone and misses
+  nobody. It has to be 2 s old for that, because ranks of one start may be some time apart.
+- *Too late.* A rank that finds all members of the newest generation gone or, before there is one, the coordinator's
+  session ended, goes on alone at once (`Over`).
+- *Broken.* A member finds the exchange broken (a peer died, stalled past `peer_timeout`, left), or leaves: it marks the
+  generation as broken, and each member that stays publishes its checkpoint: the number of its last round, with the
+  reduced lists, and the names. The next generation is claimed with those who did so in time (`regroup`). A round can
+  only be finished by anybody once all members have entered it, so members differ by one round at most; whoever is a
+  round behind takes its result from the checkpoint of the `source`.
+- *Joined.* A rank outside, late or gone on without, asks to be taken in (`join`). All members learn of it by a flag in
+  a round, and stand at the same point after that; the first of them publishes their common state and claims the next
+  generation (`admit`). The newcomer keeps what it has yet to contribute, which corrects rows that were written. What it
+  had contributed to a round that was broken off before its end, it contributes again.
+- *Left.* A rank that goes leaves its checkpoint, and how it ended (`leave`). One that had finished, with all delivered,
+  is not missed; one whose `finish` had to end before is, though it has not failed. Rows that lack a rank are marked
+  with `dist_wandb/degraded`, the number of missing ranks.
+
+A new generation begins with a greeting (`cycle`): members exchange what was left to do when the last one broke, and in
+which open cells they have contributed. Contributions of ranks that are gone stay in the totals, but do not make a cell
+complete for those that have yet to contribute.
 
 Invariant: generation n + 1 is claimed only after all its members have left generation n at `last_round` or one before,
 so nothing is lost or counted twice.
+
+The store is polled on a connection of its own (`JobStore.beside`), with one call for each look, because a key may be
+deleted meanwhile (`store.leftovers`).
 """
 
 from __future__ import annotations

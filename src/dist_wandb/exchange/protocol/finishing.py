@@ -4,14 +4,15 @@ An open cell is finished when
 
 - all ranks contributed, or as many as did when the name was finished last (*complete*);
 - all ranks have *passed* it: a later cell of its name is complete, because a rank logs a name in order; or, for a name
-  that was never finished, all ranks have contributed to one later row;
+  that was never finished, all ranks have contributed to one later row. So what rank 0 alone logs beside the others is
+  in their row from the second time on;
 - a rank has waited long enough for others (*gave up*): a short time for names that were never finished, a long one for
   those of which it is known how many ranks contribute;
 - all ranks pause or close.
 
-Where a rank logs from several threads (*mingled*) its order proves nothing: then what would be passed waits for
-patience. A cell of a metric is not given up before the primary has contributed to it, because nobody else can compute
-it.
+Where a rank logs from several threads or processes (*mingled*; workers of a DataLoader) its order proves nothing: then
+what would be passed waits for patience. A cell of a metric is not given up before the primary has contributed to it,
+because nobody else can compute it, and by then the states of others may be gone with them.
 
 Invariants: cells of one round are finished in the order in which they were opened; a cell is finished once for each
 time that it was opened; the fast path at the start of `conclude` leads to what the rules lead to.

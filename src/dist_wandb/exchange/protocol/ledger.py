@@ -1,11 +1,15 @@
 """The cells of a unit: open, finished, and finished by a guess. Pure, and equal on all ranks but for `own`.
 
-States of a cell: *open*, from the first contribution until it is finished; *finished*, and remembered; *forgotten*,
-known only by how far back memory does not reach. A late contribution to a finished cell opens it again from its totals;
-one to a forgotten cell opens it from nothing.
+A cell is one name at one position (step, or none) and occurrence there.
+
+States of a cell: *open*, from the first contribution until it is finished; *finished*, and remembered (the last
+32,768); *forgotten*, known only by how far back memory does not reach. A late contribution to a finished cell opens it
+again from its totals, and the corrected value is written again. One to a forgotten cell opens it from nothing: if ranks
+are missing that had contributed before, it is not written, because a better value stands there already.
 
 A finished cell is *assumed* where nothing proves that the silent ranks have passed it. That ends when all ranks have
-contributed to a later row, or when its value is written again with a flag.
+contributed to a later row. If one of them turns out to log the name but is lost before it has contributed, the value is
+written again with a flag.
 """
 
 from __future__ import annotations

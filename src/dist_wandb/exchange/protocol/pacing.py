@@ -1,8 +1,9 @@
 """When a rank takes part in the next round, and which ranks were waited for long enough. Pure: time is an argument.
 
-*Due.* A rank with contributions takes part at once, but for a short wait for more where rows follow each other
-quickly. While cells are open, or somebody flushes, an idle rank takes part after a pause that doubles from
-`_FIRST_PAUSE` up to a heartbeat; otherwise once in a heartbeat.
+*Due.* A rank with contributions takes part at once, but for a short wait for more where rows follow each other quickly
+and nobody flushes: rounds in a row find warm caches and wake fewer threads, so they cost a busy machine half. While
+cells are open, or somebody flushes, an idle rank takes part after a pause that doubles from `_FIRST_PAUSE` up to a
+heartbeat; otherwise once in a heartbeat.
 
 *Patience.* It is noted when rounds take place, as long as cells are open. Cells opened in a round that is longer ago
 than the patience are overdue: after a few heartbeats those of names that were never finished, after `peer_timeout` all.
