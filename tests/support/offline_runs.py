@@ -9,13 +9,24 @@ from typing import Any
 
 import pytest
 
+from dist_wandb.wandb_files import inspection
+
 
 def install_reader(directory: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
-    """Have a shell script stand for the Python that runs `-m wandb leet inspect --json FILE`."""
+    """Have a shell script stand for the Python that runs `-m wandb leet inspect --json FILE`, in this process."""
     reader = directory / "reader"
     reader.write_text(f"#!/bin/sh\n{script}\n")
     reader.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(reader))
+    monkeypatch.setattr(inspection, "BINARY_KNOWN", frozenset())
+
+
+def code_with_reader(reader: str | Path) -> str:
+    """Python code that has `reader` stand for the Python that reads files, in the process that runs it."""
+    return (
+        "import sys; from dist_wandb.wandb_files import inspection; "
+        f"sys.executable, inspection.BINARY_KNOWN = {str(reader)!r}, frozenset()"
+    )
 
 
 def sidecar_record(**changes: Any) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from dist_wandb.payloads.media import pictures
 from dist_wandb.runs.run_config import can_hold
 from dist_wandb.runs.wandb_private import detach_service, is_finished, uses_current_service
 from dist_wandb.runs.wandb_private import fill_config as _fill_config
+from dist_wandb.wandb_files import inspection
 
 if TYPE_CHECKING:
     from tests.conftest import FakeWandb
@@ -108,3 +109,25 @@ def test_torchs_gloo_groups_can_be_told_an_address() -> None:
     assert options is not limit
     assert (options._timeout, len(options._devices)) == (limit, 1)
     assert dist.ProcessGroupGloo(dist.HashStore(), 0, 1, options).size() == 1
+
+
+@pytest.mark.newest
+def test_wandbs_binary_prints_what_its_command_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The binary of the installed version is the one that is started directly, and takes the same arguments."""
+    with wandb.init(mode="offline", dir=str(tmp_path), settings=wandb.Settings(silent=True)) as run:
+        run.log({"loss": 0.5})
+    (path,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
+    direct = inspection.reader_command(path)
+    assert Path(direct[0]).name == "wandb-core", "read wandb/cli/leet.py of this version, then add it to BINARY_KNOWN"
+    monkeypatch.setattr(inspection, "BINARY_KNOWN", frozenset())
+    public = inspection.reader_command(path)
+    for content in (path.read_bytes(), path.read_bytes()[:-40], b"junk"):
+        path.write_bytes(content)
+        environment = {**os.environ, "WANDB_ERROR_REPORTING": "false"}
+        found = [
+            subprocess.run(command, env=environment, capture_output=True, timeout=60, check=False)
+            for command in (direct, public)
+        ]
+        assert found[0].stdout == found[1].stdout
+        assert found[0].stderr == found[1].stderr
+        assert found[0].returncode == found[1].returncode

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from offline_runs import install_reader, refuse_to_scan, sidecar_record
+from offline_runs import code_with_reader, install_reader, refuse_to_scan, sidecar_record
 
 from dist_wandb._version import __version__
 from dist_wandb.cli import show
@@ -130,7 +130,7 @@ def test_output_that_cannot_be_written_is_said_in_one_line(
     monkeypatch.setenv("WANDB_MODE", "offline")
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
-            [PYTHON, "-c", f"import sys; sys.executable = {sys.executable!r}; {COMMAND}", *command.split()],
+            [PYTHON, "-c", f"{code_with_reader(sys.executable)}; {COMMAND}", *command.split()],
             cwd=tmp_path,
             stdout=full,
             stderr=subprocess.PIPE,
@@ -370,7 +370,7 @@ def test_an_interrupt_does_not_wait_for_readers_that_hang(write_run: WriteRun, t
     begun = tmp_path / "begun"
     hanging.write_text(f"#!/bin/sh\ntouch {begun}\nsleep 600\n")
     hanging.chmod(0o755)
-    code = f"import sys; sys.executable = {str(hanging)!r}; {COMMAND}"
+    code = f"{code_with_reader(hanging)}; {COMMAND}"
     command = [PYTHON, "-c", code, "show", str(tmp_path / "logs")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         deadline = time.monotonic() + 60
@@ -407,7 +407,7 @@ def test_an_old_wandb_is_told_once_for_all_files(write_run: WriteRun, tmp_path: 
 
 def test_a_stream_that_cannot_show_a_sparkline_is_no_reason_to_fail(write_run: WriteRun, tmp_path: Path) -> None:
     write_run("a", {"loss": 1})
-    code = f"import sys; sys.executable = {sys.executable!r}; from dist_wandb.cli import main; sys.exit(main())"
+    code = f"{code_with_reader(sys.executable)}; {COMMAND}"
     done = subprocess.run(
         [PYTHON, "-c", code, "show", str(tmp_path / "logs")],
         env={**os.environ, "PYTHONIOENCODING": "latin-1"},
