@@ -1,7 +1,12 @@
 """The configs that the ranks were given, compared with each other.
 
 With ``config_sync="warn"`` each rank compares its own with the coordinator's, once that is there; the first to find a
-difference warns for all. With ``"check"`` the coordinator compares all, and every rank raises, or none.
+difference claims the key, and warns for all. With ``"check"`` the coordinator compares all and claims a result, which
+all ranks take before they open anything; a rank that waits in vain claims a good one, so that all raise, or none.
+
+Objects that neither JSON nor W&B know are compared by their repr, without addresses. Names of what differs between
+ranks by nature (`config_values.tells_rank`) are left out, at any depth. A difference is shown in 40 characters, with a
+digest whose salt each session makes anew. That keeps digests from being looked up in tables, not from being guessed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""When the config is brought up to date: once in a heartbeat, or at once; never twice at the same time."""
+"""When the config is brought up to date: once in a heartbeat, or at once; never twice at the same time.
+
+A session's thread looks once in a heartbeat; so does a reader, but for names that are not there at most once in a
+heartbeat too. `flush` and `finish` look, for a second at most. `log` never does. Where a unit has one rank, or with
+``reduce=None``, there is no thread: then reads, writes, `flush` and `finish` look.
+"""
 
 from __future__ import annotations
 

@@ -1,11 +1,29 @@
 """The config of a run, on all ranks: compared at the start, published by the primary, read everywhere.
 
-Only the job's store is used, so nobody waits for a rank that may never come, but for those who ask for it: a rank that
-reads the config of a run which another rank opens, and ranks with ``config_sync="check"``.
+Only the job's store is used, on a connection of its own, so nobody waits for a rank that may never come, but for those
+who ask for it: a rank that reads the config of a run which another rank opens, and ranks with ``config_sync="check"``.
 
 Parts: `Comparison` (what the ranks were given), `Publisher` (a primary's end), `Follower` (the others'), with a
 `RunConfig` or a `LocalConfig` as its target, and `Look`, which brings all of them up to date once in a heartbeat.
 `runs.config_guard` notices what users write into the config of a run, and keeps wandb from raising over it.
+
+A primary publishes its run's config and metadata as JSON whenever they have changed (so a sweep's values, too), with a
+number of how often: that is all that a heartbeat asks for. Values are published at once, not when somebody asks:
+whoever asks first would wait until the primary's thread looks, and for ever once it is gone. Who follows whom:
+
+- A rank without a run its unit's primary: `ConfigView` in place of `NullRun.config` looks once in a heartbeat, and at
+  once for a name that it does not have.
+- A secondary of a shared run its unit's primary: it opens with what is published, then writes what is new into its own
+  run's config, because W&B keeps what any writer sent last.
+- A rank with a run of its own (`new`), and the primary of another node, rank 0: likewise, but names that it was given
+  with another value, or set itself, are its own; a sweep's values take precedence over given ones. A run of `new` that
+  goes on (a restart, a later stage of ddp_spawn) has its config from W&B: names with another value than rank 0
+  publishes at first are its own.
+
+What is written on a rank without a run holds there until the primary publishes a new value of that name: a script that
+writes the same on all ranks reads at once what it wrote.
+
+Secrets never get into the store (`settings.config_secrets`, `settings.config_withheld`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,10 @@
-"""What a user logs, taken on the training thread: copied where it could change, never waited for."""
+"""What a user logs, taken on the training thread: copied where it could change, never waited for.
+
+Numbers of the host become Python's. Tensors on a device are stacked, one stack per device and dtype, copied without
+waiting, and an event is recorded; vectors, also in lists, one by one. States of torchmetrics' objects are copied, as
+are tables and images that are to be gathered. Of a `DTensor` this rank's copy is taken, if its placements say that
+every rank has one; a part is refused, because `full_tensor` would be a collective (`devices.whole`).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,14 @@
-"""A session's end of the relay: takes what processes log that its rank has started, over a local socket."""
+"""A session's end of the relay: takes what processes log that its rank has started, over a local socket.
+
+Rows of a fork, or of a process that the session was pickled into, go to the session's own process, by a socket in a
+directory of mode 0700, opened at the first pickle or before the first fork. A child and the session prove to each other
+that they know a key, each child in a thread of its own and with limits of number and time: a connection that stays
+silent keeps nobody out. Each child's rows keep their order; media are refused there, because wandb keeps them in files
+of the process that made them.
+
+Before the exchange closes, `finish` takes what is in the sockets. At its end the session shuts all of them down: a fork
+may hold a copy of the socket, and others would write into it for ever.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,11 @@
-"""Where on the x axis a run that is resumed goes on."""
+"""Where on the x axis a run that is resumed goes on.
+
+A killed process's wandb-core sends nothing more, and no completion. Asked to resume, wandb-core asks `RunResumeStatus`
+and goes on behind the server's line count; shared writers come as new clients. The summary of the run comes with the
+answer: its `global_step` is where rows without a step go on. Of a shared run the primary finds it out and publishes it,
+because summaries of others may already hold rows of this start. Offline the newest earlier file of the same id is read
+(about 0.5 s).
+"""
 
 from __future__ import annotations
 

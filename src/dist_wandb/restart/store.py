@@ -1,6 +1,31 @@
 """Finds what an earlier start of the same job left, and leaves a record for a later one.
 
 Only the coordinator looks back and leaves a record; the other ranks learn the base id from it, as at any start.
+
+No single place serves all restarts, so a record lies in up to three:
+
+- In the store of torchrun's agent, under a key without the attempt. It survives restarts of the processes in every
+  rendezvous that shares it with them (tried: standalone, static, c10d, one node and two). A store that rank 0 hosts
+  dies with it.
+- In ``job-HASH.json``, by the name under which the launcher finds the job again: of torchrun the directory that each
+  agent makes for its workers' errors, random and the same for all attempts; of SLURM job and step. The hash covers the
+  command too, because a job's script may run several. So jobs side by side in one directory do not take each other's
+  runs.
+- In ``latest-HASH.json``, for ``resume="auto"``. Any start of the same session, project and owner in the directory
+  replaces it: a start that does not ask begins anew, and only the latest can be continued.
+
+Which one counts: after torchrun's restart the store, else the job's file; after SLURM's the job's file, if it was left
+before this requeue; with ``resume="auto"`` the latest. One with another mode, scope or project is not followed, with a
+warning, because its run ids are others. An `id` of the user's holds; if it is the record's, wandb is told to resume it,
+because W&B may overwrite a run that is opened again otherwise. A success deletes the record; in the agent's store
+"ended" replaces it, so that a script's first session is not continued when its second one failed.
+
+Files are taken only if they are the user's own, and no links (`small_files`): a record of a stranger's could send a
+job's rows into a run of the stranger's choice.
+
+Without a store, ids come from the job's name, which SLURM keeps over requeues, and every rank resumes with "allow";
+files are not looked at, because ranks might see different ones (except in `auto` with global scope, where rank 0 is
+alone).
 """
 
 from __future__ import annotations

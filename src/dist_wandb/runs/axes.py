@@ -1,4 +1,13 @@
-"""The x axis of a run's metrics: ours, unless the user defines another, before or after ours."""
+"""The x axis of a run's metrics: ours, unless the user defines another, before or after ours.
+
+It is a step metric (`global_step`, for Lightning `trainer/global_step`), never wandb's `step=`: so late rows are not
+dropped. For Lightning ``*`` is defined as by the stock logger, with `step_sync`; otherwise without, so that rows which
+do not come through a session get no ``global_step=0``. Of a run that was open before, nothing is defined.
+
+W&B matches a name with any pattern that fits (wandb-core goes through a Go map) and keeps the result. So beside our
+``*`` a pattern of the user's could lose: `define_metric` is intercepted, and `Axes` defines each name that matches one
+by itself. ``*`` of the user's takes the place of ours.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,15 @@
 """The config of a run of W&B's, guarded: what users write is noticed, and wandb does not raise over values.
 
 wandb tells nobody when the user changes a run's config, and raises over values that it cannot hold. So as long as a
-session is open, the config object of its run gets a class derived from its own, which notices and does not raise. It
-stays the same object and a wandb.Config, and gets its own class back when the session ends.
+session is open, the config object of its run gets a class derived from its own (`__class__` is set), which notices and
+does not raise. It stays the same object and a wandb.Config, needs no private name of wandb, and gets its own class back
+when the session ends. Values over which wandb raises are written as their repr, in a world of one too. What wandb
+refuses for other reasons (a changed value without `allow_val_change`) still raises; names that came from the primary
+may be set once more without it.
+
+A change costs the JSON of what has changed, and a heartbeat without one nothing that grows with the config. Changes
+*inside* of a value notify nobody: heartbeats look into values that can change so, a millisecond at a time and 1 % of
+the time at most; `flush` and `finish` look into all.
 """
 
 from __future__ import annotations

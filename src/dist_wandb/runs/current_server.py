@@ -1,4 +1,10 @@
-"""Which server W&B's client would talk to, who named it, and whether it gets the API key."""
+"""Which server W&B's client would talk to, who named it, and whether it gets the API key.
+
+W&B also takes the server from ``wandb/settings`` in the current directory, ahead of the user's own file, and sends the
+key there. `destination` trusts what the *user* names (environment, own settings file, default), whatever else wandb
+goes by: so a source of settings that is not known counts as a stranger's. ``doctor`` and ``sync`` refuse; a training,
+which W&B's users start in a directory of their own, warns once.
+"""
 
 from __future__ import annotations
 

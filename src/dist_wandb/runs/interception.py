@@ -1,4 +1,9 @@
-"""Methods of one object, a run or a module, that call a session's handler first; the object's class is unchanged."""
+"""Methods of one object, a run or a module, that call a session's handler first; the object's class is unchanged.
+
+So `wandb.log` in a library, or `run.log`, goes a session's way as long as one is open, and `run.finish` ends it. With
+`log` of a run object also ``wandb.log`` is intercepted, where ``wandb.run`` is that run; on a rank without a run the
+stand-in's `log`, and ``wandb.log``. `Record` calls the original. Of several sessions on one run the last one is called.
+"""
 
 from __future__ import annotations
 

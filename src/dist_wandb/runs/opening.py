@@ -1,7 +1,17 @@
 """Opening the run of one rank: after its primary, with retries, and on disk if W&B cannot be reached.
 
 Under `run_key` the primary of a unit publishes that its run is open, or why it is not. The secondaries of a shared run
-wait for it, open theirs and publish under `writer_keys` that they are attached.
+wait for it, open theirs and publish under `writer_keys` that they are attached. They try several times, because the
+server may not know the run yet.
+
+If W&B cannot be reached, the run is opened offline with one warning; the primary publishes which of the two it is, so
+that no secondary waits for a dead server. With ``strict=True`` it is an error instead, on all ranks of a shared run.
+Only failures of W&B are treated so, not wrong arguments. A run that could not be opened holds its id in wandb's
+process: that is torn down if no other run is open, else left to those, and the next run starts another one
+(`wandb_private.detach_service`).
+
+With ``system_metrics="all-nodes"`` local rank 0 of each other node attaches to the run of `auto` as a writer without
+rows.
 """
 
 from __future__ import annotations

@@ -1,9 +1,12 @@
 """Logging rows into a run, which is replaced by another one on disk if wandb's own process dies.
 
-States: the run; replacing (one thread opens the other run and repeats the rows that the lost one has not written; a
-signal handler that interrupts it keeps its rows until then); the other run, of which the same holds. If it cannot be
-opened, a `NullRun` takes its place. Invariant: each row is logged into one run, or repeated if it is not in the file of
-the lost one.
+States: the run; replacing (one thread opens another run of the same id, offline, and repeats those of the last seconds'
+rows that the lost one's file does not have; a signal handler that interrupts it keeps its rows until then); the other
+run, of which the same holds. If it cannot be opened, a `NullRun` takes its place. Invariant: each row is logged into
+one run, or repeated if it is not in the file of the lost one.
+
+Only the loss of the connection counts (`wandb_process.has_lost_service`: in doubt the run is asked by a call that
+changes nothing); any other error is that row's alone, and goes to `rescue`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,17 @@
-"""The call of `wandb.init` for a `RunPlan`."""
+"""The call of `wandb.init` for a `RunPlan`.
+
+In a world of one, Lightning's integration gives `wandb.init` exactly the user's arguments. Elsewhere a copy of the
+user's settings comes with them, with limits that they do not set: `finish_timeout`, and a second until rows are on
+disk. In a world of several there are also id, group, name suffix, a directory of the rank's own (``DIR/wandb/rank-R``,
+where every rank writes) and, online, W&B's shared mode.
+
+W&B's modes exclude each other, so the wanted mode is looked up first, and offline or disabled stay so. Every rank then
+writes an offline run of its own; `wandb_files.sidecar` beside it keeps label, primary and finish flag for the upload.
+Online shared writers have it too, because their upload may be cut off. W&B labels system metrics when it takes them, so
+offline writers of a shared run get their `x_label` too; the rest of shared mode comes with the upload.
+
+A shared writer drops a `WANDB_SERVICE` inherited from another process: that service refuses a second writer.
+"""
 
 from __future__ import annotations
 

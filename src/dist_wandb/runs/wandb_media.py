@@ -1,4 +1,8 @@
-"""W&B's tables and images."""
+"""W&B's tables and images.
+
+wandb finds out the types of columns row by row, in tens of microseconds each: where types are certain, it gets a few
+rows that have every type, and then the others. PNGs are handed to it as files, not encoded anew.
+"""
 
 from __future__ import annotations
 

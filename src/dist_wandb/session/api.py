@@ -1,4 +1,9 @@
-"""What a script calls: `init` and `get_run`."""
+"""What a script calls: `init` and `get_run`.
+
+*Opened again.* `init` finishes the session that it has opened at the same place, with the same calls around it
+(`places.here`), in the same thread and task, and, in IPython, any that it has opened; not those in a ``with`` block or
+of decorated functions, and none where `reinit` is given.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""What the ranks of a job tell each other before they open their runs: the session, its options and arguments."""
+"""What the ranks of a job tell each other before they open their runs: the session, its options and arguments.
+
+The coordinator publishes run mode, scope and describing arguments (name, tags, config, ...). Ranks with another mode
+are refused as far as they look; in `auto` a rank without a run does not. Ranks that were given no arguments take them;
+secondaries of a shared run do in any case, because W&B keeps what any writer sent last.
+"""
 
 from __future__ import annotations
 

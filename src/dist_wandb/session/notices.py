@@ -1,4 +1,9 @@
-"""What a session says to its user: the line at the start, and warnings, each once."""
+"""What a session says to its user: the line at the start, and warnings, each once.
+
+Writers beside the primary open and end their runs while wandb prints warnings alone; so does the primary of a shared
+run on disk at its end, where W&B's advice to run "wandb sync" is wrong. Its line comes from here: how to upload it.
+Settings of the user's about it hold.
+"""
 
 from __future__ import annotations
 

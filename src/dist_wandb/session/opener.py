@@ -1,4 +1,16 @@
-"""How a session is opened: step by step, each of which may refuse."""
+"""How a session is opened: step by step, each of which may refuse. The one path of all integrations.
+
+1. *Arguments* are checked before anything starts.
+2. *Topology* (`topology.model`): nothing is guessed.
+3. *Job store* (`store.job_store`): the layout over nodes (`job_identity`); which session it is, and the coordinator's
+   mode, scope and describing arguments (`job_description`); the config that the coordinator was given, for the others
+   to compare theirs with (`config.comparison`).
+4. *Earlier start* (`restart.store`): the coordinator alone looks back, so that all ranks decide alike, and nothing
+   depends on files that only some nodes see.
+5. *Plan* (`settings.plan`), pure, once: nothing after it asks for the rank again.
+6. *Run* (`runs.opening`, `runs.wandb_init`), or a `NullRun`.
+7. *Announcement* (`notices`): one line from each unit's primary.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,11 @@
-"""This rank's own W&B run as long as a session uses it: intercepted, replaced if wandb's process dies, and ended."""
+"""This rank's own W&B run as long as a session uses it: intercepted, replaced if wandb's process dies, and ended.
+
+Users finish runs themselves too: by `run.finish()`, `wandb.finish()`, or a new `wandb.init`, which finishes the last
+run. All of these call `finish` of the run object, so it is intercepted, and the session ends first, with what is still
+on its way. On a rank without a run `wandb.finish()` reaches nothing: the primary reports it in the store, and those
+sessions end at their next look. Leaving a ``with wandb.init()`` block calls another method: a session that is still
+open then is detached.
+"""
 
 from __future__ import annotations
 

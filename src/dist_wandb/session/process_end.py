@@ -1,4 +1,10 @@
-"""The end of a process in which nobody has finished the sessions: `atexit`, children of multiprocessing, SIGTERM."""
+"""The end of a process in which nobody has finished the sessions: `atexit`, children of multiprocessing, SIGTERM.
+
+`atexit` is registered anew with every session, so that it comes before the end of wandb's own process; children of
+multiprocessing leave without it, and have `Finalize`. The exit code is that of the exception nobody caught, or what
+wandb's replacement of `sys.exit` has noticed. SIGTERM, where nobody else handles it, ends the runs in a thread, because
+the main thread may hold any lock, and then the process by the same signal.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""How the ranks of a unit report their ends, so that its run ends last and with the right exit code."""
+"""How the ranks of a unit report their ends, so that its run ends last and with the right exit code.
+
+A rank that fails reports its exit code before it does anything else at its end: the first failure of a unit is claimed
+in the store, and is the exit code of the unit's run (``run_mode="new"`` keeps each run to itself). Secondaries report
+that they write nothing more. The primary waits for that, within `finish_timeout` and not for ranks that its exchange
+has lost, and finishes last. A rank that fails waits for nobody.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Which values of a config are taken for secrets, by their names, and how others are shown. Pure."""
+"""Which values of a config are taken for secrets, by their names, and how others are shown. Pure.
+
+By the words of a name, at any depth, and in text such as an address with a password. Numbers under words that trainings
+use for counts (`max_tokens`, `num_key_value_heads`) are no secrets. A text that only W&B makes of an object counts by
+its own words.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,12 @@
 """Tables and images of all ranks as one: what a rank gives, as bytes, and what the bytes of all ranks come to.
 
-On the training thread `gathered` copies what could change. Later it becomes bytes, an item for each row or image: JSON
-and PNG, so nothing of a peer's is unpickled. What comes of all ranks' bytes is plain: `MergedTable`, `MergedImages`.
-Nothing here talks to other ranks, or imports wandb.
+On the training thread `gathered` copies what could change, and refuses what is wrong. Cells become what JSON can hold,
+others their repr, with a warning; files are read. Later, in a thread, it becomes bytes once the device has computed, an
+item for each row or image: JSON, and the PNG that `wandb.Image` would write, so nothing of a peer's is unpickled. Until
+then the rank's rows wait, in their order.
+
+What comes of all ranks' bytes is plain: `MergedTable`, `MergedImages`, in the order of ranks, columns by name, `None`
+where a rank has none of that name. Nothing here talks to other ranks, or imports wandb.
 """
 
 from __future__ import annotations
