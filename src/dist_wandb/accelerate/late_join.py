@@ -4,6 +4,9 @@ Published scripts do so under ``if accelerator.is_main_process``, and log on all
 store for the session that the main process has opened next (`told_job`). Until it is there, rows wait here, and what a
 script reads is a stand-in for the run. Then the rank opens its session with the options of the main process, and logs
 the rows that have waited. `log` never waits for the store: a thread asks it.
+
+At its `finish` it joins at the latest, because the main process waits for it. Sessions that the main process has
+finished are passed over by a rank that had no part in them, so that the numbers of sessions stay equal.
 """
 
 from __future__ import annotations

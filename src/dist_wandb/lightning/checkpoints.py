@@ -1,4 +1,9 @@
-"""The base id of a logger's runs in the checkpoints that the Trainer saves, and how it is read from them."""
+"""The base id of a logger's runs in the checkpoints that the Trainer saves, and how it is read from them.
+
+A logger knows neither Trainer nor checkpoint when it has to know its ids, so a resumed training cannot find its run by
+itself: `id_in` reads the id for the user. The callback that writes it keeps no state, because Lightning warns of states
+without a callback.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What `logger.experiment` is on a rank without a W&B run."""
+"""What `logger.experiment` is on a rank without a W&B run.
+
+It refers to the holder, not to a session, because scripts keep what they were given before there are ranks.
+"""
 
 from __future__ import annotations
 

@@ -8,7 +8,9 @@ A logger is made before the Trainer has started its processes, so its session co
 - *Final.* The ranks are known, by torch.distributed or a launcher. It stays until the end.
 
 A copy of the logger in a process that ddp_spawn has made begins with none, and with the run of its parent, if that had
-one to hold for all of them (`LaunchState`).
+one to hold for all of them (`LaunchState`): so fit and test are one run in `auto` mode. In other modes the new
+processes of each stage open the same ids again, which W&B continues. A logger that was given an id does not take over
+the run of another one of this process.
 """
 
 from __future__ import annotations

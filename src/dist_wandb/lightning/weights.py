@@ -1,4 +1,9 @@
-"""How many samples stand behind the epoch means that Lightning gives to a logger: the room for its private names."""
+"""How many samples stand behind the epoch means that Lightning gives to a logger: the room for its private names.
+
+Lightning divides epoch means by the rank's number of samples; the session weighs with that number again. Where the
+private names are not as expected, or `log_graph` was not called, the mean over ranks is plain. Values with
+``sync_dist=True`` are equal on all ranks, and stay as Lightning made them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,11 @@
-"""The arguments that all integrations share."""
+"""The arguments that all integrations share.
+
+An argument that is not given comes from the decorator `wandb_init` around the call, then from the environment, then
+from the defaults. Decorator and session around a call are context variables (`around`, `registry.entered`), so calls
+that run side by side, as threads or tasks, have a session each, and nested ones share one. Sessions of several ranks
+belong together by the order in which they are opened: calls that run side by side must begin in the same order on all
+ranks.
+"""
 
 from __future__ import annotations
 

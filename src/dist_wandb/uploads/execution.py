@@ -1,9 +1,23 @@
 """Upload files, one after the other, by W&B's own ``wandb sync``.
 
-What dist_wandb adds: ranks of a shared run are sent as its writers, secondaries first, so that the primary describes
-the run last and its one completion arrives last; a file that was cut off is continued behind the last row that the
-server confirmed; and a file counts as uploaded only because the server confirmed it (`log.py`), whatever ``wandb sync``
-says.
+What dist_wandb adds: ranks of a shared run are sent as its writers, with the label, primary and finish flag of their
+sidecar; a file that was cut off is continued behind the last row that the server confirmed; and a file counts as
+uploaded only because the server confirmed it (`log.py`), whatever ``wandb sync`` says.
+
+*Order.* Files of one project and run id are one run. Secondaries go first, the primary last, one after the other:
+writers that take turns lose rows (wandb issue 12269), the primary's name, tags and config are what stays, and its one
+completion arrives last. After restarts a rank has several files: they go in the order of their start, and only the
+primary's last one completes the run. Files of a resumed plain run go with ``resume="allow"``, because events and
+console would begin at line 0 again otherwise.
+
+*Continued.* The copy (`copy`) lacks what the server has confirmed, damaged records and a last one without its end, at
+which ``wandb sync`` would stop. In a shared run it is sent as one more writer with the same label; a plain run is
+opened with ``resume="must"``, so that the server decides where it goes on. Of a console that was cut off,
+``output.log`` on the server is the rest only, because W&B's client writes it anew; the console's lines are all there.
+
+*Locked.* A file is locked while it is uploaded (`flock`, inherited by ``wandb sync``, which outlives a killed parent;
+SIGTERM and SIGHUP end both, as Ctrl-C does). After a kill of everything the log has a request without an answer, and
+``sync`` refuses to guess.
 """
 
 from __future__ import annotations

@@ -2,8 +2,11 @@
 
 ``wandb sync`` ends with exit code 0 and marks a run as uploaded also where the server refused it, and sending a run a
 second time doubles its rows. But the uploader, online as in ``wandb sync``, logs each request with the number of lines
-in it, each reason to try it again, and each answer, at once and unbuffered: that tells what has arrived, also after it
+in it, each reason to try it again, and each answer, at once and unbuffered: that shows what has arrived, also after it
 was killed.
+
+Lines are *confirmed*, *refused*, or *uncertain*: without an answer, with an error of the server's, or under way when it
+was killed. A file is uploaded when its last attempt ended without an error and all its rows are confirmed.
 """
 
 from __future__ import annotations
