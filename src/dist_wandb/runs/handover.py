@@ -1,4 +1,4 @@
-"""Handing a run over to a child process."""
+"""Handing a run over to a child process, with its config: wandb attaches it with an empty one."""
 
 from __future__ import annotations
 

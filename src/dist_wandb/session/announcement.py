@@ -1,4 +1,7 @@
-"""The one line that a unit's primary prints when its runs are open. Pure."""
+"""The one line that a unit's primary prints when its runs are open. Pure.
+
+Lightning's comes when the ranks are certain: at the first row in a world of one, which may still grow before.
+"""
 
 from __future__ import annotations
 
