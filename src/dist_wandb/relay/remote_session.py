@@ -1,4 +1,8 @@
-"""The end of the relay in a process that a rank has started: what is logged there goes to the rank's session."""
+"""The end of the relay in a process that a rank has started: what is logged there goes to the rank's session.
+
+A `log` waits a few seconds for the connection, and longer for a session that takes nothing (`_STUCK`). Then rows are
+lost for a while without waiting, with one warning: a session that is stuck does not hold up its workers at each row.
+"""
 
 from __future__ import annotations
 
