@@ -15,7 +15,7 @@ _OURS = "dist_wandb"
 _OF_OTHERS = frozenset(
     {
         *("lightning", "lightning_fabric", "lightning_utilities", "pytorch_lightning", "accelerate", "torch", "wandb"),
-        *("asyncio", "concurrent", "contextlib", "functools", "inspect", "multiprocessing", "threading"),
+        *("asyncio", "collections", "concurrent", "contextlib", "functools", "inspect", "multiprocessing", "threading"),
     }
 )
 

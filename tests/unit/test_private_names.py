@@ -16,7 +16,7 @@ import wandb
 
 from dist_wandb.exchange.transport import gloo
 from dist_wandb.payloads.media import pictures
-from dist_wandb.runs.run_config import can_hold
+from dist_wandb.runs.config_guard import can_hold
 from dist_wandb.runs.wandb_private import detach_service, is_finished, uses_current_service
 from dist_wandb.runs.wandb_private import fill_config as _fill_config
 from dist_wandb.wandb_files import inspection

@@ -1,8 +1,9 @@
-"""The configs that the ranks were given, compared with each other.
+"""Comparison of the configs that the ranks were given.
 
-With ``config_sync="warn"`` each rank compares its own with the coordinator's, once that is there; the first to find a
-difference claims the key, and warns for all. With ``"check"`` the coordinator compares all and claims a result, which
-all ranks take before they open anything; a rank that waits in vain claims a good one, so that all raise, or none.
+With ``config_sync="warn"`` each rank compares its config with the coordinator's, once that is published; the first to
+find a difference claims a key, and warns for all. With ``"check"`` the coordinator compares all and claims a verdict,
+which all ranks read before they open anything; a rank that waits for it in vain claims one without differences, so that
+all raise, or none.
 
 Objects that neither JSON nor W&B know are compared by their repr, without addresses. Names of what differs between
 ranks by nature (`config_values.tells_rank`) are left out, at any depth. A difference is shown in 40 characters, with a
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb.config.messages import DIFFERS, GIVEN, SALT, VERDICT, Digests, Given, Verdict
@@ -20,7 +22,7 @@ from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.settings.config_values import comparable, differences, given_values, listed, without_ranks
 from dist_wandb.settings.config_withheld import without_secrets
 from dist_wandb.settings.plan import tells_job
-from dist_wandb.user_lines import Line, warn
+from dist_wandb.user_lines import users_line, warn
 
 if TYPE_CHECKING:
     from dist_wandb.config.connection import Connection
@@ -29,25 +31,25 @@ if TYPE_CHECKING:
 
 
 class Comparison:
-    """What this rank was given as `config`, and how it compares with what others were given.
+    """What this rank was given as `config`, compared with what others were given.
 
     Args:
         options: The checked arguments of the integration.
         connection: To the other ranks.
         config: What this rank was given, without what W&B is to leave out.
-        opened_at: The user's line that opened the session, for warnings.
 
     Attributes:
         given: Values by name.
+        opened_at: The user's line that opened the session, for warnings.
     """
 
-    def __init__(self, options: Options, connection: Connection, config: object, opened_at: Line | None) -> None:
+    def __init__(self, options: Options, connection: Connection, config: object) -> None:
         self.given = given_values(config)
+        self.opened_at = users_line()
         self._options = options
         self._connection = connection
-        self._opened_at = opened_at
         self._salt = secrets.token_hex(16)  # of digests that this rank publishes
-        self._made: tuple[str, dict[str, Any], dict[str, list[str]]] | None = None  # with which salt what was made
+        self._made: dict[str, dict[str, list[str]]] = {}  # by the salt that was used last
         is_coordinator, is_off = tells_job(connection.topology), options.config_sync == "off"
         self._has_compared = is_off or is_coordinator
         self._has_published = is_off or not is_coordinator
@@ -59,17 +61,22 @@ class Comparison:
             ConfigurationError: They were not: on all ranks.
             RendezvousError: There is no way to find out.
         """
-        job_store = self._connection.open()
+        job_store, topology = self._connection.open(), self._connection.topology
         if job_store is None:
             raise RendezvousError(
-                f"config_sync='check' compares the configs of all ranks, but rank {self._connection.rank} has no store "
+                f"config_sync='check' compares the configs of all ranks, but rank {topology.global_rank} has no store "
                 "through which to reach them. Call init_process_group first, or start the job with torchrun."
             )
         self._salt = job_store.claim(SALT, self._salt)  # the same on all ranks, to be compared with each other
         job_store.publish_own(GIVEN, self._message())
         self._has_published = True
-        is_coordinator = tells_job(self._connection.topology)
-        verdict = self._judge(job_store) if is_coordinator else self._await_verdict(job_store)
+        if tells_job(topology):
+            verdict = self._judge(job_store)
+        else:
+            try:
+                verdict = job_store.wait_get(VERDICT, f"rank {topology.main_rank}")
+            except RendezvousError:  # later ranks find this one, so that all go on, or none
+                verdict = job_store.claim(VERDICT, Verdict(differences=[]))
         if verdict["differences"]:
             raise ConfigurationError(
                 f"config_sync='check', but the ranks were given different configs: {listed(verdict['differences'])}. "
@@ -77,30 +84,21 @@ class Comparison:
             )
 
     def _judge(self, job_store: JobStore) -> Verdict:
-        """Compare what all ranks were given, as far as they come in time."""
+        """Compare what all ranks were given, except for ranks that do not publish it in time."""
         ranks, main = range(self._connection.topology.world_size), self._connection.topology.main_rank
         try:
             given: dict[int, Given] = dict(enumerate(job_store.wait_get_all(GIVEN)))
         except RendezvousError:
             given = {rank: found for rank in ranks if (found := job_store.try_get(f"{GIVEN}/{rank}")) is not None}
             missing = ", ".join(str(rank) for rank in ranks if rank not in given)
-            waited = self._options.limits.join_timeout
             warn(
-                f"config_sync='check' waited {waited:g} s, but rank {missing} did not come: its config is not "
-                "compared. Open the run on all ranks, or pass config_sync='warn', which does not wait.",
-                self._opened_at,
+                f"config_sync='check' waited {self._connection.join_timeout:g} s, but rank {missing} did not come: its "
+                "config is not compared. Open the run on all ranks, or pass config_sync='warn', which does not wait.",
+                self.opened_at,
             )
         values = {rank: message["values"] for rank, message in given.items()}
         found = [text for rank in values for text in differences(values[rank], rank, values[main], main)]
         verdict: Verdict = job_store.claim(VERDICT, Verdict(differences=found))
-        return verdict
-
-    def _await_verdict(self, job_store: JobStore) -> Verdict:
-        verdict: Verdict
-        try:
-            verdict = job_store.wait_get(VERDICT, f"rank {self._connection.topology.main_rank}")
-        except RendezvousError:  # whoever comes later finds this one, so that all go on, or none
-            verdict = job_store.claim(VERDICT, Verdict(differences=[]))
         return verdict
 
     def publish_given(self) -> None:
@@ -117,7 +115,7 @@ class Comparison:
         if first is None:
             return
         self._has_compared = True
-        mine = differences(self._compared(first["salt"]), rank, first["values"], main)
+        mine = differences(self._message(first["salt"])["values"], rank, first["values"], main)
         if self._options.config_sync == "warn" and self._options.run_mode == "new":  # its ranks have runs of their own
             return
         if mine and self._connection.is_first(DIFFERS):
@@ -125,17 +123,18 @@ class Comparison:
             warn(
                 f"The ranks were given different configs: {listed(mine)}.{more} The config of a run is that "
                 "of its primary. config_sync='check' makes this an error, 'off' silences it.",
-                self._opened_at,
-                may_raise=False,  # it is a matter of time on which thread this is found out
+                self.opened_at,
+                may_raise=False,  # the thread that finds it depends on timing
             )
 
-    def digests(self) -> Digests:
-        """What a primary publishes of what it was given."""
-        return Digests(salt=self._salt, digests=self._digests(self._salt))
+    def digests(self, salt: str | None = None) -> Digests:
+        """Digests of what this rank was given; the salt is its own unless another one is given."""
+        salt = salt or self._salt
+        return Digests(salt=salt, digests={name: digest for name, (_, digest) in self._comparable(salt).items()})
 
     def equal_names(self, theirs: Digests) -> set[str]:
-        """Names under which this rank was given what another one was."""
-        mine = self._digests(theirs["salt"]) if theirs["digests"] else {}
+        """Names under which this rank and another one were given the same value."""
+        mine = self.digests(theirs["salt"])["digests"] if theirs["digests"] else {}
         return {name for name, digest in theirs["digests"].items() if mine.get(name) == digest}
 
     def changed_names(self, values: Mapping[str, Any]) -> list[str]:
@@ -143,19 +142,16 @@ class Comparison:
         now, given = comparable(values), comparable(self.given)
         return [name for name in now if name not in given or now[name][1] != given[name][1]]
 
-    def _message(self) -> Given:
-        return Given(salt=self._salt, values=self._compared(self._salt))
+    def _message(self, salt: str | None = None) -> Given:
+        salt = salt or self._salt
+        return Given(salt=salt, values=without_ranks(self._publishable, self._comparable(salt), salt))
 
-    def _compared(self, salt: str) -> dict[str, list[str]]:
-        values, made = self._comparable(salt)
-        return without_ranks(values, made, salt)
+    @cached_property
+    def _publishable(self) -> dict[str, Any]:
+        return without_secrets(self.given)
 
-    def _comparable(self, salt: str) -> tuple[dict[str, Any], dict[str, list[str]]]:
-        """What this rank was given, without secrets, and what others need to compare theirs with it."""
-        if self._made is None or self._made[0] != salt:
-            values = without_secrets(self.given)
-            self._made = salt, values, comparable(values, salt)
-        return self._made[1:]
-
-    def _digests(self, salt: str) -> dict[str, str]:
-        return {name: digest for name, (_, digest) in self._comparable(salt)[1].items()}
+    def _comparable(self, salt: str) -> dict[str, list[str]]:
+        """What others need to compare their values with this rank's."""
+        if salt not in self._made:
+            self._made = {salt: comparable(self._publishable, salt)}
+        return self._made[salt]

@@ -11,7 +11,7 @@ from dist_wandb.errors import RendezvousError
 from dist_wandb.store.timed_caller import STORE_PATIENCE, TimedCaller
 
 if TYPE_CHECKING:
-    from dist_wandb.settings.options import Options
+    from dist_wandb.settings.limits import Limits
     from dist_wandb.store.job_store import JobStore
     from dist_wandb.topology.model import Topology
 
@@ -19,33 +19,35 @@ _LEAST_LIMIT = 0.5  # seconds that the store gets to answer
 
 
 class Connection:
-    """A connection to the job's store of its own, so that no thread of the exchange finds it held.
+    """A separate connection to the job's store, so that no thread of the exchange finds it in use.
 
     Args:
-        options: The checked arguments of the integration.
+        limits: How long to wait.
         topology: Who this rank is.
 
     Attributes:
         topology: As given.
         rank: This rank, for messages.
-        find: Finds the job's store, which may be there later than this rank's session.
+        join_timeout: How long to wait for a rank, in seconds.
+        find: Finds the job's store, which may exist only after this rank's session has begun.
         has_ended: Whether the coordinator has ended this session, so that nobody waits for its config.
     """
 
-    def __init__(self, options: Options, topology: Topology) -> None:
+    def __init__(self, limits: Limits, topology: Topology) -> None:
         self.topology = topology
         self.rank = topology.global_rank
+        self.join_timeout = limits.join_timeout
         self.find: Callable[[], JobStore | None] = lambda: None
         self.has_ended: Callable[[], bool] = lambda: False
-        # The exchange's thread uses it as well: a store that has stalled must not make it look dead to the other ranks.
-        self._limit = max(_LEAST_LIMIT, min(STORE_PATIENCE, options.limits.peer_timeout / 2))
+        # The exchange's thread uses it as well: a stalled store must not make it look dead to the other ranks.
+        self._limit = max(_LEAST_LIMIT, min(STORE_PATIENCE, limits.peer_timeout / 2))
         self._job_store: JobStore | None = None
         self._pid = os.getpid()
         self._is_closed = False
 
     @property
     def is_usable(self) -> bool:
-        """Whether there are other ranks to ask: not in a fork either, where the connection is the parent's."""
+        """Whether other ranks can be asked; not in a fork, where the connection is the parent's."""
         return self.topology.world_size > 1 and not self._is_closed and os.getpid() == self._pid
 
     def store(self) -> JobStore | None:
@@ -60,18 +62,18 @@ class Connection:
         return None if found is None else found.beside("config_sync", caller)
 
     def try_get(self, key: str) -> Any | None:
-        """The value of a key; `None` if it is not there, or there is no store yet."""
+        """The value of a key; `None` if it is not set, or there is no store yet."""
         job_store = self.store()
         return None if job_store is None else job_store.try_get(key)
 
     def is_first(self, key: str) -> bool:
-        """Whether no other rank has claimed a key before; of what cannot be found out, every rank is the first."""
+        """Whether no other rank has claimed a key before; `True` if that cannot be found out."""
         with suppress(RendezvousError):
             job_store = self.store() if self.is_usable else None
             return job_store is None or job_store.claim(key, self.rank) == self.rank
         return True
 
     def close(self) -> None:
-        """Ask and tell nothing any more."""
+        """Drop the connection: it is not usable from now on."""
         self._is_closed = True
-        self._job_store, self.find = None, lambda: None  # it would last until Python looks for circles
+        self._job_store, self.find = None, lambda: None  # breaks a reference cycle

@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("dist_wandb")
 
-_PATIENCE = 1.0  # seconds that a write waits for another thread to have looked at the store
+_PATIENCE = 1.0  # seconds that a write waits for a look that another thread is making
 
 
 class Look:
-    """A look at what is new, here and elsewhere. Never waits for a rank, and raises nothing.
+    """Brings the config up to date on this rank. Never waits for a rank, and raises nothing.
 
     Args:
         connection: To the other ranks.
         heartbeat: How often to look, in seconds.
-        update: Publishes and takes over what is new; told whether to look into all values.
+        update: Publishes and applies what is new; its argument is whether to look into all values.
     """
 
     def __init__(self, connection: Connection, heartbeat: float, update: Callable[[bool], None]) -> None:
@@ -39,7 +39,7 @@ class Look:
         self._heartbeat = heartbeat
         self._update = update
         self._lock = threading.RLock()
-        self._is_looking = False  # reads and writes of the config on the way do not begin this again
+        self._is_busy = False  # reads and writes of the config by this thread do not start another look
         self._next = 0.0
         self._notices = Notices()
 
@@ -54,37 +54,33 @@ class Look:
         now = time.monotonic()
         if not (at_once or now >= self._next) or not self._connection.is_usable:
             return
-        if self._lock.acquire(timeout=_PATIENCE if at_once else 0.0):
-            try:
-                if not self._is_looking:
-                    self._next = now + self._heartbeat
-                    self._look(whole=whole)
-            finally:
-                self._lock.release()
-
-    def _look(self, *, whole: bool) -> None:
-        self._is_looking = True
+        if not self._lock.acquire(timeout=_PATIENCE if at_once else 0.0):
+            return
+        was_busy, self._is_busy = self._is_busy, True
         try:
-            self._update(whole)
+            if not was_busy:
+                self._next = now + self._heartbeat
+                self._update(whole)
         except RendezvousError as error:  # the store is gone, and mostly the job with it
             _log.debug("dist_wandb: rank %d can neither publish nor read its config: %s", self._connection.rank, error)
         except Exception:  # noqa: BLE001  # the training must not suffer
             if self._notices.is_first("failed"):
                 _log.exception("dist_wandb: rank %d could not bring its config up to date", self._connection.rank)
         finally:
-            self._is_looking = False
+            self._is_busy = was_busy
+            self._lock.release()
 
     @contextmanager
     def undisturbed(self) -> Iterator[None]:
-        """Look now, and take over nothing meanwhile: what is written depends on what is there."""
+        """Look now and after the block, but not inside it, because what is written depends on what was read."""
         self(at_once=True)
         if self._lock.acquire(timeout=_PATIENCE):
-            was_looking, self._is_looking = self._is_looking, True
+            was_busy, self._is_busy = self._is_busy, True
             try:
                 yield
             finally:
-                self._is_looking = was_looking
+                self._is_busy = was_busy
                 self._lock.release()
             self(at_once=True)
-        else:  # another thread waits for a store that has stalled
+        else:  # another thread waits for a stalled store
             yield

@@ -1,4 +1,4 @@
-"""What ranks tell each other of their configs through the job's store: keys, and the kinds of values under them."""
+"""What ranks publish about their configs in the job's store: keys, and the types of the values under them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from typing import Any, TypedDict
 
 GIVEN, VERDICT, SALT = "config/given", "config/verdict", "config/salt"
 DIFFERS, REFUSED = "config/differs", "config/refused"  # claimed by the rank that warns for all
+# Appended to the key of a `PublishedRun`: its `Digests`; how often it was published; set once its user has finished it.
+OF_DIGESTS, OF_VERSION, OF_END = "/given", "/version", "/is over"
 
 
 class Given(TypedDict):
@@ -22,7 +24,7 @@ class Verdict(TypedDict):
 
 
 class Digests(TypedDict):
-    """What a primary was given, for the followers to know which of their values are theirs alone."""
+    """What a primary was given, so that followers can find which of their values differ from it."""
 
     salt: str
     digests: dict[str, str]
@@ -33,7 +35,7 @@ class PublishedRun(TypedDict):
 
     Attributes:
         values: Its config, as JSON without secrets.
-        imposed: Names whose values are a sweep's, which win over what any rank was given.
+        imposed: Names whose values are a sweep's; these replace what any rank was given.
         metadata: What else is known of it.
     """
 
@@ -43,24 +45,5 @@ class PublishedRun(TypedDict):
 
 
 def run_key(unit: str) -> str:
-    """The key of a `PublishedRun`.
-
-    Args:
-        unit: Name of the unit whose primary publishes it; none for the run of the coordinator.
-    """
+    """The key of a `PublishedRun`: of the primary of a unit; without a name, of the coordinator."""
     return f"config/of/{unit}"
-
-
-def digests_key(key: str) -> str:
-    """The key of the `Digests` that belong to a `PublishedRun`."""
-    return f"{key}/given"
-
-
-def version_key(key: str) -> str:
-    """The key of the number that counts how often a `PublishedRun` was published."""
-    return f"{key}/version"
-
-
-def end_key(key: str) -> str:
-    """The key that is set once the user has finished the run of a `PublishedRun`."""
-    return f"{key}/is over"

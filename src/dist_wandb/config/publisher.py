@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from dist_wandb.config.messages import PublishedRun, digests_key, end_key, version_key
+from dist_wandb.config.messages import OF_DIGESTS, OF_END, OF_VERSION, PublishedRun
 from dist_wandb.config.text import ConfigText
 from dist_wandb.runs import config_guard, run_metadata
 from dist_wandb.settings.config_values import given_values
@@ -18,34 +18,32 @@ if TYPE_CHECKING:
 
 
 class Publisher:
-    """Publishes the config of this rank's run, if it is one that others follow.
+    """Publishes the config of this rank's run, if other ranks follow it.
 
     Args:
         connection: To the other ranks.
         comparison: What this rank was given.
-        keys: Under which the run is published; none on ranks that nobody follows.
-        run: This rank's run.
     """
 
-    def __init__(self, connection: Connection, comparison: Comparison, keys: tuple[str, ...], run: AnyRun) -> None:
+    def __init__(self, connection: Connection, comparison: Comparison) -> None:
         self._connection = connection
         self._comparison = comparison
-        self._keys = keys
+        self._keys: tuple[str, ...] = ()
         self._noticed: deque[str] = deque()  # names that were written since the text was brought up to date
         self._version = 0  # how often it was published
-        self.attach(run)
+        self._config: Any = None
 
-    def attach(self, run: AnyRun) -> None:
-        """Publish the config of another run from now on."""
-        self._run = run
-        self._config: Any = getattr(run, "config", None)  # a stand-in for a run, in somebody's tests, may have none
+    def attach(self, run: AnyRun, keys: tuple[str, ...]) -> None:
+        """Publish the config of a run from now on, under these keys; no keys if nobody follows it."""
+        self._run, self._keys = run, keys
+        self._config = getattr(run, "config", None)  # a mock of a run may have none
         is_of_sweep = bool(getattr(run, "sweep_id", None))
         self._imposed = self._comparison.changed_names(given_values(self._config)) if is_of_sweep else []
         self._text = ConfigText(given=self._comparison.given)
         self._published: PublishedRun | None = None
 
     def notice(self, names: Iterable[str]) -> None:
-        """Values of these names were written."""
+        """Publish values of these names with the next look, because they were written."""
         self._noticed.extend(names)
 
     def publish(self, *, whole: bool) -> None:
@@ -68,25 +66,25 @@ class Publisher:
         message = PublishedRun(values=str(self._text), imposed=self._imposed, metadata=metadata)
         for key in self._keys:
             if not self._version:
-                job_store.publish(digests_key(key), self._comparison.digests())
+                job_store.publish(key + OF_DIGESTS, self._comparison.digests())
             job_store.publish(key, message)
-            job_store.publish(version_key(key), self._version + 1)  # last: who sees it finds the rest
+            job_store.publish(key + OF_VERSION, self._version + 1)  # last: it makes the others read the rest
         self._version += 1
         self._published = message
 
     def _renew_text(self, *, whole: bool) -> bool:
-        """Bring the text of the config up to date; whether it is another one."""
+        """Bring the text of the config up to date; whether it has changed."""
         config, names = self._config, set[str]()
         while self._noticed:
             names.add(self._noticed.popleft())
         if whole or not config_guard.is_guarded(config) or any(name not in config for name in names):
             return self._text.renew(given_values(config))
         is_new = self._text.renew({name: config[name] for name in names if not name.startswith("_")})
-        return self._text.glance(config.__getitem__) or is_new
+        return self._text.renew_some(config.__getitem__) or is_new
 
     def publish_end(self) -> None:
         """Publish that the user finished this rank's run."""
-        job_store = self._connection.store() if self._connection.is_usable else None
+        job_store = self._connection.store() if self._keys and self._connection.is_usable else None
         if job_store is not None:
             for key in self._keys:
-                job_store.publish(end_key(key), 1)
+                job_store.publish(key + OF_END, 1)

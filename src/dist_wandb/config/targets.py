@@ -1,4 +1,4 @@
-"""Where a rank has the config that it follows: in its own run's, or, without a run, for itself."""
+"""Where a rank has the config that it follows: in its own run, or, without a run, in this process alone."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING, Any
 
-from dist_wandb.config.messages import version_key
+from dist_wandb.config.messages import OF_VERSION
 from dist_wandb.errors import RendezvousError
 from dist_wandb.notices import Notices
 from dist_wandb.runs.config_guard import update_unnoticed
 from dist_wandb.settings.config_values import given_values, told
 from dist_wandb.settings.config_withheld import MISSING, Known, withheld, without_notes
-from dist_wandb.user_lines import Line, users_line, warn
+from dist_wandb.user_lines import users_line, warn
 
 if TYPE_CHECKING:
+    from dist_wandb.config.comparison import Comparison
     from dist_wandb.config.connection import Connection
     from dist_wandb.config.follower import Follower
     from dist_wandb.config.look import Look
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class RunConfig:
-    """The config of this rank's own run. It is asked before and after the user reads and writes it.
+    """The config of this rank's own run; a `runs.config_guard.Listener` of what the user reads and writes.
 
     Args:
         look: Brings it up to date.
@@ -39,12 +40,12 @@ class RunConfig:
         self._is_resumed = False
 
     def attach(self, run: AnyRun) -> None:
-        """Be the config of another run from now on."""
-        self._config = getattr(run, "config", None)  # a stand-in for a run, in somebody's tests, may have none
+        """Use the config of another run from now on."""
+        self._config = getattr(run, "config", None)  # a mock of a run may have none
         self._is_resumed = bool(getattr(run, "resumed", False))
 
-    def apply(self, values: Mapping[str, Any], new: Mapping[str, Any]) -> None:  # noqa: ARG002  # see `Target`
-        """Write what is new into the run's config."""
+    def apply(self, _values: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+        """Write what is new into the run's config; see `LocalConfig.apply`."""
         here = given_values(self._config)
         due = {
             name: value
@@ -57,7 +58,7 @@ class RunConfig:
             update_unnoticed(self._config, due)
 
     def names_of_earlier_starts(self, published: Mapping[str, Any]) -> set[str]:
-        """Names that this run, which goes on, holds with another value than the primary's does."""
+        """Names that this run, if it goes on, holds with another value than the primary's does."""
         mine = given_values(self._config) if self._is_resumed else {}
         return {
             name
@@ -66,21 +67,21 @@ class RunConfig:
         }
 
     def undisturbed(self) -> AbstractContextManager[None]:
-        """Take over nothing meanwhile."""
+        """Apply nothing meanwhile."""
         return self._look.undisturbed()
 
     def before_read(self, name: str | None = None) -> None:
-        """Bring the config up to date, where another rank may have set it; at once for a name that is not there."""
+        """Bring the config up to date if another rank may have set it; at once if it lacks `name`."""
         if self._follower.key is not None:
             self._look(at_once=name is not None)
 
     def before_write(self) -> None:
-        """Take over what is older than what is about to be written."""
+        """Apply what is older than what is about to be written."""
         if self._follower.key is not None:
             self._look(at_once=True)
 
     def after_write(self, names: Iterable[str]) -> None:
-        """Remember whose values these are, and publish them."""
+        """Record that values of these names are this rank's own, and publish them."""
         self._follower.set_own(names)
         self._followed.difference_update(names)
         self.after_change(names)
@@ -91,37 +92,44 @@ class RunConfig:
         self._look(at_once=True)
 
     def may_change(self, name: str) -> bool:
-        """Whether a value may be changed without asking, because it is not this rank that set it."""
+        """Whether a value may be changed without `allow_val_change`, because this rank did not set it."""
         return name in self._followed
 
 
 class LocalConfig:
-    """The config of the primary's run, as a rank without a run reads it.
+    """The config of the primary's run, as a rank without a run reads it. The first read waits for the primary.
 
     Args:
         look: Brings it up to date.
         follower: Follows the primary.
-        given: What this rank was given: it is read as long as nothing is published.
-        wait: Waits for the primary, once.
+        comparison: Has what this rank was given: it is read as long as nothing is published.
+        connection: To the other ranks.
     """
 
-    def __init__(self, look: Look, follower: Follower, given: Mapping[str, Any], wait: WaitForPrimary) -> None:
+    def __init__(self, look: Look, follower: Follower, comparison: Comparison, connection: Connection) -> None:
         self._look = look
         self._follower = follower
-        self._given = given
-        self._wait = wait
+        self._comparison = comparison
+        self._connection = connection
         self._shown = Known()
         self._written: set[str] = set()  # names that were written on this rank
+        self._has_waited = False
+        self._notices = Notices()
 
     def apply(self, values: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-        """Have values read here that are new; those of secrets that this rank cannot know are not there."""
+        """Show new values; those of secrets that this rank cannot know are hidden.
+
+        Args:
+            values: All that the primary has, as it published them.
+            new: Those that are new, as they are here; `MISSING` for secrets that this rank was not given.
+        """
         hidden = (self._shown.hidden - new.keys()) | {name for name, value in new.items() if value is MISSING}
         now = {name: value for name, value in self._shown.items() if name not in hidden or name in self._written}
         now.update({name: value for name, value in new.items() if value is not MISSING})
         order = [*values, *(name for name in now if name not in values)]
         self._shown = Known({name: now[name] for name in order if name in now}, frozenset(hidden))
 
-    def names_of_earlier_starts(self, published: Mapping[str, Any]) -> set[str]:  # noqa: ARG002  # see `Target`
+    def names_of_earlier_starts(self, _published: Mapping[str, Any]) -> set[str]:
         """None: there is no run that goes on."""
         return set()
 
@@ -129,13 +137,13 @@ class LocalConfig:
         """The config of the primary's run.
 
         Args:
-            name: What is looked for: if it is not known yet, the primary is asked again.
+            name: The name that is looked up: if it is not known yet, the primary is asked again.
 
         Returns:
             Values by name, a heartbeat old at most; what this rank was given, as long as none are published.
         """
         if name not in self._shown:
-            self._wait(self._look)
+            self._wait()
         self._look()
         if self._follower.is_known and name is not None and name not in self._shown:
             self._look(at_once=True)
@@ -143,15 +151,15 @@ class LocalConfig:
 
     def known(self) -> dict[str, Any]:
         """The config as far as it is known. Waits for nobody."""
-        return dict(self._shown) if self._follower.is_known else {**self._given, **self._shown}
+        return dict(self._shown) if self._follower.is_known else {**self._comparison.given, **self._shown}
 
     def metadata(self) -> Mapping[str, Any]:
         """What is known of the primary's run besides its config, by the names that a `wandb.Run` has for it.
 
         Returns:
-            Values by name, a heartbeat old at most. Waits for the primary as `read` does; nothing, if it never comes.
+            Values by name, a heartbeat old at most; none if the primary does not publish its run in time.
         """
-        self._wait(self._look)
+        self._wait()
         self._look()
         return self._follower.metadata
 
@@ -161,44 +169,25 @@ class LocalConfig:
         self._shown.update(values)
         self._written.update(values)
 
-
-class WaitForPrimary:
-    """Waits for a primary to publish its run, for the first who asks.
-
-    Args:
-        connection: To the other ranks.
-        follower: Follows the primary.
-        timeout: How long to wait, in seconds.
-        opened_at: The user's line that opened the session, for warnings.
-    """
-
-    def __init__(self, connection: Connection, follower: Follower, timeout: float, opened_at: Line | None) -> None:
-        self._connection = connection
-        self._follower = follower
-        self._timeout = timeout
-        self._opened_at = opened_at
-        self._gave_up = False
-        self._notices = Notices()
-
-    def __call__(self, look: Look) -> None:
-        """Wait, unless the run is known or has been waited for; then look."""
-        key, rank = self._follower.key, self._connection.rank
-        if self._follower.is_known or self._gave_up or key is None or not self._connection.is_usable:
+    def _wait(self) -> None:
+        """Wait for the primary to publish its run, once; warn once if it does not."""
+        key, connection = self._follower.key, self._connection
+        if self._follower.is_known or self._has_waited or key is None or not connection.is_usable:
             return
         why = "there is no store of the job yet through which to ask its primary"
         with suppress(RendezvousError):
-            job_store = self._connection.store()
+            job_store = connection.store()
             if job_store is not None:
-                why = f"its primary did not open its run within {self._timeout:g} s"
+                why = f"its primary did not open its run within {connection.join_timeout:g} s"
                 try:
-                    job_store.wait_get(version_key(key), "its primary", 0.0 if self._connection.has_ended() else None)
+                    job_store.wait_get(key + OF_VERSION, "its primary", 0.0 if connection.has_ended() else None)
                 finally:
-                    self._gave_up = True  # if it did not come; otherwise the config is known now
-                look(at_once=True)
+                    self._has_waited = True
+                self._look(at_once=True)
                 return
-        if self._notices.is_first("not there"):
+        if self._notices.is_first("unknown"):
             warn(
-                f"The config of the run was read on rank {rank}, but {why}. Until it does, rank {rank} "
-                "reads the values that it was given itself.",
-                users_line() or self._opened_at,
+                f"The config of the run was read on rank {connection.rank}, but {why}. Until it does, rank "
+                f"{connection.rank} reads the values that it was given itself.",
+                users_line() or self._comparison.opened_at,
             )

@@ -11,16 +11,16 @@ from typing import Any
 from dist_wandb.settings.config_values import told
 from dist_wandb.settings.config_withheld import MISSING, withheld
 
-_GLANCE = 0.001  # seconds for a look into values, beyond which no further one is begun
+_ENOUGH = 0.001  # seconds of looking into values, after which no further one is looked into
 _SHARE = 0.01  # of the time may go into such looks
 _FIXED = (bool, int, float, str, type(None))  # what cannot change inside
 
 
 class ConfigText:
-    """Names and values of a config, as `told` tells them, without secrets.
+    """Names and values of a config as JSON, without secrets.
 
     Args:
-        clock: Tells the time, in seconds.
+        clock: Returns the time in seconds.
         given: What this rank was given, by name.
 
     Example:
@@ -33,11 +33,13 @@ class ConfigText:
         self._clock = clock
         self._given = given
         self._pieces: dict[str, str] = {}
-        self._changeable: dict[str, None] = {}  # names of values that can change inside, in the order of the last looks
-        self._next_glance = 0.0
+        self._changeable: dict[
+            str, None
+        ] = {}  # names of values that can change inside, those looked into last at the end
+        self._next_look = 0.0
 
     def renew(self, values: Mapping[str, Any]) -> bool:
-        """Take over values of names; whether any of them is another than before."""
+        """Set values of names; whether any of them has changed."""
         is_new = False
         for name, value in values.items():
             self._changeable.pop(name, None)
@@ -48,25 +50,25 @@ class ConfigText:
             self._pieces[name] = piece
         return is_new
 
-    def glance(self, read: Callable[[str], Any]) -> bool:
+    def renew_some(self, read: Callable[[str], Any]) -> bool:
         """Look again into some values that can change inside: for a short time, and not too often.
 
         Args:
-            read: Tells the value of a name.
+            read: Returns the value of a name.
 
         Returns:
-            Whether any of them has.
+            Whether any of them has changed.
         """
         began = self._clock()
-        if began < self._next_glance:
+        if began < self._next_look:
             return False
         is_new = False
-        for name in list(self._changeable):  # the one that was looked into last comes last
+        for name in list(self._changeable):  # in the order of the last looks
             is_new = self.renew({name: read(name)}) or is_new
-            if self._clock() - began > _GLANCE:
+            if self._clock() - began > _ENOUGH:
                 break
         now = self._clock()
-        self._next_glance = now + (now - began) / _SHARE
+        self._next_look = now + (now - began) / _SHARE
         return is_new
 
     def __str__(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import ItemsView, Iterator, KeysView, Mapping, ValuesView
+from collections.abc import ItemsView, Iterator, Mapping, ValuesView
 from typing import Any, Protocol
 
 from dist_wandb.settings.config_copy import ConfigCopy
@@ -14,7 +14,7 @@ class Source(Protocol):
     """Where a `ConfigView` has its values from."""
 
     def read(self, name: str | None = None) -> Mapping[str, Any]:
-        """All values; `name` is the one that is looked for."""
+        """All values; `name` is the one that is looked up."""
 
     def write(self, values: Mapping[str, Any]) -> None:
         """Keep values for this rank."""
@@ -38,6 +38,8 @@ class ConfigView(Mapping[str, Any]):
             run.config.lr, run.config["lr"], dict(run.config)  # rank 0 and rank 1: 0.1, 0.1, {"lr": 0.1}
     """
 
+    # It is not a `MutableMapping`: nothing can be deleted, as in wandb's own, so `clear` would never end.
+
     __slots__ = ("_source",)
     _source: Source
 
@@ -56,19 +58,10 @@ class ConfigView(Mapping[str, Any]):
         why = values.why_not(name) if isinstance(values, Known) else name
         raise AttributeError(f"the config of the run has no {name!r}" if why == name else why)
 
-    def __setitem__(self, name: str, value: Any) -> None:
-        self.update({name: value})
-
     def __setattr__(self, name: str, value: Any) -> None:
         self.update({name: value})
 
-    def __delitem__(self, name: str) -> None:
-        """Accept: wandb's own cannot delete either."""
-
-    # These are written out, so that a warning has the user's line rather than one of `collections.abc`.
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._source.read(str(name))
+    __setitem__ = __setattr__
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.as_dict())
@@ -85,10 +78,6 @@ class ConfigView(Mapping[str, Any]):
     def __reduce__(self) -> tuple[Any, ...]:
         return ConfigCopy, (self.as_dict(),)
 
-    def keys(self) -> KeysView[str]:
-        """The names, as they are now."""
-        return self.as_dict().keys()
-
     def values(self) -> ValuesView[Any]:
         """The values, as they are now."""
         return self.as_dict().values()
@@ -96,10 +85,6 @@ class ConfigView(Mapping[str, Any]):
     def items(self) -> ItemsView[str, Any]:
         """Names and values, as they are now."""
         return self.as_dict().items()
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """The value of `name`; `default` where there is none."""
-        return self._source.read(name).get(name, default)
 
     def as_dict(self) -> dict[str, Any]:
         """Values by name."""
@@ -109,13 +94,14 @@ class ConfigView(Mapping[str, Any]):
         """Keep values for this rank."""
         self._source.write(given_values(values))
 
-    def setdefaults(self, values: Any = None) -> None:
-        """Keep values of names that are not there, for this rank."""
-        new = given_values(values)
-        known = self._source.read()
-        self._source.write({name: value for name, value in new.items() if name not in known})
-
     update_locked = merge_locked = update
 
-    def persist(self) -> None:
-        """Accept: there is nothing to be sent from here."""
+    def setdefaults(self, values: Any = None) -> None:
+        """Keep values of names that are not there, for this rank."""
+        known = self._source.read()
+        self.update({name: value for name, value in given_values(values).items() if name not in known})
+
+    def persist(self, *_: object) -> None:
+        """Accept: there is nothing to be sent from here, and nothing can be deleted."""
+
+    __delitem__ = persist

@@ -1,9 +1,9 @@
 """The config of a run of W&B's, guarded: what users write is noticed, and wandb does not raise over values.
 
-wandb tells nobody when the user changes a run's config, and raises over values that it cannot hold. So as long as a
-session is open, the config object of its run gets a class derived from its own (`__class__` is set), which notices and
-does not raise. It stays the same object and a wandb.Config, needs no private name of wandb, and gets its own class back
-when the session ends. Values over which wandb raises are written as their repr, in a world of one too. What wandb
+wandb has no callback for changes of a run's config by the user, and raises over values that it cannot hold. So as long
+as a session is open, the config object of its run has a class derived from its own (`__class__` is set), which notices
+and does not raise. It stays the same object and a wandb.Config, needs no private name of wandb, and gets its own class
+back when the session ends. Values over which wandb raises are written as their repr, in a world of one too. What wandb
 refuses for other reasons (a changed value without `allow_val_change`) still raises; names that came from the primary
 may be set once more without it.
 
@@ -14,11 +14,12 @@ the time at most; `flush` and `finish` look into all.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
-from dist_wandb.runs import job_arguments, run_config, wandb_process
+from dist_wandb.runs import job_arguments, wandb_process
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.settings.config_values import given_values, is_plain, listed, shown
 from dist_wandb.user_lines import Line, users_line, warn
@@ -30,7 +31,7 @@ _GUARD = "_dist_wandb_guard"  # on wandb's config, in its instance's namespace, 
 
 
 class Listener(Protocol):
-    """Who is asked before and after a config is read and written."""
+    """Called before and after a config is read and written."""
 
     def undisturbed(self) -> AbstractContextManager[None]:
         """Change nothing meanwhile."""
@@ -61,7 +62,7 @@ class ConfigGuard:
 
     Attributes:
         replace_run: What is done if wandb's own process is found gone: it has to `guard` the run's replacement.
-        listener: Who is asked before and after the guarded config is read and written.
+        listener: Called before and after the guarded config is read and written.
     """
 
     def __init__(self, rank: int, opened_at: Line | None, is_first: Callable[[str], bool]) -> None:
@@ -78,42 +79,42 @@ class ConfigGuard:
         """Guard the config of a run."""
         self.listener = listener
         self._run = run
-        self._config = getattr(run, "config", None)  # a stand-in for a run, in somebody's tests, may have none
-        if run_config.is_wandb_config(self._config):  # what changes in another one is noticed later
-            with suppress(TypeError):  # so it would be if wandb made its config in a way that this does not go with
+        self._config = getattr(run, "config", None)  # a mock of a run may have none
+        if is_wandb_config(self._config):  # changes of another one are noticed later
+            with suppress(TypeError):  # likewise, if wandb's config does not allow another class
                 if not isinstance(self._config, _Guarded):
                     object.__setattr__(self._config, "__class__", _guarded_kind(type(self._config)))
                 object.__setattr__(self._config, _GUARD, self)
 
     def release(self) -> None:
-        """Leave the config as it was found."""
+        """Restore the class of the config."""
         config = self._config
         if isinstance(config, _Guarded) and config.__dict__.get(_GUARD) is self:
             object.__setattr__(config, "__class__", type(config).__mro__[2])
             object.__delattr__(config, _GUARD)
 
-    def takeable(self, init_arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    def writable(self, init_arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         """The arguments of `wandb.init`, without values of `config` that it would raise over.
 
         Args:
             init_arguments: Keyword arguments of `wandb.init`.
 
         Returns:
-            The same object where wandb takes all of it; otherwise a copy in which such values are replaced by their
+            The same object if wandb accepts all of it; otherwise a copy in which such values are replaced by their
             repr, with a warning.
         """
         config = init_arguments.get("config")
         values = given_values(config)
         chosen = job_arguments.chosen_config(init_arguments)
-        refused = [name for name, value in chosen.items() if not (is_plain(value) or run_config.can_hold(value))]
+        refused = [name for name, value in chosen.items() if not (is_plain(value) or can_hold(value))]
         is_wandbs_kind = not isinstance(config, Mapping) or (
             isinstance(config, dict) and all(isinstance(name, str) for name in config)
         )
         if not refused and is_wandbs_kind:
             return init_arguments
         self.warn_of_refused(refused)
-        taken = {name: shown(value) if name in refused else value for name, value in values.items()}
-        return {**init_arguments, "config": taken}
+        writable = {name: shown(value) if name in refused else value for name, value in values.items()}
+        return {**init_arguments, "config": writable}
 
     def warn_of_refused(self, names: Iterable[str]) -> None:
         """Warn once in the job that values of these names are written as text."""
@@ -127,8 +128,47 @@ class ConfigGuard:
                 users_line() or self._opened_at,
             )
 
-    def rescue(self, values: Any, config: object, error: Exception) -> bool:
-        """Write values that `config` could not take because wandb's own process is gone; whether it is."""
+    def write(self, config: Any, given: Any, write: Callable[[Any, bool], None]) -> None:
+        """Write values; those that this rank did not set itself also if wandb would refuse to change them.
+
+        Args:
+            config: The guarded config.
+            given: Values, as its `update` takes them.
+            write: Writes values into it; its second argument is whether to allow changes in any case.
+        """
+        self.listener.before_write()
+        values = given_values(given)
+        free = {name: value for name, value in values.items() if self.listener.may_change(name)}
+        rest = {name: value for name, value in values.items() if name not in free}
+        if free:
+            self._write_part(config, free, lambda part: write(part, True))
+        if rest or not free:
+            self._write_part(config, rest or given, lambda part: write(part, False))
+        self.listener.after_write(values)
+
+    def _write_part(self, config: Any, values: Any, write: Callable[[Any], None]) -> None:
+        if not self._is_written(config, values, write):
+            several = len(values) > 1
+            refused = [
+                name for name in values if not (several and self._is_written(config, {name: values[name]}, write))
+            ]
+            update_unnoticed(config, {name: shown(values[name]) for name in refused})
+            self.warn_of_refused(refused)
+
+    def _is_written(self, config: Any, values: Any, write: Callable[[Any], None]) -> bool:
+        """Write values; whether wandb can hold all of them. Raises what wandb refuses for other reasons."""
+        try:
+            write(values)
+        except Exception as error:
+            if self._rescue(config, values, error):
+                return True
+            if is_wandb_error(error) or not isinstance(values, dict):
+                raise
+            return False
+        return True
+
+    def _rescue(self, config: object, values: Any, error: Exception) -> bool:
+        """Write values that `config` refused because wandb's own process is gone; whether it is."""
         if not wandb_process.has_lost_service(self._run, error):
             return False
         if self.replace_run is None:
@@ -152,7 +192,7 @@ def update_unnoticed(config: Any, values: Mapping[str, Any]) -> None:
 
 
 class _Guarded:
-    """What is put before the class of wandb's config."""
+    """The base class that is put before the class of wandb's config; so it cannot be a mapping of Python's."""
 
     @property
     def _guard(self) -> ConfigGuard:
@@ -161,7 +201,7 @@ class _Guarded:
 
     def update(self, d: Any, allow_val_change: bool | None = None) -> None:
         base: Any = super()
-        self._write(d, lambda values, free: base.update(values, allow_val_change=free or allow_val_change))
+        self._guard.write(self, d, lambda values, free: base.update(values, allow_val_change=free or allow_val_change))
 
     def setdefaults(self, d: Any) -> None:
         base: Any = super()
@@ -178,42 +218,10 @@ class _Guarded:
             else:
                 base.__setitem__(name, value)
 
-        self._write({name: value}, write)
+        self._guard.write(self, {name: value}, write)
 
     def __setattr__(self, name: str, value: Any) -> None:
         self[name] = value
-
-    def _write(self, given: Any, write: Callable[[Any, bool], None]) -> None:
-        """Write values; those that this rank did not set itself also where wandb would refuse to change them."""
-        listener = self._guard.listener
-        listener.before_write()
-        values = given_values(given)
-        free = {name: value for name, value in values.items() if listener.may_change(name)}
-        rest = {name: value for name, value in values.items() if name not in free}
-        if free:
-            self._write_part(free, lambda part: write(part, True))
-        if rest or not free:
-            self._write_part(rest or given, lambda part: write(part, False))
-        listener.after_write(values)
-
-    def _write_part(self, values: Any, write: Callable[[Any], None]) -> None:
-        if not self._is_written(values, write):
-            several = len(values) > 1
-            refused = [name for name in values if not (several and self._is_written({name: values[name]}, write))]
-            update_unnoticed(self, {name: shown(values[name]) for name in refused})
-            self._guard.warn_of_refused(refused)
-
-    def _is_written(self, values: Any, write: Callable[[Any], None]) -> bool:
-        """Write values; whether wandb can hold all of them. What it refuses for other reasons, the user is to know."""
-        try:
-            write(values)
-        except Exception as error:
-            if self._guard.rescue(values, self, error):
-                return True
-            if run_config.is_wandb_error(error) or not isinstance(values, dict):
-                raise
-            return False
-        return True
 
     def update_locked(self, d: Any, *args: Any, **kwargs: Any) -> None:
         base: Any = super()
@@ -251,10 +259,10 @@ class _Guarded:
         return base.items()
 
     def __len__(self) -> int:
-        return len(self.keys())  # wandb's own has none, a `ConfigView` has
+        return len(self.keys())  # wandb's own has no length, a `ConfigView` has
 
     def __bool__(self) -> bool:
-        return True  # as wandb's own, which has no length
+        return True  # as wandb's own
 
     def _before_read(self, name: Any) -> None:
         base: Any = super()
@@ -271,3 +279,48 @@ def _guarded_kind(kind: Any) -> Any:
     if kind not in _guarded_kinds:
         _guarded_kinds[kind] = type(kind.__name__, (_Guarded, kind), {"__module__": kind.__module__})
     return _guarded_kinds[kind]
+
+
+def can_hold(value: object) -> bool:
+    """Whether W&B can hold a value in the config of a run. Tried on a config that belongs to no run."""
+    import wandb
+
+    kind = _kind_of_config()
+    if kind is None or isinstance(value, wandb.Artifact):
+        return True
+    probe = kind()
+    try:
+        probe.update({"value": value}, allow_val_change=True)
+        json.dumps(probe["value"], default=_json_of_builtin)
+    except Exception:  # noqa: BLE001  # values have code of their own, which may raise anything
+        return False
+    return True
+
+
+def _kind_of_config() -> type[Any] | None:
+    """The class of the configs of runs. The name is public, but wandb hides it from type checkers."""
+    import wandb
+
+    return getattr(wandb, "Config", None)
+
+
+def _json_of_builtin(value: object) -> Any:
+    """What W&B makes of built-in objects that JSON does not know."""
+    if isinstance(value, (set, frozenset)):
+        return list(value)
+    if isinstance(value, complex):
+        return str(value)
+    raise TypeError(type(value).__name__)
+
+
+def is_wandb_error(error: Exception) -> bool:
+    """Whether W&B raised an error on purpose, such as for a config value that may not be changed."""
+    import wandb
+
+    return isinstance(error, wandb.Error)
+
+
+def is_wandb_config(config: object) -> bool:
+    """Whether this is the config of a run of wandb's, rather than a mock of one."""
+    kind = _kind_of_config()
+    return kind is not None and issubclass(type(config), kind)

@@ -234,7 +234,7 @@ class Opener:
             plan,
             self._store,
             self._arguments,
-            complete=lambda arguments: config_sync.takeable(config_sync.completed(arguments, plan, link.unit.name)),
+            complete=lambda arguments: config_sync.completed(arguments, plan, link.unit.name),
             create_new=create_new and has_run,
             is_alone=not has_run and before is None,
             as_given=as_given,
@@ -245,8 +245,7 @@ class Opener:
         if is_owned and step_metric is not None:
             axes.define_step_metric(run, step_metric)
         first_row = self._first_row(run) if step_metric == STEP_METRIC else 0
-        config_sync.reach_by(link.find_store)
-        config_sync.ended_by(link.is_over)
+        config_sync.reach_by(link.find_store, link.is_over)
         own = OwnRun(run, link, opening, config_sync, is_owned=is_owned, step_metric=step_metric, attached=attached)
         return Session(link, own, config_sync, self._restart_store, first_row=first_row)
 

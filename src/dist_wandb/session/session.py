@@ -180,7 +180,7 @@ class Session:
     @contextmanager
     def unchanged_config(self) -> Iterator[Any]:
         """The config, into which nothing comes from other ranks meanwhile: to write what is not there."""
-        with self._config_sync.undisturbed():
+        with self._config_sync.look.undisturbed():
             yield self.config
 
     def log(

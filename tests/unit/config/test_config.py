@@ -319,7 +319,7 @@ def test_a_heartbeat_costs_nothing_that_grows_with_the_config(job: Job, monkeypa
     monkeypatch.setattr(JobStore, "try_get", ask)
     for session in (first, second):
         for _ in range(3):
-            session._config_sync._look._next = 0.0
+            session._config_sync.look._next = 0.0
             session._config_sync.look()
     assert taken == []
     assert {key for key in asked if key.startswith("config/")} == {"config/of//version"}  # not the values

@@ -36,23 +36,23 @@ def test_it_is_the_config_as_json_in_its_order() -> None:
     assert list(json.loads(str(text)).items()) == [("b", [1, 2]), ("a", None), ("o", pairs), ("c", 0.5)]
 
 
-def test_a_glance_finds_what_has_changed_inside_and_looks_at_nothing_that_cannot() -> None:
+def test_a_further_look_finds_what_has_changed_inside_and_looks_at_nothing_that_cannot() -> None:
     values: dict[str, Any] = {"lr": 0.1, "name": "x", "net": {"h": 1}, "list": [1]}
     clock = Clock(values, cost=0.0)
     text = ConfigText(clock)
     text.renew(values)
-    assert not text.glance(clock.value)
+    assert not text.renew_some(clock.value)
     values["net"]["h"] = 2
-    assert text.glance(clock.value)
+    assert text.renew_some(clock.value)
     assert json.loads(str(text)) == values
     assert set(clock.read) == {"net", "list"}
     text.renew({"net": 7})
     clock.read.clear()
-    text.glance(clock.value)
+    text.renew_some(clock.value)
     assert clock.read == ["list"]
 
 
-def test_a_glance_takes_a_short_time_and_a_small_part_of_it_and_comes_by_all_values() -> None:
+def test_a_further_look_takes_a_short_time_and_a_small_part_of_it_and_comes_by_all_values() -> None:
     values = {f"v{index}": [index] for index in range(100)}
     clock = Clock(values, cost=0.0004)
     text = ConfigText(clock)
@@ -60,7 +60,7 @@ def test_a_glance_takes_a_short_time_and_a_small_part_of_it_and_comes_by_all_val
     spent, began = 0.0, clock.now
     for _ in range(3000):
         before = clock.now
-        text.glance(clock.value)
+        text.renew_some(clock.value)
         assert clock.now - before < 0.002
         spent += clock.now - before
         clock.now += 0.01
