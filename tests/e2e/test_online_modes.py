@@ -12,7 +12,7 @@ from wandb_server import WandbServer
 
 SCRIPTS = Path(__file__).parent / "scripts"
 SUPPORT = Path(__file__).parents[1] / "support"
-STARTS = 20
+STARTS = 6
 OTHERS = [(rank, step) for rank in (1, 2, 3) for step in range(5)]
 
 

@@ -80,7 +80,6 @@ def test_lightning_ddp_fit_then_test_is_one_run(tmp_path: Path) -> None:
     check_lightning(finished, tmp_path, "auto")
 
 
-@pytest.mark.cold
 def test_lightning_ddp_spawn_fit_then_test(tmp_path: Path) -> None:
     """Each stage's new processes open the same ids again."""
     command: list[str | Path] = [sys.executable, SCRIPTS / "fit_and_test.py", str(tmp_path), "ddp_spawn", "shared"]

@@ -23,7 +23,7 @@ from processes import free_port
 import dist_wandb
 
 ROWS = 20
-AT_ONCE = 5  # repetitions side by side
+AT_ONCE = 4  # repetitions side by side
 
 
 def rank_logs(kind: str, rank: int, meeting: str) -> dist_wandb.Session:
