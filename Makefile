@@ -14,7 +14,7 @@ HASHED ?=
 LISTED := .ci/requirements.txt .ci/requirements-oldest.txt
 RUN_ALL := $(BIN)/python tests/support/run_all.py --workers $(WORKERS)
 
-.PHONY: help demo test test-oldest lint chaos fuzz format bench lock audit clean
+.PHONY: help demo test test-fast test-oldest lint chaos fuzz format bench lock audit clean
 
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -26,6 +26,9 @@ demo: $(VENV)/.examples  ## Train on real data in two processes, offline, and sh
 
 test: $(VENV)/.development  ## Run all tests; those of whole jobs WORKERS at a time, those with short limits alone
 	@$(RUN_ALL) test
+
+test-fast: $(VENV)/.development  ## Check between two edits: lint, unit tests, one job of each integration
+	@$(RUN_ALL) test-fast
 
 test-oldest: $(OLDEST)/.ready  ## Run the tests of the core, the contract and Accelerate with the oldest supported versions
 	@$(RUN_ALL) test-oldest

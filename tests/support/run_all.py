@@ -1,6 +1,7 @@
 """Runs all parts of a check, whatever the first one says, with one summary at the end.
 
-``make lint``, ``make test`` and ``make test-oldest`` call it, each for its own check.
+``make lint``, ``make test``, ``make test-fast`` and ``make test-oldest`` call it, each for its own check. Each part of
+pytest ends with its ten slowest tests.
 """
 
 from __future__ import annotations
@@ -51,13 +52,19 @@ def checks(workers: int) -> Mapping[str, tuple[Part, ...]]:
     newest, oldest = (sys.executable, "-m", "pytest"), (_OLDEST, "-m", "pytest")
     core = ("-n", "4", "--dist", "loadfile")  # many of them wait: four workers keep two cores busy
     jobs = ("-n", str(workers), "--dist", "loadgroup")
+    lint = (
+        Part("ruff check", (str(_BIN / "ruff"), "check"), is_pytest=False),
+        Part("ruff format", (str(_BIN / "ruff"), "format", "--check"), is_pytest=False),
+        Part("import-linter", (str(_BIN / "lint-imports"),), is_pytest=False),
+        Part("sizes", (sys.executable, "scripts/sizes.py"), is_pytest=False),
+        Part("mypy", (str(_BIN / "mypy"),), is_pytest=False),
+    )
     return {
-        "lint": (
-            Part("ruff check", (str(_BIN / "ruff"), "check"), is_pytest=False),
-            Part("ruff format", (str(_BIN / "ruff"), "format", "--check"), is_pytest=False),
-            Part("import-linter", (str(_BIN / "lint-imports"),), is_pytest=False),
-            Part("sizes", (sys.executable, "scripts/sizes.py"), is_pytest=False),
-            Part("mypy", (str(_BIN / "mypy"),), is_pytest=False),
+        "lint": lint,
+        "test-fast": (
+            *lint,
+            Part("unit", (*newest, *core, "tests/unit")),
+            Part("a job of each integration", (*newest, *jobs, "-k", "one_run_has_the_means", "tests/contract")),
         ),
         "test": (
             Part("core", (*newest, *core, *_CORE)),
@@ -109,7 +116,7 @@ def _run(part: Part) -> Outcome:
     begin = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="dist_wandb-tests-") as directory:
         results = Path(directory) / "results.xml"
-        told = (f"--junitxml={results}",) if part.is_pytest else ()
+        told = (f"--junitxml={results}", "--durations=10") if part.is_pytest else ()
         try:
             code = subprocess.run([*part.command, *told], cwd=ROOT, check=False).returncode
         except OSError as error:  # its environment is not there
