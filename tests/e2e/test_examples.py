@@ -36,7 +36,7 @@ def without_login(home: Path) -> dict[str, str]:
     ("commands", "file_count", "run_count"),
     [
         (python(LIGHTNING), 1, 1),
-        pytest.param(python(LIGHTNING, "--strategy", "ddp", "--devices", "2"), 1, 1, marks=pytest.mark.cold),
+        (python(LIGHTNING, "--strategy", "ddp", "--devices", "2"), 1, 1),
         pytest.param(
             python(LIGHTNING, "--strategy", "ddp_spawn", "--devices", "2", "--run-mode", "new"),
             2,
