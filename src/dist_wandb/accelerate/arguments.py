@@ -14,18 +14,18 @@ from dist_wandb.runs.argument_checks import check_init_arguments
 
 
 class InitArguments:
-    """The arguments of one tracker. Those of its constructor win.
+    """The arguments of one tracker. Those of its constructor take precedence.
 
     Args:
         own: Those of the constructor.
-        project: The project that the constructor was given, and
-        run_name: what Accelerate's own tracker calls it.
+        project: The constructor's `project`.
+        run_name: The constructor's `run_name`, another name for the project.
 
     Attributes:
-        asked: What `init_trackers` was given when the run was opened.
+        asked: The arguments of `init_trackers` when the run was opened.
 
     Raises:
-        ConfigurationError: `wandb.init` does not know one of them, or both names of the project are given.
+        ConfigurationError: `wandb.init` does not know one of them, or `project` and `run_name` differ.
     """
 
     def __init__(self, own: Mapping[str, Any], project: str | None, run_name: str | None) -> None:
@@ -46,16 +46,16 @@ class InitArguments:
         return {**self._given, **self._own}
 
     def take_config(self, config: Mapping[str, Any]) -> None:
-        """Take what the run is to be started with as its config, unless the constructor was given one."""
+        """Set the config to start the run with, unless the constructor was given one."""
         self._given = {"config": config, **self._given}
 
     def take(self, project: str, init_kwargs: Mapping[str, Any], *, is_open: bool) -> None:
-        """Take what was given to `init_trackers`.
+        """Set the arguments of `init_trackers`.
 
         Args:
             project: Name of the W&B project.
             init_kwargs: Arguments of `wandb.init`.
-            is_open: Whether the run is open already: then it goes on as it is, and a warning says so.
+            is_open: Whether the run is open already: then it goes on unchanged, with a warning.
 
         Raises:
             ConfigurationError: An argument that `wandb.init` does not know.
@@ -67,7 +67,7 @@ class InitArguments:
             self._given = self.asked = {"project": project, **init_kwargs}
 
     def _warn_of_vain(self, asked: Mapping[str, Any]) -> None:
-        """Say what a further `init_trackers` cannot change of a run that is open."""
+        """Warn of arguments that a further `init_trackers` cannot change in an open run."""
         new = [name for name in asked if name != "config" and _differs(asked[name], self.asked.get(name))]
         if new:
             warnings.warn(

@@ -37,7 +37,7 @@ _MOST_ROWS = 1000  # kept on a rank that waits for the main process to call init
 
 
 class LateJoin:
-    """What waits on a rank that is not started yet, and how it learns that the main process has begun.
+    """The rows of a rank that is not started yet, and its look for the session of the main process.
 
     Args:
         options: The rank's own options, until those of the main process are known.
@@ -62,7 +62,7 @@ class LateJoin:
         self._inquiry = Inquiry(self.look_up, _PAUSE)
 
     def look_up(self) -> dict[str, Any] | None:
-        """What the main process told of the session that comes next, if it has begun; waits for the store."""
+        """What the main process has published of the next session, if it has begun; waits for the store."""
         return told_job(INTEGRATION, current_topology(), self.options.limits.join_timeout)
 
     def learns(self, within: float | None) -> bool:
@@ -80,23 +80,23 @@ class LateJoin:
         return job is not None
 
     def ask_again(self) -> None:
-        """Do without the last answer, as it proved wrong."""
+        """Discard the last answer, because it proved wrong."""
         self._inquiry.forget()
 
     def keep(self, values: Mapping[str, Any], step: int | None, arguments: Mapping[str, Any]) -> None:
-        """Keep a row; of too many the first one is dropped."""
+        """Keep a row; if there are too many, the first one is dropped."""
         if len(self.rows) == _MOST_ROWS:
             self._warn_of_dropped_rows()
         self.rows.append((_copied(values), step, _copied(arguments)))
 
     def drop_rows(self) -> None:
-        """Drop what waits, as the rank ends."""
+        """Drop the rows that wait, because the rank ends."""
         if self.rows:
             self._warn_of_dropped_rows()
             self.rows.clear()
 
     def take_over(self, other: LateJoin) -> None:
-        """Take over what waits in a tracker that is replaced."""
+        """Take over the rows of a tracker that is replaced."""
         self.rows, other.rows = other.rows, self.rows
 
     def _warn_of_dropped_rows(self) -> None:
@@ -109,7 +109,7 @@ class LateJoin:
 
 
 class ConfigOnceStarted:
-    """Where a rank that joins late has the config from.
+    """The source of the config on a rank that joins late.
 
     Args:
         find_session: Returns the session, once the main process has begun.
@@ -122,7 +122,7 @@ class ConfigOnceStarted:
         self._written: dict[str, Any] = {}
 
     def read(self, name: str | None = None) -> Mapping[str, Any]:
-        """Wait for the main process, and read what it has; nothing, with a warning, if it does not begin."""
+        """Wait for the main process, and read its config; an empty one, with a warning, if it does not begin."""
         if name in self._written:
             return self._written
         deadline = time.monotonic() + self._join_timeout
@@ -143,7 +143,7 @@ class ConfigOnceStarted:
 
 
 def _copied(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What the user may change before it is logged: mappings and tensors. A device is not waited for."""
+    """Copies of values that the user may change before they are logged: mappings and tensors. Waits for no device."""
     return {
         name: _copied(value) if isinstance(value, Mapping) and not is_metric(value) else copied_tensor(value)
         for name, value in values.items()

@@ -1,4 +1,4 @@
-"""By which names Accelerate and scripts find the tracker: in `log_with`, in ``"all"``, and in place of ``"wandb"``."""
+"""Names by which Accelerate and scripts find the tracker: in `log_with`, in ``"all"``, and in place of ``"wandb"``."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _MARK = "__knows_dist_wandb__"
 class StandInName(str):
     """The name of our tracker where it stands in for Accelerate's own: ``"dist_wandb"``, which equals ``"wandb"`` too.
 
-    Published scripts do what W&B can show, and others cannot, under ``if tracker.name == "wandb"``. As a key of a
-    mapping, and as text, it is ``"dist_wandb"``.
+    Published scripts log what only W&B can show under ``if tracker.name == "wandb"``. As a key and as text it is
+    ``"dist_wandb"``.
     """
 
     __slots__ = ()
@@ -44,17 +44,17 @@ def stands_in(log_with: Iterable[Any]) -> bool:
 
 
 def register(tracker_class: type[Any]) -> None:
-    """Make ``log_with="dist_wandb"`` work, and have ``"all"`` mean our tracker instead of Accelerate's own for wandb.
+    """Make ``log_with="dist_wandb"`` work, and let ``"all"`` mean our tracker instead of Accelerate's own for wandb.
 
-    `Accelerator` looks up what its `log_with` means by the function `filter_trackers`, which is replaced by one that
-    does as before for all other values. Where a version has it differently, only what that version offers works.
+    `Accelerator` resolves `log_with` by the function `filter_trackers`. It is replaced by one that does the same for
+    all other values; in a version where it differs, only that version's own ways work.
 
     Args:
         tracker_class: The class of our tracker.
     """
     if hasattr(tracking, "register_tracker_class"):
         tracking.register_tracker_class(tracker_class)
-    else:  # before 1.15 there is no way to say it
+    else:  # before 1.15 there is no function for it
         tracking.LOGGER_TYPE_TO_CLASS[NAME] = tracker_class
     original = getattr(accelerators, _FILTER, None)
     if original is None or hasattr(original, _MARK):

@@ -11,12 +11,7 @@ import contextlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from dist_wandb.errors import (
-    ConfigurationError,
-    MissingExtraError,
-    RendezvousError,
-    UnsupportedVersionError,
-)
+from dist_wandb.errors import ConfigurationError, MissingExtraError, RendezvousError, UnsupportedVersionError
 
 try:
     from accelerate import Accelerator, PartialState
@@ -55,21 +50,20 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
     `Accelerator.init_trackers`, `log`, `get_tracker` and `end_training` as ever, on all ranks, guarded or not.
 
     Args:
-        project: Name of the W&B project. Wins over the one given to `init_trackers`.
+        project: Name of the W&B project. Takes precedence over the one given to `init_trackers`.
         run_name: What Accelerate's own tracker calls the project; the same as `project`.
-        run_mode: Which ranks open a run: `"auto"`, `"shared"` or `"new"`; `None` and the rest as in `dist_wandb.init`.
-        rank_scope: `"global"` or `"worker"`; as in `dist_wandb.init`.
-        reduce: How one number comes from the ranks' numbers; as in `dist_wandb.init`.
-        spread: Of which names the spread over ranks is written too; as in `dist_wandb.init`.
-        per_rank: Which names each rank of a shared run also writes under its label; as in `dist_wandb.init`.
-        limits: How long, and how much, is waited: `dist_wandb.Limits`, or a mapping of its arguments; as in
-            `dist_wandb.init`. Times are in seconds.
-        config_sync: What to do about ranks that pass different configs; as in `dist_wandb.init`.
-        system_metrics: Whose hardware metrics are recorded; as in `dist_wandb.init`.
-        strict: Whether a run that cannot be opened is an error; as in `dist_wandb.init`.
+        run_mode: Which ranks open a run: `"auto"`, `"shared"` or `"new"`. `dist_wandb.init` says more of all options.
+        rank_scope: Which ranks are one unit: `"global"` (all) or `"worker"` (those of a node).
+        reduce: How one number comes from the ranks' numbers.
+        spread: Of which names the spread over ranks is written too.
+        per_rank: Which names each rank of a shared run also writes under its label.
+        limits: How long, and how much, is waited: `dist_wandb.Limits`, or a mapping of its arguments.
+        config_sync: What to do about ranks that pass different configs: `"warn"`, `"check"` or `"off"`.
+        system_metrics: Whose hardware metrics are recorded: `"primary"` or `"all-nodes"`.
+        strict: Whether a run that cannot be opened is an error.
         wrap: Whether to wrap the methods of `Accelerator` that otherwise act on the main process only. Without it,
             call `DistWandbTracker.attach(accelerator)` on every rank.
-        **init_kwargs: Further arguments of `wandb.init`. They win over those given to `init_trackers`.
+        **init_kwargs: Further arguments of `wandb.init`. They take precedence over those given to `init_trackers`.
 
     Raises:
         ConfigurationError: An argument that cannot be honoured; the nearest argument of `wandb.init` is named.
@@ -139,7 +133,7 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
             The started tracker of this rank.
 
         Raises:
-            ConfigurationError: `accelerator` is no `Accelerator`, or arguments are given though `log_with` has a
+            ConfigurationError: `accelerator` is not an `Accelerator`, or arguments are given though `log_with` has a
                 tracker that has its own.
 
         Example:
@@ -152,7 +146,7 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
         """
         if not isinstance(accelerator, Accelerator):
             raise ConfigurationError(
-                f"attach was given {type(accelerator).__name__}, which is no accelerate.Accelerator. Pass the "
+                f"attach was given {type(accelerator).__name__}, not an accelerate.Accelerator. Pass the "
                 "accelerator itself, as in DistWandbTracker.attach(accelerator)."
             )
         tracker = Trackers(DistWandbTracker).find(accelerator)
@@ -190,7 +184,7 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
 
     @property
     def init_kwargs(self) -> dict[str, Any]:
-        """The arguments of `wandb.init`, but for the project."""
+        """The arguments of `wandb.init` without the project."""
         return {name: value for name, value in self.arguments.merged.items() if name != "project"}
 
     @property
@@ -248,7 +242,7 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
 
         Args:
             values: Values by name.
-            step: Place of the row on the x axis (`global_step`); counted per call if `None`.
+            step: Position of the row on the x axis (`global_step`); counted per call if `None`.
             **kwargs: `weight` and `commit`, as in `dist_wandb.Session.log`. Through `Accelerator.log` they go into
                 ``log_kwargs={"dist_wandb": {"weight": batch_size}}``.
         """
@@ -271,10 +265,9 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
 
         Args:
             values: Lists of images by name.
-            step: Place of the row on the x axis (`global_step`).
-            gather: Whether the images of all ranks become one panel, with the rank in their captions; call it on every
-                rank. See `dist_wandb.gathered`.
-            limit: How many images all ranks may give together under each name; only with `gather`.
+            step: Position of the row on the x axis (`global_step`).
+            gather: Whether the images of all ranks become one panel (`dist_wandb.gathered`); call it on every rank.
+            limit: As in `dist_wandb.gathered`, for each name; only with `gather`.
             **kwargs: As in `log`.
 
         Example:
@@ -307,10 +300,9 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
             columns: Names of the columns.
             data: Rows.
             dataframe: A data frame of pandas, in place of the two.
-            step: Place of the row on the x axis (`global_step`).
-            gather: Whether the rows of all ranks become one table, with a column ``rank``; call it on every rank. See
-                `dist_wandb.gathered`.
-            limit: How many rows all ranks may give together; only with `gather`.
+            step: Position of the row on the x axis (`global_step`).
+            gather: Whether the rows of all ranks become one table (`dist_wandb.gathered`); call it on every rank.
+            limit: As in `dist_wandb.gathered`; only with `gather`.
             **kwargs: As in `log`.
 
         Example:
@@ -354,7 +346,7 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
 
 
 def _register() -> None:
-    """Make ``log_with="dist_wandb"`` work. There is no instance then whose constructor could wrap, so wrap here."""
+    """Make ``log_with="dist_wandb"`` work. Wraps here, because no constructor of an instance does it then."""
     register(DistWandbTracker)
     with contextlib.suppress(UnsupportedVersionError):  # a constructor that needs it raises it
         wrap_accelerator(DistWandbTracker)

@@ -17,7 +17,7 @@ from dist_wandb.topology.model import Leader, Topology
 
 
 def current_topology() -> Topology:
-    """Who this rank is: always as `PartialState` says, as `debug_launcher` leaves RANK=0 in every process."""
+    """This rank, always from `PartialState`, because `debug_launcher` leaves RANK=0 in every process."""
     state = PartialState()
     if state.num_processes == 1:
         _warn_of_separate_worlds()
@@ -27,7 +27,7 @@ def current_topology() -> Topology:
 
 
 def _warn_of_separate_worlds() -> None:
-    """Accelerate makes every process a world of its own if it finds no accelerator and is not told to do without."""
+    """Accelerate makes each process a world of its own if it finds no accelerator, and ``cpu=True`` is not given."""
     with contextlib.suppress(TopologyError):  # stale variables, which Accelerate does not look at either
         launched = Topology.from_environ()
         if launched is not None and launched.world_size > 1:

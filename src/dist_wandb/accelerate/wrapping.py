@@ -1,6 +1,6 @@
 """The methods of `Accelerator` that act on the main process only, wrapped so that trackers are called on all ranks.
 
-They are wrapped once, at class level. For accelerators without a tracker of ours in `log_with` they do what they did.
+They are wrapped once, at class level. Accelerators without a tracker of ours in `log_with` are not affected.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Trackers:
-    """Finds the tracker of an accelerator, and makes it where `log_with` has only its name.
+    """Finds the tracker of an accelerator, and creates it if `log_with` has only its name.
 
     Args:
         tracker_class: `DistWandbTracker`.
@@ -31,7 +31,7 @@ class Trackers:
         self._class = tracker_class
 
     def find(self, accelerator: Accelerator) -> DistWandbTracker | None:
-        """The tracker that an accelerator holds, if it does."""
+        """The tracker that an accelerator holds, if there is one."""
         held = (*accelerator.log_with, *accelerator.trackers)
         return next((tracker for tracker in held if isinstance(tracker, self._class)), None)
 
@@ -40,7 +40,7 @@ class Trackers:
         return NAME in accelerator.log_with or self.find(accelerator) is not None
 
     def off_main(self, accelerator: Accelerator) -> DistWandbTracker | None:
-        """The tracker of a rank that Accelerate does not call; made here, if `log_with` has only its name."""
+        """The tracker of a rank that Accelerate does not call; created here, if `log_with` has only its name."""
         if accelerator.is_main_process or not self.has(accelerator):
             return None
         tracker = self.find(accelerator) or self._put_for_name(accelerator, self._class())
@@ -57,7 +57,7 @@ class Trackers:
         return tracker
 
     def _put_for_name(self, accelerator: Accelerator, tracker: DistWandbTracker) -> DistWandbTracker:
-        """Have a tracker take the place of its name in `log_with`, or of one that did so, with its rows that wait."""
+        """Replace its name in `log_with`, or the tracker that replaced it, by a tracker, which takes over its rows."""
         tracker.is_for_name = True
         before = self.find(accelerator)
         if before is not None:
@@ -72,19 +72,19 @@ def _is_name(held: object) -> bool:
 
 
 def name_as_scripts_do(tracker: DistWandbTracker, accelerator: Accelerator) -> None:
-    """Let a tracker that stands in for Accelerate's own for wandb be found under that one's name."""
+    """Let scripts find a tracker that replaces Accelerate's own for wandb under that one's name."""
     if stands_in([tracker, *accelerator.log_with]):
         tracker.name = StandInName(NAME)
 
 
 def store_given_configuration(tracker: DistWandbTracker, values: Mapping[str, Any]) -> None:
-    """Write what all ranks were given into the config, on a rank whose own values hold."""
+    """Write the values given on all ranks into the config, on a primary."""
     if tracker.session.plan.primary:
         tracker.store_init_configuration(values)
 
 
 def _meant_for_us(accelerator: Accelerator, kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Arguments given by tracker name: those for ours, and those for wandb's where ours stands in for it."""
+    """Arguments given by tracker name: those for ours, and those for wandb's if ours replaces it."""
     stock = (kwargs or {}).get(STOCK_NAME, {}) if stands_in(accelerator.log_with) else {}
     return {**stock, **(kwargs or {}).get(NAME, {})}
 
@@ -99,7 +99,7 @@ def _init_trackers(original: Callable[..., None], trackers: Trackers) -> Callabl
             return
         ours = _meant_for_us(self, init_kwargs)
         if config is not None:
-            ours = {"config": config, **ours}  # told to ranks that come later; store_init_configuration sets it again
+            ours = {"config": config, **ours}  # published for ranks that come later; it is set again below
         tracker = trackers.to_start(self, project_name, ours)
         name_as_scripts_do(tracker, self)
         if self.is_main_process:

@@ -1,8 +1,8 @@
-"""What torch's checkpoints hold as plain data, read from files that nobody vouches for. Nothing in them is executed.
+"""The plain data of torch's checkpoints, read from files without trust. Nothing in them is executed.
 
-Of tensors and of objects of any class only placeholders come back: their classes are not imported, and their bytes not
-read. Python's own reader of pickles makes whatever it is told to, so the orders in a pickle are looked through first:
-how much they make, how deep it lies (Python's hash of a deep tuple overflows the stack), and where they keep it.
+Tensors and objects of any class become placeholders: their classes are not imported, and their bytes not read. Python's
+unpickler creates whatever a pickle orders, so its opcodes are checked first: the number of objects, their depth (the
+hash of a deep tuple overflows the stack), and their places in the memo.
 """
 
 from __future__ import annotations
@@ -16,29 +16,26 @@ from typing import Any, BinaryIO
 from dist_wandb.errors import ReadError
 
 MOST_BYTES = 64 * 2**20
-"""Bytes of a pickle, without what tensors hold: names and shapes of 100,000 tensors are about 20 MiB."""
+"""Bytes of a pickle, without the numbers of tensors: names and shapes of 100,000 tensors are about 20 MiB."""
 MOST_ORDERS = 5_000_000
-"""Orders in a pickle. One makes an object of 100 bytes at most, beside the text that it has."""
+"""Opcodes in a pickle. One creates an object of 100 bytes at most, beside its text."""
 _MOST_DEPTH = 500
 _MOST_DIRECTORY = 16 * 2**20  # bytes of a zip's directory
 _PIECE = 2**20
 _PICKLE = "data.pkl"
-_LEGACY = (
-    0x1950A86A20F9469CFC6C,
-    1001,
-)  # what comes first in torch's files before they were zips: magic number, version
-_REFUSED = frozenset({"EXT1", "EXT2", "EXT4", "NEXT_BUFFER", "READONLY_BUFFER"})  # they name what the process has
+_LEGACY = (0x1950A86A20F9469CFC6C, 1001)  # of torch's files before they were zips: magic number, version
+_REFUSED = frozenset({"EXT1", "EXT2", "EXT4", "NEXT_BUFFER", "READONLY_BUFFER"})  # they refer to objects of the process
 
 
 def plain_content(file: BinaryIO, size: int) -> Any:
-    """What `torch.save` was given, with placeholders for all that is no plain data.
+    """The object given to `torch.save`, with placeholders for all that is not plain data.
 
     Args:
         file: The checkpoint.
         size: Its length in bytes.
 
     Raises:
-        ReadError: It is no such file, is damaged, or holds more than is read.
+        ReadError: It is not such a file, is damaged, or exceeds the limits.
     """
     try:
         start = file.read(4)
@@ -51,7 +48,7 @@ def plain_content(file: BinaryIO, size: int) -> Any:
 
 
 class _Bounded(io.RawIOBase):
-    """A file of which no more is read at once than a zip's directory may have: `zipfile` reads that as a whole.
+    """A file of which a limited amount is read at once: `zipfile` reads a zip's directory as a whole.
 
     Args:
         file: The file.
@@ -107,7 +104,7 @@ def _unpickled(file: io.BytesIO) -> Any:
 
 
 def _look_through(file: io.BytesIO) -> None:
-    """Follow the orders of one pickle, with the depth of what they make in its place."""
+    """Check the opcodes of one pickle, with the depth of each object in its place on the stack."""
     stack: list[int] = []
     marks: list[int] = []
     memory: dict[int, int] = {}
@@ -120,7 +117,7 @@ def _look_through(file: io.BytesIO) -> None:
         if name == "MARK":
             marks.append(len(stack))
         elif name in {"PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"}:
-            place = len(memory) if argument is None else int(argument)  # MEMOIZE tells none
+            place = len(memory) if argument is None else int(argument)  # MEMOIZE has none
             if not 0 <= place <= number:  # Python makes room for all places before it
                 raise ReadError(f"it keeps an object at place {place:,}, far behind all others")
             memory[place] = stack[-1]
@@ -137,7 +134,7 @@ def _look_through(file: io.BytesIO) -> None:
 
 
 def _taken(order: pickletools.OpcodeInfo, stack: list[int], marks: list[int]) -> list[int]:
-    """Take from the stack what an order takes."""
+    """Take the arguments of an opcode from the stack."""
     number = len(order.stack_before)
     if pickletools.markobject in order.stack_before:
         number = order.stack_before.index(pickletools.markobject) + len(stack) - marks.pop()
@@ -149,7 +146,7 @@ def _taken(order: pickletools.OpcodeInfo, stack: list[int], marks: list[int]) ->
 
 
 class _Placeholder:
-    """Stands for every class and function that a pickle names, and for all that they would make."""
+    """Stands for every class and function that a pickle names, and for their objects."""
 
     __slots__ = ()
 
@@ -157,19 +154,19 @@ class _Placeholder:
         return object.__new__(cls)
 
     def __init__(self, *_: Any, **__: Any) -> None:
-        """Take whatever arguments there are."""
+        """Ignore all arguments."""
 
     def __call__(self, *_: Any, **__: Any) -> _Placeholder:
         return self
 
     def __setitem__(self, *_: Any) -> None:
-        """Forget it."""
+        """Ignore it."""
 
     def __setstate__(self, _: Any) -> None:
-        """Forget it."""
+        """Ignore it."""
 
     def append(self, _: Any) -> None:
-        """Forget it."""
+        """Ignore it."""
 
     extend = add = append
 
@@ -178,14 +175,14 @@ class _Ordered(dict[Any, Any]):
     """Stands for an `OrderedDict`; a model's has attributes beside its items."""
 
     def __setstate__(self, _: Any) -> None:
-        """Forget them."""
+        """Ignore them."""
 
 
 class _Reader(pickle.Unpickler):
-    """Makes plain data alone."""
+    """Creates only plain data."""
 
     def find_class(self, module: str, name: str, /) -> Any:
         return _Ordered if (module, name) == ("collections", "OrderedDict") else _Placeholder
 
     def persistent_load(self, _: Any, /) -> Any:
-        return _Placeholder  # older files keep classes so, as well as what tensors hold
+        return _Placeholder  # of older files: classes and the numbers of tensors

@@ -30,7 +30,7 @@ _SHARDED = "meta.pt"  # what Lightning's checkpoints that are directories keep b
 
 
 class _BaseIds(Callback):
-    """Writes base ids into a checkpoint. It has no state, so a Trainer without it loads the checkpoint without a word.
+    """Writes base ids into a checkpoint. It has no state, so a Trainer without it loads the checkpoint without warning.
 
     Args:
         ids: Base ids by the loggers' numbers.
@@ -50,14 +50,14 @@ class _BaseIds(Callback):
 
 
 def write_base_ids(ids_of: Callable[[Trainer], Mapping[str, str]]) -> None:
-    """Have checkpoints hold base ids from now on, whichever Trainer of this process saves them.
+    """Write base ids into all checkpoints from now on, whichever Trainer of this process saves them.
 
-    Loggers take no part in the saving of checkpoints; callbacks do, but the list of a Trainer's callbacks is the user's
-    (Lightning's tuner, too, keeps it and puts it back). So `Trainer.save_checkpoint`, through which all checkpoints go,
-    is wrapped in its class: ours is among the callbacks only while one is saved.
+    Loggers have no part in saving a checkpoint; callbacks do, but the list of a Trainer's callbacks is the user's
+    (Lightning's tuner keeps and restores it too). So `Trainer.save_checkpoint`, which saves all of them, is wrapped in
+    its class: our callback is in the list only while a checkpoint is saved.
 
     Args:
-        ids_of: Tells the base ids by the loggers' numbers; none for a Trainer without our loggers.
+        ids_of: Returns the base ids of a Trainer by the loggers' numbers; none without our loggers.
     """
     original = Trainer.save_checkpoint
     if hasattr(original, _IS_OURS):
@@ -99,7 +99,7 @@ def base_id_in(checkpoint: str | os.PathLike[str], number: int, *, weights_only:
 
 def _load(path: Path, *, weights_only: bool) -> Any:
     try:
-        # A checkpoint is often a link, as Lightning's last.ckpt; where it leads there must be an ordinary file.
+        # A checkpoint is often a link, like Lightning's last.ckpt; its target must be an ordinary file.
         with os.fdopen(open_ordinary(path.resolve(strict=True)), "rb") as file:
             if weights_only:
                 return plain_content(file, os.fstat(file.fileno()).st_size)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dist_wandb.lightning.session_holder import SessionHolder
     from dist_wandb.session.session import Session
 
-# Methods of a run that give something back, which scripts go on with.
+# Methods of a run whose result scripts use.
 GIVE_BACK = frozenset(
     {
         *("use_artifact", "log_artifact", "link_artifact", "upsert_artifact", "finish_artifact", "link_model"),
@@ -27,12 +27,12 @@ GIVE_BACK = frozenset(
 
 
 class NullExperiment(NullRun, DummyExperiment):
-    """What `experiment` is on a rank without a run: Lightning asks for a `DummyExperiment` there.
+    """`experiment` on a rank without a run: Lightning expects a `DummyExperiment` there.
 
-    As Lightning's own, it answers calls of its methods with `None`, but for those with which a script goes on.
+    Like Lightning's own, its methods return `None`, except those whose result scripts use (`GIVE_BACK`).
 
     Args:
-        holder: Holds the session of the logger whose experiment it is. It may have none yet.
+        holder: Holds the session of the logger, which may not be open yet.
     """
 
     def __init__(self, holder: SessionHolder) -> None:
@@ -47,22 +47,22 @@ class NullExperiment(NullRun, DummyExperiment):
 
     @property
     def summary(self) -> NullSummary:
-        """What this rank has written into the summary."""
+        """This rank's own summary."""
         session = self._session
         return session.run.summary if session is not None and isinstance(session.run, NullRun) else super().summary
 
     @summary.setter
     def summary(self, summary: object) -> None:
-        """Accept and forget."""
+        """Accept and ignore."""
 
     def log(self, data: Mapping[str, Any], step: int | None = None, commit: bool | None = None, **_kwargs: Any) -> None:
-        """Log a row of this rank, as the run's own `log` does where this rank has one."""
+        """Log a row of this rank, like `log` of a run."""
         session = self._session
         if session is not None:
             session.log(data, step, commit=commit)
 
     def finish(self, exit_code: int | None = None, **_kwargs: Any) -> None:
-        """End this rank's part: W&B's own `finish` does, where this rank has a run."""
+        """Finish this rank's session, like `finish` of a run."""
         session = self._session
         if session is not None:
             session.finish(exit_code)
@@ -73,7 +73,7 @@ class NullExperiment(NullRun, DummyExperiment):
         return None if holder is None else holder.session
 
     def metadata(self) -> Mapping[str, Any]:
-        """What is known of the run: before there is a session, what the logger knows before."""
+        """Metadata of the run; before the session is open, as far as the logger has it."""
         session, holder = self._session, self.__dict__.get("holder")
         if session is not None and isinstance(session.run, NullRun):
             return session.run.metadata()
@@ -88,7 +88,7 @@ class NullExperiment(NullRun, DummyExperiment):
 
 
 class _Nothing(NullPart):
-    """A part of a stand-in for a run that answers calls with `None`."""
+    """A part of a stand-in for a run whose calls return `None`."""
 
     def __call__(self, *_args: Any, **_kwargs: Any) -> None:  # type: ignore[override]  # on purpose
         """Accept a call of anything."""

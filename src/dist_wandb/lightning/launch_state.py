@@ -1,4 +1,4 @@
-"""What a logger knows of the processes around it before the Trainer has started them, and in those that it starts."""
+"""What a logger knows of its process and related ones, before the Trainer has started processes, and in those."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 @dataclass
 class LaunchState:
-    """What a logger knows of the process that made it, and of those that are made from it.
+    """What a logger knows of the process that created it, and of that process's children.
 
     Attributes:
-        parents_run: The run of the process that this logger was pickled in, if it had one.
-        place: Where that run is, which this process cannot tell.
-        is_announced: Whether the line at the start was written, or is left to a process made from this one.
-        has_children: Whether processes that are made from this one open the runs.
-        home: The process that made the logger.
+        parents_run: The run of the process that pickled this logger, if it had one.
+        place: Location of that run, which this process cannot find out.
+        is_announced: Whether the line at the start was written, or is left to a child process.
+        has_children: Whether child processes open the runs.
+        home: The process that created the logger.
     """
 
     parents_run: bytes | None = None
@@ -39,17 +39,17 @@ class LaunchState:
 
     @property
     def is_first_process(self) -> bool:
-        """Whether this is the process a world of one would be, as far as can be known before the Trainer starts."""
+        """Whether this is the process of a world of one, as far as is known before the Trainer starts."""
         rank: int = rank_zero_only.rank  # type: ignore[attr-defined]  # public, but set on a function
         return rank == 0 and not Launch.detect().node_rank and not self.has_children
 
     @property
     def is_child(self) -> bool:
-        """Whether this process was made by a spawn or fork strategy, and ends with what the Trainer does."""
+        """Whether a spawn or fork strategy created this process, which ends with the Trainer's call."""
         return os.getpid() != self.home
 
     def for_copy(self, run: Run | None) -> LaunchState:
-        """The state of a copy of the logger, such as in a process that is being spawned.
+        """The state of a copy of the logger, for example in a process that is being spawned.
 
         Args:
             run: The run that is open in this process, if there is one.
@@ -61,7 +61,7 @@ class LaunchState:
 
 
 def is_spawning() -> bool:
-    """Whether this process is pickling what a process that it starts is to have."""
+    """Whether this process is pickling objects for a process that it starts."""
     return get_spawning_popen() is not None
 
 

@@ -59,16 +59,15 @@ class DistWandbLogger(WandbLogger):
         prefix: Text put before every metric's name.
         checkpoint_name: Name of the checkpoint artifact.
         add_file_policy: `"mutable"` to copy checkpoints before the upload, else `"immutable"`.
-        run_mode: Which ranks open a run: `"auto"`, `"shared"` or `"new"`; `None` and the rest as in `dist_wandb.init`.
-        rank_scope: `"global"` or `"worker"`; as in `dist_wandb.init`.
-        reduce: How one number comes from the ranks' numbers; as in `dist_wandb.init`.
-        spread: Of which names the spread over ranks is written too; as in `dist_wandb.init`.
-        per_rank: Which names each rank of a shared run also writes under its label; as in `dist_wandb.init`.
-        limits: How long, and how much, is waited: `dist_wandb.Limits`, or a mapping of its arguments; as in
-            `dist_wandb.init`. Times are in seconds.
-        config_sync: What to do about ranks that pass different configs; as in `dist_wandb.init`.
-        system_metrics: Whose hardware metrics are recorded; as in `dist_wandb.init`.
-        strict: Whether a run that cannot be opened is an error; as in `dist_wandb.init`.
+        run_mode: Which ranks open a run: `"auto"`, `"shared"` or `"new"`. `dist_wandb.init` says more of all options.
+        rank_scope: Which ranks are one unit: `"global"` (all) or `"worker"` (those of a node).
+        reduce: How one number comes from the ranks' numbers.
+        spread: Of which names the spread over ranks is written too.
+        per_rank: Which names each rank of a shared run also writes under its label.
+        limits: How long, and how much, is waited: `dist_wandb.Limits`, or a mapping of its arguments.
+        config_sync: What to do about ranks that pass different configs: `"warn"`, `"check"` or `"off"`.
+        system_metrics: Whose hardware metrics are recorded: `"primary"` or `"all-nodes"`.
+        strict: Whether a run that cannot be opened is an error.
         **kwargs: Further arguments of `wandb.init`; for `resume` see `dist_wandb.init`, and `id_in` for checkpoints.
 
     Raises:
@@ -76,14 +75,14 @@ class DistWandbLogger(WandbLogger):
         MisconfigurationException: `log_model` together with `offline`, as in the stock logger.
 
     Note:
-        Until the Trainer has started its processes, nobody knows the ranks. With ``run_mode="auto"``, `experiment` may
+        Until the Trainer has started its processes, the ranks are not known. With ``run_mode="auto"``, `experiment` may
         be used before, as with the stock logger. In the other modes pass `config=`, call `log_hyperparams` or `watch`
         (they are kept until the run is open), or use `experiment` from `setup` on.
 
-        Lightning's ddp strategy starts the script again for each further rank. That all of them know one run id, this
-        process keeps it in a small file in the directory for temporary files, as long as it lives. The environment
-        stays as it is, but for what the stock logger does: ``offline=True`` sets `WANDB_MODE` to ``dryrun`` when the
-        run is opened, so whatever this process opens afterwards is offline too.
+        Lightning's ddp strategy starts the script again for each further rank. They find the run id in a small file in
+        the directory for temporary files, which exists as long as this process. The environment is changed only as by
+        the stock logger: ``offline=True`` sets `WANDB_MODE` to ``dryrun`` when the run is opened, so whatever this
+        process opens afterwards is offline too.
 
     Example:
         Two ranks::
@@ -145,9 +144,7 @@ class DistWandbLogger(WandbLogger):
                 "its own on every rank. Leave experiment out, or use run_mode='auto'."
             )
         self._module: weakref.ref[LightningModule] | None = None
-        self._kept_calls: list[
-            tuple[Callable[..., None], tuple[Any, ...]]
-        ] = []  # functions of a module: pickled for spawn
+        self._kept_calls: list[tuple[Callable[..., None], tuple[Any, ...]]] = []  # pickled for ddp_spawn
         self._holder = SessionHolder(self._options, self._wandb_init, is_offline=offline)
 
     @property
@@ -166,9 +163,8 @@ class DistWandbLogger(WandbLogger):
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Log one row of this rank; called by Lightning on every rank.
 
-        Means that Lightning took over an epoch are weighted with the number of samples behind them on each rank, so
-        that their mean over ranks is the mean over all samples: rank 0 with 1.0 of 2 samples and rank 1 with 3.0 of 1
-        give 1.667.
+        Epoch means are weighted with the number of samples behind them on each rank, so that their mean over ranks is
+        the mean over all samples: rank 0 with 1.0 of 2 samples and rank 1 with 3.0 of 1 give 1.667.
 
         Args:
             metrics: Values by name.
@@ -241,9 +237,8 @@ class DistWandbLogger(WandbLogger):
             data: Rows.
             dataframe: A data frame of pandas, in place of the two.
             step: Value of ``trainer/global_step`` in its row.
-            gather: Whether the rows of all ranks become one table, with a column ``rank``; call it on every rank. See
-                `dist_wandb.gathered`.
-            limit: How many rows all ranks may give together; only with `gather`.
+            gather: Whether the rows of all ranks become one table (`dist_wandb.gathered`); call it on every rank.
+            limit: As in `dist_wandb.gathered`; only with `gather`.
 
         Example:
             Two ranks::
@@ -273,9 +268,8 @@ class DistWandbLogger(WandbLogger):
             key: Their name.
             images: The images.
             step: Value of ``trainer/global_step`` in their row.
-            gather: Whether the images of all ranks become one panel, with the rank in their captions; call it on every
-                rank. See `dist_wandb.gathered`.
-            limit: How many images all ranks may give together; only with `gather`.
+            gather: Whether the images of all ranks become one panel (`dist_wandb.gathered`); call it on every rank.
+            limit: As in `dist_wandb.gathered`; only with `gather`.
             **kwargs: Arguments of `wandb.Image`, as lists with one item per image; with `gather` not `masks`.
 
         Example:
@@ -304,9 +298,8 @@ class DistWandbLogger(WandbLogger):
         Args:
             checkpoint: Path of the checkpoint: a file, or the directory of a sharded one.
             logger: Which logger's, in the order in which the script made them, where it had several.
-            weights_only: Whether plain data alone is read: nothing that the file holds is executed, also if it holds
-                objects of any class, and tensors are not read. Without it `torch.load` reads all of it, which may run
-                code: for files that you trust, and whose plain data is more than 64 MiB.
+            weights_only: Whether only plain data is read, up to 64 MiB, and nothing of the file is executed. Otherwise
+                `torch.load` reads all of it, which may execute code: for files that you trust.
 
         Returns:
             The id that the runs of all ranks are made from.
@@ -334,8 +327,7 @@ class DistWandbLogger(WandbLogger):
             return
         session.fail(1 if status == "failed" else None)
         if status == "success":
-            # The Trainer calls this on all ranks. What is looked at after it has returned must be there.
-            session.flush(together=True)
+            session.flush(together=True)  # on all ranks; what users read afterwards must be there
         if self._holder.launch.is_child:
             session.finish(exit_code=None if status == "success" else 1)
             self._holder.session = self._experiment = None

@@ -1,4 +1,4 @@
-"""Base ids on their way from Lightning's main process to the scripts that its ddp strategy starts again."""
+"""Base ids, passed from Lightning's main process to the processes that its ddp strategy starts of the same script."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from dist_wandb.wandb_files.small_files import parse_json, read_small, write_sma
 
 
 class ScriptIds:
-    """Base ids that Lightning's main process hands to the further starts of the same script, one per logger.
+    """Base ids that Lightning's main process passes to the further processes of the script, one per logger.
 
-    Those processes ask for the id before any process group exists, and know nothing of the main process but that it is
-    their parent. So it keeps its ids in a small file under its process id, in the directory for temporary files, as
-    long as it lives. Its environment, which they inherit, is the user's: nothing is written there.
+    These need the id before any process group exists, and know of the main process only that it is their parent. So it
+    keeps its ids in a small file named by its process id, in the directory for temporary files, until it ends. The
+    environment, which they inherit, is the user's: nothing is written there.
 
     Args:
         directory: Where the file lies; the directory for temporary files when `None`.
@@ -44,7 +44,7 @@ class ScriptIds:
         return number, ids[number] if number < len(ids) and ids[number] else proposal
 
     def offer(self, number: int, base_id: str) -> None:
-        """Tell scripts started from now on the base id of logger `number`."""
+        """Pass the base id of logger `number` to processes started from now on."""
         if self._written is None or self._written[0] != os.getpid():
             self._offered = []
             self._written = os.getpid(), self._path(os.getpid())
@@ -55,12 +55,12 @@ class ScriptIds:
             write_small(self._written[1], json.dumps(self._offered).encode())
 
     def _path(self, process: int) -> Path:
-        """Of one user's process on one machine or in one container: several may share the directory."""
+        """The file of one user's process on one machine or container: several may share the directory."""
         place = hashlib.sha256(f"{node_identity()}/{os.getuid()}".encode()).hexdigest()[:12]
         return (self._directory or Path(tempfile.gettempdir())) / f"dist-wandb-{place}-{process}.json"
 
     def _read(self, path: Path) -> list[str]:
-        """The ids in a file of this user's; none if it is not there, or something else."""
+        """The ids in a file of this user's; none if there is no such file."""
         with suppress(OSError, ValueError, ReadError):
             found: Any = parse_json(read_small(path, owned=True))
             return [str(item) for item in found] if isinstance(found, list) else []

@@ -53,9 +53,9 @@ class SessionHolder:
     Attributes:
         options: As above.
         session: The session, once it is open.
-        launch: What is known of the processes around this one.
-        number: Which of the script's loggers it is.
-        base_id: The id that the ids of all runs are made from, as far as it is known here.
+        launch: What is known of this process and related ones.
+        number: Index of the logger in the script.
+        base_id: The base id of all runs, as far as it is known here.
     """
 
     def __init__(self, options: Options, arguments: dict[str, Any], *, is_offline: bool) -> None:
@@ -69,7 +69,7 @@ class SessionHolder:
         self._look_back()
 
     def for_copy(self, run: Run | None) -> SessionHolder:
-        """The holder of a copy of the logger, such as in a process that is being spawned.
+        """The holder of a copy of the logger, for example in a process that is being spawned.
 
         Args:
             run: The run that is open in this process, if there is one.
@@ -79,7 +79,7 @@ class SessionHolder:
         return copied
 
     def prepare_spawn(self, run: Run | None) -> None:
-        """Leave the opening of the runs to the processes that are being spawned, where this one may not hold theirs.
+        """Leave opening the runs to the processes that are being spawned, if this one may not hold theirs.
 
         Args:
             run: The run that is open in this process, if there is one.
@@ -107,7 +107,7 @@ class SessionHolder:
 
     @property
     def known_id(self) -> str | None:
-        """Id of the run that this rank's numbers go to, as far as it is known; else the one that was asked for."""
+        """Id of the run that this rank's numbers go to, as far as it is known; else the requested one."""
         if self.session is not None:
             return self.session.id
         knows_base_id = self.launch.has_children or Launch.detect().is_lightning_child
@@ -121,7 +121,7 @@ class SessionHolder:
         """
         session = self.session
         if session is not None and session.topology.world_size > 1:
-            if not session.has_met:  # this is on the way of every row
+            if not session.has_met:  # called for every row
                 session.meet(self._init_arguments(session.topology), INTEGRATION, self.number)
             return session
         topology = Topology.from_torch_distributed() or (known_topology() if session is None else None)
@@ -132,13 +132,13 @@ class SessionHolder:
         return self._open(topology or Topology.single(), run)
 
     def announce(self) -> None:
-        """Say what was decided, once it is certain: a world of one may yet grow until the first row is logged."""
+        """Print the line at the start, once it is certain: a world of one may grow until the first row is logged."""
         if self.session is not None and not self.launch.is_announced:
             self.launch.is_announced = True
             self.session.announce(self.launch.place)
 
     def _look_back(self) -> None:
-        """Know the base id before there are ranks, if an earlier start of the job is continued."""
+        """Find the base id before there are ranks, if an earlier start of the job is continued."""
         if self._wanted_id is not None or not self.launch.is_first_process or Launch.detect().is_lightning_child:
             return
         name = resuming.session_name(INTEGRATION, self.number)
@@ -181,20 +181,20 @@ class SessionHolder:
         return session
 
     def _init_arguments(self, topology: Topology) -> dict[str, Any]:
-        """In a world of one exactly the stock logger's; otherwise without what it says by other means."""
+        """In a world of one exactly the stock logger's; otherwise complete, without its `anonymous` that is not set."""
         if topology.world_size == 1:
             return self._arguments
         arguments = {name: value for name, value in self._arguments.items() if name != "anonymous" or value}
-        stock = {"resume": "allow", **({"mode": "offline"} if self._is_offline else {})}  # the stock logger's ways
-        unsaid = {name: value for name, value in stock.items() if arguments.get(name) is None}  # as by LightningCLI
-        return {**arguments, **unsaid}
+        stock = {"resume": "allow", **({"mode": "offline"} if self._is_offline else {})}  # the stock logger's defaults
+        unset = {name: value for name, value in stock.items() if arguments.get(name) is None}  # as LightningCLI's
+        return {**arguments, **unset}
 
     def _is_another(self, running: Run | None) -> bool:
-        """Whether the run of this process is another logger's, and not the one that this logger was asked for."""
+        """Whether the run of this process is another logger's, and not the one requested of this logger."""
         return running is not None and self._wanted_id not in (None, running.id) and holds(running)
 
     def _run_in_hand(self, topology: Topology, run: Run | None) -> Run | None:
-        """A run of this process that is to be used: the early one, the user's, or in `auto` mode the running one."""
+        """The run of this process to use: the early one, the user's, or in `auto` mode the running one."""
         if self.session is not None or run is not None:
             return run
         running = run_metadata.running_run() if self.options.run_mode == "auto" else None
@@ -207,7 +207,7 @@ class SessionHolder:
         return running
 
     def _adopt(self, in_hand: Run | None, plan: RunPlan) -> Run | None:
-        """The run to use instead of opening one: that in hand, or the parent's, in a process that ddp_spawn made."""
+        """The run to use instead of opening one: `in_hand`, or the parent's in a process of ddp_spawn."""
         if in_hand is None:
             parents_run = self.launch.parents_run
             return handover.unpickled(parents_run) if parents_run and plan.run_mode == "auto" else None
@@ -217,7 +217,7 @@ class SessionHolder:
 
 
 def holder_of(logger: object) -> SessionHolder | None:
-    """The holder of a logger; `None` where it is no `DistWandbLogger`."""
+    """The holder of a logger; `None` if it is not a `DistWandbLogger`."""
     holder = getattr(logger, "_holder", None)
     return holder if isinstance(holder, SessionHolder) else None
 

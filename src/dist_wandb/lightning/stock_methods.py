@@ -1,4 +1,4 @@
-"""What the stock logger's methods do for our logger, once its session is open."""
+"""The stock logger's methods for our logger, once its session is open."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def file_policy(policy: str) -> dict[str, Any]:
 
 
 def where_runs_are(stock_method: Callable[..., None]) -> Callable[..., None]:
-    """A method of the stock logger for media, on all ranks that have a run: what it makes of them are files.
+    """A method of the stock logger for media, on all ranks that have a run: W&B's objects for media are files.
 
-    The stock logger lets rank 0 alone do it. Its wrapper is taken off: the session decides where they go.
+    In the stock logger only rank 0 does it. Its wrapper is removed, because the session decides where they go.
     """
     method = inspect.unwrap(stock_method)
 
@@ -52,13 +52,13 @@ def where_runs_are(stock_method: Callable[..., None]) -> Callable[..., None]:
 def watch(
     logger: DistWandbLogger, session: Session | None, model: nn.Module, log: str | None, log_freq: int, log_graph: bool
 ) -> None:
-    """W&B writes what it watches under plain names, which in a shared run are the primary's alone."""
+    """W&B writes watched values under plain names, which in a shared run only the primary writes."""
     if session is not None and session.plan.primary:
         WandbLogger.watch(logger, model, log, log_freq, log_graph)
 
 
 def log_hyperparams(logger: DistWandbLogger, session: Session | None, params: dict[str, Any] | Namespace) -> None:
-    """In a shared run, what the primary has is not said again by others: W&B keeps what came last."""
+    """In a shared run, other ranks do not write what the primary has written: W&B keeps the last value."""
     write = inspect.unwrap(WandbLogger.log_hyperparams)
     if session is None or not session.plan.shared or session.plan.primary:
         write(logger, params)
@@ -69,7 +69,7 @@ def log_hyperparams(logger: DistWandbLogger, session: Session | None, params: di
 
 
 def prefixed(logger: DistWandbLogger, row: Mapping[str, _Item]) -> Mapping[str, _Item]:
-    """A row by the names that it gets in the run."""
+    """A row with the names that it has in the run."""
     if not logger._prefix:  # noqa: SLF001  # the stock logger's
         return row
     return {f"{logger._prefix}{logger.LOGGER_JOIN_CHAR}{name}": value for name, value in row.items()}  # noqa: SLF001

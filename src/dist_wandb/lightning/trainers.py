@@ -1,25 +1,29 @@
-"""What the Trainers of this process do with our loggers."""
+"""The Trainers of this process that use our loggers: their base ids, and Lightning's advice to use `sync_dist=True`."""
 
 from __future__ import annotations
 
+import ast
+import re
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from lightning.pytorch.trainer.connectors.logger_connector import result
 from lightning.pytorch.trainer.states import TrainerStatus
+from lightning.pytorch.utilities.rank_zero import WarningCache
 
-from dist_wandb.lightning.advice import give_advice_only
 from dist_wandb.lightning.session_holder import holder_of
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
 
-_modules: weakref.WeakSet[LightningModule] = weakref.WeakSet()
-"""Those that our loggers were told of, and by them their Trainers."""
+_ADVICE = re.compile(r"It is recommended to use `self\.log\((.+), \.\.\., sync_dist=True\)`")
+_modules: weakref.WeakSet[LightningModule] = weakref.WeakSet()  # passed to our loggers; they lead to their Trainers
 
 
 def remember(module: LightningModule) -> None:
-    """Know the Trainer of a module by it, and have Lightning advise `sync_dist=True` only where it is of use."""
+    """Remember a module, which leads to its Trainer; from now on Lightning advises `sync_dist=True` only if useful."""
     _modules.add(module)
     give_advice_only(_needs_sync_dist)
 
@@ -32,10 +36,10 @@ def base_ids_of(trainer: Trainer) -> dict[str, str]:
 
 
 def _needs_sync_dist(name: str) -> bool:
-    """Whether Lightning's advice to log a name with `sync_dist=True` is of use.
+    """Whether Lightning's advice to log a name with `sync_dist=True` is useful.
 
-    It is not where the name goes to our loggers alone, which bring the ranks' numbers together, and no callback or
-    scheduler watches it: those look at what Lightning keeps, which is the rank's own.
+    It is not if the name goes to our loggers alone, which reduce it over ranks, and no callback or scheduler watches
+    it: those read the rank's own value, which Lightning keeps.
     """
     trainers = [_trainer_of(module) for module in _modules]
     running = [trainer for trainer in trainers if trainer and trainer.state.status == TrainerStatus.RUNNING]
@@ -57,7 +61,36 @@ def _watches(trainer: Trainer, name: str) -> bool:
 
 
 def _speak_for_all(trainer: Trainer) -> bool:
-    """Whether all numbers go to loggers that bring those of the ranks together, or are to have each rank's."""
+    """Whether all loggers reduce numbers over ranks, or are to have each rank's."""
     holders = map(holder_of, trainer.loggers)
     sessions = [holder.session if holder is not None else None for holder in holders]
     return all(one and (one.plan.run_mode == "new" or one.options.reductions is not None) for one in sessions)
+
+
+class _Cache(WarningCache):
+    """Lightning's own cache of its warnings, which also contains the advice that is not wanted."""
+
+    is_wanted: Callable[[str], bool]
+
+    def __contains__(self, message: object) -> bool:
+        return super().__contains__(message) or self._is_unwanted(str(message))
+
+    def _is_unwanted(self, message: str) -> bool:
+        advice = _ADVICE.match(message)
+        return advice is not None and not _Cache.is_wanted(str(ast.literal_eval(advice[1])))
+
+
+def give_advice_only(is_wanted: Callable[[str], bool]) -> None:
+    """Let Lightning advise to log a name with `sync_dist=True` only if that is wanted.
+
+    Lightning looks its warnings up in a cache first, from 2.2.0 to 2.6.6 in the same place. That cache gets a class
+    derived from its own, so warning filters stay as they are. In a version without it Lightning gives its advice
+    always, and test_lightning_advice.py fails.
+
+    Args:
+        is_wanted: Given the name that Lightning is about to advise on.
+    """
+    _Cache.is_wanted = staticmethod(is_wanted)
+    cache = getattr(result, "warning_cache", None)
+    if type(cache) is WarningCache:
+        cache.__class__ = _Cache

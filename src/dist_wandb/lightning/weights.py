@@ -1,8 +1,7 @@
-"""How many samples stand behind the epoch means that Lightning gives to a logger: the room for its private names.
+"""The number of samples behind the epoch means that Lightning gives to a logger: the room for its private names.
 
-Lightning divides epoch means by the rank's number of samples; the session weighs with that number again. Where the
-private names are not as expected, or `log_graph` was not called, the mean over ranks is plain. Values with
-``sync_dist=True`` are equal on all ranks, and stay as Lightning made them.
+The session weighs with that number. Where the private names are not as expected, or `log_graph` was not called, the
+mean over ranks is plain.
 """
 
 from __future__ import annotations
@@ -17,16 +16,16 @@ if TYPE_CHECKING:
 
 
 def epoch_weights(module: LightningModule | None, names: Container[str]) -> dict[str, float | Tensor]:
-    """Tell how many samples stand behind each mean of a row that Lightning logs at the end of an epoch.
+    """The number of samples behind each mean of a row that Lightning logs at the end of an epoch.
 
-    What `self.log(..., on_epoch=True)` was given on one rank, Lightning reduces on that rank to sum(b*x) / sum(b), with
-    x the value and b the batch size of each call: `_ResultMetric.update` and `compute` in Lightning's
+    Of the values of `self.log(..., on_epoch=True)` Lightning makes sum(b*x) / sum(b) on each rank, with x the value and
+    b the batch size of each call: `_ResultMetric.update` and `compute` in Lightning's
     `trainer/connectors/logger_connector/result.py`. With the weight w = sum(b) of each rank, the mean over all samples
     of all ranks is sum(w*y) / sum(w), with y the ranks' means.
 
-    A step's values have no weight: Lightning forgets the batch size before it logs them, and DDP gives each rank's
-    gradients the same weight too. Neither have sums, minima and maxima, values of a `torchmetrics.Metric`, and what
-    `sync_dist=True` has made equal on all ranks: for those, a mean in which ranks count alike is right.
+    Values of a step have no weight: Lightning drops the batch size before it logs them, and DDP gives each rank's
+    gradients equal weight too. Neither have sums, minima and maxima, values of a `torchmetrics.Metric`, and values with
+    `sync_dist=True`: for those the plain mean is right.
 
     Args:
         module: The module that is trained or evaluated; `None` if it is not known.
@@ -44,8 +43,8 @@ def epoch_weights(module: LightningModule | None, names: Container[str]) -> dict
     """
     if module is None:
         return {}
-    # Lightning has no public way to these counts. The names are the same from 2.2.0 to 2.6.6; should they go, all ranks
-    # fall back to the mean in which ranks count alike, and test_lightning_weights.py says so.
+    # Lightning has no public way to these counts. The names are the same from 2.2.0 to 2.6.6; without them all ranks
+    # use the plain mean, and test_lightning_weights.py fails.
     try:
         trainer = module.trainer
         if trainer._logger_connector._first_loop_iter is not None:  # Lightning's own sign for a step

@@ -374,7 +374,7 @@ def test_a_tracker_that_is_not_started_says_so(use: Callable[[DistWandbTracker],
 
 @pytest.mark.parametrize("something", [None, "accelerator", Accelerator, PartialState])
 def test_attach_to_something_that_is_no_accelerator_is_refused(something: Any) -> None:
-    message = f"attach was given {type(something).__name__}, which is no accelerate.Accelerator. Pass the accelerator"
+    message = f"attach was given {type(something).__name__}, not an accelerate.Accelerator. Pass the accelerator"
     with pytest.raises(ConfigurationError, match=re.escape(message)):
         DistWandbTracker.attach(something)
 

@@ -16,7 +16,7 @@ from lightning.pytorch.trainer.connectors.logger_connector import result
 from lightning.pytorch.utilities.rank_zero import WarningCache
 
 from dist_wandb import DistWandbLogger
-from dist_wandb.lightning import advice
+from dist_wandb.lightning import trainers
 
 if TYPE_CHECKING:
     from tests.conftest import FakeWandb
@@ -94,11 +94,11 @@ def test_it_is_said_of_what_a_scheduler_watches() -> None:
 
 def test_the_cache_stays_the_same_and_knows_what_it_knew(cache: WarningCache, monkeypatch: pytest.MonkeyPatch) -> None:
     cache.add("something")
-    advice.give_advice_only(lambda name: name == "kept")
+    trainers.give_advice_only(lambda name: name == "kept")
     assert result.warning_cache is cache
     assert "something" in cache
     assert "something else" not in cache
     for name, is_known in (("kept", False), ("other", True)):
         assert (f"It is recommended to use `self.log({name!r}, ..., sync_dist=True)` when" in cache) is is_known
     monkeypatch.delattr(result, "warning_cache")
-    advice.give_advice_only(lambda _: True)  # as in a version without it
+    trainers.give_advice_only(lambda _: True)  # as in a version without it
