@@ -45,7 +45,7 @@ def _blobs() -> list[bytes]:
         torch.empty(0, 3, dtype=torch.int8),
         [(4, 5), b"raw", "text", None, [torch.ones(2, dtype=torch.complex64)], torch.bfloat16],
     ]
-    blobs = [encode(items), *(snapshot.told(1) for snapshot in snapshots)]
+    blobs = [encode(items), *(snapshot.in_full(1) for snapshot in snapshots)]
     return [*blobs, *(blob for snapshot in snapshots if (blob := snapshot.packed().blob))]
 
 

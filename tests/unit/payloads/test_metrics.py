@@ -39,6 +39,7 @@ from torchmetrics.text import Perplexity
 from torchmetrics.wrappers import BootStrapper, ClasswiseWrapper, MinMaxMetric, MultioutputWrapper, Running
 
 from dist_wandb.errors import ConfigurationError
+from dist_wandb.payloads.framing import framed
 from dist_wandb.payloads.torchmetrics import blob, metrics
 from dist_wandb.payloads.torchmetrics.blob import decode, encode
 from dist_wandb.payloads.torchmetrics.merging import Layout
@@ -163,8 +164,8 @@ def exchange(snapshots: Sequence[Snapshot]) -> dict[str, Any]:
         assert not one.maxima.isnan().any()
     sums = torch.stack([one.sums for one in packed]).sum(0)
     maxima = torch.stack([one.maxima for one in packed]).amax(0)
-    told = [snapshot.told(rank) for rank, snapshot in enumerate(snapshots)]
-    return snapshots[0].compute(sums, maxima, [one.blob for one in packed], told)
+    in_full = [snapshot.in_full(rank) for rank, snapshot in enumerate(snapshots)]
+    return snapshots[0].compute(sums, maxima, [one.blob for one in packed], in_full)
 
 
 def merged(ranks: Sequence[Any]) -> dict[str, Any]:
@@ -631,9 +632,8 @@ def test_blobs_come_back_as_they_were() -> None:
     assert torch.equal(back[4][4][0], torch.ones(2, dtype=torch.complex64))
 
 
-def header(*items: Any) -> bytes:
-    text = json.dumps(items).encode()
-    return len(text).to_bytes(8, "little") + text
+def sent(*items: Any, raw: tuple[bytes, ...] = ()) -> bytes:
+    return framed(json.dumps(items).encode(), *raw)
 
 
 @pytest.mark.parametrize(
@@ -643,29 +643,31 @@ def header(*items: Any) -> bytes:
         b"\xff" * 40,
         encode(ITEMS)[:-1],
         encode(ITEMS) + b"x",
-        header(["tensor", "float32", [10**12]]),
-        header(["tensor", "float32", [-1, -1]]) + b"1234",
-        header(["tensor", "load", [1]]),
-        header(["bytes", -3]),
-        header(["bytes", "3"]),
-        header(["eval", "1"]),
-        header(["value"]),
-        header(["dtype", "load"]),
-        header(["dtype"]),
-        header(["list", [[]]]),
-        header(["list"]),
-        header(3),
-        header(["tensor", "float32", ["a"]]),
-        header(["tensor", "qint8", [2]]) + b"12",
-        header(["tensor", "float32", [True]]) + b"1234",
-        header(["tensor", "float32", {"1": 1}]) + b"1234",
-        header(["tensor", "float32", [0, 2**62]]),
-        header(["tensor", "float32", [1] * 65]) + b"1234",
-        header(["tensor", ["float32"], [1]]) + b"1234",
-        header(["bytes", True]) + b"1",
-        header(["dtype", "quint4x2"]),
-        header(["value", [1]]),
-        header()[:8] + b"[1e400]",
+        sent(["tensor", "float32", [10**12]]),
+        sent(["tensor", "float32", [-1, -1]], raw=(b"1234",)),
+        sent(["tensor", "load", [1]]),
+        sent(["bytes", -3]),
+        sent(["bytes", "3"]),
+        sent(["eval", "1"]),
+        sent(["value"]),
+        sent(["dtype", "load"]),
+        sent(["dtype"]),
+        sent(["list", [[]]]),
+        sent(["list"]),
+        sent(3),
+        sent(["tensor", "float32", ["a"]]),
+        sent(["tensor", "qint8", [2]], raw=(b"12",)),
+        sent(["tensor", "float32", [True]], raw=(b"1234",)),
+        sent(["tensor", "float32", {"1": 1}], raw=(b"1234",)),
+        sent(["tensor", "float32", [0, 2**62]]),
+        sent(["tensor", "float32", [1] * 65], raw=(b"1234",)),
+        sent(["tensor", ["float32"], [1]], raw=(b"1234",)),
+        sent(["bytes", True], raw=(b"1",)),
+        sent(["dtype", "quint4x2"]),
+        sent(["value", [1]]),
+        sent(["tensor", "float32", [1]]),
+        sent(["value", 1], raw=(b"1",)),
+        framed(b"[1e400]"),
         b"",
         (400000).to_bytes(8, "little") + b"[" * 400000,
     ],
@@ -684,7 +686,7 @@ def test_every_type_of_numbers_comes_back(name: str) -> None:
 
 
 def test_truth_values_are_true_or_false_whatever_bytes_they_come_as() -> None:
-    (back,) = decode(header(["tensor", "bool", [3]]) + b"\x00\x01\x07")
+    (back,) = decode(sent(["tensor", "bool", [3]], raw=(b"\x00\x01\x07",)))
     assert back.view(torch.uint8).tolist() == [0, 1, 1]
 
 

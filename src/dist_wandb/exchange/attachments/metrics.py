@@ -187,7 +187,7 @@ class FusedMetrics:
     def _told(self, key: Key) -> bytes:
         snapshot = self._snapshots.get(key)
         try:
-            return snapshot.told(self._rank) if snapshot else b""
+            return snapshot.in_full(self._rank) if snapshot else b""
         except Exception as error:  # noqa: BLE001  # whatever a metric raises must not end the exchange
             self._notices.warn(
                 f"tell {key.name}", f"{shown(key.name)!r} on rank {self._rank} has no part in its row: {error!r}"

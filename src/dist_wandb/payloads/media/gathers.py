@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple
 
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.payloads.devices import event_after
-from dist_wandb.payloads.framing import framed, unframed
+from dist_wandb.payloads.framing import framed, understanding, unframed
 from dist_wandb.payloads.media.cells import Copies
 from dist_wandb.payloads.media.images import MergedImages, copied_images, decoded_image, encoded_image, merged_images
 from dist_wandb.payloads.media.parts import Columns, Part, natural
@@ -246,22 +246,15 @@ def decoded(kind: Kind, data: bytes) -> Part:
     Raises:
         ConfigurationError: The bytes are something else.
     """
-    try:
+    with understanding(data, "a table or images"):
         head, *items = unframed(data)
         rank, columns, total = json.loads(head)
         if kind == "images":
             return Part(natural(rank), [], natural(total), [decoded_image(*unframed(item)) for item in items])
         rows = [decoded_row(*unframed(item)) for item in items]
         if not isinstance(columns, list) or any(len(row) != len(columns) for row in rows):
-            raise ValueError("a row has more or fewer cells than there are columns")  # noqa: TRY301  # ends below
+            raise ValueError("a row has more or fewer cells than there are columns")
         return Part(natural(rank), [checked_column(name) for name in columns], natural(total), rows)
-    except (ValueError, TypeError, LookupError, OverflowError, RecursionError) as error:
-        if isinstance(error, ConfigurationError):
-            raise
-        raise ConfigurationError(
-            f"The {len(data)} bytes that a rank sent as a table or images cannot be read: {error}. Install the same "
-            "version of dist_wandb on all ranks."
-        ) from error
 
 
 def fair(wanted: Sequence[int], limit: int) -> list[int]:

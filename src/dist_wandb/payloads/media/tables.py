@@ -10,10 +10,10 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.payloads.framing import framed
+from dist_wandb.payloads.framing import excerpt, framed
 from dist_wandb.payloads.media import pictures
 from dist_wandb.payloads.media.cells import PLAIN, Copies, Picture, copied_cell, json_of, plain_cell
-from dist_wandb.payloads.media.parts import SHOWN, Columns, Part, named_arguments, natural
+from dist_wandb.payloads.media.parts import Columns, Part, named_arguments, natural
 from dist_wandb.payloads.media.pictures import MakeImage
 
 _RANK, _RANK_OTHERWISE = "rank", "global_rank"  # the column, and its name where users have one of that name
@@ -103,7 +103,7 @@ def decoded_row(text: bytes, *pngs: bytes) -> list[Any]:
     """The inverse of `encoded_row`, of what it framed."""
     cells, beside, dates = json.loads(text)
     if not isinstance(cells, list):
-        raise TypeError("a row is no list of cells")
+        raise TypeError("a row is not a list of cells")
     for (place, arguments), png in zip(beside, pngs, strict=True):
         cells[natural(place)] = Picture(png, {}, named_arguments(arguments))
     for place in dates:
@@ -115,7 +115,7 @@ def decoded_row(text: bytes, *pngs: bytes) -> list[Any]:
 def checked_column(name: Any) -> Any:
     """The name of a column, as it was received."""
     if type(name) not in PLAIN:
-        raise TypeError(f"{repr(name)[:SHOWN]} is no name of a column")
+        raise TypeError(f"{excerpt(name)} is not a name of a column")
     return name
 
 

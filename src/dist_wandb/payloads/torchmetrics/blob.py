@@ -1,7 +1,7 @@
 """Tensors, and plain values around them, as bytes: a JSON header and raw numbers. Reading executes nothing.
 
-Tensors of numbers alone are written and read: torch makes a quantized tensor of raw bytes as well, without what it is
-scaled by, and crashes the process at its first use.
+Tensors of numbers alone are written and read: torch makes a quantized tensor of raw bytes as well, without its scale,
+and crashes the process at its first use.
 """
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ from __future__ import annotations
 import ctypes
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb.errors import ConfigurationError
+from dist_wandb.payloads.framing import excerpt, framed, understanding, unframed
 
 if TYPE_CHECKING:
     import torch
 
-_LENGTH = 8  # bytes that tell the length of the header
 _LARGEST = 2**31  # bytes of one tensor, also of an empty one without its dimensions of size 0
 _MOST_DIMENSIONS = 64  # as many as torch can have
-_SHOWN = 100  # characters of what was sent, in messages
+_STATES = "states of a metric"
 _NUMBERS = frozenset(
     ["bool", "bfloat16", "complex64", "complex128", "float16", "float32", "float64"]
     + [f"{kind}{size}" for kind in ("int", "uint") for size in (8, 16, 32, 64)]
@@ -38,7 +38,7 @@ def encode(items: Sequence[Any]) -> bytes:
     """
     raw: list[bytes] = []
     header = json.dumps([_describe(item, raw) for item in items], separators=(",", ":")).encode()
-    return b"".join([len(header).to_bytes(_LENGTH, "little"), header, *raw])
+    return framed(header, *raw)
 
 
 def decode(blob: bytes) -> list[Any]:
@@ -47,23 +47,12 @@ def decode(blob: bytes) -> list[Any]:
     Raises:
         ConfigurationError: The bytes are something else, or not all of them are there.
     """
-    try:
-        end = _LENGTH + int.from_bytes(blob[:_LENGTH], "little")
-        reader = _Reader(blob, end)
-        items = [reader.item(description) for description in json.loads(blob[_LENGTH:end])]
-        if reader.position != len(blob):
-            raise ValueError("its length is not what its header says")  # noqa: TRY301  # all complaints end below
-    except (
-        ValueError,
-        TypeError,
-        LookupError,
-        OverflowError,
-        RuntimeError,
-    ) as error:  # RecursionError is a RuntimeError
-        raise ConfigurationError(
-            f"The {len(blob)} bytes that a rank sent as states of a metric cannot be read: {error}. "
-            "Install the same version of dist_wandb on all ranks."
-        ) from error
+    with understanding(blob, _STATES):
+        header, *pieces = unframed(blob, _STATES)
+        raw = iter(pieces)
+        items = [_item(description, raw) for description in json.loads(header)]
+        if next(raw, None) is not None:
+            raise ValueError("they have more parts than their header")
     return items
 
 
@@ -76,7 +65,7 @@ def dtype_of(name: str) -> torch.dtype:
     import torch
 
     if name not in _NUMBERS:
-        raise ValueError(f"{_short(name)} is no type of numbers that metrics have")
+        raise ValueError(f"{excerpt(name)} is not a type of numbers that metrics have")
     dtype: torch.dtype = getattr(torch, name)
     return dtype
 
@@ -108,54 +97,40 @@ def _name_of(dtype: torch.dtype) -> str:
     return name
 
 
-def _short(value: Any) -> str:
-    return repr(value)[:_SHOWN]
+def _item(description: Sequence[Any], raw: Iterator[bytes]) -> Any:
+    kind, *details = description
+    if kind == "tensor":
+        return _tensor(raw, *details)
+    if kind == "bytes":
+        return _piece(raw, *details)
+    if kind in {"list", "tuple"}:
+        items = [_item(part, raw) for part in details[0]]
+        return tuple(items) if kind == "tuple" else items
+    if kind == "dtype":
+        return dtype_of(*details)
+    if kind == "value" and isinstance(details[0], (bool, int, float, str, type(None))):
+        return details[0]
+    raise ValueError(f"{excerpt(kind)} is not a kind of item")
 
 
-class _Reader:
-    """Reads items from a blob, one after another.
+def _piece(raw: Iterator[bytes], size: int) -> bytes:
+    piece = next(raw, b"")
+    if type(size) is not int or len(piece) != size:
+        raise ValueError(f"one of its parts has {len(piece)} bytes instead of {excerpt(size)}")
+    return piece
 
-    Args:
-        blob: The bytes.
-        position: Where the raw numbers begin.
-    """
 
-    def __init__(self, blob: bytes, position: int) -> None:
-        self.position = position
-        self._blob = blob
+def _tensor(raw: Iterator[bytes], name: str, shape: Sequence[int]) -> torch.Tensor:
+    import torch
 
-    def item(self, description: Sequence[Any]) -> Any:
-        kind, *details = description
-        if kind == "tensor":
-            return self._tensor(*details)
-        if kind == "bytes":
-            return self._bytes(*details)
-        if kind in {"list", "tuple"}:
-            items = [self.item(part) for part in details[0]]
-            return tuple(items) if kind == "tuple" else items
-        if kind == "dtype":
-            return dtype_of(*details)
-        if kind == "value" and isinstance(details[0], (bool, int, float, str, type(None))):
-            return details[0]
-        raise ValueError(f"{_short(kind)} is no kind of item")
-
-    def _bytes(self, size: int) -> bytes:
-        if type(size) is not int or not 0 <= size <= len(self._blob) - self.position:
-            raise ValueError(f"of {_short(size)} bytes some are missing at its end")
-        self.position += size
-        return self._blob[self.position - size : self.position]
-
-    def _tensor(self, name: str, shape: Sequence[int]) -> torch.Tensor:
-        import torch
-
-        dtype = dtype_of(name)
-        if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
-            raise ValueError(f"{_short(shape)} is no shape")
-        if len(shape) > _MOST_DIMENSIONS or math.prod(size or 1 for size in shape) * dtype.itemsize > _LARGEST:
-            raise ValueError(f"a tensor of shape {_short(shape)} is too large")
-        raw = self._bytes(math.prod(shape) * dtype.itemsize)
-        if not raw:
-            return torch.empty(shape, dtype=dtype, device="cpu")
-        if dtype is torch.bool:  # of bytes other than 0 and 1 torch makes anything
-            return torch.frombuffer(bytearray(raw), dtype=torch.uint8).ne(0).reshape(shape)
-        return torch.frombuffer(bytearray(raw), dtype=dtype).reshape(shape)
+    dtype = dtype_of(name)
+    if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
+        raise ValueError(f"{excerpt(shape)} is not a shape")
+    if len(shape) > _MOST_DIMENSIONS or math.prod(size or 1 for size in shape) * dtype.itemsize > _LARGEST:
+        raise ValueError(f"a tensor of shape {excerpt(shape)} is too large")
+    piece = _piece(raw, math.prod(shape) * dtype.itemsize)
+    if not piece:
+        return torch.empty(shape, dtype=dtype, device="cpu")
+    if dtype is torch.bool:  # of bytes other than 0 and 1 torch makes anything
+        return torch.frombuffer(bytearray(piece), dtype=torch.uint8).ne(0).reshape(shape)
+    return torch.frombuffer(bytearray(piece), dtype=dtype).reshape(shape)

@@ -2,14 +2,14 @@
 
 A rank without data contributes nothing, whatever its states are: torchmetrics' defaults may have another shape than
 what an update leaves, and a mean would count them. Where all ranks have the same layout, most numbers come as sums and
-maxima over ranks. A rank whose states do not fit into it sends them in full, with what it tells beside the numbers.
+maxima over ranks. A rank whose states do not fit into it sends them in full, besides the numbers.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _MOST_NUMBERS = 2**28  # of one logged value: 2 GiB, which all ranks exchange
 _KINDS = frozenset((*IN_SUMS, *IN_MAXIMA, "cat", "list", "stack"))
+_MOMENTS = ("total", "mean_val", "var_val", "min_val", "max_val", "target_squared")
 
 
 class Packed(NamedTuple):
@@ -143,15 +144,15 @@ def _state_of(name: Any, kind: Any, shape: Any, dtype: Any) -> State:
     return State(name, kind, tuple(shape), dtype)
 
 
-class Told(NamedTuple):
-    """What a rank with data tells of one node of a layout beside the numbers that are reduced.
+class InFull(NamedTuple):
+    """What a rank with data sends of one node of a layout besides the numbers that are reduced.
 
     Args:
         rank: The rank.
-        order: Its place in the order of ranks.
+        order: Its position in the order of ranks.
         position: Which node it is.
-        attributes: What the metric keeps beside its states.
-        states: Its states in full, where they do not fit into the layout; else nothing.
+        attributes: What the metric keeps besides its states.
+        states: Its states in full, if they do not fit into the layout; else none.
     """
 
     rank: int
@@ -161,8 +162,8 @@ class Told(NamedTuple):
     states: list[tuple[State, Any]]
 
 
-def read_told(blobs: Sequence[bytes]) -> list[Told]:
-    """What the ranks told, in their order.
+def read_in_full(blobs: Sequence[bytes]) -> list[InFull]:
+    """What the ranks sent besides the numbers, in their order.
 
     Raises:
         ConfigurationError: The bytes are something else.
@@ -171,8 +172,8 @@ def read_told(blobs: Sequence[bytes]) -> list[Told]:
     for order, blob in enumerate(blobs):
         rank, nodes = decode(blob) if blob else (-1, ())
         for position, attributes, states in nodes:
-            in_full = [(State(name, kind), value) for name, kind, value in states]
-            found.append(Told(rank, order, position, dict(attributes), in_full))
+            values = [(State(name, kind), value) for name, kind, value in states]
+            found.append(InFull(rank, order, position, dict(attributes), values))
     return found
 
 
@@ -180,7 +181,7 @@ class Part(NamedTuple):
     """A state of one rank.
 
     Args:
-        order: The rank's place in the order of ranks.
+        order: The rank's position in the order of ranks.
         rank: The rank, for messages.
         value: The state, as `Snapshot` has it.
     """
@@ -188,20 +189,6 @@ class Part(NamedTuple):
     order: int
     rank: int
     value: Any
-
-
-class Numbers(NamedTuple):
-    """One state as it was reduced over the ranks whose states fit into the layout.
-
-    Args:
-        holders: How many of them have data.
-        total: The sum or the largest; of a minimum the largest of the negative numbers.
-        nans: How many ranks had a NaN there; `None` for sums.
-    """
-
-    holders: int
-    total: Tensor
-    nans: Tensor | None = None
 
 
 class Merging:
@@ -212,7 +199,7 @@ class Merging:
         sums: The sums over ranks.
         maxima: The maxima over ranks.
         gathered: The states that were gathered, in the order of ranks; `None` for a rank without any.
-        told: What the ranks told beside that.
+        in_full: What the ranks sent besides.
 
     Raises:
         ConfigurationError: There are not as many states as the layout has.
@@ -224,7 +211,7 @@ class Merging:
         sums: Tensor,
         maxima: Tensor,
         gathered: Sequence[Sequence[Any] | None],
-        told: Sequence[Told],
+        in_full: Sequence[InFull],
     ) -> None:
         if any(items is not None and len(items) != layout.gathered for items in gathered):
             raise ConfigurationError(
@@ -234,13 +221,13 @@ class Merging:
         self._sums, self._maxima = _pieces(sums, layout.sum_sizes), _pieces(maxima, layout.max_sizes)
         self._columns = iter(range(layout.gathered))
         self._gathered = gathered
-        self._told = told
+        self._in_full = in_full
         self.updates = [int(count) for count in next(self._sums)[::2]]
         self._holders = layout.holders(sums)
 
     def attributes(self, position: int) -> dict[str, Any] | None:
-        """What the first rank with data keeps beside the states of a node, if any rank told."""
-        return next((one.attributes for one in self._told if one.position == position), None)
+        """What the first rank with data keeps besides the states of a node, if any rank sent it."""
+        return next((one.attributes for one in self._in_full if one.position == position), None)
 
     def states(self, metrics: Sequence[Metric]) -> list[dict[str, Any]]:
         """The states of each node, but for those that no rank has.
@@ -259,7 +246,7 @@ class Merging:
     def _node(self, position: int, node: Node, metric: Metric) -> dict[str, Any]:
         in_full: dict[str, list[Part]] = {}
         kinds = {state.name: state for state in node.states}
-        for one in self._told:
+        for one in self._in_full:
             for state, value in one.states if one.position == position else ():
                 in_full.setdefault(state.name, []).append(Part(one.order, one.rank, value))
                 kinds.setdefault(state.name, state)  # one that a metric has only since its first update
@@ -267,14 +254,21 @@ class Merging:
         for name, state in kinds.items():
             parts, is_sent = in_full.get(name, []), state in node.states
             if state.kind in IN_SUMS + IN_MAXIMA:
-                merged[name] = from_numbers(state, self._numbers(position, state) if is_sent else None, parts, metric)
+                reduced, holders = self._reduced(position, state) if is_sent else (None, 0)
+                merged[name] = _from_numbers(state, reduced, holders, parts, metric)
             else:
-                merged[name] = from_parts(state, [*self._parts(state), *parts] if is_sent else parts, metric)
-        return repaired(metric, {name: value for name, value in merged.items() if value is not None})
+                merged[name] = _from_parts(state, [*self._parts(state), *parts] if is_sent else parts, metric)
+        return _repaired(metric, {name: value for name, value in merged.items() if value is not None})
 
-    def _numbers(self, position: int, state: State) -> Numbers:
-        nans = next(self._sums) if state.kind in IN_MAXIMA else None
-        return Numbers(int(self._holders[position]), next(self._sums if nans is None else self._maxima), nans)
+    def _reduced(self, position: int, state: State) -> tuple[Tensor | None, int]:
+        """A state over the ranks whose states fit into the layout, and how many of them have data."""
+        if state.kind in IN_SUMS:
+            total = next(self._sums)
+        else:
+            nans, largest = next(self._sums), next(self._maxima)  # of a minimum, the largest of the negative numbers
+            total = (largest if state.kind == "max" else -largest).masked_fill(nans > 0, math.nan)
+        holders = int(self._holders[position])
+        return total.reshape(state.shape) if holders else None, holders
 
     def _parts(self, state: State) -> Iterator[Part]:
         column = next(self._columns)
@@ -282,14 +276,16 @@ class Merging:
             value = None if items is None else items[column]
             if state.kind == "stack" and value is not None and getattr(value, "shape", None) != state.shape:
                 raise ConfigurationError(
-                    f"State {state.name!r} that rank {order} sent is no tensor of shape {state.shape}, as its layout "
-                    "has it. Install the same version of dist_wandb on all ranks."
+                    f"State {state.name!r} that rank {order} sent is not a tensor of shape {state.shape}, which its "
+                    "layout has. Install the same version of dist_wandb on all ranks."
                 )
             if value is not None:
                 yield Part(order, order, value)
 
 
-def from_numbers(state: State, numbers: Numbers | None, in_full: Sequence[Part], metric: Metric) -> Tensor | None:
+def _from_numbers(
+    state: State, reduced: Tensor | None, holders: int, in_full: Sequence[Part], metric: Metric
+) -> Tensor | None:
     """A state from what was reduced over ranks and from those that sent it in full; `None` if nobody has data.
 
     Raises:
@@ -297,12 +293,7 @@ def from_numbers(state: State, numbers: Numbers | None, in_full: Sequence[Part],
     """
     import torch
 
-    parts = []
-    holders = numbers.holders if numbers else 0
-    if numbers and holders:
-        total = -numbers.total if state.kind == "min" else numbers.total
-        total = total if numbers.nans is None else total.masked_fill(numbers.nans > 0, math.nan)
-        parts.append(total.reshape(state.shape))
+    parts = [] if reduced is None else [reduced]
     for part in in_full:
         _check_shape(state, part, parts, metric)
         parts.append(part.value.to(torch.float64))
@@ -316,7 +307,7 @@ def from_numbers(state: State, numbers: Numbers | None, in_full: Sequence[Part],
     return joint.to(dtype_of(state.dtype) if holders else in_full[0].value.dtype)
 
 
-def from_parts(state: State, parts: Sequence[Part], metric: Metric) -> Any:
+def _from_parts(state: State, parts: Sequence[Part], metric: Metric) -> Any:
     """A state from those of the ranks that have data; `None` if there are none.
 
     Raises:
@@ -331,8 +322,8 @@ def from_parts(state: State, parts: Sequence[Part], metric: Metric) -> Any:
     for part in parts:
         if not isinstance(part.value, list) or (state.kind == "cat" and not _is_joined(part.value)):
             raise ConfigurationError(
-                f"State {state.name!r} of {type(metric).__name__} is no list of tensors on rank {part.rank}. Give the "
-                "metric the same arguments on all ranks."
+                f"State {state.name!r} of {type(metric).__name__} is not a list of tensors on rank {part.rank}. Give "
+                "the metric the same arguments on all ranks."
             )
         merged += separated(part.value) if state.kind == "cat" else part.value
     reduction = reduction_of(metric, state.name) if state.kind == "list" else None
@@ -340,7 +331,7 @@ def from_parts(state: State, parts: Sequence[Part], metric: Metric) -> Any:
 
 
 def _stacked(state: State, parts: Sequence[Part], metric: Metric) -> Any:
-    """As torchmetrics leaves it after a synchronisation; what one rank alone has is its own."""
+    """A state as torchmetrics leaves it after a synchronisation; that of a single rank is unchanged."""
     import torch
 
     tensors: list[Tensor] = []
@@ -356,7 +347,7 @@ def _stacked(state: State, parts: Sequence[Part], metric: Metric) -> Any:
 def _check_shape(state: State, part: Part, others: Sequence[Tensor], metric: Metric) -> None:
     shape = getattr(part.value, "shape", None)
     if shape is None or (others and others[0].shape != shape):
-        here = "no tensor" if shape is None else f"a tensor of shape {tuple(shape)}"
+        here = "not a tensor" if shape is None else f"a tensor of shape {tuple(shape)}"
         there = f"one of shape {tuple(others[0].shape)}" if others else "a tensor"
         raise ConfigurationError(
             f"State {state.name!r} of {type(metric).__name__} is {here} on rank {part.rank}, but {there} on "
@@ -399,18 +390,10 @@ def _one_of_moments(states: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-# Classes that do not compute from stacked states what one metric does: these states, and what makes them one metric's.
-_REPAIRS: dict[str, tuple[tuple[str, ...], Callable[[Mapping[str, Any]], dict[str, Any]]]] = {
-    "NormalizedRootMeanSquaredError": (  # of three ranks and more it raises, or takes two
-        ("total", "mean_val", "var_val", "min_val", "max_val", "target_squared"),
-        _one_of_moments,
-    ),
-}
-
-
-def repaired(metric: Metric, states: dict[str, Any]) -> dict[str, Any]:
-    """The states, as one metric's where its class cannot compute from stacked ones."""
-    for name, (names, repair) in _REPAIRS.items():
-        if is_a(type(metric), name) and all(is_stacked(metric, state, states.get(state)) for state in names):
-            return repair(states)
-    return states
+def _repaired(metric: Metric, states: dict[str, Any]) -> dict[str, Any]:
+    """The states, as one metric's if its class cannot compute from those of several ranks."""
+    # Of three ranks and more it raises, or uses two.
+    if not is_a(type(metric), "NormalizedRootMeanSquaredError"):
+        return states
+    is_of_several = all(is_stacked(metric, name, states.get(name)) for name in _MOMENTS)
+    return _one_of_moments(states) if is_of_several else states

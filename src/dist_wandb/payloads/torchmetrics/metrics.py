@@ -13,12 +13,12 @@ import math
 import sys
 import weakref
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.payloads.torchmetrics.blob import decode, encode
-from dist_wandb.payloads.torchmetrics.merging import Layout, Merging, Node, Packed, read_told
+from dist_wandb.payloads.torchmetrics.merging import Layout, Merging, Node, Packed, read_in_full
 from dist_wandb.payloads.torchmetrics.states import (
     IN_MAXIMA,
     IN_SUMS,
@@ -74,31 +74,26 @@ class Snapshot:
 
     Args:
         layout: Where the states are in the exchange.
-        found: The states of each of its nodes and their values, how often it was updated, and its attributes.
+        found: What each of its nodes was.
         shell: The private copy that computes.
-        marks: Recorded events of devices, after which the states are there.
-        fallback: Why the value cannot be merged exactly, as a sentence; `None` where it can.
+        marks: Recorded events of devices, after which the copies of the states are complete.
+        fallback: Why the value cannot be merged exactly, as a sentence; `None` if it can.
     """
 
     def __init__(
         self,
         layout: Layout,
-        found: Sequence[Found],
+        found: list[Found],
         shell: Shell,
         marks: list[torch.Event],
         fallback: str | None,
     ) -> None:
         self.fallback = fallback
-        self.is_loose = False
         self._layout = layout
         self._own = layout
-        self._kinds = [member.states for member in found]
-        self._states = [member.values for member in found]
-        self._updates = [member.updates for member in found]
-        self._attributes = [member.attributes for member in found]
+        self._found = found
         self._shell = shell
         self._marks: list[torch.Event] | None = marks
-        self._held: list[bool] | None = None
         self._fits = [True] * len(found)
 
     @property
@@ -107,54 +102,53 @@ class Snapshot:
         return self._layout.signature
 
     @property
+    def is_loose(self) -> bool:
+        """Whether some of this rank's states do not fit into the layout, so that they are sent in full."""
+        return not all(self._fits)
+
+    @property
     def metric(self) -> str:
         """Name of the class that was logged."""
         return type(self._shell.value).__name__
 
     def is_ready(self) -> bool:
-        """Whether the states can be had without waiting for a device."""
+        """Whether the states can be read without waiting for a device."""
         return all(mark.query() for mark in self._marks or ())
 
-    def has_arrived(self) -> bool:
-        """As `is_ready`."""
-        return self.is_ready()
+    has_arrived = is_ready
 
     def to_host(self) -> None:
-        """Bring the states to the CPU; waits for their devices. The other methods do so where it is not done yet."""
+        """Copy the states to the CPU; waits for their devices. The other methods call it first."""
         if self._marks is None:
             return
         for mark in self._marks:
             mark.synchronize()
         on_host: dict[int, dict[str, Any]] = {}
-        for states, values in zip(self._kinds, self._states, strict=True):
-            if id(values) not in on_host:
-                lists = {state.name for state in states if state.kind == "cat"}
-                on_host[id(values)] = {
-                    name: _on_host(joined(value) if name in lists else value) for name, value in values.items()
+        for member in self._found:
+            if id(member.values) not in on_host:
+                lists = {state.name for state in member.states if state.kind == "cat"}
+                on_host[id(member.values)] = {
+                    name: _on_host(joined(value) if name in lists else value) for name, value in member.values.items()
                 }
-        self._states = [on_host[id(values)] for values in self._states]
+        self._found = [member._replace(values=on_host[id(member.values)]) for member in self._found]
         self._marks = None
 
-    @property
+    @cached_property
     def held(self) -> list[bool]:
         """Of each node, whether this rank has data: it was updated, or its states were set to something."""
-        if self._held is None:
-            self.to_host()
-            self._held = [
-                updates > 0 or not all(is_default(metric, state, values[state.name]) for state in states)
-                for updates, metric, states, values in zip(
-                    self._updates, self._shell.metrics, self._kinds, self._states, strict=True
-                )
-            ]
-        return self._held
+        self.to_host()
+        return [
+            own.updates > 0 or not all(is_default(metric, state, own.values[state.name]) for state in own.states)
+            for own, metric in zip(self._found, self._shell.metrics, strict=True)
+        ]
 
     def adopt(self, signature: str) -> bool:
-        """Take over another rank's layout of the same metrics.
+        """Use another rank's layout of the same metrics.
 
         Layouts of the same metrics can differ in which of a collection's members share their states, as torchmetrics
         finds its compute groups at the first update: a rank without any update does not know them. And they can differ
-        in what their states are, as some classes have others before their first update: where a rank with data finds
-        that its own do not fit, it tells them in full (`told`).
+        in what their states are, because some classes have others before their first update: a rank with data whose
+        own do not fit sends them in full (`in_full`).
 
         Args:
             signature: The other rank's signature.
@@ -168,7 +162,7 @@ class Snapshot:
         self.to_host()
         fits = [True] * len(other.nodes)
         for position, node in enumerate(other.nodes if not own.is_local else ()):
-            states = self._kinds[position]
+            states = self._found[position].states
             if not self.held[position]:
                 continue
             if node.same_as >= 0 and not self._is_same(position, node.same_as):
@@ -178,14 +172,13 @@ class Snapshot:
                     return False
                 fits[position] = False
         self._layout, self._fits = other, fits
-        self.is_loose = not all(fits)
         return True
 
     def _is_same(self, position: int, other: int) -> bool:
-        return self.held[other] and _equal(self._states[position], self._states[other])
+        return self.held[other] and _equal(self._found[position].values, self._found[other].values)
 
     def packed(self) -> Packed:
-        """What this rank contributes to the exchange: of metrics without data nothing.
+        """What this rank contributes to the exchange: nothing of metrics without data.
 
         Raises:
             ConfigurationError: A state holds something that cannot be sent.
@@ -194,13 +187,13 @@ class Snapshot:
 
         self.to_host()
         has = [held and fits for held, fits in zip(self.held, self._fits, strict=True)]
-        counts = [number for pair in zip(self._updates, map(int, has), strict=True) for number in pair]
+        counts = [number for own, fits in zip(self._found, has, strict=True) for number in (own.updates, int(fits))]
         sums = [torch.tensor(counts, dtype=torch.float64, device="cpu")]
         maxima = [torch.empty(0, dtype=torch.float64, device="cpu")]
         gathered: list[Any] = [json.dumps(self._local_values())] if self._layout.is_local else []
-        for node, states, contributes in zip(self._layout.nodes, self._states, has, strict=True):
+        for node, own, contributes in zip(self._layout.nodes, self._found, has, strict=True):
             for state in node.states:
-                value = states[state.name] if contributes else None
+                value = own.values[state.name] if contributes else None
                 if state.kind in IN_SUMS + IN_MAXIMA:
                     to_sum, to_maximise = _numbers(state, value)
                     sums.append(to_sum)
@@ -209,8 +202,8 @@ class Snapshot:
                     gathered.append(value)
         return Packed(torch.cat(sums), torch.cat(maxima), encode(gathered) if self._layout.has_blob else b"")
 
-    def told(self, rank: int) -> bytes:
-        """What this rank tells beside that, where the rank that computes has no data, or some state does not fit.
+    def in_full(self, rank: int) -> bytes:
+        """What this rank sends besides, where the rank that computes has no data, or some state does not fit.
 
         Args:
             rank: This rank.
@@ -219,16 +212,16 @@ class Snapshot:
             ConfigurationError: A state or attribute holds something that cannot be sent.
         """
         items = []
-        for position, held in enumerate(self.held):
-            if held:
-                attributes = [[name, _on_host(value)] for name, value in self._attributes[position].items()]
-                own = () if self._fits[position] else self._kinds[position]
-                values = self._states[position]
-                items.append([position, attributes, [[state.name, state.kind, values[state.name]] for state in own]])
+        for position, own in enumerate(self._found):
+            if self.held[position]:
+                attributes = [[name, _on_host(value)] for name, value in own.attributes.items()]
+                states = () if self._fits[position] else own.states
+                values = [[state.name, state.kind, own.values[state.name]] for state in states]
+                items.append([position, attributes, values])
         return encode([rank, items])
 
     def compute(
-        self, sums: Tensor, maxima: Tensor, blobs: Sequence[bytes], told: Sequence[bytes] = ()
+        self, sums: Tensor, maxima: Tensor, blobs: Sequence[bytes], in_full: Sequence[bytes] = ()
     ) -> dict[str, Any]:
         """The value of all ranks together.
 
@@ -236,7 +229,7 @@ class Snapshot:
             sums: The sums over ranks.
             maxima: The maxima over ranks.
             blobs: The blobs in the order of ranks; those that are empty do not count.
-            told: What the ranks told beside that, in their order, where they did.
+            in_full: What the ranks sent besides, in their order; none if they did not.
 
         Returns:
             Values by what is to be appended to the logged name: `""` for a metric, `"/NAME"` for each name in what a
@@ -250,25 +243,26 @@ class Snapshot:
         decoded = [decode(blob) if blob else None for blob in blobs]
         if self._layout.is_local:
             return _averaged([items for items in decoded if items is not None])
-        merging = Merging(self._layout, sums, maxima, decoded, read_told(told))
+        merging = Merging(self._layout, sums, maxima, decoded, read_in_full(in_full))
         attributes = [
-            own if held else merging.attributes(position) or own
-            for position, (own, held) in enumerate(zip(self._attributes, self.held, strict=True))
+            own.attributes if held else merging.attributes(position) or own.attributes
+            for position, (own, held) in enumerate(zip(self._found, self.held, strict=True))
         ]
         return self._shell.compute(merging.states(self._shell.metrics), merging.updates, attributes)
 
     def _local_values(self) -> dict[str, Any]:
         """What this rank computes by itself; nothing where nothing was updated."""
-        if not any(self._updates):
+        updates = [own.updates for own in self._found]
+        if not any(updates):
             return {}
         values = [
             {
-                state.name: separated(states[state.name]) if state.kind == "cat" else states[state.name]
-                for state in kinds
+                state.name: separated(own.values[state.name]) if state.kind == "cat" else own.values[state.name]
+                for state in own.states
             }
-            for kinds, states in zip(self._kinds, self._states, strict=True)
+            for own in self._found
         ]
-        return self._shell.compute(values, self._updates, self._attributes)
+        return self._shell.compute(values, updates, [own.attributes for own in self._found])
 
 
 # By id, as the hash of a metric depends on its states.
