@@ -369,7 +369,7 @@ def test_what_cannot_be_encoded_or_read_ends_nothing(
             unit.log(rank, {"loss": 1.0, "table": table(rank)}, step)
     unit.close()
     assert unit.last("loss") == {1: 1.0, 2: 1.0}
-    assert "bytes that a rank sent as a table or images are cut off" in caplog.text
+    assert "bytes that a rank sent as a table or images cannot be read: they are cut off" in caplog.text
 
 
 @pytest.fixture(autouse=True)
