@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, TypedDict
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from dist_wandb.errors import ConfigurationError, TopologyError, suggest
 from dist_wandb.topology.model import Topology
@@ -23,15 +23,15 @@ class RunPlan:
         run_mode: The run mode that was decided by.
         rank_scope: The rank scope that was decided by.
         base_id: The id that all run ids of the job are made from, as far as this rank knows it.
-        opens_run: Whether this rank opens a W&B run.
         run_id: Id of the run it opens; `None` on a rank without a run, or where W&B is to make the id (a world of one).
         group: Group of the run.
+        announces: Whether this rank prints the line at the start for its unit.
+        opens_run: Whether this rank opens a W&B run.
         shared: Whether several ranks write into this run (W&B's shared mode).
         label: This rank's name within a shared run.
         primary: Whether this rank writes the plain names of its run, and completes it.
         name_suffix: What is added to the display name, so that sibling runs can be told apart.
         own_directory: Whether this rank needs a directory of its own below the W&B directory.
-        announces: Whether this rank says, for its whole unit, what was decided.
         hardware: Under which label this rank records the hardware of its node in the unit's run; `None` where W&B's
             own way holds, by which the process that opens a run records its node's.
     """
@@ -39,15 +39,15 @@ class RunPlan:
     run_mode: RunMode
     rank_scope: RankScope
     base_id: str | None
-    opens_run: bool
     run_id: str | None
     group: str | None
-    shared: bool
-    label: str | None
-    primary: bool
-    name_suffix: str
-    own_directory: bool
     announces: bool
+    opens_run: bool = True
+    shared: bool = False
+    label: str | None = None
+    primary: bool = True
+    name_suffix: str = ""
+    own_directory: bool = False
     hardware: str | None = None
 
     @property
@@ -145,31 +145,17 @@ def plan_run(
             f"run_mode={mode!r} makes the run id of rank {topology.global_rank} from a base id, but none was given."
         )
     unit = _Unit.of(topology, scope)
-    if topology.world_size == 1:
-        decision = _ordinary_run(base_id, group)
-    elif mode == "auto":
-        decision = _auto(unit, base_id, group)
-    elif mode == "shared":
-        decision = _shared(unit, topology, base_id, group)
-    else:
-        decision = _new(unit, base_id, group)
     hardware = f"worker-{topology.node_rank}" if all_nodes and _records_hardware(topology, mode, scope) else None
-    return RunPlan(
-        run_mode=mode, rank_scope=scope, base_id=base_id, announces=unit.leads, hardware=hardware, **decision
-    )
-
-
-class _Decision(TypedDict):
-    """The fields of a `RunPlan` in which the run modes differ."""
-
-    opens_run: bool
-    run_id: str | None
-    group: str | None
-    shared: bool
-    label: str | None
-    primary: bool
-    name_suffix: str
-    own_directory: bool
+    plan = RunPlan(mode, scope, base_id, run_id=base_id, group=group, announces=unit.leads, hardware=hardware)
+    if topology.world_size == 1:
+        return plan
+    if mode == "new":
+        run_id, group = _join(base_id, unit.rank_suffix), _join(group or base_id, unit.suffix)
+        return replace(plan, run_id=run_id, group=group, name_suffix=unit.rank_suffix, own_directory=True)
+    plan = replace(plan, run_id=_join(base_id, unit.suffix), name_suffix=unit.suffix, primary=unit.leads)
+    if mode == "shared":
+        return replace(plan, shared=True, label=_label(topology), own_directory=True)
+    return plan if unit.leads else replace(plan, opens_run=False, run_id=None, group=None)
 
 
 @dataclass(frozen=True)
@@ -204,58 +190,6 @@ def _leads(topology: Topology, scope: RankScope) -> bool:
 def _records_hardware(topology: Topology, mode: RunMode, scope: RankScope) -> bool:
     """Whether a rank is the one of its node that records the node's hardware, where there is one run for all nodes."""
     return mode == "auto" and scope == "global" and topology.num_nodes != 1 and _leads(topology, "worker")
-
-
-def _ordinary_run(base_id: str | None, group: str | None) -> _Decision:
-    return _Decision(
-        opens_run=True,
-        run_id=base_id,
-        group=group,
-        shared=False,
-        label=None,
-        primary=True,
-        name_suffix="",
-        own_directory=False,
-    )
-
-
-def _auto(unit: _Unit, base_id: str | None, group: str | None) -> _Decision:
-    return _Decision(
-        opens_run=unit.leads,
-        run_id=_join(base_id, unit.suffix) if unit.leads else None,
-        group=group if unit.leads else None,
-        shared=False,
-        label=None,
-        primary=unit.leads,
-        name_suffix=unit.suffix,
-        own_directory=False,
-    )
-
-
-def _shared(unit: _Unit, topology: Topology, base_id: str | None, group: str | None) -> _Decision:
-    return _Decision(
-        opens_run=True,
-        run_id=_join(base_id, unit.suffix),
-        group=group,
-        shared=True,
-        label=_label(topology),
-        primary=unit.leads,
-        name_suffix=unit.suffix,
-        own_directory=True,
-    )
-
-
-def _new(unit: _Unit, base_id: str | None, group: str | None) -> _Decision:
-    return _Decision(
-        opens_run=True,
-        run_id=_join(base_id, unit.rank_suffix),
-        group=_join(group or base_id, unit.suffix),
-        shared=False,
-        label=None,
-        primary=True,
-        name_suffix=unit.rank_suffix,
-        own_directory=True,
-    )
 
 
 def unit_run_id(plan: RunPlan) -> str | None:
