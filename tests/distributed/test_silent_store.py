@@ -24,7 +24,9 @@ from dist_wandb.exchange.transport.gloo import GlooGroup
 from dist_wandb.exchange.transport.group import BrokenError
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.plan import Unit
+from dist_wandb.store import leftovers
 from dist_wandb.store.addresses import is_hung_up
+from dist_wandb.store.connection import StoreConnection
 from dist_wandb.store.job_store import JobStore
 from dist_wandb.topology.model import Topology
 
@@ -112,8 +114,8 @@ def test_forming_a_group_is_given_up(wire: Wire, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_hint_that_does_not_come_is_none_and_a_fact_an_error(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dist_wandb.store.job_store._GLANCE", 0.3)
-    monkeypatch.setattr("dist_wandb.store.job_store._LEAST_PATIENCE", 0.3)
+    monkeypatch.setattr("dist_wandb.store.connection._GLANCE", 0.3)
+    monkeypatch.setattr("dist_wandb.store.connection._LEAST_PATIENCE", 0.3)
     asking = job_store(wire.client())
     asking.publish("key", 1)
     assert (asking.try_get_soon("key"), asking.try_get_soon("no key")) == (1, None)
@@ -145,8 +147,8 @@ def test_a_store_whose_host_has_ended_is_not_touched_any_more(capfd: pytest.Capt
         part = asking.beside("part")
         part.publish("key", 1)
         assert part.try_get("key") == 1
-    eventually(lambda: part._connection is not None and is_hung_up(part._connection))
-    for each in (part, asking, asking.around(), asking.below("other")):
+    eventually(lambda: part.connection.descriptor is not None and is_hung_up(part.connection.descriptor))
+    for each in (part, asking, leftovers.keys_of_integration(asking), asking.below("other")):
         with pytest.raises(RendezvousError, match="may have ended"):
             each.try_get("key")
     assert f":{wire.port})" not in capfd.readouterr().err
@@ -168,8 +170,8 @@ def test_to_a_store_that_is_gone_no_second_connection_is_tried() -> None:
 
 
 def test_a_rank_knows_from_which_address_it_reaches_its_store(wire: Wire) -> None:
-    assert job_store(wire.client()).own_address() == "127.0.0.1"
-    assert job_store(dist.HashStore()).own_address() is None
+    assert job_store(wire.client()).connection.own_address() == "127.0.0.1"
+    assert job_store(dist.HashStore()).connection.own_address() is None
 
 
 @pytest.mark.parametrize(("told", "wanted"), [("10.0.0.2", "10.0.0.1"), ("10.0.0.1", None)])
@@ -177,7 +179,7 @@ def test_members_tell_each_other_their_addresses_when_they_meet(
     monkeypatch: pytest.MonkeyPatch, told: str, wanted: str | None
 ) -> None:
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    monkeypatch.setattr(JobStore, "own_address", lambda _: "10.0.0.1")
+    monkeypatch.setattr(StoreConnection, "own_address", lambda _: "10.0.0.1")
     store, generation = dist.HashStore(), Generation(0, (0, 1))
     job_store(store).publish("met/0/1", told)
     meeting = Membership(Unit("", 0, 2, 0), job_store(store), lambda: False).meeting

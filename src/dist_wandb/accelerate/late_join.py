@@ -11,7 +11,6 @@ finished are passed over by a rank that had no part in them, so that the numbers
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -25,6 +24,7 @@ from dist_wandb.payloads.torchmetrics.metrics import is_metric
 from dist_wandb.session.job_description import told_job
 from dist_wandb.settings.config_values import given_values
 from dist_wandb.settings.options import Options
+from dist_wandb.store.polling import poll
 from dist_wandb.store.timed_caller import Inquiry
 from dist_wandb.user_lines import users_line, warn
 
@@ -125,16 +125,14 @@ class ConfigOnceStarted:
         """Wait for the main process, and read its config; an empty one, with a warning, if it does not begin."""
         if name in self._written:
             return self._written
-        deadline = time.monotonic() + self._join_timeout
-        while (session := self._find_session()) is None:
-            if time.monotonic() >= deadline:
-                warnings.warn(
-                    f"The config was read on rank {PartialState().process_index}, but the main process did not call "
-                    f"accelerator.init_trackers within {self._join_timeout:g} s. So it is empty.",
-                    stacklevel=4,
-                )
-                return self._written
-            time.sleep(_PAUSE)
+        session = poll(self._find_session, self._join_timeout, _PAUSE)
+        if session is None:
+            warnings.warn(
+                f"The config was read on rank {PartialState().process_index}, but the main process did not call "
+                f"accelerator.init_trackers within {self._join_timeout:g} s. So it is empty.",
+                stacklevel=4,
+            )
+            return self._written
         return {**self._written, **given_values(session.config)}
 
     def write(self, values: Mapping[str, Any]) -> None:

@@ -22,6 +22,7 @@ from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.settings.config_values import comparable, differences, given_values, listed, without_ranks
 from dist_wandb.settings.config_withheld import without_secrets
 from dist_wandb.settings.plan import tells_job
+from dist_wandb.store.rank_values import publish_own, wait_get_all
 from dist_wandb.user_lines import users_line, warn
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ class Comparison:
                 "through which to reach them. Call init_process_group first, or start the job with torchrun."
             )
         self._salt = job_store.claim(SALT, self._salt)  # the same on all ranks, to be compared with each other
-        job_store.publish_own(GIVEN, self._message())
+        publish_own(job_store, GIVEN, self._message())
         self._has_published = True
         if tells_job(topology):
             verdict = self._judge(job_store)
@@ -87,7 +88,7 @@ class Comparison:
         """Compare what all ranks were given, except for ranks that do not publish it in time."""
         ranks, main = range(self._connection.topology.world_size), self._connection.topology.main_rank
         try:
-            given: dict[int, Given] = dict(enumerate(job_store.wait_get_all(GIVEN)))
+            given: dict[int, Given] = dict(enumerate(wait_get_all(job_store, GIVEN)))
         except RendezvousError:
             given = {rank: found for rank in ranks if (found := job_store.try_get(f"{GIVEN}/{rank}")) is not None}
             missing = ", ".join(str(rank) for rank in ranks if rank not in given)
@@ -105,7 +106,7 @@ class Comparison:
         """On the coordinator, publish what it was given, once there is a store."""
         job_store = None if self._has_published else self._connection.store()
         if job_store is not None:
-            job_store.publish_own(GIVEN, self._message())
+            publish_own(job_store, GIVEN, self._message())
             self._has_published = True
 
     def compare(self) -> None:

@@ -126,7 +126,7 @@ class JobLink:
         """Tell ranks that come late that the session has ended, as the coordinator."""
         store = self.store
         if store is not None and tells_job(self.topology):
-            briefly(lambda: leftovers.tell_over(store), None)
+            briefly(lambda: leftovers.publish_over(store), None)
 
     def is_over(self) -> bool:
         """Whether the coordinator has ended this session, which this rank opens too late."""

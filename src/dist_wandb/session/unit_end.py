@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from dist_wandb.errors import RendezvousError
 from dist_wandb.session.exit_codes import FAILED
+from dist_wandb.store.polling import poll
 from dist_wandb.store.timed_caller import STORE_PATIENCE, briefly
 
 if TYPE_CHECKING:
@@ -73,10 +74,7 @@ class UnitEnd:
 
         def wait() -> bool:
             with suppress(RendezvousError):
-                while not store.has(awaited):
-                    if time.monotonic() >= deadline:
-                        return False
-                    time.sleep(_PAUSE)
+                return bool(poll(lambda: store.has(awaited) or None, deadline - time.monotonic(), _PAUSE))
             return True
 
         return briefly(wait, False, max(0.0, deadline - time.monotonic()) + STORE_PATIENCE)

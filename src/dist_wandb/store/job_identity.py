@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, NoReturn
 from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.settings.plan import tells_job
 from dist_wandb.store.job_store import JobStore
+from dist_wandb.store.rank_values import publish_own, try_get_all, wait_get_all
 from dist_wandb.topology.launch import job_name, node_identity
 from dist_wandb.topology.model import Topology
 
@@ -50,10 +51,10 @@ def learn_layout(job_store: JobStore, topology: Topology, *, needed: bool) -> To
     Raises:
         RendezvousError: It is needed, but some ranks did not come within the time limit.
     """
-    job_store.publish_own("node", node_identity())
+    publish_own(job_store, "node", node_identity())
     if topology.knows_layout:
         return topology
-    nodes = job_store.wait_get_all("node") if needed else job_store.try_get_all("node", _GLANCE)
+    nodes = wait_get_all(job_store, "node") if needed else try_get_all(job_store, "node", _GLANCE)
     return topology if nodes is None else topology.with_layout(nodes)
 
 

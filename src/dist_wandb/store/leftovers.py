@@ -18,7 +18,9 @@ from dist_wandb.errors import RendezvousError
 from dist_wandb.store.job_store import JobStore
 
 _LEFT, _CLEARED = "left", "cleared"  # keys: how many ranks have left a session, and have deleted what they had set
-_OVER = "over"  # the key, beside those of an integration's sessions, under which the leading rank says which have ended
+_OVER = (
+    "over"  # the key, beside those of an integration's sessions, under which the coordinator publishes which have ended
+)
 _MOST_LOOKED_AT = 4  # of the oldest sessions, and of the newest, at once
 _MOST_KEPT = 200  # sessions that some rank has not left; what older ones have left stays
 
@@ -31,7 +33,7 @@ class _Leftover:
         namespace: Prefix of the keys.
         keys: Their names; some may be added still.
         has_ended: Whether nothing of it goes on in this process.
-        is_counted: Whether this rank has said that it has left it.
+        is_counted: Whether this rank is counted among those that have left it.
     """
 
     namespace: str
@@ -66,7 +68,7 @@ def clear_away(job_store: JobStore, world_size: int) -> None:
     """
     with suppress(RendezvousError):  # of no use to anybody then
         for leftover in [known for known in _leftovers if not known.is_counted and known.has_ended()]:
-            keys = job_store.at(leftover.namespace)
+            keys = _keys_at(job_store, leftover.namespace)
             if keys.has([next(iter(leftover.keys))]):
                 keys.count(_LEFT)
                 leftover.is_counted = True
@@ -74,7 +76,7 @@ def clear_away(job_store: JobStore, world_size: int) -> None:
                 _leftovers.remove(leftover)
         counted = [known for known in _leftovers if known.is_counted]
         for last in [*counted[:_MOST_LOOKED_AT], *counted[_MOST_LOOKED_AT:][-_MOST_LOOKED_AT:]]:
-            if (job_store.at(last.namespace).try_get(_LEFT) or 0) >= world_size:
+            if (_keys_at(job_store, last.namespace).try_get(_LEFT) or 0) >= world_size:
                 _clear_until(last, job_store, world_size)
 
 
@@ -84,15 +86,15 @@ def _clear_until(last: _Leftover, job_store: JobStore, world_size: int) -> None:
     for leftover in [known for known in _leftovers[: until + 1] if known.is_counted]:
         if _integration_of(leftover.namespace) == integration:
             _leftovers.remove(leftover)
-            keys = job_store.at(leftover.namespace)
+            keys = _keys_at(job_store, leftover.namespace)
             keys.delete(leftover.keys)
             if leftover is not last or keys.count(_CLEARED) >= world_size:
                 keys.delete([_LEFT, _CLEARED])
 
 
-def tell_over(job_store: JobStore) -> None:
-    """Say, as the rank that leads, that a session has ended, so that a late rank does not take it for one to join."""
-    number, over = _number_of(job_store), job_store.around()
+def publish_over(job_store: JobStore) -> None:
+    """Publish, as the coordinator, that a session has ended, so that a late rank does not join it."""
+    number, over = _number_of(job_store), keys_of_integration(job_store)
     ended = {*_numbers(over.try_get(_OVER) or ()), number}
     starts = sorted(each for each in ended if each - 1 not in ended)
     over.publish(
@@ -101,9 +103,19 @@ def tell_over(job_store: JobStore) -> None:
 
 
 def is_over(job_store: JobStore) -> bool:
-    """Whether the rank that leads has ended a session."""
-    told = job_store.around().try_get(_OVER) or ()
-    return any(first <= _number_of(job_store) <= last for first, last in told)
+    """Whether the coordinator has ended a session."""
+    ended = keys_of_integration(job_store).try_get(_OVER) or ()
+    return any(first <= _number_of(job_store) <= last for first, last in ended)
+
+
+def keys_of_integration(job_store: JobStore) -> JobStore:
+    """The keys beside those of a session, for all sessions of its integration."""
+    return _keys_at(job_store, _integration_of(job_store.namespace))
+
+
+def _keys_at(job_store: JobStore, namespace: str) -> JobStore:
+    connection = job_store.connection
+    return JobStore(connection.root, namespace, job_store.topology, job_store.timeout, connection)
 
 
 def _numbers(ranges: Iterable[tuple[int, int]]) -> set[int]:

@@ -20,6 +20,7 @@ from dist_wandb.runs.argument_checks import check_id
 from dist_wandb.store import job_identity
 from dist_wandb.store.job_identity import agree_on_base_id, learn_layout, make_id
 from dist_wandb.store.job_store import JobStore
+from dist_wandb.store.rank_values import publish_own, wait_get_all
 from dist_wandb.topology.model import Topology
 
 OnRanks = Callable[[int, Callable[[int], Any]], list[Any]]
@@ -93,7 +94,7 @@ def test_what_no_rank_has_written_is_said_by_its_key(at: At, junk: str) -> None:
         lambda: here.wait_get("base_id", "rank 0"),
         lambda: here.try_get("base_id"),
         lambda: here.claim("base_id", 1),
-        lambda: here.wait_get_all("node"),
+        lambda: wait_get_all(here, "node"),
     ]
     for look in looks:
         with pytest.raises(RendezvousError, match=r"The job's store holds b.* as '(base_id|node/0)', which no rank"):
@@ -115,24 +116,24 @@ def test_sessions_do_not_see_each_others_keys(at: At) -> None:
 def test_a_key_that_does_not_come_is_named_with_who_should_have_told_it(at: At) -> None:
     with pytest.raises(RendezvousError) as late:
         at(1, timeout=SHORT).wait_get("base_id", "rank 0")
-    assert str(late.value).startswith("Rank 1 waited 0.05 s for rank 0 to tell it 'base_id'.")
+    assert str(late.value).startswith("Rank 1 waited 0.05 s for rank 0 to publish 'base_id'.")
     assert "or raise join_timeout" in str(late.value)
 
 
 def test_gather_tells_every_rank_what_each_said_in_the_order_of_ranks(at: At, on_ranks: OnRanks) -> None:
     def act(number: int) -> list[str]:
-        at(number, 5).publish_own("node", f"host-{number}")
-        return at(number, 5).wait_get_all("node")
+        publish_own(at(number, 5), "node", f"host-{number}")
+        return wait_get_all(at(number, 5), "node")
 
     gathered = on_ranks(5, act)
     assert gathered == [[f"host-{number}" for number in range(5)]] * 5
 
 
 def test_ranks_that_do_not_come_to_gather_are_named(at: At) -> None:
-    at(1, 4).publish_own("node", "there")
-    at(3, 4).publish_own("node", "there")
+    publish_own(at(1, 4), "node", "there")
+    publish_own(at(3, 4), "node", "there")
     with pytest.raises(RendezvousError, match=re.escape("Rank 3 waited 0.05 s for the 'node' of rank 0, 2 of 4")):
-        at(3, 4, timeout=SHORT).wait_get_all("node")
+        wait_get_all(at(3, 4, timeout=SHORT), "node")
 
 
 # --- the store --------------------------------------------------------------------------------------------------------
@@ -197,7 +198,7 @@ def test_the_store_of_an_initialised_process_group_comes_first() -> None:
 USES: list[Callable[[JobStore], Any]] = [
     lambda meeting: meeting.try_get("key"),
     lambda meeting: meeting.wait_get("key", "rank 0"),
-    lambda meeting: meeting.wait_get_all("key"),
+    lambda meeting: wait_get_all(meeting, "key"),
 ]
 
 
@@ -250,7 +251,7 @@ def test_ranks_that_agree_or_have_no_wish_are_not_warned(at: At, wanted: str | N
 
 
 def test_an_id_that_rank_0_never_tells_is_missed_by_name(at: At) -> None:
-    with pytest.raises(RendezvousError, match=r"Rank 1 waited 0\.05 s for rank 0 to tell it 'base_id'"):
+    with pytest.raises(RendezvousError, match=r"Rank 1 waited 0\.05 s for rank 0 to publish 'base_id'"):
         agree_on_base_id(at(1, timeout=SHORT), rank(1), None, None, "name")
 
 

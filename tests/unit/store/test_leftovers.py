@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from dist_wandb.store import leftovers
 from dist_wandb.store.job_store import JobStore
+from dist_wandb.store.rank_values import publish_own
 from dist_wandb.topology.model import Topology
 
 Sessions = Callable[[int, int], JobStore]
@@ -43,7 +44,7 @@ class Rank:
         for number in numbers:
             job_store = self._session(self._rank, number)
             leftovers.clear_away(job_store, 2)
-            job_store.publish_own("node", "host")
+            publish_own(job_store, "node", "host")
             job_store.below("unit/").publish(f"here/{self._rank}", self._rank)
             job_store.below("config_sync").claim("given", 1)
             leftovers.leave(job_store, lambda: True)
@@ -103,9 +104,9 @@ def test_what_was_set_in_another_store_is_let_be(session: Sessions) -> None:
 def test_which_sessions_are_over_is_one_key(host: dist.TCPStore, session: Sessions) -> None:
     assert not leftovers.is_over(session(1, 1))
     for number in (1, 2, 4, 3, 7):
-        leftovers.tell_over(session(0, number))
+        leftovers.publish_over(session(0, number))
     assert [number for number in range(1, 10) if leftovers.is_over(session(1, number))] == [1, 2, 3, 4, 7]
-    assert session(1, 1).around().try_get("over") == [[1, 4], [7, 7]]
+    assert leftovers.keys_of_integration(session(1, 1)).try_get("over") == [[1, 4], [7, 7]]
     assert host.num_keys() == 1
 
 

@@ -57,7 +57,7 @@ class Meeting:
             RendezvousError: The store is gone.
         """
         if self._address is None:
-            self._address = self._keys.own_address()
+            self._address = self._keys.connection.own_address()
         self._keys.publish(f"met/{generation.number}/{self._index}", self._address)
         keys = _keys_of(generation)
 

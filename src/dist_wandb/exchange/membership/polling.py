@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from dist_wandb.store.polling import poll
+
 _T = TypeVar("_T")
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.05  # seconds between two looks at the store
+_LONGEST_PAUSE = 0.05  # seconds between two looks at the store
 
 
 class Stopped(Exception):  # noqa: N818  # no error: somebody asked for it
@@ -15,7 +16,7 @@ class Stopped(Exception):  # noqa: N818  # no error: somebody asked for it
 
 
 def look_until(look: Callable[[], _T | None], within: float, is_stopped: Callable[[], bool]) -> _T | None:
-    """Look again and again until there is something to see; `None` when the time is over.
+    """Poll until there is something; `None` when the time is over.
 
     Args:
         look: What is looked for; `None` as long as it is not there.
@@ -25,15 +26,11 @@ def look_until(look: Callable[[], _T | None], within: float, is_stopped: Callabl
     Raises:
         Stopped: Waiting was to end.
     """
-    deadline = time.monotonic() + within
-    pause = _FIRST_PAUSE
-    while True:
-        seen = look()
-        if seen is not None:
-            return seen
-        if is_stopped():
+
+    def look_unless_stopped() -> _T | None:
+        found = look()
+        if found is None and is_stopped():
             raise Stopped
-        if time.monotonic() >= deadline:
-            return None
-        time.sleep(pause)
-        pause = min(2 * pause, _LONGEST_PAUSE)
+        return found
+
+    return poll(look_unless_stopped, within, _LONGEST_PAUSE)
