@@ -73,10 +73,6 @@ class Earlier:
 class RestartStore:
     """Finds what an earlier start of this job left, and leaves a note for a later one.
 
-    The note lies in up to three files, since no single place serves all restarts: one for ``resume="auto"``, which any
-    start in this directory replaces, and one for each name by which a launcher finds the job again, which jobs that
-    run side by side do not share. Where torchrun's agent keeps a store over restarts, it lies there as well.
-
     Args:
         session_name: Name of the session, equal at every start of the job.
         options: The session's options.

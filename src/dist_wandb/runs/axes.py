@@ -3,10 +3,6 @@
 It is a step metric (`global_step`, for Lightning `trainer/global_step`), never wandb's `step=`: so late rows are not
 dropped. For Lightning ``*`` is defined as by the stock logger, with `step_sync`; otherwise without, so that rows which
 do not come through a session get no ``global_step=0``. Of a run that was open before, nothing is defined.
-
-W&B matches a name with any pattern that fits (wandb-core goes through a Go map) and keeps the result. So beside our
-``*`` a pattern of the user's could lose: `define_metric` is intercepted, and `Axes` defines each name that matches one
-by itself. ``*`` of the user's takes the place of ours.
 """
 
 from __future__ import annotations
@@ -28,9 +24,10 @@ _PARAMETERS = ("step_metric", "step_sync", "hidden", "summary", "goal", "overwri
 class Axes:
     """Passes rows on to a record, in a session that has defined an x axis for all names (the pattern ``*``).
 
-    Of several patterns that match a name W&B applies any, and keeps to it. So each name that matches a pattern of the
-    user's is defined individually, by the longest such pattern, before it is logged for the first time; or before it is
-    logged again, if it was logged before the user defined the pattern.
+    Of several patterns that match a name W&B applies any (wandb-core goes through a Go map), and keeps to it: beside
+    our ``*`` a pattern of the user's could lose. So each name that matches one is defined individually, by the longest
+    such pattern, before it is logged for the first time; or before it is logged again, if it was logged before the user
+    defined the pattern. ``*`` of the user's replaces ours.
 
     Args:
         record: Gets the rows.

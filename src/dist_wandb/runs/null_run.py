@@ -1,8 +1,6 @@
 """What stands in for a W&B run on a rank that opens none: `NullRun`, its summary, and the parts of it.
 
-It is falsy. Any call, attribute or item of it, at any depth, is accepted and does nothing. What its primary publishes
-of the run (`run_metadata.METADATA`: id, name, address, ...) reads as on the primary, and so does its `config`. Both
-come with one message, so they are equally recent.
+The primary publishes the run's metadata and config in one message, so both are equally recent here.
 """
 
 from __future__ import annotations

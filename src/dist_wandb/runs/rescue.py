@@ -1,8 +1,7 @@
 """Rows with a value that W&B cannot write: the other values are written, and this one as text.
 
-Each value that may be the one is logged as a part of the row that is not committed. In place of those over which wandb
-raises stands their repr (of media nothing), with one warning for each name. A directory for media that was removed is
-made again first. Names that cannot be stored are refused by `log` already.
+A value over which wandb raises is replaced by its repr (media by nothing), with one warning for each name. A directory
+for media that was removed is made again first. Names that cannot be stored are refused by `log` already.
 """
 
 from __future__ import annotations

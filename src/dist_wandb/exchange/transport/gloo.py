@@ -1,8 +1,7 @@
 """Fused exchanges over a gloo process group of our own, which can be broken off at any time.
 
-The two lists of a round are two all-reduces at once. Between two ranks they are one all-gather, which moves the same
-bytes, and each rank adds them up for itself. Waiting is sliced, so that the thread can always be stopped. A group with
-a collective under way is leaked on purpose: its destructor would wait for it. No bytes of a peer are unpickled.
+Waiting is sliced, so that the thread can always be stopped. A group with a collective under way is leaked on purpose:
+its destructor would wait for it. No bytes of a peer are unpickled.
 """
 
 from __future__ import annotations
