@@ -45,7 +45,7 @@ _SUPPORT = Path(__file__).parents[1]
 _STAND_IN = Path(__file__).parent / "stand_in.py"
 _LONGEST_SHEBANG = 127
 _ROOM = {"arguments": 4_000, "environment": 32_000}  # bytes that the server keeps for those of its children
-_OF_EACH_CHILD = ("PYTHONPATH", "PYTHONSAFEPATH", "PYTHONFAULTHANDLER")
+_OF_EACH_CHILD = ("PYTHONPATH", "PYTHONSAFEPATH", "PYTHONFAULTHANDLER", "PYTHONDONTWRITEBYTECODE")
 _SECONDS_TO_END = 10.0
 _started: list[subprocess.Popen[bytes]] = []
 

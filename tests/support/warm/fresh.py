@@ -204,6 +204,7 @@ def _set_interpreter(request: Request, base_path: list[str]) -> None:
     sys.orig_argv[:] = [request.stand_in, *request.words]
     sys.path[:] = [*request.search_path, *base_path]
     sys.executable = request.stand_in
+    sys.dont_write_bytecode |= bool(request.environment.get("PYTHONDONTWRITEBYTECODE"))
     importlib.invalidate_caches()
     tempfile.tempdir = None
     own, own_getppid = os.getpid(), os.getppid

@@ -24,7 +24,7 @@ _APPLIED = frozenset(
     {
         *("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK"),  # set anew in Lightning and torchmetrics
         *("TMPDIR", "TEMP", "TMP"),  # `tempfile` looks again; wandb's directory for media is made anew
-        *("TZ", "PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONFAULTHANDLER"),
+        *("TZ", "PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONFAULTHANDLER", "PYTHONDONTWRITEBYTECODE"),
         *("PYTHONSAFEPATH",) * (sys.version_info >= (3, 11)),
         "HOME",  # caches of Accelerate's and fsspec's settings; `accelerate launch` reads one, and starts cold
         *("PATH", "PWD", "OLDPWD", "SHLVL", "_", "COLUMNS", "LINES"),  # read again when they are needed
