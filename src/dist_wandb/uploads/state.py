@@ -5,6 +5,10 @@ there but W&B's mark. The state of a file is found by its run record, which W&B 
 is found again after the directory was moved or copied. An upload notes how much of the file there was, and its digest:
 another file with the same run record is not taken for it, while a file that has grown since is.
 
+What a directory claims (W&B's mark) is a reason to refuse, which ``--trust`` settles and remembers. The exception is
+W&B's own log of an online run, ``logs/debug-internal.log``: nothing else shows what arrived. It is believed, and the
+plan names it as the source.
+
 One folder per file: ``lock``, ``syncstate`` (W&B's own note of the step that the run began at), and ``attempt-N`` with
 what was known before the upload, W&B's log and its output.
 """
