@@ -15,6 +15,8 @@ takes part again); half a second once the rank finishes; `STORE_PATIENCE` for th
 
 from __future__ import annotations
 
+import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -24,6 +26,7 @@ from typing import Any, Generic, TypeVar
 from dist_wandb.errors import RendezvousError
 
 _T = TypeVar("_T")
+_log = logging.getLogger("dist_wandb")
 _SLICE = 0.1  # seconds between two looks whether waiting is to end
 STORE_PATIENCE = 2.0  # seconds that the job's store gets to answer
 _LAST = 0.5  # seconds that a call gets when waiting is to end: what is said at the end is said then
@@ -62,8 +65,11 @@ class TimedCaller:
         """
         if self._stuck is not None and self._stuck.is_alive():
             raise UnansweredError("it has stopped answering")
-        began = time.monotonic()
-        call = _Call(function, returns_by=began + self._limit if self._returns else 0.0)
+        began, waiting = time.monotonic(), threading.current_thread()
+        ends_by = began + self._limit
+        if isinstance(waiting, _Call) and waiting.given_up_by <= ends_by:
+            return function()  # that call is given up before this one would be: it needs no thread of its own
+        call = _Call(function, given_up_by=ends_by, returns_by=ends_by if self._returns else 0.0)
         try:
             call.start()
         except RuntimeError:  # Python is going down, and some versions start no threads then
@@ -147,20 +153,13 @@ def briefly(use_store: Callable[[], _T], otherwise: _T, within: float = STORE_PA
         otherwise: What counts if it does not answer, or is gone.
         within: How long it is waited for, in seconds.
     """
-    answers: list[_T] = []
-
-    def ask() -> None:
-        with suppress(RendezvousError):
-            answers.append(use_store())
-
-    asking = threading.Thread(target=ask, name="dist_wandb-store", daemon=True)
     try:
-        asking.start()
-    except RuntimeError:  # Python is going down, and some versions start no threads then
-        ask()
-    else:
-        ends_within(asking, within)
-    return answers[0] if answers else otherwise
+        return TimedCaller(within).call(use_store)
+    except (RendezvousError, UnansweredError):
+        return otherwise
+    except Exception:  # noqa: BLE001  # neither the training nor its end fails over it
+        _log.exception("dist_wandb: the job's store could not be used")
+        return otherwise
 
 
 _under_way: set[_Call] = set()
@@ -185,11 +184,13 @@ class _Call(threading.Thread):
 
     Args:
         function: What is called.
+        given_up_by: Until when it is waited for, by the monotonic clock.
         returns_by: Until when it returns by itself, by the monotonic clock; 0 if that is not known.
     """
 
-    def __init__(self, function: Callable[[], Any], returns_by: float = 0.0) -> None:
+    def __init__(self, function: Callable[[], Any], *, given_up_by: float = math.inf, returns_by: float = 0.0) -> None:
         super().__init__(name="dist_wandb-call", daemon=True)
+        self.given_up_by = given_up_by
         self.returns_by = returns_by
         self._function = function
         self.result: Any = None

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from processes import wait_until
 
-from dist_wandb.store.timed_caller import Inquiry, TimedCaller, UnansweredError, settle
+from dist_wandb.store.timed_caller import Inquiry, TimedCaller, UnansweredError, briefly, settle
 
 SOON = 20.0  # seconds, on a busy machine
 
@@ -113,3 +113,16 @@ def test_an_inquiry_is_asked_again_until_it_is_answered_and_nobody_waits(over: t
     inquiry.forget()
     wait_until(lambda: inquiry.look() == "yes", within=SOON)
     assert len(asked) == 4
+
+
+@pytest.mark.parametrize(("limit", "is_same"), [(SOON, True), (SOON / 4, False)])
+def test_a_call_made_by_one_that_is_given_up_earlier_needs_no_thread_of_its_own(limit: float, is_same: bool) -> None:
+    inner = TimedCaller(limit)
+    threads = briefly(lambda: (threading.get_ident(), inner.call(threading.get_ident)), None, SOON / 2)
+    assert threads is not None
+    assert (threads[0] == threads[1]) is is_same
+
+
+def test_an_error_on_the_way_to_the_store_is_logged_and_fails_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    assert briefly(lambda: 1 // 0, 7) == 7
+    assert "the job's store could not be used" in caplog.text
