@@ -21,7 +21,6 @@ from dist_wandb.config.messages import DIFFERS, GIVEN, SALT, VERDICT, Digests, G
 from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.settings.config_values import comparable, differences, given_values, listed, without_ranks
 from dist_wandb.settings.config_withheld import without_secrets
-from dist_wandb.settings.plan import tells_job
 from dist_wandb.store.rank_values import publish_own, wait_get_all
 from dist_wandb.user_lines import users_line, warn
 
@@ -51,7 +50,7 @@ class Comparison:
         self._connection = connection
         self._salt = secrets.token_hex(16)  # of digests that this rank publishes
         self._made: dict[str, dict[str, list[str]]] = {}  # by the salt that was used last
-        is_coordinator, is_off = tells_job(connection.topology), options.config_sync == "off"
+        is_coordinator, is_off = connection.topology.is_coordinator, options.config_sync == "off"
         self._has_compared = is_off or is_coordinator
         self._has_published = is_off or not is_coordinator
 
@@ -71,11 +70,11 @@ class Comparison:
         self._salt = job_store.claim(SALT, self._salt)  # the same on all ranks, to be compared with each other
         publish_own(job_store, GIVEN, self._message())
         self._has_published = True
-        if tells_job(topology):
+        if topology.is_coordinator:
             verdict = self._judge(job_store)
         else:
             try:
-                verdict = job_store.wait_get(VERDICT, f"rank {topology.main_rank}")
+                verdict = job_store.wait_get(VERDICT, f"rank {topology.coordinator}")
             except RendezvousError:  # later ranks find this one, so that all go on, or none
                 verdict = job_store.claim(VERDICT, Verdict(differences=[]))
         if verdict["differences"]:
@@ -86,7 +85,7 @@ class Comparison:
 
     def _judge(self, job_store: JobStore) -> Verdict:
         """Compare what all ranks were given, except for ranks that do not publish it in time."""
-        ranks, main = range(self._connection.topology.world_size), self._connection.topology.main_rank
+        ranks, main = range(self._connection.topology.world_size), self._connection.topology.coordinator
         try:
             given: dict[int, Given] = dict(enumerate(wait_get_all(job_store, GIVEN)))
         except RendezvousError:
@@ -111,7 +110,7 @@ class Comparison:
 
     def compare(self) -> None:
         """On the other ranks, compare what they were given with the coordinator's, once it is published."""
-        main, rank = self._connection.topology.main_rank, self._connection.rank
+        main, rank = self._connection.topology.coordinator, self._connection.rank
         first: Given | None = None if self._has_compared else self._connection.try_get(f"{GIVEN}/{main}")
         if first is None:
             return

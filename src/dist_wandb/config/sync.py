@@ -41,7 +41,7 @@ from dist_wandb.config.targets import LocalConfig, RunConfig
 from dist_wandb.config.view import ConfigView
 from dist_wandb.runs.config_guard import ConfigGuard
 from dist_wandb.runs.null_run import NullRun
-from dist_wandb.settings.plan import tells_job, unit_run_id
+from dist_wandb.settings.plan import unit_run_id
 from dist_wandb.store.timed_caller import briefly
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class ConfigSync:
             plan: What this rank does with W&B.
             unit: Name of its unit.
         """
-        is_coordinator = tells_job(self._connection.topology)
+        is_coordinator = self._connection.topology.is_coordinator
         if self._target is None:
             key = None if is_coordinator else run_key("" if plan.announces else unit)
             self._follower.begin(key, completes=plan.announces or plan.run_mode == "new")

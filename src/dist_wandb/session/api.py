@@ -26,7 +26,6 @@ from dist_wandb.settings.options import (
     SystemMetrics,
     around,
 )
-from dist_wandb.settings.plan import tells_job
 from dist_wandb.topology.model import Topology
 
 if TYPE_CHECKING:
@@ -185,6 +184,6 @@ class _NoSession(NullRun):
 
 def _is_coordinator() -> bool:
     try:
-        return tells_job(Topology.detect())
+        return Topology.detect().is_coordinator
     except DistWandbError:  # its error is for who opens a session
         return True

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.runs import job_arguments
-from dist_wandb.settings.plan import RunPlan, needs_base_id, plan_run, tells_job
+from dist_wandb.settings.plan import RunPlan, needs_base_id, plan_run
 from dist_wandb.store import leftovers
 from dist_wandb.store.job_store import JobStore
 
@@ -73,12 +73,12 @@ def complete(
     """
     if store is None:
         return init_arguments
-    if tells_job(topology):
+    if topology.is_coordinator:
         publish(options, store, init_arguments)
         return init_arguments
     if not needs_base_id(topology, options.run_mode, options.rank_scope, all_nodes=options.all_nodes):
         return init_arguments
-    described = store.wait_get(_JOB, f"rank {topology.main_rank}")
+    described = store.wait_get(_JOB, f"rank {topology.coordinator}")
     _check_equal(options, topology, described["options"])
     own = {name: value for name, value in init_arguments.items() if value is not None}
     given: dict[str, Any] = job_arguments.with_own_secrets(described["arguments"], init_arguments)
@@ -99,7 +99,7 @@ def _check_equal(options: Options, topology: Topology, coordinators: Mapping[str
     mine = _must_be_equal(options)
     if mine != coordinators:
         raise ConfigurationError(
-            f"Rank {topology.global_rank} opens its run with {mine}, but rank {topology.main_rank} with "
+            f"Rank {topology.global_rank} opens its run with {mine}, but rank {topology.coordinator} with "
             f"{dict(coordinators)}. "
             "Give all ranks the same mode and scope, and open the same runs in the same order on all of them."
         )

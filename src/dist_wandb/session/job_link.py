@@ -6,15 +6,15 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from dist_wandb.errors import RendezvousError
+from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.exchange.collective import CollectiveExchange
 from dist_wandb.exchange.membership.presence import is_accompanied, keys_of, say_opened
 from dist_wandb.runs.opening import run_key, writer_keys
 from dist_wandb.session import job_description
 from dist_wandb.session.unit_end import UnitEnd
-from dist_wandb.settings.plan import tells_job, unit_of, unit_run_id
+from dist_wandb.settings.plan import unit_of, unit_run_id
 from dist_wandb.store import leftovers
-from dist_wandb.store.job_identity import BASE_ID
+from dist_wandb.store.job_identity import publish_base_id, wait_base_id
 from dist_wandb.store.job_store import JobStore
 from dist_wandb.store.timed_caller import STORE_PATIENCE, briefly
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class JobLink:
-    """What a session tells the other ranks of its job, and asks them. Where there is no store, nothing.
+    """What a session publishes for the other ranks of its job, and looks up of them. Without a store, nothing.
 
     Args:
         options: The checked arguments of the integration.
@@ -65,15 +65,15 @@ class JobLink:
         return self.store or JobStore.find(self._name, self.topology, self.options.limits.join_timeout)
 
     def report_opened(self) -> None:
-        """Tell the other ranks of the unit that this one takes part."""
+        """Publish for the other ranks of the unit that this one takes part."""
         if self.store is not None:
             say_opened(self.store.below(keys_of(self.unit)), self.unit)
 
     def meet(self, init_arguments: Mapping[str, Any], integration: str, number: int) -> None:
-        """Meet the other ranks, if this session was opened before there was a store, and tell them of the job."""
+        """Meet the other ranks, if this session was opened before there was a store, and describe the job to them."""
         _, self.store = job_description.meet(self.options, self.topology, integration, number)
-        if self.store is not None and tells_job(self.topology):
-            self.store.publish(BASE_ID, self.plan.base_id)
+        if self.store is not None and self.topology.is_coordinator:
+            publish_base_id(self.store, self.plan.base_id)
             job_description.publish(self.options, self.store, init_arguments)
         self.report_opened()
 
@@ -82,8 +82,8 @@ class JobLink:
         if self.plan.base_id is None and self.store is not None:
             within = 0.0 if self.is_over() else None  # who comes too late may find nothing any more
             try:
-                base_id = self.store.wait_get(BASE_ID, f"rank {self.topology.main_rank}", within)
-            except RendezvousError:
+                base_id = wait_base_id(self.store, self.topology, within)
+            except (RendezvousError, ConfigurationError):
                 return None
             self.plan = job_description.planned(self.topology, self.options, base_id, self.plan.group)
         return unit_run_id(self.plan)
@@ -105,7 +105,7 @@ class JobLink:
         return store is None or briefly(lambda: store.has(keys), True)  # the job may be over
 
     def other_writers(self, deadline: float) -> set[int]:
-        """Indices in the unit of the other ranks that write into its run, as far as the store tells it in time.
+        """Indices in the unit of the other ranks that write into its run, as far as the store answers in time.
 
         Args:
             deadline: Until when, by the monotonic clock: without an answer the run would end before its writers.
@@ -123,15 +123,15 @@ class JobLink:
         return UnitEnd(None if self.plan.run_mode == "new" else self.store, self.unit)
 
     def report_over(self) -> None:
-        """Tell ranks that come late that the session has ended, as the coordinator."""
+        """Publish, as the coordinator, that the session has ended, for ranks that come late."""
         store = self.store
-        if store is not None and tells_job(self.topology):
+        if store is not None and self.topology.is_coordinator:
             briefly(lambda: leftovers.publish_over(store), None)
 
     def is_over(self) -> bool:
         """Whether the coordinator has ended this session, which this rank opens too late."""
         store = self.store
-        if store is None or tells_job(self.topology) or self.options.rank_scope != "global":
+        if store is None or self.topology.is_coordinator or self.options.rank_scope != "global":
             return False
         return briefly(lambda: leftovers.is_over(store), False)
 

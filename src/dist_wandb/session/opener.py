@@ -32,7 +32,7 @@ from dist_wandb.session.exit_codes import FAILED
 from dist_wandb.session.job_link import JobLink
 from dist_wandb.session.own_run import OwnRun
 from dist_wandb.session.session import Session
-from dist_wandb.settings.plan import RunPlan, needs_base_id, needs_layout, tells_job
+from dist_wandb.settings.plan import RunPlan, needs_base_id, needs_layout
 from dist_wandb.store.job_identity import agree_on_base_id, id_of_job, learn_layout, make_id, refuse
 from dist_wandb.topology.detected import detected_launchers, doubts_of
 from dist_wandb.topology.model import Topology
@@ -175,7 +175,7 @@ class Opener:
             number: Which of its sessions it is; counted if `None`.
             enabled: Whether the integration leaves and follows restart records.
         """
-        if enabled and tells_job(self._topology):
+        if enabled and self._topology.is_coordinator:
             name = resuming.session_name(integration, number)
             self._restart_store = RestartStore(name, self._options, self._topology, self._arguments)
             if resuming.can_look_back(self._options, self._topology, has_store=self._has_store):

@@ -93,11 +93,6 @@ def needs_base_id(topology: Topology, run_mode: RunMode, rank_scope: RankScope, 
     return True
 
 
-def tells_job(topology: Topology) -> bool:
-    """Whether this rank is the one whose base id and arguments hold for all ranks of the job."""
-    return topology.global_rank == topology.main_rank
-
-
 def plan_run(
     topology: Topology,
     run_mode: str,

@@ -15,22 +15,25 @@ import hashlib
 import secrets
 import string
 import warnings
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn, TypedDict
 
 from dist_wandb.errors import ConfigurationError, RendezvousError
-from dist_wandb.settings.plan import tells_job
 from dist_wandb.store.job_store import JobStore
 from dist_wandb.store.rank_values import publish_own, try_get_all, wait_get_all
 from dist_wandb.topology.launch import job_name, node_identity
 from dist_wandb.topology.model import Topology
 
-if TYPE_CHECKING:
-    pass
-
 _ID_ALPHABET = string.ascii_lowercase + string.digits
 _ID_LENGTH = 8  # as W&B's own ids
 _GLANCE = 1.0  # seconds that a layout which no plan depends on is waited for
-BASE_ID = "base_id"  # the key of it
+_BASE_ID = "base_id"  # the key of it
+
+
+class BaseIdMessage(TypedDict):
+    """What the coordinator publishes: the base id, or why it opens no run."""
+
+    base_id: str | None
+    refused: str | None
 
 
 def make_id() -> str:
@@ -39,9 +42,9 @@ def make_id() -> str:
 
 
 def learn_layout(job_store: JobStore, topology: Topology, *, needed: bool) -> Topology:
-    """Complete the layout of `topology` from what every rank says about its node.
+    """Complete the layout of `topology` from the name that every rank publishes of its node.
 
-    Every rank calls this, also those that know their place: others may depend on what they say. These do not wait.
+    Every rank calls this, also those that know their position, without waiting: others may depend on theirs.
 
     Args:
         job_store: The job's store.
@@ -61,43 +64,58 @@ def learn_layout(job_store: JobStore, topology: Topology, *, needed: bool) -> To
 def agree_on_base_id(
     job_store: JobStore | None, topology: Topology, wanted: str | None, proposed: str | None, session_name: str
 ) -> str:
-    """The base id of the rank that leads the job, rank 0 as a rule, on all ranks.
+    """The coordinator's base id, on all ranks.
 
     Args:
         job_store: The job's store, if there is one yet.
         topology: Who this rank is.
-        wanted: The id that the user asked for on this rank. The leading rank's counts: scripts often make one up per
+        wanted: The id that the user asked for on this rank. The coordinator's counts: scripts often make one up per
             process.
-        proposed: The id to use where the user asked for none, if this is the leading rank; made up if `None`.
+        proposed: On the coordinator, the id to use where the user asked for none; made up if `None`.
         session_name: Name of the session, equal on all ranks, for launchers that name the job but keep no store.
 
     Raises:
-        RendezvousError: There is no way to agree, or the leading rank did not come within the time limit.
-        ConfigurationError: The leading rank opens no runs as they are wanted; see `refuse`.
+        RendezvousError: There is no way to agree, or the coordinator did not come within the time limit.
+        ConfigurationError: The coordinator opens no run; see `refuse`.
     """
     if job_store is None:
         return wanted or id_of_job(session_name, topology) or _no_way_to_agree(topology)
-    if tells_job(topology):
+    if topology.is_coordinator:
         base_id = wanted or proposed or make_id()
-        job_store.publish(BASE_ID, base_id)
+        publish_base_id(job_store, base_id)
         return base_id
-    told = job_store.wait_get(BASE_ID, f"rank {topology.main_rank}")
-    if isinstance(told, dict) and "refused" in told:
-        raise ConfigurationError(f"Rank {topology.main_rank} opens no run: {told['refused']}")
-    if not isinstance(told, str):
-        raise RendezvousError(f"The job's store holds {repr(told)[:100]} as base id, which no rank has written.")
-    agreed = told
+    agreed = wait_base_id(job_store, topology)
     if wanted not in (None, agreed):
-        main = f"rank {topology.main_rank}"
+        main = f"rank {topology.coordinator}"
         message = f"Rank {topology.global_rank} was given the run id {wanted!r}, {main} {agreed!r}: {main}'s is used."
         warnings.warn(f"{message} Make the id once, or leave it to dist_wandb.", stacklevel=2)
     return agreed
 
 
+def publish_base_id(job_store: JobStore, base_id: str | None) -> None:
+    """Publish the base id, as the coordinator."""
+    job_store.publish(_BASE_ID, BaseIdMessage(base_id=base_id, refused=None))
+
+
 def refuse(job_store: JobStore | None, topology: Topology, reason: str) -> None:
-    """As the leading rank, tell those that wait for the base id that there will be none."""
-    if job_store is not None and tells_job(topology):
-        job_store.publish(BASE_ID, {"refused": reason})
+    """As the coordinator, publish for ranks that wait for the base id that there will be none."""
+    if job_store is not None and topology.is_coordinator:
+        job_store.publish(_BASE_ID, BaseIdMessage(base_id=None, refused=reason))
+
+
+def wait_base_id(job_store: JobStore, topology: Topology, within: float | None = None) -> str:
+    """Wait for the coordinator's base id, up to the time limit of the store, or `within` seconds.
+
+    Raises:
+        RendezvousError: It did not come within the time limit.
+        ConfigurationError: The coordinator opens no run.
+    """
+    message = job_store.wait_get(_BASE_ID, f"rank {topology.coordinator}", within)
+    if isinstance(message, dict) and message.get("refused"):
+        raise ConfigurationError(f"Rank {topology.coordinator} opens no run: {message['refused']}")
+    if not isinstance(message, dict) or not isinstance(base_id := message.get("base_id"), str):
+        raise RendezvousError(f"The job's store holds {repr(message)[:100]} as base id, which no rank has written.")
+    return base_id
 
 
 def id_of_job(session_name: str, topology: Topology) -> str | None:

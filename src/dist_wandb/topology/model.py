@@ -151,9 +151,14 @@ class Topology:
         return cls(**values, sources=dict(readings.sources))  # type: ignore[arg-type]  # not those that must be there
 
     @property
-    def main_rank(self) -> int:
-        """Global rank of the process that leads the job: what it was given holds for all ranks."""
+    def coordinator(self) -> int:
+        """Global rank of the coordinator, whose base id and arguments hold for all ranks of the job."""
         return 0 if self.leader == "first" else self.world_size - 1
+
+    @property
+    def is_coordinator(self) -> bool:
+        """Whether this rank is the coordinator."""
+        return self.global_rank == self.coordinator
 
     @property
     def knows_layout(self) -> bool:
@@ -175,7 +180,7 @@ class Topology:
         """
         if len(nodes) != self.world_size:
             raise TopologyError(
-                f"{len(nodes)} ranks told their node, but the world size is {self.world_size} "
+                f"{len(nodes)} ranks published their node, but the world size is {self.world_size} "
                 f"({self.origin('world_size')}). Start every rank with the same world size."
             )
         mine = nodes[self.global_rank]

@@ -407,4 +407,4 @@ def test_the_rank_that_leads_is_the_one_that_accelerate_calls_main(
 ) -> None:
     look_like(monkeypatch, rank, kind)
     topology = current_topology()
-    assert (topology.main_rank == topology.global_rank) is PartialState().is_main_process
+    assert (topology.coordinator == topology.global_rank) is PartialState().is_main_process

@@ -13,7 +13,7 @@ import pytest
 
 from dist_wandb.errors import ConfigurationError, TopologyError
 from dist_wandb.session.session import Session
-from dist_wandb.settings.plan import RANK_SCOPES, RUN_MODES, RankScope, plan_run, tells_job, unit_of
+from dist_wandb.settings.plan import RANK_SCOPES, RUN_MODES, RankScope, plan_run, unit_of
 from dist_wandb.topology.model import Topology
 
 if TYPE_CHECKING:
@@ -60,9 +60,9 @@ def test_the_leading_rank_has_index_0_of_its_unit_and_all_have_different_ones(sc
 
 
 def test_one_rank_tells_the_job() -> None:
-    assert [tells_job(topology) for topology in THREE] == [False, False, True]
-    assert {topology.main_rank for topology in THREE} == {2}
-    assert THREE[0].with_layout(["a", "b", "b"]).main_rank == 2
+    assert [topology.is_coordinator for topology in THREE] == [False, False, True]
+    assert {topology.coordinator for topology in THREE} == {2}
+    assert THREE[0].with_layout(["a", "b", "b"]).coordinator == 2
 
 
 def test_hardware_of_a_node_is_recorded_by_its_last_rank() -> None:

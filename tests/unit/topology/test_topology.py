@@ -535,7 +535,7 @@ def test_a_learnt_layout_gives_every_rank_a_place_of_its_own(nodes: list[int]) -
 
 
 def test_a_layout_of_another_number_of_ranks_is_refused() -> None:
-    with pytest.raises(TopologyError, match=r"2 ranks told their node, but the world size is 3 \(given\)"):
+    with pytest.raises(TopologyError, match=r"2 ranks published their node, but the world size is 3 \(given\)"):
         Topology(0, None, None, 3, None, None).with_layout(["a", "b"])
 
 
