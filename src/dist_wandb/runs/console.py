@@ -5,12 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dist_wandb.runs.requested import user_setting
-
-if TYPE_CHECKING:
-    pass
 
 
 @contextmanager

@@ -98,31 +98,13 @@ class NullRun(StandIn):
             run.id, run.project  # the same on both ranks
     """
 
+    id: str | None
+    name: str | None
+    url: str | None
+
     def __init__(self, id: str | None = None, name: str | None = None, url: str | None = None) -> None:  # noqa: A002
         self.__dict__["_known"] = {"id": id, "name": name, "url": url}
         self.__dict__["_read"] = None
-
-    @property
-    def id(self) -> str | None:
-        """Id of the run that this rank's numbers go to; `None` if it is not known."""
-        found: str | None = self.metadata().get("id")
-        return found
-
-    @property
-    def name(self) -> str | None:
-        """Display name of that run; `None` if it is not known."""
-        found: str | None = self.metadata().get("name")
-        return found
-
-    @name.setter
-    def name(self, name: str) -> None:
-        """Accept and forget."""
-
-    @property
-    def url(self) -> str | None:
-        """Address of that run; `None` offline, or if it is not known."""
-        found: str | None = self.metadata().get("url")
-        return found
 
     @property
     def summary(self) -> NullSummary:

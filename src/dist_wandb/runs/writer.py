@@ -1,12 +1,17 @@
-"""Rows of one rank, written into its run."""
+"""Rows of one rank, written into its run; also rows with a value that W&B cannot write.
+
+A value over which wandb raises is replaced by its repr (media are left out), with one warning for each name. A
+directory for media that was removed is made again first. Names that cannot be stored are refused by `log` already.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb.notices import Notices
-from dist_wandb.runs.rescue import Rescue
 from dist_wandb.runs.wandb_media import has_merged, is_media, made_of_merged
 
 if TYPE_CHECKING:
@@ -16,12 +21,19 @@ if TYPE_CHECKING:
     from dist_wandb.settings.plan import RunPlan
 
 
+_log = logging.getLogger("dist_wandb")
+
+_WRITABLE = frozenset({float, int, bool, str, type(None)})
+_LONGEST = 1000  # characters of a repr
+_MOST_WARNED = 10  # names that are warned of, if they change from row to row
+
+
 class RunWriter:
     """Writes the rows of one rank into its run.
 
     Args:
         run: The run, or what stands for it; a `NullRun` on a rank without one.
-        plan: Tells whether the plain names are this rank's to write, and its label in a shared run.
+        plan: Decides whether this rank writes the plain names, and its label in a shared run.
         step_metric: Name of the x axis in every row; `None` for none.
         rank: This rank's index in the job, for messages.
     """
@@ -32,7 +44,7 @@ class RunWriter:
         self.has_own_run = plan.run_mode == "new"
         self._run = run
         self.step_metric = step_metric
-        self._rescue = Rescue(is_media, rank)
+        self._rescue = _Rescue(rank)
         self._notices = Notices()
 
     @property
@@ -45,7 +57,7 @@ class RunWriter:
 
         Args:
             row: Values by the names they are to have.
-            x: Its place on the x axis; `None` leaves the x axis out of the row.
+            x: Its position on the x axis; `None` leaves the x axis out of the row.
         """
         if not self._run:
             return
@@ -62,7 +74,7 @@ class RunWriter:
 
         Args:
             metrics: What this rank logged, by the names that it is to have.
-            step: Its place on the x axis; `None` leaves the x axis out of the row.
+            step: Its position on the x axis; `None` leaves the x axis out of the row.
             commit: As in `wandb.Run.log`; `None` leaves it to wandb.
         """
         if not self._run:
@@ -83,5 +95,77 @@ class RunWriter:
     def _log(self, row: dict[str, Any], **kwargs: Any) -> None:
         try:
             self._run.log(row, **kwargs)
-        except Exception as error:  # noqa: BLE001  # raised again, if no value is the cause
+        except Exception as error:  # noqa: BLE001  # raised again, unless a value is the cause
             self._rescue.write(self._run.log, row, error, **kwargs)
+
+
+class _Rescue:
+    """Writes rows for which `run.log` has raised.
+
+    Args:
+        rank: This rank's index in the job, for messages.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._warned: set[str] = set()
+
+    def write(self, log: Callable[..., None], row: dict[str, Any], error: Exception, **kwargs: Any) -> None:
+        """Write a row value by value.
+
+        wandb raises before it accepts anything of a row. Each value that could be the cause is logged individually, as
+        a part of the row that is not committed yet; the other values come last and commit the row.
+
+        Args:
+            log: The run's method.
+            row: Its argument.
+            error: What it raised.
+            **kwargs: Its other arguments.
+
+        Raises:
+            Exception: No value was the cause.
+        """
+        doubtful = [name for name, value in row.items() if type(value) not in _WRITABLE]
+        if not doubtful:
+            raise error
+        rest = {name: value for name, value in row.items() if name not in doubtful}
+        causes = {name: cause for name in doubtful if (cause := _cause(log, name, row[name])) is not None}
+        for name in causes:
+            rest.update(self._as_text(name, row[name]))
+        log(rest, **kwargs)
+        for name, why in causes.items():
+            self._warn(name, row[name], why, is_text=name in rest)
+
+    def _as_text(self, name: str, value: Any) -> dict[str, str]:
+        if not is_media(value):  # their repr is useless
+            with suppress(Exception):
+                return {name: repr(value)[:_LONGEST].encode(errors="replace").decode()}
+        return {}
+
+    def _warn(self, name: str, value: Any, cause: Exception, *, is_text: bool) -> None:
+        if name in self._warned or len(self._warned) > _MOST_WARNED:
+            return
+        self._warned.add(name)
+        kind = type(value).__name__
+        if len(self._warned) > _MOST_WARNED:
+            text = "dist_wandb: W&B cannot write %r (%s) on rank %d either. Further names are not reported."
+            _log.warning(text, name, kind, self._rank)
+            return
+        _log.warning(
+            "dist_wandb: W&B cannot write %r on rank %d, of type %s: %r. %s; the rest of its row is written as ever. "
+            "Log numbers, text, lists or W&B's media.",
+            name,
+            self._rank,
+            kind,
+            cause,
+            "Its repr is written" if is_text else "It is left out",
+        )
+
+
+def _cause(log: Callable[..., None], name: str, value: Any) -> Exception | None:
+    """What `log` raises for a value as a part of a row; `None` if it accepts it."""
+    try:
+        log({name: value}, commit=False)
+    except Exception as error:  # noqa: BLE001  # of any kind, as values have code of their own
+        return error
+    return None

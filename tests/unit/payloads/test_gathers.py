@@ -28,8 +28,8 @@ from dist_wandb.exchange.attachments.gathers import FusedGathers
 from dist_wandb.exchange.protocol.cells import Key, Place
 from dist_wandb.payloads.framing import framed, unframed
 from dist_wandb.payloads.media import cells, gathers, pictures
+from dist_wandb.payloads.media.cells import Part
 from dist_wandb.payloads.media.gathers import decoded, fair, gathered, gathered_table
-from dist_wandb.payloads.media.parts import Part
 from dist_wandb.payloads.media.tables import differ, merged_table
 from dist_wandb.runs import wandb_media
 from dist_wandb.topology.model import Topology

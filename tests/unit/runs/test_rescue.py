@@ -101,4 +101,4 @@ def test_names_that_change_from_row_to_row_are_not_told_for_ever(run: Picky, cap
         rows.write_plain({f"odd {step}": object()}, step)
     assert len(run.rows) == 50
     assert caplog.text.count("W&B cannot write") == 11
-    assert caplog.text.count("More names are not told.") == 1
+    assert caplog.text.count("Further names are not reported.") == 1

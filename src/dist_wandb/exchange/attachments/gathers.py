@@ -25,9 +25,9 @@ from dist_wandb.exchange.attachments.metrics import shown
 from dist_wandb.exchange.protocol.cells import Key
 from dist_wandb.notices import Notices
 from dist_wandb.payloads.framing import framed, unframed
+from dist_wandb.payloads.media.cells import Part
 from dist_wandb.payloads.media.gathers import Encoded, Gathered, Kind, decoded, fair, whole
 from dist_wandb.payloads.media.images import MergedImages
-from dist_wandb.payloads.media.parts import Part
 from dist_wandb.payloads.media.tables import MergedTable, differ
 from dist_wandb.settings.reduction import LARGEST_EXACT_INTEGER
 

@@ -1,4 +1,4 @@
-"""Cells of tables, and images, as they are logged: copied on the training thread, never waited for."""
+"""Cells of tables, and images: as they are logged, copied on the training thread, and as other ranks received them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.payloads.devices import as_tensor
+from dist_wandb.payloads.framing import excerpt
 from dist_wandb.payloads.media import pictures
+from dist_wandb.settings.reduction import LARGEST_EXACT_INTEGER
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,6 +36,25 @@ class Picture(NamedTuple):
     value: Any
     pixels: Mapping[str, Any]
     beside: Mapping[str, Any]
+
+
+Columns = list[str | int]
+
+
+class Part(NamedTuple):
+    """What one rank gives to the whole.
+
+    Args:
+        rank: Its index in the job.
+        columns: Names of a table's columns; of images none.
+        total: How many rows or images it had.
+        items: Those within the limit.
+    """
+
+    rank: int
+    columns: Columns
+    total: int
+    items: list[Any]
 
 
 class Copies:
@@ -132,7 +153,7 @@ def _other(cell: Any, copies: Copies, *, is_inner: bool) -> Any:
 
 
 def _moment(cell: date) -> date | None:
-    """A date, or a date with a time, of Python's own kind; `None` for pandas' word that there is none."""
+    """A date, or a date with a time, of Python's own kind; `None` for pandas' missing dates."""
     if cell != cell:  # noqa: PLR0124
         return None
     return datetime.combine(cell.date(), cell.timetz()) if isinstance(cell, datetime) else cell
@@ -153,3 +174,17 @@ def plain_cell(cell: Any) -> Any:
         return {name: plain_cell(item) for name, item in cell.items()}
     tensor = as_tensor(cell)
     return cell if tensor is None else tensor.tolist()
+
+
+def natural(number: Any) -> int:
+    """A rank, an index or a number of items, as it was received."""
+    if type(number) is not int or not 0 <= number < LARGEST_EXACT_INTEGER:
+        raise ValueError(f"{excerpt(number)} is not a number of a rank or of items")
+    return number
+
+
+def named_arguments(arguments: Any) -> dict[str, Any]:
+    """What goes along with a picture; arguments of `wandb.Image`, and none that decides about files."""
+    if not isinstance(arguments, dict) or not set(arguments) <= set(BESIDE):
+        raise ValueError(f"{excerpt(arguments)} does not go along with an image")
+    return arguments

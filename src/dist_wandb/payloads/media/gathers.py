@@ -21,9 +21,8 @@ from typing import Any, Literal, NamedTuple
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.payloads.devices import event_after
 from dist_wandb.payloads.framing import framed, understanding, unframed
-from dist_wandb.payloads.media.cells import Copies
+from dist_wandb.payloads.media.cells import Columns, Copies, Part, natural
 from dist_wandb.payloads.media.images import MergedImages, copied_images, decoded_image, encoded_image, merged_images
-from dist_wandb.payloads.media.parts import Columns, Part, natural
 from dist_wandb.payloads.media.pictures import MakeImage
 from dist_wandb.payloads.media.tables import (
     MergedTable,

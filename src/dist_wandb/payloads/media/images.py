@@ -9,8 +9,17 @@ from typing import Any, NamedTuple
 from dist_wandb.errors import ConfigurationError, suggest
 from dist_wandb.payloads.framing import framed
 from dist_wandb.payloads.media import pictures
-from dist_wandb.payloads.media.cells import BESIDE, OF_PIXELS, Copies, Picture, check_pillow, copied_picture, json_of
-from dist_wandb.payloads.media.parts import Part, named_arguments
+from dist_wandb.payloads.media.cells import (
+    BESIDE,
+    OF_PIXELS,
+    Copies,
+    Part,
+    Picture,
+    check_pillow,
+    copied_picture,
+    json_of,
+    named_arguments,
+)
 from dist_wandb.payloads.media.pictures import MakeImage
 
 

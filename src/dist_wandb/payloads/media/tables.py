@@ -12,8 +12,18 @@ from typing import Any, NamedTuple
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.payloads.framing import excerpt, framed
 from dist_wandb.payloads.media import pictures
-from dist_wandb.payloads.media.cells import PLAIN, Copies, Picture, copied_cell, json_of, plain_cell
-from dist_wandb.payloads.media.parts import Columns, Part, named_arguments, natural
+from dist_wandb.payloads.media.cells import (
+    PLAIN,
+    Columns,
+    Copies,
+    Part,
+    Picture,
+    copied_cell,
+    json_of,
+    named_arguments,
+    natural,
+    plain_cell,
+)
 from dist_wandb.payloads.media.pictures import MakeImage
 
 _RANK, _RANK_OTHERWISE = "rank", "global_rank"  # the column, and its name where users have one of that name
