@@ -21,7 +21,7 @@ from dist_wandb.exchange.collective import CollectiveExchange
 from dist_wandb.exchange.rows import DEGRADED, Contribution, Rows
 from dist_wandb.payloads.devices import HostCopy, Later
 from dist_wandb.payloads.media.gathers import Gathered
-from dist_wandb.payloads.scalars import take
+from dist_wandb.payloads.scalars import copied_row
 from dist_wandb.runs import wandb_media
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.writer import RunWriter
@@ -108,7 +108,7 @@ class Ranks:
         for value in metrics.values():
             if isinstance(value, Gathered):
                 value.use(rank, wandb_media.image)
-        self.exchanges[rank].put(Contribution(take(metrics, rank), step, None, weight, calls))
+        self.exchanges[rank].put(Contribution(copied_row(metrics, rank), step, None, weight, calls))
 
     def together(self, action: Callable[[CollectiveExchange], Any], *ranks: int) -> list[Any]:
         exchanges = [self.exchanges[rank] for rank in ranks or self.exchanges]

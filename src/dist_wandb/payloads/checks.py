@@ -20,19 +20,19 @@ def checked_weight(argument: str, weight: float, rank: int) -> float:
         return weight
     raise ConfigurationError(
         f"{argument}={weight!r} on rank {rank} is negative or not finite, so no mean can be weighted with it. Pass the "
-        "number of samples or tokens behind the values; 0 where there were none."
+        "number of samples or tokens of the values; 0 where there were none."
     )
 
 
 def check_row(metrics: object, rank: int) -> None:
-    """Refuse what is no row.
+    """Refuse what is not a row.
 
     Args:
         metrics: What `log` was given.
         rank: The rank that logs, for messages.
 
     Raises:
-        ConfigurationError: It is no mapping, or a name is no text that W&B can store.
+        ConfigurationError: It is not a mapping, or a name is not a text that W&B can store.
     """
     if not isinstance(metrics, Mapping):
         raise ConfigurationError(
@@ -58,21 +58,21 @@ def can_be_stored(name: str) -> bool:
 
 
 def checked_step(step: object, rank: int) -> int:
-    """The step as an integer that ranks can tell from others.
+    """The step as an integer that ranks can distinguish from others.
 
     Args:
         step: What `log` was given.
         rank: The rank that logs, for messages.
 
     Raises:
-        ConfigurationError: It is no integer, or too large for that.
+        ConfigurationError: It is not an integer, or too large for that.
     """
     try:
-        number = operator.index(step)  # type: ignore[arg-type]  # what is no integer raises
+        number = operator.index(step)  # type: ignore[arg-type]  # anything else raises
     except TypeError:
         raise ConfigurationError(
-            f"step={step!r} on rank {rank} is no integer, but rows of the ranks are matched by it. Pass the number of "
-            "optimizer steps so far."
+            f"step={step!r} on rank {rank} is not an integer, but rows of the ranks are matched by it. Pass the "
+            "number of optimizer steps so far."
         ) from None
     if number < 0:
         raise ConfigurationError(
@@ -81,7 +81,7 @@ def checked_step(step: object, rank: int) -> int:
         )
     if number > LARGEST_EXACT_INTEGER:
         raise ConfigurationError(
-            f"step={step!r} on rank {rank} is beyond 2**53, where ranks cannot tell steps apart. Pass the number of "
+            f"step={step!r} on rank {rank} is beyond 2**53, where ranks cannot distinguish steps. Pass the number of "
             "optimizer steps so far, or a time in seconds."
         )
     return number

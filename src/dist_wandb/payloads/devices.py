@@ -1,4 +1,4 @@
-"""Tensors as they are logged: copies on their way from a device to the host, which nobody has waited for yet."""
+"""Tensors as they are logged: copies on their way from a device to the host."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PLAIN = frozenset({float, int, bool, str})  # types whose objects cannot change
 
 
 class HostCopy:
-    """A tensor of a device, on its way to the host: nobody has waited for it yet.
+    """A tensor of a device, on its way to the host: it may not have arrived.
 
     Args:
         tensors: A tensor of any shape; or several of one element each, of one device and dtype, that go together.
@@ -36,11 +36,11 @@ class HostCopy:
         self._has_arrived = False
 
     def is_ready(self) -> bool:
-        """Whether the copy can be had without waiting, as far as the device tells."""
+        """Whether the copy can be read without waiting; always where a device has no events."""
         return self._has_arrived or self._event is None or bool(self._event.query())
 
     def has_arrived(self) -> bool:
-        """Whether the copy is sure to be had without waiting: not where a device tells nothing."""
+        """Whether the copy can surely be read without waiting; never before `tensor` where a device has no events."""
         return self._has_arrived or (self._event is not None and bool(self._event.query()))
 
     def tensor(self) -> torch.Tensor:
@@ -65,7 +65,7 @@ class Later:
 
     Args:
         copy: The copy that it is part of.
-        index: Its place there.
+        index: Its position there.
     """
 
     __slots__ = ("_copy", "_index")
@@ -75,11 +75,11 @@ class Later:
         self._index = index
 
     def is_ready(self) -> bool:
-        """Whether the number can be had without waiting, as far as the device tells."""
+        """As `HostCopy.is_ready`."""
         return self._copy.is_ready()
 
     def has_arrived(self) -> bool:
-        """Whether the number is sure to be had without waiting."""
+        """As `HostCopy.has_arrived`."""
         return self._copy.has_arrived()
 
     def number(self) -> float:
@@ -102,11 +102,11 @@ class LaterValue:
         self._copies = copies
 
     def is_ready(self) -> bool:
-        """Whether the value can be had without waiting, as far as the devices tell."""
+        """As `HostCopy.is_ready`, of all copies."""
         return all(copy.is_ready() for copy in self._copies)
 
     def has_arrived(self) -> bool:
-        """Whether the value is sure to be had without waiting."""
+        """As `HostCopy.has_arrived`, of all copies."""
         return all(copy.has_arrived() for copy in self._copies)
 
     def value(self) -> Any:
@@ -123,10 +123,10 @@ def _arrived(value: Any) -> Any:
 
 
 def known(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What was taken, with the numbers and vectors that came from devices. Waits for them.
+    """A row with the numbers and vectors that came from devices. Waits for them.
 
     Args:
-        values: What `take` returned.
+        values: What `scalars.copied_row` returned.
     """
     if not any(type(value) in (Later, LaterValue) for value in values.values()):
         return values
@@ -140,7 +140,7 @@ def _known(value: Any) -> Any:
 
 
 def copy_for_numpy(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor's numbers as they are now, without its graph, and of a dtype that numpy, so wandb, knows too."""
+    """A tensor's numbers as they are now, without its graph, and of a dtype that numpy, so wandb, has too."""
     import torch
 
     is_unknown = tensor.dtype.is_floating_point and tensor.dtype not in (torch.float16, torch.float32, torch.float64)
@@ -204,7 +204,7 @@ def _whole_value(name: str, value: Any, rank: int) -> Any:
 
 
 def copied_tensor(value: Any) -> Any:
-    """A tensor's numbers as they are now, without its graph; what is no tensor as it is."""
+    """A tensor's numbers as they are now, without its graph; any other value unchanged."""
     tensor = as_tensor(value)
     return value if tensor is None else tensor.detach().clone()
 

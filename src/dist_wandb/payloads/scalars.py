@@ -1,8 +1,8 @@
-"""What a user logs, taken on the training thread: copied where it could change, never waited for.
+"""What a user logs, copied on the training thread if it could change, without waiting for a device.
 
 Numbers of the host become Python's. Tensors on a device are stacked, one stack per device and dtype, copied without
 waiting, and an event is recorded; vectors, also in lists, one by one. States of torchmetrics' objects are copied, as
-are tables and images that are to be gathered. Of a `DTensor` this rank's copy is taken, if its placements say that
+are tables and images that are to be gathered. Of a `DTensor` this rank's copy is used, if its placements say that
 every rank has one; a part is refused, because `full_tensor` would be a collective (`devices.whole`).
 """
 
@@ -25,8 +25,8 @@ Weight: TypeAlias = "float | torch.Tensor | Mapping[str, float | torch.Tensor] |
 _DEEPEST = 8  # levels of lists in lists that are copied: some hold themselves
 
 
-def take(metrics: Mapping[str, Any], rank: int, *, flat: bool = True) -> dict[str, Any]:
-    """What is to be logged, safe from later changes: numbers as Python's, or on their way to the host.
+def copied_row(metrics: Mapping[str, Any], rank: int, *, flat: bool = True) -> dict[str, Any]:
+    """A copy of what is to be logged: numbers as Python's, or on their way to the host.
 
     Args:
         metrics: Values by name.
@@ -35,20 +35,20 @@ def take(metrics: Mapping[str, Any], rank: int, *, flat: bool = True) -> dict[st
             only those that have torchmetrics' objects in them.
 
     Returns:
-        Values by name: numbers of Python, `Later`, snapshots of torchmetrics' objects; what is not a number as it is,
-        but for copies of lists, arrays and tensors, and `LaterValue` where these lie on a device.
+        Values by name: numbers of Python, `Later`, snapshots of torchmetrics' objects; other
+        objects unchanged, except for copies of lists, arrays and tensors, and `LaterValue` for those on a device.
 
     Raises:
         ConfigurationError: A tensor of which this rank has only a part.
     """
     for value in metrics.values():
         if type(value) not in PLAIN:
-            return _take_others(metrics, rank, flat=flat)
+            return _copied_others(metrics, rank, flat=flat)
     return dict(metrics)
 
 
-def _take_others(metrics: Mapping[str, Any], rank: int, *, flat: bool) -> dict[str, Any]:
-    taken: dict[str, Any] = {}
+def _copied_others(metrics: Mapping[str, Any], rank: int, *, flat: bool) -> dict[str, Any]:
+    row: dict[str, Any] = {}
     on_devices: dict[tuple[Any, Any], list[tuple[str, Any]]] = {}
     for name, value in _flat(metrics, all_of_it=flat):
         if not can_be_stored(name):
@@ -57,28 +57,28 @@ def _take_others(metrics: Mapping[str, Any], rank: int, *, flat: bool) -> dict[s
                 "them out. Nothing of this row was written."
             )
         if type(value) in PLAIN:
-            taken[name] = value
+            row[name] = value
             continue
         tensor = as_tensor(value)
         if tensor is None:
-            taken[name] = _taken(name, value, rank)
+            row[name] = _copied_value(name, value, rank)
             continue
         tensor = whole(repr(name), tensor, rank)
         if tensor.numel() != 1 or tensor.is_complex():
-            taken[name] = _copied(name, tensor, rank)
+            row[name] = _copied(name, tensor, rank)
         elif tensor.device.type == "cpu":
-            taken[name] = tensor.item()
+            row[name] = tensor.item()
         else:
-            taken[name] = None  # keeps its place in the row
+            row[name] = None  # keeps its position in the row
             on_devices.setdefault((tensor.device, tensor.dtype), []).append((name, tensor))
     for group in on_devices.values():
         copy = HostCopy([tensor for _, tensor in group])
-        taken.update({name: Later(copy, index) for index, (name, _) in enumerate(group)})
-    return taken
+        row.update({name: Later(copy, index) for index, (name, _) in enumerate(group)})
+    return row
 
 
-def take_weight(weight: object, rank: int) -> Any:
-    """Check a weight and make it safe from later changes.
+def copied_weight(weight: object, rank: int) -> Any:
+    """A copy of a weight, checked.
 
     Args:
         weight: A number, a mapping of names to numbers, or `None`.
@@ -93,11 +93,11 @@ def take_weight(weight: object, rank: int) -> Any:
     if weight is None:
         return None
     if isinstance(weight, Mapping):
-        return {name: _take_one_weight(f"weight[{name!r}]", value, rank) for name, value in weight.items()}
-    return _take_one_weight("weight", weight, rank)
+        return {name: _copied_one_weight(f"weight[{name!r}]", value, rank) for name, value in weight.items()}
+    return _copied_one_weight("weight", weight, rank)
 
 
-def _take_one_weight(argument: str, value: object, rank: int) -> Any:
+def _copied_one_weight(argument: str, value: object, rank: int) -> Any:
     if type(value) is float or type(value) is int:
         return checked_weight(argument, value, rank)
     tensor = as_tensor(value)
@@ -116,7 +116,7 @@ def _take_one_weight(argument: str, value: object, rank: int) -> Any:
 
 
 def is_number(value: object) -> bool:
-    """Whether a value that was taken is a number, perhaps still on its way."""
+    """Whether a value of `copied_row` is a number, perhaps still on its way."""
     return isinstance(value, (int, float, Later))
 
 
@@ -132,7 +132,7 @@ def _has_metrics(values: Mapping[str, Any]) -> bool:
     return any(is_metric(value) or (isinstance(value, Mapping) and _has_metrics(value)) for value in values.values())
 
 
-def _taken(name: str, value: Any, rank: int) -> Any:
+def _copied_value(name: str, value: Any, rank: int) -> Any:
     if is_metric(value):
         return take_snapshot(value)
     number = _number_of_host(value)
@@ -140,7 +140,7 @@ def _taken(name: str, value: Any, rank: int) -> Any:
 
 
 def _copied(name: str, value: Any, rank: int) -> Any:
-    """What is not a number, as it is now: vectors, and lists and mappings with what is in them, are copied."""
+    """A copy of what is not a number: of vectors, and of lists and mappings with their items."""
     copies: list[HostCopy] = []
     copy = _copy_of(name, value, rank, copies, _DEEPEST)
     return LaterValue(copy, copies) if copies else copy
@@ -182,7 +182,7 @@ def _number_of_host(value: Any) -> float | None:
 
 
 def _shown(value: object) -> str:
-    tensor = as_tensor(value)  # whose numbers are perhaps on a device, which is not to be waited for
+    tensor = as_tensor(value)  # whose numbers may be on a device, which is not waited for
     if tensor is not None:
         return f"a tensor of shape {tuple(tensor.shape)} and {tensor.dtype}"
     shape = getattr(value, "shape", None)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from dist_wandb.notices import Notices
 from dist_wandb.payloads.checks import check_row, checked_step
 from dist_wandb.payloads.devices import copied_tensor, whole_tensors
-from dist_wandb.payloads.scalars import Weight, take_weight
+from dist_wandb.payloads.scalars import Weight, copied_weight
 from dist_wandb.relay import messages
 from dist_wandb.relay.local_sockets import connect
 from dist_wandb.relay.messages import FLUSH, LOG, Address
@@ -101,7 +101,7 @@ class RemoteSession:
         rank = self.topology.global_rank
         check_row(metrics, rank)
         if weight is not None:
-            take_weight(weight, rank)
+            copied_weight(weight, rank)
             weight = whole_tensors({"weight": weight}, rank)["weight"]
         place = None if step is None else checked_step(step, rank)
         values = _without_media(whole_tensors(metrics, rank), rank)

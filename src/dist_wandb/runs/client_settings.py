@@ -41,8 +41,8 @@ def check_workspace() -> None:
             found = place.stat()  # a link to a file is fine, as for wandb
             if not stat.S_ISREG(found.st_mode) or found.st_size > LIMIT:
                 raise ConfigurationError(
-                    f"{place}, which W&B reads its settings from, is no ordinary file of at most {LIMIT} bytes. Remove "
-                    "it, or start from another directory."
+                    f"{place}, which W&B reads its settings from, is not a regular file of at most {LIMIT} bytes. "
+                    "Remove it, or start from another directory."
                 )
 
 
@@ -92,8 +92,8 @@ def without_values(error: Exception) -> str:
     errors = getattr(error, "errors", None)
     if not callable(errors):
         return one_line(error)
-    told = (f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in errors())
-    return f"W&B refuses what its settings (WANDB_*, settings=, its settings files) say of {'; '.join(told)}"
+    complaints = (f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in errors())
+    return f"W&B refuses its settings (WANDB_*, settings=, its settings files): {'; '.join(complaints)}"
 
 
 def one_line(error: BaseException) -> str:

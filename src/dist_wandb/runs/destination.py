@@ -81,7 +81,7 @@ def refusal_of(url: str, origin: Origin, source: str, *, has_own_key: bool = Fal
     else:
         return ""
     answer = f" {TRUST_OPTION} names another one, {without_password(trusted)}." if trusted is not None else ""
-    return f"{why}{answer} If you trust it, say so with: {TRUST_OPTION} {shlex.quote(shown)}. {otherwise}"
+    return f"{why}{answer} If you trust it, pass {TRUST_OPTION} {shlex.quote(shown)}. {otherwise}"
 
 
 def without_password(url: str) -> str:

@@ -17,7 +17,7 @@ _log = logging.getLogger("dist_wandb")
 
 
 def pickled(run: AnyRun | None) -> bytes | None:
-    """What a child process needs to continue `run`; `None` if the run cannot be handed over."""
+    """What a child process needs to continue `run`; `None` if it cannot be pickled."""
     try:
         return pickle.dumps((run, told(given_values(getattr(run, "config", None))))) if run else None
     except (pickle.PicklingError, AttributeError, TypeError):  # a mock of a run
@@ -34,8 +34,11 @@ def unpickled(data: bytes) -> Run | None:
     run, config = pickle.loads(data)  # noqa: S301  # written by `pickled` in the parent of this very process
     try:
         _ = getattr(run, "config", None)  # wandb attaches at the first use
-    except Exception as error:  # noqa: BLE001  # of wandb's own kinds: WANDB_SERVICE is gone, or it
-        _log.warning("dist_wandb: this process opens the run of its parent anew, as wandb says: %s", one_line(error))
+    except Exception as error:  # noqa: BLE001  # of wandb's own types: WANDB_SERVICE is unset, or its process has ended
+        _log.warning(
+            "dist_wandb: this process opens the run of its parent anew, because wandb could not attach to it: %s",
+            one_line(error),
+        )
         return None
     if config:
         fill_config(run, understood(config))

@@ -65,7 +65,7 @@ class Interception:
         """Call `handler` from now on, until the returned function is called."""
         self._handlers.append(handler)
 
-        def take_back() -> None:
+        def remove() -> None:
             if handler in self._handlers:
                 self._handlers.remove(handler)
             if not self._handlers and vars(self._owner).get(self._name) is self.method:
@@ -73,7 +73,7 @@ class Interception:
                 if self._own is not None:
                     vars(self._owner)[self._name] = self._own
 
-        return take_back
+        return remove
 
 
 _MARK = "__intercepted_by_dist_wandb__"
@@ -143,20 +143,20 @@ def intercept_methods(run: AnyRun, handlers: Mapping[str, Handler]) -> Callable[
     Returns:
         A function that undoes it. wandb's functions are restored unless wandb has replaced them meanwhile.
     """
-    take_back = [take for name, handler in handlers.items() for take in _go_first(run, name, handler)]
+    removals = [remove for name, handler in handlers.items() for remove in _replaced(run, name, handler)]
 
-    def take_all_back() -> None:
-        for take in take_back:
-            take()
+    def remove_all() -> None:
+        for remove in removals:
+            remove()
 
-    return take_all_back
+    return remove_all
 
 
-def _go_first(run: AnyRun, name: str, handler: Handler) -> Iterator[Callable[[], None]]:
+def _replaced(run: AnyRun, name: str, handler: Handler) -> Iterator[Callable[[], None]]:
     if not _has_method(run, name):  # a mock of a run
         return
-    interception, take_back = intercept(run, name, handler)
-    yield take_back
+    interception, remove = intercept(run, name, handler)
+    yield remove
     module = sys.modules.get("wandb")
     running = getattr(module, "run", None)
     if module is None or name not in _OF_THE_MODULE or not hasattr(module, name):

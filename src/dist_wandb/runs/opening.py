@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("dist_wandb")
 
-_ATTEMPTS = 3  # of a secondary: the server may not have heard of the run yet (wandb issues 9871, 10497)
+_ATTEMPTS = 3  # of a secondary: the server may not know the run yet (wandb issues 9871, 10497)
 _PAUSE = 1.0  # seconds before the second attempt, doubled before the third
 MOST_WRITERS = 300
 """How many writers W&B supports for one run."""

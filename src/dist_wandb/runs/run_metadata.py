@@ -42,7 +42,7 @@ def location(run: AnyRun, plan: RunPlan | None = None) -> str:
     if not run:
         return "nowhere"
     if is_disabled(run):
-        return "nowhere, as W&B is disabled"
+        return "nowhere, because W&B is disabled"
     if not is_offline(run):
         return str(url(run) or "at an unknown address")
     directory = Path(run.dir).parent
@@ -92,7 +92,7 @@ def from_json(received: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def group_url(run: AnyRun, group: str | None) -> str | None:
-    """Address of the page of a group of runs in W&B; `None` offline, or where there is no group."""
+    """Address of the page of a group of runs in W&B; `None` offline, or without a group."""
     address = url(run)
     if address is None or group is None:
         return None

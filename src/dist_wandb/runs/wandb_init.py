@@ -78,7 +78,7 @@ def open_run(
     """
     if not plan.opens_run and not plan.attaches:
         return NullRun()
-    if plan.has_writers:  # before the first use of wandb in this process, as the mode is read with wandb's help
+    if plan.has_writers:  # before the first use of wandb in this process, because the mode is read with wandb's help
         drop_inherited_service()
     arguments = dict(init_arguments)
     if offline:

@@ -71,7 +71,7 @@ def table_of_any(columns: list[str | int], data: list[list[Any]]) -> Any:
 
 
 def _typical_rows(data: list[list[Any]]) -> list[list[Any]]:
-    """Rows that have all types of cells of each column; all rows if some cell's type says too little."""
+    """Rows that have all types of cells of each column; all rows if some cell's type is not plain."""
     seen: set[tuple[Any, ...]] = set()
     typical = []
     for row in data:
@@ -103,7 +103,7 @@ def made_of_merged(
 
     Args:
         row: Values by name.
-        warn: Told of values that cannot be made; these are left out. `None`: they raise.
+        warn: Called for values that cannot be made; these are left out. `None`: they raise.
     """
     with TemporaryDirectory(prefix="dist_wandb-", ignore_cleanup_errors=True) as directory:
         made: dict[str, Any] = {}

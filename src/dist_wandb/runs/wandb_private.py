@@ -1,4 +1,4 @@
-"""The private names of wandb that are used: there is no public way. Versions without them are allowed for."""
+"""The private names of wandb that are used, because it has no public ones. Versions without them are supported."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from dist_wandb.exchange.direct import DirectExchange
 from dist_wandb.exchange.rows import Contribution, Rows, calls_at
 from dist_wandb.payloads.checks import check_row, checked_step
 from dist_wandb.payloads.media.gathers import Gathered
-from dist_wandb.payloads.scalars import Weight, take, take_weight
+from dist_wandb.payloads.scalars import Weight, copied_row, copied_weight
 from dist_wandb.runs import run_metadata, wandb_media
 from dist_wandb.session.life_cycle import LifeCycle, Phase
 from dist_wandb.settings.reduction import check_spread
@@ -117,11 +117,11 @@ class Intake:
                 f"log was called on rank {rank} after the session was finished. Log before finish(), or open another "
                 "session."
             )
-        values = take(metrics, rank)
+        values = copied_row(metrics, rank)
         if step is None and axis in values and type(values[axis]) is int:
             step = checked_step(values.pop(axis), rank)
         calls = self.rows if self._last_step is None else calls_at(self._last_step)
-        own_weight = None if weight is None else take_weight(weight, rank)
+        own_weight = None if weight is None else copied_weight(weight, rank)
         thread = threading.get_ident()  # what children log comes by threads of its own
         self._first_thread = self._first_thread or thread
         in_order = thread == self._first_thread
@@ -130,9 +130,9 @@ class Intake:
     def _put_own(self, metrics: Mapping[str, Any], step: int | None, weight: Weight, commit: bool | None) -> None:
         """Hand over a row that is this rank's own."""
         rank = self._link.topology.global_rank
-        metrics = take(metrics, rank, flat=self._link.plan.label is not None)
+        metrics = copied_row(metrics, rank, flat=self._link.plan.label is not None)
         if weight is not None:
-            take_weight(weight, rank)
+            copied_weight(weight, rank)
         if self._link.unit.size > 1 and any(isinstance(value, Gathered) for value in metrics.values()):
             self._notices.not_gathered()
         if step is None and self._own.has_our_axis and self._own.step_metric not in metrics:

@@ -118,7 +118,7 @@ def test_layout_that_only_the_ranks_together_find_out_is_no_error(say: Any) -> N
         ({"WANDB_MODE": ""}, "WANDB_MODE is set but empty"),
         ({"WANDB_MODE": "ofline"}, "'ofline' is unknown"),
         ({"RANK": "0", "WORLD_SIZE": "2", "TORCHELASTIC_RESTART_COUNT": "x"}, "TORCHELASTIC_RESTART_COUNT='x'"),
-        ({"WANDB_BASE_URL": "http://joe:pw@host:abc"}, "say of base_url: Input should be a valid URL, invalid port"),
+        ({"WANDB_BASE_URL": "http://joe:pw@host:abc"}, "): base_url: Input should be a valid URL, invalid port"),
         ({"DIST_WANDB_RUN_MODE": "share"}, "DIST_WANDB_RUN_MODE says: run_mode='share' is unknown"),
     ],
 )
@@ -506,9 +506,11 @@ def test_settings_file_that_cannot_be_read_to_its_end_is_an_error(say: Any, tmp_
         place.mkdir()
     say()
     (error,) = examine().errors
-    assert error.startswith(f"{place}, which W&B reads its settings from, is no ordinary file of at most 65536 bytes.")
+    assert error.startswith(
+        f"{place}, which W&B reads its settings from, is not a regular file of at most 65536 bytes."
+    )
     for find in (current_server.destination, client_settings.default_entity, client_settings.check_workspace):
-        with pytest.raises(ConfigurationError, match="is no ordinary file"):
+        with pytest.raises(ConfigurationError, match="is not a regular file"):
             find()
 
 

@@ -223,7 +223,7 @@ def test_other_writers_are_not_waited_for_for_ever(make: Callable[..., Own], end
 
 def test_of_a_world_of_one_a_step_is_checked_as_elsewhere(fake_wandb: FakeWandb) -> None:
     with dist_wandb.init() as session:
-        with pytest.raises(dist_wandb.ConfigurationError, match=r"step=1.5 on rank 0 is no integer"):
+        with pytest.raises(dist_wandb.ConfigurationError, match=r"step=1.5 on rank 0 is not an integer"):
             session.log({"loss": 1.0}, step=1.5)  # type: ignore[arg-type]
         session.log({"loss": torch.tensor(0.5)}, step=np.int64(3))
         assert fake_wandb.runs[0].rows == [{"loss": 0.5, "global_step": 3}]  # at once

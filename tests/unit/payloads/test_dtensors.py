@@ -13,7 +13,7 @@ import torch
 import dist_wandb
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.payloads.devices import whole_tensors
-from dist_wandb.payloads.scalars import take, take_weight
+from dist_wandb.payloads.scalars import copied_row, copied_weight
 from dist_wandb.relay.remote_session import RemoteSession
 from dist_wandb.topology.model import Topology
 
@@ -48,8 +48,8 @@ PART = FakeDTensor.of(torch.tensor(2.5), True, False)
 
 
 def test_of_a_tensor_that_every_rank_has_a_copy_of_the_copy_is_taken() -> None:
-    assert take({"x": WHOLE, "nested": {"y": WHOLE}}, 0) == {"x": 2.5, "nested.y": 2.5}
-    assert take_weight(WHOLE, 0) == 2.5
+    assert copied_row({"x": WHOLE, "nested": {"y": WHOLE}}, 0) == {"x": 2.5, "nested.y": 2.5}
+    assert copied_weight(WHOLE, 0) == 2.5
     taken = whole_tensors({"x": WHOLE, "nested": {"y": WHOLE}, "z": 1}, 0)
     assert list(taken) == ["x", "nested", "z"]
     assert type(taken["x"]) is type(taken["nested"]["y"]) is torch.Tensor
@@ -64,7 +64,7 @@ def test_other_rows_stay_the_object_that_they_are() -> None:
 @pytest.mark.parametrize(
     "take_part",
     [
-        lambda: take({"norm": PART}, 3),
+        lambda: copied_row({"norm": PART}, 3),
         lambda: whole_tensors({"nested": {"norm": PART}}, 3),
     ],
 )
@@ -75,7 +75,7 @@ def test_a_part_of_a_tensor_is_refused_without_asking_other_ranks(take_part: Cal
     with pytest.raises(ConfigurationError, match=message):
         take_part()
     with pytest.raises(ConfigurationError, match="weight is a DTensor of which rank 3"):
-        take_weight(PART, 3)
+        copied_weight(PART, 3)
 
 
 @pytest.mark.parametrize("reduce", ["mean", None])

@@ -182,7 +182,7 @@ def test_a_table_of_wandbs_a_frame_and_an_array_are_taken() -> None:
         (lambda: gathered([{"a": 1}], ["a"]), "Row 0 of the table is dict"),
         (lambda: gathered([], [1.5]), "neither text nor integers"),  # type: ignore[list-item]
         (lambda: gathered("rows", ["a"]), "given str as its rows"),
-        (lambda: gathered([[1]], ["a"], limit=0), "limit=0 is no number of rows"),
+        (lambda: gathered([[1]], ["a"], limit=0), "limit=0 is not a number of rows"),
         (lambda: gathered([[1]], ["a"], limit="all"), "limit='all'"),  # type: ignore[arg-type]
         (lambda: gathered([[1]], ["a"], caption=["x"]), "caption with a table"),
         (lambda: gathered(3), "given int, but takes"),

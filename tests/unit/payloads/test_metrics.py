@@ -529,7 +529,7 @@ def test_a_layout_of_other_metrics_is_not_adopted(other: Make) -> None:
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "[false]", "[false,[[1,2]]]", "[false,[[1,2,3,[4]]]]", "7"])
 def test_text_that_is_no_signature_is_refused(text: str) -> None:
-    with pytest.raises(ConfigurationError, match="no signature"):
+    with pytest.raises(ConfigurationError, match="not a signature"):
         Layout.parse(text)
 
 
@@ -724,7 +724,7 @@ def test_a_signature_of_another_rank_is_read() -> None:
     ],
 )
 def test_other_signatures_are_refused(old: str, new: str) -> None:
-    with pytest.raises(ConfigurationError, match="is no signature of a metric"):
+    with pytest.raises(ConfigurationError, match="is not a signature of a metric"):
         Layout.parse(json.dumps(SIGNATURE).replace(old, new))
 
 

@@ -18,7 +18,7 @@ import wandb
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.payloads.checks import checked_weight
 from dist_wandb.payloads.devices import HostCopy, Later, known
-from dist_wandb.payloads.scalars import is_number, take, take_weight
+from dist_wandb.payloads.scalars import copied_row, copied_weight, is_number
 
 DTYPES = [
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
@@ -35,8 +35,8 @@ def same(value: object, expected: object) -> bool:
 
 @pytest.mark.parametrize("value", [0.5, 7, True, False, -0.0, 2**80, math.inf, "text", ""])
 def test_pythons_own_values_are_taken_as_they_are(value: object) -> None:
-    assert same(take({"x": value}, 0)["x"], value)
-    assert same(take({"x": value, "other": [1]}, 0)["x"], value)  # beside something that is no number
+    assert same(copied_row({"x": value}, 0)["x"], value)
+    assert same(copied_row({"x": value, "other": [1]}, 0)["x"], value)  # beside something that is no number
 
 
 @pytest.mark.parametrize(
@@ -56,29 +56,29 @@ def test_pythons_own_values_are_taken_as_they_are(value: object) -> None:
     ids=lambda value: f"{type(value).__name__} {value}",
 )
 def test_scalars_of_others_become_pythons(value: object, expected: object) -> None:
-    assert same(take({"x": value}, 0)["x"], expected)
+    assert same(copied_row({"x": value}, 0)["x"], expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1, 1)], ids=str)
 def test_tensors_of_one_element_become_pythons_numbers(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     tensor = torch.full(shape, 3, dtype=dtype)
-    assert same(take({"x": tensor}, 0)["x"], 3.0 if dtype.is_floating_point else 3)
+    assert same(copied_row({"x": tensor}, 0)["x"], 3.0 if dtype.is_floating_point else 3)
 
 
 def test_a_tensor_of_a_bool_is_one() -> None:
-    assert take({"x": torch.tensor(True)}, 0)["x"] is True
+    assert copied_row({"x": torch.tensor(True)}, 0)["x"] is True
 
 
 def test_a_tensor_that_is_part_of_a_graph_is_taken_out_of_it() -> None:
     loss = (torch.tensor(0.25, requires_grad=True) * 2).sum()
-    assert same(take({"loss": loss}, 0)["loss"], 0.5)
-    assert same(take({"p": torch.nn.Parameter(torch.tensor([0.5]))}, 0)["p"], 0.5)
+    assert same(copied_row({"loss": loss}, 0)["loss"], 0.5)
+    assert same(copied_row({"p": torch.nn.Parameter(torch.tensor([0.5]))}, 0)["p"], 0.5)
 
 
 @pytest.mark.parametrize("value", [math.nan, torch.tensor(math.nan), np.float32(math.nan)], ids=["python", "t", "np"])
 def test_nan_is_a_number(value: object) -> None:
-    taken = take({"x": value}, 0)["x"]
+    taken = copied_row({"x": value}, 0)["x"]
     assert is_number(taken)
     assert math.isnan(taken)
 
@@ -89,14 +89,14 @@ def test_nan_is_a_number(value: object) -> None:
 @pytest.mark.parametrize("kind", [torch.zeros, np.zeros], ids=["torch", "numpy"])
 def test_a_number_that_is_changed_in_place_later_stays_what_it_was(kind: Callable[[tuple[()]], Any]) -> None:
     total = kind(())
-    taken = take({"total": total}, 0)
+    taken = copied_row({"total": total}, 0)
     total += 5
     assert taken == {"total": 0.0}
 
 
 def test_lists_and_arrays_are_copied() -> None:
     numbers, array = [1, 2], np.array([1, 2])
-    taken = take({"list": numbers, "array": array}, 0)
+    taken = copied_row({"list": numbers, "array": array}, 0)
     numbers.append(3)
     array[0] = 9
     assert taken["list"] == [1, 2]
@@ -106,13 +106,13 @@ def test_lists_and_arrays_are_copied() -> None:
 @pytest.mark.parametrize("others", [{}, {"image": object()}], ids=["numbers", "others"])
 def test_the_mapping_is_copied(others: dict[str, Any]) -> None:
     metrics = {"loss": 0.5, **others}
-    taken = take(metrics, 0)
+    taken = copied_row(metrics, 0)
     metrics["late"] = 1.0
     assert taken == {"loss": 0.5, **others}
 
 
 def test_any_mapping_is_taken() -> None:
-    assert take(MappingProxyType({"loss": 0.5, "lr": np.float32(0.5)}), 0) == {"loss": 0.5, "lr": 0.5}
+    assert copied_row(MappingProxyType({"loss": 0.5, "lr": np.float32(0.5)}), 0) == {"loss": 0.5, "lr": 0.5}
 
 
 # --- what is no number ------------------------------------------------------------------------------------------------
@@ -121,7 +121,7 @@ def test_any_mapping_is_taken() -> None:
 def test_what_is_no_number_is_kept() -> None:
     table, text = wandb.Table(columns=["a"], data=[[1]]), wandb.Html("<p>", inject=False)
     others = {"table": table, "html": text, "decimal": Decimal("0.5"), "none": None, "tuple": (1, 2), "str": "a"}
-    taken = take(others, 0)
+    taken = copied_row(others, 0)
     assert taken == others
     assert taken["table"] is table
     assert not any(map(is_number, taken.values()))
@@ -129,16 +129,16 @@ def test_what_is_no_number_is_kept() -> None:
 
 def test_mappings_are_flattened_with_dots() -> None:
     nested = {"val": {"loss": 0.5, "per": {"class": np.int64(7)}}, "lr": 0.1, "none": {}, "text": {"a": "b"}}
-    assert take(nested, 0) == {"val.loss": 0.5, "val.per.class": 7, "lr": 0.1, "text.a": "b"}
+    assert copied_row(nested, 0) == {"val.loss": 0.5, "val.per.class": 7, "lr": 0.1, "text.a": "b"}
 
 
 def test_the_order_of_names_is_kept() -> None:
-    assert list(take({"b": np.float32(1), "a": 1.0, "t": torch.tensor(1), "l": [1]}, 0)) == ["b", "a", "t", "l"]
+    assert list(copied_row({"b": np.float32(1), "a": 1.0, "t": torch.tensor(1), "l": [1]}, 0)) == ["b", "a", "t", "l"]
 
 
 def test_complex_numbers_are_taken_as_what_is_not_a_number() -> None:
     vector = torch.tensor([1j, 2.0])
-    taken = take(
+    taken = copied_row(
         {"python": 1j, "numpy": np.complex64(1j), "array": np.array(1j), "tensor": torch.tensor(1j), "v": vector}, 0
     )
     vector += 1
@@ -150,7 +150,7 @@ def test_complex_numbers_are_taken_as_what_is_not_a_number() -> None:
 @pytest.mark.parametrize("shape", [(2,), (0,), (3, 1), (1, 2, 3)], ids=str)
 def test_tensors_of_several_elements_are_copied(shape: tuple[int, ...]) -> None:
     logits = torch.zeros(shape, requires_grad=True)
-    taken = take({"logits": logits, "nested": {"list": [logits, 1]}}, 0)
+    taken = copied_row({"logits": logits, "nested": {"list": [logits, 1]}}, 0)
     with torch.no_grad():
         logits += 5
     for copy in (taken["logits"], taken["nested.list"][0]):
@@ -162,19 +162,19 @@ def test_tensors_of_several_elements_are_copied(shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
 def test_vectors_of_dtypes_that_numpy_does_not_know_become_those_of_one_that_it_does(dtype: torch.dtype) -> None:
-    taken = take({"x": torch.ones(2).to(dtype)}, 0)["x"]
+    taken = copied_row({"x": torch.ones(2).to(dtype)}, 0)["x"]
     assert (taken.dtype, taken.tolist()) == (torch.float32, [1.0, 1.0])
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int8, np.bool_])
 def test_an_array_of_one_number_is_that_number_as_wandb_writes_it(dtype: Any) -> None:
-    assert is_number(take({"x": np.ones((1, 1), dtype)}, 0)["x"])
-    assert not is_number(take({"x": np.array(["text"])}, 0)["x"])
+    assert is_number(copied_row({"x": np.ones((1, 1), dtype)}, 0)["x"])
+    assert not is_number(copied_row({"x": np.array(["text"])}, 0)["x"])
 
 
 def test_lists_are_copied_with_what_is_in_them() -> None:
     array, tensor, inner, media = np.zeros(2), torch.zeros(()), [1], wandb.Html("<p>", inject=False)
-    taken = take({"list": [array, tensor, inner, {"a": array}, media], "tuple": (tensor, "text")}, 0)
+    taken = copied_row({"list": [array, tensor, inner, {"a": array}, media], "tuple": (tensor, "text")}, 0)
     array += 1
     tensor += 1
     inner.append(2)
@@ -187,7 +187,7 @@ def test_lists_are_copied_with_what_is_in_them() -> None:
 def test_a_list_that_holds_itself_is_taken() -> None:
     holds_itself: list[Any] = [1.0]
     holds_itself.append(holds_itself)
-    assert take({"x": holds_itself}, 0)["x"][0] == 1.0
+    assert copied_row({"x": holds_itself}, 0)["x"][0] == 1.0
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------
@@ -196,7 +196,7 @@ def test_a_list_that_holds_itself_is_taken() -> None:
 @pytest.mark.parametrize("name", ["a\0b", "a\ud800b"])
 def test_an_error_within_a_mapping_names_the_whole_name(name: str) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(f"The name {f'val.{name}'!r} on rank 3")):
-        take({"val": {name: 1}}, 3)
+        copied_row({"val": {name: 1}}, 3)
 
 
 # --- weights ----------------------------------------------------------------------------------------------------------
@@ -222,7 +222,7 @@ def test_an_error_within_a_mapping_names_the_whole_name(name: str) -> None:
     ids=str,
 )
 def test_a_weight_is_a_number_or_numbers_by_name(weight: object, expected: object) -> None:
-    assert take_weight(weight, 0) == expected
+    assert copied_weight(weight, 0) == expected
 
 
 @pytest.mark.parametrize(
@@ -232,9 +232,9 @@ def test_a_weight_is_a_number_or_numbers_by_name(weight: object, expected: objec
 )
 def test_a_weight_that_is_negative_or_not_finite_is_refused(weight: object) -> None:
     with pytest.raises(ConfigurationError, match=r"^weight=.* on rank 3 is negative or not finite"):
-        take_weight(weight, 3)
+        copied_weight(weight, 3)
     with pytest.raises(ConfigurationError, match=r"^weight\['loss'\]=.* on rank 3 is negative or not finite"):
-        take_weight({"acc": 1, "loss": weight}, 3)
+        copied_weight({"acc": 1, "loss": weight}, 3)
 
 
 @pytest.mark.parametrize(
@@ -253,9 +253,9 @@ def test_a_weight_that_is_negative_or_not_finite_is_refused(weight: object) -> N
 )
 def test_a_weight_that_is_not_one_number_is_refused(weight: object, shown: str) -> None:
     with pytest.raises(ConfigurationError, match=rf"^weight was given .*{re.escape(shown)}.* on rank 3"):
-        take_weight(weight, 3)
+        copied_weight(weight, 3)
     with pytest.raises(ConfigurationError, match=rf"^weight\['loss'\] was given .*{re.escape(shown)}.* on rank 3"):
-        take_weight({"acc": 1, "loss": weight}, 3)
+        copied_weight({"acc": 1, "loss": weight}, 3)
 
 
 @pytest.mark.parametrize("weight", [0, 0.5, 10**6])
@@ -346,7 +346,7 @@ def test_the_stand_in_for_a_device_notices_who_waits(device: type[OnDevice], wai
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_numbers_on_a_device_come_later(device: type[OnDevice], events: list[Any], dtype: torch.dtype) -> None:
-    taken = take({"lr": 0.1, "x": on_device([[3]], dtype)}, 0)
+    taken = copied_row({"lr": 0.1, "x": on_device([[3]], dtype)}, 0)
     assert isinstance(taken["x"], Later)
     assert is_number(taken["x"])
     device.on_training_thread = False
@@ -355,7 +355,7 @@ def test_numbers_on_a_device_come_later(device: type[OnDevice], events: list[Any
 
 
 def test_the_event_is_recorded_after_the_copy_and_waited_for_once(device: type[OnDevice], events: list[Any]) -> None:
-    taken = take({"a": on_device(1.0), "b": on_device(2.0)}, 0)
+    taken = copied_row({"a": on_device(1.0), "b": on_device(2.0)}, 0)
     assert events == [("record", "stream of privateuseone:0", 1)]  # one copy for both was under way by then
     device.on_training_thread = False
     assert [taken[name].number() for name in ("b", "a", "b")] == [2.0, 1.0, 2.0]
@@ -363,7 +363,7 @@ def test_the_event_is_recorded_after_the_copy_and_waited_for_once(device: type[O
 
 
 def test_numbers_on_a_device_without_events_are_waited_for_with_the_numbers(device: type[OnDevice]) -> None:
-    taken = take({"x": on_device(0.5)}, 0)
+    taken = copied_row({"x": on_device(0.5)}, 0)
     assert "cpu" not in device.asked
     device.on_training_thread = False
     assert taken["x"].number() == 0.5
@@ -380,7 +380,7 @@ def test_each_dtype_of_a_device_is_copied_once_and_names_keep_their_order(
         "c": on_device(3.0),
         "in": {"d": on_device(4.0)},
     }
-    taken = take(metrics, 0)
+    taken = copied_row(metrics, 0)
     assert list(taken) == ["a", "between", "b", "c", "in.d"]
     assert (len(device.under_way), len(events)) == (2, 2)
     device.on_training_thread = False
@@ -389,7 +389,7 @@ def test_each_dtype_of_a_device_is_copied_once_and_names_keep_their_order(
 
 def test_a_number_on_a_device_that_is_changed_in_place_later_stays_what_it_was(device: type[OnDevice]) -> None:
     total = on_device(1.0)
-    taken, weight = take({"total": total}, 0)["total"], take_weight(total, 0)
+    taken, weight = copied_row({"total": total}, 0)["total"], copied_weight(total, 0)
     total += 5
     device.on_training_thread = False
     assert (taken.number(), weight.number()) == (1.0, 1.0)
@@ -398,7 +398,7 @@ def test_a_number_on_a_device_that_is_changed_in_place_later_stays_what_it_was(d
 @pytest.mark.usefixtures("events")
 def test_a_tensor_of_a_graph_on_a_device_is_taken_out_of_it(device: type[OnDevice]) -> None:
     weight = on_device(0.5).requires_grad_()
-    taken = take({"x": weight * 2}, 0)
+    taken = copied_row({"x": weight * 2}, 0)
     assert not any(source.requires_grad for _, source in device.under_way)
     device.on_training_thread = False
     assert taken["x"].number() == 1.0
@@ -412,7 +412,7 @@ def test_vectors_on_a_device_come_later_as_they_were(
     if has_events:
         request.getfixturevalue("events")
     vector = on_device(value)
-    taken = take({"x": vector, "list": [vector, {"a": (vector, 1)}]}, 3)
+    taken = copied_row({"x": vector, "list": [vector, {"a": (vector, 1)}]}, 3)
     vector += 1
     assert not any(map(is_number, taken.values()))
     device.on_training_thread = False
@@ -426,12 +426,12 @@ def test_vectors_on_a_device_come_later_as_they_were(
 def test_a_weight_that_is_refused_is_refused_without_waiting(device: type[OnDevice], value: torch.Tensor) -> None:
     assert device.on_training_thread
     with pytest.raises(ConfigurationError, match=r"^weight was given .* on rank 3"):
-        take_weight(value, 3)
+        copied_weight(value, 3)
 
 
 def test_weights_on_a_device_come_later(device: type[OnDevice], events: list[Any]) -> None:
-    one = take_weight(on_device([32]), 0)
-    by_name = take_weight({"loss": on_device(0.5), "acc": 2}, 0)
+    one = copied_weight(on_device([32]), 0)
+    by_name = copied_weight({"loss": on_device(0.5), "acc": 2}, 0)
     assert "synchronize" not in events
     assert isinstance(one, Later)
     device.on_training_thread = False

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("bare_environment")
     [
         ("online", "https://wandb.example/team/digits/runs/exp"),
         ("offline", "offline, in {directory}"),
-        ("disabled", "nowhere, as W&B is disabled"),
+        ("disabled", "nowhere, because W&B is disabled"),
     ],
 )
 def test_where_a_run_is_to_be_found(fake_wandb: FakeWandb, wandb_mode: str, expected: str) -> None:

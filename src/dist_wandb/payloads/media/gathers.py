@@ -64,7 +64,7 @@ class Encoded(NamedTuple):
         return self._replace(items=items, size=sum(map(len, items)))
 
     def as_bytes(self, rank: int) -> bytes:
-        """All of it, as it is told to the others by this rank."""
+        """All of it, as this rank sends it."""
         return framed(json.dumps([rank, self.columns, self.total]).encode(), *self.items)
 
 
@@ -95,7 +95,7 @@ class Gathered:
         self._make_image: MakeImage | None = None  # given when it is logged
 
     def use(self, rank: int, make_image: MakeImage) -> None:
-        """Be logged: once, as what is sent is not kept.
+        """Prepare to be sent: once, because what is sent is not kept.
 
         Args:
             rank: The rank that logs, for messages.
@@ -150,7 +150,7 @@ class Gathered:
             assert self._make_image is not None, "it is encoded after it was logged"  # noqa: S101
             items = [encode(item, self._make_image) for item in self.part(-1).items]
             self._encoded = Encoded(items, sum(map(len, items)), self._columns, self._total, self.limit)
-        except Exception as error:  # noqa: BLE001  # told where it is to be sent
+        except Exception as error:  # noqa: BLE001  # raised by `encoded`
             self._encoded = error
         self._items = []
 
@@ -186,7 +186,7 @@ def gathered(
         What `log` of the session, the logger or the tracker takes as a value.
 
     Raises:
-        ConfigurationError: A row of another length than `columns`, something that is no image, a wrong number of
+        ConfigurationError: A row of another length than `columns`, something that is not an image, a wrong number of
             captions, an argument that cannot be gathered (`masks`), a limit below 1, or images without pillow.
 
     Example:
@@ -235,7 +235,7 @@ def _checked_limit(limit: int | None, kind: Kind) -> int:
     except TypeError:
         number = 0
     if number < 1:
-        raise ConfigurationError(f"limit={limit!r} is no number of rows or images. Pass an integer, or None.")
+        raise ConfigurationError(f"limit={limit!r} is not a number of rows or images. Pass an integer, or None.")
     return number
 
 

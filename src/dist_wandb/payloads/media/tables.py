@@ -101,7 +101,7 @@ def is_frame(value: object) -> bool:
 
 def encoded_row(row: Sequence[Any], make_image: MakeImage) -> bytes:
     """A row as bytes; `make_image` as in `pictures.png`."""
-    found = [(place, cell) for place, cell in enumerate(row) if isinstance(cell, Picture)]
+    found = [(index, cell) for index, cell in enumerate(row) if isinstance(cell, Picture)]
     dates = [place for place, cell in enumerate(row) if isinstance(cell, date)]
     cells = [None if isinstance(cell, Picture) else cell for cell in row]
     beside = [(place, picture.beside) for place, picture in found]
@@ -156,7 +156,7 @@ def _with_rows(parts: Sequence[Part]) -> Sequence[Part]:
 
 
 def _numbered(columns: Iterable[str | int]) -> list[tuple[str | int, int]]:
-    """Columns, told apart also where they have the same name."""
+    """Columns with a number each, which distinguishes those of the same name."""
     seen: Counter[str | int] = Counter()
     numbered = []
     for name in columns:

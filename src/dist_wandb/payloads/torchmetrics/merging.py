@@ -103,7 +103,7 @@ class Layout:
         """The layout that a signature names.
 
         Raises:
-            ConfigurationError: The text is no signature.
+            ConfigurationError: The text is not a signature.
         """
         try:
             is_local, nodes, is_tentative = json.loads(signature)
@@ -113,7 +113,7 @@ class Layout:
                 raise ValueError(f"it has more than {_MOST_NUMBERS:,} numbers")  # noqa: TRY301  # ends below
             return layout  # noqa: TRY300
         except (ValueError, TypeError, RecursionError) as error:
-            raise ConfigurationError(f"{signature[:100]!r} is no signature of a metric: {error}.") from error
+            raise ConfigurationError(f"{signature[:100]!r} is not a signature of a metric: {error}.") from error
 
     def holders(self, sums: Tensor) -> list[float]:
         """Of each node, from the sums over ranks: how many ranks with data have states that fit."""

@@ -238,7 +238,7 @@ class Snapshot:
 
         Raises:
             ConfigurationError: A blob that cannot be understood, or states that cannot be merged.
-            Exception: What the metric's own `compute` raises, as some do where no rank has data.
+            Exception: What the metric's own `compute` raises, which some do if no rank has data.
         """
         decoded = [decode(blob) if blob else None for blob in blobs]
         if self._layout.is_local:
@@ -265,7 +265,7 @@ class Snapshot:
         return self._shell.compute(values, updates, [own.attributes for own in self._found])
 
 
-# By id, as the hash of a metric depends on its states.
+# By id, because the hash of a metric depends on its states.
 _shells: dict[int, tuple[weakref.ref[Any], tuple[tuple[str, type], ...], Shell]] = {}
 
 
@@ -303,7 +303,7 @@ def take_snapshot(value: Any) -> Snapshot:
 
 @lru_cache(maxsize=256)
 def _layout_of(nodes: tuple[Node, ...], is_local: bool, is_tentative: bool) -> Layout:
-    """One layout for equal nodes, as its signature takes longer than all else."""
+    """One layout for equal nodes, because its signature takes longest to make."""
     return Layout(nodes, is_local=is_local, is_tentative=is_tentative)
 
 

@@ -1,8 +1,8 @@
 """What torchmetrics keeps in a metric: read, copied, merged and put back.
 
-This is the room of torchmetrics' own names. There is no public way to a state's default and reduction, to the states of
-a metric that is synced, to a metric's way to synchronise, or to make a copy compute as if it had been updated.
-tests/unit/test_metrics.py fails when upstream changes them.
+All uses of torchmetrics' own names are here. There is no public way to a state's default and reduction, to the states
+of a metric that is synced, to a metric's way to synchronise, or to make a copy compute as if it had been updated.
+tests/unit/payloads/test_metrics.py fails when upstream changes them.
 """
 # ruff: noqa: SLF001
 
@@ -83,8 +83,8 @@ def obstacle(metric: type[Metric]) -> str | None:
     if metric._sync_dist.__module__.startswith("torchmetrics."):
         return None
     return (
-        f"{metric.__name__} is not merged over ranks but averaged: each rank computes by itself, as it synchronises in "
-        "a way of its own."
+        f"{metric.__name__} is not merged over ranks but averaged: each rank computes by itself, because it "
+        "synchronises in a way of its own."
     )
 
 
@@ -157,7 +157,7 @@ def is_default(metric: Metric, state: State, value: Any) -> bool:
 
 @lru_cache(maxsize=1)
 def _bookkeeping() -> tuple[frozenset[str], tuple[type, ...]]:
-    """Names of what every metric has, which is not told to other ranks; and the types of what is."""
+    """Names of what every metric has, which is not sent to other ranks; and the types of what is."""
     import torch
     from torchmetrics import Metric
 
