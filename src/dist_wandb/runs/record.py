@@ -6,7 +6,7 @@ run, of which the same holds. If it cannot be opened, a `NullRun` takes its plac
 one run, or repeated if it is not in the file of the lost one.
 
 Only the loss of the connection counts (`wandb_process.has_lost_service`: in doubt the run is asked by a call that
-changes nothing); any other error is that row's alone, and goes to `rescue`.
+changes nothing); any other error is that row's alone: `writer` handles it.
 """
 
 from __future__ import annotations
