@@ -5,11 +5,9 @@ from __future__ import annotations
 import functools
 import logging
 import math
-import random
 import sys
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from types import FrameType
@@ -28,11 +26,8 @@ from dist_wandb.exchange import collective, participation
 from dist_wandb.exchange.collective import CollectiveExchange
 from dist_wandb.exchange.membership import membership, presence
 from dist_wandb.exchange.membership.presence import Presence, say_opened
-from dist_wandb.exchange.protocol import negotiation, pacing
+from dist_wandb.exchange.protocol import pacing
 from dist_wandb.exchange.rows import Contribution
-from dist_wandb.exchange.transport import gloo
-from dist_wandb.exchange.transport.gloo import GlooGroup
-from dist_wandb.exchange.transport.group import BrokenError
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.plan import Unit
 from dist_wandb.store.job_store import JobStore
@@ -813,92 +808,6 @@ def test_whatever_log_is_interrupted_at_a_signal_handler_may_log(ranks: Callable
     thread.join(SOON)
     assert not thread.is_alive(), "the handler waits for a lock of the thread that it has interrupted"
     assert len(handled) > 10
-
-
-# --- faults in the middle of an exchange ------------------------------------------------------------------------------
-
-
-class Faults:
-    """Breaks exchanges off at random, on one rank before it took part or after: its result is lost to it."""
-
-    def __init__(self, seed: int, often: float) -> None:
-        self._random = random.Random(seed)
-        self._often = often
-        self._lock = threading.Lock()
-        self.number = 0
-
-    def wrap(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        def call(group: GlooGroup, *arguments: Any) -> Any:
-            with self._lock:
-                draw = self._random.random()
-                self.number += draw < self._often
-            if draw < self._often / 2:
-                raise BrokenError("before")
-            result = method(group, *arguments)
-            if draw < self._often:
-                raise BrokenError("after")
-            return result
-
-        return call
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_faults_lose_nothing_and_count_nothing_twice(
-    ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch, seed: int
-) -> None:
-    faults = Faults(seed, often=0.03)
-    for name in ("reduce", "reduce_tensors", "gather", "collect"):
-        monkeypatch.setattr(gloo.GlooGroup, name, faults.wrap(getattr(gloo.GlooGroup, name)))
-    unit = ranks(3, reduce="sum", spread=["x*"], limits=replace(QUICK, finish_timeout=60))
-    schedule = random.Random(seed)
-    wanted: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
-    means = [torchmetrics.SumMetric() for _ in range(3)]
-    for step in range(40):
-        for rank in schedule.sample(range(3), 3):
-            values = {
-                name: schedule.randrange(100) for name in ("x", "y", f"late-{step // 10}") if schedule.random() > 0.1
-            }
-            for name, value in values.items():
-                wanted[name][step] += value
-            means[rank].update(1)
-            table = {"table": gathered([[step, rank]], ["step", "by"])} if step % 4 == 0 else {}
-            unit.log(rank, {**values, **table, "steps": means[rank]}, step)
-            time.sleep(schedule.random() / 200)
-    unit.close()
-    assert faults.number > 3, "the test must disturb"
-    for name, steps in wanted.items():
-        assert unit.last(name) == steps
-    assert unit.last("steps") == {step: 3.0 * (step + 1) for step in range(40)}
-    tables = {step: table.data for step, table in unit.last("table").items()}
-    assert tables == {step: [[rank, step, rank] for rank in range(3)] for step in range(0, 40, 4)}
-    assert not unit.flagged()
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_faults_in_a_burst_lose_nothing_and_count_nothing_twice(
-    ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch, seed: int
-) -> None:
-    """Most rounds are for many rows: the list of what waits has been told, or has not, or the numbers have."""
-    monkeypatch.setattr(negotiation, "_MOST_CELLS", 50)
-    faults = Faults(seed, often=0.1)
-    for name in ("reduce", "reduce_tensors", "gather"):
-        monkeypatch.setattr(gloo.GlooGroup, name, faults.wrap(getattr(gloo.GlooGroup, name)))
-    unit = ranks(3, reduce="sum", spread=["x"])
-    wanted: dict[int, int] = defaultdict(int)
-    schedule = random.Random(seed)
-    for rank in range(3):
-        for step in range(300):
-            value = schedule.randrange(100)
-            wanted[step] += value
-            unit.log(rank, {"x": value, **({"own": rank} if step % 7 == rank else {})}, step)
-            unit.log(rank, {"counted": value}, None, calls=2 * step + 1)
-    unit.close()
-    assert faults.number > 3, "the test must disturb"
-    assert max(exchange.rounds.round for exchange in unit.exchanges.values()) < 300, "one round for many rows"
-    assert {step: row for step, row in unit.last("x").items() if step in wanted} == wanted
-    assert unit.last("own") == {step: step % 7 for step in range(300) if step % 7 < 3}
-    assert sum(row["counted"] for row in unit.run.rows if "counted" in row) == sum(wanted.values())
-    assert not unit.flagged()
 
 
 @pytest.fixture(autouse=True)
