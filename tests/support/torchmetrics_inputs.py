@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -74,6 +75,7 @@ def long_label_scores(draw: Draw) -> tuple[Tensor, Tensor]:
     return draw.uniform(draw.n, CLASSES, 5), draw.integers(2, draw.n, CLASSES, 5)
 
 
+@cache
 def ignoring(inputs: Inputs) -> Inputs:
     """Inputs some of whose targets are -1."""
 
