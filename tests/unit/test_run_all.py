@@ -11,6 +11,12 @@ from run_all import Part, checks, run, summary
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.fixture(autouse=True)
+def _few_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pytest that a test starts needs none of those that are installed: most of its start would be their import."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+
+
 def exiting(code: int) -> Part:
     return Part(f"exits with {code}", (sys.executable, "-c", f"raise SystemExit({code})"), is_pytest=False)
 
