@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Mapping
+from contextlib import suppress
 
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.settings.reduction import LARGEST_EXACT_INTEGER
@@ -40,21 +41,21 @@ def check_row(metrics: object, rank: int) -> None:
             'to values, as in log({"loss": 0.5}).'
         )
     for name in metrics:
-        if not isinstance(name, str) or not can_be_stored(name):
-            raise ConfigurationError(
-                f"log was given the name {name!r} ({type(name).__name__}) on rank {rank}, but names "
-                "are text, without NUL characters and lone surrogates. Nothing of this row was written."
-            )
+        check_name(name, rank)
 
 
-def can_be_stored(name: str) -> bool:
-    """Whether W&B can store a name: no NUL characters, no lone surrogates."""
-    if not name.isascii():
-        try:
+def check_name(name: object, rank: int) -> None:
+    """Refuse a name that W&B cannot store, such as one with NUL characters or lone surrogates."""
+    if isinstance(name, str) and "\0" not in name:
+        if name.isascii():
+            return
+        with suppress(UnicodeEncodeError):
             name.encode()
-        except UnicodeEncodeError:
-            return False
-    return "\0" not in name
+            return
+    raise ConfigurationError(
+        f"log was given the name {name!r} ({type(name).__name__}) on rank {rank}, but names "
+        "are text, without NUL characters and lone surrogates. Nothing of this row was written."
+    )
 
 
 def checked_step(step: object, rank: int) -> int:

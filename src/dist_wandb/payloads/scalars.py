@@ -13,7 +13,7 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.payloads.checks import can_be_stored, checked_weight
+from dist_wandb.payloads.checks import check_name, checked_weight
 from dist_wandb.payloads.devices import PLAIN, HostCopy, Later, LaterValue, as_tensor, copy_for_numpy, whole
 from dist_wandb.payloads.torchmetrics.metrics import is_metric, take_snapshot
 
@@ -51,11 +51,7 @@ def _copied_others(metrics: Mapping[str, Any], rank: int, *, flat: bool) -> dict
     row: dict[str, Any] = {}
     on_devices: dict[tuple[Any, Any], list[tuple[str, Any]]] = {}
     for name, value in _flat(metrics, all_of_it=flat):
-        if not can_be_stored(name):
-            raise ConfigurationError(
-                f"The name {name!r} on rank {rank} has NUL characters or lone surrogates, which W&B cannot store. Take "
-                "them out. Nothing of this row was written."
-            )
+        check_name(name, rank)
         if type(value) in PLAIN:
             row[name] = value
             continue

@@ -195,7 +195,9 @@ def test_a_list_that_holds_itself_is_taken() -> None:
 
 @pytest.mark.parametrize("name", ["a\0b", "a\ud800b"])
 def test_an_error_within_a_mapping_names_the_whole_name(name: str) -> None:
-    with pytest.raises(ConfigurationError, match=re.escape(f"The name {f'val.{name}'!r} on rank 3")):
+    with pytest.raises(
+        ConfigurationError, match=re.escape(f"log was given the name {f'val.{name}'!r} (str) on rank 3")
+    ):
         copied_row({"val": {name: 1}}, 3)
 
 
