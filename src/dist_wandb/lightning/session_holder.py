@@ -144,7 +144,7 @@ class SessionHolder:
         name = resuming.session_name(INTEGRATION, self.number)
         earlier = RestartStore(name, self.options, Topology.single(), self._arguments).find()
         if earlier is not None:
-            self.base_id = earlier.note.base_id
+            self.base_id = earlier.record.base_id
             _script_ids.offer(self.number, self.base_id)
 
     def _open(self, topology: Topology, run: Run | None) -> Session:

@@ -7,15 +7,12 @@ import logging
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dist_wandb.errors import ConfigurationError, ReadError
 from dist_wandb.runs import argument_checks
 from dist_wandb.settings.plan import RANK_SCOPES, RUN_MODES
 from dist_wandb.wandb_files.small_files import own_directory, parse_json, read_small, write_small
-
-if TYPE_CHECKING:
-    pass
 
 _log = logging.getLogger("dist_wandb")
 
@@ -51,9 +48,9 @@ class RestartRecord:
 
     @classmethod
     def read(cls, path: Path) -> RestartRecord | None:
-        """Read a note; `None` where there is none, or, with a warning, something else or somebody else's."""
+        """Read a record; `None` where there is none, or, with a warning, if it is something else or somebody else's."""
         try:
-            return cls.believed(path)
+            return cls.read_own(path)
         except FileNotFoundError:
             return None
         except (OSError, ValueError, ReadError) as error:
@@ -61,41 +58,41 @@ class RestartRecord:
                 return None
             _warned.add(path)
             _log.warning(
-                "dist_wandb: %s is not the note that an earlier start of this job would have left there (%s). It is "
-                "left aside, and new runs are made. Pass id= and resume='allow' to continue a run you know.",
+                "dist_wandb: %s is not the restart record that an earlier start of this job would have left there "
+                "(%s). It is ignored, and new runs are made. Pass id= and resume='allow' to continue a run you know.",
                 path,
                 error,
             )
             return None
 
     @classmethod
-    def believed(cls, path: Path) -> RestartRecord:
-        """Read a note of this process's user.
+    def read_own(cls, path: Path) -> RestartRecord:
+        """Read a record of this process's user.
 
         Raises:
             FileNotFoundError: There is none.
-            ReadError: What is there is no file, or it or its directory is somebody else's.
-            ValueError: It is no note.
+            ReadError: It is not a file, or it or its directory is somebody else's.
+            ValueError: It is not a restart record.
             OSError: It cannot be read.
         """
         return cls.of(parse_json(read_small(path, owner=own_directory(path.parent))))
 
     @classmethod
     def of(cls, record: Any) -> RestartRecord:
-        """Make a note of what JSON gave.
+        """Make a record of what JSON gave.
 
         Raises:
-            ValueError: It is no note.
+            ValueError: It is not a restart record.
         """
         if not isinstance(record, dict) or record.get("format") != _FORMAT:
-            raise ValueError(f"it is not a note of format {_FORMAT}")
+            raise ValueError(f"it is not a restart record of format {_FORMAT}")
         given: dict[str, Any] = {field.name: record.get(field.name) for field in fields(cls)}
         texts = ("base_id", "session", "run_mode", "rank_scope")
         numbers = ("world_size", "requeues")
         if not all(type(given[name]) is (str if name in texts else int) for name in texts + numbers):
             raise ValueError("it lacks a part")
         if not all(isinstance(given[name], str | None) for name in ("project", "entity", "job")):
-            raise ValueError("a part of it is no text")
+            raise ValueError("a part of it is not text")
         if given["run_mode"] not in RUN_MODES or given["rank_scope"] not in RANK_SCOPES:
             raise ValueError("its mode or scope is unknown")
         try:
@@ -105,7 +102,7 @@ class RestartRecord:
         return cls(**given)
 
     def write(self, path: Path) -> None:
-        """Leave the note where only this process's user reads and writes.
+        """Write the record where only this process's user reads and writes.
 
         Raises:
             ReadError: The directory is a link, or somebody else's.
@@ -115,9 +112,9 @@ class RestartRecord:
             path.parent.parent.mkdir(parents=True, exist_ok=True)
             path.parent.mkdir(mode=0o700)
         own_directory(path.parent)
-        write_small(path, (json.dumps(self.record, indent=2) + "\n").encode())
+        write_small(path, (json.dumps(self.as_json, indent=2) + "\n").encode())
 
     @property
-    def record(self) -> dict[str, Any]:
-        """The note as JSON holds it."""
+    def as_json(self) -> dict[str, Any]:
+        """The record as JSON holds it."""
         return {"format": _FORMAT, **asdict(self)}

@@ -1,4 +1,4 @@
-"""How the run of an earlier start is continued: the arguments of `wandb.init`, and what is said of it."""
+"""How the run of an earlier start is continued: the arguments of `wandb.init`, and the line about it."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ def session_name(integration: str, number: int | None) -> str:
 def continued(
     init_arguments: Mapping[str, Any], earlier: Earlier | None, topology: Topology, *, has_store: bool
 ) -> Mapping[str, Any]:
-    """The arguments of `wandb.init` that continue what an earlier start began; as they are where there was none.
+    """The arguments of `wandb.init` that continue what an earlier start began; unchanged where there was none.
 
     Args:
         init_arguments: As the user gave them.
         earlier: What this start continues, on the rank that looked for it.
         topology: Who this rank is.
-        has_store: Whether the ranks can tell each other the base id.
+        has_store: Whether the ranks can agree on the base id.
     """
     resume = requested.wanted_resume(init_arguments)
     if earlier is not None:
         given = {} if requested.continues(init_arguments) else {"resume": "allow"}
-        return {**init_arguments, **given, "id": earlier.note.base_id}
+        return {**init_arguments, **given, "id": earlier.record.base_id}
     is_named_by_job = topology.world_size > 1 and not has_store and requested.wanted_id(init_arguments) is None
     if is_named_by_job and Launch.detect().requeues and resume is None:
         return {**init_arguments, "resume": "allow"}  # SLURM starts a job again under the name that the id is made from
@@ -60,7 +60,7 @@ def name_for_id(session: str, init_arguments: Mapping[str, Any]) -> str:
 
 
 def can_look_back(options: Options, topology: Topology, *, has_store: bool) -> bool:
-    """Whether the rank that tells the job can choose the base id, rather than make it from what all ranks know."""
+    """Whether the coordinator can choose the base id, rather than make it from what all ranks know."""
     is_alone = topology.world_size == 1 or (options.run_mode == "auto" and options.rank_scope == "global")
     return has_store or is_alone
 
@@ -69,23 +69,23 @@ def check_resume(init_arguments: Mapping[str, Any], options: Options, topology: 
     """Refuse ``resume="auto"`` where only one rank would know the run.
 
     Raises:
-        ConfigurationError: The ranks need one id, nobody asked for one, and they cannot tell each other.
+        ConfigurationError: The ranks need one id, nobody asked for one, and they cannot agree on one.
     """
     if can_look_back(options, topology, has_store=has_store) or requested.wanted_id(init_arguments) is not None:
         return
     if requested.wanted_resume(init_arguments) == "auto":
         raise ConfigurationError(
-            f"resume='auto' takes the run id from a note that one process finds, but {topology.world_size} ranks need "
-            "it, and have no way to tell each other yet. Call init_process_group first, or pass id= (the same at every "
-            "start) with resume='allow', or set WANDB_RUN_ID."
+            f"resume='auto' takes the run id from a restart record that one process finds, but {topology.world_size} "
+            "ranks need it, and have no way to agree yet. Call init_process_group first, or pass id= (the same at "
+            "every start) with resume='allow', or set WANDB_RUN_ID."
         )
 
 
 def announce(earlier: Earlier, topology: Topology) -> None:
-    """Say in one line what is continued, and why."""
+    """Print in one line what is continued, and why."""
     if console.is_silent():
         return
-    before = earlier.note.world_size
+    before = earlier.record.world_size
     change = "" if before == topology.world_size else f" It had {before} ranks, and has {topology.world_size} now."
-    line = f"dist_wandb: continues the run {earlier.note.base_id} of an earlier start ({earlier.found}).{change}"
+    line = f"dist_wandb: continues the run {earlier.record.base_id} of an earlier start ({earlier.found}).{change}"
     print(line, file=sys.stderr, flush=True)  # noqa: T201  # as the line at the start

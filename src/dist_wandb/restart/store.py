@@ -39,7 +39,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from dist_wandb.errors import ReadError, RendezvousError
 from dist_wandb.restart.records import RestartRecord
@@ -54,7 +54,13 @@ if TYPE_CHECKING:
 _log = logging.getLogger("dist_wandb")
 
 DIRECTORY = "dist-wandb-resume"
-_KEY = "note"  # in the job's store
+_KEY = "restart"  # in the job's store
+
+
+class RestartMessage(TypedDict):
+    """What lies in the store of torchrun's agent: a record as JSON holds it; `None` once its runs have ended well."""
+
+    record: dict[str, Any] | None
 
 
 @dataclass(frozen=True)
@@ -62,21 +68,21 @@ class Earlier:
     """The start of the job that this one continues.
 
     Args:
-        note: What it left.
+        record: What it left.
         found: Why it is continued, for messages.
     """
 
-    note: RestartRecord
+    record: RestartRecord
     found: str
 
 
 class RestartStore:
-    """Finds what an earlier start of this job left, and leaves a note for a later one.
+    """Finds the record of an earlier start of this job, and leaves one for a later start.
 
     Args:
         session_name: Name of the session, equal at every start of the job.
         options: The session's options.
-        topology: Who this rank is; it should be the one that tells the job.
+        topology: Who this rank is; it should be the coordinator.
         init_arguments: Keyword arguments of `wandb.init`, as the user gave them.
     """
 
@@ -116,92 +122,93 @@ class RestartStore:
         if resume == "never" or requested.rewinds(self._arguments):
             return None
         wanted = requested.wanted_id(self._arguments)
-        for note, found in self._candidates(asked_for=resume == "auto"):
-            if note is None:
+        for record, found in self._candidates(asked_for=resume == "auto"):
+            if record is None:
                 return None
-            if wanted in (None, note.base_id) and self._suits(note, found):
-                self._continued_job = note.job
-                return Earlier(note, found)
+            if wanted in (None, record.base_id) and self._suits(record, found):
+                self._continued_job = record.job
+                return Earlier(record, found)
         return None
 
     def _candidates(self, *, asked_for: bool) -> Iterator[tuple[RestartRecord | None, str]]:
-        """The notes to be looked at, the surest first; `None` if it is known that the run has ended."""
+        """The records to be looked at, the surest first; `None` if it is known that the run has ended."""
         launch = self._launch
         if launch.attempt:
             found = f"restart {launch.attempt} of torchrun"
-            yield from self._told(found)
-            yield from self._written(launch.torchrun_start, found)
+            yield from self._published(found)
+            yield from self._in_file(launch.torchrun_start, found)
         if launch.requeues:
             found = f"restart {launch.requeues} of the SLURM job"
-            for left, reason in self._written(launch.slurm_step, found):
+            for left, reason in self._in_file(launch.slurm_step, found):
                 if left.requeues < launch.requeues:  # else the job's script started the command twice
                     yield left, reason
-        if asked_for and (note := RestartRecord.read(self._latest)) is not None:
-            yield note, f"resume='auto', by {self._latest}"
+        if asked_for and (record := RestartRecord.read(self._latest)) is not None:
+            yield record, f"resume='auto', by {self._latest}"
 
-    def _told(self, found: str) -> Iterator[tuple[RestartRecord | None, str]]:
+    def _published(self, found: str) -> Iterator[tuple[RestartRecord | None, str]]:
         with suppress(RendezvousError, ValueError, TypeError, KeyError):
-            told = None if self._store is None else self._store.try_get(_KEY)
-            if told is not None:
-                yield (RestartRecord.of(told["note"]) if told["note"] else None), found
+            message: RestartMessage | None = None if self._store is None else self._store.try_get(_KEY)
+            if message is not None:
+                yield (RestartRecord.of(message["record"]) if message["record"] else None), found
 
-    def _written(self, job: str | None, found: str) -> Iterator[tuple[RestartRecord, str]]:
-        if job is not None and (note := RestartRecord.read(self._of_job(job))) is not None:
-            yield note, found
+    def _in_file(self, job: str | None, found: str) -> Iterator[tuple[RestartRecord, str]]:
+        if job is not None and (record := RestartRecord.read(self._of_job(job))) is not None:
+            yield record, found
 
-    def _suits(self, note: RestartRecord, found: str) -> bool:
-        """Whether a note is of this very session, whose runs it continues one by one."""
+    def _suits(self, record: RestartRecord, found: str) -> bool:
+        """Whether a record is of this very session, whose runs it continues one by one."""
         differ = [
-            f"{name} was {getattr(note, name)!r}, and is {getattr(self._mine, name)!r}"
+            f"{name} was {getattr(record, name)!r}, and is {getattr(self._mine, name)!r}"
             for name in ("session", "project", "entity", "run_mode", "rank_scope")
-            if getattr(note, name) != getattr(self._mine, name)
+            if getattr(record, name) != getattr(self._mine, name)
         ]
         if differ:
             _log.warning(
                 "dist_wandb: the run %s of an earlier start (%s) is not continued: %s. New runs are made. Start with "
                 "the same arguments, or pass id= and resume='allow'.",
-                note.base_id,
+                record.base_id,
                 found,
                 "; ".join(differ),
             )
         return not differ
 
     def leave(self, base_id: str) -> None:
-        """Leave a note of the runs that were opened. A directory that cannot be written to is warned of once."""
-        note = replace(self._mine, base_id=base_id)
-        self._mine = note
-        self._tell(note)
+        """Leave a record of the runs that were opened. A directory that cannot be written to is warned of once."""
+        self._mine = replace(self._mine, base_id=base_id)
+        self._publish(self._mine)
+        paths, continued = self._paths, self._continued_job and self._of_job(self._continued_job)
         try:
-            for path in self._paths:
-                note.write(path)
-            self._remove_notes(self._continued_paths)
+            for path in paths:
+                self._mine.write(path)
+            if continued and continued not in paths:  # the record of the job that this one continues, which is over
+                self._remove([continued])
         except (OSError, ReadError) as error:
             _log.warning(
-                "dist_wandb: no note of the run %s could be left in %s (%s), so a later start will not find it. Pass "
-                "dir= with a directory that can be written to, or id= and resume='allow' at every start.",
+                "dist_wandb: no restart record of the run %s could be left in %s (%s), so a later start will not find "
+                "it. Pass dir= with a directory that can be written to, or id= and resume='allow' at every start.",
                 base_id,
                 self._directory,
                 getattr(error, "strerror", None) or error,
             )
 
-    def take_back(self) -> None:
-        """The runs have ended well: no later start is to continue them."""
-        self._tell(None)
-        self._remove_notes(self._paths)
+    def delete(self) -> None:
+        """Delete the record, because the runs have ended well: no later start is to continue them."""
+        self._publish(None)
+        self._remove(self._paths)
         with suppress(OSError):
             self._directory.rmdir()  # if it is empty
 
-    def _remove_notes(self, paths: Iterable[Path]) -> None:
-        """Remove notes of these very runs."""
+    def _remove(self, paths: Iterable[Path]) -> None:
+        """Remove records of these very runs."""
         for path in paths:
             with suppress(OSError, ValueError, ReadError):
-                if RestartRecord.believed(path).base_id == self._mine.base_id:  # else another job's
+                if RestartRecord.read_own(path).base_id == self._mine.base_id:  # else another job's
                     path.unlink()
 
-    def _tell(self, note: RestartRecord | None) -> None:
+    def _publish(self, record: RestartRecord | None) -> None:
         if self._store is not None:
             with suppress(RendezvousError):
-                self._store.publish(_KEY, {"note": note and note.record})
+                self._store.publish(_KEY, RestartMessage(record=None if record is None else record.as_json))
 
     @property
     def _paths(self) -> list[Path]:
@@ -209,18 +216,12 @@ class RestartStore:
         return [self._latest, *(self._of_job(job) for job in jobs if job is not None)]
 
     @property
-    def _continued_paths(self) -> list[Path]:
-        """The note of the job that this one continues, which is over."""
-        job = self._continued_job
-        return [self._of_job(job)] if job and self._of_job(job) not in self._paths else []
-
-    @property
     def _latest(self) -> Path:
-        """The note that any start of this session in this directory replaces."""
+        """The record that any start of this session in this directory replaces."""
         return self._file("latest")
 
     def _of_job(self, job: str) -> Path:
-        """The note of this job alone, and of this command of it: a job's script may run several."""
+        """The record of this job alone, and of this command of it: a job's script may run several."""
         return self._file("job", job, *sys.argv)
 
     def _file(self, kind: str, *parts: str) -> Path:

@@ -106,8 +106,8 @@ def init(
 
         The x axis of all metrics is `global_step`, unless `define_metric` of the run says otherwise.
 
-        While the job runs, rank 0 keeps a note of a few hundred bytes in ``DIR/wandb/dist-wandb-resume``. A restart by
-        torchrun or SLURM continues the same runs by it, and rows without a step go on behind those that are there.
+        While the job runs, rank 0 keeps a restart record of a few hundred bytes in ``DIR/wandb/dist-wandb-resume``. A
+        restart by torchrun or SLURM continues the same runs by it; rows without a step go on behind those of the run.
 
     Example:
         Two processes under torchrun::

@@ -206,4 +206,4 @@ class Shutdown:
     def _delete_record(self) -> None:
         """No later start is to continue runs that have ended well."""
         if self._restart_store is not None:
-            briefly(self._restart_store.take_back, None)
+            briefly(self._restart_store.delete, None)

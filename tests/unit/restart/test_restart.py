@@ -1,4 +1,4 @@
-"""Starts of a job after an earlier one: which run is continued, by what note, and where its rows go on."""
+"""Starts of a job after an earlier one: which run is continued, by what record, and where its rows go on."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from dist_wandb.topology.model import Topology
 if TYPE_CHECKING:
     from tests.conftest import FakeRun, FakeWandb, OnRanks
 
-NOTES = Path("wandb") / DIRECTORY
+RECORDS = Path("wandb") / DIRECTORY
 AGENT = {"TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
 SLURM = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
 Start = Callable[..., list[Session]]
@@ -104,8 +104,8 @@ def given(fake_wandb: FakeWandb, name: str, *, last: int = 2) -> list[Any]:
     return [arguments.get(name) for arguments in fake_wandb.arguments[-last:]]
 
 
-def note_files() -> list[str]:
-    return sorted(path.name.partition("-")[0] for path in NOTES.glob("*.json")) if NOTES.exists() else []
+def record_files() -> list[str]:
+    return sorted(path.name.partition("-")[0] for path in RECORDS.glob("*.json")) if RECORDS.exists() else []
 
 
 def last_warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -131,7 +131,7 @@ def test_a_restart_of_torchrun_continues_by_the_agents_store(
     assert given(fake_wandb, "resume", last=writers) == ["allow"] * writers
 
 
-def test_a_restart_continues_by_the_note_where_no_store_outlasts_it(start: Start, fake_wandb: FakeWandb) -> None:
+def test_a_restart_continues_by_the_record_where_no_store_outlasts_it(start: Start, fake_wandb: FakeWandb) -> None:
     first = start(environ=attempt(0))
     kill(first)
     second = start(environ=attempt(1))
@@ -141,7 +141,7 @@ def test_a_restart_continues_by_the_note_where_no_store_outlasts_it(start: Start
 
 @pytest.mark.parametrize("environ", [attempt(1, "/agent/none_z"), {"TORCHELASTIC_RESTART_COUNT": "1"}])
 def test_another_start_of_torchrun_is_no_restart(start: Start, environ: dict[str, str]) -> None:
-    """Its first attempt may have died before it left a note of its own."""
+    """Its first attempt may have died before it left a record of its own."""
     first = start(environ=attempt(0))
     kill(first)
     assert ids(start(environ=environ)) != ids(first)
@@ -162,7 +162,7 @@ def test_a_run_that_has_ended_well_is_not_continued(start: Start, by_store: bool
     first = start(agent=agent, environ=attempt(0))
     for session in first:
         session.finish()
-    assert not NOTES.exists()
+    assert not RECORDS.exists()
     assert ids(start(agent=agent, environ=attempt(1))) != ids(first)
 
 
@@ -266,7 +266,7 @@ def requeue(number: int, **other: str) -> dict[str, str]:
     return {**SLURM, "SLURM_RESTART_COUNT": str(number), **other}
 
 
-def test_a_requeued_job_continues_by_its_note(start: Start, fake_wandb: FakeWandb) -> None:
+def test_a_requeued_job_continues_by_its_record(start: Start, fake_wandb: FakeWandb) -> None:
     first = start(environ=SLURM)
     kill(first)
     assert ids(start(environ=requeue(1))) == ids(first)
@@ -302,13 +302,13 @@ def test_jobs_that_share_a_directory_each_find_their_own(start: Start) -> None:
     other, first = start(environ={**SLURM, "SLURM_JOB_ID": "8"}), start(environ=SLURM)
     for session in other:
         session.finish()
-    assert note_files() == ["job", "latest"]  # both of them the first one's
+    assert record_files() == ["job", "latest"]  # both of them the first one's
     kill(first)
     again = start(environ=requeue(1))
     assert ids(again) == ids(first)
     kill(again)
     assert ids(start(environ={"SLURM_JOB_ID": "9"}, resume="auto")) == ids(first)
-    assert note_files() == ["job", "latest"]  # of the third job, which goes on with the first one's runs
+    assert record_files() == ["job", "latest"]  # of the third job, which goes on with the first one's runs
 
 
 @pytest.mark.parametrize("run_mode", ["auto", "shared", "new"])
@@ -329,7 +329,7 @@ def test_without_a_store_the_jobs_name_gives_the_id_at_every_start(
     )
 
 
-def test_without_a_store_no_rank_follows_a_note_that_the_others_may_not_see(start: Start) -> None:
+def test_without_a_store_no_rank_follows_a_record_that_the_others_may_not_see(start: Start) -> None:
     kill(start(environ=SLURM))
     second = start(store=False, environ=requeue(1))
     assert [str(name).partition("-")[0] for name in ids(second)] == [second[0].plan.base_id] * 2
@@ -348,7 +348,7 @@ def test_a_second_start_continues_if_it_is_asked_to(
     before = ids(first)
     kill(first)
     assert ids(start(options=options, resume=resume)) == before
-    assert set(given(fake_wandb, "resume", last=1)) == {"allow"}  # W&B's own note would be one process's
+    assert set(given(fake_wandb, "resume", last=1)) == {"allow"}  # W&B's own record would be one process's
 
 
 def test_a_second_start_that_does_not_ask_begins_anew_and_is_the_one_to_be_found(start: Start) -> None:
@@ -364,7 +364,7 @@ def test_a_run_that_has_ended_well_is_not_continued_by_auto(start: Start) -> Non
     first = start(resume="auto")
     for session in first:
         session.finish()
-    assert note_files() == []
+    assert record_files() == []
     assert ids(start(resume="auto")) != ids(first)
 
 
@@ -389,7 +389,7 @@ def test_one_rank_that_asks_is_enough_if_it_is_rank_0(start: Start, fake_wandb: 
         ({"options": {"rank_scope": "worker"}}, "rank_scope was 'global', and is 'worker'"),
     ],
 )
-def test_other_runs_than_the_notes_are_made_anew(
+def test_other_runs_than_the_records_are_made_anew(
     start: Start, caplog: pytest.LogCaptureFixture, change: dict[str, Any], said: str
 ) -> None:
     first = start()
@@ -400,7 +400,7 @@ def test_other_runs_than_the_notes_are_made_anew(
     assert said in warning
 
 
-def test_the_sessions_of_a_job_have_notes_of_their_own(start: Start) -> None:
+def test_the_sessions_of_a_job_have_records_of_their_own(start: Start) -> None:
     first, second = start(), start(number=2)
     kill(first + second)
     assert ids(start(resume="auto", number=2)) == ids(second)
@@ -420,55 +420,55 @@ def test_projects_in_one_directory_do_not_mix(start: Start, argument: str) -> No
     [b"", b"\xff", b"[]", b'{"format": 2}', b'{"format": 1, "base_id": "x"}'],
     ids=["empty", "binary", "list", "newer", "part"],
 )
-def test_a_damaged_note_is_left_aside_with_a_warning(
+def test_a_damaged_record_is_left_aside_with_a_warning(
     start: Start, caplog: pytest.LogCaptureFixture, content: bytes
 ) -> None:
     first = start()
     kill(first)
-    (note,) = NOTES.glob("latest-*.json")
-    note.write_bytes(content)
+    (record,) = RECORDS.glob("latest-*.json")
+    record.write_bytes(content)
     assert ids(start(resume="auto")) != ids(first)
-    note.write_bytes(content)
+    record.write_bytes(content)
     start(resume="auto")
     (warning,) = last_warnings(caplog)  # of both starts, as they are of one process
-    assert f"{note} is not the note that an earlier start of this job would have left there" in warning
+    assert f"{record} is not the restart record that an earlier start of this job would have left there" in warning
 
 
 @pytest.mark.parametrize("obstacle", OBSTACLES)
-def test_what_lies_in_the_place_of_a_note_keeps_no_start_waiting(
+def test_what_lies_in_the_place_of_a_record_keeps_no_start_waiting(
     start: Start, caplog: pytest.LogCaptureFixture, obstacle: str
 ) -> None:
     first = start()
     kill(first)
-    (note,) = NOTES.glob("latest-*.json")
-    note.unlink()
-    OBSTACLES[obstacle](note)
+    (record,) = RECORDS.glob("latest-*.json")
+    record.unlink()
+    OBSTACLES[obstacle](record)
     begun = time.monotonic()
     sessions = start(resume="auto")
     assert time.monotonic() - begun < 30
     assert ids(sessions) != ids(first)
     warning, *others = last_warnings(caplog)
-    assert f"{note} is not the note that an earlier start of this job would have left there" in warning
-    assert len(others) == (obstacle == "directory")  # in whose place no note can be left
-    assert note.is_file() == (obstacle != "directory")
+    assert f"{record} is not the restart record that an earlier start of this job would have left there" in warning
+    assert len(others) == (obstacle == "directory")  # in whose place no record can be left
+    assert record.is_file() == (obstacle != "directory")
 
 
-@pytest.mark.parametrize("what", ["note", "directory"])
-def test_a_strangers_note_is_not_followed(
+@pytest.mark.parametrize("what", ["record", "directory"])
+def test_a_strangers_record_is_not_followed(
     start: Start, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     first = start()
     kill(first)
-    (note,) = NOTES.glob("latest-*.json")
-    give_away(note if what == "note" else NOTES, monkeypatch)
+    (record,) = RECORDS.glob("latest-*.json")
+    give_away(record if what == "record" else RECORDS, monkeypatch)
     second = start(resume="auto")
     assert ids(second) != ids(first)
     warnings = last_warnings(caplog)
-    place = note if what == "note" else NOTES
+    place = record if what == "record" else RECORDS
     assert f"{place} belongs to user 65534, while this process runs as {os.getuid()}; it is not believed" in warnings[0]
     assert len(warnings) == 1 + (what == "directory")
     if what == "directory":
-        assert f"no note of the run {second[0].plan.base_id} could be left in {NOTES}" in warnings[1]
+        assert f"no restart record of the run {second[0].plan.base_id} could be left in {RECORDS}" in warnings[1]
 
 
 def test_a_link_in_the_place_of_the_directory_is_not_followed(
@@ -476,34 +476,34 @@ def test_a_link_in_the_place_of_the_directory_is_not_followed(
 ) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir(mode=0o755)
-    NOTES.parent.mkdir()
-    NOTES.symlink_to(elsewhere)
+    RECORDS.parent.mkdir()
+    RECORDS.symlink_to(elsewhere)
     sessions = start(options={"run_mode": "auto"}, environ=SLURM)
     sessions[0].finish()
     (warning,) = last_warnings(caplog)
-    assert f"{NOTES} is a symbolic link, so it is not the directory that belongs there. Remove it." in warning
+    assert f"{RECORDS} is a symbolic link, so it is not the directory that belongs there. Remove it." in warning
     assert list(elsewhere.iterdir()) == []
     assert elsewhere.stat().st_mode & 0o777 == 0o755
 
 
-def test_notes_are_the_users_alone(start: Start) -> None:
+def test_records_are_the_users_alone(start: Start) -> None:
     start()
-    (note,) = NOTES.iterdir()
-    assert (NOTES.stat().st_mode & 0o777, note.stat().st_mode & 0o777) == (0o700, 0o600)
+    (record,) = RECORDS.iterdir()
+    assert (RECORDS.stat().st_mode & 0o777, record.stat().st_mode & 0o777) == (0o700, 0o600)
 
 
 @pytest.mark.parametrize("changed", [{"run_mode": "\x1b[2J"}, {"rank_scope": ""}, {"project": 7}, {"job": []}])
-def test_a_note_that_nobody_would_have_left_is_none(changed: dict[str, Any]) -> None:
-    note = RestartRecord("a", "test/1", None, None, "new", "global", 2, None, 0)
-    assert RestartRecord.of(note.record) == note
-    with pytest.raises(ValueError, match=r"unknown|no text"):
-        RestartRecord.of({**note.record, **changed})
+def test_a_record_that_nobody_would_have_left_is_none(changed: dict[str, Any]) -> None:
+    record = RestartRecord("a", "test/1", None, None, "new", "global", 2, None, 0)
+    assert RestartRecord.of(record.as_json) == record
+    with pytest.raises(ValueError, match=r"unknown|not text"):
+        RestartRecord.of({**record.as_json, **changed})
 
 
-def test_a_note_with_an_id_that_wandb_refuses_is_damaged() -> None:
-    note = RestartRecord("a/b", "test/1", None, None, "new", "global", 2, None, 0)
+def test_a_record_with_an_id_that_wandb_refuses_is_damaged() -> None:
+    record = RestartRecord("a/b", "test/1", None, None, "new", "global", 2, None, 0)
     with pytest.raises(ValueError, match="refuses in run ids"):
-        RestartRecord.of(note.record)
+        RestartRecord.of(record.as_json)
 
 
 def test_without_a_store_only_rank_0_alone_can_be_asked_for_it(start: Start, fake_wandb: FakeWandb) -> None:
@@ -511,16 +511,16 @@ def test_without_a_store_only_rank_0_alone_can_be_asked_for_it(start: Start, fak
     kill(first)
     start(store=False, options={"run_mode": "auto"}, resume="auto")
     assert given(fake_wandb, "id") == [first[0].id] * 2
-    with pytest.raises(ConfigurationError, match="resume='auto' takes the run id from a note"):
+    with pytest.raises(ConfigurationError, match="resume='auto' takes the run id from a restart record"):
         start(store=False, resume="auto")
 
 
-# --- the note ---------------------------------------------------------------------------------------------------------
+# --- the record -------------------------------------------------------------------------------------------------------
 
 
-def test_the_note_says_what_was_started(start: Start) -> None:
+def test_the_record_says_what_was_started(start: Start) -> None:
     (first, _) = start(environ=SLURM, project="digits", dir="place")
-    directory = Path("place") / NOTES
+    directory = Path("place") / RECORDS
     assert {json.dumps(json.loads(path.read_text())) for path in directory.iterdir()} == {
         json.dumps(
             {
@@ -540,7 +540,7 @@ def test_the_note_says_what_was_started(start: Start) -> None:
     assert sorted(path.name.partition("-")[0] for path in directory.iterdir()) == ["job", "latest"]
 
 
-def test_rank_0_alone_leaves_a_note(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_0_alone_leaves_a_record(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     left: list[str] = []
     monkeypatch.setattr(RestartStore, "leave", lambda _, base_id: left.append(base_id))
     first = start()
@@ -552,8 +552,8 @@ def test_disabled_leaves_nothing(start: Start) -> None:
     assert not Path("wandb").exists()
 
 
-@pytest.mark.parametrize("obstacle", ["wandb", str(NOTES)])
-def test_where_no_note_can_be_left_there_is_one_warning(
+@pytest.mark.parametrize("obstacle", ["wandb", str(RECORDS)])
+def test_where_no_record_can_be_left_there_is_one_warning(
     start: Start, caplog: pytest.LogCaptureFixture, obstacle: str
 ) -> None:
     Path("place", obstacle).parent.mkdir(parents=True)
@@ -561,15 +561,15 @@ def test_where_no_note_can_be_left_there_is_one_warning(
     sessions = start(dir="place", options={"run_mode": "auto"}, environ=SLURM)
     sessions[0].finish()
     (warning,) = last_warnings(caplog)
-    assert f"no note of the run {sessions[0].id} could be left in {Path('place') / NOTES}" in warning
+    assert f"no restart record of the run {sessions[0].id} could be left in {Path('place') / RECORDS}" in warning
 
 
 def test_a_run_finished_by_the_user_is_not_continued(start: Start, fake_wandb: FakeWandb) -> None:
     start(options={"run_mode": "auto"})
-    assert note_files() == ["latest"]
+    assert record_files() == ["latest"]
     fake_wandb.runs[0]._is_finished = True  # as wandb.finish() does
     dist_wandb.get_run()
-    assert note_files() == []
+    assert record_files() == []
 
 
 # --- a world of one ---------------------------------------------------------------------------------------------------
@@ -580,14 +580,14 @@ def test_a_world_of_one_is_continued_by_its_id(fake_wandb: FakeWandb) -> None:
     kill([first])
     resuming._started.clear()  # as in a new process
     assert dist_wandb.init("digits", resume="auto").id == first.id
-    assert given(fake_wandb, "resume", last=1) == ["auto"]  # W&B keeps its own note up to date
+    assert given(fake_wandb, "resume", last=1) == ["auto"]  # W&B keeps its own record up to date
     assert given(fake_wandb, "id", last=1) == [first.id]
 
 
 def test_a_run_that_is_not_ours_is_left_to_its_owner(fake_wandb: FakeWandb) -> None:
     theirs: Any = fake_wandb.init(id="theirs")
     open_session(Options(), {}, integration="test", adopt=lambda _: theirs)
-    assert note_files() == []
+    assert record_files() == []
 
 
 # --- where rows go on -------------------------------------------------------------------------------------------------

@@ -874,8 +874,9 @@ def test_a_session_whose_run_the_user_finished_is_forgotten(fake_wandb: FakeWand
 
 @pytest.mark.usefixtures("fake_wandb")
 @pytest.mark.parametrize("resume", ["auto", True])
-def test_resuming_by_a_note_of_one_process_is_refused_for_several(resume: Any) -> None:
-    with pytest.raises(ConfigurationError, match="takes the run id from a note that one process finds, but 2 ranks"):
+def test_resuming_by_a_record_of_one_process_is_refused_for_several(resume: Any) -> None:
+    refused = "takes the run id from a restart record that one process finds, but 2 ranks"
+    with pytest.raises(ConfigurationError, match=refused):
         open_session(Options("new"), {"resume": resume}, integration="test", topology=TWO[0])
 
 
