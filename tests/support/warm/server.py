@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import gc
 import importlib
+import inspect
 import os
 import selectors
 import shutil
@@ -31,6 +32,7 @@ from .request import ColdError, Known, Request, namespaces_of, open_namespaces, 
 _LIBRARIES = (
     *("torch", "torch.distributed.run", "torch.multiprocessing", "wandb", "torchmetrics"),
     *("accelerate", "accelerate.commands.launch", "lightning", "lightning.pytorch"),
+    "wandb.sdk.launch",  # wandb.init imports it, which takes a second
 )
 _OF_ENVIRON = {os.getenv.__code__.co_filename, Mapping.get.__code__.co_filename}
 _MESSAGE = 65_536
@@ -64,6 +66,7 @@ def _preload() -> Known:
             with contextlib.suppress(ImportError):
                 importlib.import_module(name)
     _put_off_media_directory()
+    _remember_files_of_modules()
     for ending in weakref.finalize._registry.copy():  # type: ignore[attr-defined]
         ending.atexit = False  # registrations with torch, which end with the process
     fresh.note_libraries()
@@ -107,6 +110,13 @@ def _asking_line() -> tuple[str, int]:
     while frame is not None and frame.f_code.co_filename in _OF_ENVIRON:
         frame = frame.f_back
     return (frame.f_code.co_filename, frame.f_lineno) if frame is not None else ("", 0)
+
+
+def _remember_files_of_modules() -> None:
+    """Have `inspect.stack`, which torchrun calls all the time, not look through thousands of modules for each frame."""
+    inspect.stack()
+    for name in ("<string>", "<frozen runpy>"):  # are in the stack of every child, and no module's file
+        inspect.modulesbyfile[name] = "__main__"
 
 
 class _LaterDirectory(tempfile.TemporaryDirectory):  # type: ignore[type-arg]
