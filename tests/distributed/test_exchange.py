@@ -53,7 +53,7 @@ def is_empty(exchange: CollectiveExchange) -> bool:
 
 
 def goes_on_with(exchange: CollectiveExchange, size: int) -> bool:
-    return exchange.rounds.size == size and exchange.group is not None
+    return exchange.rounds.ledger.members.size == size and exchange.group is not None
 
 
 # --- ranks that are well ----------------------------------------------------------------------------------------------
@@ -66,17 +66,17 @@ def test_a_row_covers_all_ranks_and_costs_two_collectives(ranks: Callable[..., R
         unit.log(rank, {"loss": float(rank), "epoch": 3}, 0)
     unit.flush()
     start = time.monotonic()
-    before = [exchange.rounds.round for exchange in unit.exchanges.values()]
+    before = [exchange.rounds.ledger.round for exchange in unit.exchanges.values()]
     groups: list[Any] = [exchange.group for exchange in unit.exchanges.values()]
     collectives = [group.collectives for group in groups]
     for step in range(1, 21):
         for rank in range(size):
             unit.log(rank, {"loss": float(rank + step), "epoch": 3}, step)
         eventually(functools.partial(has_rows, unit, step + 1))
-    rounds = [exchange.rounds.round - old for exchange, old in zip(unit.exchanges.values(), before, strict=True)]
+    rounds = [exchange.rounds.ledger.round - old for exchange, old in zip(unit.exchanges.values(), before, strict=True)]
     assert max(rounds) <= 20 + 3 + 10 * (time.monotonic() - start)  # heartbeats may fall between two rows
     unit.close()
-    rounds = [exchange.rounds.round - old for exchange, old in zip(unit.exchanges.values(), before, strict=True)]
+    rounds = [exchange.rounds.ledger.round - old for exchange, old in zip(unit.exchanges.values(), before, strict=True)]
     for group, old in zip(groups, collectives, strict=True):
         assert group.collectives - old <= 2 * max(rounds)
     assert unit.last("loss") == {step: step + (size - 1) / 2 for step in range(21)}
@@ -535,7 +535,7 @@ def test_rows_that_wait_are_bounded(ranks: Callable[..., Ranks], caplog: pytest.
     for step in range(1, 400):
         unit.log(0, {"loss": float(step)}, step)
     eventually(lambda: len(unit.run.rows) >= 300)
-    eventually(lambda: unit.exchanges[0].rounds.open_places <= 51)
+    eventually(lambda: unit.exchanges[0].rounds.ledger.open.count_rows() <= 51)
     assert [record.message for record in caplog.records if "more than 50 rows wait" in record.message]
 
 
@@ -683,9 +683,9 @@ def test_a_rank_whose_device_computes_long_goes_on_with_the_others(ranks: Callab
     unit.log(1, {"loss": 3.0}, 2)
     unit.log(0, {"other": 2.0}, 1)
     time.sleep(2.5)
-    before = unit.exchanges[0].rounds.round
-    eventually(lambda: unit.exchanges[0].rounds.round > before + 5)
-    assert unit.exchanges[0].rounds.size == 2
+    before = unit.exchanges[0].rounds.ledger.round
+    eventually(lambda: unit.exchanges[0].rounds.ledger.round > before + 5)
+    assert unit.exchanges[0].rounds.ledger.members.size == 2
     assert not unit.exchanges[1].flush(0.3)
     stall.over.set()
     for step in (1, 2):
@@ -737,7 +737,7 @@ def test_ranks_that_have_all_closed_miss_nobody_at_the_end(ranks: Callable[..., 
         unit.log(rank, {"loss": 1.0}, 0)
     unit.close()
     eventually(lambda: all(exchange.has_ended for exchange in unit.exchanges.values()))
-    assert [exchange.rounds.absent for exchange in unit.exchanges.values()] == [0] * 3
+    assert [exchange.rounds.ledger.members.absent for exchange in unit.exchanges.values()] == [0] * 3
 
 
 def test_an_exchange_that_is_beyond_help_says_so(

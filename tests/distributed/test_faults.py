@@ -110,7 +110,7 @@ def test_faults_in_a_burst_lose_nothing_and_count_nothing_twice(
             unit.log(rank, {"counted": value}, None, calls=2 * step + 1)
     unit.close()
     assert faults.number > 3, "the test must disturb"
-    assert max(exchange.rounds.round for exchange in unit.exchanges.values()) < 300, "one round for many rows"
+    assert max(exchange.rounds.ledger.round for exchange in unit.exchanges.values()) < 300, "one round for many rows"
     assert {step: row for step, row in unit.last("x").items() if step in wanted} == wanted
     assert unit.last("own") == {step: step % 7 for step in range(300) if step % 7 < 3}
     assert sum(row["counted"] for row in unit.run.rows if "counted" in row) == sum(wanted.values())

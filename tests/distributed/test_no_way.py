@@ -85,7 +85,7 @@ def test_while_nobody_can_speak_nobody_is_said_to_be_silent(
     for exchange in unit.exchanges.values():
         wait_for_peers(exchange, 4.0)
     unit.log(0, {"loss": 4.0}, 1)
-    eventually(lambda: bool(unit.exchanges[1].rounds.cells))  # it is known that rank 0 has said this
+    eventually(lambda: bool(unit.exchanges[1].rounds.ledger.open))  # it is known that rank 0 has said this
     stall = Stall()
     unit.log(2, {"loss": stall.number()}, 1)
     time.sleep(0.5)  # the others wait for it
@@ -97,7 +97,7 @@ def test_while_nobody_can_speak_nobody_is_said_to_be_silent(
     assert not messages(caplog, "has not logged")
     assert not messages(caplog, "after its row was written")
     stall.over.set()
-    eventually(lambda: unit.exchanges[0].rounds.size == 3)
+    eventually(lambda: unit.exchanges[0].rounds.ledger.members.size == 3)
     unit.close()
 
 
@@ -115,10 +115,10 @@ def test_who_is_gone_does_not_speak_for_who_has_yet_to(
     unit.flush()
     log(1, 1.0, 1)
     log(2, 2.0, 1)
-    eventually(lambda: {cell.totals.voices for cell in unit.exchanges[0].rounds.cells.values()} == {2})
+    eventually(lambda: {cell.totals.voices for cell in unit.exchanges[0].rounds.ledger.open.values()} == {2})
     unit.die(2)
-    eventually(lambda: unit.exchanges[0].rounds.size == 2)
-    eventually(lambda: unit.exchanges[1].rounds.size == 2)
+    eventually(lambda: unit.exchanges[0].rounds.ledger.members.size == 2)
+    eventually(lambda: unit.exchanges[1].rounds.ledger.members.size == 2)
     time.sleep(0.5)
     log(0, 6.0, 1)
     unit.close(0, 1)

@@ -124,7 +124,7 @@ def _offers() -> list[bytes]:
 def _read_offers(data: bytes) -> None:
     machine = Rounds(0, 2)
     machine.learn([["a", "b", "c", "d"]])
-    machine.agree(json.loads(data))
+    machine.negotiation.agree(json.loads(data), machine.ledger.names)
 
 
 def _checkpoints() -> list[bytes]:

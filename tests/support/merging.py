@@ -26,14 +26,6 @@ class _Outbox:
         return [(_key(old), _key(new))]
 
 
-class _Rounds:
-    """What a rank's rounds know of names."""
-
-    def __init__(self, own: str, names: list[str]) -> None:
-        self.names = names
-        self.outbox = _Outbox(own)
-
-
 def _key(name: str) -> Key:
     return Key(Place(0, 0), name, 0)
 
@@ -96,7 +88,7 @@ class Ranks:
         self.known += dict.fromkeys(name for name in names if name not in self.known)
         keys = []
         for one, name in zip(self._ranks, names, strict=True):
-            renamed = one.settle(_Rounds(name, self.known))
+            renamed = one.settle(_Outbox(name), self.known)
             keys.append(renamed[0][1] if renamed else _key(name))
         assert len(set(keys)) == 1, "the ranks have not agreed on one layout"
         return self._exchange(keys[0])

@@ -127,11 +127,11 @@ class Ranks:
 
     def lose_soon(self, peer_timeout: float) -> None:
         """Go on without a rank that keeps the others waiting for so long, in this epoch: not before, nor after."""
-        before = {rank: exchange.rounds.round for rank, exchange in self.exchanges.items()}
+        before = {rank: exchange.rounds.ledger.round for rank, exchange in self.exchanges.items()}
         for exchange in self.exchanges.values():
             group: Any = exchange.group
             group._timeout = peer_timeout
-        eventually(lambda: all(self.exchanges[rank].rounds.round > old + 1 for rank, old in before.items()))
+        eventually(lambda: all(self.exchanges[rank].rounds.ledger.round > old + 1 for rank, old in before.items()))
 
     def last(self, name: str) -> dict[int, Any]:
         """By step what was written last under a name."""

@@ -20,7 +20,7 @@ from dist_wandb.exchange.membership.generations import Checkpoint
 from dist_wandb.exchange.output import Output
 from dist_wandb.exchange.protocol.cells import Finished, Key, Outcome
 from dist_wandb.exchange.protocol.pacing import Pacer
-from dist_wandb.exchange.protocol.rounds import Rounds
+from dist_wandb.exchange.protocol.rounds import Intent, Rounds
 from dist_wandb.exchange.transport.group import Alone, Group
 
 
@@ -62,13 +62,14 @@ class Cycle:
         """
         self.group = group
         rounds = self._rounds
-        state = [rounds.round, rounds.names]
-        own = {"state": state, "names": self._names_due, "due": self._due_keys()}
-        own["spoken"], own["held"], own["rank"] = rounds.spoken(), rounds.held(), self._rank
+        ledger = rounds.ledger
+        state = [ledger.round, list(ledger.names)]
+        own = {"state": state, "names": self._names_due, "due": _cells_of(self._due)}
+        own["contributed"], own["held"], own["rank"] = ledger.contributed(), rounds.spreads.held(), self._rank
         greetings = [json.loads(text) for text in group.gather(json.dumps(own).encode())]
         if any(greeting["state"] != state for greeting in greetings):  # gloo would abort the process over it
             raise RuntimeError(f"the members disagree at the beginning of a generation: {greetings}")
-        rounds.recount([greeting["spoken"] for greeting in greetings], [greeting["held"] for greeting in greetings])
+        rounds.recount(*([greeting[kind] for greeting in greetings] for kind in ("contributed", "held")))
         learn_ranks([greeting["rank"] for greeting in greetings])
         if any(greeting["names"] for greeting in greetings):
             self._exchange_names(group)
@@ -88,15 +89,16 @@ class Cycle:
         group = self.group
         if group is None:
             raise RuntimeError("a round needs a group")
-        if self._rounds.many_wait:
-            offers = group.gather(json.dumps(self._rounds.offer()).encode())
-            self._rounds.agree([json.loads(offer) for offer in offers])
-        result = group.reduce(*self._rounds.pack(regroup=regroup))
+        rounds, names = self._rounds, self._rounds.ledger.names
+        if rounds.negotiation.many_wait:
+            offers = group.gather(json.dumps(rounds.negotiation.offer(rounds.outbox, names)).encode())
+            rounds.negotiation.agree([json.loads(offer) for offer in offers], names)
+        result = group.reduce(*rounds.pack(regroup=regroup))
         self._rows.gathers.passed()
         outcome = self._take(*result)
         if outcome.needs_names:
             self._exchange_names(group)
-        self._exchange_attachments(group, self._due_keys())
+        self._exchange_attachments(group, _cells_of(self._due))
         self._write_due()
         self.has_more = outcome.more
         return outcome
@@ -109,14 +111,10 @@ class Cycle:
         return outcome
 
     def _exchange_names(self, group: Group) -> None:
-        names = group.gather(json.dumps(self._rounds.unknown()).encode())
+        names = group.gather(json.dumps(self._rounds.outbox.unknown(self._rounds.ledger.names)).encode())
         self._rounds.learn([json.loads(own) for own in names])
         self._names_due = False
         self._rows.settle(self._rounds)
-
-    def _due_keys(self) -> list[Key]:
-        """Cells that are finished; not those which only get a flag."""
-        return [value.key for value in self._due if value.totals.voices]
 
     def _exchange_attachments(self, group: Group, due: Iterable[Key]) -> None:
         keys = list(due)
@@ -135,16 +133,15 @@ class Cycle:
 
     def is_awaited(self) -> bool:
         """Whether the others will ask for more than numbers of what this rank contributed: states, tables, spreads."""
-        return any(
-            is_metric_name(name) or is_gathered_name(name) or self._rounds.has_spread(name)
-            for name in self._rounds.awaited()
-        )
+        ledger, spreads = self._rounds.ledger, self._rounds.spreads
+        names = spreads.awaited_of_own() | {key.name for key in ledger.own}
+        return any(is_metric_name(name) or is_gathered_name(name) or ledger.names.has_spread(name) for name in names)
 
     # Between generations
 
     def checkpoint(self) -> Checkpoint:
         """What this rank knows."""
-        return Checkpoint(self._rounds.round, self._rounds.names, self._result)
+        return Checkpoint(self._rounds.ledger.round, list(self._rounds.ledger.names), self._result)
 
     def catch_up(self, checkpoint: Checkpoint) -> bool:
         """Come to where the others were: one round ahead at most, or some names.
@@ -153,10 +150,10 @@ class Cycle:
             Whether all ranks were done then.
         """
         is_closed = False
-        if checkpoint.round == self._rounds.round + 1 and checkpoint.result is not None:
+        if checkpoint.round == self._rounds.ledger.round + 1 and checkpoint.result is not None:
             sums, maxima = checkpoint.result
             is_closed = self._take(list(sums), list(maxima)).closed
-        if checkpoint.round == self._rounds.round:
+        if checkpoint.round == self._rounds.ledger.round:
             self._rounds.learn([checkpoint.names])
         return is_closed
 
@@ -186,8 +183,14 @@ class Cycle:
     def write_all(self) -> None:
         """Finish and write all that this rank has; for one that is alone."""
         self._write_due()
-        while self._rounds.busy or self._names_due:
+        rounds = self._rounds
+        while rounds.busy or self._names_due:
             outcome = self.round()
-            if outcome.closed or not (outcome.more or self._rounds.pending or self._rounds.closing):
+            if outcome.closed or not (outcome.more or rounds.outbox.pending or rounds.intent is Intent.CLOSING):
                 break
         self.has_more = False
+
+
+def _cells_of(values: Iterable[Finished]) -> list[Key]:
+    """The cells of finished values; not of those which only get a flag."""
+    return [value.key for value in values if value.totals.voices]

@@ -17,7 +17,7 @@ from dist_wandb.exchange.membership.membership import Membership
 from dist_wandb.exchange.membership.presence import keys_of
 from dist_wandb.exchange.output import Output
 from dist_wandb.exchange.protocol.pacing import Interval
-from dist_wandb.exchange.protocol.rounds import Rounds
+from dist_wandb.exchange.protocol.rounds import Intent, Rounds
 from dist_wandb.exchange.transport.group import Group
 from dist_wandb.store.job_store import JobStore
 from dist_wandb.store.timed_caller import TimedCaller
@@ -91,7 +91,7 @@ class Participation:
         """
         membership = self._joined()
         if self._context.unit.index not in generation.members:
-            if self._is_next(generation) and self._rounds.round > generation.last_round:
+            if self._is_next(generation) and self._rounds.ledger.round > generation.last_round:
                 self._rounds.take_back()  # of a round that the members of this generation had broken off
             generation = self._ask_in(membership, membership.generations.latest(generation))
         before, self.generation = self.generation, generation
@@ -145,7 +145,7 @@ class Participation:
         """The generation with those who want to join, after a round in which all members have learnt of them."""
         membership = self._joined()
         if self.attendance.is_only_one:
-            self._rounds.forget_usual()
+            self._rounds.ledger.names.forget_usual()
         if generation.members[0] == self._context.unit.index:
             state = {**self._cycle.snapshot(), "ranks": list(membership.presence.global_ranks.items())}
             return membership.admit(generation, self._cycle.checkpoint(), state)
@@ -178,7 +178,7 @@ class Participation:
         if len(generation.members) + len(membership.presence.left) >= self._context.unit.size:
             return False
         is_time = self._look_for_joining.is_over(time.monotonic())
-        return (is_time or self._rounds.closing) and bool(membership.joining(generation))
+        return (is_time or self._rounds.intent is Intent.CLOSING) and bool(membership.joining(generation))
 
     def is_broken(self) -> bool:
         """Whether another member has broken off; looked up now and then."""

@@ -217,7 +217,7 @@ class Rows:
 
     def settle(self, rounds: Rounds) -> None:
         """After the ranks agreed on names: what waits for a cell that has another key by this goes with it."""
-        for old, new in self.metrics.settle(rounds):
+        for old, new in self.metrics.settle(rounds.outbox, rounds.ledger.names):
             if old in self._extras:
                 self._extras[new] = self._extras.pop(old)
 
@@ -239,7 +239,7 @@ class Rows:
             elif is_number(value) and self._writer.has_own_run:  # all runs get the number of the unit's first rank
                 unit[name] = Totals.of(value) if self._is_first else _NO_NUMBER
             elif isinstance(value, Snapshot):
-                others[self.metrics.name_of(name, value, rounds.names)] = value
+                others[self.metrics.name_of(name, value, rounds.ledger.names)] = value
             elif isinstance(value, Gathered):
                 self.gathers.check(name, value)
                 others[self.gathers.name_of(name, value)] = value

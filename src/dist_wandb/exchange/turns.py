@@ -10,7 +10,7 @@ from dist_wandb.exchange.inbox import Inbox
 from dist_wandb.exchange.lifecycle import Demand
 from dist_wandb.exchange.messages import Messages
 from dist_wandb.exchange.protocol.pacing import Pacer
-from dist_wandb.exchange.protocol.rounds import Rounds
+from dist_wandb.exchange.protocol.rounds import Intent, Rounds
 
 
 class Turns:
@@ -50,30 +50,35 @@ class Turns:
             awaits_primary: Whether the rank that writes is away, but may come back: then this rank does not close yet.
         """
         lifecycle, rounds = self._context.lifecycle, self._rounds
-        is_idle = not (has_more or rounds.pending or lifecycle.is_closing)
-        is_awaited = bool(rounds.cells or self._inbox.flushes)
+        is_idle = not (has_more or rounds.outbox.pending or lifecycle.is_closing)
+        is_awaited = bool(rounds.ledger.open or self._inbox.flushes)
         if self._inbox.drain(self._pacer.pause(is_awaited=is_awaited) if is_idle else 0.0):
             seconds = self._pacer.contributed(time.monotonic(), was_idle=is_idle)
             if is_idle:
                 self._inbox.linger(seconds, is_open=lambda: lifecycle.demand is Demand.NONE)
-        rounds.closing = lifecycle.is_closing and self._inbox.is_empty and not awaits_primary()
-        rounds.pausing = bool(self._inbox.flushes) and self._inbox.is_empty
-        self._unsent = rounds.pending
-        self._doubtful = rounds.count_doubtful() if lifecycle.is_closing else 0
+        rounds.intent = Intent.OPEN
+        if self._inbox.is_empty:
+            if lifecycle.is_closing and not awaits_primary():
+                rounds.intent = Intent.CLOSING
+            elif self._inbox.flushes:
+                rounds.intent = Intent.PAUSING
+        self._unsent = rounds.outbox.pending
+        self._doubtful = len(rounds.ledger.assumed.disproved()) if lifecycle.is_closing else 0
         if self.backlog > self._context.limits.max_pending_rows:
             self._messages.many_unsent()
 
     def give_up_overdue(self) -> None:
         """Give up waiting for ranks that do not contribute where others did."""
         rounds, limit = self._rounds, self._context.limits.max_pending_rows
-        oldest = next(iter(rounds.cells.values())).born if rounds.cells else None
-        overdue = self._pacer.begin_round(time.monotonic(), rounds.round, oldest)
+        ledger, cells = rounds.ledger, rounds.ledger.open
+        oldest = next(iter(cells.values())).born if cells else None
+        overdue = self._pacer.begin_round(time.monotonic(), ledger.round, oldest)
         if overdue.new is not None:
             rounds.give_up(overdue.new, new_only=True)
         if overdue.usual is not None:
             rounds.give_up(overdue.usual, new_only=False)
-            self._messages.silent(rounds.unspoken(overdue.usual))
-        if oldest is not None and len(rounds.cells) > limit and rounds.open_places > limit:
+            self._messages.silent(ledger.lacking_own(overdue.usual))
+        if oldest is not None and len(cells) > limit and cells.count_rows() > limit:
             self._messages.many_open()
             rounds.give_up(oldest, new_only=False)
 
@@ -90,5 +95,5 @@ class Turns:
         flushes = self._inbox.flushes
         is_settled = bool(flushes) and self._rounds.settled and self._inbox.is_empty
         has_waited = self._pacer.has_flushed_alone(time.monotonic(), is_settled=is_settled)
-        if is_settled and (is_paused or has_waited or not (self._rounds.cells or has_more)):
+        if is_settled and (is_paused or has_waited or not (self._rounds.ledger.open or has_more)):
             self._inbox.answer([flush for flush in flushes if is_paused or not flush.together])

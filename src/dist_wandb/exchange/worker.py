@@ -34,7 +34,7 @@ from dist_wandb.exchange.output import Output
 from dist_wandb.exchange.participation import Participation
 from dist_wandb.exchange.protocol.cells import Outcome
 from dist_wandb.exchange.protocol.pacing import Pacer
-from dist_wandb.exchange.protocol.rounds import Rounds
+from dist_wandb.exchange.protocol.rounds import Intent, Rounds
 from dist_wandb.exchange.rows import Contribution
 from dist_wandb.exchange.transport.group import BrokenError
 from dist_wandb.exchange.turns import Turns
@@ -158,7 +158,12 @@ class Worker:
         self.turns.give_up_overdue()
         outcome = self.cycle.round(regroup=self.participation.is_somebody_waiting())
         self.messages.late(outcome.late, outcome.lost)
-        if lifecycle.is_closing and not self._rounds.pending and self.inbox.is_empty and not self._awaits_primary():
+        if (
+            lifecycle.is_closing
+            and not self._rounds.outbox.pending
+            and self.inbox.is_empty
+            and not self._awaits_primary()
+        ):
             lifecycle.is_needed = self.cycle.is_awaited()
             lifecycle.delivered.set()
         self.turns.answer_flushes(is_paused=outcome.paused, has_more=outcome.more)
@@ -191,7 +196,7 @@ class Worker:
         if self.participation.generation is not None or self._context.rows.writes or not lifecycle.is_closing:
             return False
         self.inbox.drain()  # a rank that has nothing to say, and nothing to write, need not wait for the others to come
-        return not self._rounds.pending and not self.inbox.computing
+        return not self._rounds.outbox.pending and not self.inbox.computing
 
     def _is_broken_off(self) -> bool:
         """Asked while a round waits for the others: whether it is in vain."""
@@ -204,7 +209,7 @@ class Worker:
     def _has_delivered(self) -> bool:
         """Whether the others know all that this rank has logged."""
         self.inbox.drain()  # who stops this thread wakes it
-        return not self._rounds.pending and self.inbox.is_empty and not self.cycle.is_awaited()
+        return not self._rounds.outbox.pending and self.inbox.is_empty and not self.cycle.is_awaited()
 
     # Alone
 
@@ -225,7 +230,7 @@ class Worker:
             _log.exception("dist_wandb: rank %d can bring no more rows to W&B", self._context.rank)
 
     def _write_all(self) -> None:
-        if not self._context.rows.writes and self._rounds.pending:
+        if not self._context.rows.writes and self._rounds.outbox.pending:
             self.messages.primary_is_unreachable()
         self.cycle.write_all()
 
@@ -239,7 +244,7 @@ class Worker:
                 self.messages.not_computed(self.inbox.computing)
             if not is_closed:
                 self.participation.be_alone(doubts=self._context.lifecycle.demand is not Demand.ABORT)
-            self._rounds.closing = True
+            self._rounds.intent = Intent.CLOSING
             self._write_all()
             self._context.rows.write_left_over()
         except Exception:  # noqa: BLE001  # an end must not be spoilt

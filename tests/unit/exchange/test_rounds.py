@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from dist_wandb.exchange.protocol import negotiation, rounds
 from dist_wandb.exchange.protocol.aggregates import Totals
 from dist_wandb.exchange.protocol.cells import Finished, Key, Outcome, Place
-from dist_wandb.exchange.protocol.rounds import Rounds
+from dist_wandb.exchange.protocol.rounds import Intent, Rounds
 
 Cell = tuple[str, int | None, int]  # name, step, occurrence
 Life = tuple[int, int]  # a rank, and how often it had been started anew
@@ -94,17 +94,20 @@ class Unit:
 
     def exchange(self) -> Outcome:
         machines = [self.machines[rank] for rank in self.living]
-        if machines[0].many_wait:
-            offers = [json.loads(json.dumps(machine.offer())) for machine in machines]
+        if machines[0].negotiation.many_wait:
+            offers = [
+                json.loads(json.dumps(machine.negotiation.offer(machine.outbox, machine.ledger.names)))
+                for machine in machines
+            ]
             for machine in machines:
-                machine.agree(offers)
+                machine.negotiation.agree(offers, machine.ledger.names)
         packed = [machine.pack() for machine in machines]
         sums = [sum(column) for column in zip(*(lists[0] for lists in packed), strict=True)]
         maxima = [max(column) for column in zip(*(lists[1] for lists in packed), strict=True)]
         outcomes = [machine.take(sums, maxima) for machine in machines]
         self.rounds += 1
         if outcomes[0].needs_names:
-            told = [machine.unknown() for machine in machines]
+            told = [machine.outbox.unknown(machine.ledger.names) for machine in machines]
             for machine in machines:
                 machine.learn(told)
         self.check_equal(machines, outcomes)
@@ -124,7 +127,7 @@ class Unit:
     def close(self) -> None:
         """Let all ranks close, and go on until nothing is left."""
         for rank in self.living:
-            self.machines[rank].closing = True
+            self.machines[rank].intent = Intent.CLOSING
         while not self.closed:
             self.exchange()
             assert self.rounds < MOST_ROUNDS, "the rounds do not end"
@@ -226,18 +229,18 @@ def go_through(unit: Unit, data: st.DataObject, spread: tuple[str, ...]) -> None
     for action in data.draw(st.lists(st.sampled_from(ACTIONS), max_size=25)):
         rank = data.draw(st.sampled_from(unit.living))
         machine = unit.machines[rank]
-        if action == "log" and not machine.closing:
+        if action == "log" and machine.intent is not Intent.CLOSING:
             step, values, weight = data.draw(rows())
             unit.log(rank, values, step, weight)
-        elif action == "burst" and not machine.closing:
+        elif action == "burst" and machine.intent is not Intent.CLOSING:
             for step, values, weight in data.draw(bursts()):
                 unit.log(rank, values, step, weight)
         elif action == "exchange" and not unit.closed:
             unit.exchange()
         elif action.startswith("impatient"):
-            machine.give_up(data.draw(st.integers(0, machine.round)), new_only=action != "impatient")
+            machine.give_up(data.draw(st.integers(0, machine.ledger.round)), new_only=action != "impatient")
         elif action == "close":
-            machine.closing = True
+            machine.intent = Intent.CLOSING
         elif not unit.closed:
             come_or_go(unit, action, rank, data)
     unit.end()
@@ -289,7 +292,7 @@ def test_no_spread_is_written_that_lacks_a_rank_which_is_gone() -> None:
     unit.exchange()
     unit.log(0, {"loss": 0.0}, 2)
     unit.log(2, {"loss": 2.0}, 2)
-    while unit.machines[2].pending:
+    while unit.machines[2].outbox.pending:
         unit.exchange()
     awaiting = [value.key.place.step for value in unit.machines[0].spreads.awaiting]
     unit.die(2)
@@ -302,10 +305,10 @@ def test_no_spread_is_written_that_lacks_a_rank_which_is_gone() -> None:
 def test_no_spread_is_written_of_what_only_a_lost_rank_logged() -> None:
     unit = Unit.of(2, spread=["loss"])
     unit.log(1, {"loss": 1.0}, 0)
-    while unit.machines[1].pending:
+    while unit.machines[1].outbox.pending:
         unit.exchange()
     unit.machines[0].resize(1, 1)  # as who is alone at the end: nobody is asked what is there
-    unit.machines[0].closing = True
+    unit.machines[0].intent = Intent.CLOSING
     sums, maxima = unit.machines[0].pack()
     (value,) = unit.machines[0].take(sums, maxima).finished
     assert (value.totals.reduced("mean"), value.spread) == (1.0, None)
@@ -322,7 +325,7 @@ def test_a_spread_waits_for_those_who_contributed_whoever_else_has_come() -> Non
     first.take(sums, maxima)
     assert [value.spread is None for value in first.spreads.awaiting] == [False]
     first.recount(
-        [[], []], [first.held(), second.held()]
+        [[], []], [first.spreads.held(), second.spreads.held()]
     )  # the second has not come to the end of the round: it has none
     assert [value.spread is None for value in first.spreads.awaiting] == [True]
 
@@ -332,7 +335,7 @@ def test_a_spread_waits_for_those_who_contributed_whoever_else_has_come() -> Non
 
 def settle(unit: Unit) -> None:
     """Rounds until nobody has anything to say."""
-    while any(unit.machines[rank].pending for rank in unit.living):
+    while any(unit.machines[rank].outbox.pending for rank in unit.living):
         unit.exchange()
         assert unit.rounds < MOST_ROUNDS, "the rounds do not end"
 
@@ -369,7 +372,7 @@ def test_an_incomplete_value_waits_until_patience_runs_out() -> None:
     settle(unit)
     unit.exchange()
     assert not unit.written
-    unit.machines[1].give_up(unit.machines[1].round, new_only=True)
+    unit.machines[1].give_up(unit.machines[1].ledger.round, new_only=True)
     unit.exchange()
     assert unit.written["loss", 0, 0].missing == 0  # nobody knows that rank 1 would say it
 
@@ -378,7 +381,7 @@ def test_a_name_that_one_rank_logs_is_not_waited_for_after_the_first_time() -> N
     unit = Unit.of(2)
     unit.log(0, {"throughput": 1.0}, 0)
     settle(unit)
-    unit.machines[0].give_up(unit.machines[0].round, new_only=True)
+    unit.machines[0].give_up(unit.machines[0].ledger.round, new_only=True)
     unit.exchange()
     for step in (1, 2, 3):
         unit.log(0, {"throughput": float(step)}, step)
@@ -394,10 +397,10 @@ def test_patience_with_known_names_is_another_matter() -> None:
     unit.log(0, {"loss": 2.0}, 1)
     settle(unit)
     machine = unit.machines[0]
-    machine.give_up(machine.round, new_only=True)
+    machine.give_up(machine.ledger.round, new_only=True)
     unit.exchange()
     assert ("loss", 1, 0) not in unit.written
-    machine.give_up(machine.round, new_only=False)
+    machine.give_up(machine.ledger.round, new_only=False)
     unit.exchange()
     assert unit.written["loss", 1, 0].missing == 1
 
@@ -410,7 +413,7 @@ def test_a_name_that_was_given_up_is_flagged_until_it_is_whole_again() -> None:
     for step in (1, 2, 3):
         unit.log(0, {"loss": 1.0}, step)
     settle(unit)
-    unit.machines[0].give_up(unit.machines[0].round, new_only=False)
+    unit.machines[0].give_up(unit.machines[0].ledger.round, new_only=False)
     unit.exchange()
     unit.log(0, {"loss": 1.0}, 4)
     settle(unit)
@@ -427,7 +430,7 @@ def test_a_late_contribution_corrects_the_row() -> None:
     unit = Unit.of(2)
     unit.log(0, {"loss": 4.0}, 0)
     settle(unit)
-    unit.machines[0].give_up(unit.machines[0].round, new_only=True)
+    unit.machines[0].give_up(unit.machines[0].ledger.round, new_only=True)
     unit.exchange()
     unit.log(1, {"loss": 2.0}, 0)
     settle(unit)
@@ -505,7 +508,7 @@ def test_a_step_that_a_rank_leaves_out_is_passed_after_some_time_where_ranks_log
     unit.log(1, {"val": 2.0}, 2)
     settle(unit)
     assert ("val", 1, 0) not in unit.written
-    unit.machines[0].give_up(unit.machines[0].round, new_only=True)
+    unit.machines[0].give_up(unit.machines[0].ledger.round, new_only=True)
     for rank in (0, 1):
         unit.log(rank, {"val": 3.0}, 3)
     settle(unit)
@@ -534,7 +537,7 @@ def test_a_rank_ahead_with_a_name_lets_the_others_catch_up() -> None:
     unit.log(1, {"loss": 3.0}, 0)
     settle(unit)
     assert unit.written["loss", 0, 0].totals.reduced("mean") == 2.0
-    assert unit.machines[0].cells.keys() == {(unit.written["loss", 0, 0].key.place, "loss", 1)}
+    assert unit.machines[0].ledger.open.keys() == {(unit.written["loss", 0, 0].key.place, "loss", 1)}
 
 
 def test_a_correction_says_nothing_about_other_rows() -> None:
@@ -543,7 +546,7 @@ def test_a_correction_says_nothing_about_other_rows() -> None:
         unit.log(0, {"loss": 1.0}, step)
         settle(unit)
         if step == 0:
-            unit.machines[0].give_up(unit.machines[0].round, new_only=True)
+            unit.machines[0].give_up(unit.machines[0].ledger.round, new_only=True)
             unit.exchange()
     for machine in unit.machines:
         machine.ledger.names["loss"].usual = 2
@@ -562,7 +565,7 @@ def test_rows_are_written_in_the_order_in_which_they_were_finished() -> None:
     settle(unit)
     unit.log(0, {"loss": 2.0}, 1)
     settle(unit)
-    unit.machines[0].give_up(unit.machines[0].round, new_only=True)
+    unit.machines[0].give_up(unit.machines[0].ledger.round, new_only=True)
     unit.exchange()
     unit.log(0, {"lr": 0.1}, 2)
     unit.log(1, {"lr": 0.1}, 2)
@@ -630,9 +633,9 @@ def test_memory_is_bounded() -> None:
 def test_a_pending_place_is_counted_until_it_is_told() -> None:
     unit = Unit.of(2)
     unit.log(0, {"loss": 1.0}, 0)
-    assert (unit.machines[0].pending, unit.machines[0].busy, unit.machines[1].busy) == (1, True, False)
+    assert (unit.machines[0].outbox.pending, unit.machines[0].busy, unit.machines[1].busy) == (1, True, False)
     settle(unit)
-    assert (unit.machines[0].pending, unit.machines[0].busy, unit.machines[1].busy) == (0, True, True)
+    assert (unit.machines[0].outbox.pending, unit.machines[0].busy, unit.machines[1].busy) == (0, True, True)
     unit.close()
     assert not any(machine.busy for machine in unit.machines)
 
@@ -657,7 +660,7 @@ def test_a_name_that_a_rank_logs_alone_lacks_nobody() -> None:
     unit = Unit.of(3)
     unit.log(0, {"throughput": 1.0}, 0)
     settle(unit)
-    unit.machines[1].give_up(unit.machines[1].round, new_only=True)
+    unit.machines[1].give_up(unit.machines[1].ledger.round, new_only=True)
     unit.exchange()
     unit.die(2)
     unit.log(0, {"throughput": 1.0}, 1)
@@ -696,7 +699,7 @@ def test_ranks_whom_patience_ran_out_with_are_missing_until_they_speak_again() -
                 unit.log(rank, {"loss": 1.0}, step)
         settle(unit)
         if step == 1:
-            unit.machines[0].give_up(unit.machines[0].round, new_only=False)
+            unit.machines[0].give_up(unit.machines[0].ledger.round, new_only=False)
         unit.exchange()
     assert unit.written["loss", 1, 0].missing == 2
     assert (unit.written["loss", 3, 0].missing, unit.written["loss", 3, 0].totals.number) == (0, 3)
@@ -706,7 +709,7 @@ def test_who_was_late_is_told_and_nobody_else() -> None:
     unit = Unit.of(2)
     unit.log(0, {"loss": 4.0}, 7)
     settle(unit)
-    unit.machines[0].give_up(unit.machines[0].round, new_only=True)
+    unit.machines[0].give_up(unit.machines[0].ledger.round, new_only=True)
     assert unit.exchange().late == ()
     unit.log(1, {"loss": 2.0}, 7)
     packed = [machine.pack() for machine in unit.machines]
@@ -728,7 +731,7 @@ def test_who_has_more_to_say_is_not_waited_for() -> None:
     assert unit.exchange().more  # they have not agreed on a place
     while unit.exchange().more:
         assert unit.rounds < MOST_ROUNDS
-    assert not any(machine.pending for machine in unit.machines)
+    assert not any(machine.outbox.pending for machine in unit.machines)
 
 
 def test_who_says_a_name_twice_at_a_place_has_more_to_say() -> None:
@@ -743,7 +746,7 @@ def test_one_rank_asks_for_all_to_regroup() -> None:
     unit = Unit.of(3)
     for rank in range(3):
         unit.log(rank, {"loss": 1.0}, 0)
-        unit.machines[rank].closing = True
+        unit.machines[rank].intent = Intent.CLOSING
     unit.exchange()
 
     def exchange(asking: int | None) -> list[Outcome]:
@@ -819,12 +822,12 @@ def behind(logged: int, told: int, size: int = 2, remembered: int = 32_768) -> U
         for rank in range(size - 1):
             unit.log(rank, {"loss": 1.0}, step)
         settle(unit)
-        unit.machines[0].give_up(unit.machines[0].round, new_only=True)
+        unit.machines[0].give_up(unit.machines[0].ledger.round, new_only=True)
     unit.exchange()
     assert {unit.written["loss", step, 0].missing for step in range(logged)} == {0}
     for step in range(logged):
         unit.log(size - 1, {"loss": 3.0}, step)
-    while unit.machines[size - 1].pending > logged - told:
+    while unit.machines[size - 1].outbox.pending > logged - told:
         unit.exchange()
     return unit
 
@@ -849,7 +852,7 @@ def test_a_rank_that_others_take_over_from_knows_what_was_guessed() -> None:
     unit = behind(20, 0, size=3)
     unit.die(1)
     unit.come_back(1)
-    while unit.machines[2].pending > 15:
+    while unit.machines[2].outbox.pending > 15:
         unit.exchange()
     unit.die(2)
     unit.close()
@@ -861,7 +864,7 @@ def test_what_a_rank_logs_alone_is_not_flagged_when_another_one_is_lost() -> Non
     for step in range(5):
         unit.log(0, {"throughput": 1.0}, step)
         settle(unit)
-        unit.machines[0].give_up(unit.machines[0].round, new_only=True)
+        unit.machines[0].give_up(unit.machines[0].ledger.round, new_only=True)
         unit.exchange()
     unit.log(1, {"other": 1.0}, 3)
     settle(unit)
@@ -880,7 +883,7 @@ def test_rows_that_lack_a_rank_are_flagged_where_the_others_log_on_while_it_catc
     unit = behind(100, 0)
     for step in range(100, 100 + going_on):
         unit.log(0, {"loss": 1.0}, step)
-    while unit.machines[1].pending > 70:
+    while unit.machines[1].outbox.pending > 70:
         unit.exchange()
     unit.die(1)
     unit.close()
@@ -898,7 +901,7 @@ def test_who_does_not_wait_any_more_flags_what_others_may_be_about_to_log() -> N
     settle(unit)
     unit.log(0, {"late": 1.0}, 2)
     settle(unit)
-    unit.machines[0].give_up(unit.machines[0].round, new_only=True)
+    unit.machines[0].give_up(unit.machines[0].ledger.round, new_only=True)
     unit.exchange()
     for step in range(3, 6):
         unit.log(0, {"own": 1.0, "late": 1.0, "both": 1.0}, step)
@@ -972,9 +975,13 @@ def test_a_snapshot_as_json_holds_everything(rounds: int) -> None:
     heir = Rounds(2, 3, spread=["loss"])
     heir.restore(json.loads(told))
     assert json.dumps(heir.snapshot()) == told
-    assert (heir.round, heir.names, heir.cells) == (machine.round, machine.names, machine.cells)
-    assert all(type(key) is Key and type(key.place) is Place for key in (*heir.cells, *heir.ledger.assumed))
-    assert list(heir.cells) == list(machine.cells)  # in their order too
+    assert (heir.ledger.round, list(heir.ledger.names), heir.ledger.open) == (
+        machine.ledger.round,
+        list(machine.ledger.names),
+        machine.ledger.open,
+    )
+    assert all(type(key) is Key and type(key.place) is Place for key in (*heir.ledger.open, *heir.ledger.assumed))
+    assert list(heir.ledger.open) == list(machine.ledger.open)  # in their order too
 
 
 def test_what_makes_a_snapshot_hold_everything_occurs() -> None:
@@ -1012,8 +1019,8 @@ def test_what_a_rank_had_yet_to_say_is_kept_when_it_takes_over_from_others() -> 
     settle(unit)
     assert unit.written["loss", 1, 0].totals.number == 1
     unit.come_back(1)
-    assert unit.machines[1].pending == 1
-    assert unit.machines[1].names == ["loss", "else"]
+    assert unit.machines[1].outbox.pending == 1
+    assert [*unit.machines[1].ledger.names] == ["loss", "else"]
     unit.close()
     assert unit.written["loss", 1, 0].corrects
     unit.check_written()
@@ -1058,7 +1065,7 @@ def test_what_comes_after_the_others_part_is_forgotten_does_not_take_its_place()
         unit.log(1, {"loss": 1.0}, step)
     unit.come_back(1)
     lost: list[Key] = []
-    while unit.machines[1].pending:
+    while unit.machines[1].outbox.pending:
         packed = [machine.pack() for machine in unit.machines]
         sums = [sum(column) for column in zip(*(lists[0] for lists in packed), strict=True)]
         maxima = [max(column) for column in zip(*(lists[1] for lists in packed), strict=True)]
@@ -1106,7 +1113,7 @@ def test_rows_without_a_step_count_as_rows() -> None:
     for _ in range(5):
         unit.log(0, {"loss": 1.0, "lr": 0.1}, None)
         settle(unit)
-    assert unit.machines[0].open_places == unit.machines[1].open_places == 5
+    assert unit.machines[0].ledger.open.count_rows() == unit.machines[1].ledger.open.count_rows() == 5
 
 
 def counting(method: Callable[..., list[Key]], counts: list[int]) -> Callable[..., list[Key]]:

@@ -18,7 +18,7 @@ from torchmetrics.classification import MulticlassAccuracy
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.protocol.aggregates import Totals
 from dist_wandb.exchange.protocol.cells import Finished, Key, Place
-from dist_wandb.exchange.protocol.rounds import Rounds
+from dist_wandb.exchange.protocol.rounds import Intent, Rounds
 from dist_wandb.exchange.rows import DEGRADED, Contribution, Rows
 from dist_wandb.payloads.devices import HostCopy, Later
 from dist_wandb.payloads.torchmetrics.metrics import take_snapshot
@@ -79,16 +79,16 @@ class Unit:
             self.log(rank, metrics, step, weight)
 
     def exchange(self) -> bool:
-        if self.rounds[0].many_wait:
-            offers = [machine.offer() for machine in self.rounds]
+        if self.rounds[0].negotiation.many_wait:
+            offers = [machine.negotiation.offer(machine.outbox, machine.ledger.names) for machine in self.rounds]
             for machine in self.rounds:
-                machine.agree(offers)
+                machine.negotiation.agree(offers, machine.ledger.names)
         packed = [machine.pack() for machine in self.rounds]
         sums = [sum(column) for column in zip(*(lists[0] for lists in packed), strict=True)]
         maxima = [max(column) for column in zip(*(lists[1] for lists in packed), strict=True)]
         outcomes = [machine.take(sums, maxima) for machine in self.rounds]
         if outcomes[0].needs_names:
-            told = [machine.unknown() for machine in self.rounds]
+            told = [machine.outbox.unknown(machine.ledger.names) for machine in self.rounds]
             for machine in self.rounds:
                 machine.learn(told)
         for rows, outcome in zip(self.ranks, outcomes, strict=True):
@@ -98,7 +98,7 @@ class Unit:
     def close(self) -> list[dict[str, Any]]:
         """Go on until nothing is left; the primary's rows."""
         for machine in self.rounds:
-            machine.closing = True
+            machine.intent = Intent.CLOSING
         while not self.exchange():
             pass
         return self.rows
@@ -212,7 +212,7 @@ def test_a_weight_that_turns_out_to_be_none_is_an_error_and_nothing_is_posted(va
         unit.log(1, {"loss": 1.0}, 0, weight=Later(HostCopy([torch.tensor(value)]), 0))
     with pytest.raises(ConfigurationError, match=r"weight.* on rank 1 is negative or not finite"):
         unit.log(1, {"loss": 1.0}, 0, weight={"loss": Later(HostCopy([torch.tensor(value)]), 0)})
-    assert unit.rounds[1].pending == 0
+    assert unit.rounds[1].outbox.pending == 0
 
 
 # --- labels -----------------------------------------------------------------------------------------------------------
@@ -480,7 +480,7 @@ def test_a_corrected_row_has_the_corrected_value_alone() -> None:
     unit.log(0, {"loss": 1.0, "text": "a"}, 0)
     for _ in range(2):
         unit.exchange()
-    unit.rounds[0].give_up(unit.rounds[0].round, new_only=True)
+    unit.rounds[0].give_up(unit.rounds[0].ledger.round, new_only=True)
     unit.exchange()
     unit.log(1, {"loss": 3.0}, 0)
     assert unit.close() == [{"loss": 1.0, "text": "a", "global_step": 0}, {"loss": 2.0, "global_step": 0}]

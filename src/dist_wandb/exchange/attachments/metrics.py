@@ -17,12 +17,12 @@ warning.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.protocol.cells import Key
-from dist_wandb.exchange.protocol.rounds import Rounds
+from dist_wandb.exchange.protocol.outbox import Outbox
 from dist_wandb.notices import Notices
 from dist_wandb.payloads.framing import framed, unframed
 from dist_wandb.payloads.torchmetrics.merging import Layout, Packed
@@ -77,7 +77,7 @@ class FusedMetrics:
         self._before: set[Key] = set()  # of those before it, in which all ranks have succeeded
         self._notices = Notices()
 
-    def name_of(self, name: str, snapshot: Snapshot, known: Sequence[str]) -> str:
+    def name_of(self, name: str, snapshot: Snapshot, known: Iterable[str]) -> str:
         """The name for the rounds: that of a layout which the ranks know already, if the states go with it.
 
         All ranks try them in the same order. Those that were made without data come last.
@@ -123,18 +123,22 @@ class FusedMetrics:
         """Remember what this rank contributes to a cell."""
         self._snapshots[key] = self._newest[key.name] = snapshot
 
-    def settle(self, rounds: Rounds) -> list[tuple[Key, Key]]:
+    def settle(self, outbox: Outbox, known: Collection[str]) -> list[tuple[Key, Key]]:
         """After the ranks agreed on names: take over the layouts of others, where this rank's states fit into them.
+
+        Args:
+            outbox: Where this rank's metrics wait.
+            known: The names that the ranks have agreed on.
 
         Returns:
             The cells that have another key by this: the one they had, and the one they have now.
         """
         renamed = []
-        for name in [name for name in rounds.outbox.names if is_metric_name(name)]:
+        for name in [name for name in outbox.names if is_metric_name(name)]:
             waiting = [key for key in self._snapshots if key.name == name]
-            adopted = {self.name_of(shown(name), self._snapshots[key], rounds.names) for key in waiting}
+            adopted = {self.name_of(shown(name), self._snapshots[key], known) for key in waiting}
             if len(adopted) == 1 and adopted != {name}:
-                for old, new in rounds.outbox.rename(name, adopted.pop()):
+                for old, new in outbox.rename(name, adopted.pop()):
                     self.keep(new, self._snapshots.pop(old))
                     renamed.append((old, new))
         return renamed
@@ -159,7 +163,10 @@ class FusedMetrics:
 
         layouts = [_layout(key.name) for key in keys]
         packed = [self._packed(key, layout) for key, layout in zip(keys, layouts, strict=True)]
-        heads = [self._head(key, layout) for key, layout in zip(keys, layouts, strict=True)]
+        heads = [
+            _head(self._snapshots.get(key), layout, computes=self._computes)
+            for key, layout in zip(keys, layouts, strict=True)
+        ]
         sums = torch.cat([part for head, own in zip(heads, packed, strict=True) for part in (head, own.sums)])
         sums, maxima = group.reduce_tensors(sums, torch.cat([own.maxima for own in packed]))
         blobs = nothing = [[b""] for _ in keys]
@@ -173,16 +180,6 @@ class FusedMetrics:
         if self._computes:
             for key, one, gathered, more in zip(keys, reduced, blobs, told, strict=True):
                 self._values[key] = self._computed(key, one, gathered, more), one.voices
-
-    def _head(self, key: Key, layout: Layout) -> torch.Tensor:
-        """What comes before the sums of a cell: see `_Reduced`."""
-        import torch
-
-        snapshot = self._snapshots.get(key)
-        held = snapshot.held if snapshot else [False] * len(layout.nodes)
-        lacks = [float(self._computes and not here) for here in held]
-        numbers = [float(snapshot is not None), float(snapshot is not None and snapshot.is_loose), *lacks]
-        return torch.tensor(numbers, dtype=torch.float64)
 
     def _told(self, key: Key) -> bytes:
         snapshot = self._snapshots.get(key)
@@ -262,6 +259,16 @@ class _Reduced(NamedTuple):
     needs_more: bool
     sums: torch.Tensor
     maxima: torch.Tensor
+
+
+def _head(snapshot: Snapshot | None, layout: Layout, *, computes: bool) -> torch.Tensor:
+    """What comes before the sums of a cell: see `_reduced`."""
+    import torch
+
+    held = snapshot.held if snapshot else [False] * len(layout.nodes)
+    lacks = [float(computes and not here) for here in held]
+    numbers = [float(snapshot is not None), float(snapshot is not None and snapshot.is_loose), *lacks]
+    return torch.tensor(numbers, dtype=torch.float64)
 
 
 def _reduced(layouts: Sequence[Layout], sums: torch.Tensor, maxima: torch.Tensor) -> Iterator[_Reduced]:

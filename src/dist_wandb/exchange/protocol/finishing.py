@@ -108,10 +108,10 @@ class Finishing:
         ledger = self._ledger
         number, ledger.opened = ledger.opened, ledger.opened + 1
         if ledger.assumed and totals.voices >= ledger.members.size > 1:
-            ledger.prove(key, number, origin)
+            ledger.assumed.prove(key, number, origin)
         finished = ledger.finish(key, totals, origin)
         if totals.voices < ledger.members.size:
-            ledger.assume(finished, number, origin, sure=False)
+            ledger.assumed.note(finished, number, origin, ledger.members.size, sure=False)
         return finished
 
     def _forget(self) -> None:
@@ -122,7 +122,7 @@ class Finishing:
         if not self.reflags:
             return ()
         self.reflags = False
-        return tuple(self._ledger.flag(key) for key in self._ledger.disproved() if key not in self._ledger.open)
+        return tuple(self._ledger.flag(key) for key in self._ledger.assumed.disproved() if key not in self._ledger.open)
 
     # Which cells are ready
 
@@ -154,7 +154,7 @@ class Finishing:
         return [
             key
             for name in cells.by_name
-            if ledger.is_new(name)
+            if ledger.names[name].is_new
             for key, cell in cells.by_name[name].items()
             if cell.number < number and row_of(key, cell.origin) != row
         ]
@@ -183,7 +183,7 @@ class Finishing:
             in_order = bool(key.place.counted) or not self.has_mingled  # else it is likely, once it is some time ago
             passed = is_behind and (in_order or cell.born <= header.give_up_new)
             passed_by_all = in_order and cell.number < proof.get(key.name, -1)
-            is_new = ledger.is_new(key.name)
+            is_new = ledger.names[key.name].is_new
             new = is_new and cell.born <= header.give_up_new and not self._lacks_primary(key, cell)
             gave_up = cell.born <= header.give_up_all
             if everything or key in complete or passed or new or gave_up:
@@ -198,7 +198,7 @@ class Finishing:
         cells = self._ledger.open
         names = {key.name for key in complete}
         if header.give_up_new > NOTHING:
-            names.update(name for name in cells.by_name if self._ledger.is_new(name))
+            names.update(name for name in cells.by_name if self._ledger.names[name].is_new)
         found = {key for name in names for key in cells.by_name[name]}
         found.update(key for key, _ in takewhile(lambda old: old[1].born <= header.give_up_all, cells.items()))
         return sorted(found, key=lambda key: cells[key].number)
@@ -228,11 +228,11 @@ class Finishing:
             if cell.totals.voices < ledger.expected(key.name):
                 self.recheck = True  # other cells of this name may be complete by this
             if ledger.is_by_all(cell):
-                ledger.prove(key, cell.number, cell.origin)
+                ledger.assumed.prove(key, cell.number, cell.origin)
             value = ledger.finish(key, cell.totals, cell.origin, corrects=cell.corrects, gave_up=gave_up)
             is_of_others = ledger.members.size == 1 and not is_own  # who are gone
             has_gone = bool(cell.gone) or (cell.corrects and ledger.members.has_lost) or is_of_others
             finished.append(value.without_spread() if has_gone else value)
-            ledger.assume(finished[-1], cell.number, cell.origin, sure=sure)
+            ledger.assumed.note(finished[-1], cell.number, cell.origin, ledger.members.size, sure=sure)
         self._forget()
         return tuple(finished), tuple(lost)

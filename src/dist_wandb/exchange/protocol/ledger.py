@@ -69,6 +69,10 @@ class OpenCells(OrderedDict[Key, Cell]):
         self[key] = cell
         self.by_name.setdefault(key.name, {})[key] = cell
 
+    def count_rows(self) -> int:
+        """Number of rows that the cells belong to."""
+        return len({(key.place, key.occurrence if key.place.counted else 0) for key in self})
+
     def close(self, key: Key) -> Cell:
         """Close a cell."""
         of_name = self.by_name[key.name]
@@ -124,6 +128,44 @@ class Assumed(NamedTuple):
     voices: int
 
 
+class AssumedCells(OrderedDict[Key, Assumed]):
+    """Cells that were finished by a guess, in the order in which they were finished; the oldest are forgotten.
+
+    Args:
+        names: The names that the ranks have agreed on.
+        most: How many are kept.
+    """
+
+    def __init__(self, names: Names, most: int) -> None:
+        super().__init__()
+        self._names = names
+        self._most = most
+
+    def note(self, value: Finished, number: int, origin: float, size: int, *, sure: bool) -> None:
+        """Note of a finished cell whether nothing but a guess says that nobody is missing."""
+        self.pop(value.key, None)
+        if sure:
+            self._names[value.key.name].proven = True
+        elif not value.missing and value.totals.voices < size:
+            self[value.key] = Assumed(number, origin, value.totals.voices)
+            if len(self) > self._most:
+                self.popitem(last=False)
+
+    def prove(self, key: Key, number: int, origin: float) -> None:
+        """All ranks have contributed to a cell: rows before it rest on no guess any more."""
+        row = row_of(key, origin)
+        while self:
+            oldest, assumed = next(iter(self.items()))
+            if assumed.number >= number or row_of(oldest, assumed.origin) == row:
+                return
+            del self[oldest]
+            self._names[oldest.name].proven = True
+
+    def disproved(self) -> list[Key]:
+        """Cells of names to which more ranks contribute than had to the cell."""
+        return [key for key, assumed in self.items() if self._names[key.name].most > assumed.voices]
+
+
 class Ledger:
     """The cells of a unit and what is usual in them.
 
@@ -140,9 +182,8 @@ class Ledger:
         self.open = OpenCells()
         self.opened = 0
         self.finished = FinishedCells(remembered)
-        self.assumed: OrderedDict[Key, Assumed] = OrderedDict()
+        self.assumed = AssumedCells(names, _MOST_ASSUMED * remembered)
         self.own: set[Key] = set()  # open cells that this rank contributed to
-        self._most_assumed = _MOST_ASSUMED * remembered
 
     def resize(self, size: int, absent: int, *, doubts: bool) -> None:
         """Go on with other ranks than before; see `Rounds.resize`."""
@@ -174,19 +215,19 @@ class Ledger:
         """Whether all ranks have contributed to a cell in its turn, so that they have passed all rows before it."""
         return not cell.corrects and cell.totals.voices - cell.gone >= self.members.size > 1
 
-    def is_new(self, name: str) -> bool:
-        """Whether a name was never finished."""
-        return not self.names[name].usual
+    def contributed(self) -> list[int]:
+        """Positions, among the open cells, of those to which this rank has contributed."""
+        return [position for position, key in enumerate(self.open) if key in self.own]
 
-    def unspoken(self, born: int) -> list[Key]:
+    def lacking_own(self, born: int) -> list[Key]:
         """Open cells, opened in round `born` or before, that wait for others, though this rank contributed nothing."""
         old = takewhile(lambda item: item[1].born <= born, self.open.items())  # they are in the order of their birth
         return [key for key, _ in old if key not in self.own]
 
-    def recount(self, spoken: Iterable[Sequence[int]]) -> None:
-        """Tell, in open cells, voices of ranks that are gone from those of the ranks that take part."""
-        present = Counter(position for positions in spoken for position in positions)
-        for position, cell in enumerate(self.open.values()):  # of a correction, what was said before is not known
+    def recount(self, contributed: Iterable[Sequence[int]]) -> None:
+        """Count, in open cells, the contributors that are gone apart from those that take part."""
+        present = Counter(position for positions in contributed for position in positions)
+        for position, cell in enumerate(self.open.values()):  # of a correction, the earlier contributors are not known
             cell.gone = 0 if cell.corrects else max(0, cell.totals.voices - present[position])
 
     # Finished cells
@@ -219,33 +260,6 @@ class Ledger:
         fewer = max(0, (known.whole or size + absent) - voices)
         known.lacking = gave_up or (known.lacking and bool(fewer))
         return fewer if known.lacking else min(absent, fewer)
-
-    # Finished by a guess
-
-    def assume(self, value: Finished, number: int, origin: float, *, sure: bool) -> None:
-        """Note of a finished cell whether nothing but a guess says that nobody is missing."""
-        self.assumed.pop(value.key, None)
-        if sure:
-            self.names[value.key.name].proven = True
-        elif not value.missing and value.totals.voices < self.members.size:
-            self.assumed[value.key] = Assumed(number, origin, value.totals.voices)
-            if len(self.assumed) > self._most_assumed:
-                self.assumed.popitem(last=False)
-
-    def prove(self, key: Key, number: int, origin: float) -> None:
-        """All ranks have contributed to a cell: rows before it rest on no guess any more."""
-        row = row_of(key, origin)
-        while self.assumed:
-            oldest, assumed = next(iter(self.assumed.items()))
-            if assumed.number >= number or row_of(oldest, assumed.origin) == row:
-                return
-            del self.assumed[oldest]
-            self.names[oldest.name].proven = True
-
-    def disproved(self) -> list[Key]:
-        """Cells that were finished by a guess, of names to which more ranks contribute than had to the cell."""
-        names = self.names
-        return [key for key, assumed in self.assumed.items() if names[key.name].most > assumed.voices]
 
     def flag(self, key: Key) -> Finished:
         """A finished value anew, with a flag; without the value where it is forgotten, or has no number."""
@@ -282,6 +296,7 @@ class Ledger:
         self.finished.clear()
         self.finished.update((key, (cell.totals, cell.origin)) for key, cell in map(cell_from_list, snapshot["done"]))
         self.finished.stale = {(name, occurrence): step for name, occurrence, step in snapshot["stale"]}
-        self.assumed = OrderedDict((Key.of(key), Assumed(*assumed)) for key, *assumed in snapshot["assumed"])
+        self.assumed.clear()
+        self.assumed.update((Key.of(key), Assumed(*assumed)) for key, *assumed in snapshot["assumed"])
         self.members = self.members._replace(has_lost=bool(snapshot["lost"]))
         self.own.intersection_update(self.open)

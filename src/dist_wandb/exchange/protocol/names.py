@@ -31,6 +31,11 @@ class Name:
     lacking: bool = False
     proven: bool = False
 
+    @property
+    def is_new(self) -> bool:
+        """Whether it was never finished."""
+        return not self.usual
+
 
 class Names(dict[str, Name]):
     """The names in the order in which they were agreed on.
@@ -48,6 +53,11 @@ class Names(dict[str, Name]):
         for name in names:
             if name not in self:
                 self[name] = Name(len(self), matches_any(name, self.spread))
+
+    def has_spread(self, name: str) -> bool:
+        """Whether the spread of a name over the ranks is wanted."""
+        known = self.get(name)
+        return known is not None and known.has_spread
 
     def forget_usual(self) -> None:
         """Forget how many ranks contribute, because that was learnt from too few of them."""

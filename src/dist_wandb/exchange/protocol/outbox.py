@@ -112,6 +112,10 @@ class Outbox:
         """Names, in the order in which they were logged."""
         return list(dict.fromkeys(name for values in self.waiting.values() for name in values))
 
+    def unknown(self, known: Container[str]) -> list[str]:
+        """Names that are not known, in the order in which they were logged."""
+        return [name for name in self.names if name not in known]
+
     def cells(self) -> list[tuple[str, int | None, int]]:
         """Cells, as (name, step, occurrence), in the order of their positions."""
         return [

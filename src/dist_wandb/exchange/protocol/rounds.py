@@ -14,12 +14,13 @@ what is due, and cells of the reduced ones. The *ledger* keeps the open cells; *
 order.
 
 Between two rounds, in this order: if the last one found names that are not agreed on (`Outcome.needs_names`), all ranks
-exchange `unknown` and `learn` them; if many rows wait (`many_wait`), they exchange `offer` and `agree` on a batch.
+exchange `outbox.unknown` and `learn` them; if many rows wait (`negotiation.many_wait`), they exchange
+`negotiation.offer` and `agree` on a batch.
 
-A rank is open, *pausing* or *closing*. It is pausing as long as somebody waits until all is finished that was posted so
-far, and may be open again; it is closing for good once nothing more will be posted. In a round in which no rank is
-open, or has anything in its outbox, all cells are finished (`Outcome.paused`); if all are closing and no value awaits
-its spread, that round is the last one (`Outcome.closed`).
+A rank's `Intent` is *open*, *pausing* or *closing*. It is pausing as long as somebody waits until all is finished that
+was posted so far, and may be open again; it is closing for good once nothing more will be posted. In a round in which
+no rank is open, or has anything in its outbox, all cells are finished (`Outcome.paused`); if all are closing and no
+value awaits its spread, that round is the last one (`Outcome.closed`).
 
 Invariants
 ----------
@@ -35,11 +36,11 @@ Invariants
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import Enum, auto
 from typing import Any
 
 from dist_wandb.exchange.protocol.aggregates import Totals
-from dist_wandb.exchange.protocol.batches import Run
-from dist_wandb.exchange.protocol.cells import NOTHING, Cell, Contributed, Finished, Key, Outcome
+from dist_wandb.exchange.protocol.cells import NOTHING, Contributed, Finished, Key, Outcome
 from dist_wandb.exchange.protocol.finishing import Finishing
 from dist_wandb.exchange.protocol.ledger import Ledger
 from dist_wandb.exchange.protocol.names import Names
@@ -57,6 +58,14 @@ from dist_wandb.exchange.protocol.wire import (
 )
 
 
+class Intent(Enum):
+    """What this rank means to do; its contributions that wait are sent in any case."""
+
+    OPEN = auto()  # may contribute more
+    PAUSING = auto()  # waits until all is finished that was posted so far
+    CLOSING = auto()  # contributes nothing more
+
+
 class Rounds:
     """One rank's part in the rounds of its unit.
 
@@ -64,7 +73,7 @@ class Rounds:
         rank: Index of this rank in the unit; the primary is 0.
         size: Number of ranks in the unit.
         spread: Patterns of names whose spread over ranks is wanted.
-        needs_primary: Tells of a name whether only the primary can make anything of it, and not without its own part.
+        needs_primary: Whether only the primary can compute a name's values, and not without contributing itself.
         remembered: How many finished cells are kept for contributions that come late.
     """
 
@@ -77,9 +86,8 @@ class Rounds:
         needs_primary: Callable[[str], bool] = lambda _: False,
         remembered: int = 32_768,
     ) -> None:
-        self.closing = False  # this rank will say nothing more
-        self.pausing = False  # this rank waits until all that was said so far is finished
-        self.mingles = False  # what this rank says comes from several threads or processes, each in its order
+        self.intent = Intent.OPEN
+        self.mingles = False  # this rank's contributions come from several threads or processes, each in its order
         self.outbox = Outbox(rank, remembered)
         self.ledger = Ledger(size, Names(spread), remembered)
         self.finishing = Finishing(self.ledger, needs_primary)
@@ -105,7 +113,7 @@ class Rounds:
         return self.outbox.post(values, step, calls)
 
     def give_up(self, born: int, *, new_only: bool) -> None:
-        """Say in the next round that this rank has waited long enough for others.
+        """Send in the next round that this rank has waited long enough for others.
 
         Args:
             born: Cells opened in this round or before are to be finished with those who are there.
@@ -115,34 +123,26 @@ class Rounds:
         self._gives_up = (max(new, born), every) if new_only else (new, max(every, born))
 
     def take_back(self) -> None:
-        """Say once more what this rank said in the last round: the others broke it off, and go on from before it."""
+        """Contribute the last round's contributions again: the others broke it off, and go on from before it."""
         self.outbox.put_back(self._contributed)
         self._contributed = []
 
     # A round
 
-    def offer(self) -> list[Run]:
-        """Before a round for many rows (see `many_wait`): in which cells this rank has something to say, as JSON."""
-        return self.negotiation.offer(self.outbox, self.ledger.names)
-
-    def agree(self, told: Iterable[Iterable[Sequence[Any]]]) -> None:
-        """Make the next round one for many rows: for the cells that the ranks told, given in the order of ranks."""
-        self.negotiation.agree(told, self.ledger.names)
-
     def pack(self, *, regroup: bool = False) -> Lists:
-        """What this rank says in the next round: numbers to be summed over ranks, and to take the largest of.
+        """This rank's lists for the next round: one to be summed over ranks, one of which the maximum is taken.
 
         Args:
             regroup: Whether the ranks that take part should be agreed on anew after this round.
         """
         waiting, negotiation, names = self.outbox.waiting, self.negotiation, self.ledger.names
         header = Header(
-            busy=float(not self.closing or bool(waiting or self.spreads.awaiting)),
+            busy=float(self.intent is not Intent.CLOSING or bool(waiting or self.spreads.awaiting)),
             give_up_new=self._gives_up[0],
             give_up_all=self._gives_up[1],
             more=float(bool(waiting)),  # also where it is another rank's turn
             regroup=float(regroup),
-            speaking=float(not (self.closing or self.pausing) or bool(waiting)),
+            speaking=float(self.intent is Intent.OPEN or bool(waiting)),
             mingled=float(self.mingles),
         )
         if negotiation.batch is not None:
@@ -228,12 +228,12 @@ class Rounds:
 
     # What all ranks do alike, between rounds
 
-    def learn(self, told: Iterable[Iterable[str]]) -> None:
-        """Agree on the names that the ranks told, given in the order of ranks."""
-        self.ledger.names.learn(name for names in told for name in names)
+    def learn(self, received: Iterable[Iterable[str]]) -> None:
+        """Agree on the names that the ranks have sent, given in the order of ranks."""
+        self.ledger.names.learn(name for names in received for name in names)
 
     def resize(self, size: int, absent: int, *, doubts: bool = False) -> None:
-        """Go on with other ranks than before. Cells in which all of them have spoken are finished in the next round.
+        """Go on with other ranks. Cells to which all of them have contributed are finished in the next round.
 
         Args:
             size: Number of ranks that take part.
@@ -246,24 +246,20 @@ class Rounds:
         self.finishing.reflags = absent > 0
         self.negotiation.begin_anew()
 
-    def forget_usual(self) -> None:
-        """Forget how many ranks log which name, as that was learnt from too few of them."""
-        self.ledger.names.forget_usual()
+    def recount(self, contributed: Iterable[Sequence[int]], held: Iterable[Sequence[int]]) -> None:
+        """Count, in open cells, the contributors that are gone apart from those that take part.
 
-    def recount(self, spoken: Iterable[Sequence[int]], held: Iterable[Sequence[int]]) -> None:
-        """Tell, in open cells, voices of ranks that are gone from those of the ranks that take part.
-
-        A spread is known only if all are there who contributed: each of them says how far it is from the mean.
+        A spread is known only if all contributors take part: each of them sends how far it is from the mean.
 
         Args:
-            spoken: What each of these has said by `spoken`.
-            held: And by `held`.
+            contributed: From each rank that takes part its `ledger.contributed()`.
+            held: From each its `spreads.held()`.
         """
         self.spreads.recount(held)
-        self.ledger.recount(spoken)
+        self.ledger.recount(contributed)
 
     def snapshot(self) -> dict[str, Any]:
-        """What the ranks know together, as JSON can hold it: with it a rank that was not there can go on with them."""
+        """What the ranks know together, as JSON can hold it: with it a rank that joins can go on with them."""
         awaiting = [value.as_list() for value in self.spreads.awaiting]
         return {
             **self.ledger.snapshot(),
@@ -273,52 +269,17 @@ class Rounds:
         }
 
     def restore(self, snapshot: Mapping[str, Any]) -> None:
-        """Take over what the ranks know together. What this rank has yet to say is kept."""
+        """Take over what the ranks know together. What this rank has yet to contribute is kept."""
         self.ledger.restore(snapshot)
         self.negotiation.restore(snapshot)
-        self.spreads.awaiting = [Finished.from_list(told) for told in snapshot["awaiting"]]
+        self.spreads.awaiting = [Finished.from_list(value) for value in snapshot["awaiting"]]
         self.finishing.has_mingled = bool(snapshot["mingled"])
 
-    # What is known of the state
-
-    @property
-    def round(self) -> int:
-        """The number of rounds."""
-        return self.ledger.round
-
-    @property
-    def size(self) -> int:
-        """Number of ranks that take part."""
-        return self.ledger.members.size
-
-    @property
-    def absent(self) -> int:
-        """Number of ranks that should take part, but do not."""
-        return self.ledger.members.absent
-
-    @property
-    def names(self) -> list[str]:
-        """The names that the ranks have agreed on, in this order."""
-        return list(self.ledger.names)
-
-    @property
-    def cells(self) -> Mapping[Key, Cell]:
-        """The open cells, in the order in which they were opened."""
-        return self.ledger.open
-
-    @property
-    def many_wait(self) -> bool:
-        """Whether the next round is one for many rows: it begins with `offer` and `agree`."""
-        return self.negotiation.many_wait
-
-    @property
-    def pending(self) -> int:
-        """Number of rows that this rank has yet to tell the others about."""
-        return self.outbox.pending
+    # Whether there is more to do
 
     @property
     def busy(self) -> bool:
-        """Whether there is reason for another round: something to say, cells that are open, values that wait."""
+        """Whether there is reason for another round: contributions, open cells, or values that await their spread."""
         reflags = self.finishing.reflags and self.ledger.assumed
         return bool(self.outbox.waiting or self.ledger.open or self.spreads.awaiting or reflags)
 
@@ -326,40 +287,3 @@ class Rounds:
     def settled(self) -> bool:
         """Whether all that this rank ever posted is finished, and nothing waits for its spread."""
         return not (self.outbox.waiting or self.ledger.own or self.spreads.awaiting)
-
-    @property
-    def open_places(self) -> int:
-        """Number of rows that open cells belong to."""
-        return len({(key.place, key.occurrence if key.place.counted else 0) for key in self.ledger.open})
-
-    def awaited(self) -> set[str]:
-        """Names of values of which this rank has told its part, and that are not finished, or lack their spread.
-
-        There may be more to tell of these than numbers: what is beside them, and how far they are from the mean.
-        """
-        return self.spreads.awaited_of_own() | {key.name for key in self.ledger.own}
-
-    def has_spread(self, name: str) -> bool:
-        """Whether the spread of a name over the ranks is wanted."""
-        known = self.ledger.names.get(name)
-        return known is not None and known.has_spread
-
-    def count_doubtful(self) -> int:
-        """How many finished values get a flag if the ranks that have yet to say theirs are lost."""
-        return len(self.ledger.disproved())
-
-    def unspoken(self, born: int) -> list[Key]:
-        """Open cells, opened in round `born` or before, that wait for others, though this rank has said nothing."""
-        return self.ledger.unspoken(born)
-
-    def unknown(self) -> list[str]:
-        """Names in the outbox that the unit has not agreed on, in the order in which they were logged."""
-        return [name for name in self.outbox.names if name not in self.ledger.names]
-
-    def held(self) -> list[int]:
-        """Positions, among the values that await their spread, of those which this rank has contributed to."""
-        return self.spreads.held()
-
-    def spoken(self) -> list[int]:
-        """Positions, among the open cells, of those in which this rank has spoken."""
-        return [position for position, key in enumerate(self.ledger.open) if key in self.ledger.own]
