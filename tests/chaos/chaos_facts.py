@@ -76,7 +76,10 @@ class Facts:
                 opened[entry["rank"]].append(entry["session"])
         texts = [entry["text"] for entry in entries if entry["event"] == "warning"]
         lost = [re.findall(r"what rank (\d+) logged .* may be lost", text) for text in texts]
-        gone = [re.findall(r"ranks? ([\d, ]+) (?:stopped taking part|did not|ended after)", text) for text in texts]
+        gone = [
+            re.findall(r"(?i)ranks? ([\d, ]+) (?:after (?:step|row|the start)|did not|ended after)", text)
+            for text in texts
+        ]
         return cls(
             spec,
             opened,

@@ -155,7 +155,7 @@ def log_a_traceback(evidence: Evidence) -> None:
 
 
 def warn(evidence: Evidence) -> None:
-    evidence.entries.append(say(1, "dist_wandb: rank 0 stopped taking part after step 3."))
+    evidence.entries.append(say(1, "dist_wandb: Lost rank 0 after step 3; continuing without it."))
 
 
 def grow(evidence: Evidence) -> None:

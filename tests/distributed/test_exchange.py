@@ -312,7 +312,7 @@ def test_survivors_go_on_without_a_rank_that_dies(
     unit.close(0, 1)
     assert unit.last("ones") == {step: 3 if step < 5 else 2 for step in range(10)}
     assert unit.flagged() == dict.fromkeys(range(5, 10), 1)
-    told = [record.message for record in caplog.records if "rank 2 stopped taking part" in record.message]
+    told = [record.message for record in caplog.records if "Lost rank 2 after" in record.message]
     assert len(told) == 2, "each survivor says it once"
     assert all("step 4" in message for message in told)
 
@@ -360,7 +360,7 @@ def test_ranks_that_come_late_are_taken_in(ranks: Callable[..., Ranks], caplog: 
         unit.log(rank, {"ones": 1}, 4)
     eventually(lambda: [unit.last("ones").get(step) for step in (0, 1, 2, 4)] == [3, 3, 3, 3])
     unit.close()
-    told = [record.message for record in caplog.records if "rank 2 did not open a session within" in record.message]
+    told = [record.message for record in caplog.records if "Rank 2 did not open a session within" in record.message]
     assert len(told) == 2, "each of the others says it once"
 
 
@@ -442,7 +442,7 @@ def test_ranks_that_come_to_one_that_was_alone_are_taken_in(
     eventually(lambda: [unit.last("ones").get(step) for step in range(4)] == [2, 2, 2, 2])
     assert unit.flagged()[3] == 1, "from now on the third one is missed"
     assert "rank 1 opened a session" in caplog.text
-    assert "rank 2 did not open a session within" in caplog.text
+    assert "Rank 2 did not open a session within" in caplog.text
     unit.open(2)
     for step in range(5):
         unit.log(2, {"ones": 1}, step)
@@ -462,7 +462,7 @@ def test_a_rank_that_ended_before_the_others_began_is_said_to_have(
         unit.log(rank, {"loss": 2.0}, 0)
     unit.close(0, 2)
     assert unit.flagged() == {0: 1}
-    assert "rank 1 failed before rank 0 began. Rank 0 goes on without it" in caplog.text
+    assert "Rank 1 failed before rank 0 began; continuing without it" in caplog.text
 
 
 def test_a_rank_that_stops_logging_a_name_is_named_and_not_waited_for_for_ever(

@@ -44,7 +44,7 @@ def test_all_modes_on_two_hosts(tmp_path: Path, record_testsuite_property: Recor
         record_kind(made, record_testsuite_property)
         commands = torchrun_on(made, SCRIPTS / "plain_loop.py", tmp_path, "before", processes=(2, 2))
         finished = run_job(*commands, cwd=tmp_path, environment=environment(), timeout=240).check()
-    assert "stopped taking part" not in finished.output
+    assert "Lost rank" not in finished.output
     for run_mode, rank_scope in COMBINATIONS:
         ranks = vector("2x2", run_mode, rank_scope)
         check_runs(tmp_path / f"{run_mode}-{rank_scope}", ranks, last_step=LAST)
@@ -139,7 +139,7 @@ def test_a_host_is_cut_off(tmp_path: Path, record_testsuite_property: Record) ->
 
 def check_what_was_said(finished: Finished, cut: float) -> float:
     """The survivors name who is gone, in time; who is cut off says what is lost. Seconds that the survivors waited."""
-    gone = [line for line in finished.lines("AT ") if "rank 2, 3 stopped taking part after step" in line]
+    gone = [line for line in finished.lines("AT ") if "Lost rank 2, 3 after step" in line]
     assert len(gone) == 2, finished.output
     after = max(float(line.split()[1]) for line in gone) - cut
     assert after < 2 * PEER + MORE

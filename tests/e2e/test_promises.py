@@ -273,7 +273,7 @@ def check_rows_without_rank_1(found: History, finished: Finished, until: int) ->
     assert {step: ones[step] for step in range(BREAK, until)} == at(range(BREAK, until), 2)
     assert {step: 3 - flags[step] for step in range(until)} == ones
     assert found.last("mean") == {step: float(step) for step in range(until)}
-    assert finished.output.count("rank 1 stopped taking part") == 2
+    assert finished.output.count("Lost rank 1 after") == 2
 
 
 @pytest.mark.parametrize("how", ["killed", "stopped"])
@@ -290,7 +290,7 @@ def test_a_rank_that_was_stopped_and_goes_on_counts_again(tmp_path: Path) -> Non
         range(AFTER_BREAK, REJOINED), 1
     )
     assert 1 in {row.get(DEGRADED, 0) for row in found.rows_with("ones")}  # it was missing in between
-    assert finished.output.count("rank 1 stopped taking part") == 2
+    assert finished.output.count("Lost rank 1 after") == 2
 
 
 def test_a_rank_that_sleeps_slows_nobody_down_and_its_rows_are_right(tmp_path: Path) -> None:

@@ -58,21 +58,22 @@ class Attendance:
     def _warn_of_missing(self, presence: Presence, missing: Iterable[int], *, had_begun: bool) -> None:
         reasons: dict[str, list[int]] = {}
         for index in sorted(missing):
-            why = self._why_gone(presence, index) if had_begun else presence.why_absent(index)
+            why = self._why_gone(presence, index) if had_begun else f"rank {{}} {presence.why_absent(index)}"
             reasons.setdefault(why, []).append(presence.global_rank(index))
-        ranks_and_reasons = " and ".join(f"rank {', '.join(map(str, ranks))} {why}" for why, ranks in reasons.items())
-        if ranks_and_reasons:
+        if reasons:
+            text = " and ".join(why.format(", ".join(map(str, ranks))) for why, ranks in reasons.items())
+            pronoun = "it" if sum(map(len, reasons.values())) == 1 else "them"
             self._context.warn(
                 f"lost {sorted(reasons.values())}",
-                f"{ranks_and_reasons}. Rank {self._context.rank} goes on without it; rows that lack it carry "
+                f"{text[0].upper()}{text[1:]}; continuing without {pronoun}. Affected rows are marked "
                 "dist_wandb/degraded.",
             )
 
     def _why_gone(self, presence: Presence, index: int) -> str:
         where = self._context.rows.last_place
         if index in presence.undelivered:
-            return f"ended after {where}, before the others had all that it logged (see finish_timeout)"
-        return f"stopped taking part after {where}"
+            return f"rank {{}} ended after {where}, before the others had all that it logged (see finish_timeout)"
+        return f"lost rank {{}} after {where}"
 
     def finds_itself_alone(self, presence: Presence) -> bool:
         """Whether the rank that writes is the only one that has opened a session: the others were not asked to."""

@@ -193,4 +193,4 @@ class Cycle:
 
 def _cells_of(values: Iterable[Finished]) -> list[Key]:
     """The cells of finished values; not of those which only get a flag."""
-    return [value.key for value in values if value.totals.voices]
+    return [value.key for value in values if value.totals.contributors]

@@ -34,7 +34,7 @@ class Participation:
         context: What the parts of the exchange share.
         rounds: The state machine of this rank.
         cycle: Has what this rank knows at the end of a generation.
-        output: Is told whether the primary takes part.
+        output: Told whether the primary takes part.
 
     Attributes:
         attendance: Who is missing.
@@ -73,11 +73,12 @@ class Participation:
         """
         lifecycle, limits, unit = self._context.lifecycle, self._context.limits, self._context.unit
         job_store = find_store(self._context, find, is_in_vain)
-        self._context.rows.global_rank_of = self.global_rank
         # Who comes back from a network that was cut off takes part again; until then nobody waits for this rank.
         within = limits.join_timeout + limits.peer_timeout
         caller = TimedCaller(within, lambda: lifecycle.is_stopped or lifecycle.phase is Phase.LEAVING)
         self.membership = Membership(unit, job_store.beside(keys_of(unit), caller), is_in_vain)
+        global_ranks = self.membership.presence.global_ranks  # never looked up in the store, which may be gone
+        self._context.rows.global_rank_of = lambda index: global_ranks.get(index, index)
         is_ending = self._context.rows.writes
         return self.membership.arrive(limits.join_timeout, lambda: lifecycle.is_closing and is_ending, is_over)
 
@@ -91,7 +92,7 @@ class Participation:
         """
         membership = self._joined()
         if self._context.unit.index not in generation.members:
-            if self._is_next(generation) and self._rounds.ledger.round > generation.last_round:
+            if generation.follows(self.generation) and self._rounds.ledger.round > generation.last_round:
                 self._rounds.take_back()  # of a round that the members of this generation had broken off
             generation = self._ask_in(membership, membership.generations.latest(generation))
         before, self.generation = self.generation, generation
@@ -128,13 +129,10 @@ class Participation:
         Returns:
             Whether all ranks were done then.
         """
-        if generation.source in (None, self._context.unit.index) or not self._is_next(generation):
+        if generation.source in (None, self._context.unit.index) or not generation.follows(self.generation):
             return False
         checkpoint = self._joined().generations.checkpoint_before(generation)
         return checkpoint is not None and self._cycle.catch_up(checkpoint)
-
-    def _is_next(self, generation: Generation) -> bool:
-        return self.generation is not None and self.generation.number == generation.number - 1
 
     def recover(self, generation: Generation) -> Generation:
         """The generation after one that broke."""
@@ -153,7 +151,7 @@ class Participation:
         return following or self.recover(generation)
 
     def leave(self, is_delivered: Callable[[], bool]) -> None:
-        """Tell the others that this rank goes.
+        """Announce that this rank leaves.
 
         Args:
             is_delivered: Whether they know all that it has logged.
@@ -188,12 +186,8 @@ class Participation:
         return membership.generations.is_broken(generation)
 
     def may_primary_come(self) -> bool:
-        """Whether the primary, which is away, has not said that it is gone."""
+        """Whether the primary, which is away, has not announced that it left."""
         return not self._joined().presence.gone([PRIMARY])
-
-    def global_rank(self, index: int) -> int:
-        """Index in the job of a rank, for rows and messages. Never asks the store, which may be gone."""
-        return index if self.membership is None else self.membership.presence.global_ranks.get(index, index)
 
     def learn_ranks(self, ranks: Sequence[int]) -> None:
         """Keep the indices in the job of the members of this generation."""
@@ -201,10 +195,10 @@ class Participation:
             self._joined().presence.learn_ranks(self.generation.members, ranks)
 
     def be_alone(self, *, doubts: bool = False) -> None:
-        """Let the rounds go on without others.
+        """Continue the rounds without other ranks.
 
         Args:
-            doubts: Whether these are there, but not waited for any more.
+            doubts: Whether others are present, but not waited for any more.
         """
         gone = len(self.membership.presence.left) if self.membership is not None else 0
         absent = 0 if self.attendance.is_only_one else max(0, self._context.unit.size - 1 - gone)

@@ -38,7 +38,7 @@ DEGRADED = "dist_wandb/degraded"
 _AT_STEP = 2**31  # what is beyond it in a count of calls is a step: that at which a row without one goes on
 _MOST_CALLS = 2**32 - 1  # what rounds can tell other ranks
 _MOST_FAR = 32_768
-_NO_NUMBER = Totals(voices=1)  # what metrics, tables and images are in the rounds, and numbers that do not count
+_NO_NUMBER = Totals(contributors=1)  # what metrics, tables and images are in the rounds, and numbers that do not count
 
 
 @dataclass(frozen=True)
@@ -171,20 +171,13 @@ class Rows:
             metrics = {
                 key: number for name, value in metrics.items() for key, number in self._alone(name, value).items()
             }
-        row = metrics if self._writer.label is None else self._own_names(metrics)
+        row = metrics
+        if self._writer.label is not None:
+            labelled, axis = self._labelled(metrics), self._writer.step_metric
+            plain = {name: value for name, value in metrics.items() if self.writes or name == axis}
+            row = {**plain, **labelled} if self.writes or labelled else {}
         if row or not metrics:
             self._writer.write(row, contribution.step, commit=contribution.commit)
-
-    def _own_names(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """What a rank of a shared run writes by itself: the primary its values, each rank what is under its label."""
-        axis = self._writer.step_metric
-        plain = {name: value for name, value in values.items() if self.writes or name == axis}
-        others = {name: value for name, value in values.items() if name != axis}
-        under_labels: dict[str, Any] = {}
-        for name, value in others.items():
-            if is_number(value) or not self.writes:
-                under_labels.update(self._under_label(name, value))
-        return {**plain, **under_labels} if self.writes or under_labels else {}
 
     def _alone(self, name: str, value: Any) -> dict[str, Any]:
         """What this rank alone writes of a value, by the names it has in the row."""
@@ -245,8 +238,6 @@ class Rows:
                 others[self.gathers.name_of(name, value)] = value
             elif self.writes:
                 mine[name] = value
-            elif not is_number(value):
-                mine.update(self._under_label(name, value))
         return unit, others, {**mine, **self._labelled(values)}
 
     def reduction(self, name: str) -> Reduction:
@@ -257,18 +248,18 @@ class Rows:
         return self._reductions[name]
 
     def _labelled(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        if self._writer.label is None or not self._per_rank.patterns:
+        """What this rank writes under its label in a shared run: numbers, and unless it is the primary all else."""
+        label, names, axis = self._writer.label, self._per_rank, self._writer.step_metric
+        if label is None or not names.patterns:
             return {}
-        labelled: dict[str, Any] = {}
+        labelled = {}
         for name, value in values.items():
-            if is_number(value):
-                labelled.update(self._under_label(name, value))
+            if name == axis or isinstance(value, (Snapshot, Gathered)):
+                continue
+            number = is_number(value)
+            if (number or not self.writes) and names.has(name, is_number=number):
+                labelled[f"{label}/{name}"] = value
         return labelled
-
-    def _under_label(self, name: str, value: Any) -> dict[str, Any]:
-        label = self._writer.label
-        is_named = label is not None and self._per_rank.has(name, is_number=is_number(value))
-        return {f"{label}/{name}": value} if is_named else {}
 
     def _weights(self, weight: Any) -> Any:
         if weight is None or isinstance(weight, (int, float)):
@@ -322,8 +313,8 @@ class Rows:
         row.update(self._extras.pop(value.key, ({}, None))[0])
         missing = value.missing
         if not totals.number and (is_metric_name(name) or is_gathered_name(name)):
-            others, voices = (self.metrics if is_metric_name(name) else self.gathers).take_values(value.key)
-            forgotten = totals.voices - voices  # parts of ranks that were lost meanwhile, or came too late
+            others, contributors = (self.metrics if is_metric_name(name) else self.gathers).take_values(value.key)
+            forgotten = totals.contributors - contributors  # parts of ranks that were lost meanwhile, or came too late
             if forgotten > 0 and value.corrects:
                 if is_gathered_name(name):
                     self.gathers.tell_of_incomplete(value.key)

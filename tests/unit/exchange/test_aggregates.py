@@ -30,7 +30,7 @@ def test_a_constant_has_itself_as_its_mean_whatever_the_weights() -> None:
 
 def test_a_weight_of_zero_is_no_contribution_but_a_voice() -> None:
     with_zero = totals((5.0, 0.0), (1.0, 2.0))
-    assert (with_zero.voices, with_zero.number) == (2, 1)
+    assert (with_zero.contributors, with_zero.number) == (2, 1)
     assert [with_zero.reduced(reduction) for reduction in ("mean", "sum", "min", "max")] == [1.0] * 4
 
 
@@ -76,8 +76,8 @@ def test_the_order_of_contributions_does_not_matter(contributions: list[tuple[fl
     before = totals(*contributions)
     random.shuffle(contributions)  # type: ignore[attr-defined]  # hypothesis's random.Random
     after = totals(*contributions)
-    assert (after.voices, after.number, after.integers, after.largest, after.smallest) == (
-        *(before.voices, before.number, before.integers),
+    assert (after.contributors, after.number, after.integers, after.largest, after.smallest) == (
+        *(before.contributors, before.number, before.integers),
         *(before.largest, before.smallest),
     )
     assert after.plain == pytest.approx(before.plain, abs=1e-6)

@@ -97,10 +97,10 @@ class Unit:
             if rank not in broken_on:
                 self.fused(rank).exchange([key], answering)
 
-    def finish(self, key: Key, voices: int, *, corrects: bool = False) -> dict[str, Any]:
+    def finish(self, key: Key, contributors: int, *, corrects: bool = False) -> dict[str, Any]:
         """Rank 0 writes a cell; the row."""
         before = len(self.written)
-        self.ranks[0].write_finished([Finished(key, Totals(voices=voices), 0, corrects, 0)])
+        self.ranks[0].write_finished([Finished(key, Totals(contributors=contributors), 0, corrects, 0)])
         return self.written[before] if len(self.written) > before else {}
 
 

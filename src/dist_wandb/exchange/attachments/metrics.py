@@ -179,7 +179,7 @@ class FusedMetrics:
             told = _gathered(group, [self._told(key) if need else b"" for key, need in zip(keys, needs, strict=True)])
         if self._computes:
             for key, one, gathered, more in zip(keys, reduced, blobs, told, strict=True):
-                self._values[key] = self._computed(key, one, gathered, more), one.voices
+                self._values[key] = self._computed(key, one, gathered, more), one.contributors
 
     def _told(self, key: Key) -> bytes:
         snapshot = self._snapshots.get(key)
@@ -249,13 +249,13 @@ class _Reduced(NamedTuple):
     """What a cell's numbers came to.
 
     Args:
-        voices: How many ranks had a part in it.
+        contributors: How many ranks had a part in it.
         needs_more: Whether ranks tell more: some state does not fit, or the rank that computes has no data.
         sums: The sums over ranks.
         maxima: The maxima over ranks.
     """
 
-    voices: int
+    contributors: int
     needs_more: bool
     sums: torch.Tensor
     maxima: torch.Tensor
@@ -278,9 +278,9 @@ def _reduced(layouts: Sequence[Layout], sums: torch.Tensor, maxima: torch.Tensor
     whether the rank that computes has no data.
     """
     for layout in layouts:
-        (voices, misfits, *lacks), sums = sums[: 2 + len(layout.nodes)].tolist(), sums[2 + len(layout.nodes) :]
+        (contributors, misfits, *lacks), sums = sums[: 2 + len(layout.nodes)].tolist(), sums[2 + len(layout.nodes) :]
         lacking = any(lack and holders for lack, holders in zip(lacks, layout.holders(sums), strict=True))
-        yield _Reduced(int(voices), bool(misfits or lacking), sums[: layout.sums], maxima[: layout.maxima])
+        yield _Reduced(int(contributors), bool(misfits or lacking), sums[: layout.sums], maxima[: layout.maxima])
         sums, maxima = sums[layout.sums :], maxima[layout.maxima :]
 
 

@@ -55,6 +55,10 @@ class Generation:
     last_round: int = 0
     source: int | None = None
 
+    def follows(self, other: Generation | None) -> bool:
+        """Whether it is the next one after another."""
+        return other is not None and other.number == self.number - 1
+
     def as_list(self) -> list[Any]:
         """As JSON can hold it, but for its number."""
         return [self.members, self.joined, self.last_round, self.source]

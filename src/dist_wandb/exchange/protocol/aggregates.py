@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from dist_wandb.settings.reduction import LARGEST_EXACT_INTEGER
 
-SUM_LANES = 7  # sum of w*x, of w, of x, number of voices, of contributions, of integers, of NaNs
+SUM_LANES = 7  # sum of w*x, of w, of x, number of contributors, of contributions, of integers, of NaNs
 MAX_LANES = 2  # x, -x
 
 
@@ -19,7 +19,7 @@ class Totals(NamedTuple):
         weighted: Sum of w*x.
         weight: Sum of w.
         plain: Sum of x.
-        voices: Number of ranks that spoke, also those that gave their number no weight.
+        contributors: Number of ranks that spoke, also those that gave their number no weight.
         number: Number of contributions.
         integers: How many of them are integers.
         nans: How many of them are NaN; they are left out of `largest` and `smallest`, which cannot hold them.
@@ -30,7 +30,7 @@ class Totals(NamedTuple):
     weighted: float = 0.0
     weight: float = 0.0
     plain: float = 0.0
-    voices: int = 0
+    contributors: int = 0
     number: int = 0
     integers: int = 0
     nans: int = 0
@@ -41,7 +41,7 @@ class Totals(NamedTuple):
     def of(cls, value: float, weight: float = 1.0) -> Totals:
         """The totals of one contribution. A weight of 0 means none at all."""
         if weight == 0:
-            return cls(voices=1)
+            return cls(contributors=1)
         try:
             x = float(value)
         except OverflowError:  # an integer beyond all floats
@@ -56,7 +56,7 @@ class Totals(NamedTuple):
             self.weighted + other.weighted,
             self.weight + other.weight,
             self.plain + other.plain,
-            self.voices + other.voices,
+            self.contributors + other.contributors,
             self.number + other.number,
             self.integers + other.integers,
             self.nans + other.nans,
@@ -66,15 +66,15 @@ class Totals(NamedTuple):
 
     def lanes(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """As numbers to be summed over ranks, and numbers whose maximum over ranks is to be taken."""
-        counts = (float(self.voices), float(self.number), float(self.integers), float(self.nans))
+        counts = (float(self.contributors), float(self.number), float(self.integers), float(self.nans))
         return (self.weighted, self.weight, self.plain, *counts), (self.largest, -self.smallest)
 
     @classmethod
     def from_lanes(cls, sums: Sequence[float], maxima: Sequence[float]) -> Totals:
         """The inverse of `lanes`."""
         weighted, weight, plain, *counts = sums
-        voices, number, integers, nans = map(int, counts)
-        return cls(weighted, weight, plain, voices, number, integers, nans, maxima[0], -maxima[1])
+        contributors, number, integers, nans = map(int, counts)
+        return cls(weighted, weight, plain, contributors, number, integers, nans, maxima[0], -maxima[1])
 
     def reduced(self, reduction: str) -> float:
         """What `reduction` makes of the contributions.

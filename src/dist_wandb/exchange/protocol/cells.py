@@ -83,7 +83,7 @@ class Cell:
         origin: Who contributed first in the order of ranks, and its count of calls: -(rank * 2**32 + calls).
         corrects: Whether it was finished before.
         number: How many were opened before it.
-        gone: How many of its voices are of ranks that are gone, so that others have yet to speak.
+        gone: How many of its contributors are of ranks that are gone, so that others have yet to speak.
     """
 
     born: int

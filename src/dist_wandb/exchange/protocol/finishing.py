@@ -86,7 +86,7 @@ class Finishing:
             return at_once, (), ()
         for key, totals, origin in received:
             cell = ledger.open_cell(key)
-            cell.totals = cell.totals + totals if cell.totals.voices else totals
+            cell.totals = cell.totals + totals if cell.totals.contributors else totals
             cell.origin = max(cell.origin, origin)
         ledger.own.update(own)
         late = tuple(key for key in own if ledger.open[key].corrects)
@@ -97,7 +97,7 @@ class Finishing:
         """Whether nobody is waited for, and none of it comes after its cell was finished."""
         names, size, finished = self._ledger.names, self._ledger.members.size, self._ledger.finished
         return all(
-            totals.voices == min(size, names[key.name].usual or size)
+            totals.contributors == min(size, names[key.name].usual or size)
             and key not in finished
             and not (finished.stale and finished.is_stale(key))
             for key, totals, _ in received
@@ -107,10 +107,10 @@ class Finishing:
         """Finish a cell to which all have contributed who are waited for."""
         ledger = self._ledger
         number, ledger.opened = ledger.opened, ledger.opened + 1
-        if ledger.assumed and totals.voices >= ledger.members.size > 1:
+        if ledger.assumed and totals.contributors >= ledger.members.size > 1:
             ledger.assumed.prove(key, number, origin)
         finished = ledger.finish(key, totals, origin)
-        if totals.voices < ledger.members.size:
+        if totals.contributors < ledger.members.size:
             ledger.assumed.note(finished, number, origin, ledger.members.size, sure=False)
         return finished
 
@@ -221,11 +221,14 @@ class Finishing:
             if ledger.is_too_late(key, cell):
                 lost += [key] if is_own else []
                 if key in ledger.assumed:  # what was written has no flag, as nobody knew that a rank is missing
-                    name, voices = ledger.names[key.name], ledger.assumed[key].voices + cell.totals.voices
-                    name.most = max(name.most, voices)
+                    name, contributors = (
+                        ledger.names[key.name],
+                        ledger.assumed[key].contributors + cell.totals.contributors,
+                    )
+                    name.most = max(name.most, contributors)
                     finished.append(ledger.flag(key))
                 continue
-            if cell.totals.voices < ledger.expected(key.name):
+            if cell.totals.contributors < ledger.expected(key.name):
                 self.recheck = True  # other cells of this name may be complete by this
             if ledger.is_by_all(cell):
                 ledger.assumed.prove(key, cell.number, cell.origin)

@@ -120,12 +120,12 @@ class Assumed(NamedTuple):
     Args:
         number: How many cells were opened before it.
         origin: As of the cell.
-        voices: How many ranks had contributed to it.
+        contributors: How many ranks had contributed to it.
     """
 
     number: int
     origin: float
-    voices: int
+    contributors: int
 
 
 class AssumedCells(OrderedDict[Key, Assumed]):
@@ -146,8 +146,8 @@ class AssumedCells(OrderedDict[Key, Assumed]):
         self.pop(value.key, None)
         if sure:
             self._names[value.key.name].proven = True
-        elif not value.missing and value.totals.voices < size:
-            self[value.key] = Assumed(number, origin, value.totals.voices)
+        elif not value.missing and value.totals.contributors < size:
+            self[value.key] = Assumed(number, origin, value.totals.contributors)
             if len(self) > self._most:
                 self.popitem(last=False)
 
@@ -163,7 +163,7 @@ class AssumedCells(OrderedDict[Key, Assumed]):
 
     def disproved(self) -> list[Key]:
         """Cells of names to which more ranks contribute than had to the cell."""
-        return [key for key, assumed in self.items() if self._names[key.name].most > assumed.voices]
+        return [key for key, assumed in self.items() if self._names[key.name].most > assumed.contributors]
 
 
 class Ledger:
@@ -209,11 +209,11 @@ class Ledger:
 
     def is_complete(self, key: Key, cell: Cell) -> bool:
         """Whether all have contributed who are waited for."""
-        return cell.totals.voices - cell.gone >= self.expected(key.name)
+        return cell.totals.contributors - cell.gone >= self.expected(key.name)
 
     def is_by_all(self, cell: Cell) -> bool:
         """Whether all ranks have contributed to a cell in its turn, so that they have passed all rows before it."""
-        return not cell.corrects and cell.totals.voices - cell.gone >= self.members.size > 1
+        return not cell.corrects and cell.totals.contributors - cell.gone >= self.members.size > 1
 
     def contributed(self) -> list[int]:
         """Positions, among the open cells, of those to which this rank has contributed."""
@@ -228,7 +228,7 @@ class Ledger:
         """Count, in open cells, the contributors that are gone apart from those that take part."""
         present = Counter(position for positions in contributed for position in positions)
         for position, cell in enumerate(self.open.values()):  # of a correction, the earlier contributors are not known
-            cell.gone = 0 if cell.corrects else max(0, cell.totals.voices - present[position])
+            cell.gone = 0 if cell.corrects else max(0, cell.totals.contributors - present[position])
 
     # Finished cells
 
@@ -236,36 +236,36 @@ class Ledger:
         """Whether what was finished of a cell before, and is forgotten, is better than what was contributed now."""
         if cell.corrects or not self.finished.is_stale(key):
             return False
-        return key in self.assumed or cell.totals.voices < self.names[key.name].whole
+        return key in self.assumed or cell.totals.contributors < self.names[key.name].whole
 
     def finish(
         self, key: Key, totals: Totals, origin: float, *, corrects: bool = False, gave_up: bool = False
     ) -> Finished:
         """Note what is finished, and what is usual by it."""
-        name, voices = self.names[key.name], totals.voices
-        missing = self._missing(key.name, voices, gave_up=gave_up)
-        name.usual = voices
-        name.most = max(name.most, voices)
+        name, contributors = self.names[key.name], totals.contributors
+        missing = self._missing(key.name, contributors, gave_up=gave_up)
+        name.usual = contributors
+        name.most = max(name.most, contributors)
         if not missing:
-            name.whole = voices
+            name.whole = contributors
         self.finished[key] = totals, origin
         has_spread = name.has_spread and 0 < totals.number <= self.members.size
         return Finished(key, totals, int(-origin) % CALLS, corrects, missing, Spread() if has_spread else None)
 
-    def _missing(self, name: str, voices: int, *, gave_up: bool) -> int:
+    def _missing(self, name: str, contributors: int, *, gave_up: bool) -> int:
         """How many ranks are missing: of those whom patience ran out with, or at most those that are not there."""
         known, (size, absent, doubts, _) = self.names[name], self.members
         if doubts and not known.proven:
-            return max(0, size + absent - voices)
-        fewer = max(0, (known.whole or size + absent) - voices)
+            return max(0, size + absent - contributors)
+        fewer = max(0, (known.whole or size + absent) - contributors)
         known.lacking = gave_up or (known.lacking and bool(fewer))
         return fewer if known.lacking else min(absent, fewer)
 
     def flag(self, key: Key) -> Finished:
         """A finished value anew, with a flag; without the value where it is forgotten, or has no number."""
-        _, origin, voices = self.assumed.pop(key)
+        _, origin, contributors = self.assumed.pop(key)
         totals, _ = self.finished.get(key, (Totals(), 0.0))
-        missing = max(1, min(self.members.absent, self.names[key.name].most - voices))
+        missing = max(1, min(self.members.absent, self.names[key.name].most - contributors))
         known = totals if totals.number else Totals()
         return Finished(key, known, int(-origin) % CALLS, corrects=True, missing=missing)
 

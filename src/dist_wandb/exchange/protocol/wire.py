@@ -177,7 +177,7 @@ def read_batch(batch: Sequence[Key], sums: Sequence[float], maxima: Sequence[flo
     start, header = 0, _HEADER
     for key in batch:
         totals = Totals.from_lanes(sums[start : start + SUM_LANES], maxima[header : header + MAX_LANES])
-        if totals.voices:
+        if totals.contributors:
             received.append(Received(key, totals, maxima[header + MAX_LANES]))
         start, header = start + SUM_LANES, header + _PER_CELL
     return received
