@@ -61,8 +61,7 @@ class RemoteSession:
         self.id: str | None = facts.get("id")
         self.url: str | None = facts.get("url")
         self.config = ConfigCopy(facts.get("config", {}))
-        self._address = address
-        self._facts = facts
+        self._arguments = address, topology, facts
         self._let_go()
         _remotes.add(self)
 
@@ -172,14 +171,15 @@ class RemoteSession:
             raise
 
     def _connect(self) -> Connection:
-        if self._address is None:
+        address = self._arguments[0]
+        if address is None:
             raise ConnectionError("it was not prepared for other processes, or has ended")
         if self._connection is None:
-            self._connection = connect(self._address.place, self._address.key, messages.HANDSHAKE, stuck=_STUCK)
+            self._connection = connect(address.place, address.key, messages.HANDSHAKE, stuck=_STUCK)
         return self._connection
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return RemoteSession, (self._address, self.topology, self._facts)
+        return RemoteSession, self._arguments
 
     def __enter__(self) -> Self:
         return self
