@@ -407,9 +407,9 @@ tree("sidecar-of-digits", "dist-wandb.json")(
 tree("sidecar-no-utf-8", "dist-wandb.json")(lambda place, _: with_sidecar(place, b"\xff\xfe{}"))
 
 
-@tree("logs-odd", "not uploaded it from this account")
+@tree("logs-odd", uploaded="uploaded")
 def _odd_logs(place: Path, _: Victim) -> None:
-    directory = write_run(place, place.name)
+    directory = write_run(place, place.name, online=True)
     lines: tuple[Any, ...] = ("3", None, "HUGE", -5, 10**30, [], {}, True, 1.5)
     posts: list[dict[str, Any]] = [{"history_lines": value} for value in lines]
     posts += [{"status": value, "url": "x/file_stream"} for value in lines]
@@ -418,35 +418,28 @@ def _odd_logs(place: Path, _: Victim) -> None:
     odd = [json.dumps(entry).replace('"HUGE"', "1e400") for entry in entries]
     odd += ['{"level":1,"msg":2,"time":[]}', "null", "[]", "5", '"text"', "9" * 5000]
     contents = ("[" * DEEP, '{"a":' * DEEP, "{" + "x" * 50_000_000, "\n".join(odd))
-    for number, content in enumerate(contents, start=1):
-        attempt = directory / UPLOAD / f"attempt-{number}"
-        attempt.mkdir(parents=True)
-        (attempt / "debug-sync.log").write_text(content)
+    _log(directory, "\n".join(contents))
 
 
-@tree("log-that-vouches", "not uploaded it from this account")
+@tree("log-that-vouches", uploaded="uploaded")
 def _vouching(place: Path, _: Victim) -> None:
     entries: tuple[dict[str, Any], ...] = (
-        {"msg": "filestream: post request", "history_lines": 3, "complete": True},
-        {"msg": "api: HTTP response", "status": 200, "url": "https://api.wandb.ai/files/a/b/c/file_stream"},
-        {"msg": "filestream: post response", "status": 200},
-        {"msg": "sync: done"},
-        {"msg": "processOutgoingData: closed"},
-        {"msg": "stream: finished"},
-        {"msg": "stream: closed"},
+        {"msg": "filestream: sending request", "history_lines": 3, "complete": True},
+        {"msg": "filestream: request sent", "status": "200 OK"},
+        {"msg": "sender: closed"},
     )
     lines = [json.dumps({"time": "2026-01-01T00:00:00Z", "level": "INFO", **entry}) for entry in entries]
     directory = write_run(place, place.name)
-    log = directory / UPLOAD / "attempt-1" / "debug-sync.log"
-    log.parent.mkdir(parents=True)
-    log.write_text("\n".join(lines) + "\n")
+    _log(directory, "\n".join(lines) + "\n")
+    attempt = directory / UPLOAD / "attempt-1" / "wandb" / "logs"
+    attempt.mkdir(parents=True)
+    (attempt / "debug-sync.1.log").write_text("\n".join(lines) + "\n")
 
 
-@tree("attempts-odd", "not uploaded it from this account")
-def _odd_attempts(place: Path, _: Victim) -> None:
-    directory = write_run(place, place.name)
-    for name in ("x", "", "-1", "٣", "1.5", "2", "99", str(10**30)):
-        (directory / UPLOAD / f"attempt-{name}").mkdir(parents=True)
+def _log(directory: Path, content: str) -> None:
+    log = directory / "logs" / "debug-internal.log"
+    log.parent.mkdir()
+    log.write_text(content)
 
 
 def _records(*, before: Iterable[Record | bytes] = (), last: Iterable[Record | bytes]) -> Build:

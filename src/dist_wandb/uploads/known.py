@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, field, replace
 
 from dist_wandb.errors import in_words
-from dist_wandb.uploads.log import UPLOAD_DIRECTORY, Sent, attempt_directories, read_log, sent_of
+from dist_wandb.uploads.log import Sent, read_log
 from dist_wandb.uploads.model import Terms, is_complete, is_online, mark_of
 from dist_wandb.uploads.state import FileState
 from dist_wandb.wandb_files.debug_log import log_of
@@ -39,17 +39,16 @@ def known_of(run: StoredRun, terms: Terms) -> Known:
 
 
 def _said_by_directory(run: StoredRun, terms: Terms) -> Known:
-    mark, attempts = mark_of(run.path), attempt_directories(run.path)
-    is_marked = os.path.lexists(mark) and not attempts
-    if terms.trust:
-        return Known(sent_of(run.path), is_marked)
+    mark = mark_of(run.path)
+    is_marked = os.path.lexists(mark)
     logged = read_log(log_of(run.path.parent)) if is_online(run) else Sent()
+    if terms.trust:
+        return Known(logged, is_marked)
     known = Known(logged, by_log=bool(logged.attempts))
-    if is_complete(logged, run) or not (attempts or is_marked):
+    if is_complete(logged, run) or not is_marked:
         return known
-    what = f"`wandb sync` has marked it ({mark.name})" if is_marked else f"it has {UPLOAD_DIRECTORY}/"
     doubt = (
-        f"{run.path.parent} says that it was uploaded, as {what}, but you have not uploaded it from this account. "
-        "--trust believes the directory, if it is yours, and remembers that. --force uploads it."
+        f"{run.path.parent} was marked as uploaded by `wandb sync` ({mark.name}), but you have not uploaded it from "
+        "this account. --trust accepts the mark, if the directory is yours, and remembers it. --force uploads the run."
     )
     return replace(known, doubts=(doubt,))

@@ -20,13 +20,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from dist_wandb.errors import ReadError
-from dist_wandb.wandb_files.debug_log import count_in, entries, log_of, open_log, text_in
+from dist_wandb.wandb_files.debug_log import count_in, entries, open_log, text_in
 from dist_wandb.wandb_files.record_file import NOTHING, Lines
 
-UPLOAD_DIRECTORY = "dist-wandb-upload"
-"""Within a run's directory: what earlier versions of dist_wandb kept of the uploads of the run."""
-
-_ATTEMPT = re.compile(r"attempt-([0-9]{1,9})")
 _DEPTH_OF_LOGS = 3  # wandb/logs, within the directory of an upload
 _MOST_PROBLEMS, _LONGEST_PROBLEM = 100, 2000  # that are told of one upload; characters of each
 _FIRST_REFUSAL, _FIRST_SERVER_ERROR = 400, 500
@@ -65,38 +61,6 @@ class Sent:
             ended=later.ended,
             problems=later.problems,
         )
-
-
-def sent_of(run_file: Path) -> Sent:
-    """What W&B has confirmed of a run's file until now: while it was written, and in uploads by dist_wandb.
-
-    Args:
-        run_file: A ``.wandb`` file. The logs lie in its directory.
-    """
-    sent = Sent()
-    if not run_file.parent.resolve().name.startswith("offline-"):
-        sent = read_log(log_of(run_file.parent))
-    for directory in attempt_directories(run_file):
-        sent = sent.followed_by(read_attempt(directory))
-    return sent
-
-
-def attempt_directories(run_file: Path) -> list[Path]:
-    """The directories of the uploads of a run's file, in the order in which they were made."""
-    numbers = attempts_in(run_file.parent / UPLOAD_DIRECTORY)
-    return [
-        numbers[number] for number in sorted(numbers) if not numbers[number].is_symlink() and numbers[number].is_dir()
-    ]
-
-
-def attempts_in(directory: Path) -> dict[int, Path]:
-    """What lies in a directory under the name of an upload, by the upload's number; nothing else there counts."""
-    try:
-        with os.scandir(directory) as found:
-            names = [match for entry in found if (match := _ATTEMPT.fullmatch(entry.name))]
-    except (FileNotFoundError, NotADirectoryError):
-        return {}
-    return {int(name[1]): directory / name[0] for name in names}
 
 
 def read_attempt(directory: Path) -> Sent:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 import stat
 import sys
@@ -93,11 +92,6 @@ def log_of_attempt(run: StoredRun, *entries: dict[str, Any]) -> None:
     state = FileState(run.path)
     with state.locked():
         write_log(state.begin(Sent()), *entries)
-
-
-def log_in_directory(run: StoredRun, *entries: dict[str, Any]) -> None:
-    """What an upload by an older version has left in the run's directory, or somebody has put there."""
-    write_log(run.path.parent / "dist-wandb-upload" / "attempt-1", *entries)
 
 
 TRUSTING = Terms(trust=True)
@@ -269,9 +263,9 @@ def test_a_world_of_any_size_is_not_counted_through(
 
 
 HOSTILE_LOGS: dict[str, tuple[Callable[[Path], None], str]] = {
-    "a pipe": (os.mkfifo, "debug-sync.1.log is a named pipe"),
-    "a device": (lambda path: path.symlink_to("/dev/zero"), "debug-sync.1.log is a symbolic link"),
-    "a directory": (Path.mkdir, "debug-sync.1.log is a directory"),
+    "a pipe": (os.mkfifo, "debug-internal.log is a named pipe"),
+    "a device": (lambda path: path.symlink_to("/dev/zero"), "debug-internal.log is a symbolic link"),
+    "a directory": (Path.mkdir, "debug-internal.log is a directory"),
 }
 
 
@@ -279,9 +273,9 @@ HOSTILE_LOGS: dict[str, tuple[Callable[[Path], None], str]] = {
 def test_a_log_that_cannot_be_read_is_the_failure_of_its_run_alone(
     tmp_path: Path, make: Callable[[Path], None], reason: str
 ) -> None:
-    hurt, healthy = stored(tmp_path / "a", run_id="hurt"), stored(tmp_path / "b", run_id="healthy")
-    log = hurt.path.parent / "dist-wandb-upload" / "attempt-1" / "wandb" / "logs" / "debug-sync.1.log"
-    log.parent.mkdir(parents=True)
+    hurt, healthy = stored(tmp_path / "a", "run-1-exp", run_id="hurt"), stored(tmp_path / "b", run_id="healthy")
+    log = hurt.path.parent / "logs" / "debug-internal.log"
+    log.parent.mkdir()
     make(log)
     first, second = plan_uploads([hurt, healthy], now=NOW, terms=TRUSTING)
     assert not is_uploaded(hurt)
@@ -336,7 +330,7 @@ def test_what_wandb_sync_uploaded_is_left_out(tmp_path: Path) -> None:
     runs = [of_rank(tmp_path, rank) for rank in range(2)]
     (runs[1].path.parent / "run-exp.wandb.synced").touch()
     (reason,) = planned(*runs).refusals
-    assert "says that it was uploaded, as `wandb sync` has marked it (run-exp.wandb.synced), but you have not" in reason
+    assert "was marked as uploaded by `wandb sync` (run-exp.wandb.synced), but you have not uploaded it" in reason
     run = planned(*runs, terms=TRUSTING)
     assert [file.is_uploaded for file in run.files] == [True, False]
     assert any("`wandb sync` marked it as uploaded" in note for note in run.notes)
@@ -471,29 +465,24 @@ def test_whatever_an_upload_brings_about_is_told_of_its_file(tmp_path: Path, wan
 # --- what the run's directory says and holds --------------------------------------------------------------------------
 
 
-def test_a_directory_does_not_vouch_for_itself(tmp_path: Path, wandb_sync: Path) -> None:
+def test_a_mark_in_the_directory_is_not_believed(tmp_path: Path, wandb_sync: Path) -> None:
     run = stored(tmp_path)
-    log_in_directory(run, rows(5), CONFIRMED, *ENDED)
+    (run.path.parent / "run-exp.wandb.synced").touch()
     plan = planned(run)
     assert [(file.is_uploaded, file.rows_left) for file in plan.files] == [(False, 5)]
-    (reason,) = plan.refusals
-    assert "says that it was uploaded, as it has dist-wandb-upload/, but you have not" in reason
+    assert "was marked as uploaded" in plan.refusals[0]
     assert planned(run, terms=TRUSTING).is_uploaded
     outcome, _ = uploaded(wandb_sync, plan, rows(5), CONFIRMED, *ENDED)  # as with --force
     assert (outcome.problem, outcome.sent.lines.history) == (None, 5)
 
 
-def test_what_an_older_version_got_to_is_gone_on_behind_if_the_directory_is_trusted(
-    tmp_path: Path, wandb_sync: Path
-) -> None:
+def test_a_log_in_the_directory_of_an_offline_run_is_not_believed(tmp_path: Path) -> None:
     run = stored(tmp_path)
-    log_in_directory(run, rows(2), CONFIRMED)
-    plan = planned(run, terms=TRUSTING)
-    assert [file.rows_left for file in plan.files] == [3]
-    outcome, _ = uploaded(wandb_sync, plan, rows(1), CONFIRMED)
-    assert outcome.sent.lines.history == 3
-    shutil.rmtree(run.path.parent / "dist-wandb-upload")
-    assert [file.rows_left for file in planned(run).files] == [2]
+    log = run.path.parent / "logs" / "debug-internal.log"
+    log.parent.mkdir()
+    log.write_text("".join(f"{json.dumps(entry)}\n" for entry in (rows(5), CONFIRMED, *ENDED)))
+    for terms in (Terms(), TRUSTING):
+        assert [file.rows_left for file in planned(run, terms=terms).files] == [5]
 
 
 @pytest.mark.parametrize("name", ["dist-wandb-upload/lock", "dist-wandb-upload", "run-exp.wandb.synced"])

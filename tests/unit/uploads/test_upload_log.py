@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dist_wandb.errors import ReadError
-from dist_wandb.uploads.log import Sent, attempt_directories, attempts_in, read_log, sent_of
+from dist_wandb.uploads.log import Sent, read_attempt, read_log
 from dist_wandb.wandb_files import debug_log
 from dist_wandb.wandb_files.record_file import NOTHING, Lines
 
@@ -184,29 +184,9 @@ def test_rows_stay_unknown_until_they_are_sent_again(later: Sent, unsure: int) -
     assert (both.ended, both.problems) == (later.ended, later.problems)
 
 
-def directory_of(parent: Path, name: str) -> Path:
-    run_file = parent / name / "run-exp.wandb"
-    (run_file.parent / "logs").mkdir(parents=True)
-    run_file.touch()
-    return run_file
-
-
 def write_log(path: Path, *entries: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(f"{json.dumps(entry)}\n" for entry in entries))
-
-
-@pytest.mark.parametrize(("name", "rows"), [("run-1-exp", 12), ("offline-run-1-exp", 10)])
-def test_all_logs_of_a_file_together(tmp_path: Path, name: str, rows: int) -> None:
-    run_file = directory_of(tmp_path, name)
-    write_log(run_file.parent / "logs" / "debug-internal.log", history(0, 2), CONFIRMED)
-    for number, lines in ((2, 3), (10, 4), (1, 3)):  # the tenth comes after the second
-        directory = run_file.parent / "dist-wandb-upload" / f"attempt-{number}"
-        write_log(directory / "wandb" / "logs" / "debug-sync.1.log", history(0, lines), CONFIRMED)
-    (run_file.parent / "dist-wandb-upload" / "attempt-11").mkdir()
-    assert [path.name for path in attempt_directories(run_file)] == [f"attempt-{n}" for n in (1, 2, 10, 11)]
-    assert sent_of(run_file).lines == Lines(rows)
-    assert not sent_of(run_file).ended
 
 
 # --- what nobody's wandb logs -----------------------------------------------------------------------------------------
@@ -267,20 +247,12 @@ def test_a_thousand_different_errors_are_not_all_kept(tmp_path: Path) -> None:
     assert (len(problems), max(map(len, problems))) == (100, 2000)
 
 
-def test_only_directories_with_the_name_of_an_upload_count(tmp_path: Path) -> None:
-    run_file = directory_of(tmp_path, "offline-run-1-exp")
-    uploads = run_file.parent / "dist-wandb-upload"
-    for name in ("attempt-x", "attempt-", "attempt--1", "attempt-2", "attempt-\N{SUPERSCRIPT TWO}", "attempt-1e3"):
-        (uploads / name).mkdir(parents=True)
-    (uploads / "attempt-7").touch()
-    (uploads / "attempt-9").symlink_to(tmp_path)
-    assert [path.name for path in attempt_directories(run_file)] == ["attempt-2"]
-    assert sorted(attempts_in(uploads)) == [2, 7, 9]
-    assert sent_of(run_file) == Sent(attempts=1)
-
-
 def test_a_log_deep_below_an_upload_is_not_looked_for(tmp_path: Path) -> None:
-    run_file = directory_of(tmp_path, "offline-run-1-exp")
-    deep = run_file.parent / "dist-wandb-upload" / "attempt-1" / "/".join("abcde")
-    write_log(deep / "debug-sync.1.log", history(0, 5), CONFIRMED)
-    assert sent_of(run_file) == Sent(attempts=1)
+    write_log(tmp_path / "/".join("abcde") / "debug-sync.1.log", history(0, 5), CONFIRMED)
+    assert read_attempt(tmp_path) == Sent(attempts=1)
+
+
+def test_the_last_log_of_an_upload_counts(tmp_path: Path) -> None:
+    for number, lines in ((1, 3), (2, 4)):
+        write_log(tmp_path / "wandb" / "logs" / f"debug-sync.{number}.log", history(0, lines), CONFIRMED)
+    assert read_attempt(tmp_path).lines == Lines(4)
