@@ -183,7 +183,7 @@ def test_a_shared_run_that_is_not_whole_is_refused(offline: Path, wandb_server: 
     shutil.rmtree(offline / "wandb" / "rank-1")
     finished = sync(wandb_server, offline)
     assert (finished.exit_codes, wandb_server.answered) == ((1,), [])
-    assert "Of its 2 ranks, rank 1 is not here." in finished.output
+    assert "Of its 2 ranks, rank 1 is missing." in finished.output
 
 
 def test_a_killed_rank_is_uploaded_as_failed_once_it_is_dead(offline: Path, wandb_server: WandbServer) -> None:
@@ -193,7 +193,7 @@ def test_a_killed_rank_is_uploaded_as_failed_once_it_is_dead(offline: Path, wand
     left, _ = read_runs(find_runs(offline))
     finished = sync(wandb_server, offline)
     assert (finished.exit_codes, wandb_server.answered) == ((1,), [])
-    assert "is still written to" in finished.output
+    assert "is still being written" in finished.output
     os.utime(primary, (LONG_AGO, LONG_AGO))
     assert "marked as failed" in sync(wandb_server, offline).check().output
     run = wandb_server.run("exp")
@@ -299,7 +299,7 @@ def test_an_online_run_that_was_cut_off_gets_its_missing_rows(tmp_path: Path, wa
         assert "Fatal error while uploading data" in output
     wandb_server.restart()
     assert losses(wandb_server.run("exp")) == [row["loss"] for row in ROWS]
-    assert "goes on behind the 5 rows" in sync(wandb_server, directory).check().output
+    assert "continues after 5 rows" in sync(wandb_server, directory).check().output
     run = wandb_server.run("exp")
     assert losses(run) == [row["loss"] for row in ROWS + MORE_ROWS]
     assert [row["_step"] for row in run.rows] == list(range(len(ROWS + MORE_ROWS)))

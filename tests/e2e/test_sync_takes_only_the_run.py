@@ -125,7 +125,7 @@ def test_nothing_goes_to_whom_a_settings_file_of_the_current_directory_names(
     environment["WANDB_BASE_URL"] = wandb_server.url
     refused = run_job(command, cwd=tmp_path, environment=environment, timeout=TIMEOUT)
     assert (refused.exit_codes, wandb_server.answered) == ((1,), [])
-    assert "it is to be uploaded to 'stranger', which is not known to be yours" in refused.output
+    assert "its owner is 'stranger', which is not known to be yours" in refused.output
 
 
 def extended(path: Path, record: object) -> None:

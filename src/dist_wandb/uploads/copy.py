@@ -1,8 +1,8 @@
 """The private copy of a run's directory from which it is uploaded.
 
-W&B's uploader follows links, writes ``config.yaml`` and ``wandb-summary.json`` beside what it reads, and removes files.
-A run's directory may come from anybody, and others may write to it meanwhile. So it gets a copy of regular files, in a
-directory of this user's alone. Large files cost nothing where they lie on the same file system: they are hard links.
+W&B's uploader follows links, writes ``config.yaml`` and ``wandb-summary.json`` beside its input, and removes files.
+A run's directory may come from anybody, and others may write to it meanwhile. So the uploader gets a copy of regular
+files, in a directory that only this user can access. Large files on the same file system are hard links.
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dist_wandb.errors import ReadError, UploadError
-from dist_wandb.wandb_files.small_files import KINDS
 
-_IS_LARGE = 1 << 20  # bytes from which a file is not copied if it can be linked
-_DEEPEST = 32  # folders within each other; W&B's own are two or three
-_SPARE = 64 << 20  # bytes that a copy leaves free on the disk
+_IS_LARGE = 1 << 20  # bytes; files of this size are linked where possible
+_DEEPEST = 32  # nested folders; W&B makes two or three
+_SPARE = 64 << 20  # bytes left free on the disk
 _PIECE = 1 << 20
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# What W&B's uploader may write anew, in place: a hard link would hand that on to the run's own file.
+# Files that W&B's uploader may rewrite in place: with a hard link that would change the run's own file.
 _WRITTEN_BY_WANDB = frozenset(
     {
         *("config.yaml", "wandb-summary.json", "wandb-metadata.json", "output.log", "requirements.txt"),
@@ -34,12 +33,12 @@ _WRITTEN_BY_WANDB = frozenset(
 
 @dataclass(frozen=True)
 class Entry:
-    """Something below a run's ``files`` that is no folder.
+    """An entry below a run's ``files`` that is not a folder.
 
     Args:
         path: Its path.
-        kind: Its type, as `stat.S_IFMT` gives it.
-        folder: A descriptor of the folder that it is in, open until the next entry is asked for.
+        kind: Its type, as `stat.S_IFMT` returns it.
+        folder: A descriptor of its folder, open until the next entry is requested.
     """
 
     path: Path
@@ -56,17 +55,12 @@ class Entry:
         """Whether it is a regular file."""
         return self.kind == stat.S_IFREG
 
-    @property
-    def in_words(self) -> str:
-        """What it is, where it is no file."""
-        return KINDS.get(self.kind, "no file")
-
 
 def entries_below(files: Path) -> Iterator[Entry]:
-    """What lies below a folder, at any depth. No link is followed, not even in place of the folder itself.
+    """List the entries below a folder, at any depth. No link is followed, not even in place of the folder itself.
 
     Raises:
-        ReadError: Folders lie in each other too deep.
+        ReadError: Folders are nested too deep.
         OSError: A folder cannot be read.
     """
     with suppress(FileNotFoundError):
@@ -78,17 +72,17 @@ def entries_below(files: Path) -> Iterator[Entry]:
 
 
 def copy_files(files: Path, target: Path, *, follow: bool, leave_out: frozenset[str] = frozenset()) -> None:
-    """Copy what lies below a run's ``files``.
+    """Copy the regular files below a run's ``files``; pipes, sockets and devices are left out.
 
     Args:
         files: The folder.
-        target: The folder that becomes its copy. It is made; others must not be able to write there.
-        follow: Whether links are followed, to regular files, because the user trusts the directory.
-        leave_out: Paths below `files` that are not copied. Nor are pipes, sockets and devices, ever.
+        target: The new folder for the copies. Others must not be able to write there.
+        follow: Whether links to regular files are followed, because the user trusts the directory.
+        leave_out: Paths below `files` that are not copied.
 
     Raises:
-        UploadError: There is a link, or not enough room.
-        ReadError: Folders lie in each other too deep.
+        UploadError: There is a link, or not enough space.
+        ReadError: Folders are nested too deep.
         OSError: Something cannot be read or written.
     """
     target.mkdir(mode=0o700)
@@ -110,34 +104,34 @@ def copy_files(files: Path, target: Path, *, follow: bool, leave_out: frozenset[
 
 
 def link_in_words(entry: Entry) -> str:
-    """What is said of a link below a run's files."""
-    return f"{entry.path} is a symbolic link, and what it leads to is not uploaded unless you give --trust."
+    """The message about a link below a run's files."""
+    return f"{entry.path} is a symbolic link: its target is not uploaded unless you give --trust."
 
 
 def copy_file(source: Path, target: Path, *, may_link: bool, folder: int | None = None) -> None:
-    """Copy one regular file, or link it where that is the same for whoever reads it.
+    """Copy one regular file, or make a hard link of it.
 
     Args:
         source: The file. No link in its place is followed.
         target: The copy, in a directory to which others cannot write.
-        may_link: Whether nobody writes to the copy, so that it may be a hard link.
-        folder: A descriptor of its folder, if somebody may replace that, or one above it, by a link meanwhile.
+        may_link: Whether the copy is only read, so that it may be a hard link.
+        folder: A descriptor of its folder, needed where others may replace a folder of the path by a link.
 
     Raises:
-        UploadError: It is no regular file, or there is not enough room.
-        OSError: It cannot be read, or the copy not be written.
+        UploadError: It is not a regular file, or there is not enough space.
+        OSError: It cannot be read, or the copy cannot be written.
     """
     name: str | Path = source if folder is None else source.name
     handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY, dir_fd=folder)
     with os.fdopen(handle, "rb") as opened:
         found = os.fstat(handle)
         if not stat.S_ISREG(found.st_mode):
-            raise UploadError(f"{source} is no regular file any more.")
+            raise UploadError(f"{source} is not a regular file anymore.")
         if may_link and found.st_size >= _IS_LARGE and _linked(name, folder, target, found):
             return
         if found.st_size > shutil.disk_usage(target.parent).free - _SPARE:
             raise UploadError(
-                f"{source} has {found.st_size} bytes, and {target.parent} has no room for a copy of it. Set "
+                f"{source} has {found.st_size} bytes, and {target.parent} has not enough space for a copy. Set "
                 "XDG_STATE_HOME to a directory of yours on the file system of the run, where no copy is needed."
             )
         writing = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -146,16 +140,16 @@ def copy_file(source: Path, target: Path, *, may_link: bool, folder: int | None 
 
 
 def copy_below(top: Path, below: Path, target: Path) -> None:
-    """Copy a file that lies in a folder, at any depth. No link below the folder is followed.
+    """Copy a file below a folder, at any depth. No link below the folder is followed.
 
     Args:
         top: The folder.
-        below: The file's path within it.
+        below: The file's path relative to it.
         target: The copy, in a directory to which others cannot write.
 
     Raises:
-        UploadError: It is no regular file, or there is not enough room.
-        OSError: It cannot be read, or the copy not be written.
+        UploadError: As of `copy_file`.
+        OSError: As of `copy_file`.
     """
     folder = os.open(top, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -169,15 +163,15 @@ def copy_below(top: Path, below: Path, target: Path) -> None:
 
 
 def _linked(source: str | Path, folder: int | None, target: Path, found: os.stat_result) -> bool:
-    """Make `target` a hard link of the file that was looked at; `False` where that is not possible."""
+    """Make `target` a hard link of the opened file; `False` if that is not possible."""
     try:
         os.link(source, target, src_dir_fd=folder, follow_symlinks=False)
     except OSError:  # another file system, somebody else's file, too many links
         return False
     if os.path.samestat(target.lstat(), found):
         return True
-    target.unlink()  # somebody has put another file in its place meanwhile
-    raise UploadError(f"{source} was replaced while it was copied. Start again.")
+    target.unlink()  # the file was replaced meanwhile
+    raise UploadError(f"{source} was replaced while it was copied. Run the command again.")
 
 
 def _may_link(name: Path) -> bool:
@@ -185,10 +179,10 @@ def _may_link(name: Path) -> bool:
 
 
 def _below(folder: Path, handle: int, depth: int) -> Iterator[Entry]:
-    """What lies below an open folder, which is closed in the end. Nothing is looked up by its whole path."""
+    """List the entries below an open folder, then close it. No whole path is looked up."""
     try:
         if depth > _DEEPEST:
-            raise ReadError(f"{folder}: more than {_DEEPEST} folders lie in each other. W&B makes two or three.")
+            raise ReadError(f"{folder}: more than {_DEEPEST} folders are nested. W&B makes two or three.")
         with os.scandir(handle) as found:
             kinds = sorted((entry.name, _kind(entry)) for entry in found)
         for name, kind in kinds:
@@ -201,11 +195,10 @@ def _below(folder: Path, handle: int, depth: int) -> Iterator[Entry]:
 
 
 def _kind(entry: os.DirEntry[str]) -> int:
-    for kind, is_it in (
-        (stat.S_IFLNK, entry.is_symlink()),
-        (stat.S_IFDIR, entry.is_dir(follow_symlinks=False)),
-        (stat.S_IFREG, entry.is_file(follow_symlinks=False)),
-    ):
-        if is_it:
-            return kind
+    if entry.is_symlink():  # known without asking the file system, as are the next two
+        return stat.S_IFLNK
+    if entry.is_dir(follow_symlinks=False):
+        return stat.S_IFDIR
+    if entry.is_file(follow_symlinks=False):
+        return stat.S_IFREG
     return stat.S_IFMT(entry.stat(follow_symlinks=False).st_mode)

@@ -1,8 +1,8 @@
 """Upload files, one after the other, by W&B's own ``wandb sync``.
 
-What dist_wandb adds: ranks of a shared run are sent as its writers, with the label, primary and finish flag of their
-sidecar; a file that was cut off is continued behind the last row that the server confirmed; and a file counts as
-uploaded only because the server confirmed it (`log.py`), whatever ``wandb sync`` says.
+dist_wandb's additions: ranks of a shared run are sent as its writers, with the label, primary and finish flag of their
+sidecar; a partly uploaded file continues after the last confirmed row; and a file counts as uploaded only if the server
+confirmed it (`log.py`), whatever the exit code of ``wandb sync``.
 
 *Order.* Files of one project and run id are one run. Secondaries go first, the primary last, one after the other:
 writers that take turns lose rows (wandb issue 12269), the primary's name, tags and config are what stays, and its one
@@ -29,8 +29,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -38,18 +38,18 @@ from pathlib import Path
 from dist_wandb.errors import UploadError, in_words
 from dist_wandb.runs.upload_environment import upload_environment
 from dist_wandb.uploads.copy import copy_below, copy_files
-from dist_wandb.uploads.known import known_of
 from dist_wandb.uploads.log import Sent, read_attempt
 from dist_wandb.uploads.model import UploadFile, files_of, mark_of, rules_of
+from dist_wandb.uploads.plan import known_of
 from dist_wandb.uploads.records import revised
 from dist_wandb.uploads.state import COPY, FileState, Lock
 from dist_wandb.wandb_files.record_file import Lines, copy_without
 from dist_wandb.wandb_files.small_files import write_small
 
 _POLL = 0.2  # seconds
-_TIME_TO_END = 10.0  # seconds that `wandb sync`, and the process it starts, get when they are ended
-_QUIET = 2.0  # seconds without a new entry in its log after which W&B's process counts as ended
-_NO_WAY = re.compile(
+_TIME_TO_END = 10.0  # seconds for `wandb sync` and the process it starts to end after a signal
+_QUIET = 2.0  # seconds without a new log entry after which W&B's process counts as ended
+_UNREACHABLE = re.compile(
     r"\bdial (tcp|udp)\b|connection (refused|reset)|no such host|network is unreachable|proxyconnect|timeout|\bTLS\b|"
     r"x509|EOF|context (deadline|canceled)|giving up after"
 )
@@ -59,12 +59,12 @@ _OF_A_RECORD = re.compile(r"sender: |failed to parse|failed to unmarshal")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of the upload of one file.
+    """The outcome of the upload of one file.
 
     Args:
-        sent: What the server has confirmed of the file, all uploads together.
-        url: Address of the run, where the server told it.
-        problem: Why the file is not uploaded; `None` where it is.
+        sent: The lines of the file that the server confirmed in all uploads.
+        url: Address of the run, if it is known.
+        problem: Why the file is not uploaded; `None` if it is.
         concerns_all: Whether other uploads would fail for the same reason: no connection, or no access.
     """
 
@@ -75,28 +75,34 @@ class Outcome:
 
 
 def upload(file: UploadFile, on_progress: Callable[[int], None] = lambda _rows: None) -> Outcome:
-    """Upload one file, or what is left of it. Whoever calls decided that nothing speaks against it.
+    """Upload the rest of one file. The caller has checked that nothing prohibits it.
 
     Args:
-        file: The file, as `plan_uploads` gives it.
-        on_progress: Called now and then with the number of history rows of the file that the server has confirmed.
+        file: The file, as `plan_uploads` returns it.
+        on_progress: Called repeatedly with the number of confirmed history rows of the file.
 
     Returns:
-        What became of it. W&B's own output and log are kept in the user's state directory.
+        The outcome. W&B's own output and log are kept in the user's state directory.
 
     Raises:
-        UploadError: Another process uploads the file at this moment, it is not to be trusted, or something cannot be
-            read or written.
-        KeyboardInterrupt: As it came, after W&B's processes were ended; a later upload goes on where this one got to.
+        UploadError: Another process is uploading the file, it is not trusted, or something cannot be read or written.
+        KeyboardInterrupt: After W&B's processes were ended; a later upload continues.
     """
-    try:
+    with _failing_alone(file):
         state = FileState(file.path)
         with state.locked() as lock:
             _check_unchanged(file)
             return _upload(file, state, lock, on_progress)
+
+
+@contextmanager
+def _failing_alone(file: UploadFile) -> Iterator[None]:
+    """Raise any error as an `UploadError` of the file: it affects this file only."""
+    try:
+        yield
     except UploadError:
         raise
-    except Exception as error:  # whatever the file, or what lies beside it, has brought about: it concerns it alone
+    except Exception as error:
         raise UploadError(in_words(error, file.path)) from error
 
 
@@ -105,25 +111,21 @@ def _check_unchanged(file: UploadFile) -> None:
     if now.problem is not None:
         raise UploadError(now.problem)
     if now.sent != file.sent or now.doubts != file.doubts:
-        raise UploadError(f"{file.path}: another process has uploaded from it meanwhile. Start again.")
+        raise UploadError(f"{file.path}: another process has uploaded from it meanwhile. Run the command again.")
 
 
 def remember(file: UploadFile) -> None:
-    """Remember of a file that is uploaded, as its trusted directory says, that it is, for later uploads without trust.
+    """Record a file as uploaded because its trusted directory says so, for later uploads without trust.
 
     Raises:
         UploadError: The state directory cannot be written to.
     """
-    try:
+    with _failing_alone(file):
         state = FileState(file.path)
         with state.locked():
             if state.sent() is None:
                 everything = Sent(Lines(history=file.run.rows), completed=True, attempts=1, ended=True)
                 state.begin(everything if file.is_marked else file.sent, uploads=False)
-    except UploadError:
-        raise
-    except Exception as error:
-        raise UploadError(in_words(error, file.path)) from error
 
 
 def _upload(file: UploadFile, state: FileState, lock: Lock, on_progress: Callable[[int], None]) -> Outcome:
@@ -133,18 +135,18 @@ def _upload(file: UploadFile, state: FileState, lock: Lock, on_progress: Callabl
         copy.mkdir(mode=0o700)
         source = copy / file.path.name
         _copy(file, state, source)
-        said = _run_wandb_sync(source, file, attempt, lock, lambda rows: on_progress(file.sent.lines.history + rows))
+        output = _run_wandb_sync(source, file, attempt, lock, lambda rows: on_progress(file.sent.lines.history + rows))
         state.keep_begun_at(source)
     finally:
         shutil.rmtree(copy, ignore_errors=True)
-    outcome = _outcome(file, read_attempt(attempt), said)
+    outcome = _outcome(file, read_attempt(attempt), output)
     if outcome.problem is None:
         _mark(file.path)
     return outcome
 
 
 def _copy(file: UploadFile, state: FileState, target: Path) -> None:
-    """The private copy of a run's directory. Its file lacks what the server has, and what is damaged."""
+    """Make the private copy of a run's directory. Its file lacks confirmed lines and damaged records."""
     local = target.parent / "local"
     local.mkdir(mode=0o700)
     numbers = count()
@@ -160,12 +162,12 @@ def _copy(file: UploadFile, state: FileState, target: Path) -> None:
     if begun_at is not None:
         write_small(target.with_name(f"{target.name}.syncstate"), begun_at)
     goes_on = bool(file.sent.lines) or bool(file.run.problems) or file.run.exit_code is None
-    written_anew = frozenset({"output.log"}) if goes_on else frozenset()  # by the upload, which has only the rest of it
+    written_anew = frozenset({"output.log"}) if goes_on else frozenset()  # by the upload, from the rest of the file
     copy_files(files_of(file.path), target.parent / "files", follow=file.terms.trust, leave_out=written_anew)
 
 
 def _mark(path: Path) -> None:
-    """Leave W&B's mark, for ``wandb clean``. Nothing of ours depends on it, so a directory may be read-only."""
+    """Make W&B's mark, for ``wandb clean``. dist_wandb does not need it, so the directory may be read-only."""
     with suppress(OSError):
         os.close(os.open(mark_of(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644))
 
@@ -173,7 +175,7 @@ def _mark(path: Path) -> None:
 def _run_wandb_sync(
     source: Path, file: UploadFile, attempt: Path, lock: Lock, on_progress: Callable[[int], None]
 ) -> str:
-    """Run ``wandb sync`` to its end; what it said."""
+    """Run ``wandb sync`` to its end; return its output."""
     shared_as = file.shared_as
     environment = upload_environment(
         attempt,
@@ -194,7 +196,7 @@ def _run_wandb_sync(
             stdin=subprocess.DEVNULL,
             stdout=written,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # an interrupt of the terminal's comes to us, and we end it in order
+            start_new_session=True,  # a Ctrl-C reaches only this process, which ends the child in order
             pass_fds=(lock.handle,),
         )
         try:
@@ -210,7 +212,7 @@ def _run_wandb_sync(
 
 
 def _resume(file: UploadFile) -> str | None:
-    """How a plain run is opened. Without resuming, system metrics and console would overwrite what is there."""
+    """How a plain run is opened. Without resuming, system metrics and console would overwrite existing ones."""
     if file.shared_as:
         return None
     if file.sent.lines:
@@ -219,7 +221,7 @@ def _resume(file: UploadFile) -> str | None:
 
 
 def _end(process: subprocess.Popen[bytes], attempt: Path) -> None:
-    """End ``wandb sync``, and wait for the process that it started, which ends by itself and logs until then."""
+    """End ``wandb sync``, and wait for its child process, which ends by itself and logs until then."""
     try:
         process.terminate()
         with suppress(subprocess.TimeoutExpired):
@@ -231,44 +233,48 @@ def _end(process: subprocess.Popen[bytes], attempt: Path) -> None:
             after = read_attempt(attempt)
             if after != before:
                 before, quiet_since = after, time.monotonic()
-    finally:  # also if the user does not want to wait
+    finally:  # also after a second Ctrl-C
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 
-def _outcome(file: UploadFile, this_time: Sent, said: str) -> Outcome:
+def _outcome(file: UploadFile, this_time: Sent, output: str) -> Outcome:
     sent = file.sent.followed_by(this_time)
-    address = re.search(r"View run .*at (https?://\S+)", said)
+    address = re.search(r"View run .*at (https?://\S+)", output)
     url = address[1] if address else None
     if this_time.problems:
         problem = next((text for text in this_time.problems if text.startswith("HTTP ")), this_time.problems[0])
         return Outcome(sent, url, f"{problem}. {_advice(problem)}", _concerns_all(problem))
     if not this_time.ended:
-        words = _last_words(said)
+        words = _last_words(output)
         return Outcome(sent, url, words, concerns_all=not this_time.lines and bool(_NO_KEY.search(words)))
     if sent.lines.history < file.run.rows:
-        return Outcome(sent, url, f"the server confirmed {sent.lines.history} of {file.run.rows} rows. Start it again.")
+        return Outcome(
+            sent, url, f"the server confirmed {sent.lines.history} of {file.run.rows} rows. Run the command again."
+        )
     return Outcome(sent, url, None)
 
 
 def _advice(problem: str) -> str:
     if re.search(r"HTTP 40[13]\b", problem):
-        return "Authentication failed: run `wandb login` or set WANDB_API_KEY, then start it again."
+        return "Authentication failed: run `wandb login` or set WANDB_API_KEY, then run the command again."
     if "HTTP 404" in problem:
         return (
-            "W&B knows no such entity or project, or you may not write to it: see WANDB_ENTITY, and WANDB_BASE_URL. "
-            "Then start it again."
+            "The entity or project does not exist, or you may not write to it: check WANDB_ENTITY and WANDB_BASE_URL, "
+            "then run the command again."
         )
-    return "Start it again once W&B can be reached: it continues where it stopped."
+    return "Run the command again once W&B can be reached: it continues where it stopped."
 
 
 def _concerns_all(problem: str) -> bool:
-    """Whether it is the way to the server, or the user's access, and not what one file holds."""
-    return bool(re.match(r"HTTP 40[13]\b", problem) or (_NO_WAY.search(problem) and not _OF_A_RECORD.match(problem)))
+    """Whether a problem is one of the connection or of access, not of one file."""
+    return bool(
+        re.match(r"HTTP 40[13]\b", problem) or (_UNREACHABLE.search(problem) and not _OF_A_RECORD.match(problem))
+    )
 
 
-def _last_words(said: str) -> str:
-    lines = [line.removeprefix("wandb: ").strip() for line in said.splitlines()]
+def _last_words(output: str) -> str:
+    lines = [line.removeprefix("wandb: ").strip() for line in output.splitlines()]
     words = " ".join([line for line in lines if line][-2:])
-    return f"`wandb sync` ended without uploading it: {words or 'it said nothing'}"
+    return f"`wandb sync` ended without uploading it: {words or 'without output'}"

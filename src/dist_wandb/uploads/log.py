@@ -1,12 +1,11 @@
-"""What W&B has confirmed of a run, read from the log that W&B's own uploader keeps.
+"""Read from the log of W&B's uploader which lines of a run the server has confirmed.
 
-``wandb sync`` ends with exit code 0 and marks a run as uploaded also where the server refused it, and sending a run a
-second time doubles its rows. But the uploader, online as in ``wandb sync``, logs each request with the number of lines
-in it, each reason to try it again, and each answer, at once and unbuffered: that shows what has arrived, also after it
-was killed.
+``wandb sync`` exits with 0 and marks a run as uploaded even if the server refused it, and sending a run twice doubles
+its rows. But the uploader logs each request with its number of lines, each reason for a retry, and each response,
+unbuffered, so the log shows what has arrived even after the uploader was killed.
 
-Lines are *confirmed*, *refused*, or *uncertain*: without an answer, with an error of the server's, or under way when it
-was killed. A file is uploaded when its last attempt ended without an error and all its rows are confirmed.
+Lines are *confirmed*, *refused*, or *uncertain*: no response, a server error, or in flight when the uploader was
+killed. A file is uploaded when its last attempt ended without an error and all its rows are confirmed.
 """
 
 from __future__ import annotations
@@ -24,23 +23,23 @@ from dist_wandb.wandb_files.debug_log import count_in, entries, open_log, text_i
 from dist_wandb.wandb_files.record_file import NOTHING, Lines
 
 _DEPTH_OF_LOGS = 3  # wandb/logs, within the directory of an upload
-_MOST_PROBLEMS, _LONGEST_PROBLEM = 100, 2000  # that are told of one upload; characters of each
+_MOST_PROBLEMS, _LONGEST_PROBLEM = 100, 2000  # of one upload; characters of each
 _FIRST_REFUSAL, _FIRST_SERVER_ERROR = 400, 500
-# Errors that are told beside the one that caused them.
+# Errors that only follow from another one.
 _FOLLOWING = ("didn't print run URL", "runreader: init error")
 
 
 @dataclass(frozen=True)
 class Sent:
-    """What is known of the upload of a run's file.
+    """The upload state of a run's file.
 
     Args:
-        lines: What the server confirmed.
+        lines: Confirmed lines.
         unsure: Number of history rows that were sent, but neither confirmed nor refused.
-        completed: Whether the server confirmed that the run is over.
-        attempts: How many uploads there were.
-        ended: Whether the last of them came to its end.
-        problems: What went wrong in the last of them.
+        completed: Whether the server confirmed the end of the run.
+        attempts: Number of uploads.
+        ended: Whether the last upload ran to its end.
+        problems: Errors of the last upload.
     """
 
     lines: Lines = NOTHING
@@ -51,11 +50,11 @@ class Sent:
     problems: tuple[str, ...] = ()
 
     def followed_by(self, later: Sent) -> Sent:
-        """What is known after a later upload, which began where this one had got to."""
+        """The state after a later upload, which continued this one."""
         sent_rows = later.lines.history or later.unsure
         return Sent(
             lines=self.lines + later.lines,
-            unsure=later.unsure if sent_rows else self.unsure,  # it sent those rows again, and first
+            unsure=later.unsure if sent_rows else self.unsure,  # it sent those rows again first
             completed=self.completed or later.completed,
             attempts=self.attempts + later.attempts,
             ended=later.ended,
@@ -64,19 +63,19 @@ class Sent:
 
 
 def read_attempt(directory: Path) -> Sent:
-    """What the log of one upload by dist_wandb says; an upload of which there is no log sent nothing."""
+    """Read the log of one upload by dist_wandb; an upload without a log sent nothing."""
     logs = sorted(_logs_below(directory, _DEPTH_OF_LOGS))
     return read_log(logs[-1]) if logs else Sent(attempts=1)
 
 
 def read_log(path: Path) -> Sent:
-    """What one log of W&B's uploader says; the log may still be written to.
+    """Read one log of W&B's uploader, which may still be writing it.
 
     Args:
-        path: The log; one that is not there says nothing, and counts as no upload.
+        path: The log; a missing one counts as no upload.
 
     Raises:
-        ReadError: There is something, but it cannot be read, so what the server has is not known.
+        ReadError: The log cannot be read, so it is unknown what the server has.
     """
     try:
         with open_log(path) as log:
@@ -84,14 +83,14 @@ def read_log(path: Path) -> Sent:
     except (FileNotFoundError, NotADirectoryError):
         return Sent()
     except OSError as error:
-        raise ReadError(f"{path}: {error.strerror}, so what the server has confirmed is not known.") from None
+        raise ReadError(f"{path}: {error.strerror}, so it is unknown what the server has confirmed.") from None
     except ReadError as error:
         text = str(error)
         raise ReadError(text if str(path) in text else f"{path}: {text}") from None
 
 
 def read_entries(log: BinaryIO) -> Sent:
-    """As `read_log`, of an open file; never fails but for one that is too long."""
+    """As `read_log`, from an open file; fails only if it is too long."""
     reader = _Reader()
     for entry in entries(log):
         reader.take(text_in(entry, "msg"), text_in(entry, "level"), entry)
@@ -108,7 +107,7 @@ def _logs_below(directory: Path, depth: int) -> Iterator[Path]:
 
 
 class _Reader:
-    """Goes through the entries of one log. Requests that carry lines are sent one after the other."""
+    """Processes the entries of one log. Requests with lines are sent one after the other."""
 
     def __init__(self) -> None:
         self._lines = NOTHING
@@ -131,8 +130,8 @@ class _Reader:
             self._give_up(message)
         elif message == "sender: closed":
             self._ended = True
-        is_told = len(self._problems) == _MOST_PROBLEMS or any(part in message for part in _FOLLOWING)
-        if level.startswith("ERROR") and not is_told:
+        is_dropped = len(self._problems) == _MOST_PROBLEMS or any(part in message for part in _FOLLOWING)
+        if level.startswith("ERROR") and not is_dropped:
             self._problems[_problem(message, entry)[:_LONGEST_PROBLEM]] = None
 
     def sent(self) -> Sent:
@@ -148,7 +147,7 @@ class _Reader:
         self._pending = None
 
     def _new_console_lines(self, request: dict[str, Any]) -> int:
-        """How many lines go beyond those confirmed before: a line that changes is sent again."""
+        """Number of lines beyond those confirmed before: a line that changes is sent again."""
         if "console_offset" not in request:
             return 0
         if self._first_console_line is None:
@@ -158,8 +157,8 @@ class _Reader:
 
     def _give_up(self, message: str) -> None:
         reason = message.partition("\nwhile retrying:")[0]
-        was_under_way = "giving up" in reason and ": context " in reason  # else it was waiting for its next try
-        surely_refused = 0 < self._tries == self._refusals and not was_under_way
+        was_in_flight = "giving up" in reason and ": context " in reason  # else it was waiting for its next try
+        surely_refused = 0 < self._tries == self._refusals and not was_in_flight
         if self._pending is not None and not surely_refused:
             self._unsure = count_in(self._pending, "history_lines")
         self._pending = None
@@ -170,14 +169,14 @@ def _is_of_stream(entry: dict[str, Any]) -> bool:
 
 
 def _was_refused(entry: dict[str, Any]) -> bool:
-    """Whether the server surely has nothing of a request: it said no, or it was never reached."""
+    """Whether the server certainly has nothing of a request: it refused it, or was never reached."""
     if "status" in entry:
         return _FIRST_REFUSAL <= count_in(entry, "status") < _FIRST_SERVER_ERROR
     return ": dial tcp" in text_in(entry, "error")
 
 
 def _problem(message: str, entry: dict[str, Any]) -> str:
-    """An entry in few words, without what wandb-core puts around it."""
+    """A short text of an entry, without wandb-core's additions."""
     if message == "api: HTTP error":
         path = re.sub(r"^\w+://[^/]+", "", text_in(entry, "url").partition("?")[0])
         status = count_in(entry, "status") or "without a status"

@@ -1,4 +1,4 @@
-"""What is uploaded: files and the runs that they belong to, on the terms of the user."""
+"""Files to upload, the runs that they belong to, and the user's terms."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from dist_wandb.wandb_files.sidecar import Sidecar
 
 @dataclass(frozen=True)
 class Terms:
-    """What the user has said of an upload.
+    """The user's terms of an upload.
 
     Args:
-        trust: Whether the directories are the user's own: what they say of uploads is believed, links are followed, and
-            their records may name any file and owner.
-        again: Whether to upload everything, as if nothing had been uploaded yet.
-        entity: Who is to own what is uploaded, whatever the files say; `None` to go by them.
-        server: Address of W&B's server; `None` for the one that W&B's settings name.
+        trust: Whether the directories are the user's own: W&B's mark is accepted, links are followed, and records may
+            name any file and owner.
+        again: Whether to upload everything again, ignoring earlier uploads.
+        entity: Owner of the uploaded runs; `None` for the owner that the files name.
+        server: Address of W&B's server; `None` for the server in W&B's settings.
     """
 
     trust: bool = False
@@ -35,23 +35,20 @@ class Terms:
 CAUTIOUS = Terms()
 
 
-CAUTIOUS = Terms()
-
-
 @dataclass(frozen=True)
 class UploadFile:
-    """One ``.wandb`` file on its way to the server.
+    """One ``.wandb`` file to upload.
 
     Args:
-        run: What the file holds.
-        sent: What the server has confirmed of it.
+        run: Contents of the file.
+        sent: The lines confirmed by the server.
         is_marked: Whether W&B marked it as uploaded, dist_wandb did not upload it, and the directory is trusted.
-        finishes: Whether its end is the end of the run. In a shared run only the primary's last file is.
-        resumes: Whether it goes on behind an earlier file of the same plain run.
-        problem: Why it is not known what the server has of it; `None` where it is.
-        by_log: Whether `sent` is what W&B's log beside the file says, from when the run was written online.
-        doubts: Why it is not known what was uploaded, as sentences.
-        terms: What the user has said of it.
+        finishes: Whether its end is the end of the run. In a shared run this holds for the primary's last file only.
+        resumes: Whether it continues an earlier file of the same plain run.
+        problem: Why it is unknown what the server has; `None` if it is known.
+        by_log: Whether `sent` comes from W&B's log beside the file, written when the run was online.
+        doubts: Reasons to refuse the upload because earlier uploads are unknown, as sentences.
+        terms: The user's terms.
     """
 
     run: StoredRun
@@ -71,7 +68,7 @@ class UploadFile:
 
     @property
     def is_uploaded(self) -> bool:
-        """Whether nothing is left to be done."""
+        """Whether nothing is left to upload."""
         if self.problem is not None:
             return False
         return self.is_marked or is_complete(self.sent, self.run)
@@ -94,11 +91,11 @@ class UploadRun:
     Args:
         run_id: Id of the run.
         project: Its project; `None` for the user's default.
-        files: In the order in which they are uploaded.
-        refusals: Why it is not uploaded unless forced, as sentences; empty where nothing stands against it.
-        dangers: Why it is not uploaded unless its directories are trusted, as sentences.
-        entity: Who is to own it; `None` for the user's default.
-        notes: What is worth knowing, as sentences.
+        files: The files in upload order.
+        refusals: Reasons to refuse the upload unless it is forced, as sentences.
+        dangers: Reasons to refuse the upload unless the directories are trusted, as sentences.
+        entity: Owner of the run; `None` for the user's default.
+        notes: Remarks, as sentences.
     """
 
     run_id: str
@@ -116,33 +113,33 @@ class UploadRun:
 
     @property
     def is_uploaded(self) -> bool:
-        """Whether nothing is left to be done."""
+        """Whether nothing is left to upload."""
         return all(file.is_uploaded for file in self.files)
 
     @property
     def is_uploaded_by_log(self) -> bool:
-        """Whether nothing is left to be done, and of some file only W&B's log beside it says so."""
+        """Whether nothing is left to upload, and W&B's log is the only evidence for some file."""
         return self.is_uploaded and any(file.by_log for file in self.files)
 
     @property
     def describing(self) -> StoredRun:
-        """The file whose name, config and tags become the run's: the one uploaded last."""
+        """The file that determines the run's name, config and tags: the last one."""
         return self.files[-1].run
 
 
 def is_complete(sent: Sent, run: StoredRun) -> bool:
-    """Whether the server has confirmed all of a file, and nothing went wrong."""
+    """Whether the server has confirmed the whole file without an error."""
     all_confirmed = sent.ended and not sent.problems and not sent.unsure and sent.lines.history >= run.rows
     return sent.attempts > 0 and all_confirmed
 
 
 def mark_of(path: Path) -> Path:
-    """The file by which ``wandb sync`` marks a run as uploaded, and ``wandb clean`` takes it for removable."""
+    """The file by which ``wandb sync`` marks a run as uploaded, and ``wandb clean`` as removable."""
     return path.with_name(f"{path.name}.synced")
 
 
 def files_of(path: Path) -> Path:
-    """Where W&B keeps the files of a run; of a file that lies somewhere else, nothing beside it is the run's."""
+    """The folder of a run's files. Beside a ``.wandb`` file outside of a run directory, no other file is the run's."""
     return path.parent / "files" if is_in_run_directory(path) else path.parent / f"{path.name}.files"
 
 
@@ -152,7 +149,7 @@ def is_online(run: StoredRun) -> bool:
 
 
 def rules_of(file: UploadFile) -> Rules:
-    """What the records of a file may name."""
+    """The files and owners that the records of a file may name."""
     terms = file.terms
     return Rules(
         file.path.parent,

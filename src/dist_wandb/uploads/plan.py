@@ -1,37 +1,59 @@
-"""Plan uploads: which files go together, in which order, and what stands against it. Nothing is written or sent."""
+"""Plan uploads: group files by run, order them, and collect reasons to refuse. Nothing is written or sent."""
 
 from __future__ import annotations
 
+import os
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field, replace
 
 from dist_wandb.errors import ReadError, in_words
 from dist_wandb.runs.client_settings import default_entity
 from dist_wandb.uploads.copy import entries_below
-from dist_wandb.uploads.known import known_of
-from dist_wandb.uploads.log import Sent
-from dist_wandb.uploads.model import CAUTIOUS, Terms, UploadFile, UploadRun, files_of
+from dist_wandb.uploads.log import Sent, read_log
+from dist_wandb.uploads.model import (
+    CAUTIOUS,
+    Terms,
+    UploadFile,
+    UploadRun,
+    files_of,
+    is_complete,
+    is_online,
+    mark_of,
+)
 from dist_wandb.uploads.problems import dangers_of, left_out, notes_on, problems_of_file, problems_of_run
 from dist_wandb.uploads.state import FileState, another_upload
+from dist_wandb.wandb_files.debug_log import log_of
 from dist_wandb.wandb_files.finding import natural_order
 from dist_wandb.wandb_files.reading import StoredRun
 
 
+@dataclass(frozen=True)
+class Known:
+    """The known state of earlier uploads of a file; the fields are those of `UploadFile`."""
+
+    sent: Sent = field(default_factory=Sent)
+    is_marked: bool = False
+    by_log: bool = False
+    doubts: tuple[str, ...] = ()
+    problem: str | None = None
+
+
 def plan_uploads(runs: Iterable[StoredRun], *, now: float | None = None, terms: Terms = CAUTIOUS) -> list[UploadRun]:
-    """Say what is to be uploaded, in which order, and what speaks against it. Nothing is written or sent.
+    """Plan the uploads of files. Nothing is written or sent.
 
     Args:
         runs: The files, as `read_runs` reads them.
-        now: Seconds since the epoch, to tell files that are still written to; the present if `None`.
-        terms: What the user has said of the upload.
+        now: Seconds since the epoch, to detect files that are still being written; the current time if `None`.
+        terms: The user's terms.
 
     Returns:
-        One entry per W&B run, those of equal id together, in the order in which their first files came.
+        One entry per W&B run, in the order of their first files.
 
     Example:
-        Of a shared run of two ranks, rank 1's file comes first, and rank 0's, the primary's, last.
+        Of a shared run of two ranks, rank 1's file comes first, and the file of rank 0, the primary, last.
     """
     now = time.time() if now is None else now
     together: dict[tuple[str | None, str], list[StoredRun]] = defaultdict(list)
@@ -41,20 +63,51 @@ def plan_uploads(runs: Iterable[StoredRun], *, now: float | None = None, terms: 
 
 
 def is_uploaded(run: StoredRun) -> bool:
-    """Whether a file is uploaded, as far as this user's own uploads and W&B's log of an online run tell."""
+    """Whether a file is uploaded, according to this user's own uploads and W&B's log of an online run."""
     return _file(run, 0, [run], CAUTIOUS).is_uploaded
+
+
+def known_of(run: StoredRun, terms: Terms) -> Known:
+    """Find out the state of earlier uploads of a file.
+
+    W&B's mark in the directory counts only if the directory is trusted. W&B's own log of a run that was written online
+    is the only evidence, so it counts, and the plan names it as the source.
+    """
+    if terms.again:
+        return Known()
+    try:
+        own = FileState(run.path).sent()
+        return _known_by_directory(run, terms) if own is None else Known(own)
+    except Exception as error:  # noqa: BLE001  # any failure affects this file only
+        return Known(problem=in_words(error, run.path))
+
+
+def _known_by_directory(run: StoredRun, terms: Terms) -> Known:
+    mark = mark_of(run.path)
+    is_marked = os.path.lexists(mark)
+    logged = read_log(log_of(run.path.parent)) if is_online(run) else Sent()
+    if terms.trust:
+        return Known(logged, is_marked)
+    known = Known(logged, by_log=bool(logged.attempts))
+    if is_complete(logged, run) or not is_marked:
+        return known
+    doubt = (
+        f"{run.path.parent} was marked as uploaded by `wandb sync` ({mark.name}), but you have not uploaded it from "
+        "this account. --trust accepts the mark, if the directory is yours, and remembers it. --force uploads the run."
+    )
+    return replace(known, doubts=(doubt,))
 
 
 def _planned_or_refused(run_id: str, project: str | None, runs: list[StoredRun], now: float, terms: Terms) -> UploadRun:
     try:
         return _planned(run_id, project, runs, now, terms)
-    except Exception as error:  # noqa: BLE001  # whatever its files have brought about: it concerns this run alone
+    except Exception as error:  # noqa: BLE001  # any failure affects this run only
         problem = in_words(error, runs[0].path)
     files = tuple(
         UploadFile(run, Sent(), is_marked=False, finishes=False, resumes=False, problem=problem, terms=terms)
         for run in runs
     )
-    danger = f"What an upload would do is not known, so it is not made: {problem}"
+    danger = f"It is unknown what an upload would do, so it is refused: {problem}"
     return UploadRun(run_id, project, files, (), (), dangers=(danger,))
 
 
@@ -66,7 +119,7 @@ def _planned(run_id: str, project: str | None, runs: list[StoredRun], now: float
         return UploadRun(run_id, project, files, (), (), entity=entity)
     left = [file for file in files if not file.is_uploaded]
     under_way = [f"{file.path.parent}: {another_upload(who)}" for file in left if (who := _uploader(file))]
-    if under_way:  # what it has reached changes while one looks
+    if under_way:  # its progress changes meanwhile
         return UploadRun(run_id, project, files, tuple(under_way), (), entity=entity)
     own = [reason for file in left for reason in problems_of_file(file, now)]
     beside = [(file, [e for e in entries_below(files_of(file.path)) if not e.is_file]) for file in left]
@@ -82,14 +135,14 @@ def _planned(run_id: str, project: str | None, runs: list[StoredRun], now: float
 
 
 def _uploader(file: UploadFile) -> str | None:
-    """Who uploads the file at this moment."""
+    """The process that is uploading the file now."""
     with suppress(ReadError, OSError):
         return FileState(file.path).uploader()
     return None
 
 
 def _place_in_order(run: StoredRun) -> tuple[bool, str, list[str]]:
-    """Secondaries before primaries; of equal ones that which was started first."""
+    """Secondaries before primaries, then by start time."""
     is_primary = run.shared_as is not None and run.shared_as.primary
     return is_primary, run.started or "", natural_order(str(run.path))
 

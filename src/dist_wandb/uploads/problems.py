@@ -1,4 +1,4 @@
-"""What stands against an upload, and what is worth knowing about it, as sentences."""
+"""Reasons to refuse an upload, and remarks about it, as sentences."""
 
 from __future__ import annotations
 
@@ -13,30 +13,31 @@ from dist_wandb.uploads.model import UploadFile, is_online, mark_of, rules_of
 from dist_wandb.uploads.records import against
 from dist_wandb.wandb_files.reading import RUN_RECORD_LOST, StoredRun
 from dist_wandb.wandb_files.sidecar import SIDECAR_NAME, Sidecar
+from dist_wandb.wandb_files.small_files import KINDS
 
 IS_LIVE_FOR = 60.0
-"""Seconds since its last change in which a file without an end counts as being written: W&B writes every 15 s."""
+"""Seconds since its last change for which a file without an end counts as being written: W&B writes every 15 s."""
 
 _NAMED_RANKS = _NAMED_COPIES = 8
 _NAMED_ENTRIES = 3
 
 
 def problems_of_run(runs: Sequence[StoredRun]) -> list[str]:
-    """What speaks against uploading these files as one run."""
+    """Reasons to refuse the upload of these files as one run."""
     reasons = list(_copies(runs))
     shared = [run.shared_as for run in runs if run.shared_as is not None]
     if not shared:
         return reasons
     reasons += [
-        f"{run.path.parent} has no dist-wandb.json, so its place in this shared run is not known. Restore that file, "
-        "or leave the directory out."
+        f"{run.path.parent} has no dist-wandb.json, so its writer in this shared run is unknown. Restore that file, or "
+        "leave the directory out."
         for run in runs
         if run.shared_as is None
     ]
     primaries = {sidecar.label for sidecar in shared if sidecar.primary}
     if not primaries:
         reasons.append(
-            "The primary's file is not here, and it has the run's name, its plain metrics and its end. Give its "
+            "The primary's file is missing; it contains the run's name, its plain metrics and its end. Give its "
             "directory too, or copy it here."
         )
     elif len(primaries) > 1:
@@ -44,8 +45,8 @@ def problems_of_run(runs: Sequence[StoredRun]) -> list[str]:
     missing = _missing_ranks(shared)
     if missing:
         reasons.append(
-            f"Of its {shared[0].world_size} ranks, {missing} not here. Give their directories too, or copy them here: "
-            "W&B may lose rows where a writer joins a shared run after the primary's rows."
+            f"Of its {shared[0].world_size} ranks, {missing} missing. Give their directories too, or copy them here: "
+            "W&B may lose rows if a writer joins a shared run after the primary's rows."
         )
     return reasons
 
@@ -63,16 +64,16 @@ def _copies(runs: Sequence[StoredRun]) -> Iterator[str]:
 
 
 def _missing_ranks(shared: Sequence[Sidecar]) -> str:
-    """The ranks of which there is no file.
+    """The ranks without a file.
 
-    With worker scope the number of a run's ranks is not known; where ranks only attached for their nodes' hardware, nor
-    is theirs.
+    With worker scope the number of a run's ranks is unknown, and so is it if ranks only attached for their nodes'
+    hardware.
     """
     if any(sidecar.rank_scope != "global" or sidecar.run_mode != "shared" for sidecar in shared):
         return ""
     world_size = max(sidecar.world_size for sidecar in shared)
     present = {sidecar.global_rank for sidecar in shared}
-    # As many as are named, and one more: the number of ranks is what a file says.
+    # Bounded, because the number of ranks comes from a file.
     missing = list(islice((rank for rank in range(world_size) if rank not in present), _NAMED_RANKS + 1))
     if not missing:
         return ""
@@ -81,14 +82,14 @@ def _missing_ranks(shared: Sequence[Sidecar]) -> str:
 
 
 def problems_of_file(file: UploadFile, now: float) -> Iterator[str]:
-    """What stands against uploading one file, unless forced."""
+    """Reasons to refuse the upload of one file unless it is forced."""
     run, sent = file.run, file.sent
     if file.problem is not None:
-        yield f"What the server has of it is not known: {file.problem}"
+        yield f"It is unknown what the server has of it: {file.problem}"
         return
     with suppress(OSError):
         if run.exit_code is None and now - run.path.stat().st_mtime < IS_LIVE_FOR:
-            yield f"{run.path.parent} is still written to: it has no end, and changed less than a minute ago. Wait."
+            yield f"{run.path.parent} is still being written: it has no end, and changed less than a minute ago. Wait."
     yield from file.doubts
     for problem in run.problems:
         if SIDECAR_NAME in problem or RUN_RECORD_LOST in problem:
@@ -102,13 +103,13 @@ def problems_of_file(file: UploadFile, now: float) -> Iterator[str]:
     says_nothing = not sent.attempts or (sent.ended and not sent.problems)
     if is_online(run) and run.rows and not sent.lines.history and says_nothing and not file.terms.again:
         yield (
-            f"{run.path.parent} was written online, and W&B's log of it (logs/debug-internal.log) does not tell which "
-            "rows arrived. Look at the run. --force uploads all of them, so they may be there twice."
+            f"{run.path.parent} was written online, and W&B's log of it (logs/debug-internal.log) does not show which "
+            "rows arrived. Look at the run. --force uploads all of them, so they may be duplicated."
         )
 
 
 def dangers_of(file: UploadFile, entries: Sequence[Entry]) -> Iterator[str]:
-    """What would be uploaded, read or written outside of the run's directory."""
+    """Reasons to refuse the upload unless trusted: files and owners outside of the run."""
     yield from against(file.path, rules_of(file))
     links = [] if file.terms.trust else [entry for entry in entries if entry.is_link]
     yield from map(link_in_words, links[:_NAMED_ENTRIES])
@@ -117,28 +118,29 @@ def dangers_of(file: UploadFile, entries: Sequence[Entry]) -> Iterator[str]:
 
 
 def left_out(file: UploadFile, entries: Sequence[Entry]) -> Iterator[str]:
-    """What lies among the files of a run and is none."""
+    """Remarks about entries that are neither files nor links."""
     others = [entry for entry in entries if not entry.is_link]
-    yield from (f"{entry.path} is {entry.in_words}: it is left out." for entry in others[:_NAMED_ENTRIES])
+    for entry in others[:_NAMED_ENTRIES]:
+        yield f"{entry.path} is {KINDS.get(entry.kind, 'not a file')}: it is left out."
     if len(others) > _NAMED_ENTRIES:
         yield f"{file.path.parent} has {len(others) - _NAMED_ENTRIES} more of that kind."
 
 
 def notes_on(files: Sequence[UploadFile]) -> Iterator[str]:
-    """What is worth knowing about the upload of these files as one run."""
+    """Remarks about the upload of these files as one run."""
     for file in files:
         run, sent = file.run, file.sent
         if run.problems:
-            yield f"{run.path.parent}: what can be read is uploaded, but {'; '.join(run.problems)}."
+            yield f"{run.path.parent}: the readable part is uploaded, but {'; '.join(run.problems)}."
         if file.is_marked:
             yield f"{run.path.parent} is left out: `wandb sync` marked it as uploaded ({mark_of(run.path).name})."
         elif not file.is_uploaded and sent.lines.history:
-            rows = f"{sent.lines.history} rows that the server has confirmed"
-            source = ", as W&B's log beside it says" if file.by_log else ""
-            yield f"{run.path.parent} goes on behind the {rows}{source}."
+            rows = f"{sent.lines.history} rows confirmed by the server"
+            source = ", according to W&B's log beside it" if file.by_log else ""
+            yield f"{run.path.parent} continues after {rows}{source}."
         if file.finishes and run.exit_code is None and not file.is_uploaded:
-            yield f"{run.path.parent} records no end, as its process was killed: the run is marked as failed."
+            yield f"{run.path.parent} records no end because its process was killed: the run is marked as failed."
     shared = [file.run for file in files if file.shared_as]
     unequal = [what for what in ("name", "group", "tags", "config") if len({str(getattr(r, what)) for r in shared}) > 1]
     if unequal:
-        yield f"The ranks have unequal {', '.join(unequal)}: the run gets the primary's."
+        yield f"The ranks differ in {', '.join(unequal)}: the run gets the primary's."

@@ -1,20 +1,20 @@
-"""What this user has uploaded, in the user's own state directory.
+"""The state of this user's uploads, in the user's own state directory.
 
-A run's directory may come from anybody, so nothing in it is believed about what was uploaded, and nothing is written
-there but W&B's mark. The state of a file is found by its run record, which W&B makes unique for each writer, so that it
-is found again after the directory was moved or copied. An upload notes how much of the file there was, and its digest:
-another file with the same run record is not taken for it, while a file that has grown since is.
+A run's directory may come from anybody, so its claims about uploads are ignored, and only W&B's mark is written there.
+The state of a file is keyed by its run record, which W&B makes unique for each writer, so the state is found again
+after the directory was moved or copied. Each upload records size and digest of the file: another file with the same run
+record does not match, a file that has grown does.
 
-What a directory claims (W&B's mark) is a reason to refuse, which ``--trust`` settles and remembers. The exception is
-W&B's own log of an online run, ``logs/debug-internal.log``: nothing else shows what arrived. It is believed, and the
-plan names it as the source.
+W&B's mark in a directory is a reason to refuse, which ``--trust`` settles and records. W&B's own log of an online run,
+``logs/debug-internal.log``, is the only evidence of what arrived, so it counts, and the plan names it as the source.
 
-One folder per file: ``lock``, ``syncstate`` (W&B's own note of the step that the run began at), and ``attempt-N`` with
-what was known before the upload, W&B's log and its output.
+One folder per file: ``lock``, ``syncstate`` (W&B's own record of the run's first step), and ``attempt-N`` with the
+state before the upload, W&B's log and its output.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -34,17 +34,17 @@ from dist_wandb.wandb_files.record_file import Lines, run_record_of
 from dist_wandb.wandb_files.small_files import open_ordinary, parse_json, read_small, write_small
 
 COPY = "copy"
-"""Within an attempt, while it lasts: the private copy from which the file is uploaded."""
+"""The private copy from which a file is uploaded; it is in the attempt's directory during the upload."""
 
-_NOTE = "attempt.json"
-_LARGEST_NOTE = 1 << 20  # bytes; the problems of an upload are in it
-_LONGEST_OWNER = 200  # bytes that the line in the lock has, so that it is replaced without being truncated
+_RECORD = "attempt.json"
+_LARGEST_RECORD = 1 << 20  # bytes; it includes the problems of an upload
+_LONGEST_OWNER = 200  # bytes; the fixed length allows replacing the owner without truncating the file
 _PIECE = 1 << 20
 
 
 @dataclass(frozen=True)
 class _Attempt:
-    """One upload, as it was noted when it began."""
+    """One upload, as recorded when it began."""
 
     directory: Path
     path: str
@@ -54,19 +54,19 @@ class _Attempt:
     uploads: bool
 
     def total(self) -> Sent:
-        """What is known since then."""
+        """The confirmed lines after this upload."""
         return self.before.followed_by(read_attempt(self.directory)) if self.uploads else self.before
 
 
 class FileState:
-    """What this user has uploaded of one ``.wandb`` file.
+    """The state of this user's uploads of one ``.wandb`` file.
 
     Args:
         path: The file.
 
     Raises:
-        ReadError: It is no ordinary file.
-        UploadError: There is no state directory, as there is no home.
+        ReadError: It is not an ordinary file.
+        UploadError: There is no state directory, because there is no home directory.
         OSError: It cannot be read.
     """
 
@@ -79,11 +79,11 @@ class FileState:
         self.directory = top / "uploads" / _key(path)
 
     def sent(self) -> Sent | None:
-        """What W&B has confirmed of the file in this user's uploads; `None` if there were none.
+        """Return the lines of the file that W&B confirmed in this user's uploads; `None` without uploads.
 
         Raises:
-            UploadError: The file was uploaded, and has changed since, so that nobody knows what of it has arrived.
-            ReadError: The state is not what dist_wandb writes.
+            UploadError: The file changed after an upload, so it is unknown which of its rows arrived.
+            ReadError: The state is not in dist_wandb's format.
         """
         attempts = self._attempts()
         digests = _digests(self.path, {attempt.size for attempt in attempts})
@@ -92,26 +92,26 @@ class FileState:
             return matching[-1].total()
         if any(attempt.path == str(self.path.resolve()) for attempt in attempts):
             raise UploadError(
-                f"{self.path}: you have uploaded from this file, and what was there then has changed since, so nobody "
-                "knows which of its rows have arrived. Look at the run. --again uploads all of them."
+                f"{self.path}: the file has changed since you uploaded it, so it is unknown which of its rows have "
+                "arrived. Look at the run. --again uploads all of them."
             )
         return None
 
     def begin(self, before: Sent, *, uploads: bool = True) -> Path:
-        """Note that an upload begins; whoever calls holds the lock.
+        """Record that an upload begins. The caller holds the lock.
 
         Args:
-            before: What is known to have arrived.
-            uploads: Whether something is uploaded at all, or only `before` is to be remembered.
+            before: The lines confirmed so far.
+            uploads: Whether an upload follows; else only `before` is recorded.
 
         Returns:
-            The directory of the upload, new and empty but for the note.
+            The new directory of the upload, which contains only the record.
         """
         last = max((_number_of(path) for path in self._directories()), default=0)
-        for left_behind in self._directories():  # of uploads that were killed
-            shutil.rmtree(left_behind / COPY, ignore_errors=True)
+        for attempt in self._directories():  # copies of killed uploads
+            shutil.rmtree(attempt / COPY, ignore_errors=True)
         size = self.path.stat().st_size
-        note = {
+        record = {
             "path": str(self.path.resolve()),
             "size": size,
             "digest": _digests(self.path, {size}).get(size, ""),
@@ -120,56 +120,45 @@ class FileState:
         }
         attempt = self.directory / f"attempt-{last + 1}"
         attempt.mkdir(mode=0o700)
-        write_small(attempt / _NOTE, json.dumps(note).encode())
+        write_small(attempt / _RECORD, json.dumps(record).encode())
         return attempt
 
     def begun_at(self) -> bytes | None:
-        """W&B's note of the step that the run began at: our own uploads', else the one that lies beside the file."""
-        for place in (self.directory / "syncstate", self.path.with_name(f"{self.path.name}.syncstate")):
+        """W&B's record of the run's first step: from our own uploads, else the one beside the file."""
+        for path in (self.directory / "syncstate", self.path.with_name(f"{self.path.name}.syncstate")):
             with suppress(FileNotFoundError):
-                return read_small(place)
+                return read_small(path)
         return None
 
     def keep_begun_at(self, copy: Path) -> None:
-        """Keep that note of an upload from `copy`, for the uploads that go on behind it."""
+        """Keep W&B's record of the first step after an upload from `copy`, for later uploads that continue it."""
         with suppress(FileNotFoundError):
             write_small(self.directory / "syncstate", read_small(copy.with_name(f"{copy.name}.syncstate")))
 
     def uploader(self) -> str | None:
-        """Who is uploading the file at this moment, as ``"pid 4711"``; `None` if nobody is."""
-        with suppress(FileNotFoundError, ImportError):
-            import fcntl
-
-            handle = open_ordinary(self.directory / "lock", os.O_RDWR, owned=True)
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return _owner_of(handle)
-            finally:
-                os.close(handle)
+        """The process that is uploading the file now, as ``"pid 4711"``; `None` if there is none."""
+        with suppress(FileNotFoundError), _lock_file(self.directory) as handle:
+            return _holder_unless_locked(handle)
         return None
 
     @contextmanager
     def locked(self) -> Iterator[Lock]:
-        """Hold the right to upload the file.
-
-        ``wandb sync`` inherits it, so it lasts until that has ended, come what may.
+        """Hold the lock of the file. ``wandb sync`` inherits it, so it is held until that process has ended.
 
         Raises:
             UploadError: Another process holds it, or the state directory cannot be written to.
         """
         _make_private(self.directory)
-        handle = open_ordinary(self.directory / "lock", os.O_RDWR | os.O_CREAT, owned=True)
-        try:
-            _lock(handle, self.path)
+        with _lock_file(self.directory, os.O_CREAT) as handle:
+            holder = _holder_unless_locked(handle)
+            if holder is not None:
+                raise UploadError(f"{self.path}: {another_upload(holder)}")
             lock = Lock(handle)
             lock.name_owners(os.getpid())
             yield lock
-        finally:
-            os.close(handle)
 
     def _attempts(self) -> list[_Attempt]:
-        return [_read_note(path) for path in self._directories()]
+        return [_read_attempt_record(path) for path in self._directories()]
 
     def _directories(self) -> list[Path]:
         try:
@@ -181,64 +170,65 @@ class FileState:
 
 @dataclass(frozen=True)
 class Lock:
-    """The right to upload a file: an open file that is locked.
+    """The held lock of a file.
 
     Args:
-        handle: Its descriptor, for processes that are to hold the lock as well.
+        handle: Descriptor of the lock file, for child processes that hold the lock as well.
     """
 
     handle: int
 
     def name_owners(self, *pids: int) -> None:
-        """Tell others which processes hold the lock."""
+        """Write the processes that hold the lock into the lock file."""
         owner = json.dumps({"host": socket.gethostname()[:64], "pids": pids}).encode()
         os.pwrite(self.handle, owner.ljust(_LONGEST_OWNER), 0)
 
 
 def remove_left_copies() -> None:
-    """Remove the private copies of uploads that were killed: they may be as large as the runs.
+    """Remove the private copies of killed uploads, which may be as large as the runs.
 
-    Uploads that are under way hold their locks, and keep their copies.
+    Uploads in progress hold their locks and keep their copies.
     """
     try:
-        import fcntl
-
         left = list((state_directory() / "uploads").glob(f"*/attempt-*/{COPY}"))
-    except (ImportError, OSError, RuntimeError):
+    except (OSError, RuntimeError):
         return
     for copy in left:
-        with suppress(OSError, ReadError):
-            handle = open_ordinary(copy.parents[1] / "lock", os.O_RDWR, owned=True)
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with suppress(OSError, ReadError), _lock_file(copy.parents[1]) as handle:
+            if _holder_unless_locked(handle) is None:
                 shutil.rmtree(copy)
-            finally:
-                os.close(handle)
 
 
-def another_upload(who: str) -> str:
-    """What is said of a file that is being uploaded by somebody else."""
-    return f"another upload of this file is under way ({who}). Wait until it has ended."
+def another_upload(holder: str) -> str:
+    """The message about a file that another process is uploading."""
+    return f"another upload of this file is under way ({holder}). Wait until it has ended."
 
 
-def _lock(handle: int, path: Path) -> None:
+@contextmanager
+def _lock_file(directory: Path, flags: int = 0) -> Iterator[int]:
+    handle = open_ordinary(directory / "lock", os.O_RDWR | flags, owned=True)
     try:
-        import fcntl
-    except ImportError:  # not a Unix
-        return
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def _holder_unless_locked(handle: int) -> str | None:
+    """Lock an open lock file; return its holder if another process has locked it."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise UploadError(f"{path}: {another_upload(_owner_of(handle))}") from None
+        return _owner_of(handle)
+    return None
 
 
 def _owner_of(handle: int) -> str:
-    """Who holds a lock; the first process of those that are named and live, as the first one started the others."""
+    """The holder of a lock: the first of its recorded processes that is alive, which started the others."""
     try:
         owner = parse_json(os.pread(handle, _LONGEST_OWNER, 0))
         host, pids = str(owner["host"]), [int(pid) for pid in owner["pids"]]
     except (ValueError, KeyError, TypeError):
-        return "of a process that is not known"
+        return "by an unknown process"
     if host != socket.gethostname()[:64]:
         return f"pid {pids[0]} on {host}"
     return f"pid {next(filter(_lives, pids), pids[0])}"
@@ -255,43 +245,43 @@ def _lives(pid: int) -> bool:
 
 
 def _make_private(directory: Path) -> None:
-    """Make a folder of the state directory, and those above it, for this user alone."""
+    """Make a folder of the state directory, and its parents, accessible to this user only."""
     top = state_directory()
     try:
         top.parent.mkdir(parents=True, exist_ok=True)
-        for place in (top, *reversed([p for p in directory.parents if top in p.parents]), directory):
+        for path in (top, *reversed([p for p in directory.parents if top in p.parents]), directory):
             with suppress(FileExistsError):
-                place.mkdir(mode=0o700)
-            _check_private(place)
+                path.mkdir(mode=0o700)
+            _check_private(path)
     except OSError as error:
         raise UploadError(
-            f"{directory} cannot be written to ({error.strerror or error}), and what was uploaded is kept there. Make "
-            "it writable, or set XDG_STATE_HOME to a directory of yours that is."
+            f"{directory} cannot be written to ({error.strerror or error}), and the state of uploads is kept there. "
+            "Make it writable, or set XDG_STATE_HOME to a directory of yours that is."
         ) from None
 
 
-def _check_private(place: Path) -> None:
-    found = place.lstat()
-    if not place.is_dir() or place.is_symlink():
-        raise UploadError(f"{place} is no directory, and what was uploaded is kept there. Remove it.")
+def _check_private(path: Path) -> None:
+    found = path.lstat()
+    if not path.is_dir() or path.is_symlink():
+        raise UploadError(f"{path} is not a directory, and the state of uploads is kept there. Remove it.")
     if found.st_uid != os.getuid():
         raise UploadError(
-            f"{place} belongs to user {found.st_uid}, while this process runs as {os.getuid()}. Set XDG_STATE_HOME to "
+            f"{path} belongs to user {found.st_uid}, while this process runs as {os.getuid()}. Set XDG_STATE_HOME to "
             "a directory of yours."
         )
     if found.st_mode & 0o077:
-        place.chmod(0o700)
+        path.chmod(0o700)
 
 
 def _key(path: Path) -> str:
-    """The name of the folder of a file: a digest of its run record, or, where it has none, of its place."""
+    """The name of the folder of a file: a digest of its run record, or, without one, of its path."""
     record = run_record_of(path)
-    what = b"record " + record if record is not None else b"place " + os.fsencode(path.resolve())
-    return hashlib.sha256(what).hexdigest()[:32]
+    key = b"record " + record if record is not None else b"path " + os.fsencode(path.resolve())
+    return hashlib.sha256(key).hexdigest()[:32]
 
 
 def _digests(path: Path, sizes: Iterable[int]) -> dict[int, str]:
-    """Digests of the first bytes of a file, by their number; a file that is shorter has none."""
+    """Digests of the first N bytes of a file, by N; sizes beyond the end of the file are left out."""
     found: dict[int, str] = {}
     digest = hashlib.sha256()
     wanted = sorted(sizes)
@@ -312,28 +302,28 @@ def _number_of(attempt: Path) -> int:
     return int(attempt.name.removeprefix("attempt-"))
 
 
-def _read_note(attempt: Path) -> _Attempt:
+def _read_attempt_record(attempt: Path) -> _Attempt:
     try:
-        note = parse_json(read_small(attempt / _NOTE, limit=_LARGEST_NOTE, owned=True))
+        record = parse_json(read_small(attempt / _RECORD, limit=_LARGEST_RECORD, owned=True))
         return _Attempt(
             attempt,
-            str(note["path"]),
-            int(note["size"]),
-            str(note["digest"]),
-            _sent_in(note["before"]),
-            bool(note["uploads"]),
+            str(record["path"]),
+            int(record["size"]),
+            str(record["digest"]),
+            _sent_in(record["before"]),
+            bool(record["uploads"]),
         )
-    except FileNotFoundError:  # killed before it was written: nothing was uploaded
+    except FileNotFoundError:  # killed before the record was written: nothing was uploaded
         return _Attempt(attempt, "", 0, "", Sent(), uploads=False)
     except (ValueError, KeyError, TypeError):
         raise ReadError(
-            f"{attempt / _NOTE} is not what dist_wandb writes, so what was uploaded is not known. Remove {attempt} to "
-            "have it forgotten."
+            f"{attempt / _RECORD} is not in dist_wandb's format, so it is unknown what was uploaded. Remove {attempt} "
+            "to discard the record of this upload."
         ) from None
 
 
-def _sent_in(note: dict[str, Any]) -> Sent:
-    values = dict(note)
+def _sent_in(record: dict[str, Any]) -> Sent:
+    values = dict(record)
     lines = Lines(**{name: int(value) for name, value in values.pop("lines").items()})
     return Sent(
         lines=lines,

@@ -152,15 +152,15 @@ def test_a_run_that_is_still_written_to_is_refused(
     tmp_path: Path, age: float, exit_code: int | None, refused: bool
 ) -> None:
     run = planned(stored(tmp_path, exit_code=exit_code, changed=NOW - age))
-    assert any("is still written to" in reason for reason in run.refusals) is refused
+    assert any("is still being written" in reason for reason in run.refusals) is refused
     assert any("marked as failed" in note for note in run.notes) is (exit_code is None)
 
 
 @pytest.mark.parametrize(
     ("ranks", "reasons"),
     [
-        ([1], ["The primary's file is not here", "Of its 2 ranks, rank 0 is not here"]),
-        ([0], ["Of its 2 ranks, rank 1 is not here"]),
+        ([1], ["The primary's file is missing", "Of its 2 ranks, rank 0 is missing"]),
+        ([0], ["Of its 2 ranks, rank 1 is missing"]),
         ([0, 1], []),
     ],
 )
@@ -172,7 +172,7 @@ def test_a_shared_run_that_is_not_whole_is_refused(tmp_path: Path, ranks: list[i
 
 def test_of_many_missing_ranks_some_are_named(tmp_path: Path) -> None:
     (reason,) = planned(of_rank(tmp_path, 0, world_size=64)).refusals
-    assert "ranks 1, 2, 3, 4, 5, 6, 7, 8 and others are not here" in reason
+    assert "ranks 1, 2, 3, 4, 5, 6, 7, 8 and others are missing" in reason
 
 
 def test_the_ranks_of_one_node_are_not_counted(tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_copies_are_refused(tmp_path: Path) -> None:
 def test_damage_is_refused_where_it_is_not_known_what_the_file_is(tmp_path: Path, problem: str, refused: bool) -> None:
     run = planned(stored(tmp_path, problems=(problem,)))
     assert any(problem in reason for reason in run.refusals) is refused
-    assert any(f"what can be read is uploaded, but {problem}" in note for note in run.notes)
+    assert any(f"the readable part is uploaded, but {problem}" in note for note in run.notes)
 
 
 def test_rows_that_may_have_arrived_are_refused(tmp_path: Path) -> None:
@@ -234,12 +234,12 @@ def test_an_online_run_is_refused_if_nobody_knows_what_arrived(
         (run.path.parent / "logs").mkdir()
         text = "".join(f"{json.dumps(entry)}\n" for entry in entries)
         (run.path.parent / "logs" / "debug-internal.log").write_text(text)
-    assert any("does not tell which rows arrived" in reason for reason in planned(run).refusals) is refused
+    assert any("does not show which rows arrived" in reason for reason in planned(run).refusals) is refused
 
 
 def test_unequal_descriptions_are_told(tmp_path: Path) -> None:
     run = planned(of_rank(tmp_path, 0), of_rank(tmp_path, 1, name="other", config={"lr": 1}))
-    assert run.notes == ("The ranks have unequal name, config: the run gets the primary's.",)
+    assert run.notes == ("The ranks differ in name, config: the run gets the primary's.",)
     assert run.describing.name == "nm"
 
 
@@ -258,7 +258,7 @@ def test_a_world_of_any_size_is_not_counted_through(
 
     monkeypatch.setattr(problems, "range", counted, raising=False)
     (reason,) = planned(of_rank(tmp_path, 0, world_size=world_size)).refusals
-    assert f"Of its {world_size} ranks, ranks 1, 2, 3, 4, 5, 6, 7, 8 and others are not here" in reason
+    assert f"Of its {world_size} ranks, ranks 1, 2, 3, 4, 5, 6, 7, 8 and others are missing" in reason
     assert looked_at < 100
 
 
@@ -300,7 +300,7 @@ def test_whatever_planning_brings_about_is_told_of_its_run_which_is_not_uploaded
     monkeypatch.setattr(plan_module, "problems_of_file", failing)
     assert command(monkeypatch, [hurt, healthy], *options) == 1
     out = capsys.readouterr().out
-    assert f"is not made: {hurt.path}: RecursionError: maximum recursion depth exceeded" in out
+    assert f"so it is refused: {hurt.path}: RecursionError: maximum recursion depth exceeded" in out
     assert "2 runs: 1 to upload, 1 refused" in out
 
 
@@ -403,7 +403,7 @@ def test_the_mark_of_wandb_sync_goes_where_the_upload_failed(tmp_path: Path, wan
     mark = run.files[0].path.with_name("run-exp.wandb.synced")
     outcome, _ = uploaded(wandb_sync, run, {"level": "ERROR", "msg": "api: HTTP error", "status": 404}, *ENDED)
     assert outcome.problem is not None
-    assert "no such entity or project" in outcome.problem
+    assert "The entity or project does not exist" in outcome.problem
     assert (outcome.concerns_all, mark.exists()) == (False, False)
     outcome, _ = uploaded(wandb_sync, planned(run.files[0].run), rows(5), CONFIRMED, *ENDED)
     assert (outcome.problem, mark.exists()) == (None, True)
@@ -527,7 +527,7 @@ def test_links_among_the_files_are_refused_unless_trusted(tmp_path: Path, wandb_
     (tmp_path / "id_rsa").write_text("secret")
     plan = planned(run)
     (danger,) = plan.dangers
-    assert "files/notes.txt is a symbolic link, and what it leads to is not uploaded unless you give --trust" in danger
+    assert "files/notes.txt is a symbolic link: its target is not uploaded unless you give --trust" in danger
     with pytest.raises(UploadError, match="is a symbolic link"):
         uploaded(wandb_sync, plan, rows(5), CONFIRMED, *ENDED)
     assert planned(run, terms=TRUSTING).dangers == ()
@@ -552,7 +552,7 @@ def test_the_state_is_not_kept_where_a_link_leads(
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "state" / place).parent.mkdir(parents=True)
     (tmp_path / "state" / place).symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(UploadError, match=rf"{place} is no directory, and what was uploaded is kept there"):
+    with pytest.raises(UploadError, match=rf"{place} is not a directory, and the state of uploads is kept there"):
         upload(planned(stored(tmp_path)).files[0])
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
@@ -578,7 +578,7 @@ def test_what_changed_after_its_upload_is_refused(tmp_path: Path) -> None:
     assert planned(run).is_uploaded  # by the number of its rows, which is still five here
     run.path.write_bytes(b":W&B\xe1\xbe\x01")
     (reason,) = planned(run).refusals
-    assert "you have uploaded from this file, and what was there then has changed since" in reason
+    assert "the file has changed since you uploaded it, so it is unknown which of its rows have arrived" in reason
     assert planned(run, terms=Terms(again=True)).refusals == ()
 
 
@@ -698,7 +698,7 @@ def test_what_is_refused_is_told_and_can_be_forced(
     assert command(monkeypatch, [of_rank(tmp_path, 0)]) == 1
     out = capsys.readouterr().out
     assert "  refused · shared run of 1 file" in out
-    assert "! Of its 2 ranks, rank 1 is not here." in out
+    assert "! Of its 2 ranks, rank 1 is missing." in out
     assert out.endswith("1 run: 1 refused (--force uploads them all the same)\n")
     assert uploads.of == []
     assert command(monkeypatch, [of_rank(tmp_path, 0)], "--force") == 0
@@ -739,7 +739,7 @@ def test_the_owner_is_told(
     assert command(monkeypatch, [run]) == 1
     out = capsys.readouterr().out
     assert "  refused · run · 5 rows · project team/digits" in out
-    assert "is to be uploaded to 'team', which is not known to be yours. To upload it there, give --entity team" in out
+    assert "its owner is 'team', which is not known to be yours. To upload it there, give --entity team" in out
     assert out.endswith("1 run: 1 refused (see what each line says to give)\n")
     assert uploads.of == []
     assert command(monkeypatch, [run], "--entity", "me", "--dry-run") == 0

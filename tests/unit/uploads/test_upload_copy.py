@@ -12,6 +12,7 @@ import pytest
 
 from dist_wandb.errors import ReadError, UploadError
 from dist_wandb.uploads.copy import copy_below, copy_files, entries_below
+from dist_wandb.wandb_files.small_files import KINDS
 
 LARGE = bytes(1 << 20)
 
@@ -64,7 +65,7 @@ def test_a_file_that_is_replaced_by_a_link_meanwhile_is_not_taken(
 
 def test_without_room_nothing_is_copied(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1 << 20))
-    with pytest.raises(UploadError, match=r"no room for a copy of it\. Set XDG_STATE_HOME"):
+    with pytest.raises(UploadError, match=r"not enough space for a copy\. Set XDG_STATE_HOME"):
         copied(files)
 
 
@@ -76,7 +77,7 @@ def test_pipes_and_sockets_are_left_out_and_never_waited_for(files: Path) -> Non
             listening.bind(f"/proc/self/fd/{directory}/socket")  # a path that is short enough
         finally:
             os.close(directory)
-    assert {entry.path.name: entry.in_words for entry in entries_below(files) if not entry.is_file} == {
+    assert {entry.path.name: KINDS[entry.kind] for entry in entries_below(files) if not entry.is_file} == {
         "pipe": "a named pipe",
         "socket": "a socket",
     }
@@ -105,7 +106,7 @@ def test_folders_without_end_are_refused(files: Path) -> None:
     for _ in range(33):
         deep /= "d"
         deep.mkdir()
-    with pytest.raises(ReadError, match="more than 32 folders lie in each other"):
+    with pytest.raises(ReadError, match="more than 32 folders are nested"):
         copied(files)
 
 

@@ -94,16 +94,16 @@ HOSTILE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a file beside, by dots": (lambda top: artifact(top / "offline-run-1-exp" / ".." / "secret"), "neither in the run"),
     "a relative file": (lambda _: artifact("secret"), "names 'secret', a file that is neither"),
     "a list of files": (lambda top: manifest_file(str(top / "secret")), "which W&B's uploader reads, with all"),
-    "a request": (lambda _: request(), "it has a request in it"),
-    "tensorboard": (lambda _: tensorboard(), "it names a directory of tensorboard's"),
+    "a request": (lambda _: request(), "it contains a request"),
+    "tensorboard": (lambda _: tensorboard(), "it names a directory of tensorboard,"),
     "a file of the run's, by dots": (lambda _: files("media/../../../secret"), "not below"),
     "a file of the run's, absolute": (lambda top: files(str(top / "secret")), "not below"),
-    "an owner": (lambda _: of("attacker"), "it is to be uploaded to 'attacker', which is not known to be yours"),
+    "an owner": (lambda _: of("attacker"), "its owner is 'attacker', which is not known to be yours"),
     "an id that leads elsewhere": (lambda _: of("", "../../attacker/digits/x"), "the id of its run is '../../attacker"),
     "an id that cannot be printed": (lambda _: of("", "x\x1b[31m"), "the id of its run is 'x\\x1b[31m'"),
     "a long id": (lambda _: of("", "x" * 10_000), "the id of its run is 'xxx"),
     "a project that leads elsewhere": (lambda _: of("", project=".."), "the project of its run is '..'"),
-    "an artifact's owner": (lambda _: artifact("", entity="attacker"), "it is to be uploaded to 'attacker'"),
+    "an artifact's owner": (lambda _: artifact("", entity="attacker"), "its owner is 'attacker'"),
 }
 
 
@@ -152,7 +152,7 @@ def test_an_unnamed_owner_is_the_default_which_must_be_known(rules: Rules) -> No
     path = written(rules, of(""))
     assert list(against(path, rules)) == []
     (told,) = against(path, replace(rules, default="attacker"))  # a settings file of the current directory
-    assert "it is to be uploaded to 'attacker'" in told
+    assert "its owner is 'attacker'" in told
     assert list(against(path, replace(rules, default="me"))) == []
 
 
@@ -182,7 +182,7 @@ def test_files_put_aside_for_other_artifacts_are_not_uploaded(rules: Rules) -> N
     """A stranger may know the name of such a file, but must know its content."""
     (rules.staging / "tmp1").write_bytes(b"a model of the user's that is not published")
     path = written(rules, artifact(rules.staging / "tmp1", b"a guess"))
-    with pytest.raises(UploadError, match="that file has another content than the artifact"):
+    with pytest.raises(UploadError, match="the content of that file differs from the artifact's"):
         as_uploaded(rules, path)
     with pytest.raises(UploadError, match="cannot be read"):
         as_uploaded(rules, written(rules, artifact(rules.staging / "gone")))
