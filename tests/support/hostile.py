@@ -359,7 +359,7 @@ def _use_artifact(place: Path, _: Victim) -> None:
     write_run(place, place.name, extra=[record])
 
 
-@tree("requests-packages", "request|no record|kind", shown="refused")
+@tree("requests-packages", "request|not a record|kind", shown="refused")
 def _request_packages(place: Path, someone: Victim) -> None:
     record = pb.Record()
     package = record.request.python_packages.package.add()
@@ -368,7 +368,7 @@ def _request_packages(place: Path, someone: Victim) -> None:
     (directory / "files" / "requirements.txt").symlink_to(someone.home / ".bashrc")
 
 
-@tree("requests-a-download", "request|no record|kind", shown="refused")
+@tree("requests-a-download", "request|not a record|kind", shown="refused")
 def _request_download(place: Path, someone: Victim) -> None:
     record = pb.Record()
     record.request.download_artifact.artifact_id = "QXJ0aWZhY3Q6MQ=="
@@ -376,7 +376,7 @@ def _request_download(place: Path, someone: Victim) -> None:
     write_run(place, place.name, extra=[record])
 
 
-@tree("requests-an-artifact", "request|no record|kind", shown="refused")
+@tree("requests-an-artifact", "request|not a record|kind", shown="refused")
 def _request_artifact(place: Path, someone: Victim) -> None:
     record = pb.Record()
     record.request.log_artifact.artifact.CopyFrom(artifact().artifact)
@@ -384,7 +384,7 @@ def _request_artifact(place: Path, someone: Victim) -> None:
     write_run(place, place.name, extra=[record])
 
 
-@tree("kind-of-the-future", "kind|field|no record|unknown", shown="refused")
+@tree("kind-of-the-future", "kind|field|not a record|unknown", shown="refused")
 def _unknown_kind(place: Path, _: Victim) -> None:
     write_run(place, place.name, extra=[varint(99 << 3 | 2) + varint(3) + b"\x0a\x01x"])
 
@@ -450,7 +450,7 @@ def _records(*, before: Iterable[Record | bytes] = (), last: Iterable[Record | b
 
 tree("record-of-one-byte", uploaded="uploaded")(_records(last=[b"\x08"]))
 tree("record-cut-off", uploaded="uploaded")(_records(last=[serialised([row(1)])[0][:-5]]))
-tree("record-with-group", "no record", shown="refused")(_records(last=[b"\xcb\x01\xcc\x01"]))
+tree("record-with-group", "not a record", shown="refused")(_records(last=[b"\xcb\x01\xcc\x01"]))
 tree("record-of-one-number", uploaded="uploaded")(_records(last=[b"\xff" * 320_000 + b"\x01"]))
 tree("record-of-32-mib", uploaded="uploaded")(_records(last=[b"\x92\x3f\xff\xff\xff\x7f" + bytes(32 * 2**20)]))
 tree("row-of-types", uploaded="uploaded")(

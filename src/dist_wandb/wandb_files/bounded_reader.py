@@ -1,7 +1,7 @@
-"""What another process prints about a file, line by line: bounded in time, amount and memory.
+"""Read the output of another process line by line, bounded in time, size and memory.
 
-The reader of a file that may come from a stranger may print without end, or never end. Then it is ended, with all
-that it has started, and that is the failure of this one file.
+A process that reads a stranger's file may print without end, or never end. Then it is killed with all its children, and
+only this one file fails.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from dist_wandb.errors import ReadError
 
 _MIB = 2**20
 _CHUNK = 256 * 1024
-_LOOKS_UP = 200  # milliseconds until it is looked whether nobody wants to know any more
+_POLL = 200  # milliseconds between checks whether reading was stopped
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a reader may take.
+    """Limits of a process.
 
     Args:
-        seconds: Until it has ended.
+        seconds: Total run time.
         silence: Seconds between two lines.
-        output: Bytes that it prints.
-        line: Bytes of one line; longer ones are passed over.
-        memory: Bytes that each of its processes has.
+        output: Bytes of output.
+        line: Bytes of one line; longer ones are skipped.
+        memory: Bytes of memory of each of its processes.
         file: Bytes of each file that it writes.
     """
 
@@ -48,29 +48,29 @@ class Limits:
 
     @classmethod
     def for_file(cls, size: int) -> Limits:
-        """What is more than enough for a file of so many bytes, also where wandb lies on a cold network disk."""
+        """Ample limits for a file of `size` bytes, also if wandb is installed on a slow network disk."""
         return cls(seconds=120 + 4 * size / _MIB, output=64 * _MIB + 64 * size)
 
 
-class Lines:
-    """The lines that a process prints.
+class OutputLines:
+    """The lines of a process's output.
 
     Args:
         process: The process; its output is a pipe.
-        limits: What it may take.
-        stopped: Set when nobody wants to know any more.
+        limits: Its limits.
+        stopped: Set to stop reading.
     """
 
     def __init__(self, process: subprocess.Popen[bytes], limits: Limits, stopped: threading.Event) -> None:
         self.too_long = 0
-        """How many lines were longer than the limit, and passed over."""
+        """Number of lines that were skipped because they were too long."""
         self._process = process
         self._limits = limits
         self._stopped = stopped
         self._deadline = time.monotonic() + limits.seconds
 
     def __iter__(self) -> Iterator[bytes]:
-        pieces: list[bytes] = []  # of the line that has no end yet
+        pieces: list[bytes] = []  # of the incomplete line
         size = 0
         for chunk in self._chunks():
             *ended, rest = chunk.split(b"\n")
@@ -92,7 +92,7 @@ class Lines:
             self.too_long += 1
 
     def wait(self) -> int:
-        """Wait for the process to end; its exit code."""
+        """Wait for the process to end; return its exit code."""
         try:
             return self._process.wait(max(0.1, self._deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
@@ -101,31 +101,33 @@ class Lines:
     def _chunks(self) -> Iterator[bytes]:
         output = self._process.stdout
         if output is None:
-            raise ValueError("the output of the process is no pipe")
+            raise ValueError("the output of the process is not a pipe")
         readable = select.poll()
         readable.register(output)
-        printed, heard = 0, time.monotonic()
+        printed, last_output = 0, time.monotonic()
         while True:
             now = time.monotonic()
             if self._stopped.is_set():
-                raise ReadError("was not read to its end, as reading was broken off.")
+                raise ReadError("was not read to its end because reading was interrupted.")
             if now > self._deadline:
                 raise self._too_late()
-            if not readable.poll(_LOOKS_UP):
-                if time.monotonic() - heard > self._limits.silence:
-                    raise ReadError(f"its reader was ended, as it said nothing for {self._limits.silence:.0f} s.")
+            if not readable.poll(_POLL):
+                if time.monotonic() - last_output > self._limits.silence:
+                    raise ReadError(
+                        f"its reader was killed because it printed nothing for {self._limits.silence:.0f} s."
+                    )
                 continue
             chunk = os.read(output.fileno(), _CHUNK)
             if not chunk:
                 return
             printed += len(chunk)
             if printed > self._limits.output:
-                raise ReadError(f"its reader was ended, as it had printed more than {self._limits.output} bytes.")
+                raise ReadError(f"its reader was killed because it printed more than {self._limits.output} bytes.")
             yield chunk
-            heard = time.monotonic()  # now: whoever takes the lines may be slow
+            last_output = time.monotonic()  # now: the consumer of the lines may be slow
 
     def _too_late(self) -> ReadError:
-        return ReadError(f"its reader was ended, as it took more than {self._limits.seconds:.0f} s.")
+        return ReadError(f"its reader was killed because it took more than {self._limits.seconds:.0f} s.")
 
 
 @contextmanager
@@ -134,22 +136,22 @@ def lines_of(
     *,
     directory: Path,
     environment: Mapping[str, str],
-    complaints: IO[bytes],
+    errors: IO[bytes],
     limits: Limits,
     stopped: threading.Event,
-) -> Iterator[Lines]:
-    """Start a process and read the lines that it prints. At the end of the block it has ended, come what may.
+) -> Iterator[OutputLines]:
+    """Start a process and read its output. At the end of the block it is killed if it has not ended.
 
     Args:
-        command: What to start.
-        directory: Where.
+        command: The command.
+        directory: Its working directory.
         environment: Its environment.
-        complaints: The file that takes what it complains of.
-        limits: What it may take.
-        stopped: Set when nobody wants to know any more.
+        errors: The file for its standard error.
+        limits: Its limits.
+        stopped: Set to stop reading.
 
     Raises:
-        ReadError: It took more than that, or was stopped.
+        ReadError: It exceeded a limit, or was stopped.
         OSError: It cannot be started.
     """
     with subprocess.Popen(  # noqa: S603  # no shell
@@ -158,24 +160,24 @@ def lines_of(
         env=dict(environment),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
-        stderr=complaints,
-        start_new_session=True,  # a group of its own, which is ended as a whole
+        stderr=errors,
+        start_new_session=True,  # a process group of its own, which is killed as a whole
     ) as process:
         try:
             _limit(process.pid, limits)
-            yield Lines(process, limits, stopped)
+            yield OutputLines(process, limits, stopped)
         finally:
-            if process.returncode is None:  # nobody has waited for it, so its group still has this number
+            if process.returncode is None:  # not yet waited for, so the group still has this id
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
 
 
 def _limit(pid: int, limits: Limits) -> None:
-    """Bound the memory and the files of a process, and of those that it starts, where the system can."""
-    if not hasattr(resource, "prlimit"):  # not Linux
+    """Limit memory and file sizes of a process and its children, on Linux."""
+    if not hasattr(resource, "prlimit"):
         return
     for kind, most in ((resource.RLIMIT_DATA, limits.memory), (resource.RLIMIT_FSIZE, limits.file)):
-        with suppress(OSError, ValueError):  # it has ended already, or had a lower limit
+        with suppress(OSError, ValueError):  # it has ended, or has a lower limit
             _, hard = resource.prlimit(pid, kind)
             within = most if hard == resource.RLIM_INFINITY else min(most, hard)
             resource.prlimit(pid, kind, (within, within))

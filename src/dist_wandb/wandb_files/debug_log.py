@@ -1,14 +1,14 @@
-"""The log of wandb's own process: its entries, and what it tells of a run that the server, or the disk, did not take.
+"""Read the log of wandb's own process: its entries, and which data the server or the disk did not accept.
 
-wandb says it in a line among others, without the run, the reason or what to do. The log is the only place that has the
-reason: lines of JSON. If a later wandb writes something else there, nothing is found, and wandb's own line remains.
+wandb prints one line about lost data, without the run or the reason. Only the log, in lines of JSON, has the reason. If
+a later wandb writes another format, nothing is found, and wandb's own line remains.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -22,28 +22,28 @@ _NOT_SENT = {
     "runupserter: failed": "name, config and the like",
     "runfiles:": "files",
     "file transfer: upload: failed": "files",
-    "sender: failed to log artifact": "artifacts",  # of which wandb itself says nothing at all
+    "sender: failed to log artifact": "artifacts",  # wandb itself prints nothing about these
 }
 _NOT_WRITTEN = {"writer: failed": "rows"}
-_FULL = 2**20  # bytes that are left on a disk that is as good as full
+_FULL = 2**20  # bytes; with less free space a disk counts as full
 _LONGEST_LINE = 2**20
 _LONGEST_REASON = 2000  # characters
 
 LONGEST_LOG = 2**30
-"""Bytes that are read of a log at most; a file without an end may be sparse, and cost nobody anything to make."""
+"""Largest number of bytes read of a log: a sparse file of any size costs an attacker nothing."""
 
 
 def log_of(run_directory: Path) -> Path:
-    """Where wandb's own process logs what it does for a run."""
+    """The log of wandb's own process for a run."""
     return run_directory / "logs" / "debug-internal.log"
 
 
 def entries(log: BinaryIO, containing: bytes = b"") -> Iterator[dict[str, Any]]:
-    """The entries of such a log; lines that are none are passed over, as those cut off when their writer was killed.
+    """Yield the entries of a log; other lines are skipped, such as an incomplete one whose writer was killed.
 
     Args:
-        log: Where it is read.
-        containing: What a line must have in it to be looked at.
+        log: The open log.
+        containing: Skip lines without this text.
 
     Raises:
         ReadError: The log is longer than `LONGEST_LOG`.
@@ -57,30 +57,24 @@ def entries(log: BinaryIO, containing: bytes = b"") -> Iterator[dict[str, Any]]:
 
 
 def text_in(entry: Mapping[str, Any], name: str, default: str = "") -> str:
-    """A text of an entry; `default` where it has none of that name, or something else."""
+    """A text of an entry; `default` if it is missing or of another type."""
     value = entry.get(name)
     return value if isinstance(value, str) else default
 
 
 def count_in(entry: Mapping[str, Any], name: str) -> int:
-    """A whole number of an entry, from 0 to 2^53; 0 where it has none of that name, or something else."""
+    """An integer of an entry, from 0 to 2^53; 0 if it is missing or anything else."""
     value = entry.get(name)
     return value if type(value) is int and 0 <= value <= LARGEST_EXACT_INTEGER else 0
 
 
 def open_log(path: Path) -> BinaryIO:
-    """Open a log.
-
-    Raises:
-        FileNotFoundError: There is none.
-        ReadError: What lies there is no ordinary file.
-        OSError: It cannot be opened.
-    """
+    """Open a log; raises as `open_ordinary` does."""
     return os.fdopen(open_ordinary(path), "rb")
 
 
 def _lines(log: BinaryIO) -> Iterator[bytes]:
-    """The lines of a log, but for those that are longer than any entry; one that has no end yet is among them."""
+    """Yield the lines of a log, also an incomplete last one; lines longer than any entry are skipped."""
     read, is_too_long = 0, False
     while piece := log.readline(_LONGEST_LINE):
         read += len(piece)
@@ -93,51 +87,46 @@ def _lines(log: BinaryIO) -> Iterator[bytes]:
 
 
 def untaken(log: Path) -> dict[str, str]:
-    """Find out what the server was not given.
+    """Find data that did not reach the server.
 
     Args:
         log: ``debug-internal.log`` of a run that has ended.
 
     Returns:
-        What did not reach the server, and why; empty if nothing of the kind is known.
+        The reasons by kind of data; empty if nothing is known to be missing.
     """
-    return _given_up(log, _NOT_SENT)
+    return _failures(log, _NOT_SENT)
 
 
 def unwritten(log: Path) -> dict[str, str]:
-    """Find out what is not on disk. On a full disk the log may not have it either, so that is looked at too.
+    """Find data that was not written to disk. On a full disk the log may be incomplete, so free space is checked too.
 
     Args:
         log: ``debug-internal.log`` of a run that has ended.
 
     Returns:
-        What could not be written, and why; empty if nothing of the kind is known.
+        The reasons by kind of data; empty if nothing is known to be missing.
     """
-    found = _given_up(log, _NOT_WRITTEN)
+    found = _failures(log, _NOT_WRITTEN)
     with suppress(OSError):
         if not found and shutil.disk_usage(log.parent).free < _FULL:
             found["rows"] = f"the disk of {log.parent} is full"
     return found
 
 
-def _given_up(log: Path, known: Mapping[str, str]) -> dict[str, str]:
-    with suppress(OSError, ReadError), open_log(log) as opened:
-        return _reasons(entries(opened, b'"level":"ERROR'), known)
-    return {}
-
-
-def _reasons(errors: Iterable[Mapping[str, Any]], known: Mapping[str, str]) -> dict[str, str]:
+def _failures(log: Path, kinds: Mapping[str, str]) -> dict[str, str]:
     found: dict[str, str] = {}
-    for entry in errors:
-        message = text_in(entry, "msg")
-        for start, what in known.items():
-            if message.startswith(start):
-                reason = text_in(entry, "error") or message.removeprefix(start).lstrip(": ")
-                found.setdefault(what, _essence(reason))
+    with suppress(OSError, ReadError), open_log(log) as opened:
+        for entry in entries(opened, b'"level":"ERROR'):
+            message = text_in(entry, "msg")
+            for start, what in kinds.items():
+                if message.startswith(start):
+                    reason = text_in(entry, "error") or message.removeprefix(start).lstrip(": ")
+                    found.setdefault(what, _root_cause(reason))
     return found
 
 
-def _essence(reason: str) -> str:
-    """The last cause, in one line: what was being retried when the time was over, rather than that it was over."""
+def _root_cause(reason: str) -> str:
+    """The last cause in one line: the error that was retried, not the timeout of the retries."""
     *_, cause = reason.split("while retrying: ")
     return " ".join(cause.removeprefix("filestream: ").removesuffix(". got response: <nil>").split())[:_LONGEST_REASON]

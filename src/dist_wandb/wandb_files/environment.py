@@ -1,4 +1,4 @@
-"""The environment in which wandb's own command reads and uploads files."""
+"""The environment of wandb's own commands that read and upload files."""
 
 from __future__ import annotations
 
@@ -9,36 +9,41 @@ _SEARCH_PATHS = frozenset({"PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "DYLD_LIBRAR
 
 
 def reader_environment(directory: Path) -> dict[str, str]:
-    """The environment in which ``wandb leet inspect`` reads a file that may come from a stranger.
+    """Make the environment for ``wandb leet inspect`` of a file that may come from a stranger.
 
-    wandb is to run and read nothing but what is installed, to ask no server, and to write below `directory` alone. None
-    of the user's settings for W&B is needed to read a file, so none is handed on.
+    wandb must run only installed code, contact no server, and write only below `directory`. Reading a file needs none
+    of the user's settings for W&B, so none is passed on.
 
     Args:
-        directory: A directory of this user's alone, where the command is started: `small_files.private_directory`.
+        directory: The working directory of the command, as `small_files.private_directory` makes it.
 
     Returns:
-        A copy of the environment of this process, changed.
+        A changed copy of this process's environment.
     """
     environment = {name: value for name, value in own_environment().items() if not name.startswith("WANDB_")}
     state = directory / "state"
     (state / "wandb").mkdir(parents=True, exist_ok=True)  # else wandb's command appends to a log in the shared /tmp
-    places = ("TMPDIR", "WANDB_DIR", "WANDB_CONFIG_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR")
-    # Either of the two keeps wandb's own process from telling a server of itself.
+    directories = ("TMPDIR", "WANDB_DIR", "WANDB_CONFIG_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR")
+    # Either of the last two disables telemetry of wandb's own process.
     return {
         **environment,
-        **dict.fromkeys(places, str(state)),
+        **dict.fromkeys(directories, str(state)),
         "WANDB_ERROR_REPORTING": "false",
         "WANDB_MODE": "offline",
     }
 
 
 def own_environment() -> dict[str, str]:
-    """This process's environment for a Python that takes no code from the directory in which it is started."""
-    environment = {**os.environ, "PYTHONSAFEPATH": "1"}  # Python 3.10 does not know it: it needs an empty directory
+    """A copy of this process's environment for a Python that imports nothing from its working directory."""
+    environment = {
+        **os.environ,
+        "PYTHONSAFEPATH": "1",
+    }  # ignored by Python 3.10, which needs an empty working directory
     for name in _SEARCH_PATHS & environment.keys():
         entries = environment.pop(name).split(os.pathsep)
-        absolute = [entry for entry in entries if Path(entry).is_absolute()]  # an empty one names that directory, too
+        absolute = [
+            entry for entry in entries if Path(entry).is_absolute()
+        ]  # an empty entry means the working directory
         if absolute:
             environment[name] = os.pathsep.join(absolute)
     return environment

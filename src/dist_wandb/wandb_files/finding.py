@@ -12,8 +12,8 @@ from pathlib import Path
 from dist_wandb.errors import ReadError
 
 _RUN_FILE = re.compile(r"run-.+\.wandb")
-_MOST_ENTRIES, _DEEPEST = 10_000_000, 64  # of a search for runs
-_NATURAL = 512  # characters whose numbers count as numbers
+_MOST_ENTRIES, _DEEPEST = 10_000_000, 64
+_NATURAL = 512  # characters; numbers behind them are sorted as text
 _log = logging.getLogger("dist_wandb")
 
 
@@ -21,23 +21,23 @@ def find_runs(directory: str | os.PathLike[str], *, report: Callable[[ReadError]
     """Find the files of W&B runs below a directory.
 
     Args:
-        directory: Where to look: any directory, a run's own directory, or a single ``.wandb`` file. Symbolic links
-            below it (W&B's ``latest-run``) are not followed.
-        report: Called for each directory below it in which nobody has looked: it cannot be read, or lies more than 64
-            levels below, or below more than ten million other entries. Logged as warnings if `None`.
+        directory: Any directory, a run's own directory, or a single ``.wandb`` file. Symbolic links below it (W&B's
+            ``latest-run``) are not followed.
+        report: Called for each directory that was not searched: it cannot be read, lies more than 64 levels below, or
+            comes after ten million other entries. Logged as warnings if `None`.
 
     Returns:
         The ``run-ID.wandb`` files within ``run-*`` and ``offline-run-*`` directories, in natural order of their paths
-        (``rank-2`` before ``rank-10``). What has such a name and is no file is among them: it cannot be read.
+        (``rank-2`` before ``rank-10``). Directories, pipes and the like of such a name are included.
 
     Raises:
-        ReadError: `directory` does not exist, cannot be entered, or is some other file.
+        ReadError: `directory` does not exist, cannot be entered, or is another kind of file.
     """
     top = Path(directory)
     if top.suffix == ".wandb" and top.is_file():
-        return [top.resolve() if top.is_symlink() else top]  # whoever names a link means the file
+        return [top.resolve() if top.is_symlink() else top]  # a link given by the user means its target
     try:
-        os.listdir(top)  # noqa: PTH208  # the search passes over such errors
+        os.listdir(top)  # noqa: PTH208  # the search only reports such errors
     except OSError as error:
         raise ReadError(
             f"Cannot look for runs in {str(top)!r}: {error.strerror}. Give an existing directory."
@@ -47,7 +47,7 @@ def find_runs(directory: str | os.PathLike[str], *, report: Callable[[ReadError]
 
 
 def _run_files_below(top: Path, report: Callable[[ReadError], None]) -> Iterator[Path]:
-    """What has the name of a run's file, at any depth."""
+    """Yield the paths with the name of a run's file, at any depth."""
     folders = deque([(top, 0)])
     left = _MOST_ENTRIES
     while folders:
@@ -58,7 +58,7 @@ def _run_files_below(top: Path, report: Callable[[ReadError], None]) -> Iterator
                     left -= 1
                     if left < 0:
                         report(
-                            ReadError(f"{top}: only {_MOST_ENTRIES} entries are looked at. Give a narrower directory.")
+                            ReadError(f"{top}: only {_MOST_ENTRIES} entries are searched. Give a narrower directory.")
                         )
                         return
                     if _RUN_FILE.fullmatch(entry.name):
@@ -70,7 +70,7 @@ def _run_files_below(top: Path, report: Callable[[ReadError], None]) -> Iterator
                     else:
                         report(ReadError(f"{folder / entry.name}: lies more than {_DEEPEST} levels below {top}."))
         except OSError as error:
-            report(ReadError(f"{folder}: cannot be looked through: {error.strerror or error}."))
+            report(ReadError(f"{folder}: cannot be searched: {error.strerror or error}."))
 
 
 def _warn(error: ReadError) -> None:
@@ -84,5 +84,5 @@ def natural_order(text: str) -> list[str]:
 
 
 def is_in_run_directory(path: Path) -> bool:
-    """Whether a file lies in a directory that is named as W&B names those of runs."""
+    """Whether a file lies in a directory with W&B's name of a run directory."""
     return path.parent.resolve().name.startswith(("run-", "offline-run-"))  # resolved: it may have been given as "."

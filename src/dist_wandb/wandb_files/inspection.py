@@ -1,6 +1,6 @@
-"""The records of a ``.wandb`` file, read through ``wandb leet inspect --json``: W&B ships no Python reader.
+"""Read the records of a ``.wandb`` file by ``wandb leet inspect --json``: W&B ships no Python reader.
 
-The file may come from a stranger, so the reader is bounded, and started where nothing of the stranger's is found.
+The file may come from a stranger, so the reader is bounded, and started in an empty private directory.
 """
 
 from __future__ import annotations
@@ -24,46 +24,46 @@ from dist_wandb.wandb_files.small_files import is_deeper, open_ordinary, private
 
 BINARY_KNOWN = frozenset({"0.31"})  # versions of wandb, without the last number, whose binary is started directly
 _READER_SINCE = "0.31"  # `wandb leet inspect` is older, its --json is not
-_COMPLAINTS = 1024 * 1024  # bytes of what the reader says of damage that are looked at
-_MOST_PROBLEMS, _LONGEST_PROBLEM = 20, 1000  # that are told of one file; characters of each
+_LONGEST_STDERR = 1024 * 1024  # bytes
+_MOST_PROBLEMS, _LONGEST_PROBLEM = 20, 1000  # of one file; characters of each
 _LARGE_LINE = 256 * 1024
 _one_large_line = threading.Lock()
-# Most of a file is these records, which nothing here needs: they are told by the head of the line, without parsing it.
+# Most records of a file are of these kinds, which are not needed: they are skipped without parsing the line.
 _UNUSED_RECORD = re.compile(rb'\{"num":\d+,"type":"(?:summary|stats|output|output_raw|telemetry)"')
 
 
 def inspect(path: Path, take: Callable[[dict[str, Any]], None], stopped: threading.Event | None = None) -> list[str]:
-    """Hand the records of a file, but for `_UNUSED_RECORD`, to `take`, one after the other.
+    """Pass the records of a file to a function, except for `_UNUSED_RECORD`.
 
     Args:
         path: The file.
         take: Called with each record.
-        stopped: Set when nobody wants to know any more.
+        stopped: Set to stop reading.
 
     Returns:
-        What the reader complained about: damaged parts that it skipped.
+        The damaged parts that were skipped.
 
     Raises:
-        ReadError: The reader refused the file, did not come to an end, or the file is no file.
-        UnsupportedVersionError: There is no such reader in the installed wandb.
+        ReadError: The reader refused the file or exceeded its limits, or it is not an ordinary file.
+        UnsupportedVersionError: The installed wandb has no such reader.
     """
     try:
         limits = Limits.for_file(_size_of(path))
         records = Records(path)
-        returncode, said = _records_of(path, records, take, limits, stopped or threading.Event())
+        returncode, stderr = _records_of(path, records, take, limits, stopped or threading.Event())
     except OSError as error:
-        place = "" if error.filename in (None, str(path)) else f" ({error.filename})"  # of temporary files
-        raise ReadError(f"{path}: cannot be read: {error.strerror or error}{place}.") from None
+        where = "" if error.filename in (None, str(path)) else f" ({error.filename})"  # of temporary files
+        raise ReadError(f"{path}: cannot be read: {error.strerror or error}{where}.") from None
     if returncode:
-        raise _reader_failed(path, returncode, said)
-    complaint = "wandb leet inspect: "  # other lines are warnings of Python's or wandb's about themselves
-    found = [line.removeprefix(complaint) for line in said.splitlines() if line.startswith(complaint)]
+        raise _reader_failed(path, returncode, stderr)
+    prefix = "wandb leet inspect: "  # other lines are general warnings of Python or wandb
+    found = [line.removeprefix(prefix) for line in stderr.splitlines() if line.startswith(prefix)]
     more = [f"and {len(found) - _MOST_PROBLEMS} problems more"] if len(found) > _MOST_PROBLEMS else []
     return [*(problem[:_LONGEST_PROBLEM] for problem in found[:_MOST_PROBLEMS]), *more, *records.problems(limits)]
 
 
 def _size_of(path: Path) -> int:
-    """The size of a file that is an ordinary one; what is a pipe or a device is refused, not waited for."""
+    """The size of an ordinary file."""
     try:
         handle = open_ordinary(path)
     except FileNotFoundError:
@@ -81,18 +81,17 @@ def _records_of(
     limits: Limits,
     stopped: threading.Event,
 ) -> tuple[int, str]:
-    """Run the reader to its end; its exit code, and what it complained about.
+    """Run the reader to its end; return its exit code and standard error.
 
-    The file may come from a stranger, and so may all that lies beside it. So nothing is started there, where Python and
-    wandb would look for modules and settings, but in an empty directory of this user's alone.
+    Python and wandb look for modules and settings in the working directory, so that is an empty private one.
     """
-    with private_directory() as private, (private / "complaints").open("w+b") as complaints:
+    with private_directory() as private, (private / "stderr").open("w+b") as errors:
         try:
             with lines_of(
                 reader_command(path.absolute()),
                 directory=private,
                 environment=reader_environment(private),
-                complaints=complaints,
+                errors=errors,
                 limits=limits,
                 stopped=stopped,
             ) as lines:
@@ -101,17 +100,16 @@ def _records_of(
                 records.too_long += lines.too_long
         except ReadError as error:
             raise ReadError(in_words(error, path)) from None
-        complaints.seek(0)
-        return returncode, complaints.read(_COMPLAINTS).decode("utf-8", errors="replace").strip()
+        errors.seek(0)
+        return returncode, errors.read(_LONGEST_STDERR).decode("utf-8", errors="replace").strip()
 
 
 def reader_command(path: Path) -> list[str]:
     """The command that prints the records of a file.
 
-    It is what ``wandb leet inspect`` starts (`launch_inspect` in wandb/cli/leet.py), without a Python that imports
-    wandb first: 0.04 s of processor time instead of 0.8 s for each file. The arguments of wandb's binary are not a
-    public interface, and other versions may take them for something else. So only the versions in `BINARY_KNOWN`, for
-    which a test compares both ways, are read like this, others by the public command.
+    ``wandb leet inspect`` starts this binary (`launch_inspect` in wandb/cli/leet.py). Starting it directly takes 0.04 s
+    of processor time for each file, instead of 0.8 s with the import of wandb. Its arguments are not a public
+    interface, so this is done only for the versions in `BINARY_KNOWN`, for which a test compares both ways.
 
     Args:
         path: The file, absolute.
@@ -124,7 +122,7 @@ def reader_command(path: Path) -> list[str]:
 
 
 def _binary_of_wandb() -> Path | None:
-    """The binary of the installed wandb. `sys.path` is not searched: it may name a stranger's directory."""
+    """The binary of the installed wandb. `sys.path` is not searched: it may contain a stranger's directory."""
     installed = sysconfig.get_path("platlib")
     found = next(iter(importlib.metadata.distributions(name="wandb", path=[installed])), None)
     binary = Path(installed, "wandb", "bin", "wandb-core")
@@ -133,7 +131,7 @@ def _binary_of_wandb() -> Path | None:
 
 
 class Records:
-    """The records among the lines that the reader prints of one file."""
+    """Parses the lines that the reader prints for one file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -141,27 +139,27 @@ class Records:
         self.too_long = 0
 
     def take_from(self, lines: Iterable[bytes], take: Callable[[dict[str, Any]], None]) -> None:
-        """Hand those that may be needed to `take`, one after the other.
+        """Pass the records in lines to `take`, except for `_UNUSED_RECORD`.
 
         Raises:
-            ReadError: A line is no record.
+            ReadError: A line is not a record.
         """
         for line in lines:
             if _UNUSED_RECORD.match(line):
                 continue
-            # What JSON becomes in memory is up to 25 times as large: of large lines there is one at a time.
+            # Parsed JSON takes up to 25 times as much memory, so large lines are parsed one at a time.
             with _one_large_line if len(line) > _LARGE_LINE else nullcontext():
                 record = self._parsed(line)
                 if record is not None:
                     take(record)
 
     def problems(self, limits: Limits) -> list[str]:
-        """What was passed over."""
+        """The records that were skipped, as sentence fragments."""
         found = []
         if self.too_long:
-            found.append(f"{self.too_long} of its records, of more than {limits.line} bytes, are passed over")
+            found.append(f"{self.too_long} of its records, of more than {limits.line} bytes, are skipped")
         if self._deep:
-            found.append(f"{self._deep} of its records, with values too deep or too long for JSON, are passed over")
+            found.append(f"{self._deep} of its records, with too deeply nested values, are skipped")
         return found
 
     def _parsed(self, line: bytes) -> dict[str, Any] | None:
@@ -174,21 +172,20 @@ class Records:
         except (ValueError, KeyError, TypeError):
             contents = None
         if not isinstance(contents, dict):
-            raise ReadError(f"{self._path}: `wandb leet inspect` printed what is no record: {line[:80]!r}")
+            raise ReadError(f"{self._path}: `wandb leet inspect` printed a line that is not a record: {line[:80]!r}")
         parsed: dict[str, Any] = record
         return parsed
 
 
-def _reader_failed(path: Path, returncode: int, said: str) -> ReadError | UnsupportedVersionError:
-    # Exit code 2 is click's for bad usage, but also that of a Go program that crashed: over this file alone.
-    if re.search(r"No such (?:command|option)|No module named '?wandb", said.replace(str(path), "")):
+def _reader_failed(path: Path, returncode: int, stderr: str) -> ReadError | UnsupportedVersionError:
+    # Exit code 2 is click's for bad usage, but also that of a crashed Go program, which affects this file only.
+    if re.search(r"No such (?:command|option)|No module named '?wandb", stderr.replace(str(path), "")):
         return UnsupportedVersionError(
             f"The .wandb files cannot be read: {_installed_wandb()} has no `wandb leet inspect --json`, "
             f"which came with {_READER_SINCE}. Install it: pip install 'wandb>={_READER_SINCE}'"
         )
-    return ReadError(
-        f"{path}: `wandb leet inspect` cannot read it: {_essence(said)[:_LONGEST_PROBLEM] or f'exit code {returncode}'}"
-    )
+    reason = _essence(stderr)[:_LONGEST_PROBLEM] or f"exit code {returncode}"
+    return ReadError(f"{path}: `wandb leet inspect` cannot read it: {reason}")
 
 
 def _installed_wandb() -> str:
@@ -198,12 +195,12 @@ def _installed_wandb() -> str:
         return f"the Python at {sys.executable}"
 
 
-def _essence(said: str) -> str:
-    """The message within what a failing command said: without a traceback's frames, in one line."""
-    lines = said.splitlines()
-    for line in lines:  # of a program in Go, which then prints all its stacks
+def _essence(stderr: str) -> str:
+    """The error message of a failed command in one line, without a traceback's frames."""
+    lines = stderr.splitlines()
+    for line in lines:  # of a Go program, which then prints all its stacks
         if line.startswith(("fatal error: ", "panic: ")):
-            limit = f" (it is given {Limits.memory // 2**20} MiB)" if "out of memory" in line else ""
+            limit = f" (its limit is {Limits.memory // 2**20} MiB)" if "out of memory" in line else ""
             return f"{line}{limit}"
     starts = [number for number, line in enumerate(lines) if re.match(r"[\w.]*(Error|Exception)\b", line)]
     return " ".join(line.strip() for line in lines[starts[-1] if starts else 0 :]).removeprefix("Error: ")

@@ -1,6 +1,6 @@
-"""Read runs back from their ``.wandb`` files, one record at a time.
+"""Read runs back from their ``.wandb`` files, record by record.
 
-Of a history of any length only running statistics and a bounded trend of each metric are kept.
+Only running statistics and a bounded trend of each metric are kept in memory.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from dist_wandb.wandb_files.sidecar import Sidecar, read_sidecar
 from dist_wandb.wandb_files.statistics import MetricHistory, RunningMetric
 
 MOST_METRICS = 20_000
-"""Largest number of metrics kept of a file; the first that come are."""
+"""Largest number of metrics kept of a file; the first ones are kept."""
 
 RUN_RECORD_LOST = "its run record is lost"
-"""How a problem of a file begins of which nothing tells which run it is."""
+"""The beginning of the problem of a file without a run record."""
 
 State = Literal["finished", "failed", "unfinished"]
 
@@ -42,26 +42,26 @@ _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}  #
 
 @dataclass(frozen=True)
 class StoredRun:
-    """One ``.wandb`` file: a run, or what one writer of a shared run wrote.
+    """One ``.wandb`` file: a run, or the part of one writer of a shared run.
 
     Args:
         path: The ``.wandb`` file.
         run_id: Id of the run.
-        name: Display name; `None` where W&B is to choose it at the upload.
+        name: Display name; `None` if W&B chooses it at the upload.
         project: Project of the run.
         group: Group of the run.
         job_type: Job type of the run.
         tags: Tags of the run.
-        config: The run's configuration at its end.
-        started: When the run was opened, as W&B wrote it (ISO 8601, UTC); `None` where that is lost.
-        exit_code: Exit code of the run, 0 for success; `None` where the file records no end.
+        config: The run's last configuration.
+        started: Start time in W&B's format (ISO 8601, UTC); `None` if it is lost.
+        exit_code: Exit code of the run, 0 for success; `None` if the file records no end.
         rows: Number of history rows.
         metrics: The numeric metrics by name, in natural order; names with a leading underscore are W&B's own.
-        sidecar: What dist_wandb recorded beside the file; `None` for an ordinary run.
-        problems: What could not be read, each as a sentence fragment; empty for a sound file.
-        has_more_metrics: Whether there are metrics that are not kept: beyond `MOST_METRICS`, or with a name of more
-            than 1000 characters.
-        entity: Who is to own the run, where that was said when it was written.
+        sidecar: dist_wandb's record beside the file; `None` for an ordinary run.
+        problems: Unreadable parts, each as a sentence fragment.
+        has_more_metrics: Whether metrics were dropped: beyond `MOST_METRICS`, or with names of more than 1000
+            characters.
+        entity: Owner of the run, if the user named one.
     """
 
     path: Path
@@ -107,16 +107,16 @@ def read_run(
     ``run.finish()`` returns before the file is whole: for about a second the run may read as `"unfinished"`.
 
     Args:
-        path: A ``.wandb`` file, as `find_runs` gives it.
+        path: A ``.wandb`` file, as `find_runs` returns it.
         metrics: Patterns such as ``val/*``; metrics whose names match none of them are left out.
-        stopped: Set when nobody waits for the run any more.
+        stopped: Set to stop reading.
 
     Returns:
-        What the file holds. Parts of it that are damaged are skipped and named in `StoredRun.problems`.
+        The contents of the file. Damaged parts are skipped and named in `StoredRun.problems`.
 
     Raises:
         ReadError: Nothing of a run can be read from the file.
-        UnsupportedVersionError: The installed wandb cannot read ``.wandb`` files for others.
+        UnsupportedVersionError: The installed wandb cannot print ``.wandb`` files.
     """
     path = Path(path)
     contents = Contents(metrics)
@@ -139,14 +139,14 @@ def read_runs(
     """Read several ``.wandb`` files, a few at a time.
 
     Args:
-        paths: The files, as `find_runs` gives them.
+        paths: The files, as `find_runs` returns them.
         metrics: As for `read_run`.
 
     Returns:
-        The runs that could be read, in the order of `paths`, and for each other file the reason.
+        The readable runs in the order of `paths`, and the errors of the other files.
 
     Raises:
-        UnsupportedVersionError: The installed wandb cannot read ``.wandb`` files for others.
+        UnsupportedVersionError: As of `read_run`.
     """
     paths = list(paths)
     stopped = threading.Event()
@@ -154,7 +154,7 @@ def read_runs(
     with ThreadPoolExecutor(_PARALLEL_READERS) as readers:
         try:
             outcomes = list(readers.map(read, paths))
-        except BaseException:  # an interrupt, say: the readers are not waited for
+        except BaseException:  # such as an interrupt: do not wait for the readers
             stopped.set()
             raise
     runs = [outcome for outcome in outcomes if isinstance(outcome, StoredRun)]
@@ -166,17 +166,17 @@ def read_history(path: str | os.PathLike[str], *, last: int | None = None) -> li
     """Read the history rows of one ``.wandb`` file.
 
     Args:
-        path: A ``.wandb`` file, as `find_runs` gives it.
-        last: Read only so many rows at the end; all if `None`. No others are held in memory.
+        path: A ``.wandb`` file, as `find_runs` returns it.
+        last: Keep only this number of rows at the end; all if `None`.
 
     Returns:
-        One dictionary per row, in the order written. Keys of nested dictionaries are joined by dots (``val.loss``), and
-        W&B's own (``_step``, ``_runtime``, ``_timestamp``) are among them. NaN and infinities are floats; W&B's file
-        does not tell them from the strings ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``.
+        One dictionary per row, in the order written. Keys of nested dictionaries are joined by dots (``val.loss``);
+        W&B's own keys (``_step``, ``_runtime``, ``_timestamp``) are included. NaN and infinities are floats; W&B's file
+        does not distinguish them from the strings ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``.
 
     Raises:
         ReadError: The file cannot be read at all. Damaged parts are skipped; `read_run` names them.
-        UnsupportedVersionError: The installed wandb cannot read ``.wandb`` files for others.
+        UnsupportedVersionError: As of `read_run`.
     """
     rows: deque[dict[str, Any]] = deque(maxlen=last)
     _read_rows(Path(path), rows.append)
@@ -184,25 +184,25 @@ def read_history(path: str | os.PathLike[str], *, last: int | None = None) -> li
 
 
 def largest_step(path: str | os.PathLike[str], name: str) -> int | None:
-    """The largest value that an x axis has in any row of a file; rows are looked at one by one, not kept.
+    """Find the largest value of an x axis in a file. Rows are not kept in memory.
 
     Args:
         path: A ``.wandb`` file.
         name: The name of the x axis.
 
     Returns:
-        The value; `None` where no row has one. What floats cannot tell from the next whole number is none.
+        The value; `None` if no row has one. Values beyond the exact integers of floats are ignored.
 
     Raises:
         ReadError: As of `read_history`.
-        UnsupportedVersionError: As of `read_history`.
+        UnsupportedVersionError: As of `read_run`.
     """
     largest: int | None = None
 
     def take(row: dict[str, Any]) -> None:
         nonlocal largest
         value = row.get(name)
-        if isinstance(value, (int, float)) and abs(value) <= LARGEST_EXACT_INTEGER:  # false of NaN, too
+        if isinstance(value, (int, float)) and abs(value) <= LARGEST_EXACT_INTEGER:  # false for NaN
             largest = int(value) if largest is None else max(largest, int(value))
 
     _read_rows(Path(path), take)
@@ -220,16 +220,16 @@ def _read_rows(path: Path, take_row: Callable[[dict[str, Any]], None]) -> None:
 def _run_or_error(path: Path, *, metrics: tuple[str, ...], stopped: threading.Event) -> StoredRun | ReadError:
     try:
         return read_run(path, metrics=metrics, stopped=stopped)
-    except UnsupportedVersionError:  # concerns all of them
+    except UnsupportedVersionError:  # affects all files
         raise
     except ReadError as error:
         return error
-    except Exception as error:  # noqa: BLE001  # whatever the file has brought about: it concerns this file alone
+    except Exception as error:  # noqa: BLE001  # any failure affects this file only
         return ReadError(in_words(error, path))
 
 
 class Contents:
-    """What the records of one file add up to. Whatever JSON they are, it is taken, refused or passed over."""
+    """The accumulated contents of one file's records, of any JSON."""
 
     def __init__(self, metrics: Iterable[str] = ("*",)) -> None:
         self.run: dict[str, Any] = {}
@@ -245,15 +245,15 @@ class Contents:
 
     @property
     def problems(self) -> list[str]:
-        """What is not kept, as sentence fragments."""
-        return [f"{self._left_out} values of its config are left out, as it is too large"] if self._left_out else []
+        """The dropped contents, as sentence fragments."""
+        return [f"{self._left_out} values of its config are left out because it is too large"] if self._left_out else []
 
     def add(self, record: dict[str, Any]) -> None:
-        """Add one record; kinds that tell nothing of interest are passed over."""
+        """Add one record; other kinds are skipped."""
         kind = record["type"]
         if kind == "history":
             self._take_row(_object(record["history"], "item"))
-        elif kind == "run":  # written again whenever name, tags or notes change: the last one holds
+        elif kind == "run":  # repeated whenever name, tags or notes change: the last one counts
             self.run = record["run"]
             self._take_config(_object(_object(self.run, "config"), "update"))
         elif kind == "config":
@@ -262,7 +262,7 @@ class Contents:
             self.exit_code = _exit_code(record["exit"])
 
     def as_run(self, path: Path, sidecar: Sidecar | None, problems: list[str]) -> StoredRun:
-        """The run that the records have described."""
+        """The run that the records describe."""
         return StoredRun(
             path=path,
             run_id=_text(self.run, "run_id") or path.stem.removeprefix("run-"),
@@ -316,13 +316,13 @@ class Contents:
 
 
 def _of_media(row: Mapping[str, Any]) -> set[str]:
-    """Names of what belongs to images and the like: what is said of ``x`` in ``x._type``, ``x.width`` and so on."""
+    """Names of the parts of media: ``x._type``, ``x.width`` and so on of an image ``x``."""
     media = {
         name.removesuffix("_type") for name, kind in row.items() if name.endswith("._type") and isinstance(kind, str)
     }
     found: set[str] = set()
     if media:
-        under = None  # in this order what begins with a text stands right behind it
+        under = None  # sorted, so that names with a common prefix follow each other
         for name in sorted(media.union(row)):
             if under is not None and name.startswith(under):
                 found.add(name)
@@ -353,7 +353,7 @@ def _exit_code(record: Mapping[str, Any]) -> int:
 
 
 def _size(value: Any) -> int:
-    """How much a value of JSON takes, about: of values, and of stretches of 64 characters."""
+    """The approximate size of a JSON value: number of values, and of stretches of 64 characters."""
     size, left = 0, [value]
     while left:
         item = left.pop()
@@ -367,7 +367,7 @@ def _size(value: Any) -> int:
 
 
 def _with_floats(value: Any) -> Any:
-    """A row's value; strings that stand for NaN and infinity, and integers beyond any float, made floats."""
+    """A row's value, with W&B's strings for NaN and infinity, and integers beyond any float, as floats."""
     if isinstance(value, str):
         return _NOT_FINITE.get(value, value)
     if isinstance(value, int) and abs(value) > sys.float_info.max:
@@ -378,6 +378,6 @@ def _with_floats(value: Any) -> Any:
 def _nothing_in(path: Path, problems: list[str]) -> str:
     size = path.stat().st_size
     if problems:
-        return f"{path}: nothing of a run is left in its {size} bytes: {'; '.join(problems)}"
+        return f"{path}: its {size} bytes contain nothing readable of a run: {'; '.join(problems)}"
     reason = "is empty" if size == 0 else f"holds no run yet ({size} bytes)"
     return f"{path}: {reason}: the run was killed at its start, or has just begun"

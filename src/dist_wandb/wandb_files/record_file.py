@@ -1,8 +1,8 @@
-"""W&B's record files (``.wandb``), as far as an upload that was cut off needs them: a copy without what has arrived.
+"""Copy W&B's record files (``.wandb``) without the lines that were uploaded before.
 
-A file is a header of seven bytes and then a log in blocks of 32 KiB, in the manner of LevelDB: each record is one chunk
-or several, and each chunk has a checksum. A record is a protobuf message, told apart by the number of its one field.
-Messages are not parsed by `wandb.proto.wandb_internal_pb2`: it takes 44 times the size of a hostile one in memory.
+A file is a header of seven bytes and a log in blocks of 32 KiB, in LevelDB's format: each record is one chunk or
+several, and each chunk has a checksum. A record is a protobuf message; the number of its one field is its kind.
+`wandb.proto.wandb_internal_pb2` is not used because it takes 44 times the size of a hostile message in memory.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ _LINE_OF_OUTPUT = 3  # and of its OutputRawRecord
 _CONTINUES = 0x80
 _LONGEST_VARINT, _LARGEST_VARINT = 10, 2**64 - 1
 _LARGEST_NUMBER = 2**29 - 1  # of a field
-_MOST_FIELDS = 1000  # of a message; those that are looked at here have fewer than ten
+_MOST_FIELDS = 1000  # of a message; W&B's have fewer than ten
 
 MOST_BYTES = 256 * 2**20
-"""Of one record; larger ones are refused."""
+"""Largest size of a record."""
 
 Field = tuple[int, int, int]
-"""Number of a field, and where its content begins and ends."""
+"""Number of a field, and begin and end of its content."""
 
 Part = tuple[int, int, int, int]
-"""Number of a field, where it begins, and where its content begins and ends."""
+"""Number of a field, its begin, and begin and end of its content."""
 
 
 @dataclass(frozen=True)
 class Lines:
-    """How many lines of a run's three streams: what is sent line by line.
+    """Numbers of lines of a run's three streams.
 
     Args:
         history: History rows.
@@ -70,28 +70,27 @@ NOTHING = Lines()
 
 
 class MalformedError(ValueError):
-    """A message that protobuf would not read."""
+    """A message that protobuf would reject."""
 
 
 Revise = Callable[[bytes, list[Field]], bytes]
-"""What becomes of a record, given its fields; what it raises ends the copy."""
+"""Returns the record to copy, given a record and its fields; an error ends the copy."""
 
 
 def copy_without(source: Path, target: Path, first: Lines, revise: Revise | None = None) -> None:
-    """Copy a record file, but for the first lines of its streams. All other records stay as and where they are.
+    """Copy a record file without the first lines of its streams. All other records are kept in order.
 
-    Records that are damaged, or were not written to their end as the process was killed, are left out: ``wandb sync``
-    would stop at the first of them, with an error.
+    Damaged and incomplete records are left out: ``wandb sync`` would stop at the first of them with an error.
 
     Args:
         source: A ``.wandb`` file.
-        target: The copy; replaced if it is there.
-        first: How many lines of each stream to leave out. Console output ends lines where it has a line break, so with
+        target: The copy; an existing file is replaced.
+        first: Number of lines of each stream to leave out. Lines of console output are counted by line breaks, so with
             progress bars, which write a line several times, the cut may be a few lines off.
-        revise: What becomes of each record that is copied; `None` for all as they are.
+        revise: Revises each copied record; `None` to keep them.
 
     Raises:
-        ReadError: `source` is no record file, or has records as W&B writes none.
+        ReadError: `source` is not a record file, or has records that W&B never writes.
         OSError: `target` cannot be written.
     """
     with os.fdopen(open_ordinary(source), "rb") as opened, target.open("wb") as copy:
@@ -102,10 +101,10 @@ def copy_without(source: Path, target: Path, first: Lines, revise: Revise | None
 
 
 def records_of(source: Path) -> Iterator[tuple[bytes, list[Field]]]:
-    """The records of a file with their fields, as `copy_without` would copy them.
+    """Yield the records of a file with their fields, as `copy_without` would copy them.
 
     Raises:
-        ReadError: `source` is no record file, or has records as W&B writes none.
+        ReadError: As of `copy_without`.
         OSError: It cannot be read.
     """
     with os.fdopen(open_ordinary(source), "rb") as opened:
@@ -115,12 +114,12 @@ def records_of(source: Path) -> Iterator[tuple[bytes, list[Field]]]:
 
 
 def run_record_of(source: Path) -> bytes | None:
-    """The first record of a file that describes its run, as it stands there; `None` if there is none near its start.
+    """The first run record of a file; `None` if there is none near its start.
 
     W&B writes it when the run is opened, once for each writer, with a time and a random text in it.
 
     Raises:
-        ReadError: `source` is no ordinary file.
+        ReadError: `source` is not an ordinary file.
         OSError: It cannot be read.
     """
     with os.fdopen(open_ordinary(source), "rb") as opened, suppress(ReadError):
@@ -132,7 +131,7 @@ def run_record_of(source: Path) -> bytes | None:
 
 
 def write_without(opened: BinaryIO, copy: BinaryIO, first: Lines, revise: Revise | None = None) -> None:
-    """As `copy_without`, from one open file to another; the errors do not say of which file they are."""
+    """As `copy_without`, from one open file to another; errors do not name the file."""
     history, events, console = first.history, first.events, first.console
     writer = _Writer(copy)
     for record in records(opened):
@@ -152,17 +151,17 @@ def write_without(opened: BinaryIO, copy: BinaryIO, first: Lines, revise: Revise
 
 
 def records(opened: BinaryIO) -> Iterator[bytes]:
-    """The records of a file whose checksums are right, one after the other.
+    """Yield the records with correct checksums.
 
     Raises:
         ReadError: It does not begin like a record file, or a record has more than `MOST_BYTES`.
     """
     if opened.read(len(_FILE_HEADER)) != _FILE_HEADER:
         raise ReadError("does not begin like a .wandb file.")
-    begun: list[bytes] | None = None  # put together at the end: added up one by one, the time would be quadratic
+    begun: list[bytes] | None = None  # joined at the end: repeated addition would take quadratic time
     size = 0
     for kind, chunk in _chunks(opened):
-        if kind in (_FULL, _FIRST):  # one that was begun before lost its end
+        if kind in (_FULL, _FIRST):  # an earlier incomplete record is dropped
             begun, size = [], 0
         elif kind == _DAMAGED:
             begun = None
@@ -170,7 +169,7 @@ def records(opened: BinaryIO) -> Iterator[bytes]:
             continue
         size += len(chunk)
         if size > MOST_BYTES:
-            raise ReadError(f"has a record of more than {MOST_BYTES} bytes, as W&B writes none.")
+            raise ReadError(f"has a record of more than {MOST_BYTES} bytes, which W&B never writes.")
         if chunk:
             begun.append(chunk)
         if kind in (_FULL, _LAST):
@@ -179,10 +178,10 @@ def records(opened: BinaryIO) -> Iterator[bytes]:
 
 
 def _chunks(opened: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """The chunks; in the place of a damaged one nothing, as behind it chunks surely begin again with the next block."""
+    """Yield the kinds and contents of chunks. After a damaged chunk the rest of its block is skipped."""
     while True:
         left = _BLOCK - opened.tell() % _BLOCK
-        if left < _CHUNK_HEADER.size:  # the rest of a block that is too small for a chunk is padding
+        if left < _CHUNK_HEADER.size:  # padding
             opened.seek(left, os.SEEK_CUR)
             continue
         header = opened.read(_CHUNK_HEADER.size)
@@ -204,14 +203,14 @@ def _checksum(kind: int, chunk: bytes | memoryview) -> int:
 class _Writer:
     def __init__(self, opened: BinaryIO) -> None:
         self._opened = opened
-        self._place = opened.write(_FILE_HEADER)
+        self._position = opened.write(_FILE_HEADER)
 
     def write(self, record: bytes) -> None:
         rest, is_first = memoryview(record), True
         while True:
-            room = _BLOCK - self._place % _BLOCK - _CHUNK_HEADER.size
+            room = _BLOCK - self._position % _BLOCK - _CHUNK_HEADER.size
             if room < 0:
-                self._place += self._opened.write(bytes(room + _CHUNK_HEADER.size))
+                self._position += self._opened.write(bytes(room + _CHUNK_HEADER.size))
                 continue
             chunk, rest = rest[:room], rest[room:]
             self._write_chunk((_FIRST if rest else _FULL) if is_first else (_MIDDLE if rest else _LAST), chunk)
@@ -220,12 +219,12 @@ class _Writer:
                 return
 
     def _write_chunk(self, kind: int, chunk: memoryview) -> None:
-        self._place += self._opened.write(_CHUNK_HEADER.pack(_checksum(kind, chunk), len(chunk), kind))
-        self._place += self._opened.write(chunk)
+        self._position += self._opened.write(_CHUNK_HEADER.pack(_checksum(kind, chunk), len(chunk), kind))
+        self._position += self._opened.write(chunk)
 
 
 def _line_breaks(record: bytes, parts: Iterable[Field]) -> int:
-    """The line breaks in the console output of a record."""
+    """The number of line breaks in the console output of a record."""
     try:
         lines = [
             (begin, end)
@@ -240,59 +239,56 @@ def _line_breaks(record: bytes, parts: Iterable[Field]) -> int:
 
 
 def fields(message: bytes, start: int = 0, stop: int | None = None) -> list[Field]:
-    """The fields of a protobuf message; nothing of it is copied.
+    """Parse the fields of a protobuf message without copying it.
 
     Args:
-        message: What holds the message.
-        start: Where it begins.
-        stop: Where it ends.
+        message: The bytes that contain the message.
+        start: Begin of the message.
+        stop: End of the message.
 
     Returns:
-        For each field its number, and where its content begins and ends; a number has no content.
+        Number, begin and end of the content of each field; the content of a number is empty.
 
     Raises:
-        MalformedError: It is no such message: cut off, or with numbers as there are none.
-        ReadError: It is one, but not as W&B writes them.
+        MalformedError: The message is cut off or invalid.
+        ReadError: The message is valid, but not in W&B's format.
     """
-    return [(number, begin, end) for number, _, begin, end in _parts(message, start, stop, _MOST_FIELDS)]
+    stop = len(message) if stop is None else stop
+    return [(number, begin, end) for number, _, begin, end in parts_of(message, start, stop, _MOST_FIELDS)]
 
 
 def parts_of(message: bytes, start: int, stop: int, most: int) -> list[Part]:
-    """As `fields`, of a message that may have many of them, and with the place where each field begins, tag and all."""
-    return _parts(message, start, stop, most)
-
-
-def _parts(message: bytes, start: int, stop: int | None, most: int) -> list[Part]:
-    place, stop = start, len(message) if stop is None else stop
+    """As `fields`, for a message of up to `most` fields, with the begin of each field, including its tag."""
+    position = start
     found: list[Part] = []
-    while place < stop:
-        first = place
-        tag, place = _varint(message, place, stop)
+    while position < stop:
+        first = position
+        tag, position = _varint(message, position, stop)
         number, wire_type = tag >> 3, tag & 7
-        begin = end = place
+        begin = end = position
         if wire_type == _VARINT:
-            _, place = _varint(message, place, stop)
+            _, position = _varint(message, position, stop)
         elif wire_type == _BYTES:
-            length, begin = _varint(message, place, stop)
-            place = end = begin + length
+            length, begin = _varint(message, position, stop)
+            position = end = begin + length
         elif wire_type in (_FIXED_32, _FIXED_64):
-            place += 4 if wire_type == _FIXED_32 else 8
+            position += 4 if wire_type == _FIXED_32 else 8
         elif wire_type in (_GROUP, _END_OF_GROUP):
-            raise ReadError(f"has a record with a group in it (field {number}), as W&B writes none.")
+            raise ReadError(f"has a record with a group in it (field {number}), which W&B never writes.")
         else:
-            raise MalformedError(f"field {number} is of the type {wire_type}, which there is not")
+            raise MalformedError(f"field {number} has the invalid type {wire_type}")
         if not 1 <= number <= _LARGEST_NUMBER:
             raise MalformedError(f"a field has the number {number}")
-        if place > stop:
+        if position > stop:
             raise MalformedError(f"field {number} is cut off")
         if len(found) == most:
-            raise ReadError(f"has a record of more than {most} fields, as W&B writes none.")
+            raise ReadError(f"has a record of more than {most} fields, which W&B never writes.")
         found.append((number, first, begin, end))
     return found
 
 
 def field_of(number: int, content: bytes) -> bytes:
-    """A field of bytes, as it stands in a message."""
+    """Encode a field of bytes."""
     return _as_varint(number << 3 | _BYTES) + _as_varint(len(content)) + content
 
 
@@ -305,15 +301,15 @@ def _as_varint(value: int) -> bytes:
     return bytes(written)
 
 
-def _varint(message: bytes, place: int, stop: int) -> tuple[int, int]:
-    """A number of variable length, and the place behind it."""
-    if place < stop and not message[place] & _CONTINUES:  # as most are
-        return message[place], place + 1
+def _varint(message: bytes, position: int, stop: int) -> tuple[int, int]:
+    """Parse a varint; return it and the position behind it."""
+    if position < stop and not message[position] & _CONTINUES:  # the most frequent case
+        return message[position], position + 1
     value = 0
-    for count, byte in enumerate(message[place : min(place + _LONGEST_VARINT, stop)]):
+    for count, byte in enumerate(message[position : min(position + _LONGEST_VARINT, stop)]):
         value |= (byte & ~_CONTINUES) << 7 * count
         if not byte & _CONTINUES:
             if value > _LARGEST_VARINT:
                 break
-            return value, place + count + 1
+            return value, position + count + 1
     raise MalformedError("a number is cut off, or larger than 64 bits")

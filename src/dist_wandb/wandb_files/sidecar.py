@@ -1,4 +1,4 @@
-"""The sidecar, a file beside an offline run: what dist_wandb recorded because W&B's own file does not hold it."""
+"""The sidecar, a file beside an offline run with dist_wandb's data about its writer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dist_wandb.wandb_files.small_files import parse_json, read_small, write_sma
 
 SIDECAR_NAME = "dist-wandb.json"
 SIDECAR_FORMAT = 1
-"""The only sidecar format this version knows."""
+"""The only sidecar format that this version supports."""
 
 _LARGEST_WORLD = 1_000_000
 _LONGEST_TEXT = 1000  # characters
@@ -34,11 +34,11 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 @dataclass(frozen=True)
 class Sidecar:
-    """Which rank of which kind of job wrote a run, and how it is uploaded.
+    """The writer of a run: its rank, its job, and how its file is uploaded.
 
     Args:
-        run_id: Id of the run; `None` where W&B made it.
-        base_id: The id that all run ids of the job are made from; `None` where W&B made the run's id.
+        run_id: Id of the run; `None` if W&B made it.
+        base_id: The id that all run ids of the job are made from; `None` if W&B made the run's id.
         run_mode: `"auto"`, `"shared"` or `"new"`.
         rank_scope: `"global"` or `"worker"`.
         shared: Whether several ranks wrote into the run, each into a file of its own.
@@ -47,10 +47,10 @@ class Sidecar:
         update_finish_state: Whether the writer's exit code is the run's.
         group: Group of the run.
         global_rank: The writer's index among all ranks.
-        local_rank: The writer's index on its node, if it was known.
-        node_rank: Index of the writer's node, if it was known.
+        local_rank: The writer's index on its node, if known.
+        node_rank: Index of the writer's node, if known.
         world_size: Number of ranks of the job.
-        num_nodes: Number of nodes of the job, if it was known.
+        num_nodes: Number of nodes of the job, if known.
     """
 
     run_id: str | None
@@ -70,7 +70,7 @@ class Sidecar:
 
     @classmethod
     def of(cls, plan: RunPlan, topology: Topology) -> Sidecar:
-        """The record of one rank."""
+        """Make the sidecar of one rank."""
         return cls(
             run_id=unit_run_id(plan),
             base_id=plan.base_id,
@@ -90,13 +90,13 @@ class Sidecar:
 
     @classmethod
     def from_json(cls, record: Any) -> Sidecar:
-        """Check a record that has been read.
+        """Check a parsed sidecar.
 
         Raises:
-            ValueError: It is not as dist_wandb writes it.
+            ValueError: It is not in dist_wandb's format.
         """
         if not isinstance(record, dict):
-            raise ValueError("not a JSON object")  # noqa: TRY004  # a value of the file, as all that is wrong with it
+            raise ValueError("not a JSON object")  # noqa: TRY004  # an error of the file's content
         if record.get("format") != SIDECAR_FORMAT:
             raise ValueError(f"format {reprlib.repr(record.get('format'))}, while this version reads {SIDECAR_FORMAT}")
         sidecar = cls(**{field.name: _checked(record, field.name, str(field.type)) for field in fields(cls)})
@@ -112,20 +112,20 @@ def write_sidecar(run_directory: Path, sidecar: Sidecar) -> None:
         OSError: It cannot be written.
     """
     content = json.dumps({"format": SIDECAR_FORMAT, **asdict(sidecar)}, indent=2) + "\n"
-    write_small(run_directory / SIDECAR_NAME, content.encode(), mode=0o666)  # for whoever may read the run beside it
+    write_small(run_directory / SIDECAR_NAME, content.encode(), mode=0o666)  # as readable as the run beside it
 
 
 def read_sidecar(run_directory: str | os.PathLike[str]) -> Sidecar | None:
-    """Read what dist_wandb recorded in a run's directory.
+    """Read the sidecar in a run's directory.
 
     Args:
-        run_directory: The directory that holds the ``.wandb`` file.
+        run_directory: The directory of the ``.wandb`` file.
 
     Returns:
-        The record, or `None` where dist_wandb left none: an ordinary run.
+        The sidecar, or `None` if there is none: an ordinary run.
 
     Raises:
-        ReadError: There is a record, but it is not what dist_wandb writes.
+        ReadError: The sidecar is not in dist_wandb's format.
     """
     path = Path(run_directory) / SIDECAR_NAME
     try:
@@ -134,7 +134,7 @@ def read_sidecar(run_directory: str | os.PathLike[str]) -> Sidecar | None:
         return None
     except (OSError, ValueError) as error:
         raise ReadError(
-            f"{path}: not what dist_wandb writes ({error}), so label and primary of this writer are not known. "
+            f"{path}: not in dist_wandb's format ({error}), so label and primary of this writer are unknown. "
             "Restore the file, or remove it to treat this as an ordinary run."
         ) from None
 
@@ -144,13 +144,13 @@ def _checked(record: Mapping[str, Any], name: str, annotation: str) -> Any:
         raise ValueError(f"{name!r} is missing")
     value = record[name]
     if type(value) not in _TYPES[annotation]:
-        raise ValueError(f"{name}={reprlib.repr(value)}, which is no {annotation.replace('|', 'or')}")
+        raise ValueError(f"{name}={reprlib.repr(value)}, which is not of type {annotation.replace('|', 'or')}")
     if type(value) is int and not 0 <= value <= _LARGEST_WORLD:
-        raise ValueError(f"{name}={reprlib.repr(value)}, which is not within 0 and {_LARGEST_WORLD}")
+        raise ValueError(f"{name}={reprlib.repr(value)}, which is not between 0 and {_LARGEST_WORLD}")
     if type(value) is str and (
         len(value) > _LONGEST_TEXT or "\0" in value or (name in _PRINTABLE and not value.isprintable())
     ):
-        raise ValueError(f"{name}={reprlib.repr(value)}, as dist_wandb writes none")
+        raise ValueError(f"{name}={reprlib.repr(value)}, which dist_wandb never writes")
     if name in _KNOWN and value not in _KNOWN[name]:
-        raise ValueError(f"{name}={reprlib.repr(value)}, which is none of {', '.join(_KNOWN[name])}")
+        raise ValueError(f"{name}={reprlib.repr(value)}, which is not one of {', '.join(_KNOWN[name])}")
     return value

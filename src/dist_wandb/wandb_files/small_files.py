@@ -1,9 +1,8 @@
-"""Small files in places where others may write: read without trust in what lies there, written in one step.
+"""Read and write small files in directories where others may write.
 
-A run directory may come from a stranger, a scratch directory belongs to a group, the directory for temporary files to
-everybody. What stands under an expected name there may be a link to a file of the user's, a named pipe that nobody
-writes to, a device without an end, or JSON as deep as the parser's stack. Nothing else in the package opens notes,
-sidecars, marks or logs.
+A run directory may come from a stranger, a scratch directory belongs to a group, the temporary directory to everybody.
+Under an expected name there may be a link to a file of the user's, a named pipe that blocks, an endless device, or JSON
+deeper than the parser's stack. No other module of the package opens records, sidecars, marks or logs.
 """
 
 from __future__ import annotations
@@ -21,59 +20,59 @@ from typing import Any
 from dist_wandb.errors import ReadError
 
 LIMIT = 64 * 1024
-"""Bytes that a small file has at most, unless the caller knows better."""
+"""Default largest size of a small file, in bytes."""
 
 DEPTH = 64
-"""How deep lists and objects in JSON lie in each other at most."""
+"""Largest nesting depth of JSON."""
 
 
 def read_small(path: Path, *, limit: int = LIMIT, owned: bool = False, owner: int | None = None) -> bytes:
-    """Read a file that should be small and ordinary. It never blocks and never follows a link in place of the file.
+    """Read a small ordinary file. It never blocks and never follows a link in place of the file.
 
     Args:
         path: The file.
-        limit: Bytes that it may have at most.
+        limit: Largest size in bytes.
         owned: Whether it must belong to this process's user.
-        owner: The user whom it must belong to, where the file system knows this process's as another: `own_directory`.
+        owner: Required owner, if the file system maps this process's user to another one: see `own_directory`.
 
     Returns:
         The whole content.
 
     Raises:
-        FileNotFoundError: Nothing is there.
-        ReadError: It is a link, a directory, a pipe, a socket or a device, too large, or somebody else's.
+        FileNotFoundError: It does not exist.
+        ReadError: It is not an ordinary file, too large, or of another owner.
         OSError: It cannot be read.
     """
     handle = open_ordinary(path, owned=owned, owner=owner)
     with os.fdopen(handle, "rb") as file:
         content = file.read(limit + 1)
     if len(content) > limit:
-        raise ReadError(f"{path} has more than {limit} bytes, so it is not the file that belongs there. Remove it.")
+        raise ReadError(f"{path} has more than {limit} bytes, so it is not the expected file. Remove it.")
     return content
 
 
 def open_ordinary(
     path: Path, flags: int = os.O_RDONLY, *, mode: int = 0o600, owned: bool = False, owner: int | None = None
 ) -> int:
-    """Open an ordinary file; no link in its place is followed, and no pipe is waited for.
+    """Open an ordinary file. It never blocks and never follows a link in place of the file.
 
     Args:
         path: The file.
-        flags: As for `os.open`. What truncates has no place here: the file may turn out to be another one's.
-        mode: Permissions if it is made.
-        owned: Whether it must belong to this process's user.
+        flags: As for `os.open`, without truncation: the file may belong to somebody else.
+        mode: Permissions of a new file.
+        owned: As of `read_small`.
         owner: As of `read_small`.
 
     Returns:
-        The file descriptor, closed by the caller.
+        The file descriptor, to be closed by the caller.
 
     Raises:
-        FileNotFoundError: Nothing is there.
-        ReadError: It is no ordinary file, or somebody else's.
+        FileNotFoundError: It does not exist.
+        ReadError: It is not an ordinary file, or of another owner.
         OSError: It cannot be opened.
     """
     owner = os.getuid() if owned else owner
-    with suppress(FileNotFoundError):  # opening a device may already do something; the check below holds against a race
+    with suppress(FileNotFoundError):  # opening a device may have effects; the check below is free of races
         _check(path, path.lstat(), owner)
     handle = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY, mode)
     try:
@@ -85,17 +84,17 @@ def open_ordinary(
 
 
 def write_small(path: Path, content: bytes, *, mode: int = 0o600) -> None:
-    """Write a file in one step, so that nobody ever reads half of it.
+    """Write a file atomically.
 
     Args:
-        path: The file. Whatever has this name, if anything, is replaced; a link is replaced, not followed.
+        path: The file. An existing file or link of this name is replaced.
         content: The whole content.
-        mode: Its permissions, of which the process's umask takes away: without more, the user's alone.
+        mode: Its permissions, reduced by the process's umask; by default only for the user.
 
     Raises:
         OSError: It cannot be written. Nothing is left behind.
     """
-    unfinished = path.with_name(f".{path.name[:64]}.{secrets.token_hex(8)}")  # a name that nobody can take beforehand
+    unfinished = path.with_name(f".{path.name[:64]}.{secrets.token_hex(8)}")  # a name that nobody can predict
     handle = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
     try:
         with os.fdopen(handle, "wb") as file:
@@ -110,17 +109,17 @@ def write_small(path: Path, content: bytes, *, mode: int = 0o600) -> None:
 
 
 def own_directory(path: Path) -> int:
-    """Make sure that nobody but this process's user may enter a directory.
+    """Restrict an existing directory to this process's user.
 
     Args:
-        path: The directory, which is there already. Permissions of others are taken away.
+        path: The directory. Permissions of others are removed.
 
     Returns:
-        The user to whom this process's files in it belong. That is usually the process's, but a file server may know
-        root as nobody, and a mounted bucket gives all files to one user.
+        The owner of this process's files in it. That is usually the process's user, but a file server may map root to
+        nobody, and a mounted bucket may have one owner for all files.
 
     Raises:
-        ReadError: It is a link or no directory, or somebody else's.
+        ReadError: It is a link, not a directory, or of another owner.
         OSError: It cannot be opened.
     """
     _check(path, path.lstat(), kind=stat.S_IFDIR)
@@ -142,13 +141,13 @@ def own_directory(path: Path) -> int:
 
 @contextmanager
 def private_directory() -> Iterator[Path]:
-    """An empty directory that only this process's user may enter, removed with all that is in it at the end.
+    """Make an empty directory that only this process's user may enter, and remove it at the end.
 
     Yields:
         Its absolute path.
 
     Raises:
-        OSError: It cannot be made; the message says where, why, and what to do.
+        OSError: It cannot be made; the message has place, reason and remedy.
     """
     try:
         directory = tempfile.TemporaryDirectory(prefix="dist-wandb-", ignore_cleanup_errors=True)  # mkdtemp: mode 0700
@@ -164,39 +163,39 @@ def private_directory() -> Iterator[Path]:
 
 
 def parse_json(content: str | bytes, *, depth: int = DEPTH) -> Any:
-    """Parse JSON whose depth is bounded.
+    """Parse JSON of bounded depth.
 
     Args:
         content: The text, or its UTF-8.
-        depth: How deep lists and objects may lie in each other.
+        depth: Largest nesting depth.
 
     Returns:
         The value.
 
     Raises:
-        ValueError: It is not JSON, or deeper than that.
+        ValueError: It is not JSON, or deeper.
     """
     if is_deeper(content if isinstance(content, bytes) else content.encode("utf-8", "surrogatepass"), depth):
-        raise ValueError(f"lists and objects lie in each other deeper than {depth}")
+        raise ValueError(f"lists and objects are nested deeper than {depth}")
     return json.loads(content.decode("utf-8") if isinstance(content, bytes) else content)
 
 
 def is_deeper(content: bytes, depth: int = DEPTH) -> bool:
-    """Say whether lists and objects in JSON lie deeper in each other than that.
+    """Check whether lists and objects in JSON are nested deeper than a limit.
 
     Args:
-        content: The JSON. If it is none, either may be said.
-        depth: How deep they may lie.
+        content: The JSON. For other content the result is undefined.
+        depth: The limit.
     """
     if content.count(b"[") + content.count(b"{") <= depth:
         return False
-    # Passes in C, of which each is linear, instead of recursion.
+    # Linear passes in C instead of recursion.
     marks = content.replace(rb"\\", b"").replace(rb"\"", b"").translate(_AS_ONE_KIND, _NO_MARKS)
-    outside_strings = marks.replace(b'""', b"").split(b'"')[::2]  # two strings side by side are as good as one
+    outside_strings = marks.replace(b'""', b"").split(b'"')[::2]  # two adjacent strings count as one
     brackets = b"".join(outside_strings)
     for _ in range(depth):
         before, brackets = len(brackets), brackets.replace(b"[]", b"")
-        if len(brackets) == before:  # nothing is left, or nothing that would ever be closed
+        if len(brackets) == before:  # no pairs are left
             break
     return bool(brackets)
 
@@ -204,10 +203,10 @@ def is_deeper(content: bytes, depth: int = DEPTH) -> bool:
 def _check(path: Path, found: os.stat_result, owner: int | None = None, *, kind: int = stat.S_IFREG) -> None:
     if stat.S_IFMT(found.st_mode) != kind:
         what, wanted = KINDS.get(stat.S_IFMT(found.st_mode), "of no known kind"), KINDS[kind].removeprefix("a ")
-        raise ReadError(f"{path} is {what}, so it is not the {wanted} that belongs there. Remove it.")
+        raise ReadError(f"{path} is {what}, so it is not the expected {wanted}. Remove it.")
     if owner is not None and found.st_uid != owner:
         raise ReadError(
-            f"{path} belongs to user {found.st_uid}, while this process runs as {os.getuid()}; it is not believed."
+            f"{path} belongs to user {found.st_uid}, while this process runs as {os.getuid()}, so it is not trusted."
         )
 
 
@@ -220,7 +219,7 @@ KINDS = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
-"""What kinds of files are called, by `stat.S_IFMT` of their mode."""
+"""Names of file types by `stat.S_IFMT` of their mode."""
 
 
 _AS_ONE_KIND = bytes.maketrans(b"{}", b"[]")

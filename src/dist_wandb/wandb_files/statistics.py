@@ -1,4 +1,4 @@
-"""Running statistics of metrics, in bounded memory whatever the length of the history."""
+"""Running statistics of metrics in bounded memory."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ TREND_LENGTH = 256
 
 @dataclass(frozen=True)
 class MetricHistory:
-    """The values of one metric over a run, in the order in which they were logged.
+    """Statistics of one metric over a run, in the order of logging.
 
     Args:
-        count: Number of rows that carry the metric.
-        not_finite: How many of them are NaN or infinite.
-        last: The value logged last.
-        smallest: The smallest value, NaN left aside; NaN if there is no other.
-        largest: The largest value, NaN left aside; NaN if there is no other.
-        trend: The mean of each of at most `TREND_LENGTH` equal stretches of the history, oldest first. Values that are
-            not finite are left aside; a stretch without any other is NaN.
+        count: Number of rows with the metric.
+        not_finite: Number of NaN and infinite values.
+        last: The last value.
+        smallest: The smallest value except NaN; NaN if there is none.
+        largest: The largest value except NaN; NaN if there is none.
+        trend: The means of the finite values in at most `TREND_LENGTH` equal stretches of the history, oldest first;
+            NaN for a stretch without any.
     """
 
     count: int
@@ -57,13 +57,13 @@ class RunningMetric:
 
     def history(self) -> MetricHistory:
         """The statistics of all values so far."""
-        only_nan = self._smallest > self._largest
+        has_any = self._smallest <= self._largest
         return MetricHistory(
             count=self._count,
             not_finite=self._not_finite,
             last=self._last,
-            smallest=math.nan if only_nan else self._smallest,
-            largest=math.nan if only_nan else self._largest,
+            smallest=self._smallest if has_any else math.nan,
+            largest=self._largest if has_any else math.nan,
             trend=self._trend.means(),
         )
 
@@ -71,19 +71,19 @@ class RunningMetric:
 class Trend:
     """Means over equal stretches of a series of unknown length, in bounded memory.
 
-    Whenever the room is used up, neighbouring stretches are merged and all further ones are twice as long.
+    When all stretches are used, neighbours are merged, and further stretches are twice as long.
 
     Args:
-        room: Largest number of stretches, an even one.
+        room: Largest number of stretches; even.
     """
 
     __slots__ = ("_finite", "_length", "_length_of_last", "_means", "_room")
 
     def __init__(self, room: int = TREND_LENGTH) -> None:
         self._room = room
-        self._means = array("d")  # of the finite values of each stretch,
-        self._finite = array("q")  # and their number
-        self._length = 1  # of every stretch, but for the last, of which there is only this much:
+        self._means = array("d")  # of the finite values of each stretch
+        self._finite = array("q")  # number of these values
+        self._length = 1  # of every stretch but the last
         self._length_of_last = 0
 
     def add(self, value: float) -> None:
@@ -99,7 +99,7 @@ class Trend:
             self._means[-1], self._finite[-1] = _merged(self._means[-1], self._finite[-1], float(value), 1)
 
     def means(self) -> tuple[float, ...]:
-        """The mean of the finite values of each stretch, oldest first; NaN where there is none."""
+        """The mean of the finite values of each stretch, oldest first; NaN for a stretch without any."""
         return tuple(self._means)
 
     def _merge_neighbours(self) -> None:
@@ -112,7 +112,7 @@ class Trend:
 
 
 def _merged(mean: float, finite: int, other_mean: float, other_finite: int) -> tuple[float, int]:
-    """The mean of so many values and of so many others, and their number; NaN for none."""
+    """Combine two means and their numbers of values; NaN is the mean of no values."""
     if not other_finite:
         return mean, finite
     if not finite:

@@ -317,8 +317,8 @@ def test_files_that_cannot_be_read_are_named_and_the_others_shown(
     assert main(["show", str(tmp_path / "logs")]) == 1
     out = capsys.readouterr().out
     assert f"✗ not readable  {empty}: is empty" in out
-    assert f"✗ not readable  {garbage}: `wandb leet inspect` printed what is no record" in out
-    assert f"  ! {sidecar}: not what dist_wandb writes" in out
+    assert f"✗ not readable  {garbage}: `wandb leet inspect` printed a line that is not a record" in out
+    assert f"  ! {sidecar}: not in dist_wandb's format" in out
     assert "2 runs below" in out
     assert ": 2 finished, 2 files not readable\n" in out
 
@@ -358,7 +358,7 @@ def test_a_directory_in_which_nobody_has_looked_is_told_and_the_others_shown(
     refuse_to_scan(closed, monkeypatch)
     assert main([*command, str(tmp_path / "logs")]) == 1
     out = capsys.readouterr().out
-    assert f"{closed}: cannot be looked through: Permission denied" in out
+    assert f"{closed}: cannot be searched: Permission denied" in out
     assert "good" in out
 
 

@@ -465,7 +465,7 @@ def test_a_strangers_record_is_not_followed(
     assert ids(second) != ids(first)
     warnings = last_warnings(caplog)
     place = record if what == "record" else RECORDS
-    assert f"{place} belongs to user 65534, while this process runs as {os.getuid()}; it is not believed" in warnings[0]
+    assert f"{place} belongs to user 65534, while this process runs as {os.getuid()}, so it is not trusted" in warnings[0]
     assert len(warnings) == 1 + (what == "directory")
     if what == "directory":
         assert f"no restart record of the run {second[0].plan.base_id} could be left in {RECORDS}" in warnings[1]
@@ -481,7 +481,7 @@ def test_a_link_in_the_place_of_the_directory_is_not_followed(
     sessions = start(options={"run_mode": "auto"}, environ=SLURM)
     sessions[0].finish()
     (warning,) = last_warnings(caplog)
-    assert f"{RECORDS} is a symbolic link, so it is not the directory that belongs there. Remove it." in warning
+    assert f"{RECORDS} is a symbolic link, so it is not the expected directory. Remove it." in warning
     assert list(elsewhere.iterdir()) == []
     assert elsewhere.stat().st_mode & 0o777 == 0o755
 

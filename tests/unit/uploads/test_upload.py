@@ -201,7 +201,7 @@ def test_copies_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("problem", "refused"),
-    [(NO_RUN_RECORD, True), ("dist-wandb.json: not what dist_wandb writes", True), ("skipped corrupt data", False)],
+    [(NO_RUN_RECORD, True), ("dist-wandb.json: not in dist_wandb's format", True), ("skipped corrupt data", False)],
 )
 def test_damage_is_refused_where_it_is_not_known_what_the_file_is(tmp_path: Path, problem: str, refused: bool) -> None:
     run = planned(stored(tmp_path, problems=(problem,)))

@@ -20,13 +20,13 @@ PLENTY = Limits(seconds=120)
 
 def read(directory: Path, code: str, limits: Limits = PLENTY, stopped: threading.Event | None = None) -> list[bytes]:
     """The lines that some Python prints; its exit code is the last of them."""
-    with (directory / "complaints").open("w+b") as complaints:
+    with (directory / "stderr").open("w+b") as errors:
         command = [sys.executable, "-c", f"import os, sys, time, subprocess\n{code}"]
         with lines_of(
             command,
             directory=directory,
             environment={**os.environ, "MARK": str(directory)},
-            complaints=complaints,
+            errors=errors,
             limits=limits,
             stopped=stopped or threading.Event(),
         ) as lines:
@@ -62,12 +62,12 @@ def test_the_exit_code_is_told(tmp_path: Path) -> None:
 def test_lines_that_are_too_long_are_passed_over_and_counted(tmp_path: Path) -> None:
     code = "for size in (10, 11, 500_000, 10, 300_000): print('x' * size)\nsys.stdout.write('x' * 11)"
     with (
-        (tmp_path / "complaints").open("w+b") as complaints,
+        (tmp_path / "stderr").open("w+b") as errors,
         lines_of(
             [sys.executable, "-c", f"import sys\n{code}"],
             directory=tmp_path,
             environment=os.environ,
-            complaints=complaints,
+            errors=errors,
             limits=replace(PLENTY, line=10),
             stopped=threading.Event(),
         ) as lines,
@@ -83,13 +83,13 @@ ENDLESS: dict[str, tuple[str, Limits, str]] = {
         replace(PLENTY, output=10**6),
         "printed more than 1000000 bytes",
     ),
-    "silent": ("time.sleep(600)", replace(PLENTY, silence=1), "said nothing for 1 s"),
+    "silent": ("time.sleep(600)", replace(PLENTY, silence=1), "printed nothing for 1 s"),
     "slow": ("while True: time.sleep(0.1); print('x', flush=True)", replace(PLENTY, seconds=2), "more than 2 s"),
     "silent, its output closed": ("os.close(1); time.sleep(600)", replace(PLENTY, seconds=2), "more than 2 s"),
     "with a child": (
         "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])",
         replace(PLENTY, silence=2),
-        "said nothing for 2 s",
+        "printed nothing for 2 s",
     ),
 }
 
@@ -110,7 +110,7 @@ def test_a_reader_is_ended_when_nobody_wants_to_know_any_more(tmp_path: Path) ->
     stopped = threading.Event()
     timer = threading.Timer(1, stopped.set)
     timer.start()
-    with pytest.raises(ReadError, match="broken off"):
+    with pytest.raises(ReadError, match="interrupted"):
         read(tmp_path, "time.sleep(600)", stopped=stopped)
     timer.join()
 

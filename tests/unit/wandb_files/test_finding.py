@@ -85,9 +85,9 @@ def test_a_directory_that_cannot_be_looked_through_is_reported(
     refuse_to_scan(closed, monkeypatch)
     reported: list[ReadError] = []
     assert find_runs(tmp_path, report=reported.append) == [run]
-    assert [str(error) for error in reported] == [f"{closed}: cannot be looked through: Permission denied."]
+    assert [str(error) for error in reported] == [f"{closed}: cannot be searched: Permission denied."]
     assert find_runs(tmp_path) == [run]
-    assert "closed: cannot be looked through" in caplog.text
+    assert "closed: cannot be searched" in caplog.text
 
 
 def test_a_tree_without_an_end_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +99,7 @@ def test_a_tree_without_an_end_is_left(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(finding, "_MOST_ENTRIES", 10)
     reported.clear()
     assert find_runs(tmp_path, report=reported.append) == [run]
-    assert "only 10 entries are looked at" in str(reported[0])
+    assert "only 10 entries are searched" in str(reported[0])
 
 
 def test_a_name_is_ordered_by_its_first_characters() -> None:

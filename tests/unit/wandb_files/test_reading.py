@@ -160,7 +160,7 @@ def test_a_config_that_is_too_large_is_left_out_in_part(write_run: WriteRun, mon
     updates = [{"a": list(range(40))}, {"b": list(range(40))}, {"c": list(range(40))}, {"a": 1}, {"d": ["x" * 64] * 15}]
     run = read_run(write_run(RUN, *({"type": "config", "config": {"update": update}} for update in updates)))
     assert (sorted(run.config), run.config["a"]) == (["a", "b", "d"], 1)
-    assert run.problems == ("1 values of its config are left out, as it is too large",)
+    assert run.problems == ("1 values of its config are left out because it is too large",)
 
 
 def test_values_of_other_types_are_none(write_run: WriteRun) -> None:
@@ -181,8 +181,8 @@ def test_records_that_are_too_deep_or_too_long_are_passed_over_and_told(
     run = read_run(write_run(RUN, deep, history(text="x" * 20_000), history(loss=1)))
     assert (run.rows, run.config) == (1, {})
     assert run.problems == (
-        "1 of its records, of more than 20000 bytes, are passed over",
-        "1 of its records, with values too deep or too long for JSON, are passed over",
+        "1 of its records, of more than 20000 bytes, are skipped",
+        "1 of its records, with too deeply nested values, are skipped",
     )
 
 
@@ -200,7 +200,7 @@ def test_a_reader_that_crashes_over_one_file_says_nothing_of_the_others(write_ru
     healthy = write_run(RUN, run_id="healthy")
     runs, errors = read_runs([hurt, healthy])
     assert [run.path for run in runs] == [healthy]
-    assert str(errors[hurt]).endswith("cannot read it: fatal error: runtime: out of memory (it is given 512 MiB)")
+    assert str(errors[hurt]).endswith("cannot read it: fatal error: runtime: out of memory (its limit is 512 MiB)")
 
 
 def test_only_numbers_of_the_user_are_metrics(write_run: WriteRun) -> None:
@@ -254,7 +254,9 @@ def test_a_file_without_a_run_is_refused_with_its_size(write_run: WriteRun) -> N
         read_run(write_run(run_id="empty"))
     with pytest.raises(ReadError, match=r"run-new.wandb: holds no run yet \(\d+ bytes\)"):
         read_run(write_run(HEADER, run_id="new"))
-    with pytest.raises(ReadError, match=r"run-hurt.wandb: nothing of a run is left in its \d+ bytes: skipped corrupt"):
+    with pytest.raises(
+        ReadError, match=r"run-hurt.wandb: its \d+ bytes contain nothing readable of a run: skipped corrupt"
+    ):
         read_run(write_run(HEADER, run_id="hurt", stderr="wandb leet inspect: skipped corrupt data\n"))
 
 
@@ -288,7 +290,7 @@ def test_a_wandb_that_cannot_read_is_told_with_the_version_needed(write_run: Wri
 
 @pytest.mark.parametrize("line", ["no json", "[1]", '{"type":"run"}', '{"run":{}}'])
 def test_what_is_no_record_is_refused(write_run: WriteRun, line: str) -> None:
-    with pytest.raises(ReadError, match="printed what is no record"):
+    with pytest.raises(ReadError, match="printed a line that is not a record"):
         read_run(write_run(RUN, line))
 
 
@@ -337,7 +339,7 @@ def test_the_reader_is_started_in_an_empty_directory_of_its_own_and_sees_no_sett
     assert not path.parent.is_relative_to(place)
     assert not Path(place).is_relative_to(path.parent)
     environment = dict(line.split("=", 1) for line in told if "=" in line)
-    assert [line for line in told if "=" not in line] == ["complaints", "state"]
+    assert [line for line in told if "=" not in line] == ["state", "stderr"]
     assert environment["PYTHONPATH"] == str(tmp_path)
     assert environment["PYTHONSAFEPATH"] == "1"
     assert environment["TMPDIR"] == environment["WANDB_DIR"] == f"{place}/state"
@@ -447,19 +449,22 @@ def test_what_is_not_known_of_the_rank_may_be_null(tmp_path: Path) -> None:
         ("[]", "not a JSON object"),
         (json.dumps({**SIDECAR, "format": 2}), "format 2, while this version reads 1"),
         (json.dumps({"format": 1}), "'run_id' is missing"),
-        (json.dumps({**SIDECAR, "label": 7}), "label=7, which is no str or None"),
-        (json.dumps({**SIDECAR, "global_rank": True}), "global_rank=True, which is no int"),
-        (json.dumps({**SIDECAR, "primary": 1}), "primary=1, which is no bool"),
-        (json.dumps({**SIDECAR, "world_size": None}), "world_size=None, which is no int"),
-        (json.dumps({**SIDECAR, "world_size": 10**10}), "world_size=10000000000, which is not within 0 and 1000000"),
-        (json.dumps({**SIDECAR, "local_rank": -1}), "local_rank=-1, which is not within"),
+        (json.dumps({**SIDECAR, "label": 7}), "label=7, which is not of type str or None"),
+        (json.dumps({**SIDECAR, "global_rank": True}), "global_rank=True, which is not of type int"),
+        (json.dumps({**SIDECAR, "primary": 1}), "primary=1, which is not of type bool"),
+        (json.dumps({**SIDECAR, "world_size": None}), "world_size=None, which is not of type int"),
+        (json.dumps({**SIDECAR, "world_size": 10**10}), "world_size=10000000000, which is not between 0 and 1000000"),
+        (json.dumps({**SIDECAR, "local_rank": -1}), "local_rank=-1, which is not between"),
         (json.dumps({**SIDECAR, "world_size": 1}), "rank 1 of 1"),
-        (json.dumps({**SIDECAR, "label": "rank\0-1"}), "label='rank\\x00-1', as dist_wandb writes none"),
-        (json.dumps({**SIDECAR, "label": "rank\x1b-1"}), "label='rank\\x1b-1', as dist_wandb writes none"),
+        (json.dumps({**SIDECAR, "label": "rank\0-1"}), "label='rank\\x00-1', which dist_wandb never writes"),
+        (json.dumps({**SIDECAR, "label": "rank\x1b-1"}), "label='rank\\x1b-1', which dist_wandb never writes"),
         (json.dumps({**SIDECAR, "group": "x" * 1001}), "group='xxxxx"),
-        (json.dumps({**SIDECAR, "run_mode": "\x1b]0;x"}), "run_mode='\\x1b]0;x', which is none of auto, shared, new"),
-        (json.dumps({**SIDECAR, "rank_scope": "\x9b2J"}), "rank_scope='\\x9b2J', which is none of global, worker"),
-        (json.dumps({**SIDECAR, "base_id": "a\x1b[2J"}), "base_id='a\\x1b[2J', as dist_wandb writes none"),
+        (
+            json.dumps({**SIDECAR, "run_mode": "\x1b]0;x"}),
+            "run_mode='\\x1b]0;x', which is not one of auto, shared, new",
+        ),
+        (json.dumps({**SIDECAR, "rank_scope": "\x9b2J"}), "rank_scope='\\x9b2J', which is not one of global, worker"),
+        (json.dumps({**SIDECAR, "base_id": "a\x1b[2J"}), "base_id='a\\x1b[2J', which dist_wandb never writes"),
         (json.dumps({**SIDECAR, "format": "x" * 10_000}), "...xxxxxxxxxxxxx', while this version reads 1"),
     ],
 )

@@ -115,10 +115,10 @@ def test_a_directory_of_ones_own_becomes_ones_own_alone(tmp_path: Path) -> None:
     [
         (
             lambda path: path.symlink_to(path.parent),
-            "is a symbolic link, so it is not the directory that belongs there",
+            "is a symbolic link, so it is not the expected directory",
         ),
-        (Path.touch, "is a file, so it is not the directory that belongs there"),
-        (os.mkfifo, "is a named pipe, so it is not the directory that belongs there"),
+        (Path.touch, "is a file, so it is not the expected directory"),
+        (os.mkfifo, "is a named pipe, so it is not the expected directory"),
     ],
 )
 def test_what_is_no_directory_is_refused(tmp_path: Path, make: object, said: str) -> None:
@@ -151,7 +151,7 @@ def test_on_a_file_server_that_knows_the_user_as_another_that_other_is_the_owner
     assert own_directory(directory) == there
     write_small(directory / "note", b"note")
     assert read_small(directory / "note", owner=there) == b"note"
-    with pytest.raises(ReadError, match="is not believed"):
+    with pytest.raises(ReadError, match="is not trusted"):
         read_small(directory / "note", owner=there + 1)
 
 
