@@ -1,4 +1,4 @@
-"""What the commands of the command line have in common: their description, and arguments that several take."""
+"""The description of a command, and arguments that several commands take."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def add_trust_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def nothing_below(*directories: Path) -> ReadError:
-    """The error where directories hold no run."""
+    """The error for directories without a run."""
     places = " or ".join(repr(str(directory)) for directory in directories)
     return ReadError(
         f"No W&B run lies below {places}: there is no run-*.wandb file in a run-* or offline-run-* directory. Give the "

@@ -14,7 +14,7 @@ from dist_wandb.cli import doctor, plan, show, sync
 from dist_wandb.errors import ConfigurationError, DistWandbError
 
 _COMMANDS = (plan.COMMAND, doctor.COMMAND, show.COMMAND, sync.COMMAND)
-_INTERRUPTED = 130  # the exit code that shells know for it
+_INTERRUPTED = 130  # as shells report SIGINT
 _CONTINUES = "An upload continues where it stopped when it is started again."
 
 
@@ -25,19 +25,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The arguments after the command's name; those of the process when `None`.
 
     Returns:
-        The exit code: 0 on success, 1 where not everything could be read or was uploaded, 2 for arguments that
-        cannot be honoured, 130 after an interrupt, 143 and 129 after SIGTERM and SIGHUP during an upload.
+        The exit code: 0 on success, 1 if something could not be read or was not uploaded, 2 for invalid arguments, 130
+        after an interrupt, 143 and 129 after SIGTERM and SIGHUP during an upload.
 
     Raises:
         SystemExit: After ``--help`` and ``--version`` (code 0), and for arguments argparse refuses (code 2).
     """
-    if sys.stdout is None:  # it was closed by whoever started this: nobody reads along
+    if sys.stdout is None:  # closed by the parent process
         sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115  # until the process ends
     arguments = _parser().parse_args(argv)
     try:
         code: int = arguments.run(arguments)
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader of a pipe has seen enough, as `head` does
+    except BrokenPipeError:  # the reader of the pipe has ended, as `head` does
         _drop_output()
         return 1
     except OSError:
@@ -60,10 +60,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _problem_of_output() -> OSError | None:
-    """Why stdout takes nothing; `None` if it does."""
+    """The error of writing to stdout; `None` if that works."""
     try:
         os.write(sys.stdout.fileno(), b"\n")
-    except io.UnsupportedOperation:  # no file, but what somebody has put in its place
+    except io.UnsupportedOperation:  # a replacement of stdout without a file
         return None
     except OSError as error:
         return error
@@ -71,7 +71,7 @@ def _problem_of_output() -> OSError | None:
 
 
 def _drop_output() -> None:
-    """Send what is left of the output nowhere, so that Python does not fail over it at its end."""
+    """Discard the rest of the output, so that Python does not fail to flush it at its end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -1,4 +1,4 @@
-"""What ``dist-wandb doctor`` finds out: who this process is, what it would open, and whether wandb can."""
+"""The diagnosis of ``dist-wandb doctor``: this process's rank, the run it would open, and wandb's setup."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ from dist_wandb.topology.model import Topology
 
 PACKAGES = ("dist-wandb", "wandb", "torch", "torchmetrics", "lightning", "pytorch-lightning", "accelerate")
 GENERATED = "ID"
-"""Stands for the id that the ranks agree on when they open their runs."""
+"""Placeholder for the id that the ranks agree on when they open their runs."""
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What would happen if this process called `dist_wandb.init` now.
+    """The expected result of calling `dist_wandb.init` in this process now.
 
     Args:
-        topology: Whom it would be taken for; `None` if that is an error.
-        launchers: What launchers have left in the environment.
-        plan: What it would do with W&B; `None` if that is an error, or depends on what only the other ranks know.
-        setup: How wandb is set up.
-        server: What W&B's server says; `None` if it was not asked.
-        versions: Of Python and of the packages that matter; `None` for those that are not installed.
-        errors: What would raise, or may not be tried, in words.
-        warnings: What may surprise, in words.
+        topology: The detected topology; `None` after an error.
+        launchers: Launchers detected in the environment.
+        plan: The run plan; `None` after an error, or if it depends on other ranks.
+        setup: wandb's setup.
+        server: The answer of W&B's server; `None` if it was not asked.
+        versions: Versions of Python and of packages; `None` for packages that are not installed.
+        errors: Errors that `init` would raise, and refused requests.
+        warnings: Warnings.
     """
 
     topology: Topology | None
@@ -60,7 +60,7 @@ class Diagnosis:
     warnings: tuple[str, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """All of it as what JSON can hold. The API key is left out."""
+        """The diagnosis as JSON values, without the API key."""
         topology, setup, server = self.topology, self.setup, self.setup.server
         known = ("mode", "problem", "entity", "project", "key_from", "inherits_service")
         own = {
@@ -91,16 +91,13 @@ def examine(
     timeout: float | None = 5.0,
     trusted_server: str | None = None,
 ) -> Diagnosis:
-    """Find out what would happen if this process called `dist_wandb.init` now. Opens nothing.
+    """Diagnose a call of `dist_wandb.init` in this process without opening anything.
 
     Args:
         run_mode: As in `dist_wandb.init`.
         rank_scope: As in `dist_wandb.init`.
-        timeout: How long W&B's server may take to answer, in seconds; `None` not to ask it.
-        trusted_server: Address of a server that the API key may go to, whoever named it.
-
-    Returns:
-        What was found.
+        timeout: Time limit for W&B's server, in seconds; `None` not to ask it.
+        trusted_server: Address of a server that may get the API key wherever it is configured.
     """
     errors: list[str] = []
     topology = plan = None
@@ -132,7 +129,7 @@ def examine(
 
 def _plan(topology: Topology, run_mode: RunMode, rank_scope: RankScope) -> RunPlan | None:
     if needs_layout(topology, run_mode, rank_scope) and not topology.knows_layout:
-        return None  # the ranks tell each other
+        return None  # the ranks exchange it
     base_id = requested.wanted_id({}) or (GENERATED if topology.world_size > 1 else None)
     return plan_run(topology, run_mode, rank_scope, base_id, group=requested.wanted({}, "group"))
 
@@ -153,7 +150,7 @@ def _warnings(found: Diagnosis) -> Iterator[str]:
     writers = writers_of(topology, plan) if plan is not None and plan.shared and topology is not None else None
     if plan is not None and writers is not None and writers > MOST_WRITERS:
         instead = "" if plan.rank_scope == "worker" else "rank_scope='worker' or "
-        yield f"A shared run with {writers} writers is beyond the {MOST_WRITERS} of W&B. Use {instead}run_mode='auto'."
+        yield f"A shared run of {writers} writers exceeds W&B's limit of {MOST_WRITERS}. Use {instead}run_mode='auto'."
 
 
 def _about_launchers(found: Diagnosis) -> Iterator[str]:
@@ -173,30 +170,30 @@ def _about_launchers(found: Diagnosis) -> Iterator[str]:
 
 
 def _about_meeting(found: Diagnosis, topology: Topology, used: DetectedLauncher) -> Iterator[str]:
-    """What ranks that do not know enough each for itself can do."""
+    """Warn if ranks must exchange data, and whether they can."""
     can_meet = _can_meet(topology)
     if not topology.knows_layout:
-        instead = "the ranks find it out together when the run is opened."
+        instead = "the ranks exchange it when the run is opened."
         if not can_meet:
-            instead = "open the run after init_process_group, where the ranks find it out; before, it is an error."
+            instead = "open the run after init_process_group, where the ranks exchange it; before, it is an error."
         yield (
-            f"{used.name} does not tell the place of this process among the nodes. In rank_scope='worker', and in "
+            f"{used.name} does not provide the node rank of this process. In rank_scope='worker', and in "
             f"run_mode='shared', {instead}"
         )
     if not can_meet:
-        what = "their numbers cannot be brought together"
+        what = "their numbers cannot be reduced"
         if _needs_an_id(found.plan, topology):
             what += ", and without id= or WANDB_RUN_ID they cannot agree on a run id, which is an error"
-        yield f"{used.name} keeps no store in which ranks meet: before init_process_group, {what}."
+        yield f"{used.name} has no store for the ranks: before init_process_group, {what}."
 
 
 def _can_meet(topology: Topology) -> bool:
-    """Whether the ranks reach a store at this moment: that of their process group, or of torchrun's agent."""
+    """Whether the ranks have a store now: of their process group, or of torchrun's agent."""
     return topology.origin("global_rank") == "torch.distributed" or Launch.detect().agent_store is not None
 
 
 def _needs_an_id(plan: RunPlan | None, topology: Topology) -> bool:
-    """Whether a rank that meets nobody must be told the id, because neither the user nor the launcher names it."""
+    """Whether a rank without a store needs an id argument, because neither user nor launcher provides an id."""
     if plan is None or plan.base_id != GENERATED or job_name(topology) is not None:
         return False
     return plan.opens_run and (plan.run_mode, plan.rank_scope) != ("auto", "global")
@@ -208,22 +205,22 @@ def _about_wandb(found: Diagnosis) -> Iterator[str]:
     if setup.mode == "online" and setup.key is None:
         yield f"There is no API key for {address}. Run `wandb login`, or set WANDB_MODE=offline."
     if server is not None and server.problem:
-        what = "does not answer" if not server.answers else "is not content"
+        what = "does not answer" if not server.answers else "reports a problem"
         yield f"The server {address} {what}: {server.problem}. Runs would be written to disk."
     if setup.inherits_service:
         yield (
-            "WANDB_SERVICE is inherited from another process, so W&B would use that one's wandb process. With "
-            "run_mode='shared' it is dropped, as it refuses two writers of one run."
+            "WANDB_SERVICE is inherited, so W&B would use another process's wandb service. With run_mode='shared' it "
+            "is ignored, because that service refuses two writers of one run."
         )
     directory = directories.wandb_directory({}).absolute()
     if not _is_writable(directory):
         yield (
-            f"{str(directory)!r}, where runs are written, cannot be written to, so wandb takes a temporary directory. "
-            "Set WANDB_DIR, or pass dir=."
+            f"The run directory {str(directory)!r} is not writable, so wandb uses a temporary directory. Set "
+            "WANDB_DIR, or pass dir=."
         )
 
 
 def _is_writable(directory: Path) -> bool:
-    """Whether a directory, or the nearest one above it that exists, takes files."""
+    """Whether a directory, or its nearest existing parent, is writable."""
     existing = next((path for path in (directory, *directory.parents) if path.exists()), Path("/"))
     return existing.is_dir() and os.access(existing, os.W_OK)

@@ -1,4 +1,4 @@
-"""``dist-wandb doctor``: print what this process would be taken for, what it would open, and whether wandb can."""
+"""``dist-wandb doctor``: print this process's rank, the run it would open, and wandb's setup."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_seconds,
         default=5.0,
         metavar="S",
-        help="seconds that W&B's server may take to answer; 0 not to ask it (default: 5)",
+        help="time limit for W&B's server in seconds; 0 not to ask it (default: 5)",
     )
     add_trust_argument(parser)
     add_json_argument(parser)
@@ -71,7 +71,7 @@ def _findings(found: Diagnosis) -> Table:
 def _who(found: Diagnosis) -> list[str]:
     topology = found.topology
     if topology is None:
-        return ["not known: see below"]
+        return ["unknown: see below"]
     if topology.world_size == 1:
         return ["the only process of its job"]
     known = {"local rank": topology.local_rank, "node": topology.node_rank}
@@ -85,11 +85,11 @@ def _who(found: Diagnosis) -> list[str]:
 def _what_it_opens(found: Diagnosis) -> str:
     plan = found.plan
     if plan is None:
-        return "not known" if found.errors else "what the ranks find out together: their layout over nodes is not told"
+        return "unknown" if found.errors else "decided when the ranks exchange their layout over nodes"
     how = f"run_mode={plan.run_mode}, rank_scope={plan.rank_scope}"
     if not plan.opens_run:
         return f"nothing: its numbers go to another rank's run ({how})"
-    which = f"the run {plan.run_id}" if plan.run_id else "a run whose id W&B makes"
+    which = f"the run {plan.run_id}" if plan.run_id else "a run with an id made by W&B"
     if plan.base_id == GENERATED:
         how += f"; {GENERATED} is made when runs are opened"
     role = (f", as {plan.label}" + (", the primary" if plan.primary else "")) if plan.shared else ""
@@ -109,7 +109,7 @@ def _wandb_in_words(found: Diagnosis) -> list[str]:
     facts = [setup.mode, f"{setup.server.shown} (from {setup.server.source})", key]
     if server is not None:
         facts.append(
-            (f"it knows you as {server.user}" if server.user else "it answers") if server.answers else "silent"
+            (f"logged in as {server.user}" if server.user else "it answers") if server.answers else "no answer"
         )
     of_runs = {"entity": setup.entity, "project": setup.project}
     return [", ".join(filter(None, facts)), *(f"{name} {value}" for name, value in of_runs.items() if value)]
@@ -127,11 +127,11 @@ def _seconds(text: str) -> float:
 
 COMMAND = Command(
     name="doctor",
-    summary="say what this process would be taken for, and whether wandb is set up",
-    description="Say what this process would be taken for if it called dist_wandb.init now, from which source, "
-    "what run it would open, whether wandb is configured and its server answers, and what to look out for. Start "
-    "it as you start your script. Nothing is opened or written. Exit code 1 if it would be an error, or if the "
-    "server was not asked as the API key may not go there.",
+    summary="print this process's rank and the run it would open, and check wandb's setup",
+    description="Print which rank this process would be if it called dist_wandb.init now, and from which source, "
+    "which run it would open, whether wandb is configured and its server answers, and warnings. Start it as you "
+    "start your script. Nothing is opened or written. Exit code 1 if init would raise an error, or if the server was "
+    "not asked because it may not get the API key.",
     example="--run-mode shared",
     add_arguments=_add_arguments,
     run=_run,

@@ -19,7 +19,7 @@ _GAP = "·"
 
 
 def console() -> Console:
-    """The terminal at its width; anything else so wide that nothing is cut or folded."""
+    """A console of the terminal's width; of unlimited width for other outputs."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # not every stream can show the blocks of a sparkline
     found = Console()
@@ -41,7 +41,7 @@ def table() -> Table:
 
 
 def number(value: float) -> str:
-    """A number in few digits; whole numbers in full."""
+    """Format a number in few digits; integers in full."""
     if math.isnan(value):
         return "NaN"
     if math.isfinite(value) and value == int(value) and abs(value) < 1e15:  # noqa: PLR2004  # digits a float holds
@@ -50,7 +50,7 @@ def number(value: float) -> str:
 
 
 def number_of(count: int, noun: str) -> str:
-    """A count with its noun: ``"no rows"``, ``"1 row"``, ``"2 rows"``."""
+    """Format a count with its noun: ``"no rows"``, ``"1 row"``, ``"2 rows"``."""
     return f"{count or 'no'} {noun}{'' if count == 1 else 's'}"
 
 
@@ -60,7 +60,7 @@ def print_json(value: Any) -> None:
 
 
 def _json_value(value: Any) -> Any:
-    """`value` with NaN and infinities as strings, for which JSON has no numbers."""
+    """`value` with NaN and infinities as strings, because JSON has no numbers for them."""
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, dict):
@@ -87,7 +87,7 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 def shortened(values: Sequence[float], length: int) -> list[float]:
-    """Shorten a series to at most `length` means over equal stretches; NaN where a stretch has no finite value."""
+    """Shorten a series to at most `length` means of equal stretches; NaN for a stretch without finite values."""
     if len(values) <= length:
         return list(values)
     bounds = [round(index * len(values) / length) for index in range(length + 1)]

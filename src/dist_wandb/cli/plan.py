@@ -24,7 +24,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "--layout",
         type=_layout,
         metavar="M0,M1,...",
-        help="processes on each node, for nodes that are not alike; instead of --nodes and --procs-per-node",
+        help="processes on each node, for unequal nodes; instead of --nodes and --procs-per-node",
     )
     parser.add_argument(
         "--run-mode", default="auto", metavar="MODE", help=f"{', '.join(RUN_MODES)} (default: %(default)s)"
@@ -68,24 +68,23 @@ def _layout_of(arguments: argparse.Namespace) -> list[int]:
         return [arguments.procs_per_node or 1] * (arguments.nodes or 1)
     if arguments.nodes is not None or arguments.procs_per_node is not None:
         raise ConfigurationError(
-            "--layout gives the processes of every node, so --nodes and --procs-per-node have no meaning beside it. "
-            "Give either --layout or those two."
+            "--layout cannot be combined with --nodes and --procs-per-node. Give either --layout or those two."
         )
     layout: list[int] = arguments.layout
     return layout
 
 
 def _topologies(layout: Sequence[int]) -> list[Topology]:
-    """Every rank of a job, numbered node after node as torchrun does."""
-    places = [(node, local_rank) for node, processes in enumerate(layout) for local_rank in range(processes)]
+    """The topologies of all ranks of a job, numbered node by node as torchrun does."""
+    positions = [(node, local_rank) for node, processes in enumerate(layout) for local_rank in range(processes)]
     return [
-        Topology(rank, local_rank, node, len(places), layout[node], len(layout))
-        for rank, (node, local_rank) in enumerate(places)
+        Topology(rank, local_rank, node, len(positions), layout[node], len(layout))
+        for rank, (node, local_rank) in enumerate(positions)
     ]
 
 
 def _rank(topology: Topology, plan: RunPlan, name: str | None) -> dict[str, Any]:
-    """One rank and its run, as printed in JSON."""
+    """One rank and its run, as JSON."""
     suffix = f"-{plan.name_suffix}" if plan.name_suffix else ""
     return {
         "global_rank": topology.global_rank,
@@ -102,7 +101,7 @@ def _rank(topology: Topology, plan: RunPlan, name: str | None) -> dict[str, Any]
 
 
 def _table(ranks: Sequence[Mapping[str, Any]], layout: Sequence[int]) -> Table:
-    """One line per rank; name, group and label have a column only where a rank has one."""
+    """One line per rank; optional columns appear only if a rank has a value."""
     columns = [name for name in ("run_id", "name", "group", "label") if any(rank[name] for rank in ranks)]
     shown = table()
     for heading in ("rank", "node", "local rank"):

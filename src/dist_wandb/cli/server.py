@@ -1,7 +1,7 @@
-"""Ask W&B's server who the user is.
+"""Ask W&B's server for the owner of the API key.
 
-By a query of our own, not by `wandb.Api`: that needs a key, goes through proxies also to this host, tries again beyond
-any time limit, and reads answers of any size.
+`wandb.Api` is not used: it needs a key, uses proxies even for this host, retries beyond any time limit, and reads
+answers of any size.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from urllib.request import ProxyHandler, Request, build_opener
 from dist_wandb.runs.destination import is_loopback
 
 _REFUSED = (401, 403)
+_NOT_ACCEPTED = "authentication failed: run `wandb login` or set WANDB_API_KEY"
 _LONGEST_ANSWER = 1024 * 1024  # bytes
 
 
 @dataclass(frozen=True)
 class Server:
-    """What W&B's server answers.
+    """The answer of W&B's server.
 
     Args:
-        answers: Whether it does.
-        user: The owner of the API key; `None` if the server does not know the key.
-        problem: What is wrong, as text; empty if nothing is.
+        answers: Whether there was one.
+        user: The owner of the API key; `None` if the server does not accept the key.
+        problem: The problem as text, if there is one.
     """
 
     answers: bool
@@ -35,34 +36,31 @@ class Server:
 
 
 def ask(base_url: str, key: str | None, timeout: float) -> Server:
-    """Ask W&B's server who this is, by its GraphQL query `viewer`.
+    """Ask W&B's server for the owner of the API key, by its GraphQL query `viewer`.
 
     Args:
         base_url: Address of the server.
         key: The API key, if there is one.
-        timeout: How long it may take to answer, in seconds.
-
-    Returns:
-        What it answers.
+        timeout: Time limit in seconds.
     """
     query = json.dumps({"query": "query Viewer { viewer { username entity } }", "variables": {}}).encode()
     request = Request(f"{base_url.rstrip('/')}/graphql", query, {"Content-Type": "application/json"})  # noqa: S310
-    if key:  # not for a host that this one may point to
+    if key:  # not sent to the target of a redirect
         request.add_unredirected_header("Authorization", f"Basic {b64encode(f'api:{key}'.encode()).decode()}")
-    # Through the proxies of the environment, but for this host, as wandb does.
+    # As wandb does: through the proxies of the environment, except for this host.
     opener = build_opener(ProxyHandler({})) if is_loopback(base_url) else build_opener()
     try:
         with opener.open(request, timeout=timeout) as answer:
             text = answer.read(_LONGEST_ANSWER)
     except HTTPError as error:
         refused = error.code in _REFUSED
-        problem = "it refuses this API key" if refused and key else f"it answers with {error.code} {error.reason}"
+        problem = _NOT_ACCEPTED if refused and key else f"it answers with {error.code} {error.reason}"
         return Server(answers=True, problem="" if refused and not key else problem)
     except URLError as error:
         return Server(answers=False, problem=str(error.reason))
     except OSError as error:
         return Server(answers=False, problem=str(error) or type(error).__name__)
-    except (HTTPException, ValueError) as error:  # the text may have a part of a proxy's password in it
+    except (HTTPException, ValueError) as error:  # their texts may contain parts of a proxy's password
         problem = f"{type(error).__name__}. Are WANDB_BASE_URL, and HTTPS_PROXY where it is set, right?"
         return Server(answers=False, problem=problem)
     try:
@@ -70,4 +68,4 @@ def ask(base_url: str, key: str | None, timeout: float) -> Server:
     except (ValueError, AttributeError):
         return Server(answers=True, problem="its answer is not that of a W&B server. Is WANDB_BASE_URL right?")
     user = viewer.get("username") or viewer.get("entity")
-    return Server(answers=True, user=user, problem="" if user or not key else "it does not know this API key")
+    return Server(answers=True, user=user, problem="" if user or not key else _NOT_ACCEPTED)

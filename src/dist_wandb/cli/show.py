@@ -1,6 +1,6 @@
-"""``dist-wandb show``: print the W&B runs that lie below a directory.
+"""``dist-wandb show``: print the W&B runs below a directory.
 
-Statistics and trends are our own: ``wandb leet inspect --summary`` has the latest value of each metric alone.
+Statistics and trends are computed here: ``wandb leet inspect --summary`` has only the last value of each metric.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from dist_wandb.wandb_files.reading import StoredRun, read_runs
 from dist_wandb.wandb_files.statistics import MetricHistory
 
 SPARKLINE_WIDTH = 32
-"""Longest sparkline, in characters; a narrow terminal gets shorter ones."""
+"""Largest length of a sparkline in characters; less on a narrow terminal."""
 
 _SHORTEST_SPARKLINE = 8
 _COLUMN_GAP = 2
 _MOST_METRICS_SHOWN = 1000  # of one file
 _INDENT = 2
-_STATES = {  # its color, and how runs of it are counted
+_STATES = {  # color, and words in the summary
     "finished": ("green", "finished"),
     "failed": ("red", "failed"),
     "unfinished": ("yellow", "without a recorded end"),
@@ -110,7 +110,7 @@ def _state_in_words(run: StoredRun) -> str:
 
 
 def _metrics_table(run: StoredRun, patterns: Sequence[str], width: int) -> RenderableType:
-    """One line per metric; the sparkline takes what room is left of `width` characters."""
+    """One line per metric; the sparkline gets the remaining width."""
     matching = _matching(run, patterns)
     if not matching:
         was_any_logged = run.metrics or list(patterns) != ["*"]
@@ -147,7 +147,7 @@ def _matching(run: StoredRun, patterns: Sequence[str]) -> dict[str, MetricHistor
 
 
 def _summary(directory: Path, runs: Sequence[StoredRun], unreadable: int) -> Text:
-    """The number of runs: files of one id, from the writers of a shared run or from a resumed one, are one run."""
+    """The summary line. Files of one id, of a shared or a resumed run, count as one run."""
     distinct = {(run.project, run.run_id) for run in runs}
     files = "" if len(distinct) == len(runs) else f" in {len(runs)} files"
     states = [run.state for run in runs]
@@ -167,9 +167,9 @@ def _run_as_json(run: StoredRun, patterns: Sequence[str]) -> dict[str, Any]:
 
 COMMAND = Command(
     name="show",
-    summary="print the W&B runs that lie below a directory",
-    description="Print the W&B runs that lie below a directory: who wrote them, how they ended, and the last, "
-    "smallest and largest value of each metric. Nothing is uploaded or changed. Exit code 1 if one cannot be read.",
+    summary="print the W&B runs below a directory",
+    description="Print the W&B runs below a directory: their writers, how they ended, and the last, smallest and "
+    "largest value of each metric. Nothing is uploaded or changed. Exit code 1 if a run cannot be read.",
     example="wandb --metric 'val/*'",
     add_arguments=_add_arguments,
     run=_run,

@@ -1,11 +1,12 @@
-"""``dist-wandb sync``: upload the W&B runs that lie below directories."""
+"""``dist-wandb sync``: upload the W&B runs below directories."""
 
 from __future__ import annotations
 
 import argparse
 import signal
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,27 +32,27 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "directories", metavar="DIR", type=Path, nargs="+", help="where to look, at any depth; or one .wandb file"
     )
-    parser.add_argument("--dry-run", action="store_true", help="say what would be uploaded, and stop there")
+    parser.add_argument("--dry-run", action="store_true", help="print the plan without uploading")
     parser.add_argument(
         "--force",
         action="store_true",
-        help="upload also what is refused, for reasons that are told: rows may be there twice, or be missing",
+        help="upload refused runs as well: rows may be duplicated or missing, as the reasons say",
     )
     parser.add_argument(
         "--trust",
         action="store_true",
-        help="the directories are your own: believe what they say of earlier uploads, and upload whatever files their "
-        "links and records name, to whomever they name",
+        help="the directories are your own: accept W&B's marks of earlier uploads, and upload all files that links and "
+        "records name, to any owner that they name",
     )
     parser.add_argument(
         "--entity",
         metavar="NAME",
-        help="upload to this user or team (default: as in the files, if it is known as yours)",
+        help="upload to this user or team (default: the owner in the files, if it is known to be yours)",
     )
     parser.add_argument(
         "--again",
         action="store_true",
-        help="upload everything from its start, as if nothing had been uploaded yet: to another server, for example",
+        help="upload everything again from its start, to another server for example",
     )
     add_trust_argument(parser)
 
@@ -93,7 +94,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 class EndedError(KeyboardInterrupt):
-    """A signal asks this process to end: all that handles an interrupt handles this.
+    """A signal that ends this process, handled like an interrupt.
 
     Args:
         by: The signal.
@@ -106,7 +107,7 @@ class EndedError(KeyboardInterrupt):
 
 @contextmanager
 def _interrupted_by_signals() -> Iterator[None]:
-    """Have SIGTERM and SIGHUP end an upload as an interrupt does; by default it would go on without this process."""
+    """Handle SIGTERM and SIGHUP like an interrupt; by default the upload would continue without this process."""
 
     def end(number: int, _frame: object) -> None:
         raise EndedError(signal.Signals(number))
@@ -114,9 +115,9 @@ def _interrupted_by_signals() -> Iterator[None]:
     before: dict[signal.Signals, Any] = {}
     try:
         for name in (signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(name) is signal.SIG_DFL:  # `nohup`, and programs that call this, have something in mind
+            if signal.getsignal(name) is signal.SIG_DFL:  # keep handlers of `nohup` and of callers
                 before[name] = signal.signal(name, end)
-    except ValueError:  # not in the main thread, where nobody can say what a signal does
+    except ValueError:  # not in the main thread, where handlers cannot be set
         pass
     try:
         yield
@@ -126,7 +127,7 @@ def _interrupted_by_signals() -> Iterator[None]:
 
 
 def _remember_all(runs: Iterable[UploadRun]) -> None:
-    """Remember what trusted directories say of earlier uploads. Where that fails, it takes ``--trust`` again."""
+    """Record earlier uploads of trusted directories. If that fails, ``--trust`` is needed again."""
     for file in (file for run in runs for file in run.files if file.is_uploaded):
         with suppress(UploadError):
             remember(file)
@@ -137,7 +138,7 @@ def _is_refused(run: UploadRun, *, forced: bool) -> bool:
 
 
 def _planned_upload(run: UploadRun, *, forced: bool) -> Text:
-    """What is to be done with one run, a line for each of its files."""
+    """The plan of one run, with a line for each of its files."""
     kind = f"shared run of {number_of(len(run.files), 'file')}" if run.is_shared else "run"
     if run.is_uploaded:
         what, style = _BY_LOG if run.is_uploaded_by_log else "uploaded already", "dim"
@@ -165,7 +166,7 @@ def _planned_file(file: UploadFile) -> str:
 
 
 def _upload_all(runs: Sequence[UploadRun], out: Console) -> list[UploadRun]:
-    """Upload runs one after the other; those that failed, or were not tried because all would."""
+    """Upload runs one after the other; return those that failed or were not tried."""
     failed: list[UploadRun] = []
     rows = sum(file.rows_left for run in runs for file in run.files)
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TextColumn("rows"))
@@ -185,7 +186,7 @@ def _upload_run(run: UploadRun, progress: Progress, bar: TaskID) -> bool | None:
     """Upload the files of one run in their order, up to the first that fails.
 
     Returns:
-        `None` if all went well; else whether other runs would fail for the same reason.
+        `None` on success; else whether other runs would fail for the same reason.
     """
     out = progress.console
     for file in run.files:
@@ -196,7 +197,7 @@ def _upload_run(run: UploadRun, progress: Progress, bar: TaskID) -> bool | None:
         progress.update(bar, description=named)
         began = progress.tasks[bar].completed
         try:
-            outcome = upload(file, _moving(progress, bar, began - file.sent.lines.history))
+            outcome = upload(file, partial(_show_progress, progress, bar, began - file.sent.lines.history))
         except UploadError as error:
             out.print(Text.assemble(("✗ ", "red"), f"{named}: {error}"), soft_wrap=True)
             return False
@@ -212,8 +213,8 @@ def _upload_run(run: UploadRun, progress: Progress, bar: TaskID) -> bool | None:
     return None
 
 
-def _moving(progress: Progress, bar: TaskID, offset: float) -> Callable[[int], None]:
-    return lambda rows: progress.update(bar, completed=offset + rows)
+def _show_progress(progress: Progress, bar: TaskID, offset: float, rows: int) -> None:
+    progress.update(bar, completed=offset + rows)
 
 
 def _summary(
@@ -238,9 +239,9 @@ def _summary(
 
 COMMAND = Command(
     name="sync",
-    summary="upload the W&B runs that lie below directories",
-    description="Upload the W&B runs that lie below directories: offline ones, and online ones whose upload was "
-    "cut off. The ranks of a shared run become one shared run. What W&B has confirmed is not sent again, so the "
+    summary="upload the W&B runs below directories",
+    description="Upload the W&B runs below directories: offline ones, and online ones whose upload was "
+    "interrupted. The ranks of a shared run become one shared run. Confirmed rows are not sent again, so the "
     "command can be repeated. Exit code 0 if everything is uploaded, else 1.",
     example="--dry-run wandb",
     add_arguments=_add_arguments,

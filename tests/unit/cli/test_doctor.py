@@ -103,10 +103,10 @@ def test_layout_that_only_the_ranks_together_find_out_is_no_error(say: Any) -> N
     found = examine("shared")
     assert found.plan is None
     assert found.errors == ()
-    assert "Open MPI does not tell the place of this process among the nodes" in found.warnings[0]
+    assert "Open MPI does not provide the node rank of this process" in found.warnings[0]
     assert "open the run after init_process_group" in found.warnings[0]
     say(TORCHELASTIC_RUN_ID="none", RANK="1", WORLD_SIZE="4", **AGENT)
-    assert "the ranks find it out together" in examine("shared").warnings[0]
+    assert "the ranks exchange it when the run is opened" in examine("shared").warnings[0]
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_srun_that_started_torchrun_is_not_taken_for_stale(say: Any) -> None:
 
 
 MPICH = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
-NO_STORE = "MPICH keeps no store in which ranks meet: before init_process_group, "
+NO_STORE = "MPICH has no store for the ranks: before init_process_group, "
 NO_ID = "without id= or WANDB_RUN_ID they cannot agree on a run id"
 
 
@@ -250,7 +250,7 @@ def test_server_that_knows_the_key(say: Any, wandb_server: WandbServer) -> None:
 @pytest.mark.parametrize(
     ("fault", "problem"),
     [
-        ({"status": 401}, "it refuses this API key"),
+        ({"status": 401}, "authentication failed: run `wandb login` or set WANDB_API_KEY"),
         ({"status": 500}, "it answers with 500"),
         ({"drop": True}, "Remote end closed connection"),
         ({"delay": 3.0}, "timed out"),
@@ -280,7 +280,7 @@ def test_dead_server_is_told_and_not_waited_for() -> None:
 def test_server_that_refuses_strangers_is_fine_for_a_stranger(wandb_server: WandbServer) -> None:
     wandb_server.fail("graphql", status=401)
     assert ask(wandb_server.url, None, 5.0).problem == ""
-    assert ask(wandb_server.url, KEY, 30.0).problem == "it refuses this API key"
+    assert ask(wandb_server.url, KEY, 30.0).problem == "authentication failed: run `wandb login` or set WANDB_API_KEY"
 
 
 def test_key_in_netrc_is_found_and_never_shown(say: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -392,7 +392,7 @@ def test_server_that_the_directory_alone_names_gets_neither_the_key_nor_a_reques
         assert main(["doctor", "--trust-server", address.replace("http", "https")]) == 1
         assert got == []
         assert main(["doctor", "--trust-server", f"{address}/"]) == 0
-        assert "it knows you as evil" in capsys.readouterr().out
+        assert "logged in as evil" in capsys.readouterr().out
     assert len(got) == 1
     assert "Authorization" in got[0]
 
@@ -551,7 +551,7 @@ def test_training_says_nothing_of_an_ordinary_settings_file(
 
 def test_inherited_service_is_told(say: Any) -> None:
     say(WANDB_SERVICE=f"3-{os.getppid()}-unix-/nowhere")
-    assert "WANDB_SERVICE is inherited from another process" in examine().warnings[0]
+    assert "WANDB_SERVICE is inherited, so W&B would use another process's wandb service" in examine().warnings[0]
     assert "WANDB_SERVICE" in os.environ  # looking changes nothing
 
 
@@ -559,14 +559,14 @@ def test_directory_that_takes_no_files_is_told(say: Any, tmp_path: Path) -> None
     (tmp_path / "file").write_text("")
     say(WANDB_DIR=str(tmp_path / "file" / "below"))
     (warning,) = examine().warnings
-    assert warning.startswith(f"'{tmp_path}/file/below/wandb', where runs are written, cannot be written to")
+    assert warning.startswith(f"The run directory '{tmp_path}/file/below/wandb' is not writable")
     assert list(tmp_path.glob("*/below")) == []
 
 
 def test_more_writers_than_wandb_recommends_are_told(say: Any) -> None:
     say(**{**TORCHRUN, **AGENT, "WORLD_SIZE": "400", "LOCAL_WORLD_SIZE": "200"})
     (warning,) = examine("shared").warnings
-    assert "400 writers is beyond the 300" in warning
+    assert "400 writers exceeds W&B's limit of 300" in warning
     assert examine("shared", "worker").warnings == ()
 
 
