@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -115,14 +115,19 @@ def unwritten(log: Path) -> dict[str, str]:
 
 
 def _failures(log: Path, kinds: Mapping[str, str]) -> dict[str, str]:
-    found: dict[str, str] = {}
     with suppress(OSError, ReadError), open_log(log) as opened:
-        for entry in entries(opened, b'"level":"ERROR'):
-            message = text_in(entry, "msg")
-            for start, what in kinds.items():
-                if message.startswith(start):
-                    reason = text_in(entry, "error") or message.removeprefix(start).lstrip(": ")
-                    found.setdefault(what, _root_cause(reason))
+        return _reasons(entries(opened, b'"level":"ERROR'), kinds)
+    return {}
+
+
+def _reasons(errors: Iterable[Mapping[str, Any]], kinds: Mapping[str, str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for entry in errors:
+        message = text_in(entry, "msg")
+        for start, what in kinds.items():
+            if message.startswith(start):
+                reason = text_in(entry, "error") or message.removeprefix(start).lstrip(": ")
+                found.setdefault(what, _root_cause(reason))
     return found
 
 
