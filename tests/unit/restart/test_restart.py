@@ -465,7 +465,9 @@ def test_a_strangers_record_is_not_followed(
     assert ids(second) != ids(first)
     warnings = last_warnings(caplog)
     place = record if what == "record" else RECORDS
-    assert f"{place} belongs to user 65534, while this process runs as {os.getuid()}, so it is not trusted" in warnings[0]
+    assert (
+        f"{place} belongs to user 65534, while this process runs as {os.getuid()}, so it is not trusted" in warnings[0]
+    )
     assert len(warnings) == 1 + (what == "directory")
     if what == "directory":
         assert f"no restart record of the run {second[0].plan.base_id} could be left in {RECORDS}" in warnings[1]
