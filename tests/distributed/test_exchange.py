@@ -347,7 +347,7 @@ def test_a_rank_that_stalls_is_gone_on_without_and_comes_back(
 
 
 def test_ranks_that_come_late_are_taken_in(ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture) -> None:
-    unit = ranks(3, 0, 1, reduce="sum", limits=replace(QUICK, join_timeout=0.3))
+    unit = ranks(3, 0, 1, reduce="sum", limits=replace(QUICK, join_timeout=2.0))  # enough for these two
     for step in range(3):
         for rank in range(2):
             unit.log(rank, {"ones": 1}, step)

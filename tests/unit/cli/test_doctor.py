@@ -261,7 +261,7 @@ def test_server_that_is_not_content_is_told(
 ) -> None:
     say(WANDB_MODE="online", WANDB_BASE_URL=wandb_server.url, WANDB_API_KEY=KEY)
     wandb_server.fail("graphql", **fault)
-    found = examine(timeout=0.5)
+    found = examine(timeout=0.5 if "delay" in fault else 30.0)
     assert found.server is not None
     assert problem in found.server.problem
     assert found.server.answers is ("status" in fault)

@@ -113,7 +113,7 @@ def test_nothing_in_its_place_keeps_a_child_waiting(tmp_path: Path, child: Child
     OBSTACLES[obstacle](place)
     begun = time.monotonic()
     assert child().take("own") == (0, "own")
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 20
 
 
 def test_a_strangers_file_is_not_believed(tmp_path: Path, child: Child, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,7 +61,7 @@ def test_what_is_no_ordinary_file_is_refused_at_once(tmp_path: Path, make: objec
         read_small(path)
     with pytest.raises(ReadError, match=said):
         open_ordinary(path, os.O_RDWR | os.O_CREAT)
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 20
 
 
 def test_a_file_that_is_too_large_is_refused(tmp_path: Path) -> None:
