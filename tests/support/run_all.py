@@ -7,6 +7,7 @@ pytest ends with its ten slowest tests.
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
@@ -118,7 +119,7 @@ def _run(part: Part) -> Outcome:
         results = Path(directory) / "results.xml"
         told = (f"--junitxml={results}", "--durations=10") if part.is_pytest else ()
         try:
-            code = subprocess.run([*part.command, *told], cwd=ROOT, check=False).returncode
+            code = subprocess.run([*part.command, *told], cwd=ROOT, env=_environment(), check=False).returncode
         except OSError as error:  # its environment is not there
             sys.stdout.write(f"{error}\n")
             code = 1
@@ -127,6 +128,11 @@ def _run(part: Part) -> Outcome:
     if (code or shows_nothing) and not failed:
         failed = 1
     return Outcome(part, passed if part.is_pytest else int(not failed), failed, time.monotonic() - begin)
+
+
+def _environment() -> dict[str, str]:
+    """This process's, with compiled modules kept: else each of the workers compiles all tests again."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 def _counts(results: Path) -> tuple[int, int]:
