@@ -304,7 +304,10 @@ def wandb_server() -> Iterator[WandbServer]:
 
 
 # Fixtures that run one job for all tests of a module.
-_SHARED_JOBS = {"plain", "lightning", "idioms", "played", "recorded_offline", "recorded_plainly", "directory", "good"}
+_SHARED_JOBS = {
+    *("plain", "lightning", "idioms", "played", "outcome"),
+    *("recorded_offline", "recorded_plainly", "directory", "good"),
+}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -104,7 +104,7 @@ def main() -> int:
     """Run the checks that are named; 1 if any part failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("check", nargs="+", choices=list(checks(1)))
-    parser.add_argument("--workers", type=int, default=2, help="how many tests of whole jobs run side by side")
+    parser.add_argument("--workers", type=int, default=3, help="how many tests of whole jobs run side by side")
     told = parser.parse_args()
     outcomes = run(part for check in told.check for part in checks(told.workers)[check])
     sys.stdout.write(f"\n{summary(outcomes)}\n")
