@@ -199,7 +199,7 @@ def accelerate_by_name(directory: Path, name: str, config: Mapping[str, Any], ca
 
 def say(name: str, part: Part, **facts: Any) -> None:
     """Tell the test what this rank saw."""
-    sys.stdout.write(f"SAW {json.dumps({'case': name, 'rank': part.rank, **facts})}\n")
+    sys.stdout.write(f"\nSAW {json.dumps({'case': name, 'rank': part.rank, **facts})}\n")
     sys.stdout.flush()
 
 
@@ -305,7 +305,7 @@ def main(integration: str, directory: str, which: str) -> None:
         given = {**CONFIG, "odd": object()} if case is odd_config else CONFIG
         begin = time.monotonic()
         INTEGRATIONS[integration](Path(directory), case.__name__.replace("_", "-"), given, case)
-        sys.stdout.write(f"TOOK {case.__name__} {time.monotonic() - begin:.1f}\n")
+        sys.stdout.write(f"\nTOOK {case.__name__} {time.monotonic() - begin:.1f}\n")
 
 
 if __name__ == "__main__":

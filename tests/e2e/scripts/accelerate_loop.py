@@ -30,7 +30,7 @@ def train(how: str, guard: str, arguments: dict[str, Any]) -> None:
     accelerator.wait_for_everyone()
     tracker = attached if how == "attach" else accelerator.get_tracker("dist_wandb")
     assert isinstance(tracker, DistWandbTracker)
-    sys.stdout.write(f"SAW rank {accelerator.process_index} id {tracker.session.id}\n")
+    sys.stdout.write(f"\nSAW rank {accelerator.process_index} id {tracker.session.id}\n")
     if how != "attach":
         assert accelerator.get_tracker("dist_wandb", unwrap=True) is tracker.tracker
     accelerator.wait_for_everyone()

@@ -16,7 +16,7 @@ from dist_wandb.errors import ConfigurationError
 
 def saw(where: str, config: Any) -> None:
     assert config["steps"] == 7, "what is not there is looked for at once"
-    sys.stdout.write(f"SAW {where} {json.dumps(dict(config))}\n")
+    sys.stdout.write(f"\nSAW {where} {json.dumps(dict(config))}\n")
 
 
 def main(directory: Path) -> None:

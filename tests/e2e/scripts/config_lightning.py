@@ -38,7 +38,7 @@ class Reader(Model):
 
     def on_train_end(self) -> None:
         assert self.config["steps"] == 7
-        sys.stdout.write(f"SAW {json.dumps(dict(self.config))}\n")
+        sys.stdout.write(f"\nSAW {json.dumps(dict(self.config))}\n")
 
 
 def main(directory: str) -> None:

@@ -78,7 +78,7 @@ def say_why(look: Callable[[], object]) -> None:
     try:
         look()
     except (KeyError, AttributeError) as error:
-        sys.stdout.write(f"WHY {type(error).__name__} {error.args[0]}\n")
+        sys.stdout.write(f"\nWHY {type(error).__name__} {error.args[0]}\n")
 
 
 def main(host: str, port: str, directory: Path) -> None:
@@ -94,7 +94,7 @@ def main(host: str, port: str, directory: Path) -> None:
             if rank == 0:
                 run.config.update({"steps": 7, "later_token": f"{SECRET}-later"})
             dist.barrier()
-            sys.stdout.write(f"SAW {mode} {rank} {json.dumps(read(run, rank))}\n")
+            sys.stdout.write(f"\nSAW {mode} {rank} {json.dumps(read(run, rank))}\n")
             if mode == "auto" and rank == 1:
                 say_why(lambda: run.config["later_token"])
                 say_why(lambda: run.config.later_token)

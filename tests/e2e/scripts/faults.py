@@ -45,7 +45,7 @@ def main(directory: str, pace: str, finish: str, waits_for: str = "") -> None:
         dist.barrier()  # no rank is late to the end: the limits are those of the upload
         sys.stdout.write(f"TRAINED {rank}\n")
         ended = time.monotonic()
-    sys.stdout.write(f"FINISHED {rank} after {time.monotonic() - ended:.1f} s\n")
+    sys.stdout.write(f"\nFINISHED {rank} after {time.monotonic() - ended:.1f} s\n")
 
 
 if __name__ == "__main__":

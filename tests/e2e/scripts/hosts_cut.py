@@ -37,7 +37,7 @@ def main(directory: str, rows: str, pace: str) -> None:
         begun = time.monotonic()
         run.finish()
         took.append(round(PULSE.own(begun, time.monotonic()), 2))
-    sys.stdout.write(f"ENDED {json.dumps({'rank': rank, 'log': slowest, 'finish': took, 'at': time.time()})}\n")
+    sys.stdout.write(f"\nENDED {json.dumps({'rank': rank, 'log': slowest, 'finish': took, 'at': time.time()})}\n")
 
 
 if __name__ == "__main__":

@@ -25,4 +25,4 @@ if __name__ == "__main__":
     config.write_text(printed.getvalue())
     LightningCLI(BoringModel, args=["fit", f"--config={config}"])
     after = {name: value for name, value in os.environ.items() if "WANDB" in name and name != "WANDB_SERVICE"}
-    sys.stdout.write(f"SAW {after == {**before, 'WANDB_MODE': 'dryrun'}}\n")  # which the stock logger leaves, too
+    sys.stdout.write(f"\nSAW {after == {**before, 'WANDB_MODE': 'dryrun'}}\n")  # which the stock logger leaves, too

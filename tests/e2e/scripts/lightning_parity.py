@@ -21,7 +21,7 @@ BEFORE = dict(os.environ)
 
 
 def say(rank: int, what: str, value: object) -> None:
-    sys.stdout.write(f"SAW {json.dumps([what, rank, value])}\n")
+    sys.stdout.write(f"\nSAW {json.dumps([what, rank, value])}\n")
 
 
 def places(logger: DistWandbLogger) -> list[str | None]:

@@ -15,7 +15,7 @@ def main(directory: str) -> None:
     run = dist_wandb.init("tests", run_mode="shared", dir=directory, limits=dist_wandb.Limits(join_timeout=40))
     if comes_early:
         dist.init_process_group("gloo")
-    sys.stdout.write(f"SAW {run.id}\n")
+    sys.stdout.write(f"\nSAW {run.id}\n")
     dist.barrier()
     run.finish()
     dist.destroy_process_group()

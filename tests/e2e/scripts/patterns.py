@@ -27,7 +27,7 @@ PROJECT = "tests"
 
 
 def say(*words: object) -> None:
-    sys.stdout.write(" ".join(map(str, ("SAW", *words))) + "\n")
+    sys.stdout.write("\n" + " ".join(map(str, ("SAW", *words))) + "\n")
 
 
 def log_rows(first: int = 0, number: int = 3) -> None:

@@ -38,7 +38,7 @@ def main(directory: str, when: str, *only: str) -> None:
     with dist_wandb.init("tests", run_mode="new", dir=str(Path(directory) / "generated")) as run:
         log_rows(run)
         seen = {"rank": run.topology.global_rank, "base_id": run.plan.base_id, "knows": run.topology.knows_layout}
-        sys.stdout.write(f"SAW {json.dumps(seen)}\n")
+        sys.stdout.write(f"\nSAW {json.dumps(seen)}\n")
     if when == "after":
         dist.barrier()  # rank 0 may host the store that others open their last run by
         dist.destroy_process_group()

@@ -39,7 +39,7 @@ def start(directory: str, number: int) -> None:
             os._exit(0)
         ranks.append(child)
     codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in ranks]
-    sys.stdout.write(f"CODES {codes}\n")
+    sys.stdout.write(f"\nCODES {codes}\n")
 
 
 if __name__ == "__main__":
