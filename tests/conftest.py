@@ -310,6 +310,7 @@ _SHARED_JOBS = {
 }
 
 
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in the same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep tests that look at one job on one worker, where `--dist loadgroup` spreads them."""
     for item in items:

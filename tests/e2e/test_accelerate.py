@@ -125,5 +125,5 @@ def test_an_exception_on_any_rank_marks_the_run_failed_and_keeps_its_rows(
     assert ended.exit_codes == (1,), ended.output
     assert "RuntimeError: rank 1 has had enough" in ended.output
     recorded = wandb_server.run("broken")
-    assert recorded.exit_codes == [1]
+    assert recorded.exit_codes == [1], ended.output
     assert series(recorded, "loss") == {step: step + 0.5 for step in range(STEPS)}

@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from types import FrameType
 
 _AFTER_SIGTERM = 10.0  # seconds that runs get to end; launchers kill after 30
+_AT_A_TIME = 1.0  # seconds of it that the main thread waits before it is let go on
+_MOMENT = 0.05  # seconds for which it is
 
 
 class ProcessEnd:
@@ -41,7 +44,9 @@ class ProcessEnd:
         self._code_of_exit = code_of_exit
         self._failure_before: object = None
         self._pid: int | None = None
-        self._is_ending = False
+        self._ending: threading.Thread | None = None  # after SIGTERM
+        self._ends_by = 0.0
+        self._is_waiting = threading.Event()  # whether the main thread is, for `_ending`
         self._finishing = 0
         self._is_due = False
 
@@ -87,27 +92,54 @@ class ProcessEnd:
     def _on_sigterm(self, number: int, _frame: FrameType | None) -> None:
         """End the runs, then die of the signal as the process would have.
 
-        In a thread, since the main thread may have been interrupted anywhere: what it holds must not be waited for.
+        In a thread, because the main thread may have been interrupted anywhere, and may hold what the end needs: a lock
+        of wandb's, while it prints a traceback. So it goes on for a moment now and then, until the runs have ended.
         """
         if self._pid != os.getpid():  # a fork, such as a DataLoader's worker
             _die_of(number)
-        elif self._is_ending:
-            pass  # to be ended by several hands, as SLURM and torchrun's agent do, is no reason to hurry
         elif self._finishing:
             self._is_due = True
             limit = threading.Timer(_AFTER_SIGTERM, os._exit, (SIGTERM,))
             limit.daemon = True
             with suppress(RuntimeError):  # Python is going down, and some versions start no threads then
                 limit.start()
-        else:
-            self._is_ending = True
-            ending = threading.Thread(target=self._function, args=(SIGTERM, True), daemon=True)
-            ending.start()
-            ending.join(_AFTER_SIGTERM)
-            _die_of(number)
+        elif self._ending is None:
+            self._ending = threading.Thread(target=self._function, args=(SIGTERM, True), daemon=True)
+            self._ends_by = time.monotonic() + _AFTER_SIGTERM
+            self._is_waiting.set()
+            self._ending.start()
+            self._await_ending(self._ending)
+        elif not self._is_waiting.is_set():
+            self._await_ending(self._ending)
+        # Else to be ended by several hands, as SLURM and torchrun's agent do, is no reason to hurry.
+
+    def _await_ending(self, ending: threading.Thread) -> None:
+        self._is_waiting.set()
+        left = self._ends_by - time.monotonic()
+        ending.join(max(0.0, min(left, _AT_A_TIME)))
+        if left < _AT_A_TIME or not ending.is_alive():
+            _die_of(signal.SIGTERM)
+            return
+        self._is_waiting.clear()
+        again = threading.Timer(_MOMENT, self._interrupt_again, (ending,))
+        again.daemon = True
+        with suppress(RuntimeError):  # Python is going down, and some versions start no threads then
+            again.start()
+
+    def _interrupt_again(self, ending: threading.Thread) -> None:
+        main = threading.main_thread().ident
+        if main is not None:
+            signal.pthread_kill(main, signal.SIGTERM)
+        ending.join(max(0.0, self._ends_by - time.monotonic()))
+        if not self._is_waiting.wait(_AT_A_TIME):  # it is in native code, which no handler interrupts
+            os._exit(SIGTERM)
 
     def _end(self) -> None:
         if self._pid != os.getpid():
+            return
+        if self._ending is not None:  # the main thread has come to its end while it was let go on
+            self._ending.join(max(0.0, self._ends_by - time.monotonic()))
+            _die_of(signal.SIGTERM)
             return
         in_flight = sys.exc_info()[1]  # in a child of multiprocessing, which ends within a `finally`
         failure = in_flight or _last_failure()

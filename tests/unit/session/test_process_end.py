@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from dist_wandb.session import process_end
 from dist_wandb.session.exit_codes import exit_code_of
 from dist_wandb.session.process_end import ProcessEnd
 from dist_wandb.store import timed_caller
@@ -129,6 +130,56 @@ def test_a_second_sigterm_does_not_disturb_the_end(monkeypatch: pytest.MonkeyPat
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
     assert killed == [200 + signal.SIGTERM]
+
+
+def test_what_the_interrupted_main_thread_holds_is_let_go_when_the_end_of_a_run_needs_it(
+    codes: list[tuple[int, bool]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as a lock of wandb's, while it prints a traceback."""
+    held, killed = threading.Lock(), threading.Event()
+
+    def end_run(code: int, failed: bool) -> None:
+        with held:
+            codes.append((code, failed))
+
+    monkeypatch.setattr(process_end, "_AT_A_TIME", 0.1)
+    end = ProcessEnd(end_run, lambda: None)
+    end.register()
+    end.catch_sigterm()
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "kill", lambda *_: killed.set())
+            with held:
+                signal.raise_signal(signal.SIGTERM)
+                assert codes == []
+            assert killed.wait(20)
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    assert codes == [(143, True)]
+
+
+def test_a_main_thread_that_comes_to_its_end_after_sigterm_waits_for_the_end_of_the_run(
+    codes: list[tuple[int, bool]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed: list[list[tuple[int, bool]]] = []
+
+    def end_slowly(code: int, failed: bool) -> None:
+        time.sleep(0.3)
+        codes.append((code, failed))
+
+    monkeypatch.setattr(process_end, "_AT_A_TIME", 0.1)
+    monkeypatch.setattr(process_end, "_MOMENT", 1000.0)
+    end = ProcessEnd(end_slowly, lambda: None)
+    end.register()
+    end.catch_sigterm()
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "kill", lambda *_: killed.append(codes.copy()))
+            signal.raise_signal(signal.SIGTERM)
+            end._end()
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    assert killed == [[(143, True)]]
 
 
 def test_sigterm_lets_the_end_of_a_run_go_on(codes: list[tuple[int, bool]], monkeypatch: pytest.MonkeyPatch) -> None:
