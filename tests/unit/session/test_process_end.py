@@ -136,7 +136,12 @@ def test_what_the_interrupted_main_thread_holds_is_let_go_when_the_end_of_a_run_
     codes: list[tuple[int, bool]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Such as a lock of wandb's, while it prints a traceback."""
-    held, killed = threading.Lock(), threading.Event()
+    held, is_killed = threading.Lock(), threading.Event()
+    killed: list[list[tuple[int, bool]]] = []
+
+    def kill(_pid: int, _number: int) -> None:
+        killed.append(codes.copy())
+        is_killed.set()
 
     def end_run(code: int, failed: bool) -> None:
         with held:
@@ -148,14 +153,14 @@ def test_what_the_interrupted_main_thread_holds_is_let_go_when_the_end_of_a_run_
     end.catch_sigterm()
     try:
         with monkeypatch.context() as patch:
-            patch.setattr(os, "kill", lambda *_: killed.set())
+            patch.setattr(os, "kill", kill)
             with held:
                 signal.raise_signal(signal.SIGTERM)
                 assert codes == []
-            assert killed.wait(20)
+            assert is_killed.wait(20)
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    assert codes == [(143, True)]
+    assert killed == [[(143, True)]]
 
 
 def test_a_main_thread_that_comes_to_its_end_after_sigterm_waits_for_the_end_of_the_run(
