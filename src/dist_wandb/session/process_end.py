@@ -99,10 +99,7 @@ class ProcessEnd:
             _die_of(number)
         elif self._finishing:
             self._is_due = True
-            limit = threading.Timer(_AFTER_SIGTERM, os._exit, (SIGTERM,))
-            limit.daemon = True
-            with suppress(RuntimeError):  # Python is going down, and some versions start no threads then
-                limit.start()
+            _call_in(_AFTER_SIGTERM, os._exit, SIGTERM)
         elif self._ending is None:
             self._ending = threading.Thread(target=self._function, args=(SIGTERM, True), daemon=True)
             self._ends_by = time.monotonic() + _AFTER_SIGTERM
@@ -121,10 +118,7 @@ class ProcessEnd:
             _die_of(signal.SIGTERM)
             return
         self._is_waiting.clear()
-        again = threading.Timer(_MOMENT, self._interrupt_again, (ending,))
-        again.daemon = True
-        with suppress(RuntimeError):  # Python is going down, and some versions start no threads then
-            again.start()
+        _call_in(_MOMENT, self._interrupt_again, ending)
 
     def _interrupt_again(self, ending: threading.Thread) -> None:
         main = threading.main_thread().ident
@@ -147,6 +141,14 @@ class ProcessEnd:
             self._function(exit_code_of(failure) or 0, not isinstance(failure, SystemExit))
         else:
             self._function(self._code_of_exit() or 0, False)
+
+
+def _call_in(seconds: float, function: Callable[..., object], argument: object) -> None:
+    """Call a function on a thread of its own, unless the process has ended by then."""
+    timer = threading.Timer(seconds, function, (argument,))
+    timer.daemon = True
+    with suppress(RuntimeError):  # Python is going down, and some versions start no threads then
+        timer.start()
 
 
 def _die_of(number: int) -> None:
