@@ -1,0 +1,48 @@
+"""Jobs of several ranks, as threads, whose configs are compared and read."""
+
+from __future__ import annotations
+
+import enum
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from dist_wandb.session.session import Session
+from dist_wandb.settings.limits import Limits
+from dist_wandb.topology.model import Topology
+
+HEARTBEAT = 0.05
+TWO = [Topology(rank, rank, 0, 2, 2, 1) for rank in range(2)]
+THREE = [Topology(rank, rank, 0, 3, 3, 1) for rank in range(3)]
+NODES = [Topology(2 * node + rank, rank, node, 4, 2, 2) for node in range(2) for rank in range(2)]
+LIMITS = Limits(join_timeout=30.0, finish_timeout=30.0, peer_timeout=30.0, heartbeat=HEARTBEAT)
+Open = Callable[..., Session]
+Job = Callable[..., list[Session]]
+
+
+class Colour(enum.Enum):
+    RED = 1
+
+
+class Nameless:
+    def __repr__(self) -> str:
+        raise RuntimeError("no repr")
+
+
+LOOP: dict[str, Any] = {}
+LOOP["loop"] = LOOP
+
+
+def reads(session: Session, expected: Mapping[str, Any], within: float = 20.0) -> bool:
+    """Whether a rank comes to read a config, by itself."""
+    deadline = time.monotonic() + within
+    while dict(session.config) != expected and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return dict(session.config) == expected
+
+
+def alike(values: object) -> dict[int, object]:
+    return dict.fromkeys(range(4), values)
+
+
+NESTED = {"lr": 0.1, "net": {"sizes": [3, {"x": None}], "names": {1: "a", 2: "b"}}, "debug": False, "big": 10**30}

@@ -1,0 +1,58 @@
+"""Starts of a job after an earlier one: environments of launchers, and what was left."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dist_wandb.restart.store import DIRECTORY
+from dist_wandb.session import registry
+from dist_wandb.session.session import Session
+from dist_wandb.topology.model import Topology
+
+if TYPE_CHECKING:
+    from tests.conftest import FakeWandb
+
+
+RECORDS = Path("wandb") / DIRECTORY
+AGENT = {"TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+SLURM = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
+Start = Callable[..., list[Session]]
+
+
+def ranks(number: int) -> list[Topology]:
+    return [Topology(rank, rank, 0, number, number, 1) for rank in range(number)]
+
+
+def kill(sessions: list[Session]) -> None:
+    """Let a job end as by SIGKILL: nothing of it is called again."""
+    for session in sessions:
+        registry._sessions.remove(session)
+
+
+def attempt(number: int, place: str = "/agent/none_y") -> dict[str, str]:
+    return {
+        "TORCHELASTIC_RESTART_COUNT": str(number),
+        "TORCHELASTIC_ERROR_FILE": f"{place}/attempt_{number}/0/error.json",
+    }
+
+
+def ids(sessions: list[Session]) -> list[str | None]:
+    return [session.id for session in sessions]
+
+
+def given(fake_wandb: FakeWandb, name: str, *, last: int = 2) -> list[Any]:
+    """What the last calls of `wandb.init` were given under a name."""
+    return [arguments.get(name) for arguments in fake_wandb.arguments[-last:]]
+
+
+def record_files() -> list[str]:
+    return sorted(path.name.partition("-")[0] for path in RECORDS.glob("*.json")) if RECORDS.exists() else []
+
+
+def last_warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]

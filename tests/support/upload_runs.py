@@ -1,0 +1,99 @@
+"""Runs to upload, as planning sees them, and logs of W&B's uploader."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from offline_runs import sidecar_record
+from record_files import content_of, new_record
+
+from dist_wandb.uploads.log import Sent
+from dist_wandb.uploads.model import Terms, UploadRun
+from dist_wandb.uploads.plan import plan_uploads
+from dist_wandb.uploads.state import FileState
+from dist_wandb.wandb_files.reading import StoredRun
+from dist_wandb.wandb_files.sidecar import Sidecar
+
+ENDED: list[dict[str, Any]] = [{"msg": "sender: closed"}]
+CONFIRMED: dict[str, Any] = {"msg": "filestream: request sent"}
+NOW, LONG_AGO = 1_000_000.0, 1_000.0
+NO_RUN_RECORD = "its run record is lost, and with it name, project, group and config"
+
+
+def rows(number: int) -> dict[str, Any]:
+    return {"msg": "filestream: sending request", "history_lines": number}
+
+
+def stored(
+    directory: Path, folder: str = "offline-run-1-exp", *, changed: float = LONG_AGO, **values: Any
+) -> StoredRun:
+    """A run of five rows; its file has no records, as planning reads nothing but the logs."""
+    path = directory / folder / "run-exp.wandb"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b":W&B\xe1\xbe\x00")
+    os.utime(path, (changed, changed))
+    given: dict[str, Any] = {
+        "path": path,
+        "run_id": "exp",
+        "name": "nm",
+        "project": "digits",
+        "group": None,
+        "job_type": None,
+        "tags": (),
+        "config": {},
+        "started": "2026-01-01T00:00:00Z",
+        "exit_code": 0,
+        "rows": 5,
+        "metrics": {},
+        "sidecar": None,
+        "problems": (),
+        **values,
+    }
+    return StoredRun(**given)
+
+
+def of_rank(directory: Path, rank: int, *, world_size: int = 2, session: int = 1, **values: Any) -> StoredRun:
+    """A writer of a shared run, rank 0 its primary."""
+    primary = values.pop("primary", rank == 0)
+    job = {name: values.pop(name) for name in ("rank_scope", "run_mode") if name in values}
+    place = {"label": f"rank-{rank}", "global_rank": rank, "local_rank": rank, "world_size": world_size}
+    record = sidecar_record(primary=primary, update_finish_state=primary, **place, **job)
+    sidecar = Sidecar(**{name: value for name, value in record.items() if name != "format"})
+    values = {"started": f"2026-01-0{session}T00:00:0{rank}Z", "sidecar": sidecar, **values}
+    return stored(directory / f"rank-{rank}", f"offline-run-{session}-exp", **values)
+
+
+def write_log(attempt: Path, *entries: dict[str, Any]) -> None:
+    log = attempt / "wandb" / "logs" / "debug-sync.1.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("".join(f"{json.dumps(entry)}\n" for entry in entries))
+
+
+def log_of_attempt(run: StoredRun, *entries: dict[str, Any]) -> None:
+    """What this user's own upload of a run has left."""
+    state = FileState(run.path)
+    with state.locked():
+        write_log(state.begin(Sent()), *entries)
+
+
+TRUSTING = Terms(trust=True)
+
+
+def planned(*runs: StoredRun, terms: Terms = Terms()) -> UploadRun:  # noqa: B008  # frozen
+    (run,) = plan_uploads(runs, now=NOW, terms=terms)
+    return run
+
+
+def order(run: UploadRun) -> list[str]:
+    return [f"{file.path.parent.parent.name}/{file.path.parent.name}" for file in run.files]
+
+
+def recorded(text: str, row: str = "1", entity: str = "") -> bytes:
+    """A file of a run record with a text of its own, and a row."""
+    run, history = new_record(), new_record()
+    run.run.run_id, run.run.entity, run.control.mailbox_slot = "exp", entity, text
+    history.history.item.add().value_json = row
+    return content_of([run, history])

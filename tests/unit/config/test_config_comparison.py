@@ -1,0 +1,311 @@
+"""One config on all ranks: what the ranks were given is compared."""
+
+from __future__ import annotations
+
+import inspect
+import linecache
+import re
+import threading
+import time
+import warnings
+from argparse import Namespace
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from config_jobs import THREE, TWO, Colour, Job, Nameless, Open, alike, reads
+
+import dist_wandb
+from dist_wandb.errors import ConfigurationError, RendezvousError
+from dist_wandb.settings.config_values import comparable, told
+from dist_wandb.store.job_store import JobStore
+from dist_wandb.topology.model import Topology
+
+if TYPE_CHECKING:
+    from tests.conftest import FakeWandb, OnRanks
+
+
+# --- comparing --------------------------------------------------------------------------------------------------------
+
+
+def given_differently(
+    job: Job, configs: Mapping[int, object], world: list[Topology] = TWO, **options: Any
+) -> list[str]:
+    """The warnings of a job."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for session in job(world, configs, **options):
+            session._config_sync.look(at_once=True)
+    return [str(warning.message) for warning in caught if "given different configs" in str(warning.message)]
+
+
+@pytest.mark.parametrize("mode", ["auto", "shared"])
+def test_ranks_that_were_given_different_values_are_told_once(job: Job, mode: str) -> None:
+    configs = {rank: {"lr": 0.1 * (rank > 0), "seed": 7 * (rank > 0), "same": [1]} for rank in range(3)}
+    (message,) = given_differently(job, configs, THREE, run_mode=mode)
+    assert re.search(
+        r"given different configs: 'lr' is 0.1 on rank (1|2), but 0.0 on rank 0; 'seed' is 7 on rank \1, but 0 on "
+        "rank 0. Further ranks may differ, too. The config of a run is that of its primary. config_sync='check' makes",
+        message,
+    )
+
+
+def test_a_rank_that_comes_first_compares_once_rank_0_is_there(open_rank: Open) -> None:
+    second = open_rank(TWO[1], {"lr": 0.2})
+    firsts = []
+
+    def open_rank_0() -> None:
+        firsts.append(open_rank(TWO[0], {"lr": 0.1}))
+        second.flush()  # rank 1 compares by then, or at its next heartbeat
+
+    with pytest.warns(UserWarning, match="'lr' is 0.2 on rank 1, but 0.1 on rank 0"):
+        open_rank_0()
+    assert dict(second.config) == dict(firsts[0].config) == {"lr": 0.1}
+
+
+EQUAL: dict[str, tuple[object, object]] = {
+    "numbers": ({"lr": 0.1}, {"lr": 0.1}),
+    "only rank 0 has one": ({"lr": 0.1}, None),
+    "only rank 1 has one": (None, {"lr": 0.1}),
+    "other names": ({"a": 1}, {"b": 1}),
+    "functions": ({"fn": lambda: 0}, {"fn": lambda: 0}),
+    "objects": ({"o": Nameless()}, {"o": Nameless()}),
+    "objects with an address": ({"o": threading.Lock}, {"o": threading.Lock}),
+    "sets": ({"s": {"x", "y", "z"}}, {"s": {"z", "y", "x"}}),
+    "order": ({"d": {"a": 1, "b": 2}}, {"d": {"b": 2, "a": 1}}),
+    "tuples": ({"t": (1, 2)}, {"t": [1, 2]}),
+    "no numbers": ({"nan": float("nan")}, {"nan": float("nan")}),
+    "other kinds": (Namespace(lr=0.1), {"lr": 0.1}),
+    "long": ({"long": "x" * 1000}, {"long": "x" * 1000}),
+    "enums": ({"e": Colour.RED}, {"e": Colour.RED}),
+    "numpy": ({"n": np.float32(0.5)}, {"n": 0.5}),
+    "tensors": ({"n": torch.tensor(2)}, {"n": 2}),
+}
+
+
+@pytest.mark.filterwarnings("ignore:W&B cannot hold")
+@pytest.mark.parametrize("config_sync", ["warn", "check"])
+@pytest.mark.parametrize("kind", EQUAL)
+def test_what_is_equal_in_effect_is_no_difference(job: Job, kind: str, config_sync: str) -> None:
+    assert given_differently(job, dict(enumerate(EQUAL[kind])), config_sync=config_sync) == []
+
+
+def test_what_is_handed_over_for_comparison_is_short_and_the_same_in_every_process() -> None:
+    (short, digest) = comparable({"text": "x" * 1000})["text"]
+    assert (len(short), len(digest)) == (40, 64)
+    assert told({"b", "a", "c"}) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("pair", "message"),
+    [
+        (({"n": 1}, {"n": True}), "'n' is True on rank 1, but 1 on rank 0"),
+        (({"n": {"a": 1}}, {"n": {"a": 2}}), "'n' is {'a': 2} on rank 1, but {'a': 1} on rank 0"),
+        ((Namespace(lr=1), Namespace(lr=2)), "'lr' is 2 on rank 1, but 1 on rank 0"),
+        (({"x": "a" * 999}, {"x": "a" * 998 + "b"}), f"'x' is '{'a' * 38}… on rank 1, but '{'a' * 38}… on rank 0"),
+        (({"x": None}, {"x": 0}), "'x' is 0 on rank 1, but None on rank 0"),
+    ],
+    ids=["kinds", "nested", "namespaces", "long", "nothing"],
+)
+def test_a_difference_is_shown_with_both_values(job: Job, pair: tuple[object, object], message: str) -> None:
+    (warned,) = given_differently(job, dict(enumerate(pair)))
+    assert message in warned
+
+
+def test_a_long_list_of_differences_is_cut(job: Job) -> None:
+    (warned,) = given_differently(job, {rank: {f"k{key}": rank for key in range(50)} for rank in range(2)})
+    assert "'k9' is 1 on rank 1" in warned
+    assert "'k10'" not in warned
+    assert "; and 40 more. The config of" in warned
+
+
+OF_RANKS = [
+    "rank",
+    "local_rank",
+    "LOCAL_RANK",
+    "local-rank",
+    "gpu",
+    "device",
+    "cuda_device",
+    "ddp.node_rank",
+    "a/gpu_id",
+]
+
+
+@pytest.mark.parametrize("config_sync", ["warn", "check"])
+def test_what_differs_between_ranks_by_nature_is_not_compared(job: Job, config_sync: str) -> None:
+    configs = {
+        rank: {"lr": 0.1, **dict.fromkeys(OF_RANKS, rank), "ddp": {"rank": rank, "world": 2}, "all": [{"gpu": rank}]}
+        for rank in range(2)
+    }
+    assert given_differently(job, configs, config_sync=config_sync) == []
+
+
+@pytest.mark.parametrize("name", ["gpus", "devices", "lora_rank", "rank.lr", "ranks", "world_size"])
+def test_what_only_sounds_like_it_is(job: Job, name: str) -> None:
+    (warned,) = given_differently(job, {rank: {name: rank} for rank in range(2)})
+    assert f"{name!r} is 1 on rank 1, but 0 on rank 0" in warned
+
+
+def test_in_new_mode_each_rank_keeps_what_differs_by_nature(job: Job) -> None:
+    configs = {rank: {"rank": rank, "ddp": {"rank": rank}} for rank in range(2)}
+    sessions = job(TWO, configs, run_mode="new")
+    for rank, session in enumerate(sessions):
+        session.flush()
+        assert dict(session.config) == configs[rank]
+
+
+@pytest.mark.parametrize("choice", [{"config_exclude_keys": ["seed"]}, {"config_include_keys": ["lr"]}])
+@pytest.mark.parametrize("config_sync", ["warn", "check"])
+def test_what_wandb_is_told_to_leave_out_is_not_compared_nor_shown(
+    open_rank: Open, on_ranks: OnRanks, choice: Mapping[str, Any], config_sync: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # of values that W&B cannot hold, neither
+
+        def open_one(rank: int) -> dict[str, Any]:
+            given = {"lr": 0.1, "seed": object() if rank else 7}
+            session = open_rank(TWO[rank], given, config_sync=config_sync, wandb_init=choice)
+            session.flush()
+            return dict(session.config)
+
+        assert on_ranks(2, open_one) == [{"lr": 0.1}] * 2
+    assert "different configs" not in caplog.text
+
+
+def test_what_is_left_out_on_rank_0_reaches_no_rank_that_was_given_nothing(open_rank: Open) -> None:
+    first = open_rank(TWO[0], {"lr": 0.1, "seed": 7}, run_mode="new", wandb_init={"config_exclude_keys": ["seed"]})
+    second = open_rank(TWO[1], run_mode="new")
+    assert dict(first.config) == dict(second.config) == {"lr": 0.1}
+
+
+def test_the_warning_names_the_line_that_opened_the_run(open_rank: Open) -> None:
+    """Also where the thread of the exchange finds it out."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        open_rank(TWO[1], {"lr": 0.2})
+        open_rank(TWO[0], {"lr": 0.1})
+        deadline = time.monotonic() + 30
+        while not caught and time.monotonic() < deadline:
+            time.sleep(0.01)
+    (warned,) = caught
+    assert (warned.filename, linecache.getline(warned.filename, warned.lineno).strip()) == (
+        inspect.getfile(open_rank),
+        "session = open_session(",
+    )
+
+
+def test_as_an_error_it_leaves_no_traceback(open_rank: Open, caplog: pytest.LogCaptureFixture) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        second = open_rank(TWO[1], {"lr": 0.2})
+        open_rank(TWO[0], {"lr": 0.1})
+        second.flush()
+    said = [record for record in caplog.records if "given different configs" in record.getMessage()]
+    assert [record.exc_info for record in said] == [None]
+
+
+def test_in_new_mode_different_values_are_wanted_unless_they_are_to_be_checked(job: Job) -> None:
+    configs = {rank: {"seed": rank} for rank in range(2)}
+    assert given_differently(job, configs, run_mode="new") == []
+
+
+def test_the_comparison_can_be_turned_off(job: Job, store: dist.Store) -> None:
+    assert given_differently(job, {rank: {"lr": rank} for rank in range(2)}, config_sync="off") == []
+    keys = JobStore(store, "test/1", TWO[0], 1.0).beside("config_sync")
+    given = [keys.has([f"config/given/{rank}"]) for rank in (0, 1)]
+    assert given == [False, False]
+
+
+@pytest.mark.parametrize("mode", ["auto", "shared", "new"])
+def test_a_check_that_fails_is_the_same_error_on_all_ranks(
+    open_rank: Open, on_ranks: OnRanks, fake_wandb: FakeWandb, mode: str
+) -> None:
+    def open_one(rank: int) -> str:
+        with pytest.raises(ConfigurationError) as error:
+            open_rank(THREE[rank], {"lr": 0.1 * (rank == 2), "seed": 1}, run_mode=mode, config_sync="check")
+        return str(error.value)
+
+    start = time.monotonic()
+    (message,) = set(on_ranks(3, open_one))
+    assert message == (
+        "config_sync='check', but the ranks were given different configs: 'lr' is 0.1 on rank 2, but 0.0 on rank 0. "
+        "Give all ranks the same, or pass config_sync='warn'."
+    )
+    assert time.monotonic() - start < 20
+    assert fake_wandb.arguments == []
+
+
+def test_a_check_that_passes_says_nothing(job: Job) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sessions = job(THREE, alike({"lr": 0.1}), config_sync="check")
+    assert all(reads(session, {"lr": 0.1}) for session in sessions)
+
+
+def test_a_check_goes_on_without_ranks_that_do_not_come_and_so_do_they_later(open_rank: Open) -> None:
+    with pytest.warns(UserWarning, match=r"waited 0.1 s, but rank 1, 2 did not come"):
+        first = open_rank(THREE[0], {"lr": 0.1}, config_sync="check", limits={"join_timeout": 0.1})
+    with pytest.warns(UserWarning, match="'lr' is 0.2 on rank 1"):
+        second = open_rank(THREE[1], {"lr": 0.2}, config_sync="check")
+    assert dict(first.config) == dict(second.config) == {"lr": 0.1}
+
+
+def test_a_check_without_rank_0_ends_and_does_not_fail_when_it_comes(open_rank: Open) -> None:
+    open_rank(TWO[1], {"lr": 0.2}, config_sync="check", limits={"join_timeout": 0.1})
+    assert open_rank(TWO[0], {"lr": 0.1}, config_sync="check").run
+
+
+def test_a_check_without_a_way_to_the_other_ranks_is_an_error(
+    open_rank: Open, fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(JobStore, "find", lambda *_: None)
+    with pytest.raises(RendezvousError, match="config_sync='check' compares the configs of all ranks, but rank 0 has"):
+        open_rank(TWO[0], {"lr": 0.1}, config_sync="check")
+    assert fake_wandb.arguments == []
+
+
+def test_alone_there_is_nothing_to_check(fake_wandb: FakeWandb) -> None:
+    assert dist_wandb.init(config={"lr": 0.1}, config_sync="check").config.lr == 0.1
+    assert len(fake_wandb.runs) == 1
+
+
+# --- secrets ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["auto", "shared", "new"])
+def test_a_secret_is_read_on_all_ranks_that_were_given_it(job: Job, mode: str) -> None:
+    given = {"lr": 0.1, "hf_token": "a", "net": {"api_key": "b", "h": 3}}
+    for session in job(TWO, alike(given), run_mode=mode):
+        assert reads(session, given)
+        assert list(session.config.keys()) == list(given)
+
+
+def test_a_secret_that_a_rank_was_not_given_is_not_there_and_says_why(job: Job) -> None:
+    first, second = job(TWO, {0: {"lr": 0.1, "hf_token": "a"}})
+    assert dict(first.config) == {"lr": 0.1, "hf_token": "a"}
+    assert dict(second.config) == {"lr": 0.1}
+    assert ("hf_token" in second.config, second.config.get("hf_token", 7)) == (False, 7)
+    with pytest.raises(KeyError, match="'hf_token' is in the config of the run, but"):
+        _ = second.config["hf_token"]
+    with pytest.raises(AttributeError, match="'hf_token' is in the config of the run, but"):
+        _ = second.config.hf_token
+    second.config["hf_token"] = "mine"  # noqa: S105  # of nothing
+    first.config.update({"lr": 0.2}, allow_val_change=True)
+    assert reads(second, {"lr": 0.2, "hf_token": "mine"})
+
+
+def test_a_secret_that_the_primary_changes_is_not_read_as_the_old_one(job: Job) -> None:
+    first, second = job(TWO, alike({"lr": 0.1, "hf_token": "old", "net": {"token": "old", "h": 1}}))
+    assert second.config.hf_token == "old"  # noqa: S105  # of nothing
+    first.config.update({"hf_token": "new", "net": {"token": "new", "h": 1}, "lr": 0.2}, allow_val_change=True)
+    assert reads(second, {"lr": 0.2, "net": {"h": 1}})
+
+
+@pytest.mark.parametrize("config_sync", ["warn", "check"])
+def test_secrets_are_not_compared(job: Job, config_sync: str) -> None:
+    configs = {rank: {"lr": 0.1, "hf_token": f"t{rank}", "net": [{"api_key": rank}]} for rank in range(2)}
+    assert given_differently(job, configs, config_sync=config_sync) == []

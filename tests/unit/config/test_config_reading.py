@@ -1,0 +1,393 @@
+"""One config on all ranks: what a rank reads, and what it writes."""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from argparse import Namespace
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import wandb
+from config_jobs import HEARTBEAT, NESTED, NODES, THREE, TWO, Job, Open, alike, reads
+
+from dist_wandb.config import text as config_text
+from dist_wandb.config.sync import ConfigSync
+from dist_wandb.config.view import ConfigView
+from dist_wandb.runs import config_guard
+from dist_wandb.runs.null_run import NullRun
+from dist_wandb.settings.config_values import given_values, told
+from dist_wandb.store.job_store import JobStore
+from dist_wandb.topology.model import Topology
+
+if TYPE_CHECKING:
+    from tests.conftest import FakeWandb
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["auto", "shared", "new"])
+@pytest.mark.parametrize("configs", [alike(NESTED), {0: NESTED}], ids=["all ranks are given it", "rank 0 is given it"])
+def test_the_config_reads_the_same_on_every_rank(job: Job, mode: str, configs: dict[int, object]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sessions = job(TWO, configs, run_mode=mode)
+        for session in sessions:
+            assert reads(session, NESTED)
+            assert session.config["net"]["sizes"][1] == {"x": None}
+            assert session.config["net"]["names"][2] == "b"
+            assert (session.config.lr, session.config.get("lr"), "lr" in session.config) == (0.1, 0.1, True)
+            assert type(session.config["net"]) is dict
+
+
+@pytest.mark.parametrize("mode", ["auto", "shared", "new"])
+def test_tuples_and_what_is_no_number_reach_ranks_that_were_given_nothing(
+    open_rank: Open, fake_wandb: FakeWandb, mode: str
+) -> None:
+    first = open_rank(TWO[0], {"betas": (0.9, (1, 2)), "best": math.nan, "ends": [math.nan, math.inf]}, run_mode=mode)
+    second = open_rank(TWO[1], run_mode=mode)
+    for session in (first, second):
+        seen = {name: repr(told(value)) for name, value in dict(session.config).items()}
+        assert seen == {"betas": "[0.9, [1, 2]]", "best": "None", "ends": "[None, inf]"}  # what W&B makes of them
+    assert set(fake_wandb.arguments[-1]["config"]) == set(seen)  # as soon as its run is opened
+
+
+def test_a_rank_without_a_run_reads_a_config_as_wandbs_own(job: Job) -> None:
+    for session in job(TWO, alike({"lr": 0.1, "net": {"h": 3}})):
+        config = session.run.config
+        assert session.config is config
+        assert list(config.keys()) == [name for name in config if not name.startswith("_")] == ["lr", "net"]
+        assert list(config.items()) == [("lr", 0.1), ("net", {"h": 3})]
+        assert config.as_dict() == dict(config) == {"lr": 0.1, "net": {"h": 3}}
+        assert repr(config) == "{'lr': 0.1, 'net': {'h': 3}}"
+        assert (config.get("none"), config.get("none", 7), "none" in config) == (None, 7, False)
+        assert config
+        with pytest.raises(KeyError, match="none"):
+            _ = config["none"]
+        with pytest.raises(AttributeError, match="none"):
+            _ = config.none
+        with pytest.raises(AttributeError):
+            _ = config.__deepcopy_it__
+
+
+@pytest.mark.parametrize("mode", ["auto", "shared", "new"])
+def test_every_rank_tells_how_many_names_there_are(job: Job, mode: str) -> None:
+    for session in job(TWO, alike({"lr": 0.1, "net": {}}), run_mode=mode):
+        assert len(session.config) == 2
+        assert ("lr" in session.config, "x" in session.config, session.config.get("x", 7)) == (True, False, 7)
+
+
+def test_alone_too_and_an_empty_config_stays_true(open_rank: Open) -> None:
+    session = open_rank(Topology.single())
+    assert (len(session.config), bool(session.config)) == (0, True)
+    session.config.lr = 0.1
+    session.config["_of_wandb"] = 1
+    assert len(session.config) == 1
+
+
+def test_a_rank_without_a_run_accepts_every_write_and_reads_what_it_wrote(job: Job, fake_wandb: FakeWandb) -> None:
+    _, second = job(TWO, alike({"lr": 0.1}))
+    config = second.config
+    config.update({"a": 1}, allow_val_change=True)
+    config.update(Namespace(b=2))
+    config["c"] = 3
+    config.d = 4
+    config.setdefaults({"lr": 7, "e": 5})
+    config.update_locked({"f": 6}, user="me")
+    config.merge_locked({"g": 7})
+    config.update("nothing.yaml")
+    config.persist()
+    del config["lr"]
+    own = {"lr": 0.1, "a": 1, "b": 2, "c": 3, "d": 4, "e": 5, "f": 6, "g": 7}
+    assert (dict(config), len(config), list(config.values())) == (own, 8, list(own.values()))
+    assert dict(fake_wandb.runs[0].config) == {"lr": 0.1}
+
+
+def test_what_is_written_on_a_rank_without_a_run_holds_until_the_primary_says_something_else(job: Job) -> None:
+    first, second = job(TWO, alike({"lr": 0.1, "n": 1}))
+    second.config.lr = 0.2
+    time.sleep(2 * HEARTBEAT)
+    assert (second.config.lr, first.config.lr) == (0.2, 0.1)
+    first.config.n = 1
+    first.config.update({"lr": 0.3}, allow_val_change=True)
+    assert reads(second, {"lr": 0.3, "n": 1})
+
+
+def test_the_same_write_on_all_ranks_is_read_at_once(job: Job) -> None:
+    """The slower rank's value is not there yet, or an older one of it is."""
+    first, second = job(TWO, alike({"lr": 0.1}))
+    for value in (1, 2, 3):
+        for session in (first, second) if value % 2 else (second, first):
+            session.config.update({"epoch": value}, allow_val_change=True)
+            assert session.config.epoch == value
+    assert reads(second, {"lr": 0.1, "epoch": 3})
+
+
+@pytest.mark.parametrize("mode", ["auto", "shared"])
+@pytest.mark.parametrize("config", [{"lr": 0.1}, None], ids=str)
+def test_what_a_rank_was_given_beyond_the_primarys_config_is_not_in_it(
+    job: Job, mode: str, config: dict[str, object] | None
+) -> None:
+    _, second = job(TWO, {0: config, 1: {"lr": 0.1, "more": 1}}, run_mode=mode)
+    assert dict(second.config) == (config or {})
+
+
+def test_another_writer_of_a_shared_run_does_not_begin_with_a_config_that_the_primary_lacks(
+    open_rank: Open, fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ConfigSync, "completed", lambda _, arguments, *__: arguments)  # the primary has not told it yet
+    open_rank(TWO[0], None, run_mode="shared")
+    open_rank(TWO[1], {"more": 1}, run_mode="shared")
+    assert [arguments.get("config") for arguments in fake_wandb.arguments] == [None, None]
+
+
+@pytest.mark.parametrize("mode", ["auto", "shared", "new"])
+def test_what_a_rank_writes_is_newer_than_what_it_has_not_seen_yet(job: Job, mode: str) -> None:
+    first, second = job(TWO, alike({"lr": 0.1}), run_mode=mode, limits={"heartbeat": 1000.0})
+    first.config.update({"n": 1})
+    second.config.update({"n": 2})
+    second._config_sync.look(at_once=True)
+    assert second.config.n == 2
+
+
+@pytest.mark.parametrize("mode", ["auto", "shared", "new"])
+@pytest.mark.parametrize("through", ["session", "run", "item", "attribute"])
+def test_what_the_primary_sets_later_reaches_all_ranks(job: Job, mode: str, through: str) -> None:
+    first, second = job(TWO, alike({"lr": 0.1}), run_mode=mode)
+    assert dict(second.config) == {"lr": 0.1}
+    if through == "session":
+        first.config.update({"steps": 7})
+    elif through == "run":
+        first.run.config.update({"steps": 7})
+    elif through == "item":
+        first.run.config["steps"] = 7
+    else:
+        config: Any = first.run.config
+        config.steps = 7
+    assert second.config["steps"] == 7  # what is not there is looked for at once
+    assert reads(second, {"lr": 0.1, "steps": 7})
+
+
+@pytest.mark.parametrize("mode", ["auto", "shared"])
+def test_a_value_that_the_primary_changes_is_read_within_a_heartbeat(job: Job, mode: str) -> None:
+    first, second = job(TWO, alike({"lr": 0.1}), run_mode=mode)
+    assert second.config.lr == 0.1
+    first.run.config.update({"lr": 0.2}, allow_val_change=True)
+    assert reads(second, {"lr": 0.2})
+
+
+def test_the_other_writers_of_a_shared_run_send_what_the_primary_set_without_being_asked(
+    job: Job, fake_wandb: FakeWandb
+) -> None:
+    first, second = job(TWO, alike({"lr": 0.1}), run_mode="shared")
+    first.config.update({"steps": 7})
+    theirs: Any = second.run.config
+    deadline = time.monotonic() + 20
+    while {"steps": 7} not in theirs.sent and time.monotonic() < deadline:
+        second.log({"loss": 0.5})
+        time.sleep(0.01)
+    assert theirs.sent == [{"steps": 7}]
+    assert len(fake_wandb.runs) == 2
+
+
+def test_what_the_primary_set_last_is_taken_over_in_flush_and_finish(job: Job) -> None:
+    first, second, third = job(THREE, alike({"lr": 0.1}), run_mode="new", limits={"heartbeat": 1000.0})
+    first.config.update({"steps": 7})
+    second.flush()
+    third.finish()
+    for session in (second, third):
+        assert session.run.config.as_dict() == {"lr": 0.1, "steps": 7}
+
+
+def test_a_change_inside_of_a_value_is_told_with_the_next_look(job: Job) -> None:
+    first, second = job(TWO, alike({"net": {"h": 3}}))
+    first.config["net"]["h"] = 4
+    assert reads(second, {"net": {"h": 4}})
+
+
+def test_a_heartbeat_costs_nothing_that_grows_with_the_config(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is spent on a thread whose rounds the other ranks wait for."""
+    first, second = job(TWO, alike({f"n{number}": number for number in range(500)}), limits={"heartbeat": 1000.0})
+    assert reads(second, dict(first.config))
+    taken: list[object] = []
+    asked: list[str] = []
+    peek = JobStore.try_get
+
+    def take(value: object) -> object:
+        taken.append(value)
+        return value
+
+    def ask(self: JobStore, key: str) -> object:
+        asked.append(key)
+        return peek(self, key)
+
+    monkeypatch.setattr(config_text, "told", take)
+    monkeypatch.setattr(JobStore, "try_get", ask)
+    for session in (first, second):
+        for _ in range(3):
+            session._config_sync.look._next = 0.0
+            session._config_sync.look()
+    assert taken == []
+    assert {key for key in asked if key.startswith("config/")} == {"config/of//version"}  # not the values
+    first.config["new"] = 8
+    assert taken == [8]
+    second._config_sync.look(at_once=True)
+    assert second.config["new"] == 8
+
+
+@pytest.mark.parametrize("write", ["update_locked", "merge_locked"])
+def test_what_wandb_itself_sets_later_is_told(job: Job, write: str) -> None:
+    first, second = job(TWO, alike({"lr": 0.1}), limits={"heartbeat": 1000.0})
+    getattr(first.config, write)({"lr": 0.2}, user="sweep", _allow_val_change=True)
+    second._config_sync.look(at_once=True)
+    assert second.config.lr == 0.2
+
+
+def test_what_is_changed_behind_wandbs_back_is_told_in_flush(job: Job) -> None:
+    first, second = job(TWO, alike({"lr": 0.1}), limits={"heartbeat": 1000.0})
+    first.config._items["lr"] = 0.2
+    first.config["--width"] = 3  # wandb takes the dashes away
+    first.flush()
+    second._config_sync.look(at_once=True)
+    assert dict(second.config) == {"lr": 0.2, "width": 3}
+
+
+def test_a_rank_with_a_run_may_set_what_it_has_from_the_primary(job: Job) -> None:
+    first, second = job(TWO, alike({"lr": 0.1}), run_mode="new")
+    first.config.update({"seed": 1, "more": 1})
+    assert second.config.seed == 1
+    second.config["seed"] = 2
+    second.config.update({"more": 2, "lr": 0.1})
+    assert (second.config.seed, second.config.more) == (2, 2)
+    with pytest.raises(wandb.Error, match='change value of key "seed"'):
+        second.config["seed"] = 3
+    with pytest.raises(wandb.Error, match='change value of key "lr"'):
+        second.config.update({"lr": 3, "more": 2})
+
+
+def test_in_new_mode_what_a_rank_sets_itself_is_its_own(job: Job) -> None:
+    sessions = job(TWO, {0: {"seed": 0, "lr": 0.1}, 1: {"seed": 1}}, run_mode="new")
+    assert reads(sessions[1], {"seed": 1, "lr": 0.1})
+    for rank, session in enumerate(sessions):
+        session.config.update({"where": rank})
+    sessions[0].config.update({"seed": 7}, allow_val_change=True)
+    time.sleep(3 * HEARTBEAT)
+    assert dict(sessions[0].config) == {"seed": 7, "lr": 0.1, "where": 0}
+    assert dict(sessions[1].config) == {"seed": 1, "lr": 0.1, "where": 1}
+
+
+def test_what_another_writer_adds_gives_way_to_what_the_primary_sets_at_that_moment(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = job(TWO, alike({"lr": 0.1}), run_mode="shared")
+    with second.unchanged_config() as known:
+        assert "seen_by" not in known
+        first.config.update({"seen_by": 0})
+        known.update({"seen_by": 1})
+    assert reads(second, {"lr": 0.1, "seen_by": 0})
+
+    def told_just_now(values: object) -> dict[str, Any]:
+        if values == {"at": 1}:
+            first.config.update({"at": 0})
+        return given_values(values)
+
+    monkeypatch.setattr(config_guard, "given_values", told_just_now)
+    second.config.setdefaults({"at": 1})
+    assert reads(second, {"lr": 0.1, "seen_by": 0, "at": 0})
+
+
+@pytest.mark.parametrize("resumed", [True, False])
+def test_in_new_mode_a_run_that_goes_on_keeps_what_it_had_of_its_own(
+    open_rank: Open, fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, resumed: bool
+) -> None:
+    """W&B hands the config of its earlier start to a run that is resumed."""
+    begin = fake_wandb.init
+
+    def init(**arguments: Any) -> Any:
+        run = begin(**arguments)
+        run.resumed = resumed
+        run.config.update({"seen_by": len(fake_wandb.runs) - 1, "epochs": 3})
+        return run
+
+    monkeypatch.setattr(fake_wandb, "init", init)
+    first, second = (open_rank(topology, {}, run_mode="new") for topology in TWO)
+    assert reads(second, {"seen_by": 1 if resumed else 0, "epochs": 3})
+    first.config.update({"seen_by": 7, "epochs": 4}, allow_val_change=True)
+    assert reads(second, {"seen_by": 1 if resumed else 7, "epochs": 4})
+
+
+def test_in_new_mode_what_all_ranks_were_given_alike_follows_rank_0(open_rank: Open) -> None:
+    first = open_rank(TWO[0], {"lr": 0.1, "seed": 0}, run_mode="new")
+    first.config.update({"lr": 0.2, "seed": 7}, allow_val_change=True)  # before rank 1 has looked
+    second = open_rank(TWO[1], {"lr": 0.1, "seed": 1}, run_mode="new")
+    assert dict(second.config) == {"lr": 0.2, "seed": 1}
+    first.config.update({"lr": 0.3}, allow_val_change=True)
+    assert reads(second, {"lr": 0.3, "seed": 1})
+    second.config.update({"lr": 0.4}, allow_val_change=True)
+    first.config.update({"lr": 0.5}, allow_val_change=True)
+    time.sleep(3 * HEARTBEAT)
+    assert dict(second.config) == {"lr": 0.4, "seed": 1}
+
+
+def test_under_a_sweep_what_a_rank_sets_later_is_its_own(open_rank: Open, fake_wandb: FakeWandb) -> None:
+    fake_wandb.sweep = {"lr": 0.5}
+    first = open_rank(TWO[0], {"lr": 0.1}, run_mode="new")
+    fake_wandb.sweep = {}
+    second = open_rank(TWO[1], {"lr": 0.1}, run_mode="new")
+    for rank, session in ((1, second), (0, first)):
+        session.config.update({"where": rank})
+    time.sleep(3 * HEARTBEAT)
+    assert dict(second.config) == {"lr": 0.5, "where": 1}
+
+
+def test_on_several_nodes_a_ranks_config_is_that_of_its_nodes_run_completed_by_rank_0(job: Job) -> None:
+    sessions = job(NODES, {0: {"lr": 0.1, "node": 0}, 2: {"node": 1}}, rank_scope="worker", config_sync="off")
+    for session in sessions[:2]:
+        assert reads(session, {"lr": 0.1, "node": 0})
+    for session in sessions[2:]:
+        assert reads(session, {"lr": 0.1, "node": 1})
+    sessions[0].config.update({"steps": 7})
+    assert all(reads(session, {"lr": 0.1, "node": 0, "steps": 7}) for session in sessions[:2])
+    assert all(reads(session, {"lr": 0.1, "node": 1, "steps": 7}) for session in sessions[2:])
+
+
+@pytest.mark.parametrize("mode", ["auto", "shared", "new"])
+def test_the_values_of_a_sweep_win_on_all_ranks(open_rank: Open, fake_wandb: FakeWandb, mode: str) -> None:
+    """Only the first node's agent tells its processes of the sweep."""
+    fake_wandb.sweep = {"lr": 0.5}
+    first = open_rank(TWO[0], {"lr": 0.1, "batch": 8}, run_mode=mode)
+    fake_wandb.sweep = {}
+    second = open_rank(TWO[1], {"lr": 0.2, "batch": 8}, run_mode=mode, config_sync="off")
+    for session in (first, second):
+        assert dict(session.config) == {"lr": 0.5, "batch": 8}
+    if mode == "shared":
+        assert fake_wandb.arguments[1]["config"] == {"lr": 0.5, "batch": 8}
+
+
+# --- the integrations -------------------------------------------------------------------------------------------------
+
+
+def test_what_was_passed_is_seen_in_all_its_kinds() -> None:
+    own = wandb.Config()  # type: ignore[attr-defined]  # for all to use, but not declared
+    own["lr"] = 0.1
+    assert [given_values(config) for config in ({"lr": 0.1}, Namespace(lr=0.1), own)] == [{"lr": 0.1}] * 3
+    assert [given_values(config) for config in (None, "file.yaml", 7, Namespace, [("lr", 1)])] == [{}] * 5
+
+
+def test_a_null_run_of_no_session_has_no_config() -> None:
+    assert dict(NullRun().config.items()) == {}
+    run: Any = NullRun()
+
+    class Fixed:
+        def read(self, name: str | None = None) -> Mapping[str, Any]:  # noqa: ARG002  # the protocol's
+            return {"lr": 0.1}
+
+        def write(self, values: Mapping[str, Any]) -> None:
+            raise AssertionError(values)
+
+    run.show_config(ConfigView(Fixed()))
+    assert run.config.lr == 0.1
+    assert not run

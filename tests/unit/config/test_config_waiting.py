@@ -1,0 +1,134 @@
+"""One config on all ranks: for whom a rank waits, and what it reads without the others."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import threading
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from config_jobs import HEARTBEAT, TWO, Job, Open, alike, reads
+
+from dist_wandb.errors import RendezvousError
+from dist_wandb.store.job_store import JobStore
+
+
+def test_a_guarded_start_waits_for_nobody(open_rank: Open) -> None:
+    start = time.monotonic()
+    session = open_rank(TWO[0], {"lr": 0.1})
+    session.config.update({"steps": 7})
+    assert dict(session.config) == {"lr": 0.1, "steps": 7}
+    assert time.monotonic() - start < 20
+
+
+def test_who_reads_before_the_primary_has_opened_its_run_waits_for_it(open_rank: Open) -> None:
+    second = open_rank(TWO[1], {"lr": 0.2}, config_sync="off")
+    found: list[object] = []
+    reader = threading.Thread(target=lambda: found.append(second.config["lr"]))
+    reader.start()
+    time.sleep(0.1)
+    assert found == []
+    open_rank(TWO[0], {"lr": 0.1}, config_sync="off")
+    reader.join(30)
+    assert found == [0.1]
+
+
+def test_if_the_primary_never_comes_a_rank_reads_what_it_was_given_with_one_warning(
+    open_rank: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    second = open_rank(TWO[1], {"lr": 0.2, "p": Path("x")}, limits={"join_timeout": 0.1})
+    second.config.update({"own": 1})
+    assert second.config.own == 1  # it knows that, so it does not wait
+    with pytest.warns(UserWarning, match="read on rank 1, but its primary did not open its run within 0.1 s"):
+        assert second.config.lr == 0.2
+    with warnings.catch_warnings(), monkeypatch.context() as after_that:
+        warnings.simplefilter("error")
+        after_that.setattr(JobStore, "wait_get", lambda *_: pytest.fail("waited twice"))
+        assert dict(second.config) == {"lr": 0.2, "p": Path("x"), "own": 1}
+    open_rank(TWO[0], {"lr": 0.1}, config_sync="off")
+    assert reads(second, {"lr": 0.1, "own": 1})
+
+
+def test_without_a_store_a_rank_reads_what_it_was_given_until_there_is_one(
+    open_rank: Open, store: dist.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as before_the_process_group:
+        before_the_process_group.setattr(JobStore, "find", lambda *_: None)
+        first, second = (open_rank(TWO[rank], {"lr": 0.1 * (rank + 1)}) for rank in range(2))
+        with pytest.warns(UserWarning, match="there is no store of the job yet"):
+            assert second.config.lr == 0.2
+    assert store is not None
+    first.config.update({"steps": 7})
+    with pytest.warns(UserWarning, match="were given different configs"):
+        assert reads(second, {"lr": 0.1, "steps": 7})
+
+
+def test_where_the_store_is_gone_the_config_stays_as_it_was(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = job(TWO, alike({"lr": 0.1}))
+    assert second.config.lr == 0.1
+
+    def fail(*_: Any) -> None:
+        raise RendezvousError("gone")
+
+    monkeypatch.setattr(JobStore, "try_get", fail)
+    monkeypatch.setattr(JobStore, "publish", fail)
+    time.sleep(2 * HEARTBEAT)
+    first.config.update({"steps": 7})
+    second.config.update({"own": 1})
+    assert (dict(first.config), dict(second.config)) == ({"lr": 0.1, "steps": 7}, {"lr": 0.1, "own": 1})
+
+
+def test_reading_asks_the_store_once_in_a_heartbeat(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, second = job(TWO, alike({"lr": 0.1}), limits={"heartbeat": 1000.0})
+    assert second.config.lr == 0.1
+    asked: list[str] = []  # threads of the exchange ask the store, too, by themselves
+    monkeypatch.setattr(second._config_sync._connection, "try_get", asked.append)
+    for _ in range(1000):
+        assert second.config.lr == 0.1
+        assert second.config["lr"] == 0.1
+    assert len(asked) <= 1
+
+
+def test_a_process_that_is_not_the_sessions_does_not_use_its_connection(
+    open_rank: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    second = open_rank(TWO[1], {"lr": 0.2}, reduce=None, config_sync="off")
+    monkeypatch.setattr(second._config_sync._connection, "_pid", -1)
+    first = open_rank(TWO[0], {"lr": 0.1}, config_sync="off")
+    second.config.update({"own": 1})
+    assert dict(second.config) == {"lr": 0.2, "own": 1}
+    monkeypatch.setattr(first._config_sync._connection, "_pid", -1)
+    monkeypatch.setattr(
+        first._config_sync._connection._job_store, "publish", lambda *_: pytest.fail("told by another process")
+    )
+    first.config.update({"steps": 1})
+
+
+def test_a_config_that_is_copied_or_pickled_keeps_what_was_known(job: Job) -> None:
+    _, second = job(TWO, alike({"net": {"h": 3}}))
+    for twin in (copy.copy(second.config), copy.deepcopy(second.config), pickle.loads(pickle.dumps(second.config))):  # noqa: S301
+        assert twin.net == twin["net"] == {"h": 3}
+        assert twin.as_dict() == {"net": {"h": 3}}
+        with pytest.raises(AttributeError, match="none"):
+            _ = twin.none
+
+
+def test_after_the_end_the_config_stays_readable_and_nobody_is_asked(job: Job) -> None:
+    first, second = job(TWO, alike({"lr": 0.1}), run_mode="shared")
+    second.finish(1)
+    first.config.update({"steps": 7})
+    second._config_sync.look(at_once=True)
+    assert dict(second.run.config) == {"lr": 0.1}
+    first.finish(1)
+    assert dict(first.config) == {"lr": 0.1, "steps": 7}
+
+
+def test_a_rank_that_never_asked_reads_what_it_was_given_after_the_end(open_rank: Open) -> None:
+    second = open_rank(TWO[1], {"lr": 0.2}, limits={"join_timeout": 60.0}, reduce=None)
+    second.finish(1)
+    assert dict(second.config) == {"lr": 0.2}

@@ -1,0 +1,190 @@
+"""Where on the x axis the rows of a resumed run go on."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from restarts import Start, kill, last_warnings
+
+from dist_wandb.errors import ReadError
+from dist_wandb.restart import next_row
+from dist_wandb.session.opener import open_session
+from dist_wandb.settings.limits import Limits
+from dist_wandb.settings.options import Options
+
+if TYPE_CHECKING:
+    from tests.conftest import FakeRun, FakeWandb, OnRanks
+
+
+def resumed(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, **summary: Any) -> None:
+    """Let W&B find that the runs which are opened from now on have been started before."""
+    opened = fake_wandb.init
+
+    def init(**arguments: Any) -> FakeRun:
+        run = opened(**arguments)
+        run.resumed, run.summary = True, summary
+        return run
+
+    monkeypatch.setattr(fake_wandb, "init", init)
+
+
+@pytest.mark.parametrize("run_mode", ["auto", "shared", "new"])
+@pytest.mark.parametrize("reduce", ["mean", None])
+def test_rows_without_a_step_go_on_behind_those_of_the_resumed_run(
+    start: Start,
+    fake_wandb: FakeWandb,
+    monkeypatch: pytest.MonkeyPatch,
+    on_ranks: OnRanks,
+    run_mode: str,
+    reduce: str | None,
+) -> None:
+    options = {"run_mode": run_mode, "reduce": reduce, "limits": Limits(heartbeat=0.05)}
+    kill(start(options={**options, "reduce": None}))
+    resumed(fake_wandb, monkeypatch, global_step=49, loss=0.5)
+    sessions = start(options=options, resume="auto")
+    for _ in range(2):
+        for session in sessions:
+            session.log({"loss": 1.0})
+    on_ranks(2, lambda rank: sessions[rank].finish())
+    opened = [session.run for session in sessions if session.run]
+    for run in opened:
+        assert {row["global_step"] for row in run.rows} == {50, 51}  # type: ignore[attr-defined]
+
+
+def test_a_step_that_is_given_stays(start: Start, fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:
+    kill(start(world=1))
+    resumed(fake_wandb, monkeypatch, global_step=49)
+    (session,) = start(world=1, resume="auto")
+    session.log({"loss": 1.0}, step=3)
+    session.log({"loss": 1.0, "global_step": 4})
+    assert [row["global_step"] for row in fake_wandb.runs[-1].rows] == [3, 4]
+
+
+@pytest.mark.parametrize(
+    ("summary", "first"),
+    [({}, 0), ({"global_step": "x"}, 0), ({"global_step": float("nan")}, 0), ({"global_step": 4.0}, 5)],
+)
+def test_the_summary_tells_the_last_row(
+    start: Start, fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, summary: dict[str, Any], first: int
+) -> None:
+    resumed(fake_wandb, monkeypatch, **summary)
+    (session,) = start(world=1, id="exp", resume="allow")
+    session.log({"loss": 1.0})
+    assert fake_wandb.runs[-1].rows == [{"loss": 1.0, "global_step": first}]
+
+
+def test_a_run_that_is_not_resumed_begins_at_0(fake_wandb: FakeWandb) -> None:
+    theirs: Any = fake_wandb.init(id="theirs")
+    theirs.summary["global_step"] = 7
+    session = open_session(Options(), {}, integration="test", adopt=lambda _: theirs)
+    session.log({"loss": 1.0})
+    assert theirs.rows == [{"loss": 1.0, "global_step": 0}]
+
+
+def test_all_writers_of_a_shared_run_go_on_where_its_primary_does(
+    start: Start, fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others attach later: the summary that they are given may hold rows of this start."""
+    last = iter([49, 53])
+    opened = fake_wandb.init
+
+    def init(**arguments: Any) -> FakeRun:
+        run = opened(**arguments)
+        run.resumed, run.summary = True, {"global_step": next(last)}
+        return run
+
+    monkeypatch.setattr(fake_wandb, "init", init)
+    sessions = start(options={"run_mode": "shared"}, id="exp", resume="allow")
+    assert [session._intake.first_row for session in sessions] == [50, 50]
+
+
+def test_offline_the_files_of_the_run_tell_the_last_row(
+    start: Start, fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newest that has any rows; the file of this start, and those of other runs, do not count."""
+    own = "run-0"
+    files = {
+        "offline-run-1-exp": 99,
+        "offline-run-2-exp": 49,
+        "offline-run-3-exp": None,
+        "offline-run-4-exp2": 7,
+        own: 9,
+    }
+    for number, name in enumerate(files):
+        place = fake_wandb.directory / name
+        place.mkdir(parents=True)
+        file = place / ("run-exp.wandb" if name == own else f"run-{name.rpartition('-')[2]}.wandb")
+        file.touch()
+        os.utime(file, (number, number))
+
+    monkeypatch.setattr(next_row, "largest_step", lambda path, _: files[path.parent.name])
+    (session,) = start(world=1, id="exp", resume="allow", mode="offline")
+    session.log({"loss": 1.0})
+    assert fake_wandb.runs[-1].rows == [{"loss": 1.0, "global_step": 50}]
+    (other,) = start(world=1, id="exp", mode="offline")
+    assert other._intake.first_row == 0
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_files_of_strangers_do_not_end_a_start(
+    start: Start, fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, *, fails: bool
+) -> None:
+    """What cannot be read counts for nothing."""
+    for name in ("run-0", "offline-run-1-exp", "offline-run-2-exp"):
+        (fake_wandb.directory / name).mkdir(parents=True)
+    (fake_wandb.directory / "offline-run-1-exp" / "run-exp.wandb").symlink_to("nowhere")
+    (fake_wandb.directory / "offline-run-2-exp" / "run-exp.wandb").touch()
+    (fake_wandb.directory / "offline-run-3-exp").symlink_to("offline-run-3-exp")
+
+    def largest(path: Path, _: str) -> int:
+        if fails:
+            raise ReadError(f"{path}: cannot be read: Resource temporarily unavailable.")
+        return 5
+
+    monkeypatch.setattr(next_row, "largest_step", largest)
+    (session,) = start(world=1, id="exp", resume="allow", mode="offline")
+    assert session._intake.first_row == (0 if fails else 6)
+
+
+def test_a_strangers_file_of_the_run_does_not_say_where_its_rows_go_on(
+    start: Start, fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    theirs = fake_wandb.directory / "offline-run-1-exp" / "run-exp.wandb"
+    theirs.parent.mkdir(parents=True)
+    theirs.touch()
+    (fake_wandb.directory / "run-0").mkdir()
+    true_stat = Path.lstat
+
+    def lstat(path: Path) -> os.stat_result:
+        found = true_stat(path)
+        return os.stat_result((*found[:4], 65_534, *found[5:])) if path == theirs else found
+
+    monkeypatch.setattr(Path, "lstat", lstat)
+    monkeypatch.setattr(next_row, "largest_step", lambda _path, _name: 2**53)
+    (session,) = start(world=1, id="exp", resume="allow", mode="offline")
+    assert session._intake.first_row == 0
+    (warning,) = last_warnings(caplog)
+    assert f"{theirs} belongs to user 65534, so rows without a step are not counted on" in warning
+
+
+def test_of_many_files_of_a_run_the_newest_are_looked_at(
+    start: Start, fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (fake_wandb.directory / "run-0").mkdir(parents=True)
+    for number in range(100):
+        (fake_wandb.directory / f"offline-run-{number}-exp").mkdir(parents=True)
+        (fake_wandb.directory / f"offline-run-{number}-exp" / "run-exp.wandb").touch()
+    looked_at: list[Path] = []
+    monkeypatch.setattr(next_row, "largest_step", lambda path, _: looked_at.append(path))
+    start(world=1, id="exp", resume="allow", mode="offline")
+    assert len(looked_at) == 32
+
+
+def test_a_step_metric_of_a_framework_is_not_counted(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:
+    resumed(fake_wandb, monkeypatch, **{"trainer/global_step": 49})
+    session = open_session(Options(), {}, integration="test", step_metric="trainer/global_step")
+    session.log({"loss": 1.0})
+    assert fake_wandb.runs[-1].rows == [{"loss": 1.0}]

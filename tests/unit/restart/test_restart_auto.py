@@ -1,0 +1,202 @@
+"""Starts with resume="auto", and the records that they are given."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch.distributed as dist
+from restarts import RECORDS, SLURM, Start, given, ids, kill, last_warnings, ranks, record_files
+from strangers import OBSTACLES, give_away
+
+from dist_wandb.errors import ConfigurationError
+from dist_wandb.restart.records import RestartRecord
+from dist_wandb.session.opener import open_session
+from dist_wandb.settings.limits import Limits
+from dist_wandb.settings.options import Options
+from dist_wandb.store import job_store
+
+if TYPE_CHECKING:
+    from tests.conftest import FakeWandb, OnRanks
+
+
+@pytest.mark.parametrize("resume", ["auto", True])
+@pytest.mark.parametrize("run_mode", ["auto", "shared", "new"])
+def test_a_second_start_continues_if_it_is_asked_to(
+    start: Start, fake_wandb: FakeWandb, run_mode: str, resume: Any
+) -> None:
+    options = {"run_mode": run_mode}
+    first = start(options=options, resume=resume)
+    before = ids(first)
+    kill(first)
+    assert ids(start(options=options, resume=resume)) == before
+    assert set(given(fake_wandb, "resume", last=1)) == {"allow"}  # W&B's own record would be one process's
+
+
+def test_a_second_start_that_does_not_ask_begins_anew_and_is_the_one_to_be_found(start: Start) -> None:
+    first = start()
+    kill(first)
+    second = start()
+    kill(second)
+    assert ids(second) != ids(first)
+    assert ids(start(resume="auto")) == ids(second)
+
+
+def test_a_run_that_has_ended_well_is_not_continued_by_auto(start: Start) -> None:
+    first = start(resume="auto")
+    for session in first:
+        session.finish()
+    assert record_files() == []
+    assert ids(start(resume="auto")) != ids(first)
+
+
+def test_one_rank_that_asks_is_enough_if_it_is_rank_0(start: Start, fake_wandb: FakeWandb, on_ranks: OnRanks) -> None:
+    kill(start())
+    store = dist.HashStore()
+    job_store._store_of_agent = lambda *_: store  # undone with the fixture's own
+    options = Options("new", reduce=None, limits=Limits(join_timeout=10.0))
+    on_ranks(
+        2,
+        lambda rank: open_session(
+            options, {"resume": "auto"} if rank == 0 else {}, integration="test", topology=ranks(2)[rank], number=1
+        ),
+    )
+    assert given(fake_wandb, "resume") == ["allow", "allow"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"options": {"run_mode": "shared"}}, "run_mode was 'new', and is 'shared'"),
+        ({"options": {"rank_scope": "worker"}}, "rank_scope was 'global', and is 'worker'"),
+    ],
+)
+def test_other_runs_than_the_records_are_made_anew(
+    start: Start, caplog: pytest.LogCaptureFixture, change: dict[str, Any], said: str
+) -> None:
+    first = start()
+    kill(first)
+    assert start(resume="auto", **change)[0].plan.base_id != first[0].plan.base_id
+    (warning,) = last_warnings(caplog)
+    assert f"the run {first[0].plan.base_id} of an earlier start" in warning
+    assert said in warning
+
+
+def test_the_sessions_of_a_job_have_records_of_their_own(start: Start) -> None:
+    first, second = start(), start(number=2)
+    kill(first + second)
+    assert ids(start(resume="auto", number=2)) == ids(second)
+    assert ids(start(resume="auto")) == ids(first)
+
+
+@pytest.mark.parametrize("argument", ["project", "entity"])
+def test_projects_in_one_directory_do_not_mix(start: Start, argument: str) -> None:
+    first, second = start(**{argument: "a"}), start(**{argument: "b"})
+    kill(first + second)
+    assert ids(start(resume="auto", **{argument: "a"})) == ids(first)
+    assert ids(start(resume="auto", **{argument: "b"})) == ids(second)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\xff", b"[]", b'{"format": 2}', b'{"format": 1, "base_id": "x"}'],
+    ids=["empty", "binary", "list", "newer", "part"],
+)
+def test_a_damaged_record_is_left_aside_with_a_warning(
+    start: Start, caplog: pytest.LogCaptureFixture, content: bytes
+) -> None:
+    first = start()
+    kill(first)
+    (record,) = RECORDS.glob("latest-*.json")
+    record.write_bytes(content)
+    assert ids(start(resume="auto")) != ids(first)
+    record.write_bytes(content)
+    start(resume="auto")
+    (warning,) = last_warnings(caplog)  # of both starts, as they are of one process
+    assert f"{record} is not the restart record that an earlier start of this job would have left there" in warning
+
+
+@pytest.mark.parametrize("obstacle", OBSTACLES)
+def test_what_lies_in_the_place_of_a_record_keeps_no_start_waiting(
+    start: Start, caplog: pytest.LogCaptureFixture, obstacle: str
+) -> None:
+    first = start()
+    kill(first)
+    (record,) = RECORDS.glob("latest-*.json")
+    record.unlink()
+    OBSTACLES[obstacle](record)
+    begun = time.monotonic()
+    sessions = start(resume="auto")
+    assert time.monotonic() - begun < 30
+    assert ids(sessions) != ids(first)
+    warning, *others = last_warnings(caplog)
+    assert f"{record} is not the restart record that an earlier start of this job would have left there" in warning
+    assert len(others) == (obstacle == "directory")  # in whose place no record can be left
+    assert record.is_file() == (obstacle != "directory")
+
+
+@pytest.mark.parametrize("what", ["record", "directory"])
+def test_a_strangers_record_is_not_followed(
+    start: Start, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    first = start()
+    kill(first)
+    (record,) = RECORDS.glob("latest-*.json")
+    give_away(record if what == "record" else RECORDS, monkeypatch)
+    second = start(resume="auto")
+    assert ids(second) != ids(first)
+    warnings = last_warnings(caplog)
+    place = record if what == "record" else RECORDS
+    assert (
+        f"{place} belongs to user 65534, while this process runs as {os.getuid()}, so it is not trusted" in warnings[0]
+    )
+    assert len(warnings) == 1 + (what == "directory")
+    if what == "directory":
+        assert f"no restart record of the run {second[0].plan.base_id} could be left in {RECORDS}" in warnings[1]
+
+
+def test_a_link_in_the_place_of_the_directory_is_not_followed(
+    start: Start, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir(mode=0o755)
+    RECORDS.parent.mkdir()
+    RECORDS.symlink_to(elsewhere)
+    sessions = start(options={"run_mode": "auto"}, environ=SLURM)
+    sessions[0].finish()
+    (warning,) = last_warnings(caplog)
+    assert f"{RECORDS} is a symbolic link, so it is not the expected directory. Remove it." in warning
+    assert list(elsewhere.iterdir()) == []
+    assert elsewhere.stat().st_mode & 0o777 == 0o755
+
+
+def test_records_are_the_users_alone(start: Start) -> None:
+    start()
+    (record,) = RECORDS.iterdir()
+    assert (RECORDS.stat().st_mode & 0o777, record.stat().st_mode & 0o777) == (0o700, 0o600)
+
+
+@pytest.mark.parametrize("changed", [{"run_mode": "\x1b[2J"}, {"rank_scope": ""}, {"project": 7}, {"job": []}])
+def test_a_record_that_nobody_would_have_left_is_none(changed: dict[str, Any]) -> None:
+    record = RestartRecord("a", "test/1", None, None, "new", "global", 2, None, 0)
+    assert RestartRecord.of(record.as_json) == record
+    with pytest.raises(ValueError, match=r"unknown|not text"):
+        RestartRecord.of({**record.as_json, **changed})
+
+
+def test_a_record_with_an_id_that_wandb_refuses_is_damaged() -> None:
+    record = RestartRecord("a/b", "test/1", None, None, "new", "global", 2, None, 0)
+    with pytest.raises(ValueError, match="refuses in run ids"):
+        RestartRecord.of(record.as_json)
+
+
+def test_without_a_store_only_rank_0_alone_can_be_asked_for_it(start: Start, fake_wandb: FakeWandb) -> None:
+    first = start(store=False, options={"run_mode": "auto"})
+    kill(first)
+    start(store=False, options={"run_mode": "auto"}, resume="auto")
+    assert given(fake_wandb, "id") == [first[0].id] * 2
+    with pytest.raises(ConfigurationError, match="resume='auto' takes the run id from a restart record"):
+        start(store=False, resume="auto")

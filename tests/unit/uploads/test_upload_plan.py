@@ -1,0 +1,248 @@
+"""What is uploaded together, in which order, what is refused and why, and what is uploaded already."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from upload_runs import (
+    CONFIRMED,
+    ENDED,
+    NO_RUN_RECORD,
+    NOW,
+    TRUSTING,
+    log_of_attempt,
+    of_rank,
+    order,
+    planned,
+    rows,
+    stored,
+)
+
+from dist_wandb.errors import UploadError
+from dist_wandb.uploads import problems
+from dist_wandb.uploads.execution import remember, upload
+from dist_wandb.uploads.plan import is_uploaded, plan_uploads
+
+# --- what goes together, and in which order ---------------------------------------------------------------------------
+
+
+def test_the_primary_comes_last_and_ends_the_run(tmp_path: Path) -> None:
+    run = planned(*(of_rank(tmp_path, rank, world_size=3) for rank in range(3)))
+    assert order(run) == [f"rank-{rank}/offline-run-1-exp" for rank in (1, 2, 0)]
+    assert [file.finishes for file in run.files] == [False, False, True]
+    assert (run.is_shared, run.refusals, run.notes) == (True, (), ())
+    assert run.describing is run.files[-1].run
+
+
+def test_the_files_of_a_restarted_shared_run_have_one_end(tmp_path: Path) -> None:
+    run = planned(*(of_rank(tmp_path, rank, session=session) for rank in range(2) for session in (2, 1)))
+    assert order(run) == [f"rank-{rank}/offline-run-{session}-exp" for rank in (1, 0) for session in (1, 2)]
+    assert [file.finishes for file in run.files] == [False, False, False, True]
+    assert run.refusals == ()
+
+
+def test_the_files_of_a_resumed_plain_run_go_on_one_behind_the_other(tmp_path: Path) -> None:
+    starts = {"offline-run-1-exp": "2026-01-03", "offline-run-2-exp": "2026-01-01", "offline-run-3-exp": "2026-01-02"}
+    run = planned(*(stored(tmp_path, folder, started=f"{day}T00:00:00Z") for folder, day in starts.items()))
+    assert order(run) == [f"{tmp_path.name}/offline-run-{number}-exp" for number in (2, 3, 1)]
+    assert [(file.resumes, file.finishes) for file in run.files] == [(False, True), (True, True), (True, True)]
+
+
+def test_other_runs_are_runs_of_their_own(tmp_path: Path) -> None:
+    given = [
+        stored(tmp_path, "offline-run-1-a", run_id="a"),
+        stored(tmp_path, "offline-run-1-b", run_id="b"),
+        stored(tmp_path, "offline-run-2-a", run_id="a", project="other"),
+    ]
+    assert [(run.run_id, run.project) for run in plan_uploads(given, now=NOW)] == [
+        ("a", "digits"),
+        ("b", "digits"),
+        ("a", "other"),
+    ]
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("age", "exit_code", "refused"), [(30, None, True), (90, None, False), (30, 1, False)])
+def test_a_run_that_is_still_written_to_is_refused(
+    tmp_path: Path, age: float, exit_code: int | None, refused: bool
+) -> None:
+    run = planned(stored(tmp_path, exit_code=exit_code, changed=NOW - age))
+    assert any("is still being written" in reason for reason in run.refusals) is refused
+    assert any("marked as failed" in note for note in run.notes) is (exit_code is None)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "reasons"),
+    [
+        ([1], ["The primary's file is missing", "Of its 2 ranks, rank 0 is missing"]),
+        ([0], ["Of its 2 ranks, rank 1 is missing"]),
+        ([0, 1], []),
+    ],
+)
+def test_a_shared_run_that_is_not_whole_is_refused(tmp_path: Path, ranks: list[int], reasons: list[str]) -> None:
+    run = planned(*(of_rank(tmp_path, rank) for rank in ranks))
+    assert len(run.refusals) == len(reasons)
+    assert all(reason in refusal for reason, refusal in zip(reasons, run.refusals, strict=True))
+
+
+def test_of_many_missing_ranks_some_are_named(tmp_path: Path) -> None:
+    (reason,) = planned(of_rank(tmp_path, 0, world_size=64)).refusals
+    assert "ranks 1, 2, 3, 4, 5, 6, 7, 8 and others are missing" in reason
+
+
+def test_the_ranks_of_one_node_are_not_counted(tmp_path: Path) -> None:
+    assert planned(of_rank(tmp_path, 0, world_size=8, rank_scope="worker")).refusals == ()
+
+
+def test_ranks_that_attached_for_hardware_alone_are_not_missed(tmp_path: Path) -> None:
+    """With ``system_metrics="all-nodes"`` one rank of each node has a file; how many nodes there are is not known."""
+    assert planned(of_rank(tmp_path, 0, world_size=8, run_mode="auto")).refusals == ()
+
+
+def test_several_primaries_are_refused(tmp_path: Path) -> None:
+    run = planned(of_rank(tmp_path, 0), of_rank(tmp_path, 1, primary=True))
+    assert run.refusals == ("It has several primaries: 'rank-0', 'rank-1'.",)
+
+
+def test_a_rank_whose_sidecar_is_gone_is_refused(tmp_path: Path) -> None:
+    run = planned(of_rank(tmp_path, 0), of_rank(tmp_path, 1, sidecar=None))
+    assert any("rank-1/offline-run-1-exp has no dist-wandb.json" in reason for reason in run.refusals)
+
+
+def test_copies_are_refused(tmp_path: Path) -> None:
+    (reason,) = planned(stored(tmp_path / "a"), stored(tmp_path / "b")).refusals
+    assert "are copies of one file: their rows would be uploaded 2 times" in reason
+
+
+@pytest.mark.parametrize(
+    ("problem", "refused"),
+    [(NO_RUN_RECORD, True), ("dist-wandb.json: not in dist_wandb's format", True), ("skipped corrupt data", False)],
+)
+def test_damage_is_refused_where_it_is_not_known_what_the_file_is(tmp_path: Path, problem: str, refused: bool) -> None:
+    run = planned(stored(tmp_path, problems=(problem,)))
+    assert any(problem in reason for reason in run.refusals) is refused
+    assert any(f"the readable part is uploaded, but {problem}" in note for note in run.notes)
+
+
+def test_rows_that_may_have_arrived_are_refused(tmp_path: Path) -> None:
+    run = stored(tmp_path)
+    log_of_attempt(run, rows(2), CONFIRMED, rows(3))
+    (reason,) = planned(run).refusals
+    assert "of its 5 rows the server has confirmed 2, and of 3 more it is not known whether they arrived" in reason
+
+
+ONLINE_LOGS: dict[str, tuple[list[dict[str, Any]] | None, bool]] = {
+    "no log": (None, True),
+    "a log that tells nothing": (ENDED, True),
+    "a server that never answered": ([{"level": "ERROR", "msg": "no such host"}, *ENDED], False),
+    "killed before it sent anything": ([], False),
+    "cut off": ([rows(2), CONFIRMED], False),
+}
+
+
+@pytest.mark.parametrize(("entries", "refused"), ONLINE_LOGS.values(), ids=ONLINE_LOGS.keys())
+def test_an_online_run_is_refused_if_nobody_knows_what_arrived(
+    tmp_path: Path, entries: list[dict[str, Any]] | None, refused: bool
+) -> None:
+    run = stored(tmp_path, "run-1-exp")
+    if entries is not None:
+        (run.path.parent / "logs").mkdir()
+        text = "".join(f"{json.dumps(entry)}\n" for entry in entries)
+        (run.path.parent / "logs" / "debug-internal.log").write_text(text)
+    assert any("does not show which rows arrived" in reason for reason in planned(run).refusals) is refused
+
+
+def test_unequal_descriptions_are_told(tmp_path: Path) -> None:
+    run = planned(of_rank(tmp_path, 0), of_rank(tmp_path, 1, name="other", config={"lr": 1}))
+    assert run.notes == ("The ranks differ in name, config: the run gets the primary's.",)
+    assert run.describing.name == "nm"
+
+
+@pytest.mark.parametrize("world_size", [10**6, 10**12])
+def test_a_world_of_any_size_is_not_counted_through(
+    tmp_path: Path, world_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ranks were put into a set: with 10^10 of them, as a file may say, all memory was taken."""
+    looked_at = 0
+
+    def counted(size: int) -> Iterator[int]:
+        nonlocal looked_at
+        for rank in range(size):
+            looked_at += 1
+            yield rank
+
+    monkeypatch.setattr(problems, "range", counted, raising=False)
+    (reason,) = planned(of_rank(tmp_path, 0, world_size=world_size)).refusals
+    assert f"Of its {world_size} ranks, ranks 1, 2, 3, 4, 5, 6, 7, 8 and others are missing" in reason
+    assert looked_at < 100
+
+
+HOSTILE_LOGS: dict[str, tuple[Callable[[Path], None], str]] = {
+    "a pipe": (os.mkfifo, "debug-internal.log is a named pipe"),
+    "a device": (lambda path: path.symlink_to("/dev/zero"), "debug-internal.log is a symbolic link"),
+    "a directory": (Path.mkdir, "debug-internal.log is a directory"),
+}
+
+
+@pytest.mark.parametrize(("make", "reason"), HOSTILE_LOGS.values(), ids=HOSTILE_LOGS.keys())
+def test_a_log_that_cannot_be_read_is_the_failure_of_its_run_alone(
+    tmp_path: Path, make: Callable[[Path], None], reason: str
+) -> None:
+    hurt, healthy = stored(tmp_path / "a", "run-1-exp", run_id="hurt"), stored(tmp_path / "b", run_id="healthy")
+    log = hurt.path.parent / "logs" / "debug-internal.log"
+    log.parent.mkdir()
+    make(log)
+    first, second = plan_uploads([hurt, healthy], now=NOW, terms=TRUSTING)
+    assert not is_uploaded(hurt)
+    assert [reason in refusal for refusal in first.refusals] == [True]
+    assert (second.refusals, second.files[0].rows_left) == ((), 5)
+    with pytest.raises(UploadError, match=re.escape(reason)):
+        upload(first.files[0])
+
+
+# --- what is uploaded already -----------------------------------------------------------------------------------------
+
+
+STATES: dict[str, tuple[list[dict[str, Any]], bool, int]] = {
+    "all confirmed": ([rows(5), CONFIRMED, *ENDED], True, 0),
+    "not all": ([rows(4), CONFIRMED, *ENDED], False, 1),
+    "not at its end": ([rows(5), CONFIRMED], False, 0),
+    "with a problem": ([rows(5), CONFIRMED, {"level": "ERROR", "msg": "a file was refused"}, *ENDED], False, 0),
+}
+
+
+@pytest.mark.parametrize(("entries", "uploaded", "left"), STATES.values(), ids=STATES.keys())
+def test_only_what_the_server_confirmed_is_uploaded(
+    tmp_path: Path, entries: list[dict[str, Any]], uploaded: bool, left: int
+) -> None:
+    run = stored(tmp_path)
+    log_of_attempt(run, *entries)
+    (run.path.parent / "run-exp.wandb.synced").touch()  # `wandb sync` makes it whatever happened
+    (file,) = planned(run).files
+    assert (file.is_uploaded, file.rows_left) == (uploaded, left)
+
+
+def test_what_wandb_sync_uploaded_is_left_out(tmp_path: Path) -> None:
+    runs = [of_rank(tmp_path, rank) for rank in range(2)]
+    (runs[1].path.parent / "run-exp.wandb.synced").touch()
+    (reason,) = planned(*runs).refusals
+    assert "was marked as uploaded by `wandb sync` (run-exp.wandb.synced), but you have not uploaded it" in reason
+    run = planned(*runs, terms=TRUSTING)
+    assert [file.is_uploaded for file in run.files] == [True, False]
+    assert any("`wandb sync` marked it as uploaded" in note for note in run.notes)
+    remember(run.files[0])
+    assert [file.is_uploaded for file in planned(*runs).files] == [True, False]
+
+
+def test_against_what_is_uploaded_nothing_is_said(tmp_path: Path) -> None:
+    run = of_rank(tmp_path, 0)
+    log_of_attempt(run, rows(5), CONFIRMED, *ENDED)
+    assert (planned(run).is_uploaded, planned(run).refusals) == (True, ())
