@@ -16,6 +16,7 @@ from typing import Any
 
 import processes
 import pytest
+import scheduling
 import torch.distributed as dist
 import wandb
 import warm
@@ -303,20 +304,15 @@ def wandb_server() -> Iterator[WandbServer]:
     assert server.unknown == []
 
 
-# Fixtures that run one job for all tests of a module.
-_SHARED_JOBS = {
-    *("plain", "lightning", "idioms", "played", "outcome"),
-    *("recorded_offline", "recorded_plainly", "directory", "good"),
-}
-
-
-@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in the same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep tests that look at one job on one worker, where `--dist loadgroup` spreads them."""
-    for item in items:
-        if isinstance(item, pytest.Function) and _SHARED_JOBS.intersection(item.fixturenames):
-            integration = getattr(item, "callspec", None) and item.callspec.params.get("played", "")
-            item.add_marker(pytest.mark.xdist_group(f"{item.path.stem}-{integration}"))
+    """Begin with what takes longest."""
+    items.sort(key=scheduling.order)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> scheduling.SharedJobsScheduling | None:
+    """Keep tests that look at one job on one worker, with ``--dist loadgroup``."""
+    return scheduling.SharedJobsScheduling(config, log) if config.getvalue("dist") == "loadgroup" else None
 
 
 def pytest_configure(config: pytest.Config) -> None:

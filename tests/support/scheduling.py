@@ -1,0 +1,87 @@
+"""Which worker of pytest-xdist runs which tests of whole jobs: those that look at one job stay together.
+
+pytest-xdist 3.8 writes the group of a test into its id, which pytest 9.2 does not allow any more: all tests are spread,
+and each worker plays the jobs that tests share once more. Here the group comes from the source of the test's file:
+tests that use the same fixture of module scope, directly or by way of other fixtures, and with the same parameter.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+from pathlib import Path
+from typing import Any
+
+import pytest
+from xdist.scheduler import LoadScopeScheduling
+
+# The files with the longest tests come first, so that no long test is left over at the end for one worker alone.
+_LONGEST = (
+    "hostile_trees",
+    "examples",
+    "launchers",
+    "faults",
+    "promises",
+    "exits",
+    "contract",
+    "accelerate",
+    "patterns",
+)
+
+
+class SharedJobsScheduling(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
+    """Hands out tests one by one, those that share a job together."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return group_of(nodeid, self.config.rootpath)
+
+    def _reschedule(self, node: Any) -> None:
+        """Let one test wait behind the one that runs, not two: the one that runs may be long."""
+        if not self.workqueue or self._pending_of(self.assigned_work[node]) <= 1:
+            super()._reschedule(node)
+
+
+def order(item: pytest.Item) -> int:
+    """Sorts the files with the longest tests to the front."""
+    name = item.path.stem.removeprefix("test_")
+    return _LONGEST.index(name) if name in _LONGEST else len(_LONGEST)
+
+
+def group_of(nodeid: str, root: Path) -> str:
+    """The group of a test: its id, or its file with what it shares with others of this file.
+
+    Args:
+        nodeid: As ``tests/e2e/test_show.py::test_name[parameter]``.
+        root: The folder that ids start at.
+    """
+    path, _, test = nodeid.partition("::")
+    name, _, parameter = test.partition("[")
+    shared = _shared(root / path)
+    if name not in shared:
+        return nodeid
+    fixture, has_parameters = shared[name]
+    return f"{path}::{fixture}[{parameter}" if has_parameters else f"{path}::{fixture}"
+
+
+@functools.cache
+def _shared(path: Path) -> dict[str, tuple[str, bool]]:
+    """By test of a file that uses a fixture of module scope: the first such fixture, and whether it has parameters."""
+    functions = {node.name: node for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)}
+    fixtures = {name: options for name, node in functions.items() if (options := _options(node)) is not None}
+
+    def first(name: str) -> tuple[str, bool] | None:
+        if fixtures.get(name, {}).get("scope") == "'module'":
+            return name, "params" in fixtures[name]
+        used = [argument.arg for argument in functions[name].args.args] if name in functions else []
+        return next((found for found in map(first, used) if found), None)
+
+    return {name: found for name in functions if name not in fixtures and (found := first(name))}
+
+
+def _options(function: ast.FunctionDef) -> dict[str, str] | None:
+    """What a function's `pytest.fixture` was given, as text; `None` for a function that is not a fixture."""
+    for decorator in function.decorator_list:
+        if ast.unparse(decorator).startswith("pytest.fixture"):
+            keywords = decorator.keywords if isinstance(decorator, ast.Call) else []
+            return {str(keyword.arg): ast.unparse(keyword.value) for keyword in keywords}
+    return None
