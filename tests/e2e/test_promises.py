@@ -375,21 +375,21 @@ def test_lightning_uneven_validation_loaders(lightning: tuple[Path, Finished]) -
     of_0, of_1 = [10.0 * batch for batch in range(3)] * 2, [10.0 * batch for batch in range(5)] * 2
     of_both = {step: (a + b) / 2 for step, (a, b) in enumerate(zip(of_0, of_1, strict=False))}
     assert found.last("val_step") == {**dict(enumerate(of_1)), **of_both}
-    assert found.values("val_epoch") == [130.0 / 8] * 2
+    assert found.final("val_epoch") == [130.0 / 8] * 2
     assert found.last("loss_epoch") == {1: 1.0, 3: 1.0}
     assert not found.is_flagged
 
 
 def test_lightning_epoch_means_are_those_of_all_samples(lightning: tuple[Path, Finished]) -> None:
     found = lightning_history(lightning[0] / "weighted")
-    assert found.values("loss_epoch") == [pytest.approx(5 / 3, abs=1e-12)]
-    assert found.values("val_epoch") == [pytest.approx(5 / 3, abs=1e-12)]
+    assert found.final("loss_epoch") == [pytest.approx(5 / 3, abs=1e-12)]
+    assert found.final("val_epoch") == [pytest.approx(5 / 3, abs=1e-12)]
     assert found.values("loss_step") == [2.0]
 
 
 def test_lightning_epoch_mean_of_a_constant_is_the_constant(lightning: tuple[Path, Finished]) -> None:
     found = lightning_history(lightning[0] / "constant")
-    assert found.values("constant") == found.values("loss_epoch") == [1.0]
+    assert found.final("constant") == found.final("loss_epoch") == [1.0]
 
 
 def test_lightning_throughput_monitor_logs_on_one_rank_and_nobody_waits(tmp_path: Path) -> None:
@@ -397,7 +397,7 @@ def test_lightning_throughput_monitor_logs_on_one_rank_and_nobody_waits(tmp_path
     check_no_long_wait(finished, "throughput")
     found = lightning_history(tmp_path / "throughput")
     assert found.last("loss_step") == {step: 2.0 * step + 0.5 for step in range(8)}
-    assert found.values("loss_epoch") == [7.5]
+    assert found.final("loss_epoch") == [7.5]
     assert found.last("train/samples") == {step: 4 * (step + 1) for step in range(8)}
     assert set(found.last("train/device/batches_per_sec")) == set(range(2, 8))
     assert not found.is_flagged

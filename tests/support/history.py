@@ -48,6 +48,10 @@ class History:
         """By place on the x axis the value of a name that was written there last: a corrected row replaces its row."""
         return {row[self.x]: row[name] for row in self.rows_with(name)}
 
+    def final(self, name: str) -> list[Any]:
+        """The values of `last`: on a busy machine a new name may be written before a late rank logged it."""
+        return list(self.last(name).values())
+
     def flags(self, name: str) -> dict[int, int]:
         """By place on the x axis how many ranks the last value of a name lacks, as the row says."""
         return {row[self.x]: row.get(DEGRADED, 0) for row in self.rows_with(name)}
