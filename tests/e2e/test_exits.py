@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import Counter
 from pathlib import Path
@@ -45,19 +46,34 @@ CODES = {
 }
 
 
+@pytest.fixture(scope="module")
+def ends(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Finished]:
+    """What became of the repetitions of each kind, which one job starts."""
+    directory = tmp_path_factory.mktemp("ends")
+    kinds = [f"{kind}={TIMES_EARLY if kind == 'early_ctrl_c' else TIMES}" for kind in CODES]
+    command: list[str | Path] = [sys.executable, SCRIPTS / "exits.py", directory, *kinds]
+    finished = run_job(command, cwd=directory, environment=environment(), timeout=400).check()
+    outputs = re.split(r"^KIND (\w+)$", finished.output, flags=re.MULTILINE)[1:]
+    return {kind: Finished((0,), output) for kind, output in zip(outputs[::2], outputs[1::2], strict=True)}
+
+
 @pytest.mark.cold  # the end of a forked child is shorter
 @pytest.mark.parametrize("kind", CODES)
-def test_a_script_without_finish_ends_with_its_own_exit_code_every_time(tmp_path: Path, kind: str) -> None:
-    times = TIMES_EARLY if kind == "early_ctrl_c" else TIMES
-    command: list[str | Path] = [sys.executable, SCRIPTS / "exits.py", kind, tmp_path, str(times)]
-    finished = run_job(command, cwd=tmp_path, environment=environment(), timeout=240).check()
-    ends = Counter(line.split(maxsplit=2)[2] for line in finished.lines("CODES "))
-    assert ends == {str(CODES[kind]): times}, finished.output
-    check_quiet(finished)
+def test_a_script_without_finish_ends_with_its_own_exit_code_every_time(ends: dict[str, Finished], kind: str) -> None:
+    codes = Counter(line.split(maxsplit=2)[2] for line in ends[kind].lines("CODES "))
+    assert codes == {str(CODES[kind]): TIMES_EARLY if kind == "early_ctrl_c" else TIMES}, ends[kind].output
+    check_quiet(ends[kind])
 
 
-@pytest.mark.cold
-@pytest.mark.parametrize(("kind", "code"), [("normal", 0), ("destroyed", 0), ("sys_exit", 3), ("exception", 1)])
+@pytest.mark.parametrize(
+    ("kind", "code"),
+    [
+        pytest.param("normal", 0, marks=pytest.mark.cold),
+        ("destroyed", 0),
+        ("sys_exit", 3),
+        pytest.param("exception", 1, marks=pytest.mark.cold),
+    ],
+)
 def test_what_was_logged_before_an_end_without_finish_is_written(tmp_path: Path, kind: str, code: int) -> None:
     commands = rank_commands(SCRIPTS / "ends_without_finish.py", tmp_path, kind, world_size=2)
     finished = run_job(*commands, cwd=tmp_path, environment=environment(), timeout=240)

@@ -21,7 +21,7 @@ from wandb_server import WandbServer
 
 SCRIPT = Path(__file__).parent / "scripts" / "launched.py"
 SUPPORT = Path(__file__).parents[1] / "support"
-COLD = ("accelerate launch", "Open MPI: mpirun")  # torchrun: see the contract
+COLD = ("accelerate launch", "Open MPI: mpirun")  # torchrun with Lightning: see the contract
 Saw = list[dict[str, Any]]
 
 

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-import pytest
 from processes import Finished, clean_environment, run_job, torchrun
 from stored import COMBINATIONS, ROWS, check_runs, display_name, ended_runs, vector
 
@@ -132,20 +131,14 @@ def test_lightning_on_two_nodes(tmp_path: Path) -> None:
     check_all_combinations(tmp_path, "2x2", LIGHTNING_STEPS)
 
 
-def test_lightning_under_torchrun(tmp_path: Path) -> None:
-    run(*torchrun(SCRIPTS / "lightning_loop.py", tmp_path, 1), cwd=tmp_path)
-    check_all_combinations(tmp_path, "1x2", LIGHTNING_STEPS)
-
-
-@pytest.mark.parametrize("how", ["instance", "attach"])
-def test_accelerate_under_torchrun(tmp_path: Path, how: str) -> None:
-    run(*torchrun(SCRIPTS / "accelerate_loop.py", tmp_path, how, "everywhere"), cwd=tmp_path)
+def test_accelerate_attached_to_a_session(tmp_path: Path) -> None:
+    run(*torchrun(SCRIPTS / "accelerate_loop.py", tmp_path, "attach", "everywhere"), cwd=tmp_path)
     check_all_combinations(tmp_path, "1x2")
 
 
-@pytest.mark.parametrize("how", ["instance", "name"])
-def test_accelerate_where_only_the_main_process_inits_trackers(tmp_path: Path, how: str) -> None:
-    run(*torchrun(SCRIPTS / "accelerate_loop.py", tmp_path, how, "main"), cwd=tmp_path)
+def test_accelerate_by_name_where_only_the_main_process_inits_trackers(tmp_path: Path) -> None:
+    """For trackers by instance, see test_accelerate.py."""
+    run(*torchrun(SCRIPTS / "accelerate_loop.py", tmp_path, "name", "main"), cwd=tmp_path)
     check_all_combinations(tmp_path, "1x2")
 
 

@@ -1,7 +1,7 @@
-"""Ranks that end in one way or another without `finish`, many times; each prints nothing, and ends as Python does.
+"""Ranks that end in several ways without `finish`, many times; each prints nothing, and ends as Python does.
 
-This process imports everything once. For each repetition it forks two ranks, which meet over a store of their own, log,
-and leave `main` like a script of their own would: through the shutdown of the interpreter.
+This process imports everything once. For each way and repetition it forks two ranks, which meet over a store of their
+own, log, and leave `main` like a script of their own would: through the shutdown of the interpreter.
 """
 
 import gc
@@ -88,22 +88,22 @@ def interrupt_when_ready(children: list[int], hear: int) -> None:
         os.kill(child, signal.SIGINT)
 
 
-def forked(kind: str, directory: Path, times: int) -> None:
-    gc.freeze()  # what was imported: a third of the time of an end, as nothing of it is looked through
+def forked(kind: str, directory: Path, times: int) -> bool:
+    """Whether this is still the process that forks, not a rank that is to end now."""
     for begin in range(0, times, AT_ONCE):
         under_way = []
         for number in range(begin, min(begin + AT_ONCE, times)):
             repetition = fork_repetition(kind, number, directory)
             if repetition is None:
-                return
-            under_way.append((number, *repetition))
-        for number, children, hear in under_way:
+                return False
+            under_way.append(repetition)
+        for children, hear in under_way:
             if kind == "ctrl_c":
                 interrupt_when_ready(children, hear)
             codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
             os.close(hear)
-            sys.stdout.write(f"\nCODES {number} {codes}\n")
-    sys.stdout.write("\nDONE\n")
+            sys.stdout.write(f"\nCODES {kind} {codes}\n")
+    return True
 
 
 def multiprocessing_rank(rank: int, meeting: str) -> None:
@@ -117,23 +117,27 @@ def under_multiprocessing(directory: Path, times: int) -> None:
         for number in range(begin, min(begin + AT_ONCE, times)):
             meeting = f"file://{directory / f'multiprocessing-{number}'}"
             ranks = [context.Process(target=multiprocessing_rank, args=(rank, meeting)) for rank in (0, 1)]
-            under_way.append((number, ranks))
+            under_way.append(ranks)
             for rank in ranks:
                 rank.start()
-        for number, ranks in under_way:
+        for ranks in under_way:
             for rank in ranks:
                 rank.join()
-            sys.stdout.write(f"\nCODES {number} {[rank.exitcode for rank in ranks]}\n")
-    sys.stdout.write("\nDONE\n")
+            sys.stdout.write(f"\nCODES multiprocessing {[rank.exitcode for rank in ranks]}\n")
 
 
-def main(kind: str, directory: str, times: str) -> None:
+def main(directory: str, *kinds: str) -> None:
     # A shell's background job, as CI may be one, starts with SIGINT ignored, and Python then leaves it so.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    if kind == "multiprocessing":
-        under_multiprocessing(Path(directory), int(times))
-    else:
-        forked(kind, Path(directory), int(times))
+    gc.freeze()  # what was imported: a third of the time of an end, as nothing of it is looked through
+    for kind, times in (one.split("=") for one in kinds):
+        sys.stdout.write(f"\nKIND {kind}\n")
+        sys.stdout.flush()  # before the forks
+        if kind == "multiprocessing":
+            under_multiprocessing(Path(directory), int(times))
+        elif not forked(kind, Path(directory), int(times)):
+            return
+    sys.stdout.write("\nDONE\n")
 
 
 if __name__ == "__main__":
