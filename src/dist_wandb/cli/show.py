@@ -18,12 +18,11 @@ from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from dist_wandb.cli.command import Command, nothing_below
+from dist_wandb.cli.command import Command, runs_below
 from dist_wandb.cli.formatting import console, number, number_of, print_json, shortened, sparkline, table
 from dist_wandb.errors import ReadError, visible
 from dist_wandb.uploads.plan import is_uploaded
-from dist_wandb.wandb_files.finding import find_runs
-from dist_wandb.wandb_files.reading import StoredRun, read_runs
+from dist_wandb.wandb_files.reading import StoredRun
 from dist_wandb.wandb_files.statistics import MetricHistory
 
 SPARKLINE_WIDTH = 32
@@ -53,12 +52,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     directory, patterns = arguments.directory, arguments.metric or ["*"]
-    unseen: list[ReadError] = []
-    paths = find_runs(directory, report=unseen.append)
-    if not paths and not unseen:
-        raise nothing_below(directory)
-    runs, unreadable = read_runs(paths, metrics=patterns)
-    errors = [*unreadable.items(), *((directory, error) for error in unseen)]
+    runs, errors = runs_below([directory], patterns)
     if arguments.json:
         print_json(
             {

@@ -14,16 +14,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 from rich.text import Text
 
-from dist_wandb.cli.command import Command, add_trust_argument, nothing_below
+from dist_wandb.cli.command import Command, add_trust_argument, runs_below
 from dist_wandb.cli.formatting import console, number_of
-from dist_wandb.errors import ReadError, UploadError, visible
+from dist_wandb.errors import UploadError, visible
 from dist_wandb.runs.current_server import destination
 from dist_wandb.uploads.execution import remember, upload
 from dist_wandb.uploads.model import Terms, UploadFile, UploadRun
 from dist_wandb.uploads.plan import plan_uploads
 from dist_wandb.uploads.state import remove_left_copies
-from dist_wandb.wandb_files.finding import find_runs
-from dist_wandb.wandb_files.reading import read_runs
 
 _BY_LOG = "uploaded while it was written, according to W&B's log beside it"
 
@@ -58,22 +56,14 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    unseen: list[ReadError] = []
-    places = {
-        path.parent.resolve() / path.name: path
-        for directory in arguments.directories
-        for path in find_runs(directory, report=unseen.append)
-    }
-    if not places and not unseen:
-        raise nothing_below(*arguments.directories)
-    runs, errors = read_runs(places.values())
+    runs, errors = runs_below(arguments.directories)
     server = destination(trusted=arguments.trust_server)
     terms = Terms(trust=arguments.trust, again=arguments.again, entity=arguments.entity, server=server.url)
     plan = plan_uploads(runs, terms=terms)
     out = console()
     for run in plan:
         out.print(_planned_upload(run, forced=arguments.force), soft_wrap=True)
-    for error in (*errors.values(), *unseen):
+    for _, error in errors:
         out.print(Text.assemble(("✗ not readable  ", "red"), str(error)), soft_wrap=True)
     refused = [run for run in plan if _is_refused(run, forced=arguments.force)]
     wanted = [run for run in plan if not run.is_uploaded and run not in refused]
@@ -90,7 +80,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.trust and not arguments.dry_run:
         _remember_all(plan)
     out.print(_summary(plan, wanted, refused, failed, arguments.dry_run), soft_wrap=True)
-    return 1 if refused or failed or errors or unseen else 0
+    return 1 if refused or failed or errors else 0
 
 
 class EndedError(KeyboardInterrupt):

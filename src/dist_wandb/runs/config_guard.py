@@ -195,68 +195,63 @@ class _Guarded:
     """The base class that is put before the class of wandb's config; so it cannot be a mapping of Python's."""
 
     @property
+    def _base(self) -> Any:
+        """The config, as its own class has it."""
+        return super()
+
+    @property
     def _guard(self) -> ConfigGuard:
         guard: ConfigGuard = self.__dict__[_GUARD]
         return guard
 
     def update(self, d: Any, allow_val_change: bool | None = None) -> None:
-        base: Any = super()
-        self._guard.write(self, d, lambda values, free: base.update(values, allow_val_change=free or allow_val_change))
+        self._guard.write(
+            self, d, lambda values, free: self._base.update(values, allow_val_change=free or allow_val_change)
+        )
 
     def setdefaults(self, d: Any) -> None:
-        base: Any = super()
         with self._guard.listener.undisturbed():
             values = given_values(d)
-            self.update({name: values[name] for name in values if not base.__contains__(name)} if values else d)
+            self.update({name: values[name] for name in values if not self._base.__contains__(name)} if values else d)
 
     def __setitem__(self, name: str, value: Any) -> None:
-        base: Any = super()
-
         def write(values: Any, free: bool) -> None:
             if free:
-                base.update(values, allow_val_change=True)
+                self._base.update(values, allow_val_change=True)
             else:
-                base.__setitem__(name, value)
+                self._base.__setitem__(name, value)
 
         self._guard.write(self, {name: value}, write)
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        self[name] = value
+    __setattr__ = __setitem__
 
     def update_locked(self, d: Any, *args: Any, **kwargs: Any) -> None:
-        base: Any = super()
-        base.update_locked(d, *args, **kwargs)
+        self._base.update_locked(d, *args, **kwargs)
         self._guard.listener.after_change(given_values(d))
 
     def merge_locked(self, d: Any, *args: Any, **kwargs: Any) -> None:
-        base: Any = super()
-        base.merge_locked(d, *args, **kwargs)
+        self._base.merge_locked(d, *args, **kwargs)
         self._guard.listener.after_change(given_values(d))
 
     def __getitem__(self, name: str) -> Any:
-        base: Any = super()
         self._before_read(name)
-        return base.__getitem__(name)
+        return self._base.__getitem__(name)
 
     def __contains__(self, name: object) -> bool:
-        base: Any = super()
         self._before_read(name)
-        return bool(base.__contains__(name))
+        return bool(self._base.__contains__(name))
 
     def get(self, *args: Any) -> Any:
-        base: Any = super()
         self._before_read(args[0] if args else None)
-        return base.get(*args)
+        return self._base.get(*args)
 
     def keys(self) -> Any:
-        base: Any = super()
         self._guard.listener.before_read()
-        return base.keys()
+        return self._base.keys()
 
     def items(self) -> Any:
-        base: Any = super()
         self._guard.listener.before_read()
-        return base.items()
+        return self._base.items()
 
     def __len__(self) -> int:
         return len(self.keys())  # wandb's own has no length, a `ConfigView` has
@@ -265,10 +260,9 @@ class _Guarded:
         return True  # as wandb's own
 
     def _before_read(self, name: Any) -> None:
-        base: Any = super()
         listener = self._guard.listener
         listener.before_read()
-        if not base.__contains__(name) and not str(name).startswith("_"):
+        if not self._base.__contains__(name) and not str(name).startswith("_"):
             listener.before_read(name)
 
 

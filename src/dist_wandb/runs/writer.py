@@ -59,15 +59,7 @@ class RunWriter:
             row: Values by the names they are to have.
             x: Its position on the x axis; `None` leaves the x axis out of the row.
         """
-        if not self._run:
-            return
-        axis = {} if self.step_metric is None or x is None else {self.step_metric: x}
-        if not has_merged(row):
-            self._log({**row, **axis})
-            return
-        with made_of_merged(row, self._warn) as made:
-            if made:
-                self._log({**made, **axis})
+        self._write(row, x, self._warn)
 
     def write(self, metrics: Mapping[str, Any], step: int | None, *, commit: bool | None = None) -> None:
         """Write one row.
@@ -77,17 +69,20 @@ class RunWriter:
             step: Its position on the x axis; `None` leaves the x axis out of the row.
             commit: As in `wandb.Run.log`; `None` leaves it to wandb.
         """
+        self._write(metrics, step, None, **({} if commit is None else {"commit": commit}))
+
+    def _write(
+        self, row: Mapping[str, Any], x: int | None, warn: Callable[[str, Exception], None] | None, **arguments: Any
+    ) -> None:
         if not self._run:
             return
-        row = dict(metrics)
-        if self.step_metric is not None and step is not None:
-            row[self.step_metric] = step
-        arguments = {} if commit is None else {"commit": commit}
+        axis = {} if self.step_metric is None or x is None else {self.step_metric: x}
         if not has_merged(row):
-            self._log(row, **arguments)
+            self._log({**row, **axis}, **arguments)
             return
-        with made_of_merged(row) as made:
-            self._log(made, **arguments)
+        with made_of_merged(row, warn) as made:
+            if made:
+                self._log({**made, **axis}, **arguments)
 
     def _warn(self, name: str, error: Exception) -> None:
         self._notices.warn(name, f"{name!r} could not be put together from what the ranks sent: {error!r}")

@@ -14,6 +14,7 @@ import sysconfig
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -124,10 +125,15 @@ def reader_command(path: Path) -> list[str]:
 def _binary_of_wandb() -> Path | None:
     """The binary of the installed wandb. `sys.path` is not searched: it may contain a stranger's directory."""
     installed = sysconfig.get_path("platlib")
-    found = next(iter(importlib.metadata.distributions(name="wandb", path=[installed])), None)
     binary = Path(installed, "wandb", "bin", "wandb-core")
-    is_known = found is not None and found.version.rpartition(".")[0] in BINARY_KNOWN
+    is_known = _version_in(installed).rpartition(".")[0] in BINARY_KNOWN
     return binary if is_known and binary.is_file() else None
+
+
+@cache
+def _version_in(directory: str) -> str:
+    """The version of the wandb installed in a directory; empty if there is none."""
+    return next((found.version for found in importlib.metadata.distributions(name="wandb", path=[directory])), "")
 
 
 class Records:

@@ -533,6 +533,6 @@ def test_an_error_spells_out_what_a_terminal_would_obey(monkeypatch: pytest.Monk
     def fail(*_: object, **__: object) -> NoReturn:
         raise ReadError("a\x1b]0;title\x07b\x9b2J\u202ec")
 
-    monkeypatch.setattr(show, "find_runs", fail)
+    monkeypatch.setattr(show, "runs_below", fail)
     assert main(["show", "."]) == 1
     assert capsys.readouterr().err == "dist-wandb: a\\x1b]0;title\\x07b\\x9b2J\\u202ec\n"

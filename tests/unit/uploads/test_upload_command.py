@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from upload_runs import CONFIRMED, ENDED, log_of_attempt, of_rank, recorded, rows, stored
 
+from dist_wandb.cli import command as shared
 from dist_wandb.cli import sync
 from dist_wandb.cli.commands import main
 from dist_wandb.errors import ReadError
@@ -62,8 +63,8 @@ def command(
     monkeypatch: pytest.MonkeyPatch, runs: list[StoredRun], *options: str, errors: dict[Path, ReadError] | None = None
 ) -> int:
     """Run ``dist-wandb sync`` on runs as if they had been read from disk."""
-    monkeypatch.setattr(sync, "find_runs", lambda _directory, **_: [run.path for run in runs])
-    monkeypatch.setattr(sync, "read_runs", lambda _paths: (runs, errors or {}))
+    monkeypatch.setattr(shared, "find_runs", lambda _directory, **_: [run.path for run in runs])
+    monkeypatch.setattr(shared, "read_runs", lambda _paths, **_: (runs, errors or {}))
     monkeypatch.setattr(sync, "destination", lambda **_: SERVER)
     return main(["sync", *options, "somewhere"])
 
