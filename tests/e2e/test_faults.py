@@ -195,7 +195,7 @@ def test_wandbs_own_process_is_killed(wandb_server: WandbServer, tmp_path: Path)
 
     outcome = train(wandb_server, tmp_path, meanwhile, waits=True)
     assert outcome.exit_codes == (0, 0)
-    assert "wandb's own process is gone on rank 0" in outcome.output
+    assert "Lost wandb's own process on rank 0" in outcome.output
     assert outcome.on_disk == ALL
 
 

@@ -90,7 +90,7 @@ def test_files_of_the_users_are_not_touched(tmp_path: Path, wandb_server: WandbS
     make_run(tmp_path / "runs", "healthy")
     finished = sync(wandb_server, home, tmp_path / "runs")
     assert finished.exit_codes == (1,)
-    assert "6 runs: 1 uploaded, 5 refused (see what each line says to give)" in finished.output
+    assert "6 runs: 1 uploaded, 5 refused (each line names the option that allows it)" in finished.output
     assert finished.output.count("is a symbolic link") == 3
     assert [finished.output.count(text) for text in ("neither in the run's", "the list of its files")] == [1, 1]
     assert secret.read_text() == "of the user's"

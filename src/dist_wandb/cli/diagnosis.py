@@ -14,7 +14,7 @@ from typing import Any
 from dist_wandb.cli.server import Server, ask
 from dist_wandb.errors import ConfigurationError, DistWandbError
 from dist_wandb.runs import argument_checks, current_server, directories, requested
-from dist_wandb.runs.opening import MOST_WRITERS
+from dist_wandb.runs.opening import too_many_writers
 from dist_wandb.settings.options import rank_scope_or_default, run_mode_or_default
 from dist_wandb.settings.plan import (
     RankScope,
@@ -24,7 +24,6 @@ from dist_wandb.settings.plan import (
     check_run_mode,
     needs_layout,
     plan_run,
-    writers_of,
 )
 from dist_wandb.topology.detected import DetectedLauncher, detected_launchers, doubts_of
 from dist_wandb.topology.launch import Launch, job_name
@@ -147,10 +146,8 @@ def _warnings(found: Diagnosis) -> Iterator[str]:
     yield from _about_launchers(found)
     yield from _about_wandb(found)
     plan, topology = found.plan, found.topology
-    writers = writers_of(topology, plan) if plan is not None and plan.shared and topology is not None else None
-    if plan is not None and writers is not None and writers > MOST_WRITERS:
-        instead = "" if plan.rank_scope == "worker" else "rank_scope='worker' or "
-        yield f"A shared run of {writers} writers exceeds W&B's limit of {MOST_WRITERS}. Use {instead}run_mode='auto'."
+    if plan is not None and plan.shared and topology is not None:
+        yield from filter(None, [too_many_writers(topology, plan)])
 
 
 def _about_launchers(found: Diagnosis) -> Iterator[str]:

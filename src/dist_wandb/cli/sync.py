@@ -34,7 +34,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--force",
         action="store_true",
-        help="upload refused runs as well: rows may be duplicated or missing, as the reasons say",
+        help="upload refused runs as well: rows may be duplicated or missing, see the reasons",
     )
     parser.add_argument(
         "--trust",
@@ -197,8 +197,8 @@ def _upload_run(run: UploadRun, progress: Progress, bar: TaskID) -> bool | None:
             text = f"{named} failed, {confirmed}: {visible(outcome.problem)}"
             out.print(Text.assemble(("✗ ", "red"), text), soft_wrap=True)
             return outcome.concerns_all
-        place = f"  {visible(outcome.url)}" if outcome.url else ""
-        text = f"{named}: {number_of(file.rows_left, 'row')} uploaded{place}"
+        address = f"  {visible(outcome.url)}" if outcome.url else ""
+        text = f"{named}: {number_of(file.rows_left, 'row')} uploaded{address}"
         out.print(Text.assemble(("✓ ", "green"), text), soft_wrap=True)
     return None
 
@@ -217,10 +217,10 @@ def _summary(
     counts = {
         "to upload" if dry_run else "uploaded": len(wanted) - len(failed),
         "uploaded before": sum(run.is_uploaded and not run.is_uploaded_by_log for run in plan),
-        f"{_BY_LOG} (--again uploads them all the same)": sum(run.is_uploaded_by_log for run in plan),
+        f"{_BY_LOG} (--again uploads them anyway)": sum(run.is_uploaded_by_log for run in plan),
         "not uploaded": len(failed),
-        "refused (--force uploads them all the same)": sum(not run.dangers for run in refused),
-        "refused (see what each line says to give)": sum(bool(run.dangers) for run in refused),
+        "refused (--force uploads them anyway)": sum(not run.dangers for run in refused),
+        "refused (each line names the option that allows it)": sum(bool(run.dangers) for run in refused),
     }
     parts = [f"{count} {words}" for words, count in counts.items() if count]
     end = "\nNothing was uploaded: this was a dry run." if dry_run else ""

@@ -1,1 +1,1 @@
-"""What can be logged, copied on the training thread without waiting for a device."""
+"""Values that can be logged, copied on the training thread without waiting for a device."""

@@ -1,4 +1,4 @@
-"""Checks of what `log` was given: names, steps and weights."""
+"""Checks of the arguments of `log`: names, steps and weights."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def checked_weight(argument: str, weight: float, rank: int) -> float:
 
 
 def check_row(metrics: object, rank: int) -> None:
-    """Refuse what is not a row.
+    """Refuse a row that is not a mapping of names to values.
 
     Args:
-        metrics: What `log` was given.
+        metrics: The argument of `log`.
         rank: The rank that logs, for messages.
 
     Raises:
@@ -62,7 +62,7 @@ def checked_step(step: object, rank: int) -> int:
     """The step as an integer that ranks can distinguish from others.
 
     Args:
-        step: What `log` was given.
+        step: The argument of `log`.
         rank: The rank that logs, for messages.
 
     Raises:

@@ -88,7 +88,7 @@ class Later:
 
 
 class LaterValue:
-    """What is not a number, and is known once copies of tensors have come to the host: a vector, or a list with some.
+    """A vector, or a list with some, that is known once copies of tensors have come to the host.
 
     Args:
         value: A `HostCopy`, or lists, tuples and mappings with some of them in place of tensors.
@@ -126,7 +126,7 @@ def known(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """A row with the numbers and vectors that came from devices. Waits for them.
 
     Args:
-        values: What `scalars.copied_row` returned.
+        values: The result of `scalars.copied_row`.
     """
     if not any(type(value) in (Later, LaterValue) for value in values.values()):
         return values
@@ -157,7 +157,7 @@ def whole(what: str, tensor: torch.Tensor, rank: int) -> torch.Tensor:
     """A tensor as it lies on this rank, if all of it does: a `DTensor` may lie on several.
 
     Args:
-        what: What was given the tensor, for messages.
+        what: The argument or name that has the tensor, for messages.
         tensor: A tensor of any kind.
         rank: This rank, for messages.
 
@@ -165,7 +165,7 @@ def whole(what: str, tensor: torch.Tensor, rank: int) -> torch.Tensor:
         The tensor; of a `DTensor` that every rank has a copy of, this rank's.
 
     Raises:
-        ConfigurationError: This rank has only a part, and to ask the others for theirs would be to wait for them.
+        ConfigurationError: This rank has only a part, and gathering the others would wait for their ranks.
     """
     placements = getattr(tensor, "placements", None)  # a plain tensor has none
     if placements is None:
@@ -181,7 +181,7 @@ def whole(what: str, tensor: torch.Tensor, rank: int) -> torch.Tensor:
 
 
 def whole_tensors(metrics: Mapping[str, Any], rank: int) -> Mapping[str, Any]:
-    """What is to be logged, with plain tensors in place of those that lie on several ranks.
+    """Values to be logged, with plain tensors in place of those that lie on several ranks.
 
     Args:
         metrics: Values by name; mappings among them as well.
@@ -210,7 +210,7 @@ def copied_tensor(value: Any) -> Any:
 
 
 def event_after(tensor: torch.Tensor) -> Any:
-    """An event of the tensor's device after all that was asked of it; `None` where the device has no events."""
+    """An event after all work submitted to the tensor's device; `None` where the device has no events."""
     import torch
 
     module: Any = getattr(torch, tensor.device.type, None)

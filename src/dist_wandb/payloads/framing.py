@@ -1,4 +1,4 @@
-"""Several pieces of bytes as one, each with its length in front; and errors about bytes that a rank sent."""
+"""Length-prefixed framing of bytes, and errors about bytes that a rank sent."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from contextlib import contextmanager
 from dist_wandb.errors import ConfigurationError
 
 _LENGTH = 8  # bytes of a length
-_SHOWN = 100  # characters of what was sent, in messages
+_SHOWN = 100  # characters of received values, in messages
 
 
 def framed(*parts: bytes) -> bytes:
-    """Bytes that `unframed` takes apart again."""
+    """Join parts, each with its length in front."""
     return b"".join(piece for part in parts for piece in (len(part).to_bytes(_LENGTH, "little"), part))
 
 
 def unframed(data: bytes, what: str = "a table or images") -> list[bytes]:
-    """The parts that `framed` joined.
+    """Split bytes into the parts that `framed` joined.
 
     Args:
         data: The bytes.
-        what: What they are to be, for the message.
+        what: Their expected content, for the message.
 
     Raises:
         ConfigurationError: The bytes are something else.
     """
     parts, position = [], 0
-    with understanding(data, what):
+    with parsing(data, what):
         while position < len(data):
             start = position + _LENGTH
             position = start + int.from_bytes(data[position:start], "little")
@@ -38,12 +38,12 @@ def unframed(data: bytes, what: str = "a table or images") -> list[bytes]:
 
 
 @contextmanager
-def understanding(data: bytes, what: str) -> Iterator[None]:
-    """Turn errors in the block, which reads what a rank sent, into one with a message for users.
+def parsing(data: bytes, what: str) -> Iterator[None]:
+    """Turn errors in the block, which parses bytes of a rank, into one with a message for users.
 
     Args:
         data: The bytes.
-        what: What they are to be.
+        what: Their expected content.
 
     Raises:
         ConfigurationError: The bytes are something else.
@@ -60,5 +60,5 @@ def understanding(data: bytes, what: str) -> Iterator[None]:
 
 
 def excerpt(value: object) -> str:
-    """The beginning of the repr of what was sent, for messages."""
+    """The beginning of the repr of a received value, for messages."""
     return repr(value)[:_SHOWN]

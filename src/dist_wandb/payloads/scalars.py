@@ -1,8 +1,8 @@
-"""What a user logs, copied on the training thread if it could change, without waiting for a device.
+"""Copies of logged values that could change, made on the training thread without waiting for a device.
 
 Numbers of the host become Python's. Tensors on a device are stacked, one stack per device and dtype, copied without
 waiting, and an event is recorded; vectors, also in lists, one by one. States of torchmetrics' objects are copied, as
-are tables and images that are to be gathered. Of a `DTensor` this rank's copy is used, if its placements say that
+are tables and images that are to be gathered. Of a `DTensor` this rank's copy is used, if its placements show that
 every rank has one; a part is refused, because `full_tensor` would be a collective (`devices.whole`).
 """
 
@@ -26,7 +26,7 @@ _DEEPEST = 8  # levels of lists in lists that are copied: some hold themselves
 
 
 def copied_row(metrics: Mapping[str, Any], rank: int, *, flat: bool = True) -> dict[str, Any]:
-    """A copy of what is to be logged: numbers as Python's, or on their way to the host.
+    """A copy of a row: numbers as Python's, or on their way to the host.
 
     Args:
         metrics: Values by name.
@@ -136,7 +136,7 @@ def _copied_value(name: str, value: Any, rank: int) -> Any:
 
 
 def _copied(name: str, value: Any, rank: int) -> Any:
-    """A copy of what is not a number: of vectors, and of lists and mappings with their items."""
+    """A copy of a value that is not a number: of vectors, and of lists and mappings with their items."""
     copies: list[HostCopy] = []
     copy = _copy_of(name, value, rank, copies, _DEEPEST)
     return LaterValue(copy, copies) if copies else copy

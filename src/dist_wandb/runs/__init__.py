@@ -1,1 +1,1 @@
-"""W&B runs: what the user asked for, opening, writing and finishing them. The only room that imports wandb."""
+"""W&B runs: the requests of the user, opening, writing and finishing. The only room that imports wandb."""

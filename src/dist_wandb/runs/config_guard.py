@@ -7,9 +7,9 @@ back when the session ends. Values over which wandb raises are written as their 
 refuses for other reasons (a changed value without `allow_val_change`) still raises; names that came from the primary
 may be set once more without it.
 
-A change costs the JSON of what has changed, and a heartbeat without one nothing that grows with the config. Changes
-*inside* of a value notify nobody: heartbeats look into values that can change so, a millisecond at a time and 1 % of
-the time at most; `flush` and `finish` look into all.
+A change costs the JSON of the changed values; a heartbeat without a change costs nothing that grows with the config.
+Changes *inside* of a value notify nobody: heartbeats look into values that can change so, for a millisecond at a time
+and 1 % of the time at most; `flush` and `finish` look into all.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class ConfigGuard:
         is_first: Whether no other rank warns of the same names.
 
     Attributes:
-        replace_run: What is done if wandb's own process is found gone: it has to `guard` the run's replacement.
+        replace_run: Called if wandb's own process is lost; it has to `guard` the run's replacement.
         listener: Called before and after the guarded config is read and written.
     """
 
@@ -168,7 +168,7 @@ class ConfigGuard:
         return True
 
     def _rescue(self, config: object, values: Any, error: Exception) -> bool:
-        """Write values that `config` refused because wandb's own process is gone; whether it is."""
+        """Write values that `config` refused because wandb's own process is lost; whether it is."""
         if not wandb_process.has_lost_service(self._run, error):
             return False
         if self.replace_run is None:
@@ -181,7 +181,7 @@ class ConfigGuard:
 
 
 def is_guarded(config: object) -> bool:
-    """Whether what is written into a config is noticed."""
+    """Whether writes into a config are noticed."""
     return isinstance(config, _Guarded)
 
 
@@ -299,7 +299,7 @@ def _kind_of_config() -> type[Any] | None:
 
 
 def _json_of_builtin(value: object) -> Any:
-    """What W&B makes of built-in objects that JSON does not know."""
+    """W&B's JSON of built-in objects that JSON does not know."""
     if isinstance(value, (set, frozenset)):
         return list(value)
     if isinstance(value, complex):

@@ -1,4 +1,4 @@
-"""What wandb prints."""
+"""The console output of wandb."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dist_wandb.runs.requested import user_setting
 
 @contextmanager
 def with_warnings_alone(*, on: bool) -> Iterator[None]:
-    """Let wandb print only warnings and errors inside the block."""
+    """Limit wandb to warnings and errors inside the block."""
     if not on:
         yield
         return
@@ -27,7 +27,7 @@ def with_warnings_alone(*, on: bool) -> Iterator[None]:
 
 
 def sets_verbosity(init_arguments: Mapping[str, Any]) -> bool:
-    """Whether the user has set what wandb prints."""
+    """Whether the user has set the verbosity of wandb."""
     names = ("quiet", "silent", "show_info")
     return any(
         user_setting(init_arguments, name) is not None or f"WANDB_{name.upper()}" in os.environ for name in names

@@ -1,4 +1,4 @@
-"""The end of a run: what W&B did not get, and how to upload it."""
+"""The end of a run: missing data, and how to upload it."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 
 def quiet_finish(run: AnyRun, plan: RunPlan, init_arguments: Mapping[str, Any]) -> AbstractContextManager[None]:
-    """Let wandb print only warnings at the end of a run of several writers.
+    """Limit wandb to warnings at the end of a run of several writers.
 
     That is on all ranks but one, and offline on that one too, because "wandb sync" is not the way to upload it. The
-    user's own settings of what wandb prints take precedence.
+    user's own verbosity takes precedence.
     """
     is_one_of_several = plan.has_writers and (not plan.announces or is_offline(run))
     return with_warnings_alone(on=bool(run) and is_one_of_several and not sets_verbosity(init_arguments))
 
 
 def upload_hint(run: AnyRun, plan: RunPlan, topology: Topology) -> str | None:
-    """The line, for one of its ranks, that says how to upload a shared run on disk; `None` for other runs and ranks."""
+    """How to upload a shared run on disk, as a line for one of its ranks; `None` for other runs and ranks."""
     if not run or not plan.has_writers or not plan.announces or is_disabled(run) or not is_offline(run):
         return None
     directory = Path(run.dir).parent.parents[2] if plan.shared else Path(run.dir).parent.parent
@@ -45,13 +45,13 @@ def finish(run: AnyRun, exit_code: int | None) -> str | None:
 
     Args:
         run: The run, or a `NullRun`.
-        exit_code: What W&B is to show; `None` for that of the process.
+        exit_code: The exit code of the run; `None` for that of the process.
 
     Returns:
-        What went wrong and what to do, as a sentence; `None` if the run is complete.
+        The problem and what to do, as a sentence; `None` if the run is complete.
 
     Raises:
-        OSError: wandb's own process is gone.
+        OSError: wandb's own process is lost.
     """
     if not hasattr(run, "finish"):  # a mock of a run
         return None
@@ -64,7 +64,7 @@ def finish(run: AnyRun, exit_code: int | None) -> str | None:
         return None
     reasons = "; ".join(f"{what}: {reason}" for what, reason in given_up.items())
     if is_offline(run):
-        return f"not all of the run {run.id} could be written to disk ({reasons}). What is missing is lost."
+        return f"not all of the run {run.id} could be written to disk ({reasons}). Missing data is lost."
     return (
         f"W&B's server did not take all of the run {run.id} ({reasons}). It is on disk. Once the server answers, "
         f"upload it with: dist-wandb sync {directory}"

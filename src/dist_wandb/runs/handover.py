@@ -17,7 +17,7 @@ _log = logging.getLogger("dist_wandb")
 
 
 def pickled(run: AnyRun | None) -> bytes | None:
-    """What a child process needs to continue `run`; `None` if it cannot be pickled."""
+    """Pickle a run and its config for a child process; `None` if it cannot be pickled."""
     try:
         return pickle.dumps((run, told(given_values(getattr(run, "config", None))))) if run else None
     except (pickle.PicklingError, AttributeError, TypeError):  # a mock of a run

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from dist_wandb.runs.null_run import AnyRun
 
-_OF_THE_MODULE = frozenset({"log", "define_metric"})  # what wandb has as a function, too, of the run it was opened with
+_OF_THE_MODULE = frozenset({"log", "define_metric"})  # wandb has these as functions of `wandb.run`, too
 
 Handler: TypeAlias = Callable[..., Any]
 """Called in place of a method, with the original method and the arguments of the call."""

@@ -1,4 +1,4 @@
-"""The arguments that describe a job, for ranks that were given none or others: what of them may be published."""
+"""The arguments that describe a job, as they may be published for ranks that were given none or others."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def arguments_for_others(init_arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_own_secrets(described: Mapping[str, Any], init_arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """What `arguments_for_others` returned on another rank, with the secrets in it as this rank was given them."""
+    """The result of `arguments_for_others` on another rank, with its secrets as this rank was given them."""
     config = described.get("config")
     if not isinstance(config, dict):
         return dict(described)

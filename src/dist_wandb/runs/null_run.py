@@ -1,4 +1,4 @@
-"""What stands in for a W&B run on a rank that opens none: `NullRun`, its summary, and the parts of it.
+"""`NullRun`: the stand-in for a W&B run on a rank that opens none, with its summary and its parts.
 
 The primary publishes the run's metadata and config in one message, so both are equally recent here.
 """
@@ -40,16 +40,16 @@ class StandIn:
         return NullPart()
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Accept and forget."""
+        """Accept and discard."""
 
     def __getitem__(self, key: Any) -> Any:
         return NullPart()
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        """Accept and forget."""
+        """Accept and discard."""
 
     def __delitem__(self, key: Any) -> None:
-        """Accept and forget."""
+        """Accept and discard."""
 
     def __contains__(self, key: object) -> bool:
         return False
@@ -108,35 +108,35 @@ class NullRun(StandIn):
 
     @property
     def summary(self) -> NullSummary:
-        """What was written into the summary on this rank, so that ranks which write the same read the same."""
+        """The values written into the summary on this rank: ranks that write the same read the same."""
         summary: NullSummary = self.__dict__.setdefault("_summary", NullSummary())
         return summary
 
     @summary.setter
     def summary(self, summary: object) -> None:
-        """Accept and forget."""
+        """Accept and discard."""
 
     def show_config(self, config: object) -> None:
-        """Have `config` read as the config of the run that this rank's numbers go to."""
+        """Show `config` as the config of the run that this rank's numbers go to."""
         self.__dict__["config"] = config
 
     def show_metadata(self, read: Callable[[], Mapping[str, Any]], planned_id: str | None) -> None:
-        """Have what `read` returns, by name, read as the metadata of the run that this rank's numbers go to.
+        """Show metadata as that of the run that this rank's numbers go to.
 
         Args:
-            read: Returns the metadata that is known now.
+            read: Returns the currently known metadata by name.
             planned_id: Id of the run while `read` does not know it.
         """
         self.__dict__["_read"] = read
         self.__dict__["_known"] = {**self.__dict__["_known"], "id": planned_id}
 
     def metadata(self) -> Mapping[str, Any]:
-        """What is known of the run that this rank's numbers go to, by the names of a `wandb.Run`'s attributes."""
+        """The known metadata of the run that this rank's numbers go to, by attribute of `wandb.Run`."""
         read: Callable[[], Mapping[str, Any]] | None = self.__dict__["_read"]
         return {**self.__dict__["_known"], **(read() if read is not None else {})}
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy, and the run in another process, keeps the metadata of now."""
+        """Keep the current metadata in a copy, also in another process."""
         own = {
             name: value for name, value in self.__dict__.items() if name not in ("finish", "log")
         }  # see interception
@@ -160,7 +160,7 @@ class NullPart(StandIn):
     """
 
     def get(self, name: object, default: Any = None) -> Any:  # noqa: ARG002  # nothing is known of a part
-        """The default; without one, what accepts every use."""
+        """The default; without one, a `NullPart`."""
         return NullPart() if default is None else default
 
     def keys(self) -> tuple[Any, ...]:
@@ -205,14 +205,14 @@ class NullPart(StandIn):
 
 
 class NullSummary(MutableMapping[Any, Any], StandIn):
-    """The summary of a run on a rank without it: what is written there can be read there."""
+    """The summary of a run on a rank without it: values written there can be read there."""
 
     def _own(self) -> dict[Any, Any]:
         own: dict[Any, Any] = self.__dict__.setdefault("_written", {})
         return own
 
     def get(self, name: object, default: Any = None) -> Any:
-        """What this rank has written under a name, else the default."""
+        """The value that this rank has written under a name, else the default."""
         return self._own().get(name, default)
 
     def __getattr__(self, name: str) -> Any:
@@ -242,12 +242,12 @@ class NullSummary(MutableMapping[Any, Any], StandIn):
 
 
 def _warn_of_unknown() -> None:
-    """Warn once that a script depends on what this rank cannot know: other ranks may take another branch."""
+    """Warn once that a script depends on a value that this rank cannot have: other ranks may branch differently."""
     _notices.warn(
         "unknown",
-        "a value of the run, such as one of its summary, was compared or used as a number on a rank "
-        "without a run, which does not have it: it counts as NaN there. Ranks that go different ways by it may "
-        "wait for each other. Read it with a default, as in run.summary.get(name, 0), and write it on all ranks.",
+        "a value of the run, for example of its summary, was compared or used as a number on a rank without a run, "
+        "where it is NaN. Ranks that branch differently on it may wait for each other. Read it with a default, as in "
+        "run.summary.get(name, 0), and write it on all ranks.",
     )
 
 

@@ -38,12 +38,11 @@ _log = logging.getLogger("dist_wandb")
 
 _ATTEMPTS = 3  # of a secondary: the server may not know the run yet (wandb issues 9871, 10497)
 _PAUSE = 1.0  # seconds before the second attempt, doubled before the third
-MOST_WRITERS = 300
-"""How many writers W&B supports for one run."""
+_MOST_WRITERS = 300  # of one run, as W&B supports them
 
 
 class OpenedRun(TypedDict):
-    """What a primary publishes of its run.
+    """A primary's message about its open run.
 
     Attributes:
         url: Its address; `None` if it is not at the server.
@@ -57,7 +56,7 @@ class OpenedRun(TypedDict):
 
 
 class FailedRun(TypedDict):
-    """What a primary publishes if its run could not be opened."""
+    """A primary's message about a run that could not be opened."""
 
     error: str
 
@@ -72,7 +71,7 @@ class Opening:
         plan: What this rank does with W&B.
         job_store: The job's store, if there is one.
         arguments: Keyword arguments of `wandb.init`.
-        complete: Adds to them what is known only after the primary has opened its run: the config.
+        complete: Adds the config, which is known only after the primary has opened its run.
         create_new: Whether this process may already have another run.
         is_alone: Whether no other run of this process is open.
         as_given: Whether wandb is to get no settings but the user's.
@@ -100,8 +99,9 @@ class Opening:
         """
         if not self.plan.opens_run:
             return NullRun()
-        if self.plan.shared and self.plan.primary:
-            self._warn_of_many()
+        excess = too_many_writers(self.topology, self.plan) if self.plan.shared and self.plan.primary else ""
+        if excess:
+            _log.warning("dist_wandb: %s", excess)
         try:
             return self._open()
         except UnavailableError as error:
@@ -114,7 +114,7 @@ class Opening:
             raise
 
     def attach(self) -> AnyRun:
-        """Attach to the unit's run for the hardware metrics of this node, if the plan says so. A failure only warns."""
+        """Attach to the unit's run for the hardware metrics of this node, if planned. A failure only warns."""
         if not self.plan.attaches:
             return NullRun()
         try:
@@ -195,8 +195,8 @@ class Opening:
     def _open_on_disk(self, error: UnavailableError) -> AnyRun:
         rank = self.topology.global_rank
         _log.warning(
-            "dist_wandb: rank %d could not open its run: %s. It goes on offline; upload the run later with "
-            "dist-wandb sync. Pass strict=True to have an error instead.",
+            "dist_wandb: rank %d could not open its run: %s. Continuing offline; upload the run later with "
+            "dist-wandb sync. Pass strict=True to make it an error.",
             rank,
             error,
         )
@@ -236,18 +236,17 @@ class Opening:
         if self.job_store is not None and self.plan.announces:
             self.job_store.publish(run_key(self.plan), message)
 
-    def _warn_of_many(self) -> None:
-        writers = writers_of(self.topology, self.plan)
-        if writers is not None and writers > MOST_WRITERS:
-            by_node = self.plan.rank_scope == "worker"
-            instead = "" if by_node else "rank_scope='worker', which makes a run for each node, or "
-            _log.warning(
-                "dist_wandb: %d ranks write into the shared run %s, but W&B supports %d. Use %srun_mode='auto'.",
-                writers,
-                self.plan.run_id,
-                MOST_WRITERS,
-                instead,
-            )
+
+def too_many_writers(topology: Topology, plan: RunPlan) -> str:
+    """A warning of more writers of a shared run than W&B supports; empty if there are not so many."""
+    writers = writers_of(topology, plan)
+    if writers is None or writers <= _MOST_WRITERS:
+        return ""
+    instead = "" if plan.rank_scope == "worker" else "rank_scope='worker', which makes a run for each node, or "
+    return (
+        f"The shared run {plan.run_id} of {writers} writers exceeds W&B's limit of {_MOST_WRITERS}. "
+        f"Use {instead}run_mode='auto'."
+    )
 
 
 def run_key(plan: RunPlan) -> str:

@@ -60,7 +60,7 @@ class Record:
         return bool(self.run)
 
     def log(self, row: dict[str, Any], **kwargs: Any) -> None:
-        """Log a row as `wandb.Run.log` does; if wandb's own process is gone, into another run on disk.
+        """Log a row as `wandb.Run.log` does; if wandb's own process is lost, into another run on disk.
 
         Raises:
             Exception: wandb's, about this row: a value that it cannot write, or no space for a file of the row's. The
@@ -83,7 +83,7 @@ class Record:
                 self._unsafe.popleft()
 
     def finish(self, exit_code: int | None) -> str | None:
-        """End the run; return what went wrong as `finishing.finish` does. Never raises."""
+        """End the run; return the problem as `finishing.finish` does. Never raises."""
         run = self.run
         try:
             return finishing.finish(run, exit_code)
@@ -97,7 +97,7 @@ class Record:
             return f"the run {run.id} could not be ended: {error!r}"
 
     def replace(self, run: AnyRun, error: Exception) -> None:
-        """Replace `run` because a caller has noticed that wandb's own process is gone.
+        """Replace `run` because a caller has noticed that wandb's own process is lost.
 
         Does nothing if `run` has been replaced already.
         """
@@ -124,8 +124,8 @@ class Record:
     def _go_on_on_disk(self, lost: AnyRun, error: Exception) -> None:
         directory = Path(str(lost.dir)).parent
         _log.warning(
-            "dist_wandb: wandb's own process is gone on rank %d (%s). The run %s goes on in a record on disk, "
-            "beside %s. Upload both with: dist-wandb sync %s",
+            "dist_wandb: Lost wandb's own process on rank %d (%s). The run %s continues on disk, beside %s. Upload "
+            "both with: dist-wandb sync %s",
             self._rank,
             error,
             lost.id,
@@ -138,7 +138,7 @@ class Record:
             self.run = self._reopen(str(lost.id), dict(lost.config))
         except DistWandbError as second:
             self.run = NullRun()
-            _log.warning("dist_wandb: rank %d cannot write it there: %s. It logs no more.", self._rank, second)
+            _log.warning("dist_wandb: rank %d cannot write it there: %s. Further rows are dropped.", self._rank, second)
         self._replay(self._not_in(directory))
 
     def _replay(self, rows: list[_LoggedRow]) -> None:
@@ -154,7 +154,7 @@ class Record:
                     original(self.run, "log")(_numbers_of(logged.row), **logged.arguments)
         if shortened:
             _log.warning(
-                "dist_wandb: rank %d could write only the numbers of %d of the rows that wandb's process took with it.",
+                "dist_wandb: rank %d could write only the numbers of %d of the rows lost with wandb's process.",
                 self._rank,
                 shortened,
             )

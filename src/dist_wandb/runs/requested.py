@@ -1,4 +1,4 @@
-"""What the user requested of W&B: in the arguments, else in the settings, else in the environment."""
+"""The user's requests to W&B: in the arguments, else in the settings, else in the environment."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def rewinds(init_arguments: Mapping[str, Any]) -> bool:
 
 
 def wanted(init_arguments: Mapping[str, Any], name: str) -> str | None:
-    """What the user asked for: the argument, else the settings, else the variable; `None` for nothing.
+    """The value that the user requested: the argument, else the settings, else the variable; `None` for none.
 
     Args:
         init_arguments: Keyword arguments of `wandb.init`.
@@ -101,7 +101,6 @@ def wanted_mode(init_arguments: Mapping[str, Any]) -> Mode:
 
 
 def _mode_outside() -> str:
-
     if os.environ.get("WANDB_MODE") == "":
         raise ConfigurationError("WANDB_MODE is set but empty, which W&B refuses. Unset it, or set it to 'offline'.")
     return os.environ.get("WANDB_MODE") or str(client_settings().mode)

@@ -1,4 +1,4 @@
-"""What is known of a run: its address, its state, and the metadata that its primary publishes."""
+"""A run's address, its state, and the metadata that its primary publishes."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def metadata_of(run: AnyRun) -> dict[str, Any]:
 
 
 def from_json(received: Mapping[str, Any]) -> dict[str, Any]:
-    """What `metadata_of` returned, read from JSON: W&B's tags are a tuple."""
+    """The result of `metadata_of`, read from JSON: W&B's tags are a tuple."""
     return {name: tuple(value) if isinstance(value, list) else value for name, value in received.items()}
 
 

@@ -28,7 +28,7 @@ def upload_environment(
     resume: str | None,
     server: str | None = None,
 ) -> dict[str, str]:
-    """The environment in which ``wandb sync`` uploads one file as what it is; made from that of this process.
+    """The environment in which ``wandb sync`` uploads one file, made from that of this process.
 
     Settings of one run (its id, name, tags, group, …) are left out, because they are meant for another one. Python
     imports nothing from the directory in which it is started. Settings files of the current directory do not count: one

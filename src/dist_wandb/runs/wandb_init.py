@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("dist_wandb")
 
-_FLUSH_INTERVAL = 1.0  # seconds until rows are on disk: what a killed process may lose. wandb's own is 15
+_FLUSH_INTERVAL = 1.0  # seconds until rows are on disk, which a killed process may lose. wandb's own is 15
 _NO_CREDENTIALS = re.compile(r"api[ _]key|log ?in", re.IGNORECASE)  # wandb takes their absence for wrong usage
 
 
@@ -136,7 +136,7 @@ def _without_stale(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _planned_arguments(plan: RunPlan, topology: Topology, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What the plan changes in the arguments of `wandb.init`."""
+    """The arguments of `wandb.init` that the plan changes."""
     arguments: dict[str, Any] = {"id": unit_run_id(plan)}
     name = wanted(given, "name")
     if name and plan.name_suffix:
@@ -165,7 +165,7 @@ def _copied_settings(given: wandb.Settings | Mapping[str, Any] | None) -> wandb.
 
 
 def _settings_with_limits(given: wandb.Settings | Mapping[str, Any] | None, upload_timeout: float) -> wandb.Settings:
-    """A copy of the user's settings with limits for a dead server and for what a killed rank loses.
+    """A copy of the user's settings with limits for a dead server and for the loss of a killed rank.
 
     Values that the user has set, also in the environment, are kept. Limits unknown to this wandb are left out.
     """

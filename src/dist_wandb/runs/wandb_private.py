@@ -39,7 +39,7 @@ def is_finished(run: AnyRun) -> bool:
 
 
 def disarm_exit_hooks() -> None:
-    """In a forked process: cancel wandb's exit hooks, which would end what belongs to the parent.
+    """In a forked process: cancel wandb's exit hooks, which would end the parent's resources.
 
     They remove the parent's directory for media and, before 0.20, stop the parent's wandb process.
     """
@@ -55,7 +55,7 @@ def disarm_exit_hooks() -> None:
 
 
 def code_of_exit() -> int | None:
-    """What `sys.exit` was called with, if wandb has seen it: it replaces `sys.exit`."""
+    """The argument of `sys.exit`, if wandb has seen it: it replaces `sys.exit`."""
     noticed = getattr(getattr(sys.exit, "__self__", None), "exit_code", None)
     return noticed if isinstance(noticed, int) else None
 

@@ -60,9 +60,9 @@ def is_loss_of_service(error: Exception) -> bool:
 
 
 def has_lost_service(run: AnyRun, error: Exception) -> bool:
-    """Whether a call of `run` failed because wandb's own process is gone, rather than because of a value.
+    """Whether a call of `run` failed because wandb's own process is lost, rather than because of a value.
 
-    In doubt the run is probed: a call that adds nothing to the row in progress fails as well if the process is gone.
+    In doubt the run is probed: a call that adds nothing to the row in progress fails as well if the process is lost.
     """
     if not isinstance(error, OSError) or not is_loss_of_service(error):
         return is_loss_of_service(error)

@@ -32,7 +32,7 @@ class RunWriter:
     """Writes the rows of one rank into its run.
 
     Args:
-        run: The run, or what stands for it; a `NullRun` on a rank without one.
+        run: The run, or a wrapper of it; a `NullRun` on a rank without one.
         plan: Decides whether this rank writes the plain names, and its label in a shared run.
         step_metric: Name of the x axis in every row; `None` for none.
         rank: This rank's index in the job, for messages.
@@ -65,7 +65,7 @@ class RunWriter:
         """Write one row.
 
         Args:
-            metrics: What this rank logged, by the names that it is to have.
+            metrics: The values of this rank, by the names that they are to have.
             step: Its position on the x axis; `None` leaves the x axis out of the row.
             commit: As in `wandb.Run.log`; `None` leaves it to wandb.
         """
@@ -114,7 +114,7 @@ class _Rescue:
         Args:
             log: The run's method.
             row: Its argument.
-            error: What it raised.
+            error: The error that it raised.
             **kwargs: Its other arguments.
 
         Raises:
@@ -147,7 +147,7 @@ class _Rescue:
             _log.warning(text, name, kind, self._rank)
             return
         _log.warning(
-            "dist_wandb: W&B cannot write %r on rank %d, of type %s: %r. %s; the rest of its row is written as ever. "
+            "dist_wandb: W&B cannot write %r on rank %d, of type %s: %r. %s; the rest of its row is written. "
             "Log numbers, text, lists or W&B's media.",
             name,
             self._rank,
@@ -158,9 +158,9 @@ class _Rescue:
 
 
 def _cause(log: Callable[..., None], name: str, value: Any) -> Exception | None:
-    """What `log` raises for a value as a part of a row; `None` if it accepts it."""
+    """The error that `log` raises for a value as a part of a row; `None` if it accepts it."""
     try:
         log({name: value}, commit=False)
-    except Exception as error:  # noqa: BLE001  # of any kind, as values have code of their own
+    except Exception as error:  # noqa: BLE001  # of any kind, because values have code of their own
         return error
     return None

@@ -1,1 +1,1 @@
-"""What `dist-wandb sync` uploads."""
+"""Uploads of runs from disk, for `dist-wandb sync`."""

@@ -5,15 +5,15 @@ sidecar; a partly uploaded file continues after the last confirmed row; and a fi
 confirmed it (`log.py`), whatever the exit code of ``wandb sync``.
 
 *Order.* Files of one project and run id are one run. Secondaries go first, the primary last, one after the other:
-writers that take turns lose rows (wandb issue 12269), the primary's name, tags and config are what stays, and its one
+writers that take turns lose rows (wandb issue 12269), the server keeps the primary's name, tags and config, and its one
 completion arrives last. After restarts a rank has several files: they go in the order of their start, and only the
 primary's last one completes the run. Files of a resumed plain run go with ``resume="allow"``, because events and
 console would begin at line 0 again otherwise.
 
 *Continued.* The copy (`copy`) lacks what the server has confirmed, damaged records and a last one without its end, at
 which ``wandb sync`` would stop. In a shared run it is sent as one more writer with the same label; a plain run is
-opened with ``resume="must"``, so that the server decides where it goes on. Of a console that was cut off,
-``output.log`` on the server is the rest only, because W&B's client writes it anew; the console's lines are all there.
+opened with ``resume="must"``, so that the server decides where it goes on. After an interrupted console,
+``output.log`` on the server has only the rest, because W&B's client rewrites it; the console's lines are complete.
 
 *Locked.* A file is locked while it is uploaded (`flock`, inherited by ``wandb sync``, which outlives a killed parent;
 SIGTERM and SIGHUP end both, as Ctrl-C does). After a kill of everything the log has a request without an answer, and
@@ -115,7 +115,7 @@ def _check_unchanged(file: UploadFile) -> None:
 
 
 def remember(file: UploadFile) -> None:
-    """Record a file as uploaded because its trusted directory says so, for later uploads without trust.
+    """Record a file as uploaded because its trusted directory is marked so, for later uploads without trust.
 
     Raises:
         UploadError: The state directory cannot be written to.
@@ -136,7 +136,7 @@ def _upload(file: UploadFile, state: FileState, lock: Lock, on_progress: Callabl
         source = copy / file.path.name
         _copy(file, state, source)
         output = _run_wandb_sync(source, file, attempt, lock, lambda rows: on_progress(file.sent.lines.history + rows))
-        state.keep_begun_at(source)
+        state.keep_sync_state(source)
     finally:
         shutil.rmtree(copy, ignore_errors=True)
     outcome = _outcome(file, read_attempt(attempt), output)
@@ -152,18 +152,18 @@ def _copy(file: UploadFile, state: FileState, target: Path) -> None:
     numbers = count()
     rules = rules_of(file)
 
-    def take(top: Path, below: Path) -> Path:
+    def make_copy(top: Path, below: Path) -> Path:
         copy = local / str(next(numbers))
         copy_below(top, below, copy)
         return copy
 
-    copy_without(file.path, target, file.sent.lines, lambda record, parts: revised(record, parts, rules, take))
-    begun_at = state.begun_at()
-    if begun_at is not None:
-        write_small(target.with_name(f"{target.name}.syncstate"), begun_at)
-    goes_on = bool(file.sent.lines) or bool(file.run.problems) or file.run.exit_code is None
-    written_anew = frozenset({"output.log"}) if goes_on else frozenset()  # by the upload, from the rest of the file
-    copy_files(files_of(file.path), target.parent / "files", follow=file.terms.trust, leave_out=written_anew)
+    copy_without(file.path, target, file.sent.lines, lambda record, parts: revised(record, parts, rules, make_copy))
+    sync_state = state.sync_state()
+    if sync_state is not None:
+        write_small(target.with_name(f"{target.name}.syncstate"), sync_state)
+    continues = bool(file.sent.lines) or bool(file.run.problems) or file.run.exit_code is None
+    rewritten = frozenset({"output.log"}) if continues else frozenset()  # by the upload, from the rest of the file
+    copy_files(files_of(file.path), target.parent / "files", follow=file.terms.trust, leave_out=rewritten)
 
 
 def _mark(path: Path) -> None:
@@ -247,8 +247,8 @@ def _outcome(file: UploadFile, this_time: Sent, output: str) -> Outcome:
         problem = next((text for text in this_time.problems if text.startswith("HTTP ")), this_time.problems[0])
         return Outcome(sent, url, f"{problem}. {_advice(problem)}", _concerns_all(problem))
     if not this_time.ended:
-        words = _last_words(output)
-        return Outcome(sent, url, words, concerns_all=not this_time.lines and bool(_NO_KEY.search(words)))
+        message = _last_lines(output)
+        return Outcome(sent, url, message, concerns_all=not this_time.lines and bool(_NO_KEY.search(message)))
     if sent.lines.history < file.run.rows:
         return Outcome(
             sent, url, f"the server confirmed {sent.lines.history} of {file.run.rows} rows. Run the command again."
@@ -274,7 +274,7 @@ def _concerns_all(problem: str) -> bool:
     )
 
 
-def _last_words(output: str) -> str:
+def _last_lines(output: str) -> str:
     lines = [line.removeprefix("wandb: ").strip() for line in output.splitlines()]
-    words = " ".join([line for line in lines if line][-2:])
-    return f"`wandb sync` ended without uploading it: {words or 'without output'}"
+    message = " ".join([line for line in lines if line][-2:])
+    return f"`wandb sync` ended without uploading it: {message or 'without output'}"

@@ -93,7 +93,7 @@ def read_entries(log: BinaryIO) -> Sent:
     """As `read_log`, from an open file; fails only if it is too long."""
     reader = _Reader()
     for entry in entries(log):
-        reader.take(text_in(entry, "msg"), text_in(entry, "level"), entry)
+        reader.add(text_in(entry, "msg"), text_in(entry, "level"), entry)
     return reader.sent()
 
 
@@ -118,7 +118,7 @@ class _Reader:
         self._first_console_line: int | None = None
         self._unsure = 0
 
-    def take(self, message: str, level: str, entry: dict[str, Any]) -> None:
+    def add(self, message: str, level: str, entry: dict[str, Any]) -> None:
         if message == "filestream: sending request":
             self._pending, self._tries, self._refusals = entry, 0, 0
         elif message == "filestream: request sent":

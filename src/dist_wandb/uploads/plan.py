@@ -112,7 +112,7 @@ def _planned_or_refused(run_id: str, project: str | None, runs: list[StoredRun],
 
 
 def _planned(run_id: str, project: str | None, runs: list[StoredRun], now: float, terms: Terms) -> UploadRun:
-    ordered = sorted(runs, key=_place_in_order)
+    ordered = sorted(runs, key=_upload_order)
     files = tuple(_file(run, number, ordered, terms) for number, run in enumerate(ordered))
     entity = terms.entity or files[-1].run.entity or None
     if all(file.is_uploaded for file in files):
@@ -141,7 +141,7 @@ def _uploader(file: UploadFile) -> str | None:
     return None
 
 
-def _place_in_order(run: StoredRun) -> tuple[bool, str, list[str]]:
+def _upload_order(run: StoredRun) -> tuple[bool, str, list[str]]:
     """Secondaries before primaries, then by start time."""
     is_primary = run.shared_as is not None and run.shared_as.primary
     return is_primary, run.started or "", natural_order(str(run.path))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dist_wandb.uploads.copy import Entry, link_in_words
 from dist_wandb.uploads.model import UploadFile, is_online, mark_of, rules_of
-from dist_wandb.uploads.records import against
+from dist_wandb.uploads.records import violations
 from dist_wandb.wandb_files.reading import RUN_RECORD_LOST, StoredRun
 from dist_wandb.wandb_files.sidecar import SIDECAR_NAME, Sidecar
 from dist_wandb.wandb_files.small_files import KINDS
@@ -56,10 +56,10 @@ def _copies(runs: Sequence[StoredRun]) -> Iterator[str]:
     for run in runs:
         if run.started:
             starts[run.label, run.started].append(run.path.parent)
-    for places in starts.values():
-        if len(places) > 1:
-            named = [*map(str, places[:_NAMED_COPIES]), *(["others"] if len(places) > _NAMED_COPIES else [])]
-            times = len(places)
+    for directories in starts.values():
+        if len(directories) > 1:
+            named = [*map(str, directories[:_NAMED_COPIES]), *(["others"] if len(directories) > _NAMED_COPIES else [])]
+            times = len(directories)
             yield f"{' and '.join(named)} are copies of one file: their rows would be uploaded {times} times."
 
 
@@ -100,8 +100,8 @@ def problems_of_file(file: UploadFile, now: float) -> Iterator[str]:
             f"{sent.unsure} more it is not known whether they arrived: the connection broke, or the upload was killed, "
             f"while they were sent. Look at the run. --force sends these {sent.unsure} rows (again)."
         )
-    says_nothing = not sent.attempts or (sent.ended and not sent.problems)
-    if is_online(run) and run.rows and not sent.lines.history and says_nothing and not file.terms.again:
+    shows_nothing = not sent.attempts or (sent.ended and not sent.problems)
+    if is_online(run) and run.rows and not sent.lines.history and shows_nothing and not file.terms.again:
         yield (
             f"{run.path.parent} was written online, and W&B's log of it (logs/debug-internal.log) does not show which "
             "rows arrived. Look at the run. --force uploads all of them, so they may be duplicated."
@@ -110,7 +110,7 @@ def problems_of_file(file: UploadFile, now: float) -> Iterator[str]:
 
 def dangers_of(file: UploadFile, entries: Sequence[Entry]) -> Iterator[str]:
     """Reasons to refuse the upload unless trusted: files and owners outside of the run."""
-    yield from against(file.path, rules_of(file))
+    yield from violations(file.path, rules_of(file))
     links = [] if file.terms.trust else [entry for entry in entries if entry.is_link]
     yield from map(link_in_words, links[:_NAMED_ENTRIES])
     if len(links) > _NAMED_ENTRIES:

@@ -1,6 +1,6 @@
 """Check W&B's records before an upload: their kinds, and the files and owners that they name.
 
-W&B's uploader obeys the records: it reads the files that an artifact names, uploads them to the named owner, and
+W&B's uploader follows the records: it reads the files that an artifact names, uploads them to the named owner, and
 removes the file of a manifest. A ``.wandb`` file may come from anybody. So only the kinds of records that W&B writes
 into such files are allowed, and only files of the run, or files in W&B's staging directory for this user's artifacts.
 A stranger may know the name of a staged file, but not its content, and the record must contain the digest of that. All
@@ -38,7 +38,7 @@ _MOST_FILES = 200_000  # in one record; W&B writes the names of more than 100,00
 _MOST_REASONS = 5
 _PIECE = 1 << 20
 
-Take = Callable[[Path, Path], Path | None]
+Copier = Callable[[Path, Path], Path | None]
 """Makes a private copy of a file, given by a folder and its path within it, and returns the copy's path.
 
 It returns `None` if records are only checked: then no file is read.
@@ -72,7 +72,7 @@ class Rules:
         return tuple((path, known) for top, known in both for path in dict.fromkeys((top.absolute(), top.resolve())))
 
 
-def against(path: Path, rules: Rules) -> Iterator[str]:
+def violations(path: Path, rules: Rules) -> Iterator[str]:
     """Yield the first few reasons to refuse the upload of a file, as sentences.
 
     Args:
@@ -94,14 +94,14 @@ def against(path: Path, rules: Rules) -> Iterator[str]:
         yield str(error) if str(path) in str(error) else f"{path}: {error}"
 
 
-def revised(record: bytes, parts: list[Field], rules: Rules, take: Take) -> bytes:
+def revised(record: bytes, parts: list[Field], rules: Rules, make_copy: Copier) -> bytes:
     """Check a record, and revise it for the upload.
 
     Args:
         record: A record of W&B's.
         parts: Its fields.
         rules: The allowed files and owners.
-        take: Copies a named file; the revised record names the copy.
+        make_copy: Copies a named file; the revised record names the copy.
 
     Returns:
         The record to upload.
@@ -129,7 +129,7 @@ def revised(record: bytes, parts: list[Field], rules: Rules, take: Take) -> byte
     changes: dict[int, _Change] = {
         _FILES: lambda start, stop: _files(record, start, stop, rules),
         _RUN: lambda start, stop: _run(record, start, stop, rules),
-        _ARTIFACT: lambda start, stop: _artifact(record, start, stop, rules, take),
+        _ARTIFACT: lambda start, stop: _artifact(record, start, stop, rules, make_copy),
     }
     try:
         return _mapped(record, 0, len(record), changes)
@@ -171,7 +171,7 @@ def _check_name(name: str, rules: Rules) -> None:
 
 
 def _run(record: bytes, start: int, stop: int, rules: Rules) -> bytes:
-    """Check the destination of a run: a name such as ``../../owner/project/id`` would lead to another run."""
+    """Check the destination of a run: with a name such as ``../../owner/project/id`` it would be another run."""
     for number, begin, end in fields(record, start, stop):
         if number in _IN_ADDRESSES and end > begin:
             name = _text(record, begin, end)
@@ -197,42 +197,42 @@ def _owned(record: bytes, start: int, stop: int, field: int, rules: Rules) -> by
     return record[start:stop]
 
 
-def _artifact(record: bytes, start: int, stop: int, rules: Rules, take: Take) -> bytes:
+def _artifact(record: bytes, start: int, stop: int, rules: Rules, make_copy: Copier) -> bytes:
     _owned(record, start, stop, _ENTITY_OF_ARTIFACT, rules)
-    artifact = _mapped(record, start, stop, {_MANIFEST: lambda a, b: _manifest(record, a, b, rules, take)})
+    artifact = _mapped(record, start, stop, {_MANIFEST: lambda a, b: _manifest(record, a, b, rules, make_copy)})
     names_owner = any(n == _ENTITY_OF_ARTIFACT and e > b for n, b, e in fields(record, start, stop))
     if rules.owner is not None and names_owner:
         return artifact + field_of(_ENTITY_OF_ARTIFACT, rules.owner.encode())
     return artifact
 
 
-def _manifest(record: bytes, start: int, stop: int, rules: Rules, take: Take) -> bytes:
+def _manifest(record: bytes, start: int, stop: int, rules: Rules, make_copy: Copier) -> bytes:
     for number, _, begin, end in parts_of(record, start, stop, _MOST_FILES):
         if number == _MANIFEST_FILE and end > begin and not rules.trust:
             raise UploadError(
                 f"an artifact of it names {_text(record, begin, end)!r} as the list of its files, which W&B's uploader "
                 "reads, with all the files in it, and removes. If the run is your own, give --trust."
             )
-    return _mapped(record, start, stop, {_CONTENTS: lambda a, b: _entry(record, a, b, rules, take)})
+    return _mapped(record, start, stop, {_CONTENTS: lambda a, b: _entry(record, a, b, rules, make_copy)})
 
 
-def _entry(record: bytes, start: int, stop: int, rules: Rules, take: Take) -> bytes:
+def _entry(record: bytes, start: int, stop: int, rules: Rules, make_copy: Copier) -> bytes:
     digests = [record[begin:end] for number, begin, end in fields(record, start, stop) if number == _DIGEST]
 
     def revised_path(begin: int, end: int) -> bytes:
-        return _local_path(_text(record, begin, end), digests, rules, take).encode()
+        return _local_path(_text(record, begin, end), digests, rules, make_copy).encode()
 
     return _mapped(record, start, stop, {_LOCAL_PATH: revised_path})
 
 
-def _local_path(name: str, digests: list[bytes], rules: Rules, take: Take) -> str:
+def _local_path(name: str, digests: list[bytes], rules: Rules, make_copy: Copier) -> str:
     """The path from which a file of an artifact is uploaded."""
     for top, needs_digest in rules.folders:
         below = _below(Path(name), top)
         if below is None:
             continue
         try:
-            copy = take(top, below)
+            copy = make_copy(top, below)
             if copy is not None and needs_digest and not rules.trust and not _has_digest(copy, digests):
                 raise UploadError(
                     f"an artifact of it names {name!r} in W&B's staging directory for artifacts, but the content of "

@@ -123,22 +123,22 @@ class FileState:
         write_small(attempt / _RECORD, json.dumps(record).encode())
         return attempt
 
-    def begun_at(self) -> bytes | None:
-        """W&B's record of the run's first step: from our own uploads, else the one beside the file."""
+    def sync_state(self) -> bytes | None:
+        """W&B's record of the run's first step: from this user's uploads, else from the run's directory."""
         for path in (self.directory / "syncstate", self.path.with_name(f"{self.path.name}.syncstate")):
             with suppress(FileNotFoundError):
                 return read_small(path)
         return None
 
-    def keep_begun_at(self, copy: Path) -> None:
-        """Keep W&B's record of the first step after an upload from `copy`, for later uploads that continue it."""
+    def keep_sync_state(self, copy: Path) -> None:
+        """Keep W&B's record of the first step after an upload from `copy`, for uploads that continue it."""
         with suppress(FileNotFoundError):
             write_small(self.directory / "syncstate", read_small(copy.with_name(f"{copy.name}.syncstate")))
 
     def uploader(self) -> str | None:
         """The process that is uploading the file now, as ``"pid 4711"``; `None` if there is none."""
         with suppress(FileNotFoundError), _lock_file(self.directory) as handle:
-            return _holder_unless_locked(handle)
+            return _lock_or_holder(handle)
         return None
 
     @contextmanager
@@ -150,7 +150,7 @@ class FileState:
         """
         _make_private(self.directory)
         with _lock_file(self.directory, os.O_CREAT) as handle:
-            holder = _holder_unless_locked(handle)
+            holder = _lock_or_holder(handle)
             if holder is not None:
                 raise UploadError(f"{self.path}: {another_upload(holder)}")
             lock = Lock(handle)
@@ -195,7 +195,7 @@ def remove_left_copies() -> None:
         return
     for copy in left:
         with suppress(OSError, ReadError), _lock_file(copy.parents[1]) as handle:
-            if _holder_unless_locked(handle) is None:
+            if _lock_or_holder(handle) is None:
                 shutil.rmtree(copy)
 
 
@@ -213,7 +213,7 @@ def _lock_file(directory: Path, flags: int = 0) -> Iterator[int]:
         os.close(handle)
 
 
-def _holder_unless_locked(handle: int) -> str | None:
+def _lock_or_holder(handle: int) -> str | None:
     """Lock an open lock file; return its holder if another process has locked it."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -231,10 +231,10 @@ def _owner_of(handle: int) -> str:
         return "by an unknown process"
     if host != socket.gethostname()[:64]:
         return f"pid {pids[0]} on {host}"
-    return f"pid {next(filter(_lives, pids), pids[0])}"
+    return f"pid {next(filter(_is_alive, pids), pids[0])}"
 
 
-def _lives(pid: int) -> bool:
+def _is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

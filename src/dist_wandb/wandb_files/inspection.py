@@ -16,13 +16,14 @@ from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from dist_wandb.errors import ReadError, UnsupportedVersionError, in_words
 from dist_wandb.wandb_files.bounded_reader import Limits, lines_of
 from dist_wandb.wandb_files.environment import reader_environment
 from dist_wandb.wandb_files.small_files import is_deeper, open_ordinary, private_directory
 
+OnRecord: TypeAlias = "Callable[[dict[str, Any]], None]"
 BINARY_KNOWN = frozenset({"0.31"})  # versions of wandb, without the last number, whose binary is started directly
 _READER_SINCE = "0.31"  # `wandb leet inspect` is older, its --json is not
 _LONGEST_STDERR = 1024 * 1024  # bytes
@@ -33,12 +34,12 @@ _one_large_line = threading.Lock()
 _UNUSED_RECORD = re.compile(rb'\{"num":\d+,"type":"(?:summary|stats|output|output_raw|telemetry)"')
 
 
-def inspect(path: Path, take: Callable[[dict[str, Any]], None], stopped: threading.Event | None = None) -> list[str]:
+def inspect(path: Path, on_record: OnRecord, stopped: threading.Event | None = None) -> list[str]:
     """Pass the records of a file to a function, except for `_UNUSED_RECORD`.
 
     Args:
         path: The file.
-        take: Called with each record.
+        on_record: Called with each record.
         stopped: Set to stop reading.
 
     Returns:
@@ -51,7 +52,7 @@ def inspect(path: Path, take: Callable[[dict[str, Any]], None], stopped: threadi
     try:
         limits = Limits.for_file(_size_of(path))
         records = Records(path)
-        returncode, stderr = _records_of(path, records, take, limits, stopped or threading.Event())
+        returncode, stderr = _records_of(path, records, on_record, limits, stopped or threading.Event())
     except OSError as error:
         where = "" if error.filename in (None, str(path)) else f" ({error.filename})"  # of temporary files
         raise ReadError(f"{path}: cannot be read: {error.strerror or error}{where}.") from None
@@ -78,7 +79,7 @@ def _size_of(path: Path) -> int:
 def _records_of(
     path: Path,
     records: Records,
-    take: Callable[[dict[str, Any]], None],
+    on_record: OnRecord,
     limits: Limits,
     stopped: threading.Event,
 ) -> tuple[int, str]:
@@ -96,7 +97,7 @@ def _records_of(
                 limits=limits,
                 stopped=stopped,
             ) as lines:
-                records.take_from(lines, take)
+                records.parse(lines, on_record)
                 returncode = lines.wait()
                 records.too_long += lines.too_long
         except ReadError as error:
@@ -144,8 +145,8 @@ class Records:
         self._deep = 0
         self.too_long = 0
 
-    def take_from(self, lines: Iterable[bytes], take: Callable[[dict[str, Any]], None]) -> None:
-        """Pass the records in lines to `take`, except for `_UNUSED_RECORD`.
+    def parse(self, lines: Iterable[bytes], on_record: OnRecord) -> None:
+        """Pass the records in lines to `on_record`, except for `_UNUSED_RECORD`.
 
         Raises:
             ReadError: A line is not a record.
@@ -157,7 +158,7 @@ class Records:
             with _one_large_line if len(line) > _LARGE_LINE else nullcontext():
                 record = self._parsed(line)
                 if record is not None:
-                    take(record)
+                    on_record(record)
 
     def problems(self, limits: Limits) -> list[str]:
         """The records that were skipped, as sentence fragments."""

@@ -199,22 +199,22 @@ def largest_step(path: str | os.PathLike[str], name: str) -> int | None:
     """
     largest: int | None = None
 
-    def take(row: dict[str, Any]) -> None:
+    def on_row(row: dict[str, Any]) -> None:
         nonlocal largest
         value = row.get(name)
         if isinstance(value, (int, float)) and abs(value) <= LARGEST_EXACT_INTEGER:  # false for NaN
             largest = int(value) if largest is None else max(largest, int(value))
 
-    _read_rows(Path(path), take)
+    _read_rows(Path(path), on_row)
     return largest
 
 
-def _read_rows(path: Path, take_row: Callable[[dict[str, Any]], None]) -> None:
-    def take(record: dict[str, Any]) -> None:
+def _read_rows(path: Path, on_row: Callable[[dict[str, Any]], None]) -> None:
+    def on_record(record: dict[str, Any]) -> None:
         if record["type"] == "history":
-            take_row({name: _with_floats(value) for name, value in _object(record["history"], "item").items()})
+            on_row({name: _with_floats(value) for name, value in _object(record["history"], "item").items()})
 
-    inspect(path, take)
+    inspect(path, on_record)
 
 
 def _run_or_error(path: Path, *, metrics: tuple[str, ...], stopped: threading.Event) -> StoredRun | ReadError:
@@ -252,12 +252,12 @@ class Contents:
         """Add one record; other kinds are skipped."""
         kind = record["type"]
         if kind == "history":
-            self._take_row(_object(record["history"], "item"))
+            self._add_row(_object(record["history"], "item"))
         elif kind == "run":  # repeated whenever name, tags or notes change: the last one counts
             self.run = record["run"]
-            self._take_config(_object(_object(self.run, "config"), "update"))
+            self._add_config(_object(_object(self.run, "config"), "update"))
         elif kind == "config":
-            self._take_config(_object(record["config"], "update"))
+            self._add_config(_object(record["config"], "update"))
         elif kind == "exit":
             self.exit_code = _exit_code(record["exit"])
 
@@ -282,7 +282,7 @@ class Contents:
             entity=self.run.get("entity"),
         )
 
-    def _take_config(self, update: Mapping[str, Any]) -> None:
+    def _add_config(self, update: Mapping[str, Any]) -> None:
         for name, value in update.items():
             size = _size(value) + _size(name)
             total = self._config_size - self._config_sizes.get(name, 0) + size
@@ -292,7 +292,7 @@ class Contents:
             self.config[name] = value
             self._config_sizes[name], self._config_size = size, total
 
-    def _take_row(self, row: Mapping[str, Any]) -> None:
+    def _add_row(self, row: Mapping[str, Any]) -> None:
         self.rows += 1
         media = _of_media(row)
         for name, value in row.items():

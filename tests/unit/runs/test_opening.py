@@ -73,7 +73,7 @@ def test_a_run_that_cannot_be_opened_is_written_to_disk(
     assert wandb_.cleared == 1
     assert run.run.offline
     assert fake_wandb.arguments[-1]["project"] == "digits"
-    assert "rank 0 could not open its run: Timed out initializing run. It goes on offline" in caplog.text
+    assert "rank 0 could not open its run: Timed out initializing run. Continuing offline" in caplog.text
 
 
 def test_strict_makes_it_an_error(unreliable: Any) -> None:
@@ -165,7 +165,7 @@ def test_more_writers_than_wandb_supports_are_warned_of(caplog: pytest.LogCaptur
         Options("shared"), topology, plan, None, given, dict, create_new=False, is_alone=True, as_given=False
     )
     way.run()
-    assert "301 ranks write into the shared run exp, but W&B supports 300. Use rank_scope='worker'" in caplog.text
+    assert "The shared run exp of 301 writers exceeds W&B's limit of 300. Use rank_scope='worker'" in caplog.text
 
 
 @pytest.mark.usefixtures("store")

@@ -87,7 +87,7 @@ def test_when_it_dies_they_go_on_where_the_file_ends(stand: Stand, caplog: pytes
     assert stand.run is stand.second
     assert stand.config == {"lr": 0.1}
     assert stand.cleared == 1
-    assert "wandb's own process is gone on rank 0" in caplog.text
+    assert "Lost wandb's own process on rank 0" in caplog.text
 
 
 def test_it_dies_while_a_session_takes_what_is_logged_past_it(stand: Stand) -> None:
@@ -160,7 +160,7 @@ def test_if_no_record_can_be_made_training_goes_on(
     stand.record.log({"loss": 1.0})
     stand.record.log({"loss": 2.0})
     assert not stand.record
-    assert "rank 0 cannot write it there: disk full. It logs no more." in caplog.text
+    assert "rank 0 cannot write it there: disk full. Further rows are dropped." in caplog.text
 
 
 def test_two_runs_of_a_process_replace_wandbs_process_once(

@@ -97,7 +97,7 @@ def test_what_is_refused_is_told_and_can_be_forced(
     out = capsys.readouterr().out
     assert "  refused · shared run of 1 file" in out
     assert "! Of its 2 ranks, rank 1 is missing." in out
-    assert out.endswith("1 run: 1 refused (--force uploads them all the same)\n")
+    assert out.endswith("1 run: 1 refused (--force uploads them anyway)\n")
     assert uploads.of == []
     assert command(monkeypatch, [of_rank(tmp_path, 0)], "--force") == 0
     assert uploads.of == ["exp rank-0"]
@@ -138,7 +138,7 @@ def test_the_owner_is_told(
     out = capsys.readouterr().out
     assert "  refused · run · 5 rows · project team/digits" in out
     assert "its owner is 'team', which is not known to be yours. To upload it there, give --entity team" in out
-    assert out.endswith("1 run: 1 refused (see what each line says to give)\n")
+    assert out.endswith("1 run: 1 refused (each line names the option that allows it)\n")
     assert uploads.of == []
     assert command(monkeypatch, [run], "--entity", "me", "--dry-run") == 0
     assert "  to upload · run · 5 rows · project me/digits" in capsys.readouterr().out

@@ -13,7 +13,7 @@ import pytest
 from record_files import content_of, make_run, new_record
 
 from dist_wandb.errors import UploadError
-from dist_wandb.uploads.records import Rules, against, revised
+from dist_wandb.uploads.records import Rules, revised, violations
 from dist_wandb.wandb_files.record_file import field_of, records_of
 
 
@@ -112,7 +112,7 @@ def test_what_leads_out_of_the_run_is_refused(
     tmp_path: Path, rules: Rules, make: Callable[[Path], Any], reason: str
 ) -> None:
     path = written(rules, make(tmp_path))
-    (told,) = against(path, rules)
+    (told,) = violations(path, rules)
     assert (reason in told, str(path) in told) == (True, True)
     with pytest.raises(UploadError) as refused:
         as_uploaded(rules, path)
@@ -121,7 +121,7 @@ def test_what_leads_out_of_the_run_is_refused(
 
 def test_only_requests_are_refused_of_what_is_trusted(tmp_path: Path, rules: Rules) -> None:
     trusting = replace(rules, trust=True)
-    told = {name: list(against(written(rules, make(tmp_path)), trusting)) for name, (make, _) in HOSTILE.items()}
+    told = {name: list(violations(written(rules, make(tmp_path)), trusting)) for name, (make, _) in HOSTILE.items()}
     left_over = {"a request", "a file of the run's, by dots", "a file of the run's, absolute"}
     left_over |= {name for name in HOSTILE if "id" in name.split() or "a project" in name}
     assert {name for name, reasons in told.items() if reasons} == left_over
@@ -150,10 +150,10 @@ def test_two_kinds_in_one_record_are_both_looked_at(tmp_path: Path, rules: Rules
 
 def test_an_unnamed_owner_is_the_default_which_must_be_known(rules: Rules) -> None:
     path = written(rules, of(""))
-    assert list(against(path, rules)) == []
-    (told,) = against(path, replace(rules, default="attacker"))  # a settings file of the current directory
+    assert list(violations(path, rules)) == []
+    (told,) = violations(path, replace(rules, default="attacker"))  # a settings file of the current directory
     assert "its owner is 'attacker'" in told
-    assert list(against(path, replace(rules, default="me"))) == []
+    assert list(violations(path, replace(rules, default="me"))) == []
 
 
 def test_the_owner_that_the_user_names_is_everybodys(rules: Rules) -> None:
@@ -168,7 +168,7 @@ def test_files_of_artifacts_are_uploaded_from_the_copy(rules: Rules) -> None:
     (rules.directory / "files" / "x").write_bytes(b"anything")
     honest = artifact(rules.staging / "tmp1", b"model"), artifact(rules.directory / "files" / "x", b"else")
     path = written(rules, *honest)
-    assert list(against(path, rules)) == []
+    assert list(violations(path, rules)) == []
     found = as_uploaded(rules, path)
     copy = rules.directory.parent / "copy"
     paths = [record.artifact.manifest.contents[0].local_path for record in found]
@@ -191,7 +191,7 @@ def test_files_put_aside_for_other_artifacts_are_not_uploaded(rules: Rules) -> N
 def test_honest_records_stay_as_they_are(tmp_path: Path) -> None:
     path = make_run(tmp_path)
     rules = Rules(path.parent, tmp_path)
-    assert list(against(path, rules)) == []
+    assert list(violations(path, rules)) == []
     assert [revised(message, parts, rules, lambda *_: None) for message, parts in records_of(path)] == [
         message for message, _ in records_of(path)
     ]

@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple
 
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.payloads.devices import event_after
-from dist_wandb.payloads.framing import framed, understanding, unframed
+from dist_wandb.payloads.framing import framed, parsing, unframed
 from dist_wandb.payloads.media.cells import Columns, Copies, Part, natural
 from dist_wandb.payloads.media.images import MergedImages, copied_images, decoded_image, encoded_image, merged_images
 from dist_wandb.payloads.media.pictures import MakeImage
@@ -245,7 +245,7 @@ def decoded(kind: Kind, data: bytes) -> Part:
     Raises:
         ConfigurationError: The bytes are something else.
     """
-    with understanding(data, "a table or images"):
+    with parsing(data, "a table or images"):
         head, *items = unframed(data)
         rank, columns, total = json.loads(head)
         if kind == "images":

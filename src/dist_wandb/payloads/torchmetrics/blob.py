@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.payloads.framing import excerpt, framed, understanding, unframed
+from dist_wandb.payloads.framing import excerpt, framed, parsing, unframed
 
 if TYPE_CHECKING:
     import torch
@@ -47,7 +47,7 @@ def decode(blob: bytes) -> list[Any]:
     Raises:
         ConfigurationError: The bytes are something else, or not all of them are there.
     """
-    with understanding(blob, _STATES):
+    with parsing(blob, _STATES):
         header, *pieces = unframed(blob, _STATES)
         raw = iter(pieces)
         items = [_item(description, raw) for description in json.loads(header)]
