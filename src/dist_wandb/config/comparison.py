@@ -151,7 +151,7 @@ class Comparison:
         return without_secrets(self.given)
 
     def _comparable(self, salt: str) -> dict[str, list[str]]:
-        """What others need to compare their values with this rank's."""
+        """Text and digest of each value, for others to compare."""
         if salt not in self._made:
             self._made = {salt: comparable(self._publishable, salt)}
         return self._made[salt]

@@ -26,7 +26,7 @@ class Follower:
     Attributes:
         key: Under which that run is published; `None` on a rank that follows nobody.
         has_ended: Whether that run was found to be finished by its user.
-        metadata: What is known of that run besides its config.
+        metadata: The known metadata of that run.
     """
 
     def __init__(self, connection: Connection, comparison: Comparison) -> None:

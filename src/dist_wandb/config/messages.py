@@ -1,4 +1,4 @@
-"""What ranks publish about their configs in the job's store: keys, and the types of the values under them."""
+"""The messages about configs in the job's store: keys, and the types of their values."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ OF_DIGESTS, OF_VERSION, OF_END = "/given", "/version", "/is over"
 
 
 class Given(TypedDict):
-    """What a rank was given, for others to compare."""
+    """The config that a rank was given, for others to compare."""
 
     salt: str
     values: dict[str, list[str]]
 
 
 class Verdict(TypedDict):
-    """What was found with ``config_sync="check"``."""
+    """The result of the comparison with ``config_sync="check"``."""
 
     differences: list[str]
 
 
 class Digests(TypedDict):
-    """What a primary was given, so that followers can find which of their values differ from it."""
+    """Digests of the config that a primary was given, so that followers find which of their values differ."""
 
     salt: str
     digests: dict[str, str]
@@ -36,7 +36,7 @@ class PublishedRun(TypedDict):
     Attributes:
         values: Its config, as JSON without secrets.
         imposed: Names whose values are a sweep's; these replace what any rank was given.
-        metadata: What else is known of it.
+        metadata: Its metadata.
     """
 
     values: str

@@ -130,7 +130,7 @@ class LocalConfig:
         self._shown = Known({name: now[name] for name in order if name in now}, frozenset(hidden))
 
     def names_of_earlier_starts(self, _published: Mapping[str, Any]) -> set[str]:
-        """None: there is no run that goes on."""
+        """None, because this rank has no run."""
         return set()
 
     def read(self, name: str | None = None) -> Mapping[str, Any]:
@@ -154,7 +154,7 @@ class LocalConfig:
         return dict(self._shown) if self._follower.is_known else {**self._comparison.given, **self._shown}
 
     def metadata(self) -> Mapping[str, Any]:
-        """What is known of the primary's run besides its config, by the names that a `wandb.Run` has for it.
+        """The known metadata of the primary's run, by attribute of `wandb.Run`.
 
         Returns:
             Values by name, a heartbeat old at most; none if the primary does not publish its run in time.

@@ -79,11 +79,11 @@ class ConfigView(Mapping[str, Any]):
         return ConfigCopy, (self.as_dict(),)
 
     def values(self) -> ValuesView[Any]:
-        """The values, as they are now."""
+        """The current values."""
         return self.as_dict().values()
 
     def items(self) -> ItemsView[str, Any]:
-        """Names and values, as they are now."""
+        """The current names and values."""
         return self.as_dict().items()
 
     def as_dict(self) -> dict[str, Any]:

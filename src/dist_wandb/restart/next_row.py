@@ -37,7 +37,7 @@ def next_row(run: AnyRun, step_metric: str | None, init_arguments: Mapping[str, 
         init_arguments: What it was opened with.
 
     Returns:
-        0 for a new run. Online it is told by the run's summary, offline by the earlier files of the run's id.
+        0 for a new run. Online it comes from the run's summary, offline from the earlier files of the run's id.
     """
     if not run or step_metric is None or run.disabled:
         return 0

@@ -1,4 +1,4 @@
-"""What one start of a job leaves on disk for a later one: read without trust, written for this user alone."""
+"""The record that one start of a job leaves for a later one: read without trust, written for this user alone."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _warned: set[Path] = set()
 
 @dataclass(frozen=True)
 class RestartRecord:
-    """What one start of a job leaves for a later one.
+    """A record that one start of a job leaves for a later one.
 
     Args:
         base_id: The id that all run ids of the job are made from; in a world of one the run's id.

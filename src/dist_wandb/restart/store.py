@@ -16,9 +16,9 @@ No single place serves all restarts, so a record lies in up to three:
 
 Which one counts: after torchrun's restart the store, else the job's file; after SLURM's the job's file, if it was left
 before this requeue; with ``resume="auto"`` the latest. One with another mode, scope or project is not followed, with a
-warning, because its run ids are others. An `id` of the user's holds; if it is the record's, wandb is told to resume it,
-because W&B may overwrite a run that is opened again otherwise. A success deletes the record; in the agent's store
-"ended" replaces it, so that a script's first session is not continued when its second one failed.
+warning, because its run ids are others. An `id` of the user's holds; if it is the record's, wandb resumes it, because
+W&B may overwrite a run that is opened again otherwise. A success deletes the record; in the agent's store "ended"
+replaces it, so that a script's first session is not continued when its second one failed.
 
 Files are taken only if they are the user's own, and no links (`small_files`): a record of a stranger's could send a
 job's rows into a run of the stranger's choice.
@@ -58,7 +58,7 @@ _KEY = "restart"  # in the job's store
 
 
 class RestartMessage(TypedDict):
-    """What lies in the store of torchrun's agent: a record as JSON holds it; `None` once its runs have ended well."""
+    """The message in the store of torchrun's agent: a record as JSON; `None` once its runs have ended well."""
 
     record: dict[str, Any] | None
 
@@ -68,7 +68,7 @@ class Earlier:
     """The start of the job that this one continues.
 
     Args:
-        record: What it left.
+        record: Its record.
         found: Why it is continued, for messages.
     """
 
@@ -117,7 +117,7 @@ class RestartStore:
         return None
 
     def find(self) -> Earlier | None:
-        """What this start continues; `None` where it begins anew."""
+        """The start that this one continues; `None` if it begins anew."""
         resume = requested.wanted_resume(self._arguments)
         if resume == "never" or requested.rewinds(self._arguments):
             return None

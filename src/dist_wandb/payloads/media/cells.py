@@ -42,7 +42,7 @@ Columns = list[str | int]
 
 
 class Part(NamedTuple):
-    """What one rank gives to the whole.
+    """The contribution of one rank.
 
     Args:
         rank: Its index in the job.
@@ -58,7 +58,7 @@ class Part(NamedTuple):
 
 
 class Copies:
-    """What is met while things are copied.
+    """What copying has found.
 
     Attributes:
         on_devices: By device, a copy that is on its way to the host.
@@ -77,7 +77,7 @@ class Copies:
         return tensor.detach().to("cpu", non_blocking=True)
 
     def represented(self, value: object) -> str:
-        """The repr of what cannot be sent."""
+        """The repr of an object that cannot be sent."""
         self.replaced.add(type(value).__name__)
         return repr(value)
 
@@ -113,7 +113,7 @@ def copied_picture(image: Any, arguments: Mapping[str, Any], copies: Copies) -> 
 
 
 def copied_cell(cell: Any, copies: Copies, *, is_inner: bool = False) -> Any:
-    """A cell of a table, safe from later changes: what JSON can hold, dates, tensors on their way, pictures."""
+    """A cell of a table, safe from later changes: JSON values, dates, tensors on their way, pictures."""
     if type(cell) in PLAIN:
         return cell
     tensor = as_tensor(cell)
@@ -160,7 +160,7 @@ def _moment(cell: date) -> date | None:
 
 
 def json_of(value: Any) -> Any:
-    """What JSON can hold of a cell that it does not know."""
+    """A JSON value for a cell of a type that JSON does not know."""
     return value.isoformat() if isinstance(value, date) else plain_cell(value)
 
 
@@ -177,14 +177,14 @@ def plain_cell(cell: Any) -> Any:
 
 
 def natural(number: Any) -> int:
-    """A rank, an index or a number of items, as it was received."""
+    """A received rank, index or number of items."""
     if type(number) is not int or not 0 <= number < LARGEST_EXACT_INTEGER:
         raise ValueError(f"{excerpt(number)} is not a number of a rank or of items")
     return number
 
 
 def named_arguments(arguments: Any) -> dict[str, Any]:
-    """What goes along with a picture; arguments of `wandb.Image`, and none that decides about files."""
+    """The other arguments of `wandb.Image` for a picture; none that decides about files."""
     if not isinstance(arguments, dict) or not set(arguments) <= set(BESIDE):
         raise ValueError(f"{excerpt(arguments)} does not go along with an image")
     return arguments

@@ -1,11 +1,11 @@
-"""Tables and images of all ranks as one: what a rank gives, as bytes, and what the bytes of all ranks come to.
+"""Tables and images of all ranks as one: the bytes that a rank contributes, and the result of all ranks' bytes.
 
-On the training thread `gathered` copies what could change, and refuses what is wrong. Cells become what JSON can hold,
+On the training thread `gathered` copies values that could change, and refuses wrong ones. Cells become JSON values,
 others their repr, with a warning; files are read. Later, in a thread, it becomes bytes once the device has computed, an
 item for each row or image: JSON, and the PNG that `wandb.Image` would write, so nothing of a peer's is unpickled. Until
 then the rank's rows wait, in their order.
 
-What comes of all ranks' bytes is plain: `MergedTable`, `MergedImages`, in the order of ranks, columns by name, `None`
+The result is plain: `MergedTable`, `MergedImages`, in the order of ranks, columns by name, `None`
 where a rank has none of that name. Nothing here talks to other ranks, or imports wandb.
 """
 
@@ -41,7 +41,7 @@ MOST: dict[Kind, int] = {"table": 10_000, "images": 108}  # as many as W&B keeps
 
 
 class Encoded(NamedTuple):
-    """What a rank can send.
+    """The encoded contribution of a rank.
 
     Args:
         items: One for each row or image.
@@ -77,7 +77,7 @@ class Gathered:
         total: How many there were.
         limit: How many all ranks may give together.
         columns: Names of a table's columns; of images none.
-        copies: What was met while they were copied.
+        copies: What copying them has found: devices, replaced types.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Gathered:
         self._make_image: MakeImage | None = None  # given when it is logged
 
     def use(self, rank: int, make_image: MakeImage) -> None:
-        """Prepare to be sent: once, because what is sent is not kept.
+        """Prepare to be sent: once, because sent items are not kept.
 
         Args:
             rank: The rank that logs, for messages.
@@ -125,7 +125,7 @@ class Gathered:
         return all(mark is not None and mark.query() for mark in self._marks)
 
     def encoded(self) -> Encoded:
-        """What this rank can send.
+        """The encoded contribution of this rank.
 
         Raises:
             Exception: Something could not be encoded.
@@ -138,7 +138,7 @@ class Gathered:
         return self._encoded
 
     def part(self, rank: int) -> Part:
-        """What this rank gives, where nobody else gives anything. Waits for the device."""
+        """The contribution of this rank, where no other rank contributes. Waits for the device."""
         for mark in self._marks:
             if mark is not None:
                 mark.synchronize()
@@ -160,7 +160,7 @@ def gathered(
 ) -> Gathered:
     """Bring the rows of a table, or the images, of all ranks of a unit into one table or panel of its primary.
 
-    Log what it returns on every rank under the same name, as any value, with numbers in the same call or without. That
+    Log the result on every rank under the same name, as any value, with numbers in the same call or without. That
     never waits for other ranks, nor for a device, and takes no part in a collective of the training's. A rank that logs
     none is waited for no longer than with numbers. Tables get a column ``rank`` in front (``global_rank`` if they have
     one of that name), images a caption that begins with the rank. First come the rows of the lowest rank, in their
@@ -177,13 +177,13 @@ def gathered(
             arrays, tensors (channels first, as in `wandb.Image`), PIL images, paths, figures or `wandb.Image`.
         columns: Names of the columns, if `value` is rows.
         limit: How many rows or images all ranks may give together; ranks with few leave their share to the others.
-            What is beyond it, or beyond 64 MiB, is left out, with a warning that has the numbers. `None` for as many as
+            The rest, and what exceeds 64 MiB, is left out, with a warning that has the numbers. `None` for as many as
             W&B shows: 10,000 rows, 108 images.
         **per_image: Of images: arguments of `wandb.Image`, as lists with one item per image: `caption`, `grouping`,
             `classes`, `boxes`, `mode`, `file_type`.
 
     Returns:
-        What `log` of the session, the logger or the tracker takes as a value.
+        A value for `log` of the session, the logger or the tracker.
 
     Raises:
         ConfigurationError: A row of another length than `columns`, something that is not an image, a wrong number of
@@ -240,7 +240,7 @@ def _checked_limit(limit: int | None, kind: Kind) -> int:
 
 
 def decoded(kind: Kind, data: bytes) -> Part:
-    """What a rank sent.
+    """Decode the contribution of a rank.
 
     Raises:
         ConfigurationError: The bytes are something else.

@@ -38,7 +38,7 @@ def copied_images(
         images: What `wandb.Image` takes, each.
         per_image: Arguments of `wandb.Image`, with one item per image.
         most: How many images are taken.
-        copies: What is met while they are copied.
+        copies: What copying them has found.
 
     Returns:
         The first images, and how many there are.
@@ -73,7 +73,7 @@ def encoded_image(picture: Picture, make_image: MakeImage) -> bytes:
 
 
 def decoded_image(text: bytes, png: bytes) -> Picture:
-    """The inverse of `encoded_image`, of what it framed."""
+    """The inverse of `encoded_image`, of the framed parts."""
     return Picture(png, {}, named_arguments(json.loads(text)))
 
 

@@ -56,7 +56,7 @@ def png(image: Any, how: Mapping[str, Any], make_image: MakeImage) -> bytes:
     Args:
         image: What `wandb.Image` takes.
         how: Arguments of `wandb.Image` that decide about the pixels.
-        make_image: Makes a `wandb.Image`, for what is not an image yet.
+        make_image: Makes a `wandb.Image`, for objects that are not images yet.
     """
     if hasattr(image, "save"):
         return _saved(image)

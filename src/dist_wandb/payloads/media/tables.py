@@ -51,7 +51,7 @@ def copied_table(
         columns: Names of the columns; a `wandb.Table` or a data frame has its own.
         data: Its rows.
         most: How many of them are taken.
-        copies: What is met while they are copied.
+        copies: What copying them has found.
 
     Returns:
         Names of the columns, the first rows, and how many rows there are.
@@ -90,7 +90,7 @@ def _columns_and_rows(columns: Sequence[str | int] | None, data: Any, most: int)
 
 
 def is_table(value: object) -> bool:
-    """Whether a value is a `wandb.Table`, by what it has: importing wandb takes long."""
+    """Whether a value is a `wandb.Table`, by its attributes: importing wandb takes long."""
     return isinstance(getattr(value, "columns", None), list) and isinstance(getattr(value, "data", None), list)
 
 
@@ -110,7 +110,7 @@ def encoded_row(row: Sequence[Any], make_image: MakeImage) -> bytes:
 
 
 def decoded_row(text: bytes, *pngs: bytes) -> list[Any]:
-    """The inverse of `encoded_row`, of what it framed."""
+    """The inverse of `encoded_row`, of the framed parts."""
     cells, beside, dates = json.loads(text)
     if not isinstance(cells, list):
         raise TypeError("a row is not a list of cells")
@@ -123,7 +123,7 @@ def decoded_row(text: bytes, *pngs: bytes) -> list[Any]:
 
 
 def checked_column(name: Any) -> Any:
-    """The name of a column, as it was received."""
+    """A received name of a column."""
     if type(name) not in PLAIN:
         raise TypeError(f"{excerpt(name)} is not a name of a column")
     return name

@@ -1,1 +1,1 @@
-"""torchmetrics' metrics and collections: their states, and what is computed of all ranks' states."""
+"""torchmetrics' metrics and collections: their states, and the values computed from all ranks' states."""

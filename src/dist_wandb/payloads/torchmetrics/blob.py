@@ -31,7 +31,7 @@ def encode(items: Sequence[Any]) -> bytes:
     """Write tensors, their types of numbers, numbers, text, bytes, `None`, and lists and tuples of these.
 
     Args:
-        items: What is to be written. Tensors must be on the CPU.
+        items: The items to write. Tensors must be on the CPU.
 
     Raises:
         ConfigurationError: Something of another type is among them.
@@ -42,7 +42,7 @@ def encode(items: Sequence[Any]) -> bytes:
 
 
 def decode(blob: bytes) -> list[Any]:
-    """Read what `encode` wrote.
+    """Read the output of `encode`.
 
     Raises:
         ConfigurationError: The bytes are something else, or not all of them are there.

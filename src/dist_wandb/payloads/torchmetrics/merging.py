@@ -1,7 +1,7 @@
-"""What ranks contributed to a metric's states, made into the states of one metric that saw all of their data.
+"""The contributions of ranks to a metric's states, merged into the states of one metric that saw all of their data.
 
 A rank without data contributes nothing, whatever its states are: torchmetrics' defaults may have another shape than
-what an update leaves, and a mean would count them. Where all ranks have the same layout, most numbers come as sums and
+states after an update, and a mean would count them. Where all ranks have the same layout, most numbers come as sums and
 maxima over ranks. A rank whose states do not fit into it sends them in full, besides the numbers.
 """
 
@@ -28,7 +28,7 @@ _MOMENTS = ("total", "mean_val", "var_val", "min_val", "max_val", "target_square
 
 
 class Packed(NamedTuple):
-    """What one rank contributes.
+    """The contribution of one rank.
 
     Args:
         sums: Numbers to be summed over ranks; flat, float64, on the CPU.
@@ -58,7 +58,7 @@ class Node(NamedTuple):
 
 
 class Layout:
-    """Which state is where in what the ranks exchange for one logged value.
+    """The positions of states in the exchanged numbers of one logged value.
 
     Args:
         nodes: The metrics whose states are exchanged.
@@ -121,7 +121,7 @@ class Layout:
         return numbers
 
     def neutral(self) -> Packed:
-        """What a rank that has no such metric contributes: nothing."""
+        """The empty contribution of a rank that has no such metric."""
         import torch
 
         sums = torch.zeros(self.sums, dtype=torch.float64, device="cpu")
@@ -145,13 +145,13 @@ def _state_of(name: Any, kind: Any, shape: Any, dtype: Any) -> State:
 
 
 class InFull(NamedTuple):
-    """What a rank with data sends of one node of a layout besides the numbers that are reduced.
+    """The states and attributes of one node of a layout that a rank sends besides the numbers that are reduced.
 
     Args:
         rank: The rank.
         order: Its position in the order of ranks.
         position: Which node it is.
-        attributes: What the metric keeps besides its states.
+        attributes: Other attributes of the metric.
         states: Its states in full, if they do not fit into the layout; else none.
     """
 
@@ -163,7 +163,7 @@ class InFull(NamedTuple):
 
 
 def read_in_full(blobs: Sequence[bytes]) -> list[InFull]:
-    """What the ranks sent besides the numbers, in their order.
+    """Decode the bytes that the ranks sent besides the numbers, in their order.
 
     Raises:
         ConfigurationError: The bytes are something else.
@@ -199,7 +199,7 @@ class Merging:
         sums: The sums over ranks.
         maxima: The maxima over ranks.
         gathered: The states that were gathered, in the order of ranks; `None` for a rank without any.
-        in_full: What the ranks sent besides.
+        in_full: The states that ranks sent in full.
 
     Raises:
         ConfigurationError: There are not as many states as the layout has.
@@ -226,7 +226,7 @@ class Merging:
         self._holders = layout.holders(sums)
 
     def attributes(self, position: int) -> dict[str, Any] | None:
-        """What the first rank with data keeps besides the states of a node, if any rank sent it."""
+        """The other attributes of a node on the first rank with data, if any rank sent them."""
         return next((one.attributes for one in self._in_full if one.position == position), None)
 
     def states(self, metrics: Sequence[Metric]) -> list[dict[str, Any]]:
@@ -286,7 +286,7 @@ class Merging:
 def _from_numbers(
     state: State, reduced: Tensor | None, holders: int, in_full: Sequence[Part], metric: Metric
 ) -> Tensor | None:
-    """A state from what was reduced over ranks and from those that sent it in full; `None` if nobody has data.
+    """A state from the reduced numbers and from ranks that sent it in full; `None` if nobody has data.
 
     Raises:
         ConfigurationError: A rank's state has another shape than those of others.

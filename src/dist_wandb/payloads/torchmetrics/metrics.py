@@ -52,13 +52,13 @@ def is_metric(value: object) -> bool:
 
 
 class Found(NamedTuple):
-    """What a metric, or one of the metrics in a collection or a wrapper, was when it was logged.
+    """The state of a metric, or of one of the metrics in a collection or a wrapper, when it was logged.
 
     Args:
         states: Its own states in a fixed order.
         values: Copies of them, by name.
         updates: How often it was updated.
-        attributes: What it keeps beside them.
+        attributes: Its other attributes.
     """
 
     states: tuple[State, ...]
@@ -74,7 +74,7 @@ class Snapshot:
 
     Args:
         layout: Where the states are in the exchange.
-        found: What each of its nodes was.
+        found: The states of each of its nodes.
         shell: The private copy that computes.
         marks: Recorded events of devices, after which the copies of the states are complete.
         fallback: Why the value cannot be merged exactly, as a sentence; `None` if it can.
@@ -178,7 +178,7 @@ class Snapshot:
         return self.held[other] and _equal(self._found[position].values, self._found[other].values)
 
     def packed(self) -> Packed:
-        """What this rank contributes to the exchange: nothing of metrics without data.
+        """The contribution of this rank to the exchange: nothing of metrics without data.
 
         Raises:
             ConfigurationError: A state holds something that cannot be sent.
@@ -203,7 +203,7 @@ class Snapshot:
         return Packed(torch.cat(sums), torch.cat(maxima), encode(gathered) if self._layout.has_blob else b"")
 
     def in_full(self, rank: int) -> bytes:
-        """What this rank sends besides, where the rank that computes has no data, or some state does not fit.
+        """The bytes that this rank sends besides, where the rank that computes has no data, or some state does not fit.
 
         Args:
             rank: This rank.
@@ -229,16 +229,16 @@ class Snapshot:
             sums: The sums over ranks.
             maxima: The maxima over ranks.
             blobs: The blobs in the order of ranks; those that are empty do not count.
-            in_full: What the ranks sent besides, in their order; none if they did not.
+            in_full: The bytes that the ranks sent besides, in their order; none if they did not.
 
         Returns:
-            Values by what is to be appended to the logged name: `""` for a metric, `"/NAME"` for each name in what a
+            Values by suffix of the logged name: `""` for a metric, `"/NAME"` for each name in what a
             collection (or a wrapper) computes. Tensors become numbers and nested lists of numbers: wandb keeps these
             as they are, while it would turn larger tensors into histograms.
 
         Raises:
             ConfigurationError: A blob that cannot be understood, or states that cannot be merged.
-            Exception: What the metric's own `compute` raises, which some do if no rank has data.
+            Exception: That of the metric's own `compute`, which some raise if no rank has data.
         """
         decoded = [decode(blob) if blob else None for blob in blobs]
         if self._layout.is_local:
@@ -251,7 +251,7 @@ class Snapshot:
         return self._shell.compute(merging.states(self._shell.metrics), merging.updates, attributes)
 
     def _local_values(self) -> dict[str, Any]:
-        """What this rank computes by itself; nothing where nothing was updated."""
+        """The values of this rank alone; none if nothing was updated."""
         updates = [own.updates for own in self._found]
         if not any(updates):
             return {}
@@ -331,7 +331,7 @@ def _marks(copies: Sequence[Mapping[str, Any]]) -> list[torch.Event]:
 
 
 def _numbers(state: State, value: Tensor | None) -> tuple[Tensor, list[Tensor]]:
-    """What is to be summed of a state, and what the maximum is to be taken of; without a value what changes nothing."""
+    """The numbers of a state to be summed, and those for the maximum; neutral numbers without a value."""
     import torch
 
     if value is None:
@@ -365,7 +365,7 @@ def _equal(left: Any, right: Any) -> bool:
 
 
 def _averaged(blobs: Sequence[Sequence[Any]]) -> dict[str, Any]:
-    """The means of what ranks computed by themselves, each over the ranks that have it."""
+    """The means of the values that ranks computed by themselves, each over the ranks that have it."""
     try:
         ranks = [dict(json.loads(text)) for (text,) in blobs]
     except (ValueError, TypeError) as error:

@@ -1,4 +1,4 @@
-"""What torchmetrics keeps in a metric: read, copied, merged and put back.
+"""The states and attributes of torchmetrics' metrics: read, copied, merged and put back.
 
 All uses of torchmetrics' own names are here. There is no public way to a state's default and reduction, to the states
 of a metric that is synced, to a metric's way to synchronise, or to make a copy compute as if it had been updated.
@@ -49,7 +49,7 @@ class State(NamedTuple):
 
 
 def current(value: Any) -> Any:
-    """What a `MetricTracker` tracks now; of other metrics themselves.
+    """The metric that a `MetricTracker` tracks now; other metrics themselves.
 
     Raises:
         ConfigurationError: It tracks nothing yet.
@@ -121,7 +121,7 @@ def _state(metric: Metric, name: str, value: Any) -> State:
 
 
 def reduction_of(metric: Metric, name: str) -> Any:
-    """What makes one of a state's stacked tensors: a function, or `None`.
+    """The reduction of a state's stacked tensors: a function, or `None`.
 
     Raises:
         ConfigurationError: The metric has no such state.
@@ -171,7 +171,7 @@ def _bookkeeping() -> tuple[frozenset[str], tuple[type, ...]]:
 
 
 def attributes_of(metric: Metric) -> dict[str, Any]:
-    """What a metric keeps beside its states, as far as it is plain: some classes learn it from their first batch."""
+    """The plain attributes of a metric beside its states: some classes set them at their first batch."""
     known, plain = _bookkeeping()
     states = metric._defaults
     return {
@@ -285,7 +285,7 @@ class Shell:
         updates: Sequence[int],
         attributes: Sequence[Mapping[str, Any]],
     ) -> dict[str, Any]:
-        """What the metric computes from the states and attributes of each of its nodes, by suffixes of names."""
+        """Compute the metric from the states and attributes of each of its nodes; values by suffixes of names."""
         import torch
 
         with torch.no_grad():
@@ -313,7 +313,7 @@ class Shell:
 
 
 def _named(value: Any) -> dict[str, Any]:
-    """What was computed, by suffixes of names."""
+    """The computed values, by suffixes of names."""
     if isinstance(value, Mapping):
         return {f"/{key}{rest}": part for key, inner in value.items() for rest, part in _named(inner).items()}
     return {"": _plain(value)}
