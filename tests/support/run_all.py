@@ -2,17 +2,22 @@
 
 ``make lint``, ``make test``, ``make test-fast`` and ``make test-oldest`` call it, each for its own check. Each part of
 pytest ends with its ten slowest tests.
+
+Whole jobs wait for each other a fifth of their time. The parts that mostly compute run beside them, at a lower
+priority, and are shown after them.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree as ET
@@ -21,6 +26,8 @@ ROOT = Path(__file__).parents[2]
 _BIN = Path(sys.executable).parent
 _OLDEST = str(ROOT / ".venv-oldest" / "bin" / "python")
 _CORE = ("tests/unit", "tests/distributed")
+_TIME_TO_END = 20.0  # seconds
+_LOW_PRIORITY = ("nice", "-n", "5")
 
 
 @dataclass(frozen=True)
@@ -31,11 +38,13 @@ class Part:
         name: What the summary calls it.
         command: The command; it is told where to write its results, if it is pytest.
         is_pytest: Whether it is: then its tests are counted, else the command counts as one.
+        is_beside: Whether it runs beside the parts after it, up to the first that is not, at a lower priority.
     """
 
     name: str
     command: Sequence[str]
     is_pytest: bool = True
+    is_beside: bool = False
 
 
 @dataclass(frozen=True)
@@ -68,13 +77,12 @@ def checks(workers: int) -> Mapping[str, tuple[Part, ...]]:
             Part("a job of each integration", (*newest, *jobs, "-k", "one_run_has_the_means", "tests/contract")),
         ),
         "test": (
-            Part("core", (*newest, *core, *_CORE)),
-            Part("fuzz", (*newest, "-n", "2", "tests/fuzz")),
+            Part("core", (*newest, *core, *_CORE, "tests/fuzz"), is_beside=True),
             Part("whole jobs", (*newest, *jobs, "-m", "not alone", "tests/contract", "tests/e2e", "tests/chaos")),
             Part("alone", (*newest, "-m", "alone", "tests/e2e")),
         ),
         "test-oldest": (
-            Part("oldest: core", (*oldest, *core, "-m", "not newest", *_CORE)),
+            Part("oldest: core", (*oldest, *core, "-m", "not newest", *_CORE), is_beside=True),
             Part(
                 "oldest: whole jobs",
                 (*oldest, *jobs, "-m", "not newest", "tests/contract", "tests/e2e/test_accelerate.py"),
@@ -84,8 +92,20 @@ def checks(workers: int) -> Mapping[str, tuple[Part, ...]]:
 
 
 def run(parts: Iterable[Part]) -> list[Outcome]:
-    """Run one part after the other, all of them."""
-    return [_run(part) for part in parts]
+    """Run one part after the other, all of them, with those beside them."""
+    outcomes: list[Outcome] = []
+    with ExitStack() as stack:
+        beside: list[Started] = []
+        for part in parts:
+            started = Started(part, stack)
+            if part.is_beside:
+                beside.append(started)
+                continue
+            outcomes.append(started.outcome())
+            outcomes += [one.outcome() for one in beside]
+            beside.clear()
+        outcomes += [one.outcome() for one in beside]
+    return outcomes
 
 
 def summary(outcomes: Sequence[Outcome]) -> str:
@@ -111,23 +131,61 @@ def main() -> int:
     return 1 if any(outcome.failed for outcome in outcomes) else 0
 
 
-def _run(part: Part) -> Outcome:
-    sys.stdout.write(f"\n--- {part.name}: {' '.join(part.command)}\n")
-    sys.stdout.flush()
-    begin = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="dist_wandb-tests-") as directory:
-        results = Path(directory) / "results.xml"
-        told = (f"--junitxml={results}", "--durations=10") if part.is_pytest else ()
+class Started:
+    """A part that runs.
+
+    Args:
+        part: The part.
+        stack: What is left at its end: the part has ended then.
+    """
+
+    def __init__(self, part: Part, stack: ExitStack) -> None:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dist_wandb-tests-")))
+        self._part = part
+        self._results = directory / "results.xml"
+        self._began = time.monotonic()
+        self._output = stack.enter_context((directory / "output").open("w+b")) if part.is_beside else None
+        told = (f"--junitxml={self._results}", "--durations=10") if part.is_pytest else ()
+        command = [*(_LOW_PRIORITY if part.is_beside else ()), *part.command, *told]
+        if not part.is_beside:
+            self._announce()
+        self._process: subprocess.Popen[bytes] | None = None
         try:
-            code = subprocess.run([*part.command, *told], cwd=ROOT, env=_environment(), check=False).returncode
+            self._process = subprocess.Popen(command, cwd=ROOT, env=_environment(), stdout=self._output)
         except OSError as error:  # its environment is not there
             sys.stdout.write(f"{error}\n")
-            code = 1
-        passed, failed = _counts(results)
-    shows_nothing = part.is_pytest and not passed  # it broke off, or no test was found
-    if (code or shows_nothing) and not failed:
-        failed = 1
-    return Outcome(part, passed if part.is_pytest else int(not failed), failed, time.monotonic() - begin)
+        else:
+            stack.callback(_end, self._process)
+
+    def outcome(self) -> Outcome:
+        """Wait for its end."""
+        code = 1 if self._process is None else self._process.wait()
+        seconds = time.monotonic() - self._began
+        if self._output is not None:
+            self._announce()
+            self._output.seek(0)
+            sys.stdout.write(self._output.read().decode(errors="replace"))
+        passed, failed = _counts(self._results)
+        part = self._part
+        shows_nothing = part.is_pytest and not passed  # it broke off, or no test was found
+        if (code or shows_nothing) and not failed:
+            failed = 1
+        return Outcome(part, passed if part.is_pytest else int(not failed), failed, seconds)
+
+    def _announce(self) -> None:
+        sys.stdout.write(f"\n--- {self._part.name}: {' '.join(self._part.command)}\n")
+        sys.stdout.flush()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a part that still runs because the check is broken off; pytest ends what its tests have started."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(_TIME_TO_END)
+        except subprocess.TimeoutExpired:  # a shell's background job inherits that SIGINT is ignored
+            process.kill()
+            process.wait()
 
 
 def _environment() -> dict[str, str]:

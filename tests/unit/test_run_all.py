@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import re
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -40,6 +42,44 @@ def test_all_parts_run_whatever_the_first_one_says(tmp_path: Path) -> None:
 def test_a_part_that_shows_nothing_has_failed(tmp_path: Path, tests: str) -> None:
     (outcome,) = run([of_pytest(tmp_path, tests)])
     assert (outcome.passed, outcome.failed) == (0, 1)
+
+
+def test_a_part_beside_others_is_shown_after_the_next_one(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    waits = f"import pathlib, time\nwhile not pathlib.Path({str(tmp_path / 'came')!r}).exists(): time.sleep(0.01)\n"
+    beside = Part("beside", (sys.executable, "-c", f"{waits}print('is here')"), is_pytest=False, is_beside=True)
+    comes = f"import pathlib\npathlib.Path({str(tmp_path / 'came')!r}).touch()\nprint('comes')"
+    outcomes = run([beside, Part("next", (sys.executable, "-c", comes), is_pytest=False), exiting(0)])
+    assert [(outcome.part.name, outcome.failed) for outcome in outcomes] == [
+        ("next", 0),
+        ("beside", 0),
+        ("exits with 0", 0),
+    ]
+    shown = re.findall(r"^(--- [a-z]+|is here)", capfd.readouterr().out, re.MULTILINE)
+    assert shown == ["--- next", "--- beside", "is here", "--- exits"]
+
+
+def test_a_part_beside_others_ends_with_a_check_that_is_broken_off(tmp_path: Path) -> None:
+    ended = tmp_path / "ended"
+    sleeps = (
+        f"import pathlib, time\ntry: time.sleep(60)\nexcept KeyboardInterrupt: pathlib.Path({str(ended)!r}).touch()"
+    )
+    begun = tmp_path / "begun"
+    beside = Part(
+        "beside",
+        (sys.executable, "-c", f"import pathlib\npathlib.Path({str(begun)!r}).touch()\n{sleeps}"),
+        is_pytest=False,
+        is_beside=True,
+    )
+
+    def parts() -> Iterator[Part]:
+        yield beside
+        while not begun.exists():
+            time.sleep(0.01)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(parts())
+    assert ended.exists()
 
 
 def test_a_part_whose_environment_is_missing_has_failed(tmp_path: Path) -> None:
