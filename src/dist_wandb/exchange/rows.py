@@ -3,11 +3,7 @@
 `post` makes `Totals` of numbers. Values that are no numbers, or are reduced by ``"first"``, stay on the primary, tied
 to the first number of the same call. In a shared run a rank's own numbers are written under its label: the primary's in
 the reduced row, those of others at once. `write_finished`, on ranks that write, makes one row of the values of one
-position.
-
-A row without a step lies at the last step that its rank gave, as long as there is none at the rank's number of calls.
-Between ranks, one or the other travels in the place of the number of calls (`calls_at`). A resumed run's first position
-is added when a row is written; ranks count their calls from 0 always.
+position, which `x_axis` knows.
 """
 
 from __future__ import annotations
@@ -24,6 +20,7 @@ from dist_wandb.exchange.attachments.metrics import FusedMetrics, is_metric_name
 from dist_wandb.exchange.protocol.aggregates import Totals
 from dist_wandb.exchange.protocol.cells import Finished, Key
 from dist_wandb.exchange.protocol.rounds import Rounds
+from dist_wandb.exchange.x_axis import MOST_CALLS, XAxis
 from dist_wandb.notices import Notices
 from dist_wandb.payloads.checks import checked_weight
 from dist_wandb.payloads.devices import Later, LaterValue, known
@@ -35,9 +32,6 @@ from dist_wandb.settings.reduction import PerRankNames, Reduction, reduction_of
 _log = logging.getLogger("dist_wandb")
 
 DEGRADED = "dist_wandb/degraded"
-_AT_STEP = 2**31  # what is beyond it in a count of calls is a step: that at which a row without one goes on
-_MOST_CALLS = 2**32 - 1  # what rounds can tell other ranks
-_MOST_FAR = 32_768
 _NO_NUMBER = Totals(contributors=1)  # what metrics, tables and images are in the rounds, and numbers that do not count
 
 
@@ -107,11 +101,6 @@ class RowWriter(Protocol):
         """Write one row at `step` on the x axis; `commit` as in `wandb.Run.log`."""
 
 
-def calls_at(step: int) -> int:
-    """What a row without a step has as its number of calls, so that it lies at the last step before it."""
-    return _AT_STEP + step
-
-
 class Rows:
     """Turns contributions into totals, and finished values into rows of this rank's run.
 
@@ -147,15 +136,12 @@ class Rows:
         self._writer = writer
         self._reduce = reduce or {}
         self._per_rank = per_rank
-        self._counts = counts
-        self._first = first
+        self._x_axis = XAxis(counts=counts, first=first)
         self._rank = rank
         self._is_first = is_first
         self._reductions: dict[str, Reduction] = {}
         self._extras: OrderedDict[Key, tuple[dict[str, Any], int | None]] = OrderedDict()
-        self._far: OrderedDict[Key, int] = OrderedDict()
         self._notices = Notices()
-        self._farthest = _MOST_CALLS
 
     @property
     def has_run(self) -> bool:
@@ -195,17 +181,17 @@ class Rows:
         """
         values = known(contribution.metrics)
         unit, others, mine = self._sorted(values, self._weights(contribution.weight), rounds)
-        calls = min(contribution.calls, _MOST_CALLS)
+        calls = min(contribution.calls, MOST_CALLS)
         rounds.mingles = rounds.mingles or not contribution.in_order
         keys = rounds.post({**unit, **dict.fromkeys(others, _NO_NUMBER)}, contribution.step, calls)
-        if calls == _MOST_CALLS and self.writes:
-            self._keep_far(keys, contribution.calls)
+        if calls == MOST_CALLS and self.writes:
+            self._x_axis.keep_far(keys, contribution.calls)
         for key in keys[len(unit) :]:
             (self.gathers if is_gathered_name(key.name) else self.metrics).keep(key, others[key.name])
         if mine and keys and self.writes:
-            self._extras[keys[0]] = mine, self._x(contribution.step, contribution.calls)
+            self._extras[keys[0]] = mine, self._x_axis.x(contribution.step, contribution.calls)
         elif mine:
-            self._writer.write_plain(mine, self._x(contribution.step, contribution.calls))
+            self._writer.write_plain(mine, self._x_axis.x(contribution.step, contribution.calls))
         return unit
 
     def settle(self, rounds: Rounds) -> None:
@@ -274,9 +260,10 @@ class Rows:
         """Write finished values: those of one place as one row, unless a name comes twice."""
         row: dict[str, Any] = {}
         last: Finished | None = None
+        row_of = self._x_axis.row_of
         for value in values:
             name = value.key.name
-            if last is not None and (name in row or self._place(value) != self._place(last)):
+            if last is not None and (name in row or row_of(value) != row_of(last)):
                 self._write(row, last)
                 row = {}
             last = value
@@ -284,29 +271,13 @@ class Rows:
                 self._add(row, value)
         if last is not None:
             self._write(row, last)
-            place = last.key.place
-            x = self._x(None if place.counted else place.step, last.calls)
-            self.last_place = f"row {last.calls + 1}" if place.counted and last.calls < _AT_STEP else f"step {x}"
+            self.last_place = self._x_axis.shown(last)
 
     def write_left_over(self) -> None:
         """Write what waited for numbers that never came."""
         for own, x in self._extras.values():
             self._writer.write_plain(own, x)
         self._extras.clear()
-
-    def _place(self, value: Finished) -> tuple[int, int]:
-        place = value.key.place
-        return (1, self._calls(value)) if place.counted else (0, place.step)
-
-    def _keep_far(self, keys: Iterable[Key], calls: int) -> None:
-        """Keep steps that are too far out to be told to others, for the rows that this rank writes."""
-        self._far.update(dict.fromkeys(keys, calls))
-        self._farthest = max(self._farthest, calls)
-        while len(self._far) > _MOST_FAR:
-            self._far.popitem(last=False)
-
-    def _calls(self, value: Finished) -> int:
-        return self._far.get(value.key, self._farthest) if value.calls == _MOST_CALLS else value.calls
 
     def _add(self, row: dict[str, Any], value: Finished) -> None:
         name, totals = value.key.name, value.totals
@@ -337,17 +308,11 @@ class Rows:
         if self.is_over:
             self.unwritten += 1
             return
-        place = value.key.place
         try:
-            self._writer.write_plain(row, self._x(None if place.counted else place.step, self._calls(value)))
+            self._writer.write_plain(row, self._x_axis.x_of(value))
         except Exception as error:  # noqa: BLE001  # a row that W&B does not take must not end the others
             if self._notices.is_first(type(error)):
                 _log.exception(
                     "dist_wandb: rank %d could not write a row; it is lost. More errors of this kind are not told",
                     self._rank,
                 )
-
-    def _x(self, step: int | None, calls: int) -> int | None:
-        if step is None and calls >= _AT_STEP:
-            return calls - _AT_STEP
-        return self._first + calls if step is None and self._counts else step

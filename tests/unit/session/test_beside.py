@@ -15,7 +15,7 @@ import wandb
 
 import dist_wandb
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.exchange import rows
+from dist_wandb.exchange import x_axis
 from dist_wandb.runs import interception, record, wandb_process
 from dist_wandb.runs.interception import intercept, original
 from dist_wandb.runs.null_run import NullRun
@@ -262,8 +262,8 @@ def test_what_only_others_log_far_out_lies_where_the_primary_is(
 
 
 def test_a_resumed_run_counts_on_until_there_is_a_step() -> None:
-    maker = rows.Rows(mock.Mock(is_primary=True), None, first=50)
-    assert [maker._x(None, 2), maker._x(None, rows.calls_at(7)), maker._x(9, 0)] == [52, 7, 9]
+    axis = x_axis.XAxis(first=50)
+    assert [axis.x(None, 2), axis.x(None, x_axis.calls_at(7)), axis.x(9, 0)] == [52, 7, 9]
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
