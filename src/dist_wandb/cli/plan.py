@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich.console import JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
@@ -14,7 +15,11 @@ from dist_wandb.cli.formatting import console, number_of, print_json, table
 from dist_wandb.errors import ConfigurationError, visible
 from dist_wandb.runs.argument_checks import check_id, check_sweep
 from dist_wandb.settings.plan import RANK_SCOPES, RUN_MODES, RunPlan, plan_run
+from dist_wandb.settings.recommendations import too_large
 from dist_wandb.topology.model import Topology
+from dist_wandb.topology.ranges import ranges_of
+
+_MOST_SHOWN = 64  # ranks with a line each; of larger jobs ranks that do the same share one
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,6 +40,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--id", default="exp", help="base id that run ids are made from (default: %(default)s)")
     parser.add_argument("--group", help="group of the runs, as given to wandb.init")
     parser.add_argument("--name", help="display name of the run, as given to wandb.init")
+    parser.add_argument("--all", action="store_true", help=f"print each rank also of jobs with over {_MOST_SHOWN}")
     add_json_argument(parser)
 
 
@@ -51,14 +57,20 @@ def _run(arguments: argparse.Namespace) -> int:
         "groups": len({plan.group for plan in writers} - {None}),
         "writers": len(writers),
     }
+    doubt = too_large(topologies[0], plans[0], max(layout))
     if arguments.json:
-        print_json({"run_mode": mode, "rank_scope": scope, "layout": layout, **counts, "ranks": ranks})
+        warnings = [doubt] if doubt else []
+        about = {"run_mode": mode, "rank_scope": scope, "layout": layout, **counts, "warnings": warnings}
+        print_json({**about, "ranks": ranks})
         return 0
     out = console()
-    out.print(_table(ranks, layout))
+    is_short = arguments.all or len(ranks) <= _MOST_SHOWN
+    out.print(_table(ranks, layout) if is_short else _summary(ranks))
     ends = ", ".join(number_of(count, what.removesuffix("s")) for what, count in counts.items())
     where = f"{number_of(len(ranks), 'rank')} on {number_of(len(layout), 'node')}"
     out.print(Text(f"\n{where}: {ends}"), soft_wrap=True)
+    if doubt:
+        out.print(Text(f"! {doubt}"), soft_wrap=True)
     return 0
 
 
@@ -117,6 +129,33 @@ def _table(ranks: Sequence[Mapping[str, Any]], layout: Sequence[int]) -> Table:
             end_section=rank["local_rank"] == layout[rank["node_rank"]] - 1,
         )
     return shown
+
+
+def _summary(ranks: Sequence[Mapping[str, Any]]) -> Table:
+    """One line for all ranks that do the same, with the first and the last of what differs."""
+    alike: dict[str, list[Mapping[str, Any]]] = {}
+    for rank in ranks:
+        alike.setdefault(_what_it_writes(rank), []).append(rank)
+    columns = [name for name in ("run_id", "name", "group", "label") if any(rank[name] for rank in ranks)]
+    shown = table()
+    for heading in ("ranks", "of them", *columns, "writes"):
+        justify: JustifyMethod = "right" if heading == "of them" else "left"
+        shown.add_column(heading.replace("_", " "), justify=justify, overflow="fold")
+    for writes, members in alike.items():
+        shown.add_row(
+            Text(ranges_of([rank["global_rank"] for rank in members])),
+            Text(f"{len(members):,}"),
+            *(Text(visible(_ends([rank[name] for rank in members]))) for name in columns),
+            Text(writes),
+            style="" if members[0]["opens_run"] else "dim",
+        )
+    return shown
+
+
+def _ends(values: Sequence[str | None]) -> str:
+    """The only value, or the first and the last."""
+    first, last = values[0] or "-", values[-1] or "-"
+    return first if first == last else f"{first} … {last}"
 
 
 def _what_it_writes(rank: Mapping[str, Any]) -> str:

@@ -33,6 +33,7 @@ from dist_wandb.session.job_link import JobLink
 from dist_wandb.session.own_run import OwnRun
 from dist_wandb.session.session import Session
 from dist_wandb.settings.plan import RunPlan, needs_base_id, needs_layout
+from dist_wandb.settings.recommendations import too_large
 from dist_wandb.store.job_identity import agree_on_base_id, id_of_job, learn_layout, make_id, refuse
 from dist_wandb.topology.detected import detected_launchers, doubts_of
 from dist_wandb.topology.model import Topology
@@ -192,6 +193,8 @@ class Opener:
         base_id = self._base_id(proposed_id)
         self._arguments = job_description.complete(options, topology, self._store, self._arguments)
         plan = job_description.planned(topology, options, base_id, requested.wanted(self._arguments, "group"))
+        if topology.is_coordinator and (doubt := too_large(topology, plan, topology.local_world_size)):
+            warn(doubt, users_line())
         self._link = JobLink(options, topology, plan, self._store, self._name, is_counted=self._is_counted)
         self._link.report_opened()
 

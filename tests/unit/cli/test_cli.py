@@ -108,7 +108,7 @@ def test_the_command_line_imports_neither_torch_nor_wandb() -> None:
     assert done.stdout == "set()\n"
 
 
-@pytest.mark.parametrize("extra", [[], ["--json"]])
+@pytest.mark.parametrize("extra", [["--all"], ["--json"]])
 def test_a_reader_of_the_pipe_may_leave_early(extra: list[str]) -> None:
     command = [sys.executable, "-c", COMMAND, "plan", "--layout", "3000", *extra]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -183,6 +183,31 @@ def test_the_plan_as_a_table(capsys: Capture) -> None:
         [],
         ["4", "ranks", "on", "2", "nodes:", "2", "runs,", "no", "groups,", "4", "writers"],
     ]
+
+
+def test_the_plan_of_a_large_job_is_a_summary_with_what_is_wrong(capsys: Capture) -> None:
+    argv = ["plan", "--nodes", "2048", "--procs-per-node", "8", "--run-mode"]
+    assert main([*argv, "shared"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines[2:4] == [
+        ["0", "1", "exp", "worker-0-rank-0", "shared", "run,", "primary"],
+        ["1-16383", "16,383", "exp", "worker-0-rank-1", "…", "worker-2047-rank-7", "shared", "run"],
+    ]
+    assert lines[5] == ["16384", "ranks", "on", "2048", "nodes:", "1", "run,", "no", "groups,", "16384", "writers"]
+    assert " ".join(lines[6]).startswith('! run_mode="shared" opens a run with 16,384 writers, but W&B has tested')
+    assert main([*argv, "auto", "--rank-scope", "worker", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert len(found["ranks"]) == 16_384
+    assert [warning[:60] for warning in found["warnings"]] == [
+        'run_mode="auto" with rank_scope="worker" opens 2,048 runs at'
+    ]
+
+
+def test_all_ranks_of_a_large_job_are_shown_when_asked_for(capsys: Capture) -> None:
+    assert main(["plan", "--layout", "65", "--all"]) == 0
+    assert len([line for line in capsys.readouterr().out.splitlines() if "nothing" in line]) == 64
+    assert main(["plan", "--layout", "65"]) == 0
+    assert capsys.readouterr().out.splitlines()[3].split() == ["1-64", "64", "-", "nothing"]
 
 
 def test_a_rank_without_a_run_writes_nothing(capsys: Capture) -> None:

@@ -1,0 +1,84 @@
+"""Jobs that are larger than what W&B recommends for their run mode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from dist_wandb.settings import recommendations
+from dist_wandb.settings.plan import plan_run
+from dist_wandb.settings.recommendations import too_large
+from dist_wandb.topology.model import Topology
+
+Job = Callable[..., list[Any]]
+
+
+def doubt(nodes: int, ranks_per_node: int, run_mode: str, rank_scope: str = "global") -> str | None:
+    topology = Topology(0, 0, 0, nodes * ranks_per_node, ranks_per_node, nodes)
+    return too_large(topology, plan_run(topology, run_mode, rank_scope, "exp"), ranks_per_node)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "ranks_per_node", "run_mode", "rank_scope"),
+    [
+        (1, 1, "shared", "global"),
+        (2048, 8, "auto", "global"),
+        (1000, 8, "auto", "worker"),
+        (75, 4, "shared", "global"),
+        (1000, 8, "shared", "worker"),
+        (125, 8, "new", "global"),
+    ],
+)
+def test_a_job_within_what_is_recommended(nodes: int, ranks_per_node: int, run_mode: str, rank_scope: str) -> None:
+    assert doubt(nodes, ranks_per_node, run_mode, rank_scope) is None
+
+
+def test_a_shared_run_with_too_many_writers() -> None:
+    assert doubt(64, 8, "shared") == (
+        'run_mode="shared" opens a run with 512 writers, but W&B has tested at most 300 connections to one. Use '
+        'rank_scope="worker", for a run of each node with 8 writers, or run_mode="auto": one writer, with the metrics '
+        "of all ranks."
+    )
+
+
+def test_worker_scope_is_not_recommended_where_it_does_not_help() -> None:
+    for found in (doubt(1, 301, "shared"), doubt(2, 301, "shared", "worker")):
+        assert found is not None
+        assert "rank_scope" not in found
+        assert 'Use run_mode="auto"' in found
+    unknown = Topology(0, None, None, 512, None, None)
+    found = too_large(unknown, plan_run(Topology(0, 0, 0, 512, 512, 1), "shared", "global", "exp"), None)
+    assert found is not None
+    assert 'Use run_mode="auto"' in found
+
+
+@pytest.mark.parametrize(
+    ("run_mode", "rank_scope", "runs"),
+    [
+        ("new", "global", "16,384"),
+        ("new", "worker", "16,384"),
+        ("shared", "worker", "2,048"),
+        ("auto", "worker", "2,048"),
+    ],
+)
+def test_thousands_of_runs(run_mode: str, rank_scope: str, runs: str) -> None:
+    found = doubt(2048, 8, run_mode, rank_scope)
+    assert found is not None
+    assert found.startswith(f'run_mode="{run_mode}" with rank_scope="{rank_scope}" opens {runs} runs at each start')
+    assert found.endswith('Use run_mode="auto" with rank_scope="global": one run, with the metrics of all ranks.')
+
+
+def test_one_rank_warns_before_the_runs_are_opened(job: Job, fake_wandb: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recommendations, "MOST_WRITERS", 1)
+    seen: list[tuple[str, int]] = []
+    monkeypatch.setattr(
+        "dist_wandb.session.opener.warn", lambda message, _: seen.append((message, len(fake_wandb.runs)))
+    )
+    topologies = [Topology(rank, rank, 0, 2, 2, 1) for rank in range(2)]
+    for session in job(topologies, run_mode="shared", rank_scope="global"):
+        session.finish()
+    ((message, opened),) = seen
+    assert message.startswith('run_mode="shared" opens a run with 2 writers')
+    assert opened == 0
