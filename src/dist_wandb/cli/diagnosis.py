@@ -14,7 +14,6 @@ from typing import Any
 from dist_wandb.cli.server import Server, ask
 from dist_wandb.errors import ConfigurationError, DistWandbError
 from dist_wandb.runs import argument_checks, current_server, directories, requested
-from dist_wandb.runs.opening import too_many_writers
 from dist_wandb.settings.options import rank_scope_or_default, run_mode_or_default
 from dist_wandb.settings.plan import (
     RankScope,
@@ -25,6 +24,7 @@ from dist_wandb.settings.plan import (
     needs_layout,
     plan_run,
 )
+from dist_wandb.settings.recommendations import too_large
 from dist_wandb.topology.detected import DetectedLauncher, detected_launchers, doubts_of
 from dist_wandb.topology.launch import Launch, job_name
 from dist_wandb.topology.model import Topology
@@ -146,8 +146,8 @@ def _warnings(found: Diagnosis) -> Iterator[str]:
     yield from _about_launchers(found)
     yield from _about_wandb(found)
     plan, topology = found.plan, found.topology
-    if plan is not None and plan.shared and topology is not None:
-        yield from filter(None, [too_many_writers(topology, plan)])
+    if plan is not None and topology is not None:
+        yield from filter(None, [too_large(topology, plan, topology.local_world_size)])
 
 
 def _about_launchers(found: Diagnosis) -> Iterator[str]:

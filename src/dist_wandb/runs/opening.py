@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from dist_wandb.errors import RendezvousError, UnavailableError
 from dist_wandb.runs import axes, client_settings, requested, wandb_init, wandb_private, wandb_process
 from dist_wandb.runs.null_run import NullRun
-from dist_wandb.settings.plan import writers_of
 
 if TYPE_CHECKING:
     from dist_wandb.runs.null_run import AnyRun
@@ -38,7 +37,6 @@ _log = logging.getLogger("dist_wandb")
 
 _ATTEMPTS = 3  # of a secondary: the server may not know the run yet (wandb issues 9871, 10497)
 _PAUSE = 1.0  # seconds before the second attempt, doubled before the third
-_MOST_WRITERS = 300  # of one run, as W&B supports them
 
 
 class OpenedRun(TypedDict):
@@ -99,9 +97,6 @@ class Opening:
         """
         if not self.plan.opens_run:
             return NullRun()
-        excess = too_many_writers(self.topology, self.plan) if self.plan.shared and self.plan.primary else ""
-        if excess:
-            _log.warning("dist_wandb: %s", excess)
         try:
             return self._open()
         except UnavailableError as error:
@@ -235,18 +230,6 @@ class Opening:
     def _publish(self, message: OpenedRun | FailedRun) -> None:
         if self.job_store is not None and self.plan.announces:
             self.job_store.publish(run_key(self.plan), message)
-
-
-def too_many_writers(topology: Topology, plan: RunPlan) -> str:
-    """A warning of more writers of a shared run than W&B supports; empty if there are not so many."""
-    writers = writers_of(topology, plan)
-    if writers is None or writers <= _MOST_WRITERS:
-        return ""
-    instead = "" if plan.rank_scope == "worker" else "rank_scope='worker', which makes a run for each node, or "
-    return (
-        f"The shared run {plan.run_id} of {writers} writers exceeds W&B's limit of {_MOST_WRITERS}. "
-        f"Use {instead}run_mode='auto'."
-    )
 
 
 def run_key(plan: RunPlan) -> str:

@@ -225,11 +225,6 @@ def unit_of(topology: Topology, rank_scope: RankScope) -> Unit:
     return Unit(unit.suffix, index, size, topology.global_rank)
 
 
-def writers_of(topology: Topology, plan: RunPlan) -> int | None:
-    """How many ranks write into the shared run of a rank; `None` if that is not known."""
-    return topology.local_world_size if plan.rank_scope == "worker" else topology.world_size
-
-
 def _join(*parts: str | None) -> str:
     return "-".join(part for part in parts if part)
 

@@ -156,18 +156,6 @@ def test_a_secondary_that_cannot_attach_writes_to_disk_alone(job: Job, unreliabl
     assert (first.run.offline, second.run.offline) == (False, True)
 
 
-@pytest.mark.usefixtures("fake_wandb")
-def test_more_writers_than_wandb_supports_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    plan = dist_wandb.plan_run(Topology(0, 0, 0, 301, 301, 1), "shared", "global", "exp")
-    topology = Topology(0, 0, 0, 301, 301, 1)
-    given = {"mode": "disabled"}
-    way = opening.Opening(
-        Options("shared"), topology, plan, None, given, dict, create_new=False, is_alone=True, as_given=False
-    )
-    way.run()
-    assert "The shared run exp of 301 writers exceeds W&B's limit of 300. Use rank_scope='worker'" in caplog.text
-
-
 @pytest.mark.usefixtures("store")
 def test_a_primary_that_opens_before_there_is_a_store_tells_of_its_run_later(
     fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch
