@@ -101,6 +101,29 @@ class RowWriter(Protocol):
         """Write one row at `step` on the x axis; `commit` as in `wandb.Run.log`."""
 
 
+class Reductions:
+    """How the ranks' numbers of each name become one.
+
+    Args:
+        reduce: Name patterns and reductions, the first that matches counts; `None` for no reduction.
+
+    Attributes:
+        unused: The patterns that no name has matched yet.
+    """
+
+    def __init__(self, reduce: Mapping[str, Reduction] | None) -> None:
+        self.unused = dict.fromkeys(reduce or ())
+        self._reduce = reduce or {}
+        self._known: dict[str, Reduction] = {}
+
+    def of(self, name: str) -> Reduction:
+        """How the ranks' numbers of a name become one: by the first pattern that matches, else their mean."""
+        if name not in self._known:
+            pattern, self._known[name] = reduction_of(name, self._reduce)
+            self.unused.pop(pattern, None)
+        return self._known[name]
+
+
 class Rows:
     """Turns contributions into totals, and finished values into rows of this rank's run.
 
@@ -130,16 +153,14 @@ class Rows:
         self.unwritten = 0  # rows that came later than that
         self.last_place = "the start"
         self.global_rank_of: Any = lambda index: index
-        self.unused = dict.fromkeys(reduce or ())  # patterns that no name has matched yet
+        self.reductions = Reductions(reduce)
         self.metrics = FusedMetrics(rank, computes=self.writes)
         self.gathers = FusedGathers(rank, collects=self.writes)
         self._writer = writer
-        self._reduce = reduce or {}
         self._per_rank = per_rank
         self._x_axis = XAxis(counts=counts, first=first)
         self._rank = rank
         self._is_first = is_first
-        self._reductions: dict[str, Reduction] = {}
         self._extras: OrderedDict[Key, tuple[dict[str, Any], int | None]] = OrderedDict()
         self._notices = Notices()
 
@@ -213,7 +234,7 @@ class Rows:
         mine: dict[str, Any] = {}
         by_name = isinstance(weights, dict)
         for name, value in values.items():
-            if is_number(value) and self.reduction(name) != "first":
+            if is_number(value) and self.reductions.of(name) != "first":
                 unit[name] = Totals.of(value, weights.get(name, 1.0) if by_name else weights)
             elif is_number(value) and self._writer.has_own_run:  # all runs get the number of the unit's first rank
                 unit[name] = Totals.of(value) if self._is_first else _NO_NUMBER
@@ -225,13 +246,6 @@ class Rows:
             elif self.writes:
                 mine[name] = value
         return unit, others, {**mine, **self._labelled(values)}
-
-    def reduction(self, name: str) -> Reduction:
-        """How the ranks' numbers of a name become one: by the first pattern that matches, else their mean."""
-        if name not in self._reductions:
-            pattern, self._reductions[name] = reduction_of(name, self._reduce)
-            self.unused.pop(pattern, None)
-        return self._reductions[name]
 
     def _labelled(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """What this rank writes under its label in a shared run: numbers, and unless it is the primary all else."""
@@ -293,10 +307,10 @@ class Rows:
             row.update(others)
             missing = max(missing, forgotten if others else 0)
         if totals.number:
-            row[name] = totals.reduced(self.reduction(name))
+            row[name] = totals.reduced(self.reductions.of(name))
         if missing:
             row[DEGRADED] = max(missing, row.get(DEGRADED, 0))
-        if value.spread is not None and totals.number and self.reduction(name) != "first":
+        if value.spread is not None and totals.number and self.reductions.of(name) != "first":
             reduced = {"min": totals.reduced("min"), "max": totals.reduced("max")}
             row.update({f"{name}/{kind}": number for kind, number in reduced.items()})
             row[f"{name}/std"] = math.sqrt(value.spread.squares / totals.weight)

@@ -133,9 +133,9 @@ def test_a_name_that_no_pattern_matches_is_a_mean() -> None:
 
 def test_patterns_that_decide_about_nothing_are_remembered_in_their_order() -> None:
     unit = Unit(reduce={"a": "sum", "loss": "min", "l*": "max", "b": "sum"})
-    assert list(unit.ranks[0].unused) == ["a", "loss", "l*", "b"]
+    assert list(unit.ranks[0].reductions.unused) == ["a", "loss", "l*", "b"]
     unit.log(0, {"loss": 1.0}, 0)
-    assert list(unit.ranks[0].unused) == ["a", "l*", "b"]
+    assert list(unit.ranks[0].reductions.unused) == ["a", "l*", "b"]
 
 
 def test_numbers_that_are_the_firsts_and_what_is_no_number_travel_with_the_primarys_row() -> None:
