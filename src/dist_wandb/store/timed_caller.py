@@ -1,10 +1,10 @@
 """Calls that have no time limit of their own, given one.
 
 A host whose network is cut off closes no connection: a use of the job's store then waits for as long as TCP tries
-again, about a quarter of an hour. So each use is a call in a thread, given up when its time is over, counted in slices
-of 0.1 s: however long this process is held up, that is one slice. As long as a call that was given up has not come
-back, the next ones on that connection are refused at once. So ranks that reach each other exchange numbers while nobody
-reaches the store.
+again, about a quarter of an hour. So each use is a call on another thread, given up when its time is over, counted in
+slices of 0.1 s: however long this process is held up, that is one slice. As long as a call that was given up has not
+come back, the next ones on that connection are refused at once. So ranks that reach each other exchange numbers while
+nobody reaches the store.
 
 When the process ends, calls that were given up get 3 s more: one that comes back while Python goes down would abort it.
 
@@ -17,10 +17,13 @@ from __future__ import annotations
 
 import logging
 import math
+import os
+import sys
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
 from dist_wandb.errors import RendezvousError
@@ -37,7 +40,7 @@ class UnansweredError(Exception):
 
 
 class TimedCaller:
-    """Makes calls in threads of their own, one for each, and gives up those that take too long.
+    """Makes calls on other threads, and gives up those that take too long.
 
     As long as one that was given up has not come back, all others are refused at once: they would wait behind it.
 
@@ -51,7 +54,7 @@ class TimedCaller:
         self._limit = limit
         self._is_over = is_over
         self._returns = returns
-        self._stuck: threading.Thread | None = None
+        self._stuck: _Call | None = None
 
     def at_most(self, limit: float) -> TimedCaller:
         """One with another limit, which is to end when this one is."""
@@ -63,11 +66,11 @@ class TimedCaller:
         Raises:
             UnansweredError: It takes too long, or one before it still does.
         """
-        if self._stuck is not None and self._stuck.is_alive():
+        if self._stuck is not None and self._stuck.is_under_way:
             raise UnansweredError("it has stopped answering")
-        began, waiting = time.monotonic(), threading.current_thread()
+        began, waiting = time.monotonic(), getattr(_of_thread, "call", None)
         ends_by = began + self._limit
-        if isinstance(waiting, _Call) and waiting.given_up_by <= ends_by:
+        if waiting is not None and waiting.given_up_by <= ends_by:
             return function()  # that call is given up before this one would be: it needs no thread of its own
         call = _Call(function, given_up_by=ends_by, returns_by=ends_by if self._returns else 0.0)
         try:
@@ -109,7 +112,7 @@ class Inquiry(Generic[_T]):
         call = self._call
         if call is not None and within and not self._has_waited:
             self._has_waited = not ends_within(call, within)
-        if call is not None and not call.is_alive():
+        if call is not None and not call.is_under_way:
             self._call, self._has_waited, self._next = None, False, time.monotonic() + self._pause
             self._answer = call.result
         return self._answer
@@ -125,11 +128,11 @@ class Inquiry(Generic[_T]):
             self._call = call
 
 
-def ends_within(thread: threading.Thread, within: float, is_over: Callable[[], bool] = lambda: False) -> bool:
-    """Whether a thread ends in time. However long this process is held up counts as one slice, as it heard nobody.
+def ends_within(call: _Call, within: float, is_over: Callable[[], bool] = lambda: False) -> bool:
+    """Whether a call ends in time. However long this process is held up counts as one slice, as it heard nobody.
 
     Args:
-        thread: The thread, which has been started.
+        call: The call, which has been started.
         within: How long to wait for it, in seconds.
         is_over: Asked meanwhile: whether waiting is to end soon.
     """
@@ -137,8 +140,7 @@ def ends_within(thread: threading.Thread, within: float, is_over: Callable[[], b
     while True:
         if not has_to_end and is_over():
             has_to_end, within = True, min(within, _LAST)
-        thread.join(min(_SLICE, within))
-        if not thread.is_alive():
+        if call.wait(min(_SLICE, within)):
             return True
         within -= _SLICE
         if within <= 0:
@@ -163,6 +165,8 @@ def briefly(use_store: Callable[[], _T], otherwise: _T, within: float = STORE_PA
 
 
 _under_way: set[_Call] = set()
+_idle: list[_Caller] = []  # threads that wait for a call
+_of_thread = threading.local()  # `call`: the one that this thread makes
 
 
 def settle(within: float) -> None:
@@ -175,12 +179,11 @@ def settle(within: float) -> None:
     """
     deadline = time.monotonic() + within
     for call in list(_under_way):
-        if call.is_alive():  # in a fork it is not
-            call.join(max(0.0, max(deadline, call.returns_by) - time.monotonic()))
+        call.wait(max(0.0, max(deadline, call.returns_by) - time.monotonic()))
 
 
-class _Call(threading.Thread):
-    """One call, in a thread that nobody has to wait for.
+class _Call:
+    """One call, on a thread that nobody has to wait for.
 
     Args:
         function: What is called.
@@ -189,18 +192,80 @@ class _Call(threading.Thread):
     """
 
     def __init__(self, function: Callable[[], Any], *, given_up_by: float = math.inf, returns_by: float = 0.0) -> None:
-        super().__init__(name="dist_wandb-call", daemon=True)
         self.given_up_by = given_up_by
         self.returns_by = returns_by
         self._function = function
+        self._caller: _Caller | None = None
+        self._done = threading.Lock()
+        self._done.acquire()
         self.result: Any = None
         self.failure: BaseException | None = None
 
-    def run(self) -> None:
+    def start(self) -> None:
+        """Have a thread make the call: one that has made others, or a new one.
+
+        Raises:
+            RuntimeError: Python is going down.
+        """
+        if sys.is_finalizing():
+            raise RuntimeError("no other thread runs any more")
+        try:
+            self._caller = _idle.pop()
+        except IndexError:
+            self._caller = _Caller()
+            self._caller.start()
         _under_way.add(self)
+        self._caller.calls.put(self)
+
+    def make(self) -> None:
+        """Make the call, on this thread."""
         try:
             self.result = self._function()
         except BaseException as error:  # noqa: BLE001  # raised where it is waited for
             self.failure = error
         finally:
             _under_way.discard(self)
+
+    def end(self) -> None:
+        """Let those who wait for it go on."""
+        self._done.release()
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether it has not come back, and may."""
+        return self._done.locked() and self._caller is not None and self._caller.is_alive()  # in a fork it is not
+
+    def wait(self, within: float) -> bool:
+        """Whether it has come back, waiting for it up to `within` seconds."""
+        if not self.is_under_way:
+            return True
+        if not self._done.acquire(timeout=within):
+            return False
+        self._done.release()
+        return True
+
+
+class _Caller(threading.Thread):
+    """A thread that makes one call after the other: starting one for each costs more than most calls."""
+
+    def __init__(self) -> None:
+        super().__init__(name="dist_wandb-call", daemon=True)
+        self.calls: SimpleQueue[_Call] = SimpleQueue()
+
+    def run(self) -> None:
+        while True:
+            call = _of_thread.call = self.calls.get()
+            call.make()
+            _of_thread.call = None
+            _idle.append(self)  # first: who waited may make the next call at once
+            call.end()
+            del call  # and what it has returned
+
+
+def _forget_threads() -> None:
+    """In a fork there are none."""
+    _idle.clear()
+    _under_way.clear()
+
+
+os.register_at_fork(after_in_child=_forget_threads)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from processes import wait_until
 
+from dist_wandb.store import timed_caller
 from dist_wandb.store.timed_caller import Inquiry, TimedCaller, UnansweredError, briefly, settle
 
 SOON = 20.0  # seconds, on a busy machine
@@ -27,6 +30,44 @@ def test_what_a_call_returns_and_raises_comes_through() -> None:
     assert caller.call(lambda: [1]) == [1]
     with pytest.raises(ZeroDivisionError):
         caller.call(lambda: 1 / 0)
+
+
+def test_one_thread_makes_one_call_after_the_other() -> None:
+    made_by = {TimedCaller(SOON).call(threading.get_ident) for _ in range(20)}
+    assert len(made_by) == 1
+    assert made_by != {threading.get_ident()}
+
+
+def test_calls_at_the_same_time_do_not_wait_for_each_other() -> None:
+    caller, meeting = TimedCaller(SOON), threading.Barrier(3)
+    with ThreadPoolExecutor(3) as pool:
+        made = [pool.submit(caller.call, meeting.wait) for _ in range(3)]
+        assert sorted(each.result() for each in made) == [0, 1, 2]
+
+
+def test_after_a_call_that_was_given_up_another_thread_makes_the_next(over: threading.Event) -> None:
+    before = TimedCaller(SOON).call(threading.get_ident)
+    with pytest.raises(UnansweredError):
+        TimedCaller(0.1).call(over.wait)
+    assert TimedCaller(SOON).call(threading.get_ident) != before
+
+
+def test_a_fork_makes_threads_of_its_own() -> None:
+    assert TimedCaller(SOON).call(lambda: 1) == 1
+    child = os.fork()
+    if not child:
+        os._exit(TimedCaller(SOON).call(lambda: 7))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+
+def test_a_call_within_a_call_uses_the_same_thread_if_its_limit_is_not_shorter(over: threading.Event) -> None:
+    def call_again() -> tuple[int, int]:
+        return threading.get_ident(), TimedCaller(2 * SOON).call(threading.get_ident)
+
+    outer, inner = TimedCaller(SOON).call(call_again)
+    assert outer == inner
+    with pytest.raises(UnansweredError):
+        TimedCaller(SOON).call(lambda: TimedCaller(0.1).call(over.wait))
 
 
 def test_a_call_that_takes_too_long_is_given_up_and_none_waits_behind_it(over: threading.Event) -> None:
@@ -89,6 +130,7 @@ def test_where_no_thread_can_be_started_the_call_is_made_at_once(monkeypatch: py
         raise RuntimeError("can't create new thread at interpreter shutdown")
 
     monkeypatch.setattr(threading.Thread, "start", start)
+    monkeypatch.setattr(timed_caller, "_idle", [])
     assert TimedCaller(SOON).call(threading.get_ident) == threading.get_ident()
 
 
