@@ -135,7 +135,7 @@ def test_a_rank_that_goes_while_the_others_form_anew_is_not_waited_for(
     publish = JobStore.publish
 
     def publish_slowly(self: JobStore, key: str, value: Any) -> None:
-        if key == "gone/2":
+        if key.startswith("gone/") and self.topology.global_rank == 2:
             unit.exchanges[2]._worker.cycle.close()
             time.sleep(1.0)
         publish(self, key, value)

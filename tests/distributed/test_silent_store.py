@@ -28,6 +28,7 @@ from dist_wandb.store import leftovers
 from dist_wandb.store.addresses import is_hung_up
 from dist_wandb.store.connection import StoreConnection
 from dist_wandb.store.job_store import JobStore
+from dist_wandb.store.shared_list import SharedList
 from dist_wandb.topology.model import Topology
 
 SOON = 20.0  # seconds, on a busy machine; whoever waited for a limit that is not to be reached waits for longer
@@ -181,12 +182,12 @@ def test_members_tell_each_other_their_addresses_when_they_meet(
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     monkeypatch.setattr(StoreConnection, "own_address", lambda _: "10.0.0.1")
     store, generation = dist.HashStore(), Generation(0, (0, 1))
-    job_store(store).publish("met/0/1", told)
+    SharedList(job_store(store), "met/0").append([1, told])
     meeting = Membership(Unit("", 0, 2, 0), job_store(store), lambda: False).meeting
     assert meeting.wait(generation, SOON)
-    assert meeting.address(generation) == wanted
+    assert meeting.address() == wanted
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "net0")  # the user has said it
-    assert meeting.address(generation) is None
+    assert meeting.address() is None
 
 
 def test_a_group_is_formed_at_the_address_that_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed import HashStore
+from torch.distributed import HashStore, Store
 
 from dist_wandb.exchange import collective, worker
 from dist_wandb.exchange.collective import CollectiveExchange
@@ -88,13 +88,14 @@ class Ranks:
     spread: Sequence[str] = ()
     first: int = 0
     store: HashStore = field(default_factory=HashStore)
+    store_of: Callable[[int], Store] | None = None  # each rank's own way to the store
     run: RecordingRun = field(default_factory=RecordingRun)
     exchanges: dict[int, CollectiveExchange] = field(default_factory=dict)
 
     def open(self, *ranks: int) -> Ranks:
         for rank in ranks or range(self.size):
             topology = Topology(rank, rank, 0, self.size, self.size, 1)
-            job_store = JobStore(self.store, "test", topology, 20)
+            job_store = JobStore(self.store_of(rank) if self.store_of else self.store, "test", topology, 20)
             plan = plan_run(topology, "auto", "global", "exp")
             run: Any = self.run if rank == 0 else NullRun()
             rows = Rows(RunWriter(run, plan, "global_step"), check_reduce(self.reduce), rank=rank)

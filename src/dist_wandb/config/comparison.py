@@ -17,11 +17,12 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from dist_wandb.config.messages import DIFFERS, GIVEN, SALT, VERDICT, Digests, Given, Verdict
+from dist_wandb.config.messages import ALL_GIVEN, DIFFERS, GIVEN, SALT, VERDICT, Digests, Given, Verdict
 from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.settings.config_values import comparable, differences, given_values, listed, without_ranks
 from dist_wandb.settings.config_withheld import without_secrets
-from dist_wandb.store.rank_values import publish_own, wait_get_all
+from dist_wandb.store.rank_values import RankValues
+from dist_wandb.topology.ranges import named
 from dist_wandb.user_lines import users_line, warn
 
 if TYPE_CHECKING:
@@ -68,10 +69,11 @@ class Comparison:
                 "through which to reach them. Call init_process_group first, or start the job with torchrun."
             )
         self._salt = job_store.claim(SALT, self._salt)  # the same on all ranks, to be compared with each other
-        publish_own(job_store, GIVEN, self._message())
-        self._has_published = True
+        given = RankValues(job_store, ALL_GIVEN)
+        given.publish(self._message())
         if topology.is_coordinator:
-            verdict = self._judge(job_store)
+            self.publish_given()
+            verdict = self._judge(job_store, given)
         else:
             try:
                 verdict = job_store.wait_get(VERDICT, f"rank {topology.coordinator}")
@@ -83,19 +85,18 @@ class Comparison:
                 "Give all ranks the same, or pass config_sync='warn'."
             )
 
-    def _judge(self, job_store: JobStore) -> Verdict:
+    def _judge(self, job_store: JobStore, all_given: RankValues) -> Verdict:
         """Compare what all ranks were given, except for ranks that do not publish it in time."""
-        ranks, main = range(self._connection.topology.world_size), self._connection.topology.coordinator
-        try:
-            given: dict[int, Given] = dict(enumerate(wait_get_all(job_store, GIVEN)))
-        except RendezvousError:
-            given = {rank: found for rank in ranks if (found := job_store.try_get(f"{GIVEN}/{rank}")) is not None}
-            missing = ", ".join(str(rank) for rank in ranks if rank not in given)
+        main = self._connection.topology.coordinator
+        if all_given.try_get_all(job_store.timeout) is None:
+            missing = all_given.missing()
+            theirs = "its config is" if len(missing) == 1 else "their configs are"
             warn(
-                f"config_sync='check' waited {self._connection.join_timeout:g} s, but rank {missing} did not come: its "
-                "config is not compared. Open the run on all ranks, or pass config_sync='warn', which does not wait.",
+                f"config_sync='check' waited {self._connection.join_timeout:g} s, but {named(missing)} did not come: "
+                f"{theirs} not compared. Open the run on all ranks, or pass config_sync='warn', which does not wait.",
                 self.opened_at,
             )
+        given: dict[int, Given] = all_given.read()
         values = {rank: message["values"] for rank, message in given.items()}
         found = [text for rank in values for text in differences(values[rank], rank, values[main], main)]
         verdict: Verdict = job_store.claim(VERDICT, Verdict(differences=found))
@@ -105,7 +106,7 @@ class Comparison:
         """On the coordinator, publish what it was given, once there is a store."""
         job_store = None if self._has_published else self._connection.store()
         if job_store is not None:
-            publish_own(job_store, GIVEN, self._message())
+            job_store.publish(f"{GIVEN}/{self._connection.topology.coordinator}", self._message())
             self._has_published = True
 
     def compare(self) -> None:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from dist_wandb.config.messages import OF_DIGESTS, OF_END, OF_VERSION, Digests, PublishedRun
+from dist_wandb.config.messages import OF_DIGESTS, OF_VERSION, Digests, PublishedRun, Version
 from dist_wandb.runs import run_metadata
 from dist_wandb.settings.config_withheld import MISSING, filled
 
@@ -59,8 +59,11 @@ class Follower:
         """Apply what is new."""
         if self.key is None:
             return
-        version = self._connection.try_get(self.key + OF_VERSION)
-        if version is None or version == self._version:
+        version: Version | None = self._connection.try_get(self.key + OF_VERSION)
+        if version is None:
+            return
+        self.has_ended = self.has_ended or version["is_over"]
+        if version["number"] == self._version:
             return
         theirs: Digests | None = None if self.is_known else self._connection.try_get(self.key + OF_DIGESTS)
         run: PublishedRun | None = self._connection.try_get(self.key)
@@ -74,7 +77,7 @@ class Follower:
         changed = [name for name in values if name not in self._seen or self._seen[name] != values[name]]
         own = self._comparison.given
         new = {name: filled(values[name], own.get(name, MISSING)) for name in changed if name not in kept}
-        self._seen, self._version = values, version
+        self._seen, self._version = values, version["number"]
         self.metadata = run_metadata.from_json(run["metadata"])
         target.apply(values, new)
 
@@ -82,12 +85,6 @@ class Follower:
         """Keep values of these names, which were set on this rank."""
         if self._own is not None:
             self._own.update(names)
-
-    def look_for_end(self) -> None:
-        """Find out whether the user has finished the run that is followed."""
-        if self.key is not None and not self.has_ended:
-            job_store = self._connection.store()
-            self.has_ended = job_store is not None and job_store.has([self.key + OF_END])
 
 
 def published_values(connection: Connection, key: str, given: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -30,7 +30,7 @@ class Look:
 
     Args:
         connection: To the other ranks.
-        heartbeat: How often to look, in seconds.
+        heartbeat: How often to look, in seconds: more than the exchange's where there are very many ranks.
         update: Publishes and applies what is new; its argument is whether to look into all values.
     """
 

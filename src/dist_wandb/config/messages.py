@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any, TypedDict
 
 GIVEN, VERDICT, SALT = "config/given", "config/verdict", "config/salt"
+ALL_GIVEN = "config/given by all"  # a list of what all ranks were given
 DIFFERS, REFUSED = "config/differs", "config/refused"  # claimed by the rank that warns for all
-# Appended to the key of a `PublishedRun`: its `Digests`; how often it was published; set once its user has finished it.
-OF_DIGESTS, OF_VERSION, OF_END = "/given", "/version", "/is over"
+# Appended to the key of a `PublishedRun`: its `Digests`, and its `Version`.
+OF_DIGESTS, OF_VERSION = "/given", "/version"
 
 
 class Given(TypedDict):
@@ -15,6 +16,13 @@ class Given(TypedDict):
 
     salt: str
     values: dict[str, list[str]]
+
+
+class Version(TypedDict):
+    """How often a run was published, and whether its user has finished it: all that followers look at."""
+
+    number: int
+    is_over: bool
 
 
 class Verdict(TypedDict):

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from dist_wandb.config.messages import OF_DIGESTS, OF_END, OF_VERSION, PublishedRun
+from dist_wandb.config.messages import OF_DIGESTS, OF_VERSION, PublishedRun, Version
 from dist_wandb.config.text import ConfigText
 from dist_wandb.runs import config_guard, run_metadata
 from dist_wandb.settings.config_values import given_values
@@ -68,7 +68,9 @@ class Publisher:
             if not self._version:
                 job_store.publish(key + OF_DIGESTS, self._comparison.digests())
             job_store.publish(key, message)
-            job_store.publish(key + OF_VERSION, self._version + 1)  # last: it makes the others read the rest
+            job_store.publish(
+                key + OF_VERSION, Version(number=self._version + 1, is_over=False)
+            )  # last: it makes the others read the rest
         self._version += 1
         self._published = message
 
@@ -87,4 +89,4 @@ class Publisher:
         job_store = self._connection.store() if self._keys and self._connection.is_usable else None
         if job_store is not None:
             for key in self._keys:
-                job_store.publish(key + OF_END, 1)
+                job_store.publish(key + OF_VERSION, Version(number=self._version, is_over=True))

@@ -42,6 +42,7 @@ from dist_wandb.config.view import ConfigView
 from dist_wandb.runs.config_guard import ConfigGuard
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.settings.plan import unit_run_id
+from dist_wandb.store.polling import interval
 from dist_wandb.store.timed_caller import briefly
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ class ConfigSync:
             self._comparison.opened_at,
             lambda names: self._connection.is_first(f"{REFUSED}/{names}"),
         )
-        self.look = Look(self._connection, options.limits.heartbeat, self._update)
+        self.look = Look(self._connection, interval(options.limits.heartbeat, topology.world_size), self._update)
         self._follower = Follower(self._connection, self._comparison)
         self._publisher = Publisher(self._connection, self._comparison)
         self._run_config = RunConfig(self.look, self._follower, self._publisher.notice)
@@ -146,8 +147,6 @@ class ConfigSync:
         self._comparison.compare()
         if self._target is not None:
             self._follower.follow(self._target)
-        if isinstance(self._target, LocalConfig):
-            self._follower.look_for_end()
         self._publisher.publish(whole=whole)
 
     def catch_up(self) -> None:
@@ -162,7 +161,7 @@ class ConfigSync:
     @property
     def has_run_ended(self) -> bool:
         """Whether this rank has no run, and the user was found to have finished the run that it logs to."""
-        return self._follower.has_ended
+        return isinstance(self._target, LocalConfig) and self._follower.has_ended
 
     def publish_end(self) -> None:
         """Publish that the user finished this rank's run, for the ranks without one."""

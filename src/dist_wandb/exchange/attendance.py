@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 from dist_wandb.errors import RendezvousError
 from dist_wandb.exchange.context import Context
 from dist_wandb.exchange.membership.generations import Generation
 from dist_wandb.exchange.membership.presence import Presence
+from dist_wandb.topology.ranges import named
 
 
 class Attendance:
@@ -39,11 +40,12 @@ class Attendance:
         """
         was_only_one, self.is_only_one = self.is_only_one, self.finds_itself_alone(presence)
         if was_only_one and not self.is_only_one:
-            others = ", ".join(str(presence.global_rank(index)) for index in generation.joined)
+            others, is_one = self._named(presence, generation.joined), len(generation.joined) == 1
             self._context.warn(
                 "accompanied",
-                f"rank {others} opened a session {round(presence.waited, 1):g} s after rank {self._context.rank}, "
-                "and is taken in. Rows from before are written again where it logs at their steps.",
+                f"{others} opened a session {round(presence.waited, 1):g} s after rank {self._context.rank}, and "
+                f"{'is' if is_one else 'are'} taken in. Rows from before are written again where "
+                f"{'it logs' if is_one else 'they log'} at their steps.",
             )
         absent = set() if self.is_only_one else presence.absent(generation.members)
         if before is None or was_only_one:
@@ -51,29 +53,33 @@ class Attendance:
         else:
             newly_lost = missing = absent & set(before.members)
         still_lost = (self.lost | newly_lost) - set(generation.members)
-        self.lost = frozenset(still_lost - presence.left - presence.undelivered)
-        self._warn_of_missing(presence, missing, had_begun=before is not None and not was_only_one)
-        return len(absent)
-
-    def _warn_of_missing(self, presence: Presence, missing: Iterable[int], *, had_begun: bool) -> None:
+        self.lost = frozenset(still_lost - presence.departures.left - presence.departures.undelivered)
+        had_begun = before is not None and not was_only_one
         reasons: dict[str, list[int]] = {}
         for index in sorted(missing):
-            why = self._why_gone(presence, index) if had_begun else f"rank {{}} {presence.why_absent(index)}"
-            reasons.setdefault(why, []).append(presence.global_rank(index))
+            why = self._why_gone(presence, index) if had_begun else f"{{}} {presence.why_absent(index, generation)}"
+            reasons.setdefault(why, []).append(index)
+        self._warn_of_missing(presence, reasons)
+        return len(absent)
+
+    def _warn_of_missing(self, presence: Presence, reasons: Mapping[str, Sequence[int]]) -> None:
         if reasons:
-            text = " and ".join(why.format(", ".join(map(str, ranks))) for why, ranks in reasons.items())
+            text = " and ".join(why.format(self._named(presence, missing)) for why, missing in reasons.items())
             pronoun = "it" if sum(map(len, reasons.values())) == 1 else "them"
             self._context.warn(
-                f"lost {sorted(reasons.values())}",
+                f"lost {sorted(map(list, reasons.values()))}",
                 f"{text[0].upper()}{text[1:]}; continuing without {pronoun}. Affected rows are marked "
                 "dist_wandb/degraded.",
             )
 
     def _why_gone(self, presence: Presence, index: int) -> str:
         where = self._context.rows.last_place
-        if index in presence.undelivered:
-            return f"rank {{}} ended after {where}, before the others had all that it logged (see finish_timeout)"
-        return f"lost rank {{}} after {where}"
+        if index in presence.departures.undelivered:
+            return f"{{}} ended after {where}, before the others had all that it logged (see finish_timeout)"
+        return f"lost {{}} after {where}"
+
+    def _named(self, presence: Presence, indices: Iterable[int]) -> str:
+        return named(map(presence.global_rank, indices), self._context.unit.ranks_per_node)
 
     def finds_itself_alone(self, presence: Presence) -> bool:
         """Whether the rank that writes is the only one that has opened a session: the others were not asked to."""

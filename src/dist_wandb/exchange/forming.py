@@ -23,6 +23,7 @@ from dist_wandb.exchange.membership.membership import Membership
 from dist_wandb.exchange.membership.polling import Stopped
 from dist_wandb.exchange.transport.group import Alone, BrokenError, Group
 from dist_wandb.store.job_store import JobStore
+from dist_wandb.topology.ranges import named
 
 _LOOK_FOR_STORE = 0.05  # seconds between two looks whether there is a store
 _MOST_UNFORMED = 3  # groups one after the other that could not be formed, though all members had come
@@ -93,7 +94,7 @@ class Forming:
         if not membership.meeting.wait(generation, patience):
             raise BrokenError("the members did not find each other")
         rank = generation.members.index(self._context.unit.index)
-        store, address = membership.meeting.store_of(generation), membership.meeting.address(generation)
+        store, address = membership.meeting.store_of(generation), membership.meeting.address()
         try:
             group = GlooGroup(store, rank, len(generation.members), patience, is_broken_off, address)
         except BrokenError as error:
@@ -105,10 +106,10 @@ class Forming:
         return group
 
     def _why_unformed(self, membership: Membership, generation: Generation, error: Exception) -> str:
-        known, others = membership.presence.global_ranks, set(generation.members) - {self._context.unit.index}
-        ranks = ", ".join(map(str, sorted(known.get(index, index) for index in others)))
+        others = set(generation.members) - {self._context.unit.index}
+        ranks = named(map(membership.presence.global_rank, others), self._context.unit.ranks_per_node)
         return (
-            f"Rank {self._context.rank} cannot connect to rank {ranks} in {self._unformed} attempts, though all of "
+            f"Rank {self._context.rank} cannot connect to {ranks} in {self._unformed} attempts, though all of "
             f"them reach the store of the job: {error}. Ports between the hosts may be closed, or GLOO_SOCKET_IFNAME "
             "name an interface by which they do not reach each other."
         )

@@ -20,9 +20,10 @@ from dist_wandb.exchange.protocol.pacing import Interval
 from dist_wandb.exchange.protocol.rounds import Intent, Rounds
 from dist_wandb.exchange.transport.group import Group
 from dist_wandb.store.job_store import JobStore
+from dist_wandb.store.polling import interval
 from dist_wandb.store.timed_caller import TimedCaller
 
-_GRACE = 5.0  # seconds that a member of a broken generation is given for its checkpoint
+_GRACE = 5.0  # seconds that a member of a broken generation is given for its checkpoint; more in very large units
 _LOOK_FOR_BROKEN = 0.5  # seconds between two looks, while waiting for others, whether one of them broke off
 PRIMARY = 0  # its index in the unit
 
@@ -51,7 +52,7 @@ class Participation:
         self._cycle = cycle
         self._output = output
         self._forming = Forming(context)
-        self._look_for_broken = Interval(_LOOK_FOR_BROKEN)
+        self._look_for_broken = Interval(interval(_LOOK_FOR_BROKEN, context.unit.size))
         self._look_for_joining = Interval(context.limits.heartbeat)
 
     # Joining
@@ -77,8 +78,7 @@ class Participation:
         within = limits.join_timeout + limits.peer_timeout
         caller = TimedCaller(within, lambda: lifecycle.is_stopped or lifecycle.phase is Phase.LEAVING)
         self.membership = Membership(unit, job_store.beside(keys_of(unit), caller), is_in_vain)
-        global_ranks = self.membership.presence.global_ranks  # never looked up in the store, which may be gone
-        self._context.rows.global_rank_of = lambda index: global_ranks.get(index, index)
+        self._context.rows.global_rank_of = self.membership.presence.global_rank
         is_ending = self._context.rows.writes
         return self.membership.arrive(limits.join_timeout, lambda: lifecycle.is_closing and is_ending, is_over)
 
@@ -95,6 +95,7 @@ class Participation:
             if generation.follows(self.generation) and self._rounds.ledger.round > generation.last_round:
                 self._rounds.take_back()  # of a round that the members of this generation had broken off
             generation = self._ask_in(membership, membership.generations.latest(generation))
+        membership.presence.departures.learn(generation.gone)
         before, self.generation = self.generation, generation
         absent = self.attendance.enter(membership.presence, before, generation)
         self._rounds.resize(len(generation.members), absent)
@@ -136,7 +137,8 @@ class Participation:
 
     def recover(self, generation: Generation) -> Generation:
         """The generation after one that broke."""
-        grace = min(_GRACE, self._context.limits.peer_timeout)
+        grace = max(_GRACE, 2 * interval(_LOOK_FOR_BROKEN, self._context.unit.size))
+        grace = min(grace, self._context.limits.peer_timeout)
         return self._joined().regroup(generation, self._cycle.checkpoint(), grace)
 
     def admit(self, generation: Generation) -> Generation:
@@ -173,7 +175,7 @@ class Participation:
         generation, membership = self.generation, self.membership
         if generation is None or membership is None or generation.members[0] != self._context.unit.index:
             return False
-        if len(generation.members) + len(membership.presence.left) >= self._context.unit.size:
+        if len(generation.members) + len(membership.presence.departures.left) >= self._context.unit.size:
             return False
         is_time = self._look_for_joining.is_over(time.monotonic())
         return (is_time or self._rounds.intent is Intent.CLOSING) and bool(membership.joining(generation))
@@ -187,7 +189,7 @@ class Participation:
 
     def may_primary_come(self) -> bool:
         """Whether the primary, which is away, has not announced that it left."""
-        return not self._joined().presence.gone([PRIMARY])
+        return not self._joined().presence.departures.is_gone(PRIMARY)
 
     def learn_ranks(self, ranks: Sequence[int]) -> None:
         """Keep the indices in the job of the members of this generation."""
@@ -200,7 +202,7 @@ class Participation:
         Args:
             doubts: Whether others are present, but not waited for any more.
         """
-        gone = len(self.membership.presence.left) if self.membership is not None else 0
+        gone = len(self.membership.presence.departures.left) if self.membership is not None else 0
         absent = 0 if self.attendance.is_only_one else max(0, self._context.unit.size - 1 - gone)
         self._rounds.resize(1, absent, doubts=doubts)
 

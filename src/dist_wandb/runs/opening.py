@@ -1,7 +1,7 @@
 """Opening the run of one rank: after its primary, with retries, and on disk if W&B cannot be reached.
 
 Under `run_key` the primary of a unit publishes that its run is open, or why it is not. The secondaries of a shared run
-wait for it, open theirs and publish under `writer_keys` that they are attached. They try several times, because the
+wait for it, open theirs and publish by `attached_writers` that they are attached. They try several times, because the
 server may not know the run yet.
 
 If W&B cannot be reached, the run is opened offline with one warning; the primary publishes which of the two it is, so
@@ -25,11 +25,12 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from dist_wandb.errors import RendezvousError, UnavailableError
 from dist_wandb.runs import axes, client_settings, requested, wandb_init, wandb_private, wandb_process
 from dist_wandb.runs.null_run import NullRun
+from dist_wandb.store.shared_list import SharedList
 
 if TYPE_CHECKING:
     from dist_wandb.runs.null_run import AnyRun
     from dist_wandb.settings.options import Options
-    from dist_wandb.settings.plan import RunPlan, Unit
+    from dist_wandb.settings.plan import RunPlan
     from dist_wandb.store.job_store import JobStore
     from dist_wandb.topology.model import Topology
 
@@ -159,7 +160,7 @@ class Opening:
         self._publish_start()
         self._publish({"url": url, "offline": offline, "first_row": first_row})
         if self.plan.has_writers and self.job_store is not None:
-            self.job_store.publish(_writer_key(self.plan, writer), 1)
+            attached_writers(self.job_store, self.plan).append(writer)
 
     def _open(self) -> AnyRun:
         offline = self._follows_primary() and self._is_primary_offline()
@@ -237,13 +238,9 @@ def run_key(plan: RunPlan) -> str:
     return f"run/{plan.name_suffix}"
 
 
-def writer_keys(plan: RunPlan, unit: Unit) -> list[str]:
-    """The keys under which the writers of a shared run publish that they are attached."""
-    return [_writer_key(plan, index) for index in range(unit.size)]
-
-
-def _writer_key(plan: RunPlan, index: int) -> str:
-    return f"{run_key(plan)}/writer/{index}"
+def attached_writers(job_store: JobStore, plan: RunPlan) -> SharedList:
+    """The writers of a shared run that are attached: their indices in the unit."""
+    return SharedList(job_store, f"{run_key(plan)}/writers")
 
 
 def _opening_key(plan: RunPlan) -> str:

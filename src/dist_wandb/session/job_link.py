@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.exchange.collective import CollectiveExchange
 from dist_wandb.exchange.membership.presence import is_accompanied, keys_of, say_opened
-from dist_wandb.runs.opening import run_key, writer_keys
+from dist_wandb.runs.opening import attached_writers, run_key
 from dist_wandb.session import job_description
 from dist_wandb.session.unit_end import UnitEnd
 from dist_wandb.settings.plan import unit_of, unit_run_id
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from dist_wandb.exchange.interface import Exchange
     from dist_wandb.settings.options import Options
     from dist_wandb.settings.plan import RunPlan
+    from dist_wandb.store.shared_list import SharedList
     from dist_wandb.topology.model import Topology
 
 
@@ -59,6 +60,7 @@ class JobLink:
         self.reduces = self.unit.size > 1 and options.reductions is not None
         self._name = name
         self._is_counted = is_counted
+        self._writers: SharedList | None = None  # of a shared run, as far as this rank has looked
 
     def find_store(self) -> JobStore | None:
         """The store, which may be there later than the session."""
@@ -101,8 +103,9 @@ class JobLink:
 
     def has_all_writers(self) -> bool:
         """Whether all writers of a shared run are attached."""
-        store, keys = self.store, writer_keys(self.plan, self.unit)
-        return store is None or briefly(lambda: store.has(keys), True)  # the job may be over
+        return self.store is None or briefly(
+            lambda: len(self._attached()) >= self.unit.size, True
+        )  # the job may be over
 
     def other_writers(self, deadline: float) -> set[int]:
         """Indices in the unit of the other ranks that write into its run, as far as the store answers in time.
@@ -110,13 +113,17 @@ class JobLink:
         Args:
             deadline: Until when, by the monotonic clock: without an answer the run would end before its writers.
         """
-        store, keys = self.store, dict(enumerate(writer_keys(self.plan, self.unit)))
-        if store is None:
-            return set()
         none: set[int] = set()
         within = max(STORE_PATIENCE, deadline - time.monotonic())
-        attached = briefly(lambda: {index for index, key in keys.items() if store.has([key])}, none, within)
-        return attached - {self.unit.index}
+        return briefly(self._attached, none, within) - {self.unit.index}
+
+    def _attached(self) -> set[int]:
+        if self.store is None:
+            return set()
+        if self._writers is None:
+            self._writers = attached_writers(self.store, self.plan)
+        self._writers.news()
+        return set(self._writers.values)
 
     def unit_end(self) -> UnitEnd:
         """How the ranks of the unit report their ends to each other; runs of their own have ends of their own."""

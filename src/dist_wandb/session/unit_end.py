@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from dist_wandb.errors import RendezvousError
 from dist_wandb.session.exit_codes import FAILED
 from dist_wandb.store.polling import poll
+from dist_wandb.store.shared_list import SharedList
 from dist_wandb.store.timed_caller import STORE_PATIENCE, briefly
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class UnitEnd:
         """Report that this rank writes nothing more into the unit's run."""
         store = self._store
         if store is not None:
-            briefly(lambda: store.publish(self._written(self._unit.index), 1), None)
+            briefly(lambda: self._written(store).append(self._unit.index), 0)
 
     def await_writers(self, deadline: float, writers: Collection[int]) -> bool:
         """Wait for other ranks of the unit to have called `report_written`.
@@ -67,14 +68,18 @@ class UnitEnd:
         Returns:
             Whether they have.
         """
-        awaited = [self._written(index) for index in writers]
         store = self._store
-        if store is None or not awaited:
+        if store is None or not writers:
             return True
+        written = self._written(store)
+
+        def have_written() -> bool | None:
+            written.news()
+            return set(writers).issubset(written.values) or None
 
         def wait() -> bool:
             with suppress(RendezvousError):
-                return bool(poll(lambda: store.has(awaited) or None, deadline - time.monotonic(), _PAUSE))
+                return bool(poll(have_written, deadline - time.monotonic(), _PAUSE))
             return True
 
         return briefly(wait, False, max(0.0, deadline - time.monotonic()) + STORE_PATIENCE)
@@ -93,5 +98,6 @@ class UnitEnd:
     def _key(self, what: str) -> str:
         return f"end/{self._unit.name}/{what}"
 
-    def _written(self, index: int) -> str:
-        return self._key(f"written/{index}")
+    def _written(self, store: JobStore) -> SharedList:
+        """The ranks that write nothing more, by their indices."""
+        return SharedList(store, self._key("written"))

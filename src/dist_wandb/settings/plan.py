@@ -209,12 +209,21 @@ class Unit:
         index: Index of this rank in the unit; the primary has 0.
         size: Number of ranks in the unit.
         global_rank: This rank's index in the job.
+        leader: Which of its ranks, in the order of the job, is the primary.
+        ranks_per_node: How many ranks in a row each node has, for messages; `None` if that is not known.
     """
 
     name: str
     index: int
     size: int
     global_rank: int
+    leader: Literal["first", "last"] = "first"
+    ranks_per_node: int | None = None
+
+    def global_rank_of(self, index: int) -> int:
+        """Index in the job of another rank of the unit, as if they followed each other."""
+        before_first = self.leader == "last"
+        return self.global_rank + (index - before_first) % self.size - (self.index - before_first) % self.size
 
 
 def unit_of(topology: Topology, rank_scope: RankScope) -> Unit:
@@ -222,7 +231,17 @@ def unit_of(topology: Topology, rank_scope: RankScope) -> Unit:
     unit = _Unit.of(topology, rank_scope)
     size = _known(topology.local_world_size) if unit.suffix else topology.world_size
     index = unit.rank if topology.leader == "first" else (unit.rank + 1) % size
-    return Unit(unit.suffix, index, size, topology.global_rank)
+    return Unit(unit.suffix, index, size, topology.global_rank, topology.leader, _ranks_per_node(topology))
+
+
+def _ranks_per_node(topology: Topology) -> int | None:
+    """How many ranks in a row each node has, as far as this rank's own place shows it."""
+    known = (topology.local_world_size, topology.num_nodes, topology.node_rank, topology.local_rank)
+    if None in known:
+        return None
+    many, nodes, node, local = map(_known, known)
+    is_even = many * nodes == topology.world_size and node * many + local == topology.global_rank
+    return many if is_even and nodes > 1 else None
 
 
 def _join(*parts: str | None) -> str:

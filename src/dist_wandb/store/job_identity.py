@@ -1,7 +1,8 @@
 """What identifies the job on all ranks: the base id of its runs, and the layout of its ranks over nodes.
 
-*Layout.* Each rank publishes a name of its node (host, boot id, node rank variable). Where launcher variables do not
-have the layout and the plan needs it (worker scope, shared mode), a rank waits for all names and derives it. Where only
+*Layout.* Each rank publishes a name of its node (host, boot id, node rank variable), and the last one publishes which
+ranks are on one node. Where launcher variables do not have the layout and the plan needs it (worker scope, shared
+mode), a rank waits for that. Where only
 the line at the start needs it, a rank waits for a second: the others may be standing at a barrier.
 
 *Base id.* The coordinator publishes it; others fetch it only if their plan names it. In `auto` with global scope none
@@ -15,18 +16,22 @@ import hashlib
 import secrets
 import string
 import warnings
+from collections.abc import Sequence
 from typing import NoReturn, TypedDict
 
 from dist_wandb.errors import ConfigurationError, RendezvousError
-from dist_wandb.store.job_store import JobStore
-from dist_wandb.store.rank_values import publish_own, try_get_all, wait_get_all
+from dist_wandb.store.job_store import LONGEST_PAUSE, JobStore
+from dist_wandb.store.polling import interval, poll
+from dist_wandb.store.rank_values import RankValues, missed
 from dist_wandb.topology.launch import job_name, node_identity
 from dist_wandb.topology.model import Topology
+from dist_wandb.topology.ranges import blocks_of, numbers_in, spans_of, values_in
 
 _ID_ALPHABET = string.ascii_lowercase + string.digits
 _ID_LENGTH = 8  # as W&B's own ids
 _GLANCE = 1.0  # seconds that a layout which no plan depends on is waited for
-_BASE_ID = "base_id"  # the key of it
+_TERM = 2.0  # seconds in which one rank finds out for all which ranks are missing
+_BASE_ID, _NODE, _LAYOUT, _MISSING = "base_id", "node", "layout", "layout/missing"  # keys
 
 
 class BaseIdMessage(TypedDict):
@@ -44,7 +49,8 @@ def make_id() -> str:
 def learn_layout(job_store: JobStore, topology: Topology, *, needed: bool) -> Topology:
     """Complete the layout of `topology` from the name that every rank publishes of its node.
 
-    Every rank calls this, also those that know their position, without waiting: others may depend on theirs.
+    Every rank calls this, also those that know their position, without waiting: others may depend on theirs. The last
+    one to come publishes the layout, so that the others look at one key.
 
     Args:
         job_store: The job's store.
@@ -54,11 +60,46 @@ def learn_layout(job_store: JobStore, topology: Topology, *, needed: bool) -> To
     Raises:
         RendezvousError: It is needed, but some ranks did not come within the time limit.
     """
-    publish_own(job_store, "node", node_identity())
+    nodes = RankValues(job_store, _NODE)
+    if nodes.publish(node_identity()) and (names := nodes.try_get_all(_GLANCE)) is not None:
+        _publish_layout(job_store, names)
     if topology.knows_layout:
         return topology
-    nodes = wait_get_all(job_store, "node") if needed else try_get_all(job_store, "node", _GLANCE)
-    return topology if nodes is None else topology.with_layout(nodes)
+    within = job_store.timeout if needed else _GLANCE
+    layout = poll(lambda: job_store.try_get(_LAYOUT), within, LONGEST_PAUSE, topology.world_size)
+    if layout is None and needed:
+        layout = _missed_layout(job_store, nodes)
+    return topology if layout is None else topology.with_layout(list(map(str, values_in(layout))))
+
+
+def _publish_layout(job_store: JobStore, names: Sequence[str]) -> list[list[int]]:
+    """Publish, in short, which ranks are on one node."""
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    layout = blocks_of(numbers[name] for name in names)
+    job_store.publish(_LAYOUT, layout)
+    return layout
+
+
+def _missed_layout(job_store: JobStore, nodes: RankValues) -> list[list[int]]:
+    """Find out why there is no layout in time: one rank does for all, or each where that one is gone.
+
+    Raises:
+        RendezvousError: Some ranks did not come.
+    """
+    rank, world_size = job_store.topology.global_rank, job_store.topology.world_size
+    if job_store.claim(f"{_LAYOUT}/elected", rank) != rank:
+        within = interval(_TERM, world_size)
+        missing = poll(lambda: job_store.try_get(_MISSING), within, LONGEST_PAUSE, world_size)
+        if (layout := job_store.try_get(_LAYOUT)) is not None:
+            found: list[list[int]] = layout
+            return found
+        if missing is not None:
+            raise missed(job_store, _NODE, numbers_in(missing))
+    names = nodes.try_get_all(0.0)
+    if names is not None:  # the last one has not come to publish it
+        return _publish_layout(job_store, names)
+    job_store.publish(_MISSING, spans_of(nodes.missing()))
+    raise missed(job_store, _NODE, nodes.missing())
 
 
 def agree_on_base_id(

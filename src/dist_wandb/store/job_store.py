@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 _UNSET = "-"  # no JSON
 LONGEST_PAUSE = 0.1  # seconds between two looks at the store
+_FEW = 4  # keys that are looked up one by one
+_MOST_AT_ONCE = 1024  # keys that are asked for in one call: the store answers nobody else meanwhile
 
 
 class JobStore:
@@ -163,9 +165,20 @@ class JobStore:
         """Whether all of these keys are set. Never waits."""
         return bool(self.connection.call(lambda: self._store.check(keys)))
 
-    def get_all(self, keys: list[str]) -> list[Any]:
-        """The values of keys that are set."""
-        return list(map(_decoded, keys, self.connection.call(lambda: self._store.multi_get(keys))))
+    def get_present(self, keys: list[str]) -> dict[str, Any]:
+        """The values of those keys that are set, by key. Never waits for a rank."""
+        if len(keys) > _MOST_AT_ONCE:
+            parts = (keys[start : start + _MOST_AT_ONCE] for start in range(0, len(keys), _MOST_AT_ONCE))
+            return {key: value for part in parts for key, value in self.get_present(part).items()}
+        if len(keys) > _FEW and self.has(keys):
+            return dict(
+                zip(keys, map(_decoded, keys, self.connection.call(lambda: self._store.multi_get(keys))), strict=True)
+            )
+        if len(keys) > _FEW:
+            half = len(keys) // 2
+            return {**self.get_present(keys[:half]), **self.get_present(keys[half:])}
+        found = {key: self.connection.call(functools.partial(_stored, self._store, key)) for key in keys}
+        return {key: _decoded(key, stored) for key, stored in found.items() if stored is not None}
 
     def wait_get(self, key: str, publisher: str, within: float | None = None) -> Any:
         """The value of `key`, waiting for it up to the time limit, or `within` seconds.
@@ -176,7 +189,7 @@ class JobStore:
             RendezvousError: It did not come. `publisher` is named in the message.
         """
         within = self.timeout if within is None else within
-        if not poll(lambda: self.has([key]) or None, within, LONGEST_PAUSE):
+        if not poll(lambda: self.has([key]) or None, within, LONGEST_PAUSE, self.topology.world_size):
             raise RendezvousError(
                 f"Rank {self.topology.global_rank} waited {within:g} s for {publisher} to publish {key!r}. "
                 "Open the run on all ranks, without a rank guard around it, or raise join_timeout."
@@ -196,9 +209,14 @@ def _store_of_process_group() -> Store | None:
 
 
 def _look_up(store: Store, key: str) -> Any | None:
+    stored = _stored(store, key)
+    return None if stored is None else _decoded(key, stored)
+
+
+def _stored(store: Store, key: str) -> bytes | None:
     """Look up a key in one call: `get` would wait for it, and it may be deleted between a `check` and a `get`."""
     stored = store.compare_set(key, _UNSET, _UNSET)  # does not set it, because the expected value is another
-    return None if stored == _UNSET.encode() else _decoded(key, stored)
+    return None if stored == _UNSET.encode() else stored
 
 
 def _decoded(key: str, stored: bytes) -> Any:

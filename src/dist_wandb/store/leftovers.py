@@ -10,12 +10,13 @@ Lightning's loggers, which may open theirs again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
 from dist_wandb.errors import RendezvousError
 from dist_wandb.store.job_store import JobStore
+from dist_wandb.topology.ranges import numbers_in, spans_of
 
 _LEFT, _CLEARED = "left", "cleared"  # keys: how many ranks have left a session, and have deleted what they had set
 _OVER = (
@@ -95,11 +96,7 @@ def _clear_until(last: _Leftover, job_store: JobStore, world_size: int) -> None:
 def publish_over(job_store: JobStore) -> None:
     """Publish, as the coordinator, that a session has ended, so that a late rank does not join it."""
     number, over = _number_of(job_store), keys_of_integration(job_store)
-    ended = {*_numbers(over.try_get(_OVER) or ()), number}
-    starts = sorted(each for each in ended if each - 1 not in ended)
-    over.publish(
-        _OVER, [[start, next(end for end in range(start, max(ended) + 1) if end + 1 not in ended)] for start in starts]
-    )
+    over.publish(_OVER, spans_of([*numbers_in(over.try_get(_OVER) or ()), number]))
 
 
 def is_over(job_store: JobStore) -> bool:
@@ -116,10 +113,6 @@ def keys_of_integration(job_store: JobStore) -> JobStore:
 def _keys_at(job_store: JobStore, namespace: str) -> JobStore:
     connection = job_store.connection
     return JobStore(connection.root, namespace, job_store.topology, job_store.timeout, connection)
-
-
-def _numbers(ranges: Iterable[tuple[int, int]]) -> set[int]:
-    return {number for first, last in ranges for number in range(first, last + 1)}
 
 
 def _integration_of(namespace: str) -> str:

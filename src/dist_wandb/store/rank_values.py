@@ -7,36 +7,50 @@ from typing import Any
 from dist_wandb.errors import RendezvousError
 from dist_wandb.store.job_store import LONGEST_PAUSE, JobStore
 from dist_wandb.store.polling import poll
+from dist_wandb.store.shared_list import SharedList
+from dist_wandb.topology.ranges import named
 
 
-def publish_own(job_store: JobStore, key: str, value: Any) -> None:
-    """Publish the value of this rank."""
-    job_store.publish(f"{key}/{job_store.topology.global_rank}", value)
+class RankValues:
+    """The values of all ranks under a key, as one rank sees them. One rank should read them, and tell the others.
 
-
-def try_get_all(job_store: JobStore, key: str, within: float) -> list[Any] | None:
-    """The values of all ranks in the order of global ranks; `None` if some are missing after `within` seconds."""
-    keys = _keys(job_store, key)
-    return job_store.get_all(keys) if poll(lambda: job_store.has(keys) or None, within, LONGEST_PAUSE) else None
-
-
-def wait_get_all(job_store: JobStore, key: str) -> list[Any]:
-    """The values of all ranks, in the order of global ranks.
-
-    Raises:
-        RendezvousError: Some ranks did not come within the time limit; they are named.
+    Args:
+        job_store: The job's store.
+        key: Equal on all ranks.
     """
-    values = try_get_all(job_store, key, job_store.timeout)
-    if values is None:
-        missing = [rank for rank, each in enumerate(_keys(job_store, key)) if job_store.try_get(each) is None]
-        raise RendezvousError(
-            f"Rank {job_store.topology.global_rank} waited {job_store.timeout:g} s for the {key!r} of rank "
-            f"{', '.join(map(str, missing))} of {job_store.topology.world_size}, without which "
-            "the layout of ranks over nodes is unknown. Open the run on all ranks, without a rank guard around it, "
-            "or raise join_timeout."
-        )
-    return values
+
+    def __init__(self, job_store: JobStore, key: str) -> None:
+        self._job_store = job_store
+        self._key = key
+        self._said = SharedList(job_store, key)
+
+    def publish(self, value: Any) -> bool:
+        """Publish the value of this rank; whether it seems to be the last one."""
+        topology = self._job_store.topology
+        return self._said.append([topology.global_rank, value]) >= topology.world_size
+
+    def read(self) -> dict[int, Any]:
+        """The values that are there, by global rank."""
+        self._said.news()
+        return dict(self._said.values)
+
+    def try_get_all(self, within: float) -> list[Any] | None:
+        """The values of all ranks in the order of global ranks; `None` if some are missing after `within` seconds."""
+        world_size = self._job_store.topology.world_size
+        poll(lambda: len(self.read()) >= world_size or None, within, LONGEST_PAUSE)
+        values = dict(self._said.values)
+        return [values[rank] for rank in range(world_size)] if len(values) >= world_size else None
+
+    def missing(self) -> list[int]:
+        """The ranks whose values have not been read."""
+        return sorted(set(range(self._job_store.topology.world_size)) - dict(self._said.values).keys())
 
 
-def _keys(job_store: JobStore, key: str) -> list[str]:
-    return [f"{key}/{rank}" for rank in range(job_store.topology.world_size)]
+def missed(job_store: JobStore, key: str, missing: list[int]) -> RendezvousError:
+    """What is raised where some ranks did not publish a value within the time limit."""
+    topology = job_store.topology
+    return RendezvousError(
+        f"Rank {topology.global_rank} waited {job_store.timeout:g} s for the {key!r} of {named(missing)} of "
+        f"{topology.world_size}, without which the layout of ranks over nodes is unknown. Open the run on all ranks, "
+        "without a rank guard around it, or raise join_timeout."
+    )

@@ -1,10 +1,58 @@
-"""Many ranks in few words."""
+"""Many ranks in few words, or numbers: as ranges."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import groupby
 
-_MOST_PARTS = 4  # ranges that are listed; of more, the first, the last and how many ranks they are
+_MOST_PARTS = 4  # ranges that are listed; of more, the first and the last
+_LEAST = 3  # ranks in a row that are written as a range
+_MOST = 20  # of ranks that a message is about
+
+
+def spans_of(numbers: Iterable[int]) -> list[tuple[int, int]]:
+    """The first and the last of all numbers that follow each other.
+
+    Example:
+        >>> spans_of([9, 0, 1, 2])
+        [(0, 2), (9, 9)]
+    """
+    found: list[tuple[int, int]] = []
+    for number in sorted(set(numbers)):
+        if found and found[-1][1] == number - 1:
+            found[-1] = found[-1][0], number
+        else:
+            found.append((number, number))
+    return found
+
+
+def numbers_in(spans: Iterable[Sequence[int]]) -> list[int]:
+    """The inverse of `spans_of`."""
+    return [number for first, last in spans for number in range(first, last + 1)]
+
+
+def blocks_of(values: Iterable[int]) -> list[list[int]]:
+    """Numbers in short where they grow in steps, as the nodes of all ranks do.
+
+    Returns:
+        Runs of (first number, how often each is there, how many numbers).
+
+    Example:
+        >>> blocks_of([0, 0, 1, 1, 2, 2, 0])
+        [[0, 2, 3], [0, 1, 1]]
+    """
+    found: list[list[int]] = []
+    for value, times in ((value, sum(1 for _ in same)) for value, same in groupby(values)):
+        if found and found[-1][0] + found[-1][2] == value and found[-1][1] == times:
+            found[-1][2] += 1
+        else:
+            found.append([value, times, 1])
+    return found
+
+
+def values_in(blocks: Iterable[Sequence[int]]) -> list[int]:
+    """The inverse of `blocks_of`."""
+    return [value for first, times, many in blocks for value in range(first, first + many) for _ in range(times)]
 
 
 def ranges_of(ranks: Iterable[int]) -> str:
@@ -16,14 +64,48 @@ def ranges_of(ranks: Iterable[int]) -> str:
     Example:
         ``"3"``, ``"0-3, 8"``, ``"0, 8, 16, ..., 16376"`` for every eighth of 16,384 ranks, and ``"none"``.
     """
-    ordered = sorted(set(ranks))
-    parts: list[list[int]] = []
-    for rank in ordered:
-        if parts and rank == parts[-1][1] + 1:
-            parts[-1][1] = rank
-        else:
-            parts.append([rank, rank])
-    words = [str(first) if first == last else f"{first}-{last}" for first, last in parts]
+    words = [str(first) if first == last else f"{first}-{last}" for first, last in spans_of(ranks)]
     if len(words) > _MOST_PARTS:
         words = [*words[: _MOST_PARTS - 1], "...", words[-1]]
     return ", ".join(words) or "none"
+
+
+def named(ranks: Iterable[int], ranks_per_node: int | None = None) -> str:
+    """Some ranks, in words.
+
+    Args:
+        ranks: Their indices in the job.
+        ranks_per_node: How many ranks in a row each node has; `None` if that is not known.
+
+    Example:
+        >>> named([3]), named([1, 3]), named([1, 8, 9, 10, 11])
+        ('rank 3', 'ranks 1, 3', 'ranks 1, 8-11')
+        >>> named(range(8, 24), ranks_per_node=8), named([8, 9, 10, 11], 2)
+        ('ranks 8-23 (nodes 1-2)', 'ranks 8-11 (nodes 4-5)')
+    """
+    found = spans_of(ranks)
+    texts = [text for first, last in found for text in _texts(first, last, ranks_per_node)]
+    if len(texts) > _MOST:
+        rest = sum(last - first + 1 for first, last in found) - len(numbers_in(found[:_MOST]))
+        texts = [text for first, last in found[:_MOST] for text in _texts(first, last, ranks_per_node)]
+        texts.append(f"and {rest} more")
+    return f"{'rank' if found and found[0][0] == found[-1][1] else 'ranks'} {', '.join(texts)}"
+
+
+def _texts(first: int, last: int, ranks_per_node: int | None) -> list[str]:
+    if last - first + 1 < _LEAST and not _are_nodes(first, last, ranks_per_node):
+        return [str(rank) for rank in range(first, last + 1)]
+    return [f"{first}-{last}{_nodes(first, last, ranks_per_node)}"]
+
+
+def _are_nodes(first: int, last: int, ranks_per_node: int | None) -> bool:
+    many = ranks_per_node or 1
+    return many > 1 and first % many == 0 and (last + 1) % many == 0
+
+
+def _nodes(first: int, last: int, ranks_per_node: int | None) -> str:
+    if not _are_nodes(first, last, ranks_per_node):
+        return ""
+    many = ranks_per_node or 1
+    node, last_node = first // many, last // many
+    return f" (node {node})" if node == last_node else f" (nodes {node}-{last_node})"

@@ -247,7 +247,7 @@ def test_a_check_that_passes_says_nothing(job: Job) -> None:
 
 
 def test_a_check_goes_on_without_ranks_that_do_not_come_and_so_do_they_later(open_rank: Open) -> None:
-    with pytest.warns(UserWarning, match=r"waited 0.1 s, but rank 1, 2 did not come"):
+    with pytest.warns(UserWarning, match=r"waited 0.1 s, but ranks 1, 2 did not come: their configs"):
         first = open_rank(THREE[0], {"lr": 0.1}, config_sync="check", limits={"join_timeout": 0.1})
     with pytest.warns(UserWarning, match="'lr' is 0.2 on rank 1"):
         second = open_rank(THREE[1], {"lr": 0.2}, config_sync="check")

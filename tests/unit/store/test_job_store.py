@@ -20,7 +20,7 @@ from dist_wandb.runs.argument_checks import check_id
 from dist_wandb.store import job_identity
 from dist_wandb.store.job_identity import agree_on_base_id, learn_layout, make_id
 from dist_wandb.store.job_store import JobStore
-from dist_wandb.store.rank_values import publish_own, wait_get_all
+from dist_wandb.store.rank_values import RankValues
 from dist_wandb.topology.model import Topology
 
 OnRanks = Callable[[int, Callable[[int], Any]], list[Any]]
@@ -89,15 +89,16 @@ def test_peek_never_waits(at: At) -> None:
 def test_what_no_rank_has_written_is_said_by_its_key(at: At, junk: str) -> None:
     here = at(0, 1)
     here._store.set("base_id", junk)
-    here._store.set("node/0", junk)
+    here.count("node/count")
+    here._store.set("node/1", junk)
     looks: list[Callable[[], Any]] = [
         lambda: here.wait_get("base_id", "rank 0"),
         lambda: here.try_get("base_id"),
         lambda: here.claim("base_id", 1),
-        lambda: wait_get_all(here, "node"),
+        lambda: RankValues(here, "node").read(),
     ]
     for look in looks:
-        with pytest.raises(RendezvousError, match=r"The job's store holds b.* as '(base_id|node/0)', which no rank"):
+        with pytest.raises(RendezvousError, match=r"The job's store holds b.* as '(base_id|node/1)', which no rank"):
             look()
 
 
@@ -121,19 +122,27 @@ def test_a_key_that_does_not_come_is_named_with_who_should_have_told_it(at: At) 
 
 
 def test_gather_tells_every_rank_what_each_said_in_the_order_of_ranks(at: At, on_ranks: OnRanks) -> None:
-    def act(number: int) -> list[str]:
-        publish_own(at(number, 5), "node", f"host-{number}")
-        return wait_get_all(at(number, 5), "node")
+    def act(number: int) -> list[str] | None:
+        values = RankValues(at(number, 5), "node")
+        values.publish(f"host-{number}")
+        return values.try_get_all(PATIENCE)
 
     gathered = on_ranks(5, act)
     assert gathered == [[f"host-{number}" for number in range(5)]] * 5
 
 
-def test_ranks_that_do_not_come_to_gather_are_named(at: At) -> None:
-    publish_own(at(1, 4), "node", "there")
-    publish_own(at(3, 4), "node", "there")
-    with pytest.raises(RendezvousError, match=re.escape("Rank 3 waited 0.05 s for the 'node' of rank 0, 2 of 4")):
-        wait_get_all(at(3, 4, timeout=SHORT), "node")
+def test_who_is_last_to_publish_a_value_knows_it(at: At) -> None:
+    assert [RankValues(at(number, 3), "node").publish("host") for number in (2, 0, 1)] == [False, False, True]
+
+
+def test_what_a_rank_publishes_again_replaces_what_it_had_published(at: At) -> None:
+    values = RankValues(at(0, 2), "node")
+    for number, value in ((0, "old"), (0, "new")):
+        RankValues(at(number, 2), "node").publish(value)
+    assert values.try_get_all(SHORT) is None
+    assert (values.read(), values.missing()) == ({0: "new"}, [1])
+    RankValues(at(1, 2), "node").publish("other")
+    assert values.try_get_all(SHORT) == ["new", "other"]
 
 
 # --- the store --------------------------------------------------------------------------------------------------------
@@ -198,11 +207,11 @@ def test_the_store_of_an_initialised_process_group_comes_first() -> None:
 USES: list[Callable[[JobStore], Any]] = [
     lambda meeting: meeting.try_get("key"),
     lambda meeting: meeting.wait_get("key", "rank 0"),
-    lambda meeting: wait_get_all(meeting, "key"),
+    lambda meeting: RankValues(meeting, "key").try_get_all(SHORT),
 ]
 
 
-@pytest.mark.parametrize("use", USES, ids=["try_get", "wait_get", "wait_get_all"])
+@pytest.mark.parametrize("use", USES, ids=["try_get", "wait_get", "try_get_all"])
 def test_a_store_that_is_gone_is_a_rendezvous_error(use: Callable[[JobStore], Any]) -> None:
     host: dist.TCPStore | None = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     assert host is not None

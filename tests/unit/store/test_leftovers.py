@@ -10,7 +10,8 @@ import torch.distributed as dist
 
 from dist_wandb.store import leftovers
 from dist_wandb.store.job_store import JobStore
-from dist_wandb.store.rank_values import publish_own
+from dist_wandb.store.rank_values import RankValues
+from dist_wandb.store.shared_list import SharedList
 from dist_wandb.topology.model import Topology
 
 Sessions = Callable[[int, int], JobStore]
@@ -44,8 +45,8 @@ class Rank:
         for number in numbers:
             job_store = self._session(self._rank, number)
             leftovers.clear_away(job_store, 2)
-            publish_own(job_store, "node", "host")
-            job_store.below("unit/").publish(f"here/{self._rank}", self._rank)
+            RankValues(job_store, "node").publish("host")
+            SharedList(job_store.below("unit/"), "here").append(self._rank)
             job_store.below("config_sync").claim("given", 1)
             leftovers.leave(job_store, lambda: True)
 
@@ -66,7 +67,7 @@ def test_sessions_one_after_the_other_leave_the_keys_of_the_last_ones(host: dist
 
 def test_what_a_rank_has_yet_to_go_through_stays(host: dist.TCPStore, session: Sessions, ranks: list[Rank]) -> None:
     ranks[0].goes_through(*range(1, 11))
-    assert all(session(1, number).try_get("node/0") == "host" for number in range(1, 11))
+    assert all(session(1, number).try_get("node/1") == [0, "host"] for number in range(1, 11))
     ranks[1].goes_through(*range(1, 11))
     ranks[0].goes_through(11)
     ranks[1].goes_through(11)
@@ -78,8 +79,8 @@ def test_what_a_rank_has_passed_over_is_cleared_with_a_later_one(session: Sessio
     ranks[0].goes_through(1, 2)
     ranks[1].goes_through(2, 3, 4)
     ranks[0].goes_through(3, 4)
-    assert session(0, 1).try_get("node/0") is None
-    assert session(0, 4).try_get("node/0") == "host"
+    assert session(0, 1).try_get("node/1") is None
+    assert session(0, 4).try_get("node/1") is not None
 
 
 def test_nothing_is_cleared_while_a_thread_of_it_goes_on(session: Sessions) -> None:

@@ -4,11 +4,39 @@ from __future__ import annotations
 
 import base64
 import struct
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from dist_wandb.store.job_store import JobStore
+from dist_wandb.store.shared_list import SharedList
+from dist_wandb.topology.ranges import numbers_in, spans_of
+
+
+class Word(NamedTuple):
+    """What a member says of its checkpoint.
+
+    Args:
+        member: Its index in the unit.
+        round: Number of the last round that it took part in.
+        names: How many names it knows.
+    """
+
+    member: int
+    round: int
+    names: int
+
+
+class Departure(NamedTuple):
+    """How a rank has gone.
+
+    Args:
+        how: `"finished"`, `"undelivered"` or `"failed"`.
+        global_rank: Its index in the job.
+    """
+
+    how: str
+    global_rank: int
 
 
 @dataclass(frozen=True)
@@ -47,6 +75,8 @@ class Generation:
         joined: Those of them that were not in the generation before, and take over the state of the others.
         last_round: Number of the round before this generation.
         source: The member of the generation before that has the result of that round, and the names known after it.
+        lost: Ranks that were members once, and are neither members nor gone with a word.
+        gone: Ranks that have gone with a word, and how.
     """
 
     number: int
@@ -54,6 +84,8 @@ class Generation:
     joined: tuple[int, ...] = ()
     last_round: int = 0
     source: int | None = None
+    lost: tuple[int, ...] = ()
+    gone: Mapping[int, Departure] = field(default_factory=dict)
 
     def follows(self, other: Generation | None) -> bool:
         """Whether it is the next one after another."""
@@ -61,13 +93,15 @@ class Generation:
 
     def as_list(self) -> list[Any]:
         """As JSON can hold it, but for its number."""
-        return [self.members, self.joined, self.last_round, self.source]
+        members, joined, lost = (spans_of(ranks) for ranks in (self.members, self.joined, self.lost))
+        return [members, joined, self.last_round, self.source, lost, _packed(self.gone)]
 
     @classmethod
     def from_list(cls, number: int, stored: Sequence[Any]) -> Generation:
         """The inverse of `as_list`."""
-        members, joined, last_round, source = stored
-        return cls(number, tuple(members), tuple(joined), last_round, source)
+        members, joined, last_round, source, lost, gone = stored
+        members, joined, lost = (tuple(numbers_in(ranges)) for ranges in (members, joined, lost))
+        return cls(number, members, joined, last_round, source, lost, _unpacked(gone))
 
 
 class GenerationStore:
@@ -81,6 +115,18 @@ class GenerationStore:
     def __init__(self, keys: JobStore, index: int) -> None:
         self._keys = keys
         self._index = index
+
+    def words(self, generation: Generation) -> SharedList:
+        """What members that stay say of their checkpoints at the end of a generation: each a `Word`."""
+        return SharedList(self._keys, f"words/{generation.number}")
+
+    def wanting(self, generation: Generation) -> SharedList:
+        """Which ranks outside of a generation want to join the next: of each its index, and that in the job."""
+        return SharedList(self._keys, f"want/{generation.number}")
+
+    def is_elected(self, number: int, term: int) -> bool:
+        """Whether this rank is the one to claim a generation; asked anew for each term, should one elected be gone."""
+        return bool(self._keys.claim(f"elected/{number}/{term}", self._index) == self._index)
 
     def get(self, number: int) -> Generation | None:
         """The generation of this number, if somebody has claimed it."""
@@ -113,11 +159,6 @@ class GenerationStore:
         """Say what this rank knows at the end of a generation."""
         self._keys.publish(f"checkpoint/{generation.number}/{self._index}", checkpoint.as_json())
 
-    def checkpoint_of(self, generation: Generation, member: int) -> Checkpoint | None:
-        """What a member knew at the end of a generation, if it has said so."""
-        stored = self._keys.try_get(f"checkpoint/{generation.number}/{member}")
-        return None if stored is None else Checkpoint.from_json(stored)
-
     def checkpoint_before(self, generation: Generation) -> Checkpoint | None:
         """What was known of the last round before `generation`; `None` for the first."""
         if generation.source is None:
@@ -133,6 +174,18 @@ class GenerationStore:
         """What the members know together at the beginning of a generation that ranks joined."""
         state: dict[str, Any] = self._keys.wait_get(f"state/{generation.number}", "the unit")
         return state
+
+
+def _packed(gone: Mapping[int, Departure]) -> list[Any]:
+    """In short: ranks that have gone in one way, and whose index in the job is as far from that in the unit."""
+    alike: dict[tuple[str, int], list[int]] = {}
+    for index, departure in gone.items():
+        alike.setdefault((departure.how, departure.global_rank - index), []).append(index)
+    return [[how, shift, spans_of(indices)] for (how, shift), indices in alike.items()]
+
+
+def _unpacked(stored: Sequence[Any]) -> dict[int, Departure]:
+    return {index: Departure(how, index + shift) for how, shift, ranges in stored for index in numbers_in(ranges)}
 
 
 def _encoded(numbers: Sequence[float]) -> str:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from dist_wandb.exchange.membership.generations import Generation
 from dist_wandb.exchange.membership.polling import look_until
 from dist_wandb.exchange.membership.presence import Presence
+from dist_wandb.exchange.protocol.pacing import Interval
 from dist_wandb.store.addresses import address_among
 from dist_wandb.store.job_store import JobStore
+from dist_wandb.store.polling import interval
+from dist_wandb.store.shared_list import SharedList
 from dist_wandb.topology.launch import job_setting
 
 if TYPE_CHECKING:
     from torch.distributed import Store
+
+_LOOK_FOR_LEAVING = 0.2  # seconds between two looks whether members have broken off, or are gone
 
 
 class Meeting:
@@ -41,9 +47,13 @@ class Meeting:
         self._is_broken = is_broken
         self._is_stopped = is_stopped
         self._address: str | None = None
+        self._addresses: list[str | None] = []  # of all members that have met last
 
     def wait(self, generation: Generation, within: float) -> bool:
         """Wait until all members have come to form their group: forming it cannot be broken off.
+
+        Each says from where it is reached, and the last one publishes that all have come, with their addresses. So a
+        member looks at one key, however many they are.
 
         Args:
             generation: The generation that begins.
@@ -58,27 +68,33 @@ class Meeting:
         """
         if self._address is None:
             self._address = self._keys.connection.own_address()
-        self._keys.publish(f"met/{generation.number}/{self._index}", self._address)
-        keys = _keys_of(generation)
+        met = SharedList(self._keys, f"met/{generation.number}")
+        is_last = met.append([self._index, self._address]) >= len(generation.members)
+        key = f"met/{generation.number}/all"
+        look_for_leaving = Interval(interval(_LOOK_FOR_LEAVING, len(generation.members)))
 
-        def is_decided() -> bool:
-            return self._keys.has(keys) or self._is_broken(generation) or bool(self._presence.gone(generation.members))
+        def addresses_or_nothing() -> list[str | None] | None:
+            if is_last:
+                met.news()
+            if len(dict(met.values)) >= len(generation.members):
+                self._keys.publish(key, list(dict.fromkeys(address for _, address in met.values)))
+            found: list[str | None] | None = self._keys.try_get(key)
+            if found is None and look_for_leaving.is_over(time.monotonic()):
+                return [] if self._is_broken(generation) or self._presence.gone(generation.members) else None
+            return found
 
-        is_met = look_until(lambda: is_decided() or None, within, self._is_stopped)
-        return bool(is_met) and self._keys.has(keys)
+        members = len(generation.members)
+        self._addresses = look_until(addresses_or_nothing, within, self._is_stopped, members) or []
+        return bool(self._addresses)
 
-    def address(self, generation: Generation) -> str | None:
+    def address(self) -> str | None:
         """The address by which the other members, which have met, reach this rank; `None` to leave it to gloo."""
         if job_setting("GLOO_SOCKET_IFNAME"):
             return None
-        return address_among(self._address, [self._keys.try_get(key) for key in _keys_of(generation)])
+        return address_among(self._address, self._addresses)
 
     def store_of(self, generation: Generation) -> Store:
         """Where the members of a generation find each other for their process group."""
         group = f"group/{generation.number}"
         self._keys.record_key(f"{group}/0/{generation.members.index(self._index)}")  # where gloo puts its address
         return self._keys.store(group)
-
-
-def _keys_of(generation: Generation) -> list[str]:
-    return [f"met/{generation.number}/{member}" for member in generation.members]

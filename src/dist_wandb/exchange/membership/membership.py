@@ -2,9 +2,9 @@
 
 A generation is a time in which the same ranks, its members, go through rounds together over one process group.
 
-- *First.* Ranks write "here" into the store. When all are there, or `join_timeout` has passed, generation 0 is claimed
-  with those that are (`arrive`). Everything is claimed in the store by compare-and-set, where the first claim counts,
-  so all ranks read the same members.
+- *First.* Ranks say in the store that they are here. The last one, or one that is elected when `join_timeout` has
+  passed, reads who is, and claims generation 0 with those (`arrive`). Everything is claimed in the store by
+  compare-and-set, where the first claim counts, so all ranks read the same members.
 - *The only one.* A rank announces that it has opened a session at once (`presence.say_opened`). If rank 0 ends, or
   `join_timeout` is over, and no other rank has, `init` was called under ``if rank == 0``: it begins alone and misses
   nobody. It has to be 2 s old for that, because ranks of one start may be some time apart.
@@ -12,9 +12,10 @@ A generation is a time in which the same ranks, its members, go through rounds t
   session ended, goes on alone at once (`Over`).
 - *Broken.* A member finds the exchange broken (a peer died, stalled past `peer_timeout`, left), or leaves: it marks the
   generation as broken, and each member that stays publishes its checkpoint: the number of its last round, with the
-  reduced lists, and the names. The next generation is claimed with those who did so in time (`regroup`). A round can
-  only be finished by anybody once all members have entered it, so members differ by one round at most; whoever is a
-  round behind takes its result from the checkpoint of the `source`.
+  reduced lists, and the names. In a word it says which round that is. The first one to do so reads the words, and
+  claims the next generation with those who said theirs in time (`regroup`). A round can only be finished by anybody
+  once all members have entered it, so members differ by one round at most; whoever is a round behind takes its result
+  from the checkpoint of the `source`.
 - *Joined.* A rank outside, late or gone on without, asks to be taken in (`join`). All members learn of it by a flag in
   a round, and stand at the same point after that; the first of them publishes their common state and claims the next
   generation (`admit`). The newcomer keeps what it has yet to contribute, which corrects rows that were written. What it
@@ -30,6 +31,11 @@ complete for those that have yet to contribute.
 Invariant: generation n + 1 is claimed only after all its members have left generation n at `last_round` or one before,
 so nothing is lost or counted twice.
 
+No rank asks about every other: what many say is a list, which one rank reads for all (`store.shared_list`), and what
+it finds out is a part of the next generation, such as who has gone, and how. The others look at one key, the less often
+the longer it takes, and the more they are. Should that rank be gone, another one is elected. So the store's work grows
+with the number of ranks, and not with its square.
+
 The store is polled on a connection of its own (`JobStore.beside`), with one call for each look, because a key may be
 deleted meanwhile (`store.leftovers`).
 """
@@ -37,16 +43,25 @@ deleted meanwhile (`store.leftovers`).
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import itertools
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from dist_wandb.errors import RendezvousError
-from dist_wandb.exchange.membership.generations import Checkpoint, Generation, GenerationStore
+from dist_wandb.exchange.membership.generations import Checkpoint, Generation, GenerationStore, Word
 from dist_wandb.exchange.membership.meeting import Meeting
 from dist_wandb.exchange.membership.polling import look_until
 from dist_wandb.exchange.membership.presence import Presence
+from dist_wandb.exchange.protocol.pacing import Interval
 from dist_wandb.settings.plan import Unit
 from dist_wandb.store.job_store import JobStore
+from dist_wandb.store.polling import interval
+from dist_wandb.store.shared_list import SharedList
+
+_TERM = 2.0  # seconds that one rank gets to claim a generation for all, before another one is elected
+_LOOK_FOR_OVER = 1.0  # seconds between two looks whether the session has ended
 
 
 class Over(Exception):  # noqa: N818  # no error either: this rank came too late
@@ -69,6 +84,7 @@ class Membership:
         self._unit = unit
         self._keys = keys
         self._is_stopped = is_stopped
+        self._wanting: dict[int, SharedList] = {}  # of the generation that was asked about last
 
     def arrive(
         self,
@@ -91,29 +107,45 @@ class Membership:
             Over: There is nobody left to wait for.
             RendezvousError: The store is gone.
         """
-        self.presence.arrive()
+        is_last = self.presence.arrive()
+        look_for_over = Interval(interval(_LOOK_FOR_OVER, self._unit.size))
 
         def first() -> Generation | None:
             claimed = self.generations.get(0)
             if claimed is not None:
                 return claimed
-            if is_over() and not self.presence.has_others():
+            if look_for_over.is_over(time.monotonic()) and is_over() and not self.presence.has_others():
                 raise Over
-            is_time = self.presence.are_all_here() or (is_ending() and self.presence.is_only_one(within))
+            is_time = is_last and self.presence.are_all_here()
+            is_time = is_time or (is_ending() and self.presence.is_only_one(within))
             return self._claim_first() if is_time else None
 
-        return self._until(first, within) or self._claim_first()
+        return self._until(first, within, is_ending) or self._elected(0, self._claim_first)
 
     def _claim_first(self) -> Generation:
-        return self.generations.claim(Generation(0, tuple(sorted(self.presence.here()))))
+        members = tuple(sorted(self.presence.here()))
+        return self.generations.claim(Generation(0, members, gone=self.presence.departures.known))
+
+    def _elected(self, number: int, claim: Callable[[], Generation]) -> Generation:
+        """The generation of a number, claimed by one rank that is elected; by another one if that one is gone."""
+        for term in itertools.count():
+            if self.generations.is_elected(number, term):
+                break
+            claimed = self._until(lambda: self.generations.get(number), interval(_TERM, self._unit.size))
+            if claimed is not None:
+                return claimed
+        return claim()
 
     def regroup(self, generation: Generation, checkpoint: Checkpoint, within: float) -> Generation:
         """Agree with the living on the next generation, after this one broke.
 
+        All publish their checkpoints, and say in a word what these are. The first one reads the words, and claims the
+        next generation; the others look for it alone.
+
         Args:
             generation: The generation that broke.
             checkpoint: What this rank knows.
-            within: How long to wait for the checkpoints of the other members, in seconds.
+            within: How long to wait for the words of the other members, in seconds.
 
         Raises:
             Stopped: Waiting was to end.
@@ -121,28 +153,38 @@ class Membership:
         """
         self.generations.publish_checkpoint(generation, checkpoint)
         self.generations.mark_broken(generation)
-        checkpoints: dict[int, Checkpoint] = {}
+        words = self.generations.words(generation)
+        is_first = words.append(Word(self._unit.index, checkpoint.round, len(checkpoint.names))) == 1
+        read: dict[int, Word] = {}
 
-        def claimed_by_all() -> Generation | None:
+        def claimed() -> Generation | None:
             following = self.generations.following(generation)
-            if following is not None:
-                return following
+            return following or (claim() if is_first and are_complete() else None)
+
+        def are_complete() -> bool:
+            read.update({word[0]: Word(*word) for word in words.news()})
             gone = self.presence.gone(generation.members)
-            for member in set(generation.members) - checkpoints.keys():
-                known = self.generations.checkpoint_of(generation, member)
-                if known is not None:
-                    checkpoints[member] = known
-            is_complete = (checkpoints.keys() | gone).issuperset(generation.members)
-            return self._claim_next(generation, checkpoints) if is_complete else None
+            return (read.keys() | gone).issuperset(generation.members)
 
-        return self._until(claimed_by_all, within) or self._claim_next(generation, checkpoints)
+        def claim() -> Generation:
+            are_complete()  # reads what is new
+            return self._claim_next(generation, read)
 
-    def _claim_next(self, generation: Generation, checkpoints: dict[int, Checkpoint]) -> Generation:
+        patience = within if is_first else within + _TERM
+        return self._until(claimed, patience) or self._elected(generation.number + 1, claim)
+
+    def _claim_next(self, generation: Generation, words: Mapping[int, Word]) -> Generation:
         """The generation after a broken one: of those that published their checkpoint and stay."""
-        last_round = max(checkpoint.round for checkpoint in checkpoints.values())
-        source = max(checkpoints, key=lambda member: (checkpoints[member].round, len(checkpoints[member].names)))
-        members = checkpoints.keys() - self.presence.gone(checkpoints)
-        return self.generations.claim(Generation(generation.number + 1, tuple(sorted(members)), (), last_round, source))
+        known = [*words.values(), *self.presence.departures.words.get(generation.number, {}).values()]
+        source = max(known, key=lambda word: (word.round, word.names))
+        members = tuple(sorted(words.keys() - self.presence.departures.known.keys()))
+        following = Generation(generation.number + 1, members, (), source.round, source.member)
+        return self._claim_after(generation, following)
+
+    def _claim_after(self, before: Generation, following: Generation) -> Generation:
+        gone, known = self.presence.departures.known, {*before.lost, *before.members}
+        lost = tuple(sorted(known - set(following.members) - gone.keys()))
+        return self.generations.claim(replace(following, lost=lost, gone=gone))
 
     def admit(self, generation: Generation, checkpoint: Checkpoint, state: dict[str, Any]) -> Generation:
         """Begin the next generation with those that want to join; for one member of this one, after a common round."""
@@ -150,7 +192,8 @@ class Membership:
         self.generations.publish_checkpoint(generation, checkpoint)
         self.generations.publish_state(generation, state)
         members, index = tuple(sorted({*generation.members, *joining})), self._unit.index
-        return self.generations.claim(Generation(generation.number + 1, members, joining, checkpoint.round, index))
+        following = Generation(generation.number + 1, members, joining, checkpoint.round, index)
+        return self._claim_after(generation, following)
 
     def await_next(self, generation: Generation, within: float) -> Generation | None:
         """The generation after this one, waiting for it; `None` if nobody claims it in time."""
@@ -171,8 +214,7 @@ class Membership:
         while self._unit.index not in generation.members:
             if self.has_ended(generation):
                 raise Over
-            self._keys.publish(f"want/{generation.number}/{self._unit.index}", self._unit.global_rank)
-            self._keys.publish(f"want/{generation.number}", 1)
+            self.generations.wanting(generation).append([self._unit.index, self._unit.global_rank])
             following = self._until(functools.partial(self._next_or_over, generation), within)
             if following is None:
                 raise RendezvousError(
@@ -190,17 +232,17 @@ class Membership:
 
     def has_ended(self, generation: Generation) -> bool:
         """Whether all members of a generation have said that they are gone."""
-        return self.presence.gone(generation.members) == set(generation.members)
+        return self.presence.departures.are_gone(generation.members)
 
     def joining(self, generation: Generation) -> set[int]:
         """Ranks outside of `generation` that want to join."""
-        outside = set(range(self._unit.size)) - set(generation.members)
-        if not outside or self._keys.try_get_soon(f"want/{generation.number}") is None:  # one look for all of them
-            return set()
-        stored = {index: self._keys.try_get_soon(f"want/{generation.number}/{index}") for index in outside}
-        joining = {index: rank for index, rank in stored.items() if rank is not None}
+        if generation.number not in self._wanting:
+            self._wanting = {generation.number: self.generations.wanting(generation)}
+        wanting = self._wanting[generation.number]
+        wanting.news_soon()
+        joining: dict[int, int] = dict(wanting.values)
         self.presence.global_ranks.update(joining)
-        return set(joining)
+        return joining.keys() - set(generation.members)
 
     def leave(self, generation: Generation | None, checkpoint: Checkpoint, *, failed: bool, delivered: bool) -> None:
         """Say that this rank is gone, and leave what it knows.
@@ -211,12 +253,18 @@ class Membership:
             failed: Whether it has failed.
             delivered: Whether the others know all that it has logged.
         """
+        number = None if generation is None else generation.number
         if generation is not None:
             self.generations.publish_checkpoint(generation, checkpoint)
-        self.presence.leave(failed=failed, delivered=delivered)
+        self.presence.departures.leave(failed=failed, delivered=delivered, number=number, checkpoint=checkpoint)
         left = generation or self.generations.get(0)
         if left is not None and self._unit.index in left.members:
             self.generations.mark_broken(left)
 
-    def _until(self, look: Callable[[], Generation | None], within: float) -> Generation | None:
-        return look_until(look, within, self._is_stopped)
+    def _until(
+        self,
+        look: Callable[[], Generation | None],
+        within: float,
+        is_urgent: Callable[[], bool] = lambda: False,
+    ) -> Generation | None:
+        return look_until(look, within, self._is_stopped, self._unit.size, is_urgent)

@@ -1,12 +1,15 @@
-"""Which ranks of a unit are here, and which are gone, and how: each rank says so of itself in the job's store."""
+"""Which ranks of a unit are here: each rank says so of itself in the job's store."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
 
+from dist_wandb.exchange.membership.departures import Departures
+from dist_wandb.exchange.membership.generations import Generation
 from dist_wandb.settings.plan import Unit
 from dist_wandb.store.job_store import JobStore
+from dist_wandb.store.shared_list import SharedList
 
 _APART = 2.0  # seconds that ranks of one start may be apart: who ends sooner waits as long for a sign of the others
 _OPENED, _ACCOMPANIED = "opened", "accompanied"  # keys
@@ -41,74 +44,51 @@ class Presence:
         keys: Keys of the unit in the job's store.
 
     Attributes:
-        left: Ranks that are gone because they had finished.
-        undelivered: Ranks that are gone likewise, but before the others knew all that they had logged.
         global_ranks: Indices in the job of ranks that have been met, by their index in the unit.
+        departures: Which ranks are gone.
     """
 
     def __init__(self, unit: Unit, keys: JobStore) -> None:
-        self.left: set[int] = set()
-        self.undelivered: set[int] = set()
         self.global_ranks: dict[int, int] = {unit.index: unit.global_rank}
+        self.departures = Departures(unit, keys)
         self._unit = unit
         self._keys = keys
-        self._gone: dict[int, str] = {}  # how each has gone that has said so
+        self._here: set[int] = set()  # as far as it was read
+        self._arrivals = SharedList(keys, "here")
         self._began = time.monotonic()
         self._is_accompanied = False
 
-    def arrive(self) -> None:
-        """Say that this rank is here."""
+    def arrive(self) -> bool:
+        """Say that this rank is here; whether it is the last one, as far as one can tell from how many are."""
         say_opened(self._keys, self._unit)
-        self._keys.publish(f"here/{self._unit.index}", self._unit.global_rank)
-
-    def leave(self, *, failed: bool, delivered: bool) -> None:
-        """Say that this rank is gone.
-
-        Args:
-            failed: Whether it has failed.
-            delivered: Whether the others know all that it has logged.
-        """
-        how = "failed" if failed else "finished" if delivered else "undelivered"
-        self._keys.publish(f"gone/{self._unit.index}", how)
-        self._keys.publish("gone", 1)
+        return self._arrivals.append([self._unit.index, self._unit.global_rank]) >= self._unit.size
 
     def are_all_here(self) -> bool:
-        """Whether all ranks of the unit have come."""
-        return self._keys.has([f"here/{index}" for index in range(self._unit.size)])
+        """Whether all ranks of the unit have come; reads who they are."""
+        self._read_arrivals()
+        return len(self._here) == self._unit.size
 
     def here(self) -> set[int]:
         """Ranks that have come and are not gone."""
-        everyone = range(self._unit.size)
-        here = {index for index in everyone if self._is_here(index)}
-        return here - self.gone(everyone)
+        self._read_arrivals()
+        return self._here - self.gone(self._here)
 
     def has_others(self) -> bool:
         """Whether other ranks are here."""
-        others = set(range(self._unit.size)) - {self._unit.index}
-        return any(map(self._is_here, others - self.gone(others)))
+        return bool(self.here() - {self._unit.index})
 
-    def _is_here(self, index: int) -> bool:
-        return self._keys.has([f"here/{index}"])
+    def _read_arrivals(self) -> None:
+        for index, global_rank in self._arrivals.news():
+            self._here.add(index)
+            self.global_ranks[index] = global_rank
 
     def gone(self, ranks: Iterable[int]) -> set[int]:
         """Those of some ranks that have said that they are gone."""
-        ranks = set(ranks)
-        if self._keys.has(["gone"]):  # most ranks go when all do
-            for index in ranks - self._gone.keys():
-                how = self._keys.try_get(f"gone/{index}")
-                if how is not None:
-                    self._gone[index] = how
-                if how == "finished":
-                    self.left.add(index)
-                if how == "undelivered":
-                    self.undelivered.add(index)
-        return ranks & self._gone.keys()
+        return self.departures.among(ranks)
 
     def absent(self, members: Iterable[int]) -> set[int]:
-        """Ranks that should take part but do not: neither members nor finished."""
-        outside = set(range(self._unit.size)) - set(members)
-        self.gone(outside)
-        return outside - self.left
+        """Ranks that should take part but do not: neither members nor finished, as far as this rank knows."""
+        return set(range(self._unit.size)) - set(members) - self.departures.left
 
     @property
     def waited(self) -> float:
@@ -125,12 +105,13 @@ class Presence:
             self._is_accompanied = is_accompanied(self._keys)
         return not self._is_accompanied and self.waited >= min(within, _APART)
 
-    def why_absent(self, index: int) -> str:
+    def why_absent(self, index: int, generation: Generation) -> str:
         """Why a rank is not in the first generation of this one."""
-        if self.gone([index]):
-            how = "failed" if self._gone[index] == "failed" else "ended its session"
+        departure = self.departures.known.get(index)
+        if departure is not None:
+            how = "failed" if departure.how == "failed" else "ended its session"
             return f"{how} before rank {self._unit.global_rank} began"
-        if self._is_here(index):
+        if index in generation.lost:
             return "does not take part"
         return f"did not open a session within {round(self.waited, 1):g} s"
 
@@ -139,10 +120,8 @@ class Presence:
         self.global_ranks.update(zip(members, ranks, strict=True))
 
     def global_rank(self, index: int) -> int:
-        """Index in the job of a rank of the unit, from the store if need be; that in the unit where it is not known."""
-        if index not in self.global_ranks:
-            stored = self._keys.try_get(f"here/{index}")
-            if stored is None:
-                return index
-            self.global_ranks[index] = stored
-        return self.global_ranks[index]
+        """Index in the job of a rank of the unit; as if they followed each other, where it is not known."""
+        departure = self.departures.known.get(index)
+        if index in self.global_ranks or departure is None:
+            return self.global_ranks.get(index, self._unit.global_rank_of(index))
+        return departure.global_rank

@@ -1,0 +1,58 @@
+"""A list in the job's store to which all ranks append: as long as nothing is new, whoever reads it asks for one key."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dist_wandb.store.job_store import JobStore
+
+
+class SharedList:
+    """A list of values, as one rank sees it.
+
+    A rank first counts the list up, then sets the value of its place. Who dies between the two leaves a place without
+    a value. A rank may append several times, such as a session that is opened again under the same name.
+
+    Args:
+        keys: Where its keys are.
+        name: Of the list, equal on all ranks.
+
+    Attributes:
+        values: Those that this rank has read.
+    """
+
+    def __init__(self, keys: JobStore, name: str) -> None:
+        self._keys = keys
+        self._name = name
+        self.values: list[Any] = []
+        self._known = 0  # places that were looked at, or are in `_unread`
+        self._unread: list[int] = []
+
+    def append(self, value: Any) -> int:
+        """Append a value; how many there are now."""
+        self._keys.record_key(f"{self._name}/count")
+        place = self._keys.count(f"{self._name}/count")
+        self._keys.publish(f"{self._name}/{place}", value)
+        return place
+
+    def count(self) -> int:
+        """How many values there are, or will be in a moment."""
+        return int(self._keys.try_get(f"{self._name}/count") or 0)
+
+    def news(self) -> list[Any]:
+        """The values that this rank has not read yet, in their order."""
+        return self._read(self.count())
+
+    def news_soon(self) -> list[Any]:
+        """As `news`, but none if the store does not answer soon."""
+        return self._read(int(self._keys.try_get_soon(f"{self._name}/count") or 0))
+
+    def _read(self, count: int) -> list[Any]:
+        self._unread += range(self._known + 1, count + 1)
+        self._known = max(self._known, count)
+        if not self._unread:
+            return []
+        found = self._keys.get_present([f"{self._name}/{place}" for place in self._unread])
+        self._unread = [place for place in self._unread if f"{self._name}/{place}" not in found]
+        self.values += found.values()
+        return list(found.values())

@@ -1,0 +1,66 @@
+"""What the exchange asks of the job's store, by how many ranks there are. They are threads, over a store in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+import torch.distributed as dist
+from counting import CountedStore, Counts, groups_in_memory
+from units import QUICK, Ranks, eventually, making
+
+PATIENT = replace(QUICK, join_timeout=300, peer_timeout=300, finish_timeout=300, heartbeat=1.0)
+MOST = 60  # keys of a rank, on average, from its arrival to its end; polls of a busy machine included
+SIZES = [2, 8, 64]
+
+
+@pytest.fixture
+def ranks() -> Iterator[Callable[..., Ranks]]:
+    """Makes units, and ends their threads."""
+    with groups_in_memory(), making() as make:
+        yield make
+
+
+def counted(ranks: Callable[..., Ranks], size: int) -> tuple[Ranks, Counts]:
+    """A unit whose uses of the store are counted."""
+    counts, store = Counts(), dist.HashStore()
+    return ranks(size, limits=PATIENT, store=store, store_of=lambda rank: CountedStore(store, rank, counts)), counts
+
+
+def report(counts: Counts, size: int) -> str:
+    families = "\n".join(f"{number / size:8.1f} {family}" for family, number in counts.by_family().most_common())
+    return f"{counts.per_rank(size):.1f} keys for each of {size} ranks, of which\n{families}"
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_rank_asks_for_as_many_keys_however_many_ranks_there_are(ranks: Callable[..., Ranks], size: int) -> None:
+    unit, counts = counted(ranks, size)
+    for step in range(10):
+        for rank in range(size):
+            unit.log(rank, {"loss": float(rank)}, step)
+    unit.flush()
+    unit.close()
+    eventually(lambda: all(exchange.has_ended for exchange in unit.exchanges.values()))
+    assert unit.last("loss") == dict.fromkeys(range(10), (size - 1) / 2)
+    assert not unit.flagged()
+    assert counts.per_rank(size) <= MOST, report(counts, size)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_when_a_rank_leaves_the_others_agree_by_as_many_keys_however_many_they_are(
+    ranks: Callable[..., Ranks], size: int
+) -> None:
+    unit, counts = counted(ranks, size)
+    for rank in range(size):
+        unit.log(rank, {"loss": float(rank)}, 0)
+    unit.flush()
+    before = counts.per_rank(size)
+    unit.die(size - 1)
+    stay = range(size - 1)
+    for rank in stay:
+        unit.log(rank, {"loss": float(rank)}, 1)
+    unit.flush(*stay)
+    assert unit.last("loss")[1] == (size - 2) / 2
+    assert unit.flagged() == {1: 1}
+    assert counts.per_rank(size) - before <= MOST, report(counts, size)

@@ -1,0 +1,198 @@
+"""What ranks ask of the job's store: operations, keys and bytes, by rank and by family of keys.
+
+Ranks are threads, the store is in memory, and so are their groups.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from dist_wandb.exchange.transport import gloo
+from dist_wandb.exchange.transport.group import BrokenError
+
+_kept: list[dist.Store] = []  # C++ keeps a store, but not what Python adds to it
+_SLICE = 0.1  # seconds between two looks whether waiting is to end
+
+
+class Counts:
+    """What each rank asked of the store. The `operations` and `bytes` are by rank, the `keys` by rank and family."""
+
+    def __init__(self) -> None:
+        self.operations: Counter[int] = Counter()
+        self.bytes: Counter[int] = Counter()
+        self.keys: Counter[tuple[int, str]] = Counter()
+        self._lock = threading.Lock()
+
+    def add(self, rank: int, keys: Sequence[str], size: int = 0) -> None:
+        with self._lock:
+            self.operations[rank] += 1
+            self.bytes[rank] += size + sum(map(len, keys))
+            for key in keys:
+                self.keys[rank, family_of(key)] += 1
+
+    def of(self, rank: int) -> int:
+        """How many keys a rank asked for."""
+        return sum(number for (of, _), number in self.keys.items() if of == rank)
+
+    def per_rank(self, size: int) -> float:
+        """How many keys each of so many ranks asked for, on average."""
+        return sum(self.keys.values()) / size
+
+    def by_family(self) -> Counter[str]:
+        families: Counter[str] = Counter()
+        for (_, family), number in self.keys.items():
+            families[family] += number
+        return families
+
+
+def family_of(key: str) -> str:
+    """What a key is about, whatever session, rank and generation it is of."""
+    return re.sub(r"\d+", "#", key.removeprefix("test/1/").removeprefix("test/"))
+
+
+class CountedStore(dist.Store):
+    """One rank's way to a store of this process, on which what it asks is counted.
+
+    Args:
+        store: The store of all ranks.
+        rank: Which rank asks.
+        counts: Where it is counted.
+    """
+
+    def __init__(self, store: dist.Store, rank: int, counts: Counts) -> None:
+        super().__init__()
+        self._store = store
+        self._rank = rank
+        self._counts = counts
+        _kept.append(self)
+
+    def set(self, key: str, value: Any) -> None:
+        self._counts.add(self._rank, [key], len(value))
+        self._store.set(key, value)
+
+    def get(self, key: str) -> bytes:
+        value = self._store.get(key)
+        self._counts.add(self._rank, [key], len(value))
+        return value
+
+    def add(self, key: str, amount: int) -> int:
+        self._counts.add(self._rank, [key], 8)
+        return self._store.add(key, amount)
+
+    def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
+        value = self._store.compare_set(key, expected, desired)
+        self._counts.add(self._rank, [key], len(value) + len(expected) + len(desired))
+        return value
+
+    def check(self, keys: list[str]) -> bool:
+        self._counts.add(self._rank, keys)
+        return self._store.check(keys)
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        values = self._store.multi_get(keys)
+        self._counts.add(self._rank, keys, sum(map(len, values)))
+        return values
+
+    def delete_key(self, key: str) -> bool:
+        self._counts.add(self._rank, [key])
+        return self._store.delete_key(key)
+
+    def clone(self) -> dist.Store:
+        return self
+
+    deleteKey, compareSet, multiGet = delete_key, compare_set, multi_get  # noqa: N815  # as torch may call them
+
+
+class _Room:
+    """Where the members of one group in memory exchange what they have."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.changed = threading.Condition()
+        self.given: dict[int, dict[int, Any]] = {}
+        self.made: dict[int, Any] = {}
+        self.is_broken = False
+
+
+class MemoryGroup:
+    """A `GlooGroup` whose members are threads of this process."""
+
+    _rooms: dict[str, _Room] = {}  # noqa: RUF012  # of all groups
+    _lock = threading.Lock()
+
+    def __init__(
+        self,
+        store: dist.Store,
+        rank: int,
+        size: int,
+        timeout: float,
+        is_over: Callable[[], bool],
+        *_: Any,
+    ) -> None:
+        name = str(uuid.uuid4())
+        name = store.compare_set("0/room", "", name).decode()
+        with self._lock:
+            self._room = self._rooms.setdefault(name, _Room(size))
+        self.rank, self.size, self._timeout, self._is_over = rank, size, timeout, is_over
+        self._numbers = itertools.count()
+        self._together(None, lambda _: None)
+
+    def reduce(self, sums: Sequence[float], maxima: Sequence[float]) -> tuple[list[float], list[float]]:
+        def make(given: list[Any]) -> tuple[list[float], list[float]]:
+            firsts = [sum(numbers) for numbers in zip(*(first for first, _ in given), strict=True)]
+            return firsts, [max(numbers) for numbers in zip(*(second for _, second in given), strict=True)]
+
+        summed, largest = self._together((list(sums), list(maxima)), make)
+        return list(summed), list(largest)
+
+    def reduce_tensors(self, sums: torch.Tensor, maxima: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        summed, largest = self.reduce(sums.tolist(), maxima.tolist())
+        return sums.copy_(torch.tensor(summed)), maxima.copy_(torch.tensor(largest))
+
+    def gather(self, data: bytes) -> list[bytes]:
+        return list(self._together(data, list))
+
+    def collect(self, data: bytes) -> list[bytes]:
+        gathered = self.gather(data)
+        return [] if self.rank else gathered
+
+    def close(self) -> None:
+        with self._room.changed:
+            self._room.is_broken = True
+            self._room.changed.notify_all()
+
+    def _together(self, own: Any, make: Callable[[list[Any]], Any]) -> Any:
+        room, number, deadline = self._room, next(self._numbers), time.monotonic() + self._timeout
+        with room.changed:
+            given = room.given.setdefault(number, {})
+            given[self.rank] = own
+            if len(given) == self.size:
+                room.made[number] = make([given[rank] for rank in range(self.size)])
+                room.given.pop(number)
+                room.made.pop(number - 2, None)
+                room.changed.notify_all()
+            while number not in room.made:
+                if room.is_broken or self._is_over() or time.monotonic() > deadline:
+                    raise BrokenError("a member is gone, or too late, or waiting was to end")
+                room.changed.wait(_SLICE)
+            return room.made[number]
+
+
+@contextmanager
+def groups_in_memory() -> Iterator[None]:
+    """Have exchanges form groups in memory."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gloo, "GlooGroup", MemoryGroup)
+        yield

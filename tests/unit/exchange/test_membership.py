@@ -1,0 +1,284 @@
+"""Who takes part, as ranks agree on it through a store in memory: late ranks, elections, deaths of who is elected."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from counting import CountedStore, Counts
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dist_wandb.exchange.membership import membership
+from dist_wandb.exchange.membership.generations import Checkpoint, Departure, Generation, Word
+from dist_wandb.exchange.membership.membership import Membership, Over
+from dist_wandb.exchange.membership.polling import Stopped
+from dist_wandb.settings.plan import Unit, unit_of
+from dist_wandb.store.job_store import JobStore
+from dist_wandb.topology.model import Topology
+
+LONG = 60.0  # seconds; who waited for so long would fail the test
+SHORT = 0.3
+
+pytestmark = pytest.mark.usefixtures("bare_environment")
+
+
+class Job:
+    """Ranks of one unit, over a store in memory."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.counts = Counts()
+        self.stopped: set[int] = set()
+        self._store = dist.HashStore()
+        self._ranks: dict[int, Membership] = {}
+
+    def rank(self, index: int) -> Membership:
+        if index not in self._ranks:
+            store = CountedStore(self._store, index, self.counts)
+            keys = JobStore(store, "test", Topology(index, index, 0, self.size, self.size, 1), LONG)
+            unit = Unit("", index, self.size, index)
+            self._ranks[index] = Membership(unit, keys, lambda: index in self.stopped)
+        return self._ranks[index]
+
+    def together(self, act: Callable[[Membership], Any], *indices: int) -> list[Any]:
+        with ThreadPoolExecutor(len(indices)) as pool:
+            return list(pool.map(act, map(self.rank, indices)))
+
+    def begin(self) -> Generation:
+        """The first generation, of all ranks."""
+        return set_of(self.together(lambda rank: rank.arrive(LONG), *range(self.size)))
+
+
+def set_of(generations: list[Generation]) -> Generation:
+    """The generation that all ranks have agreed on."""
+    assert all(each == generations[0] for each in generations)
+    return generations[0]
+
+
+def knows(number: int, *names: str) -> Checkpoint:
+    return Checkpoint(number, list(names), None)
+
+
+@pytest.fixture
+def brief_terms(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(membership, "_TERM", SHORT)
+
+
+def test_when_all_have_come_the_last_one_claims_the_first_generation() -> None:
+    job = Job(16)
+    assert job.begin() == Generation(0, tuple(range(16)))
+    assert max(job.counts.of(rank) for rank in range(16)) <= 16 + 40, "the last one reads who has come"
+
+
+def test_of_ranks_that_have_waited_long_enough_one_reads_who_is_here() -> None:
+    job = Job(20)
+    present = [rank for rank in range(20) if rank != 7]
+    began = set_of(job.together(lambda rank: rank.arrive(SHORT), *present))
+    assert began == Generation(0, tuple(present))
+    read = [rank for rank in present if job.counts.keys[rank, "here/#"] > 1]
+    assert len(read) == 1
+
+
+@pytest.mark.usefixtures("brief_terms")
+def test_where_the_elected_one_is_gone_another_one_claims_the_first_generation() -> None:
+    job = Job(4)
+    assert job.rank(2).generations.is_elected(0, 0)  # and then it dies
+    job.rank(2).presence.arrive()
+    assert set_of(job.together(lambda rank: rank.arrive(SHORT), 0, 1)).members == (0, 1, 2)
+    assert not job.rank(2).generations.is_elected(0, 1)
+
+
+def test_a_rank_that_dies_while_it_arrives_is_not_a_member() -> None:
+    job = Job(3)
+    job.rank(2)._keys.count("here/count")  # and then it dies
+    assert set_of(job.together(lambda rank: rank.arrive(SHORT), 0, 1)).members == (0, 1)
+
+
+def test_a_rank_that_arrives_twice_does_not_count_for_another() -> None:
+    job = Job(3)
+    job.rank(0).presence.arrive()
+    job.stopped.add(1)
+    with pytest.raises(Stopped):
+        job.rank(1).arrive(LONG)
+    job.stopped.clear()
+    assert set_of(job.together(lambda rank: rank.arrive(SHORT), 0, 1)).members == (0, 1)
+
+
+def test_a_rank_that_was_held_up_while_it_arrived_is_waited_for() -> None:
+    """It is counted, but its value comes later: the last one looks again."""
+    job = Job(2)
+    keys = job.rank(0)._keys
+    keys.count("here/count")
+    threading.Timer(SHORT, keys.publish, ("here/1", [0, 0])).start()
+    assert job.rank(1).arrive(LONG).members == (0, 1)
+
+
+def test_ranks_that_have_gone_before_are_not_members_and_all_learn_how() -> None:
+    job = Job(3)
+    job.rank(1).presence.arrive()
+    job.rank(1).leave(None, knows(0), failed=True, delivered=False)
+    began = set_of(job.together(lambda rank: rank.arrive(LONG), 0, 2))
+    assert began == Generation(0, (0, 2), gone={1: Departure("failed", 1)})
+
+
+def test_those_who_come_too_late_read_the_generation_and_ask_to_join() -> None:
+    job = Job(3)
+    before = set_of(job.together(lambda rank: rank.arrive(SHORT), 0, 1))
+    late = job.rank(2)
+    assert late.arrive(LONG) == before
+    assert job.rank(0).joining(before) == set()
+    with ThreadPoolExecutor(1) as pool:
+        joined = pool.submit(late.join, before, LONG)
+        while not job.rank(0).joining(before):
+            time.sleep(0.01)
+        following = job.rank(0).admit(before, knows(4), {"a": 1})
+        assert joined.result() == following == Generation(1, (0, 1, 2), (2,), 4, 0)
+    assert late.generations.state(following) == {"a": 1}
+
+
+def test_who_joins_when_all_others_have_gone_is_too_late() -> None:
+    job = Job(3)
+    before = set_of(job.together(lambda rank: rank.arrive(SHORT), 0, 1))
+    for index in range(2):
+        job.rank(index).leave(before, knows(1), failed=False, delivered=True)
+    with pytest.raises(Over):
+        job.rank(2).join(before, LONG)
+
+
+def test_when_a_generation_breaks_one_rank_reads_the_words_and_claims_the_next() -> None:
+    job = Job(32)
+    before = job.begin()
+    counted = [job.counts.of(rank) for rank in range(32)]
+    following = set_of(job.together(lambda rank: rank.regroup(before, knows(9, "a"), LONG), *range(32)))
+    assert following == Generation(1, before.members, (), 9, following.source)
+    asked = sorted(job.counts.of(rank) - counted[rank] for rank in range(32))
+    assert asked[-2] <= 40, "all but one look at one key, again and again"
+
+
+def test_the_source_is_one_of_the_last_round_that_knows_most_names() -> None:
+    job = Job(4)
+    before = job.begin()
+    known = [knows(8, "a", "b", "c"), knows(9, "a"), knows(9, "a", "b"), knows(8)]
+    following = set_of(job.together(lambda rank: rank.regroup(before, known[rank.generations._index], LONG), *range(4)))
+    assert (following.last_round, following.source) == (9, 2)
+
+
+def test_a_rank_that_leaves_is_not_waited_for_and_what_it_knew_counts() -> None:
+    job = Job(3)
+    before = job.begin()
+    job.rank(2).leave(before, knows(7, "a"), failed=False, delivered=True)
+    following = set_of(job.together(lambda rank: rank.regroup(before, knows(6), LONG), 0, 1))
+    assert following == Generation(1, (0, 1), (), 7, 2, gone={2: Departure("finished", 2)})
+    assert job.rank(0).generations.checkpoint_before(following) == knows(7, "a")
+
+
+def test_a_rank_that_dies_is_waited_for_as_long_as_it_may_take_and_is_lost() -> None:
+    job = Job(3)
+    before = job.begin()
+    following = set_of(job.together(lambda rank: rank.regroup(before, knows(6), SHORT), 0, 1))
+    assert (following.members, following.lost, following.gone) == ((0, 1), (2,), {})
+    again = set_of(job.together(lambda rank: rank.regroup(following, knows(8), SHORT), 0, 1))
+    assert (again.number, again.lost) == (2, (2,)), "those who come later are told of it, too"
+
+
+@pytest.mark.usefixtures("brief_terms")
+def test_where_the_one_that_reads_the_words_dies_another_one_does() -> None:
+    job = Job(4)
+    before = job.begin()
+    job.rank(3).generations.words(before).append(Word(3, 6, 0))  # the first; and then it dies
+    began = time.monotonic()
+    following = set_of(job.together(lambda rank: rank.regroup(before, knows(6), SHORT), 0, 1, 2))
+    assert following.members == (0, 1, 2, 3), "its word was there, so the next generation finds that it is gone"
+    assert time.monotonic() - began < LONG / 2
+
+
+@pytest.mark.usefixtures("brief_terms")
+def test_where_one_elected_after_another_dies_the_next_one_does_it() -> None:
+    job = Job(5)
+    before = job.begin()
+    job.rank(4).generations.words(before).append(Word(4, 6, 0))
+    assert job.rank(4).generations.is_elected(1, 0)
+    assert job.rank(3).generations.is_elected(1, 1)
+    following = set_of(job.together(lambda rank: rank.regroup(before, knows(6), SHORT), 0, 1, 2))
+    assert set(following.members) == {0, 1, 2, 4}
+
+
+@pytest.mark.usefixtures("brief_terms")
+def test_where_the_one_that_reads_the_words_is_stopped_another_one_does() -> None:
+    job = Job(3)
+    before = job.begin()
+
+    def stop() -> None:
+        with pytest.raises(Stopped):
+            job.rank(0).regroup(before, knows(6), LONG)
+
+    stopping = threading.Thread(target=stop)
+    stopping.start()
+    while not job.rank(1).generations.words(before).count():
+        time.sleep(0.01)
+    job.stopped.add(0)
+    stopping.join()
+    job.rank(0).leave(before, knows(6), failed=True, delivered=False)
+    following = set_of(job.together(lambda rank: rank.regroup(before, knows(6), SHORT), 1, 2))
+    assert (following.members, following.gone) == ((1, 2), {0: Departure("failed", 0)})
+
+
+def test_to_look_for_ranks_that_are_gone_is_one_key() -> None:
+    job = Job(8)
+    before = job.begin()
+    counted = job.counts.of(0)
+    for _ in range(5):
+        assert job.rank(0).presence.gone(before.members) == set()
+        assert not job.rank(0).has_ended(before)
+    assert job.counts.of(0) - counted == 10
+
+
+generations = st.builds(
+    Generation,
+    st.just(3),
+    st.sets(st.integers(0, 40)).map(lambda members: tuple(sorted(members))),
+    st.sets(st.integers(0, 40)).map(lambda members: tuple(sorted(members))),
+    st.integers(0, 9),
+    st.none() | st.integers(0, 40),
+    st.sets(st.integers(0, 40)).map(lambda members: tuple(sorted(members))),
+    st.dictionaries(
+        st.integers(0, 40),
+        st.builds(Departure, st.sampled_from(["finished", "failed", "undelivered"]), st.integers(0, 90)),
+    ),
+)
+
+
+@given(generations)
+def test_a_generation_is_read_as_it_was_claimed(generation: Generation) -> None:
+    job = Job(2)
+    assert job.rank(0).generations.claim(generation) == generation
+    assert job.rank(1).generations.get(3) == generation
+
+
+def test_a_generation_of_thousands_is_a_short_text() -> None:
+    members = tuple(rank for rank in range(16_384) if rank // 8 != 77)
+    gone = {rank: Departure("finished", rank) for rank in range(616, 624)}
+    assert len(str(Generation(3, members, (), 9, 0, (), gone).as_list())) < 200
+
+
+@pytest.mark.parametrize("leader", ["first", "last"])
+@pytest.mark.parametrize("scope", ["global", "worker"])
+def test_ranks_that_have_not_been_met_are_named_by_their_place(leader: Any, scope: Any) -> None:
+    topologies = [Topology(rank, rank % 4, rank // 4, 12, 4, 3, leader=leader) for rank in range(12)]
+    units = [unit_of(topology, scope) for topology in topologies]
+    for unit in units:
+        known = {other.index: other.global_rank for other in units if other.name == unit.name}
+        assert {index: unit.global_rank_of(index) for index in known} == known
+        assert unit.ranks_per_node == 4
+
+
+def test_a_layout_that_is_not_even_is_not_named() -> None:
+    assert unit_of(Topology(1, 0, 1, 3, 2, 2), "global").ranks_per_node is None
+    assert unit_of(Topology(1, None, None, 3, None, None), "global").ranks_per_node is None
+    assert unit_of(Topology(1, 1, 0, 2, 2, 1), "global").ranks_per_node is None

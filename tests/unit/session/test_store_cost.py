@@ -1,0 +1,67 @@
+"""What sessions ask of the job's store from their opening to their end, in each mode, by how many ranks there are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from counting import CountedStore, Counts, groups_in_memory
+
+from dist_wandb.session.session import Session
+from dist_wandb.store.job_store import JobStore
+from dist_wandb.topology.model import Topology
+
+OnRanks = Callable[[int, Callable[[int], Any]], list[Any]]
+
+MOST = 110  # keys of a rank, on average, from `init` to `finish`; polls of a busy machine included
+PER_NODE = 4
+PATIENT = {"heartbeat": 1.0, "join_timeout": 200.0, "finish_timeout": 200.0}
+
+
+def of_nodes(rank: int, size: int) -> Topology:
+    return Topology(rank, rank % PER_NODE, rank // PER_NODE, size, PER_NODE, size // PER_NODE)
+
+
+def of_unknown_nodes(rank: int, size: int) -> Topology:
+    return Topology(rank, None, None, size, None, None)
+
+
+@pytest.mark.parametrize("size", [8, 64])
+@pytest.mark.parametrize(
+    ("mode", "scope", "place"),
+    [
+        ("auto", "global", of_nodes),
+        ("auto", "worker", of_nodes),
+        ("shared", "global", of_unknown_nodes),
+        ("new", "global", of_nodes),
+    ],
+)
+def test_a_session_asks_for_as_many_keys_however_many_ranks_there_are(
+    store: dist.Store,
+    job: Callable[..., list[Session]],
+    on_ranks: OnRanks,
+    monkeypatch: pytest.MonkeyPatch,
+    size: int,
+    mode: str,
+    scope: str,
+    place: Callable[[int, int], Topology],
+) -> None:
+    counts = Counts()
+
+    def find(namespace: str, topology: Topology, timeout: float) -> JobStore:
+        return JobStore(CountedStore(store, topology.global_rank, counts), namespace, topology, timeout)
+
+    def use(session: Session) -> None:
+        for step in range(10):
+            session.log({"loss": 1.0}, step=step)
+        session.flush()
+        session.finish()
+
+    monkeypatch.setattr(JobStore, "find", find)
+    with groups_in_memory():
+        sessions = job([place(rank, size) for rank in range(size)], run_mode=mode, rank_scope=scope, limits=PATIENT)
+        on_ranks(size, lambda rank: use(sessions[rank]))
+    families = ", ".join(f"{family} {number / size:.1f}" for family, number in counts.by_family().most_common())
+    assert counts.per_rank(size) <= MOST, families

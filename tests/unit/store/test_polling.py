@@ -1,0 +1,38 @@
+"""How often ranks look at the job's store while they wait."""
+
+from __future__ import annotations
+
+import pytest
+
+from dist_wandb.store.polling import first_pause, interval, next_pause, poll
+
+
+def looks(seconds: float, longest_pause: float, ranks: int) -> int:
+    """How many looks one rank makes in so much time."""
+    number, now, pause = 1, 0.0, first_pause(longest_pause, ranks)
+    while now < seconds:
+        waited, now, number = now, now + pause, number + 1
+        pause = next_pause(pause, waited, longest_pause, ranks)
+    return number
+
+
+@pytest.mark.parametrize("ranks", [2, 64, 512, 1024, 16_384])
+def test_a_rank_looks_less_often_the_longer_it_waits(ranks: int) -> None:
+    assert looks(60.0, 0.05, ranks) <= 160
+    assert looks(5.0, 0.05, ranks) <= 45
+    assert looks(600.0, 0.05, ranks) - looks(540.0, 0.05, ranks) <= 121
+
+
+def test_many_ranks_together_do_not_look_more_often_than_the_store_can_answer() -> None:
+    assert [ranks / interval(0.5, ranks) for ranks in (2, 512, 1024, 5120)] == [4, 1024, 1024, 1024]
+    assert interval(0.5, 16_384) == 5.0
+    assert interval(7.0, 16_384) == 7.0
+    for ranks in (64, 1024, 16_384):
+        assert ranks / first_pause(0.05, ranks) <= 16_384 / 0.05
+
+
+def test_nothing_is_waited_for_beyond_the_limit() -> None:
+    asked: list[int] = []
+    assert poll(lambda: asked.append(1), 0.0, 0.05) is None
+    assert len(asked) == 1
+    assert poll(lambda: 7, 0.0, 0.05) == 7

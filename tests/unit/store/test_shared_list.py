@@ -1,0 +1,90 @@
+"""A list in the job's store to which all ranks append."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch.distributed as dist
+from counting import CountedStore, Counts
+
+from dist_wandb.errors import RendezvousError
+from dist_wandb.store.job_store import JobStore
+from dist_wandb.store.shared_list import SharedList
+from dist_wandb.topology.model import Topology
+
+pytestmark = pytest.mark.usefixtures("bare_environment")
+
+MANY = 2500  # more than are asked for in one call
+
+ListOf = Callable[[int], SharedList]
+
+
+@pytest.fixture
+def counts() -> Counts:
+    return Counts()
+
+
+@pytest.fixture
+def keys_of(counts: Counts) -> Callable[[int], JobStore]:
+    store = dist.HashStore()
+    return lambda rank: JobStore(CountedStore(store, rank, counts), "test", Topology(rank, rank, 0, 2, 2, 1), 30.0)
+
+
+@pytest.fixture
+def list_of(keys_of: Callable[[int], JobStore]) -> ListOf:
+    """The list as a rank sees it, which has not read it yet."""
+    return lambda rank: SharedList(keys_of(rank), "list")
+
+
+@pytest.mark.parametrize("number", [1, 4, 5, MANY])
+def test_what_ranks_append_is_read_once_in_its_order(list_of: ListOf, number: int) -> None:
+    appending, reading = list_of(0), list_of(1)
+    assert [appending.append([value, "text"]) for value in range(number)] == list(range(1, number + 1))
+    assert reading.news() == [[value, "text"] for value in range(number)]
+    assert reading.news() == []
+    assert reading.append("own") == number + 1
+    assert (reading.news(), len(reading.values)) == (["own"], number + 1)
+    assert (list_of(0).count(), list_of(1).news_soon()[-1]) == (number + 1, "own")
+
+
+def test_as_long_as_nothing_is_new_one_key_is_asked_for(list_of: ListOf, counts: Counts) -> None:
+    appending, reading = list_of(0), list_of(1)
+    for value in range(MANY):
+        appending.append(value)
+    reading.news()
+    before = counts.of(1), counts.operations[1]
+    for _ in range(10):
+        reading.news()
+    assert (counts.of(1) - before[0], counts.operations[1] - before[1]) == (10, 10)
+    assert before[0] == 1 + 2 * MANY, "each key is looked for, and read"
+    assert before[1] <= 1 + 2 * 3
+
+
+def test_a_value_that_is_counted_but_not_there_yet_is_read_later(
+    list_of: ListOf, keys_of: Callable[[int], JobStore]
+) -> None:
+    reading = list_of(1)
+    for value in range(10):
+        list_of(0).append(value)
+    assert keys_of(0).count("list/count") == 11
+    list_of(0).append(12)
+    assert reading.news() == [*range(10), 12]
+    assert reading.news() == []
+    keys_of(0).publish("list/11", 11)
+    assert reading.news() == [11]
+
+
+def test_a_rank_knows_which_keys_it_has_set(keys_of: Callable[[int], JobStore]) -> None:
+    session = keys_of(0)
+    SharedList(keys_of(1), "list").append(0)
+    SharedList(session.below("part"), "list").append(1)
+    SharedList(session, "list").append(2)
+    assert session.own_keys == {"part/list/count", "part/list/1", "list/count", "list/2"}
+
+
+def test_what_no_rank_has_written_is_said(keys_of: Callable[[int], JobStore]) -> None:
+    keys_of(0).count("list/count")
+    keys_of(0)._store.set("list/1", "junk")
+    with pytest.raises(RendezvousError, match="which no rank of this session has written"):
+        SharedList(keys_of(1), "list").news()
