@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from dist_wandb.session.session import Session
 
 INTEGRATION = "DistWandbTracker"
-_PAUSE = 0.05  # seconds between two looks whether the main process has begun
+_PAUSE = 0.05  # seconds between two looks whether the main process has begun, at first
 _MOST_ROWS = 1000  # kept on a rank that waits for the main process to call init_trackers
 
 
@@ -59,7 +59,7 @@ class LateJoin:
 
     def await_next(self) -> None:
         """Look for the session after the one that is open from now on."""
-        self._inquiry = Inquiry(self.look_up, _PAUSE)
+        self._inquiry = Inquiry(self.look_up, _PAUSE, lambda: PartialState().num_processes)
 
     def look_up(self) -> dict[str, Any] | None:
         """What the main process has published of the next session, if it has begun; waits for the store."""
@@ -125,7 +125,7 @@ class ConfigOnceStarted:
         """Wait for the main process, and read its config; an empty one, with a warning, if it does not begin."""
         if name in self._written:
             return self._written
-        session = poll(self._find_session, self._join_timeout, _PAUSE)
+        session = poll(self._find_session, self._join_timeout, _PAUSE, PartialState().num_processes)
         if session is None:
             warnings.warn(
                 f"The config was read on rank {PartialState().process_index}, but the main process did not call "

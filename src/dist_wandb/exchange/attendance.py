@@ -74,7 +74,8 @@ class Attendance:
 
     def _why_gone(self, presence: Presence, index: int) -> str:
         where = self._context.rows.last_place
-        if index in presence.departures.undelivered:
+        departure = presence.departures.known.get(index)
+        if departure is not None and departure.how == "undelivered":
             return f"{{}} ended after {where}, before the others had all that it logged (see finish_timeout)"
         return f"lost {{}} after {where}"
 

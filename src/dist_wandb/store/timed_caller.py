@@ -27,6 +27,7 @@ from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
 from dist_wandb.errors import RendezvousError
+from dist_wandb.store.polling import next_pause
 
 _T = TypeVar("_T")
 _log = logging.getLogger("dist_wandb")
@@ -90,12 +91,15 @@ class Inquiry(Generic[_T]):
 
     Args:
         ask: Returns the answer; `None` if there is none yet. What it raises counts as none.
-        pause: How long to wait before the question is asked again, in seconds.
+        pause: How long to wait before the question is asked again, in seconds; later more, as in `polling.poll`.
+        ranks: How many ranks ask.
     """
 
-    def __init__(self, ask: Callable[[], _T | None], pause: float) -> None:
+    def __init__(self, ask: Callable[[], _T | None], pause: float, ranks: Callable[[], int] = lambda: 1) -> None:
         self._ask = ask
-        self._pause = pause
+        self._first_pause = self._pause = pause
+        self._ranks = ranks
+        self._began = time.monotonic()
         self._call: _Call | None = None
         self._has_waited = False  # for the call that is under way: others are not to wait for it again
         self._next = 0.0
@@ -113,13 +117,16 @@ class Inquiry(Generic[_T]):
         if call is not None and within and not self._has_waited:
             self._has_waited = not ends_within(call, within)
         if call is not None and not call.is_under_way:
-            self._call, self._has_waited, self._next = None, False, time.monotonic() + self._pause
+            now = time.monotonic()
+            self._call, self._has_waited, self._next = None, False, now + self._pause
+            self._pause = next_pause(self._pause, now - self._began, self._first_pause, self._ranks())
             self._answer = call.result
         return self._answer
 
     def forget(self) -> None:
         """Ask anew, after a pause: the answer has been used, or proved wrong."""
-        self._answer, self._next = None, time.monotonic() + self._pause
+        self._began, self._pause = time.monotonic(), self._first_pause
+        self._answer, self._next = None, self._began + self._pause
 
     def _begin(self) -> None:
         call = _Call(self._ask)

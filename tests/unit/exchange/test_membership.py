@@ -229,6 +229,35 @@ def test_where_the_one_that_reads_the_words_is_stopped_another_one_does() -> Non
     assert (following.members, following.gone) == ((1, 2), {0: Departure("failed", 0)})
 
 
+def test_a_rank_that_leaves_breaks_the_generation_that_was_claimed_with_it_meanwhile() -> None:
+    """It has said its word, so the others count on it; those that form their groups need not ask who is gone."""
+    job = Job(3)
+    before = job.begin()
+    for rank in range(3):
+        job.rank(rank).generations.words(before).append(Word(rank, 6, 0))
+    following = job.rank(0)._claim_next(before, {rank: Word(rank, 6, 0) for rank in range(3)})
+    assert not job.rank(1).generations.is_broken(following)
+    job.rank(2).leave(before, knows(6), failed=True, delivered=False)
+    assert job.rank(1).generations.is_broken(following)
+
+
+def test_a_generation_whose_member_leaves_while_it_is_claimed_is_broken_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    job = Job(3)
+    before = job.begin()
+    claim = job.rank(0).generations.claim
+
+    def claim_late(generation: Generation) -> Generation:
+        job.rank(2).leave(before, knows(6), failed=True, delivered=False)
+        return claim(generation)
+
+    monkeypatch.setattr(job.rank(0).generations, "claim", claim_late)
+    following = job.rank(0)._claim_next(before, {rank: Word(rank, 6, 0) for rank in range(3)})
+    assert following.members == (0, 1, 2)
+    assert job.rank(1).generations.is_broken(following)
+
+
 def test_to_look_for_ranks_that_are_gone_is_one_key() -> None:
     job = Job(8)
     before = job.begin()

@@ -32,6 +32,19 @@ def test_what_a_call_returns_and_raises_comes_through() -> None:
         caller.call(lambda: 1 / 0)
 
 
+def test_a_question_is_asked_less_often_the_longer_there_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, asked = [0.0], list[float]()
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    inquiry: Inquiry[None] = Inquiry(lambda: asked.append(now[0]), 0.05, lambda: 16_384)
+    for look in range(10_000):
+        now[0] = look / 100
+        inquiry.look()
+        if inquiry._call is not None:
+            inquiry._call.wait(SOON)
+    assert len([at for at in asked if at < 1]) > 10
+    assert len([at for at in asked if at > 60]) < 10
+
+
 def test_one_thread_makes_one_call_after_the_other() -> None:
     made_by = {TimedCaller(SOON).call(threading.get_ident) for _ in range(20)}
     assert len(made_by) == 1

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from dist_wandb.exchange.membership.generations import Generation
 from dist_wandb.exchange.membership.polling import look_until
-from dist_wandb.exchange.membership.presence import Presence
 from dist_wandb.exchange.protocol.pacing import Interval
 from dist_wandb.store.addresses import address_among
 from dist_wandb.store.job_store import JobStore
@@ -19,7 +18,7 @@ from dist_wandb.topology.launch import job_setting
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-_LOOK_FOR_LEAVING = 0.2  # seconds between two looks whether members have broken off, or are gone
+_LOOK_FOR_LEAVING = 0.2  # seconds between two looks whether a member has broken off, or is gone
 
 
 class Meeting:
@@ -28,7 +27,6 @@ class Meeting:
     Args:
         keys: Keys of the unit in the job's store.
         index: Index of this rank in the unit.
-        presence: Which ranks are gone.
         is_broken: Whether some member found a generation broken.
         is_stopped: Whether waiting is to end at once.
     """
@@ -37,13 +35,11 @@ class Meeting:
         self,
         keys: JobStore,
         index: int,
-        presence: Presence,
         is_broken: Callable[[Generation], bool],
         is_stopped: Callable[[], bool],
     ) -> None:
         self._keys = keys
         self._index = index
-        self._presence = presence
         self._is_broken = is_broken
         self._is_stopped = is_stopped
         self._address: str | None = None
@@ -80,7 +76,7 @@ class Meeting:
                 self._keys.publish(key, list(dict.fromkeys(address for _, address in met.values)))
             found: list[str | None] | None = self._keys.try_get(key)
             if found is None and look_for_leaving.is_over(time.monotonic()):
-                return [] if self._is_broken(generation) or self._presence.gone(generation.members) else None
+                return [] if self._is_broken(generation) else None
             return found
 
         members = len(generation.members)

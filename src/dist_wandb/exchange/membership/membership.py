@@ -80,7 +80,7 @@ class Membership:
     def __init__(self, unit: Unit, keys: JobStore, is_stopped: Callable[[], bool]) -> None:
         self.presence = Presence(unit, keys)
         self.generations = GenerationStore(keys, unit.index)
-        self.meeting = Meeting(keys, unit.index, self.presence, self.generations.is_broken, is_stopped)
+        self.meeting = Meeting(keys, unit.index, self.generations.is_broken, is_stopped)
         self._unit = unit
         self._keys = keys
         self._is_stopped = is_stopped
@@ -124,7 +124,7 @@ class Membership:
 
     def _claim_first(self) -> Generation:
         members = tuple(sorted(self.presence.here()))
-        return self.generations.claim(Generation(0, members, gone=self.presence.departures.known))
+        return self._claim(Generation(0, members))
 
     def _elected(self, number: int, claim: Callable[[], Generation]) -> Generation:
         """The generation of a number, claimed by one rank that is elected; by another one if that one is gone."""
@@ -179,12 +179,16 @@ class Membership:
         source = max(known, key=lambda word: (word.round, word.names))
         members = tuple(sorted(words.keys() - self.presence.departures.known.keys()))
         following = Generation(generation.number + 1, members, (), source.round, source.member)
-        return self._claim_after(generation, following)
+        return self._claim(following, generation)
 
-    def _claim_after(self, before: Generation, following: Generation) -> Generation:
-        gone, known = self.presence.departures.known, {*before.lost, *before.members}
-        lost = tuple(sorted(known - set(following.members) - gone.keys()))
-        return self.generations.claim(replace(following, lost=lost, gone=gone))
+    def _claim(self, generation: Generation, before: Generation | None = None) -> Generation:
+        """Claim a generation; it is broken at once if a member has gone meanwhile, which may not have seen it."""
+        gone, known = self.presence.departures.known, {*before.lost, *before.members} if before else set[int]()
+        lost = tuple(sorted(known - set(generation.members) - gone.keys()))
+        claimed = self.generations.claim(replace(generation, lost=lost, gone=gone))
+        if self.presence.gone(claimed.members):
+            self.generations.mark_broken(claimed)
+        return claimed
 
     def admit(self, generation: Generation, checkpoint: Checkpoint, state: dict[str, Any]) -> Generation:
         """Begin the next generation with those that want to join; for one member of this one, after a common round."""
@@ -193,7 +197,7 @@ class Membership:
         self.generations.publish_state(generation, state)
         members, index = tuple(sorted({*generation.members, *joining})), self._unit.index
         following = Generation(generation.number + 1, members, joining, checkpoint.round, index)
-        return self._claim_after(generation, following)
+        return self._claim(following, generation)
 
     def await_next(self, generation: Generation, within: float) -> Generation | None:
         """The generation after this one, waiting for it; `None` if nobody claims it in time."""
@@ -260,6 +264,9 @@ class Membership:
         left = generation or self.generations.get(0)
         if left is not None and self._unit.index in left.members:
             self.generations.mark_broken(left)
+            following = self.generations.following(left)
+            if following is not None and self._unit.index in following.members:
+                self.generations.mark_broken(following)
 
     def _until(
         self,
