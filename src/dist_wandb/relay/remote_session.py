@@ -90,7 +90,7 @@ class RemoteSession:
 
         Args:
             metrics: Values by name.
-            step: Place of the row on the x axis; counted by the session if `None`, over all processes.
+            step: Position of the row on the x axis; counted by the session if `None`, over all processes.
             weight: What a mean over ranks is weighted with.
             commit: As in `wandb.Run.log`.
 

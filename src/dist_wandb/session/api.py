@@ -1,7 +1,7 @@
 """What a script calls: `init` and `get_run`.
 
-*Opened again.* `init` finishes the session that it has opened at the same place, with the same calls around it
-(`places.here`), in the same thread and task, and, in IPython, any that it has opened; not those in a ``with`` block or
+*Opened again.* `init` finishes the session that it has opened at the same call site, with the same calls around it
+(`CallSite`), in the same thread and task, and, in IPython, any that it has opened; not those in a ``with`` block or
 of decorated functions, and none where `reinit` is given.
 """
 
@@ -15,8 +15,8 @@ from dist_wandb.errors import DistWandbError
 from dist_wandb.notices import Notices
 from dist_wandb.runs import argument_checks, requested
 from dist_wandb.runs.null_run import NullRun
+from dist_wandb.session.call_site import CallSite, is_notebook
 from dist_wandb.session.opener import open_session
-from dist_wandb.session.places import Place, here, is_notebook
 from dist_wandb.session.registry import current, history, is_nested_on_purpose, open_sessions
 from dist_wandb.settings.limits import DEFAULT_LIMITS, Limits
 from dist_wandb.settings.options import (
@@ -120,19 +120,19 @@ def init(
     arguments = {**_wandb_arguments(around()), **wandb_init}
     if project is not None:
         arguments["project"] = project
-    position = here()
+    call_site = CallSite.current()
     if not (is_nested_on_purpose() or requested.sets_reinit(arguments)):
-        _finish_earlier(position)
+        _finish_earlier(call_site)
     session = open_session(options, arguments, integration="dist_wandb.init")
-    session.opened_at = position
+    session.opened_at = call_site
     return session
 
 
-def _finish_earlier(position: Place) -> None:
+def _finish_earlier(call_site: CallSite) -> None:
     """Finish what a loop, or a notebook's cell, has opened and is about to open again; as wandb does in notebooks."""
     in_notebook = is_notebook()
     for session in reversed(open_sessions()):
-        if session.may_end_before(position, in_notebook=in_notebook):
+        if session.may_end_before(call_site, in_notebook=in_notebook):
             session.finish()
 
 

@@ -117,7 +117,7 @@ class OwnRun:
         """Tell the other ranks that the run is open, as far as there is a store.
 
         Args:
-            first_row: Place on the x axis of the first row without a step.
+            first_row: Position on the x axis of the first row without a step.
         """
         self._opening = replace(self._opening, job_store=self._link.store)
         url = run_metadata.url(self.run) if self.run else self._link.run_url()

@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     from dist_wandb.payloads.scalars import Weight
     from dist_wandb.restart.store import RestartStore
     from dist_wandb.runs.null_run import AnyRun
+    from dist_wandb.session.call_site import CallSite
     from dist_wandb.session.job_link import JobLink
     from dist_wandb.session.own_run import OwnRun
-    from dist_wandb.session.places import Place
     from dist_wandb.settings.plan import RunPlan
 
 _FOR_USERS = ("config", "finish", "flush", "group_url", "id", "log", "plan", "run", "topology", "url")
@@ -66,7 +66,7 @@ class Session:
         options: The checked arguments of the integration.
         topology: Who this rank is.
         opened_inside: The session of the decorated function in which this one was opened, if any.
-        opened_at: Where in the script `init` opened it, if it did.
+        opened_at: Where the script called `init`, if that opened it.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Session:
     ) -> None:
         self.options, self.topology = link.options, link.topology
         self.opened_inside = registry.entered()
-        self.opened_at: Place | None = None
+        self.opened_at: CallSite | None = None
         self._is_block = False
         self._pid = os.getpid()
         self._link, self._own, self._config_sync = link, own, config_sync
@@ -202,7 +202,7 @@ class Session:
         Args:
             metrics: Values by name: numbers of Python and numpy, tensors of one element on any device, metrics and
                 metric collections of torchmetrics that are not computed, and whatever `wandb.Run.log` takes.
-            step: Place of the row on the x axis (`global_step`). With `None` the row lies at the last step that this
+            step: Position of the row on the x axis (`global_step`). With `None` the row lies at the last step that this
                 rank gave, and as long as it gave none, at the number of calls.
             weight: What a mean over ranks is weighted with, such as the number of samples behind the values: one
                 number, or a mapping of names to numbers. 1 where it is not given. With 0 this rank has no part in it.
@@ -285,18 +285,18 @@ class Session:
         """Let SIGTERM end the runs of this process before it ends the process, unless somebody else handles it."""
         registry.process_end.catch_sigterm()
 
-    def may_end_before(self, place: Place, *, in_notebook: bool) -> bool:
-        """Whether `init` at `place` is to finish this session: it opened it there before, and not as a block.
+    def may_end_before(self, call_site: CallSite, *, in_notebook: bool) -> bool:
+        """Whether `init` at `call_site` is to finish this session: it opened it there before, and not as a block.
 
         Args:
-            place: Where `init` is called.
-            in_notebook: Whether the place does not matter, as cells are changed and run again.
+            call_site: Where `init` is called.
+            in_notebook: Whether the call site does not matter, because cells are changed and run again.
         """
         is_here = os.getpid() == self._pid and self.opened_inside is registry.entered()
-        if not is_here or self._is_block or self.opened_at is None or not (in_notebook or place == self.opened_at):
+        if not is_here or self._is_block or self.opened_at is None or not (in_notebook or call_site == self.opened_at):
             return False
         if not in_notebook:
-            self._notices.opened_again(place.line, self.id)
+            self._notices.opened_again(call_site.line, self.id)
         return True
 
     def announce(self, where: str | None = None) -> None:

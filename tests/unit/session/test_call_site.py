@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import dist_wandb
-from dist_wandb.session import api, opener, places, registry
+from dist_wandb.session import api, opener, registry
+from dist_wandb.session.call_site import CallSite, is_notebook
 from dist_wandb.settings.options import Options
 from dist_wandb.topology.model import Topology
 
@@ -56,7 +57,7 @@ def test_what_is_finished_in_time_is_not_spoken_of(fake_wandb: FakeWandb, caplog
     assert MESSAGE not in caplog.text
 
 
-def test_a_function_that_is_called_at_two_places_opens_two(fake_wandb: FakeWandb) -> None:
+def test_a_function_that_is_called_at_two_call_sites_opens_two(fake_wandb: FakeWandb) -> None:
     train, val = open_one(), open_one()
     assert ended(fake_wandb) == [[], []]
     val.finish()
@@ -147,10 +148,10 @@ def test_ranks_finish_the_earlier_one_together(fake_wandb: FakeWandb, job: Job, 
     sessions = job([Topology(rank, rank, 0, 2, 2, 1) for rank in range(2)])
 
     def again(rank: int) -> bool:
-        place = places.here()
-        sessions[rank].opened_at = place
+        here = CallSite.current()
+        sessions[rank].opened_at = here
         sessions[rank].log({"loss": rank})
-        mine = sessions[rank].may_end_before(place, in_notebook=False)
+        mine = sessions[rank].may_end_before(here, in_notebook=False)
         sessions[rank].finish()
         return mine
 
@@ -161,16 +162,16 @@ def test_ranks_finish_the_earlier_one_together(fake_wandb: FakeWandb, job: Job, 
 @pytest.mark.parametrize(("shell", "expected"), [(object(), True), (None, False)])
 def test_a_notebook_is_told_by_ipython(monkeypatch: pytest.MonkeyPatch, shell: object, *, expected: bool) -> None:
     monkeypatch.delitem(sys.modules, "IPython", raising=False)
-    assert not places.is_notebook()
+    assert not is_notebook()
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
-    assert places.is_notebook() is expected
+    assert is_notebook() is expected
 
 
-def test_a_place_is_where_the_package_is_called() -> None:
-    def called() -> Iterator[places.Place]:
+def test_a_call_site_is_where_the_package_is_called() -> None:
+    def called() -> Iterator[CallSite]:
         for _ in range(2):
-            yield places.here()
+            yield CallSite.current()
 
-    first, second = (place for place in called())
-    assert first == second != places.here()
+    first, second = (site for site in called())
+    assert first == second != CallSite.current()
     assert first.line.startswith(f"{__file__}:")

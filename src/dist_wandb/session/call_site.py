@@ -1,0 +1,61 @@
+"""Call sites: where the script calls this package, to recognise a repeated call."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import sys
+import threading
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+_PACKAGE = __name__.partition(".")[0]
+
+
+@dataclass(frozen=True)
+class CallSite:
+    """Where the script calls this package, including the calls that led there.
+
+    A function that opens a run and is called from two lines has two call sites; a loop comes back to the same.
+
+    Args:
+        stack: For each frame of the call stack: file, function, its first line, and the instruction in it.
+        flow: The thread, and the task of asyncio in it.
+        line: File and line, for messages.
+    """
+
+    stack: tuple[tuple[str, str, int, int], ...]
+    flow: tuple[int, int]
+    line: str
+
+    @classmethod
+    def current(cls) -> CallSite:
+        """Where the script has called this package."""
+        frame = inspect.currentframe()
+        while frame is not None and frame.f_back is not None and _is_ours(frame):
+            frame = frame.f_back
+        line = "an unknown place" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        stack = []
+        while frame is not None:
+            code = frame.f_code
+            stack.append((code.co_filename, code.co_name, code.co_firstlineno, frame.f_lasti))
+            frame = frame.f_back
+        return cls(tuple(stack), (threading.get_ident(), _task()), line)
+
+
+def is_notebook() -> bool:
+    """Whether this is an interactive session of IPython, such as a notebook, whose cells are run again and again."""
+    module: Any = sys.modules.get("IPython")  # nobody is in one without it
+    return module is not None and getattr(module, "get_ipython", lambda: None)() is not None
+
+
+def _is_ours(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0] == _PACKAGE
+
+
+def _task() -> int:
+    try:
+        return id(asyncio.current_task())
+    except RuntimeError:  # no loop runs here
+        return 0
