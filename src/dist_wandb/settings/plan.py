@@ -139,37 +139,26 @@ def plan_run(
         raise ConfigurationError(
             f"run_mode={mode!r} makes the run id of rank {topology.global_rank} from a base id, but none was given."
         )
-    unit = _Unit.of(topology, scope)
+    unit, rank, leads = _rank_in_unit(topology, scope)
     hardware = f"worker-{topology.node_rank}" if all_nodes and _records_hardware(topology, mode, scope) else None
-    plan = RunPlan(mode, scope, base_id, run_id=base_id, group=group, announces=unit.leads, hardware=hardware)
+    plan = RunPlan(mode, scope, base_id, run_id=base_id, group=group, announces=leads, hardware=hardware)
     if topology.world_size == 1:
         return plan
     if mode == "new":
-        run_id, group = _join(base_id, unit.rank_suffix), _join(group or base_id, unit.suffix)
-        return replace(plan, run_id=run_id, group=group, name_suffix=unit.rank_suffix, own_directory=True)
-    plan = replace(plan, run_id=_join(base_id, unit.suffix), name_suffix=unit.suffix, primary=unit.leads)
+        suffix = _join(unit, f"rank-{rank}")
+        run_id, group = _join(base_id, suffix), _join(group or base_id, unit)
+        return replace(plan, run_id=run_id, group=group, name_suffix=suffix, own_directory=True)
+    plan = replace(plan, run_id=_join(base_id, unit), name_suffix=unit, primary=leads)
     if mode == "shared":
         return replace(plan, shared=True, label=_label(topology), own_directory=True)
-    return plan if unit.leads else replace(plan, opens_run=False, run_id=None, group=None)
+    return plan if leads else replace(plan, opens_run=False, run_id=None, group=None)
 
 
-@dataclass(frozen=True)
-class _Unit:
-    """The ranks whose numbers belong together, seen from one of them: rank `rank` of the unit named `suffix`."""
-
-    rank: int
-    suffix: str
-    leads: bool
-
-    @classmethod
-    def of(cls, topology: Topology, scope: RankScope) -> _Unit:
-        if scope == "global" or topology.num_nodes == 1:
-            return cls(topology.global_rank, "", _leads(topology, "global"))
-        return cls(_known(topology.local_rank), f"worker-{_known(topology.node_rank)}", _leads(topology, "worker"))
-
-    @property
-    def rank_suffix(self) -> str:
-        return _join(self.suffix, f"rank-{self.rank}")
+def _rank_in_unit(topology: Topology, scope: RankScope) -> tuple[str, int, bool]:
+    """Name of a rank's unit, its rank there, and whether it leads. The size of the unit may be unknown."""
+    if scope == "global" or topology.num_nodes == 1:
+        return "", topology.global_rank, _leads(topology, "global")
+    return f"worker-{_known(topology.node_rank)}", _known(topology.local_rank), _leads(topology, "worker")
 
 
 def _leads(topology: Topology, scope: RankScope) -> bool:
@@ -228,10 +217,10 @@ class Unit:
 
 def unit_of(topology: Topology, rank_scope: RankScope) -> Unit:
     """The unit that a rank belongs to. For the scope `"worker"` the layout over nodes must be known."""
-    unit = _Unit.of(topology, rank_scope)
-    size = _known(topology.local_world_size) if unit.suffix else topology.world_size
-    index = unit.rank if topology.leader == "first" else (unit.rank + 1) % size
-    return Unit(unit.suffix, index, size, topology.global_rank, topology.leader, _ranks_per_node(topology))
+    name, rank, _ = _rank_in_unit(topology, rank_scope)
+    size = _known(topology.local_world_size) if name else topology.world_size
+    index = rank if topology.leader == "first" else (rank + 1) % size
+    return Unit(name, index, size, topology.global_rank, topology.leader, _ranks_per_node(topology))
 
 
 def _ranks_per_node(topology: Topology) -> int | None:
