@@ -1,7 +1,7 @@
 """How a rank takes part whose script calls `init_trackers` on the main process alone.
 
 Published scripts do so under ``if accelerator.is_main_process``, and log on all ranks. Such a rank looks in the job's
-store for the session that the main process has opened next (`told_job`). Until it is there, rows wait here, and what a
+store for the session that the main process has opened next (`next_job`). Until it is there, rows wait here, and what a
 script reads is a stand-in for the run. Then the rank opens its session with the options of the main process, and logs
 the rows that have waited. `log` never waits for the store: a thread asks it.
 
@@ -21,7 +21,7 @@ from accelerate import PartialState
 from dist_wandb.accelerate.world import current_topology
 from dist_wandb.payloads.devices import copied_tensor
 from dist_wandb.payloads.torchmetrics.metrics import is_metric
-from dist_wandb.session.job_description import told_job
+from dist_wandb.session.job_description import next_job
 from dist_wandb.settings.config_values import given_values
 from dist_wandb.settings.options import Options
 from dist_wandb.store.polling import poll
@@ -29,6 +29,7 @@ from dist_wandb.store.timed_caller import Inquiry
 from dist_wandb.user_lines import users_line, warn
 
 if TYPE_CHECKING:
+    from dist_wandb.session.job_description import JobDescription
     from dist_wandb.session.session import Session
 
 INTEGRATION = "DistWandbTracker"
@@ -61,9 +62,9 @@ class LateJoin:
         """Look for the session after the one that is open from now on."""
         self._inquiry = Inquiry(self.look_up, _PAUSE, lambda: PartialState().num_processes)
 
-    def look_up(self) -> dict[str, Any] | None:
+    def look_up(self) -> JobDescription | None:
         """What the main process has published of the next session, if it has begun; waits for the store."""
-        return told_job(INTEGRATION, current_topology(), self.options.limits.join_timeout)
+        return next_job(INTEGRATION, current_topology(), self.options.limits.join_timeout)
 
     def learns(self, within: float | None) -> bool:
         """Whether the main process has begun; its options are `options` then.
@@ -76,7 +77,7 @@ class LateJoin:
         """
         job = self.look_up() if within is None else self._inquiry.look(within)
         if job is not None:
-            self.options = Options(**job["all"])
+            self.options = Options(**job["options"])
         return job is not None
 
     def ask_again(self) -> None:

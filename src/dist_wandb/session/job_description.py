@@ -1,8 +1,8 @@
-"""What the ranks of a job tell each other before they open their runs: the session, its options and arguments.
+"""What the ranks of a job publish before they open their runs: the session, its options and arguments.
 
-The coordinator publishes run mode, scope and describing arguments (name, tags, config, ...). Ranks with another mode
-are refused as far as they look; in `auto` a rank without a run does not. Ranks that were given no arguments take them;
-secondaries of a shared run do in any case, because W&B keeps what any writer sent last.
+The coordinator publishes its options and describing arguments (name, tags, config, ...). Ranks with another mode or
+scope are refused as far as they look; in `auto` a rank without a run does not. Ranks that were given no arguments take
+them; secondaries of a shared run do in any case, because W&B keeps what any writer sent last.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
-from dist_wandb.errors import ConfigurationError
+from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.runs import job_arguments
 from dist_wandb.settings.plan import RunPlan, needs_base_id, plan_run
 from dist_wandb.store import leftovers
@@ -22,8 +22,21 @@ if TYPE_CHECKING:
     from dist_wandb.settings.options import Options
     from dist_wandb.topology.model import Topology
 
-_JOB = "job"  # the key under which the coordinator describes the job
+_JOB = "job"  # the key of the coordinator's message
+_EQUAL = ("run_mode", "rank_scope")  # options that must be the same on all ranks
 _opened: Counter[str] = Counter()  # sessions by integration
+
+
+class JobDescription(TypedDict):
+    """The coordinator's message about the session that it opens.
+
+    Attributes:
+        options: Its options by name.
+        arguments: The arguments of `wandb.init` that describe the run.
+    """
+
+    options: dict[str, Any]
+    arguments: dict[str, Any]
 
 
 def meet(options: Options, topology: Topology, integration: str, number: int | None) -> tuple[str, JobStore | None]:
@@ -54,12 +67,8 @@ def planned(topology: Topology, options: Options, base_id: str | None, group: st
 
 def publish(options: Options, store: JobStore, init_arguments: Mapping[str, Any]) -> None:
     """Describe the job to the other ranks, as the coordinator."""
-    described = {
-        "options": _must_be_equal(options),
-        "all": asdict(options),
-        "arguments": job_arguments.arguments_for_others(init_arguments),
-    }
-    store.publish(_JOB, described)
+    arguments = job_arguments.arguments_for_others(init_arguments)
+    store.publish(_JOB, JobDescription(options=asdict(options), arguments=arguments))
 
 
 def complete(
@@ -78,7 +87,7 @@ def complete(
         return init_arguments
     if not needs_base_id(topology, options.run_mode, options.rank_scope, all_nodes=options.all_nodes):
         return init_arguments
-    described = store.wait_get(_JOB, f"rank {topology.coordinator}")
+    described = _checked(store.wait_get(_JOB, f"rank {topology.coordinator}"))
     _check_equal(options, topology, described["options"])
     own = {name: value for name, value in init_arguments.items() if value is not None}
     given: dict[str, Any] = job_arguments.with_own_secrets(described["arguments"], init_arguments)
@@ -90,23 +99,25 @@ def complete(
     return {**given, **own}
 
 
-def _must_be_equal(options: Options) -> dict[str, str]:
-    """The options that must be the same on all ranks."""
-    return {"run_mode": options.run_mode, "rank_scope": options.rank_scope}
-
-
-def _check_equal(options: Options, topology: Topology, coordinators: Mapping[str, str]) -> None:
-    mine = _must_be_equal(options)
-    if mine != coordinators:
+def _check_equal(options: Options, topology: Topology, coordinators: Mapping[str, Any]) -> None:
+    mine = {name: getattr(options, name) for name in _EQUAL}
+    theirs = {name: coordinators.get(name) for name in _EQUAL}
+    if mine != theirs:
         raise ConfigurationError(
-            f"Rank {topology.global_rank} opens its run with {mine}, but rank {topology.coordinator} with "
-            f"{dict(coordinators)}. "
+            f"Rank {topology.global_rank} opens its run with {mine}, but rank {topology.coordinator} with {theirs}. "
             "Give all ranks the same mode and scope, and open the same runs in the same order on all of them."
         )
 
 
-def told_job(integration: str, topology: Topology, timeout: float) -> dict[str, Any] | None:
-    """How the coordinator described the integration's next session that this rank has not opened. Never waits for it.
+def _checked(message: object) -> JobDescription:
+    """A message of the store, into which others may write."""
+    if isinstance(message, dict) and all(isinstance(message.get(name), dict) for name in ("options", "arguments")):
+        return cast("JobDescription", message)
+    raise RendezvousError(f"The job's store holds {repr(message)[:100]} as job, which no rank has written.")
+
+
+def next_job(integration: str, topology: Topology, timeout: float) -> JobDescription | None:
+    """The coordinator's description of the integration's next session that this rank has not opened. Waits for nothing.
 
     Args:
         integration: Name of the integration.
@@ -114,8 +125,11 @@ def told_job(integration: str, topology: Topology, timeout: float) -> dict[str, 
         timeout: How long the job's store may take to answer, in seconds.
 
     Returns:
-        The options under ``"all"``; `None` if the coordinator has not opened the session, or there is no store.
-        Sessions that it has finished already are passed over: this rank had no part in them.
+        The description; `None` if the coordinator has not opened the session, or there is no store. Sessions that it
+        has finished already are passed over: this rank had no part in them.
+
+    Raises:
+        RendezvousError: The store does not answer, or holds something else.
     """
     while True:
         number = _opened[integration] + 1
@@ -123,5 +137,6 @@ def told_job(integration: str, topology: Topology, timeout: float) -> dict[str, 
         if store is None:
             return None
         if not leftovers.is_over(store):
-            return store.try_get(_JOB)
-        _opened[integration] = max(_opened[integration], number)  # another thread may ask as well
+            message = store.try_get(_JOB)
+            return None if message is None else _checked(message)
+        _opened[integration] = max(_opened[integration], number)  # another thread may look as well

@@ -34,7 +34,7 @@ from dist_wandb.notices import Notices
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.session import api, registry
 from dist_wandb.session.api import get_run
-from dist_wandb.session.job_description import told_job
+from dist_wandb.session.job_description import next_job
 from dist_wandb.session.opener import open_session
 from dist_wandb.session.registry import holds
 from dist_wandb.session.session import Session
@@ -520,8 +520,8 @@ def test_the_job_is_told_all_options_for_ranks_that_come_late(job: Job) -> None:
     given: dict[str, Any] = {"reduce": {"tokens": "sum", "*": "mean"}, "spread": ["loss"]}
     sessions = job(TWO, limits={"peer_timeout": 7.0}, **given)
     assert sessions[0]._link.store is not None
-    told: Any = sessions[0]._link.store.try_get("job")
-    assert Options(**told["all"]) == sessions[0].options
+    job_message: Any = sessions[0]._link.store.try_get("job")
+    assert Options(**job_message["options"]) == sessions[0].options
 
 
 class Settings(MutableMapping[str, Any]):
@@ -554,8 +554,8 @@ def test_options_may_be_any_mappings_and_sequences(job: Job, mapping: Any, seque
     sessions = job(TWO, **given)
     assert [session.options.reduce for session in sessions] == [reduce] * 2
     assert sessions[0]._link.store is not None
-    told: Any = sessions[0]._link.store.try_get("job")
-    assert Options(**told["all"]) == sessions[0].options
+    job_message: Any = sessions[0]._link.store.try_get("job")
+    assert Options(**job_message["options"]) == sessions[0].options
     assert pickle.loads(pickle.dumps(sessions[0].options)) == sessions[0].options  # noqa: S301
 
 
@@ -988,12 +988,23 @@ def test_a_rank_without_a_run_does_without_the_id_of_one_that_is_never_opened() 
     assert not get_run()
 
 
-def test_a_session_is_told_of_before_a_rank_opens_it(job: Job) -> None:
-    assert told_job("test", TWO[1], 1.0) is None
+def test_a_session_is_described_before_a_rank_opens_it(job: Job) -> None:
+    assert next_job("test", TWO[1], 1.0) is None
     job(TWO, run_mode="shared", rank_scope="worker")
-    told = told_job("test", TWO[1], 1.0)
-    assert told is not None
-    assert told["options"] == {"run_mode": "shared", "rank_scope": "worker"}
+    described = next_job("test", TWO[1], 1.0)
+    assert described is not None
+    assert (described["options"]["run_mode"], described["options"]["rank_scope"]) == ("shared", "worker")
+
+
+@pytest.mark.parametrize("message", [[], "job", {}, {"options": {}}, {"options": [], "arguments": {}}])
+def test_a_description_that_no_rank_has_written_is_refused(store: dist.Store, message: Any) -> None:
+    described = JobStore(store, "test/1", TWO[0], 1.0)
+    job_identity.publish_base_id(described, "base")
+    described.publish("job", message)
+    with pytest.raises(RendezvousError, match="as job, which no rank has written"):
+        next_job("test", TWO[1], 1.0)
+    with pytest.raises(RendezvousError, match="as job, which no rank has written"):
+        open_session(Options(run_mode="shared"), {}, integration="test", topology=TWO[1])
 
 
 def test_without_a_store_auto_needs_nobody(fake_wandb: FakeWandb) -> None:
@@ -1028,9 +1039,9 @@ def test_a_session_opened_before_there_was_a_store_tells_the_others_later(monkey
         JobStore, "find", lambda namespace, topology, timeout: JobStore(store, namespace, topology, timeout)
     )
     first.meet(arguments, "test", 1)
-    told = told_job("test", TWO[1], 1.0)
-    assert told is not None
-    assert told["arguments"] == arguments
+    described = next_job("test", TWO[1], 1.0)
+    assert described is not None
+    assert described["arguments"] == arguments
     second = open_session(Options(limits=Limits(join_timeout=20.0)), {}, integration="test", topology=TWO[1], number=1)
     assert second.id == first.id
 
