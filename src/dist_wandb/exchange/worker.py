@@ -36,7 +36,7 @@ from dist_wandb.exchange.protocol.cells import Outcome
 from dist_wandb.exchange.protocol.pacing import Pacer
 from dist_wandb.exchange.protocol.rounds import Intent, Rounds
 from dist_wandb.exchange.rows import Contribution
-from dist_wandb.exchange.transport.group import BrokenError
+from dist_wandb.exchange.transport.group import BrokenError, destroy_closed
 from dist_wandb.exchange.turns import Turns
 from dist_wandb.store.job_store import JobStore
 
@@ -170,6 +170,7 @@ class Worker:
         return outcome
 
     def _await_turn(self) -> None:
+        destroy_closed()
         self._hooks.look()
         self.turns.wait(has_more=self.cycle.has_more, awaits_primary=self._awaits_primary)
 

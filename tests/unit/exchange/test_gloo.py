@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,7 +18,7 @@ import torch.distributed as dist
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.transport import gloo
 from dist_wandb.exchange.transport.gloo import GlooGroup
-from dist_wandb.exchange.transport.group import Alone, BrokenError
+from dist_wandb.exchange.transport.group import Alone, BrokenError, destroy_closed, undestroyed
 
 if TYPE_CHECKING:
     from tests.conftest import OnRanks
@@ -269,6 +270,34 @@ class LateWork:
 
     def is_completed(self) -> bool:
         return self.slices > 0
+
+
+def threads_of_gloo() -> int:
+    """How many threads of this process wait for what other members send."""
+    return sum(path.read_text() == "gloo_tcp_loop\n" for path in Path("/proc/self/task").glob("*/comm"))
+
+
+def test_a_closed_group_is_destroyed_once_its_collectives_have_ended() -> None:
+    """One of three members dies: gloo's thread spins then on what another one has sent to what has failed by it."""
+    store = dist.HashStore()
+    with ThreadPoolExecutor(3) as pool:
+        groups = list(pool.map(lambda rank: GlooGroup(store, rank, 3, 2.0, lambda: False), range(3)))
+    before = threads_of_gloo()
+    first, *others = groups
+    collectives = [group._group for group in others]
+    first.close()
+    for group, native in zip(others, collectives, strict=True):
+        group._pending = [native.barrier()]  # what waits for a member that is gone, in part
+        group.close()
+    del groups, first, others, group, native
+    collectives.clear()
+    assert undestroyed
+    deadline = time.monotonic() + SOON
+    while undestroyed:
+        assert time.monotonic() < deadline, "a collective does not end with its time limit"
+        destroy_closed()
+        time.sleep(0.02)
+    assert threads_of_gloo() <= before - 3
 
 
 def test_a_collective_that_ends_just_after_a_slice_has_not_failed() -> None:

@@ -1,7 +1,11 @@
 """Fused exchanges over a gloo process group of our own, which can be broken off at any time.
 
-Waiting is sliced, so that the thread can always be stopped. A group with a collective under way is leaked on purpose:
-its destructor would wait for it. No bytes of a peer are unpickled.
+Waiting is sliced, so that the thread can always be stopped. No bytes of a peer are unpickled.
+
+A group that is closed with a collective under way is kept until that has ended: its destructor would wait for it. It is
+not kept longer: if a member of three or more dies, what another one sends to a collective that has failed by it is
+never read, and gloo's thread spins on it until the group is destroyed (``Pair::read`` and ``Loop::run`` in
+gloo/transport/tcp). Collectives end after the time limit at the latest.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.exchange.transport.group import BrokenError
+from dist_wandb.exchange.transport.group import BrokenError, undestroyed
 from dist_wandb.store.timed_caller import TimedCaller, UnansweredError
 
 if TYPE_CHECKING:
@@ -80,6 +84,31 @@ class _Collectives(NamedTuple):
         for options in collectives:
             options.timeout = timeout
         return collectives
+
+
+class _Undestroyed:
+    """A closed group with collectives under way.
+
+    The destructor waits for those, while it keeps all other Python threads waiting as well. So it may not run at the
+    end of the process either: the group has one reference more, which nobody gives back then.
+
+    Args:
+        group: The group.
+        pending: The collectives.
+    """
+
+    def __init__(self, group: Any, pending: list[Any]) -> None:
+        self._kept = [group, *pending]
+        for kept in self._kept:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+
+    def __call__(self) -> bool:
+        """Destroy the group if all of its collectives have ended, and return whether it was destroyed."""
+        if not all(work.is_completed() for work in self._kept[1:]):
+            return False
+        while self._kept:
+            ctypes.pythonapi.Py_DecRef(ctypes.py_object(self._kept.pop()))
+        return True
 
 
 class GlooGroup:
@@ -241,9 +270,7 @@ class GlooGroup:
         group, self._group = self._group, None
         pending = [work for work in self._pending if not work.is_completed()]
         if pending and group is not None:
-            # The destructor waits for collectives under way, while it keeps all other Python threads waiting as well.
-            for kept in (group, *pending):
-                ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+            undestroyed.append(_Undestroyed(group, pending))
 
     def _wait(self, call: Callable[[Any], list[Any]], size: int) -> None:
         if self._group is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -11,6 +11,16 @@ if TYPE_CHECKING:
 
 class BrokenError(Exception):
     """An exchange did not come about: a member is gone or too late, or waiting was to end."""
+
+
+undestroyed: list[Callable[[], bool]] = []  # of closed groups: each destroys one if it can, and returns whether it did
+
+
+def destroy_closed() -> None:
+    """Destroy groups that were closed while something was under way in them, as far as it has ended by now."""
+    for destroy in undestroyed[:]:
+        if destroy():
+            undestroyed.remove(destroy)
 
 
 class Group(Protocol):
