@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -13,14 +15,19 @@ class BrokenError(Exception):
     """An exchange did not come about: a member is gone or too late, or waiting was to end."""
 
 
-undestroyed: list[Callable[[], bool]] = []  # of closed groups: each destroys one if it can, and returns whether it did
+undestroyed: deque[Callable[[], bool]] = deque()  # of closed groups: each destroys one if it can, and says if it did
 
 
 def destroy_closed() -> None:
-    """Destroy groups that were closed while something was under way in them, as far as it has ended by now."""
-    for destroy in undestroyed[:]:
-        if destroy():
-            undestroyed.remove(destroy)
+    """Destroy groups that were closed while something was under way in them, as far as it has ended by now.
+
+    Sessions call it on threads of their own: each group is in the hands of one thread at a time.
+    """
+    for _ in range(len(undestroyed)):
+        with suppress(IndexError):  # another thread was quicker
+            destroy = undestroyed.popleft()
+            if not destroy():
+                undestroyed.append(destroy)
 
 
 class Group(Protocol):
