@@ -199,6 +199,14 @@ class ImpatientGroup(gloo.GlooGroup):
 
 
 @pytest.fixture
+def unhandled_sigterm() -> Iterator[None]:
+    """No handler of SIGTERM, whatever sessions other tests have left open."""
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture
 def ended_exchanges(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """End the exchanges of sessions that a test does not finish, at once: nobody is waited for."""
     monkeypatch.setattr(gloo, "GlooGroup", ImpatientGroup)

@@ -8,7 +8,7 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from types import FrameType
 from typing import Any, ClassVar
@@ -18,7 +18,7 @@ import torch
 import torchmetrics
 from torchmetrics_cases import cases
 from torchmetrics_inputs import Draw
-from units import QUICK, Ranks, Row, Stall, eventually, kept, making, wait_for_peers
+from units import QUICK, SOON, Ranks, Row, Stall, eventually, kept, wait_for_peers
 
 from dist_wandb import gathered
 from dist_wandb.errors import RendezvousError
@@ -32,15 +32,6 @@ from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.plan import Unit
 from dist_wandb.store.job_store import JobStore
 from dist_wandb.topology.model import Topology
-
-SOON = 20.0  # seconds, on a busy machine; whoever waited for other ranks waits for longer
-
-
-@pytest.fixture
-def ranks() -> Iterator[Callable[..., Ranks]]:
-    """Makes units, and ends their threads."""
-    with making() as make:
-        yield make
 
 
 def has_rows(unit: Ranks, number: int) -> bool:

@@ -7,13 +7,13 @@ import random
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torchmetrics
-from units import QUICK, Ranks, making
+from units import QUICK, Ranks
 
 from dist_wandb import gathered
 from dist_wandb.exchange.protocol import negotiation
@@ -25,13 +25,6 @@ from dist_wandb.exchange.transport.group import BrokenError
 @pytest.fixture(autouse=True)
 def _log_level(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "dist_wandb")
-
-
-@pytest.fixture
-def ranks() -> Iterator[Callable[..., Ranks]]:
-    """Makes units, and ends their threads."""
-    with making() as make:
-        yield make
 
 
 class Faults:

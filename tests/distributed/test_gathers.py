@@ -7,7 +7,7 @@ import logging
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from units import QUICK, Ranks, RecordingRun, Row, Stall, eventually, kept, making, wait_for_peers
+from units import QUICK, Ranks, RecordingRun, Row, Stall, eventually, kept, wait_for_peers
 
 from dist_wandb import gathered
 from dist_wandb.exchange import participation
@@ -24,13 +24,6 @@ from dist_wandb.exchange.collective import CollectiveExchange
 from dist_wandb.exchange.transport import gloo
 from dist_wandb.exchange.transport.group import BrokenError
 from dist_wandb.payloads.media import pictures
-
-
-@pytest.fixture
-def ranks() -> Iterator[Callable[..., Ranks]]:
-    """Makes units, and ends their threads."""
-    with making() as make:
-        yield make
 
 
 class Looking(RecordingRun):

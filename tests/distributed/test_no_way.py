@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from units import QUICK, Ranks, Stall, eventually, making, wait_for_peers
+from units import QUICK, SOON, Ranks, Stall, eventually, wait_for_peers
 
 from dist_wandb import gathered
 from dist_wandb.exchange import participation
 from dist_wandb.store.job_store import JobStore
-
-SOON = 20.0  # seconds, on a busy machine; whoever waited for other ranks waits for longer
-
-
-@pytest.fixture
-def ranks() -> Iterator[Callable[..., Ranks]]:
-    """Makes units, and ends their threads."""
-    with making() as make:
-        yield make
 
 
 def messages(caplog: pytest.LogCaptureFixture, words: str) -> list[str]:

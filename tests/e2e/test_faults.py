@@ -14,11 +14,10 @@ from typing import Any
 import pytest
 from processes import Job, started, wait_until
 from ranks import rank_commands
+from stored import rows_in
 from wandb_server import WandbServer
 
-from dist_wandb.errors import ReadError
 from dist_wandb.wandb_files.finding import find_runs
-from dist_wandb.wandb_files.reading import read_history
 
 SCRIPTS = Path(__file__).parent / "scripts"
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -110,13 +109,6 @@ def on_disk(directory: Path) -> Counter[int]:
     """How often each step is on disk."""
     files = [path for path in find_runs(directory) if path.stat().st_size > 100]
     return steps_of([row for path in files for row in rows_in(path)])
-
-
-def rows_in(path: Path) -> list[dict[str, Any]]:
-    try:
-        return read_history(path)
-    except ReadError:  # it has just begun
-        return []
 
 
 def steps_of(rows: Iterable[dict[str, Any]]) -> Counter[int]:

@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 from history import rank_of
 from processes import Job, clean_environment, run_job, started, torchrun
-from stored import ended_runs
+from stored import ended_runs, rows_in
 from wandb_records import RecordedRun
 from wandb_server import WandbServer
 
-from dist_wandb.errors import ReadError
 from dist_wandb.wandb_files.finding import find_runs
 from dist_wandb.wandb_files.reading import read_history
 
@@ -87,13 +86,6 @@ def all_flushed(directory: Path) -> bool:
 def stored(directory: Path) -> dict[Path, Sequence[dict[str, Any]]]:
     """By file what is on disk; the files in the order of their ranks and starts."""
     return {path: rows_in(path) for path in find_runs(directory)}
-
-
-def rows_in(path: Path) -> list[dict[str, Any]]:
-    try:
-        return read_history(path)
-    except ReadError:  # it has just begun
-        return []
 
 
 def wait_until(condition: Callable[[], bool], job: Job, *, within: float = 60) -> None:

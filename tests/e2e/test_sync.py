@@ -61,9 +61,7 @@ def recorded_offline(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def offline(recorded_offline: Path, tmp_path: Path) -> Path:
     """A copy of it."""
-    directory = tmp_path / "copy"
-    shutil.copytree(recorded_offline, directory, symlinks=True)
-    return directory
+    return shutil.copytree(recorded_offline, tmp_path / "copy", symlinks=True)
 
 
 def plain_run(directory: Path, **order: Any) -> list[str | Path]:
@@ -84,9 +82,7 @@ def recorded_plainly(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def plain(recorded_plainly: Path, tmp_path: Path) -> Path:
     """A copy of it."""
-    directory = tmp_path / "copy"
-    shutil.copytree(recorded_plainly, directory, symlinks=True)
-    return directory
+    return shutil.copytree(recorded_plainly, tmp_path / "copy", symlinks=True)
 
 
 def losses(run: RecordedRun) -> list[float]:

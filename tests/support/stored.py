@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
+from dist_wandb.errors import ReadError
 from dist_wandb.settings.plan import RANK_SCOPES, RUN_MODES, RankScope, RunMode
 from dist_wandb.wandb_files.finding import find_runs
-from dist_wandb.wandb_files.reading import StoredRun, read_runs
+from dist_wandb.wandb_files.reading import StoredRun, read_history, read_runs
 
 VECTORS = Path(__file__).parents[1] / "unit" / "modes.json"
 COMBINATIONS: list[tuple[RunMode, RankScope]] = [(mode, scope) for mode in RUN_MODES for scope in RANK_SCOPES]
@@ -74,6 +75,14 @@ def ended_runs(directory: Path, number: int, *, within: float = 30) -> list[Stor
         found = [(str(run.path), run.exit_code) for run in runs]
         assert time.monotonic() < deadline, f"expected {number} ended runs, found {found} and {errors}"
         time.sleep(0.2)
+
+
+def rows_in(path: Path) -> list[dict[str, Any]]:
+    """The rows of a run's file that may still be written; none of one that has just begun."""
+    try:
+        return read_history(path)
+    except ReadError:
+        return []
 
 
 def check_runs(directory: Path, ranks: list[Rank], *, last_step: Mapping[str, int], name: str = "nm") -> None:

@@ -32,6 +32,7 @@ from dist_wandb.store.job_store import JobStore
 from dist_wandb.topology.model import Topology
 
 Row = dict[str, Any]
+SOON = 20.0  # seconds, on a busy machine; whoever waited for other ranks waits for longer
 QUICK = Limits(join_timeout=30, peer_timeout=30, finish_timeout=60, heartbeat=0.1)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -33,14 +33,6 @@ if TYPE_CHECKING:
     from tests.conftest import FakeWandb
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
-
-
-@pytest.fixture
-def fresh_state(bare_environment: None) -> Iterator[None]:  # noqa: ARG001  # goes first
-    """Accelerate keeps its state for the whole process."""
-    AcceleratorState._reset_state(True)  # it takes nothing else
-    yield
-    AcceleratorState._reset_state(True)  # it takes nothing else
 
 
 def look_like(monkeypatch: pytest.MonkeyPatch, rank: int, kind: DistributedType = DistributedType.MULTI_CPU) -> None:
@@ -349,8 +341,9 @@ def test_a_rank_that_logged_nothing_takes_part_in_the_end(
     assert isinstance(first.get_tracker("wandb").tracker, NullRun)
 
 
-@pytest.mark.usefixtures("fake_wandb")
-def test_a_rank_whose_job_is_gone_can_log_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def after_its_job(monkeypatch: pytest.MonkeyPatch) -> Accelerator:
+    """That of rank 1, which has logged a row, though the job's store is gone."""
+
     def gone(*_: object) -> None:
         raise RendezvousError("the store is gone")
 
@@ -358,6 +351,12 @@ def test_a_rank_whose_job_is_gone_can_log_and_end(monkeypatch: pytest.MonkeyPatc
     accelerator = accelerator_with(quick())
     monkeypatch.setattr(JobStore, "find", gone)
     accelerator.log({"loss": 0.5})
+    return accelerator
+
+
+@pytest.mark.usefixtures("fake_wandb")
+def test_a_rank_whose_job_is_gone_can_log_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    accelerator = after_its_job(monkeypatch)
     with pytest.warns(UserWarning, match="Rank 1 logged 1 rows, but the main process has not called"):
         accelerator.end_training()
 
@@ -366,13 +365,7 @@ def test_a_rank_whose_job_is_gone_can_log_and_end(monkeypatch: pytest.MonkeyPatc
 def test_warnings_that_are_errors_do_not_keep_a_training_from_ending(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def gone(*_: object) -> None:
-        raise RendezvousError("the store is gone")
-
-    look_like(monkeypatch, rank=1)
-    accelerator = accelerator_with(quick())
-    monkeypatch.setattr(JobStore, "find", gone)
-    accelerator.log({"loss": 0.5})
+    accelerator = after_its_job(monkeypatch)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         accelerator.end_training()

@@ -6,7 +6,7 @@ import itertools
 import re
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import accelerate
@@ -14,7 +14,6 @@ import pytest
 import torch.distributed as dist
 import wandb
 from accelerate import Accelerator, PartialState
-from accelerate.state import AcceleratorState
 from accelerate.tracking import GeneralTracker
 from accelerate.utils import DistributedType
 from processes import wait_until
@@ -36,14 +35,6 @@ if TYPE_CHECKING:
 WRAPPED = ("init_trackers", "log", "get_tracker", "end_training")
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
-
-
-@pytest.fixture
-def fresh_state(bare_environment: None) -> Iterator[None]:  # noqa: ARG001  # goes first
-    """Accelerate keeps its state for the whole process."""
-    AcceleratorState._reset_state(True)  # it takes nothing else
-    yield
-    AcceleratorState._reset_state(True)  # it takes nothing else
 
 
 @pytest.fixture

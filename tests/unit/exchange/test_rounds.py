@@ -60,6 +60,14 @@ class Unit:
         self.machines[rank].post(contributions, step, self._calls[life])
         self._calls[life] += 1
 
+    def log_on_all(self, values: dict[str, float], step: int | None) -> None:
+        for rank in self.living:
+            self.log(rank, values, step)
+
+    def give_up(self, rank: int, *, new_only: bool) -> None:
+        """Let a rank wait no longer for what was logged before this round."""
+        self.machines[rank].give_up(self.machines[rank].ledger.round, new_only=new_only)
+
     def die(self, rank: int) -> None:
         """What the rank has not told the others by now is lost; the others go on without it."""
         pending = self.machines[rank].outbox.cells()
@@ -372,7 +380,7 @@ def test_an_incomplete_value_waits_until_patience_runs_out() -> None:
     settle(unit)
     unit.exchange()
     assert not unit.written
-    unit.machines[1].give_up(unit.machines[1].ledger.round, new_only=True)
+    unit.give_up(1, new_only=True)
     unit.exchange()
     assert unit.written["loss", 0, 0].missing == 0  # nobody knows that rank 1 would say it
 
@@ -381,7 +389,7 @@ def test_a_name_that_one_rank_logs_is_not_waited_for_after_the_first_time() -> N
     unit = Unit.of(2)
     unit.log(0, {"throughput": 1.0}, 0)
     settle(unit)
-    unit.machines[0].give_up(unit.machines[0].ledger.round, new_only=True)
+    unit.give_up(0, new_only=True)
     unit.exchange()
     for step in (1, 2, 3):
         unit.log(0, {"throughput": float(step)}, step)
@@ -391,37 +399,32 @@ def test_a_name_that_one_rank_logs_is_not_waited_for_after_the_first_time() -> N
 
 def test_patience_with_known_names_is_another_matter() -> None:
     unit = Unit.of(2)
-    for rank in (0, 1):
-        unit.log(rank, {"loss": 1.0}, 0)
+    unit.log_on_all({"loss": 1.0}, 0)
     settle(unit)
     unit.log(0, {"loss": 2.0}, 1)
     settle(unit)
-    machine = unit.machines[0]
-    machine.give_up(machine.ledger.round, new_only=True)
+    unit.give_up(0, new_only=True)
     unit.exchange()
     assert ("loss", 1, 0) not in unit.written
-    machine.give_up(machine.ledger.round, new_only=False)
+    unit.give_up(0, new_only=False)
     unit.exchange()
     assert unit.written["loss", 1, 0].missing == 1
 
 
 def test_a_name_that_was_given_up_is_flagged_until_it_is_whole_again() -> None:
     unit = Unit.of(2)
-    for rank in (0, 1):
-        unit.log(rank, {"loss": 1.0}, 0)
+    unit.log_on_all({"loss": 1.0}, 0)
     settle(unit)
     for step in (1, 2, 3):
         unit.log(0, {"loss": 1.0}, step)
     settle(unit)
-    unit.machines[0].give_up(unit.machines[0].ledger.round, new_only=False)
+    unit.give_up(0, new_only=False)
     unit.exchange()
     unit.log(0, {"loss": 1.0}, 4)
     settle(unit)
-    for rank in (0, 1):
-        unit.log(rank, {"loss": 1.0}, 5)
+    unit.log_on_all({"loss": 1.0}, 5)
     settle(unit)
-    unit.log(0, {"loss": 1.0}, 6)
-    unit.log(1, {"loss": 1.0}, 6)
+    unit.log_on_all({"loss": 1.0}, 6)
     unit.close()
     assert [unit.written["loss", step, 0].missing for step in range(7)] == [0, 1, 1, 1, 1, 0, 0]
 
@@ -430,7 +433,7 @@ def test_a_late_contribution_corrects_the_row() -> None:
     unit = Unit.of(2)
     unit.log(0, {"loss": 4.0}, 0)
     settle(unit)
-    unit.machines[0].give_up(unit.machines[0].ledger.round, new_only=True)
+    unit.give_up(0, new_only=True)
     unit.exchange()
     unit.log(1, {"loss": 2.0}, 0)
     settle(unit)
@@ -444,13 +447,11 @@ def test_a_value_that_all_ranks_have_passed_is_finished() -> None:
     """Uneven validation loaders: rank 0 has a batch more, and both are at the next epoch's."""
     unit = Unit.of(2)
     for step in (0, 1):
-        for rank in (0, 1):
-            unit.log(rank, {"val": 1.0}, step)
+        unit.log_on_all({"val": 1.0}, step)
     unit.log(0, {"val": 5.0}, 2)
     settle(unit)
     assert ("val", 2, 0) not in unit.written
-    for rank in (0, 1):
-        unit.log(rank, {"val": 2.0}, 0)
+    unit.log_on_all({"val": 2.0}, 0)
     settle(unit)
     assert unit.written["val", 2, 0].totals.reduced("mean") == 5.0
     assert unit.written["val", 0, 1].totals.reduced("mean") == 2.0
@@ -463,8 +464,7 @@ def test_a_rank_that_logs_from_several_threads_has_not_passed_a_row_by_speaking_
     unit.machines[1].mingles = mingles
     unit.log(0, {"loss": 1.0}, 0)
     settle(unit)
-    for rank in (0, 1):
-        unit.log(rank, {"by_worker": 2.0}, 1)
+    unit.log_on_all({"by_worker": 2.0}, 1)
     settle(unit)
     assert (("loss", 0, 0) in unit.written) is not mingles
     late = Rounds(2, 3)
@@ -481,13 +481,11 @@ def test_steps_of_a_rank_that_logs_from_several_threads_may_come_in_another_orde
     """Its worker had something for step 2 first, so that rank 0 is at step 2 with its loss before it is at step 1."""
     unit = Unit.of(2)
     unit.machines[0].mingles = mingles
-    for rank in (0, 1):
-        unit.log(rank, {"loss": 0.0}, 0)
+    unit.log_on_all({"loss": 0.0}, 0)
     settle(unit)
     unit.log(0, {"loss": 1.0}, 2)
     settle(unit)
-    for rank in (0, 1):
-        unit.log(rank, {"loss": 5.0}, 1)
+    unit.log_on_all({"loss": 5.0}, 1)
     settle(unit)
     assert (("loss", 2, 0) in unit.written) is not mingles
     unit.log(1, {"loss": 3.0}, 2)
@@ -499,18 +497,15 @@ def test_steps_of_a_rank_that_logs_from_several_threads_may_come_in_another_orde
 def test_a_step_that_a_rank_leaves_out_is_passed_after_some_time_where_ranks_log_from_several_threads() -> None:
     unit = Unit.of(2)
     unit.machines[0].mingles = True
-    for rank in (0, 1):
-        unit.log(rank, {"val": 0.0}, 0)
+    unit.log_on_all({"val": 0.0}, 0)
     settle(unit)
     unit.log(0, {"val": 1.0}, 1)
     settle(unit)
-    unit.log(0, {"val": 2.0}, 2)
-    unit.log(1, {"val": 2.0}, 2)
+    unit.log_on_all({"val": 2.0}, 2)
     settle(unit)
     assert ("val", 1, 0) not in unit.written
-    unit.machines[0].give_up(unit.machines[0].ledger.round, new_only=True)
-    for rank in (0, 1):
-        unit.log(rank, {"val": 3.0}, 3)
+    unit.give_up(0, new_only=True)
+    unit.log_on_all({"val": 3.0}, 3)
     settle(unit)
     assert unit.written["val", 1, 0].totals.reduced("mean") == 1.0
     assert unit.written["val", 1, 0].missing == 0
@@ -546,7 +541,7 @@ def test_a_correction_says_nothing_about_other_rows() -> None:
         unit.log(0, {"loss": 1.0}, step)
         settle(unit)
         if step == 0:
-            unit.machines[0].give_up(unit.machines[0].ledger.round, new_only=True)
+            unit.give_up(0, new_only=True)
             unit.exchange()
     for machine in unit.machines:
         machine.ledger.names["loss"].usual = 2
@@ -565,10 +560,9 @@ def test_rows_are_written_in_the_order_in_which_they_were_finished() -> None:
     settle(unit)
     unit.log(0, {"loss": 2.0}, 1)
     settle(unit)
-    unit.machines[0].give_up(unit.machines[0].ledger.round, new_only=True)
+    unit.give_up(0, new_only=True)
     unit.exchange()
-    unit.log(0, {"lr": 0.1}, 2)
-    unit.log(1, {"lr": 0.1}, 2)
+    unit.log_on_all({"lr": 0.1}, 2)
     unit.close()
     assert [cell for cell in unit.written if cell[0] == "loss"] == [("loss", 0, 0), ("loss", 1, 0)]
     assert list(unit.written)[-1] == ("lr", 2, 0)
@@ -596,8 +590,7 @@ def test_the_place_of_a_row_without_a_step_is_that_of_the_lowest_rank() -> None:
 
 def test_survivors_go_on_without_a_dead_rank() -> None:
     unit = Unit.of(3)
-    for rank in range(3):
-        unit.log(rank, {"loss": 1.0}, 0)
+    unit.log_on_all({"loss": 1.0}, 0)
     settle(unit)
     unit.log(0, {"loss": 2.0}, 1)
     unit.log(1, {"loss": 4.0}, 1)
@@ -660,7 +653,7 @@ def test_a_name_that_a_rank_logs_alone_lacks_nobody() -> None:
     unit = Unit.of(3)
     unit.log(0, {"throughput": 1.0}, 0)
     settle(unit)
-    unit.machines[1].give_up(unit.machines[1].ledger.round, new_only=True)
+    unit.give_up(1, new_only=True)
     unit.exchange()
     unit.die(2)
     unit.log(0, {"throughput": 1.0}, 1)
@@ -699,7 +692,7 @@ def test_ranks_whom_patience_ran_out_with_are_missing_until_they_speak_again() -
                 unit.log(rank, {"loss": 1.0}, step)
         settle(unit)
         if step == 1:
-            unit.machines[0].give_up(unit.machines[0].ledger.round, new_only=False)
+            unit.give_up(0, new_only=False)
         unit.exchange()
     assert unit.written["loss", 1, 0].missing == 2
     assert (unit.written["loss", 3, 0].missing, unit.written["loss", 3, 0].totals.number) == (0, 3)
@@ -709,7 +702,7 @@ def test_who_was_late_is_told_and_nobody_else() -> None:
     unit = Unit.of(2)
     unit.log(0, {"loss": 4.0}, 7)
     settle(unit)
-    unit.machines[0].give_up(unit.machines[0].ledger.round, new_only=True)
+    unit.give_up(0, new_only=True)
     assert unit.exchange().late == ()
     unit.log(1, {"loss": 2.0}, 7)
     packed = [machine.pack() for machine in unit.machines]
@@ -793,13 +786,11 @@ def test_what_one_rank_logs_beside_the_others_is_in_their_row_from_the_second_ti
 
 def test_a_new_name_at_a_step_at_which_all_speak_may_come_from_the_others_in_their_next_call() -> None:
     unit = Unit.of(2)
-    for rank in (0, 1):
-        unit.log(rank, {"train": 1.0}, 0)
+    unit.log_on_all({"train": 1.0}, 0)
     settle(unit)
     unit.log(0, {"val": 1.0}, 1)
     settle(unit)
-    for rank in (0, 1):
-        unit.log(rank, {"train": 1.0}, 1)
+    unit.log_on_all({"train": 1.0}, 1)
     settle(unit)
     unit.exchange()
     assert ("val", 1, 0) not in unit.written
@@ -822,7 +813,7 @@ def behind(logged: int, told: int, size: int = 2, remembered: int = 32_768) -> U
         for rank in range(size - 1):
             unit.log(rank, {"loss": 1.0}, step)
         settle(unit)
-        unit.machines[0].give_up(unit.machines[0].ledger.round, new_only=True)
+        unit.give_up(0, new_only=True)
     unit.exchange()
     assert {unit.written["loss", step, 0].missing for step in range(logged)} == {0}
     for step in range(logged):
@@ -864,7 +855,7 @@ def test_what_a_rank_logs_alone_is_not_flagged_when_another_one_is_lost() -> Non
     for step in range(5):
         unit.log(0, {"throughput": 1.0}, step)
         settle(unit)
-        unit.machines[0].give_up(unit.machines[0].ledger.round, new_only=True)
+        unit.give_up(0, new_only=True)
         unit.exchange()
     unit.log(1, {"other": 1.0}, 3)
     settle(unit)
@@ -896,12 +887,11 @@ def test_who_does_not_wait_any_more_flags_what_others_may_be_about_to_log() -> N
     """Rank 1 is held up before its first row, until the time of rank 0 is over; it has passed `own` once, though."""
     unit = Unit.of(2)
     unit.log(0, {"loss": 1.0, "own": 1.0}, 0)
-    unit.log(0, {"both": 1.0}, 1)
-    unit.log(1, {"both": 1.0}, 1)
+    unit.log_on_all({"both": 1.0}, 1)
     settle(unit)
     unit.log(0, {"late": 1.0}, 2)
     settle(unit)
-    unit.machines[0].give_up(unit.machines[0].ledger.round, new_only=True)
+    unit.give_up(0, new_only=True)
     unit.exchange()
     for step in range(3, 6):
         unit.log(0, {"own": 1.0, "late": 1.0, "both": 1.0}, step)
@@ -945,8 +935,7 @@ def in_the_midst() -> Unit:
     unit.log(0, {"loss": 2.0}, 1)
     unit.log(1, {"loss": 3.0}, 1)
     unit.log(2, {"lr": 0.5}, 0)
-    for rank in range(3):
-        unit.log(rank, {"loss": 5.0}, None)
+    unit.log_on_all({"loss": 5.0}, None)
     return unit
 
 
@@ -1010,8 +999,7 @@ def test_what_makes_a_snapshot_hold_everything_occurs() -> None:
 
 def test_what_a_rank_had_yet_to_say_is_kept_when_it_takes_over_from_others() -> None:
     unit = Unit.of(2)
-    for rank in (0, 1):
-        unit.log(rank, {"loss": 1.0}, 0)
+    unit.log_on_all({"loss": 1.0}, 0)
     settle(unit)
     unit.log(1, {"loss": 3.0, "own": 7.0}, 1)
     unit.stall(1)
@@ -1127,8 +1115,7 @@ def counting(method: Callable[..., list[Key]], counts: list[int]) -> Callable[..
 
 def test_a_round_costs_no_more_when_many_cells_are_open(monkeypatch: pytest.MonkeyPatch) -> None:
     unit = Unit.of(2)
-    unit.log(0, {"loss": 1.0}, 0)
-    unit.log(1, {"loss": 1.0}, 0)
+    unit.log_on_all({"loss": 1.0}, 0)
     settle(unit)
     for step in range(1, 200):
         unit.log(0, {"loss": 1.0}, step)
@@ -1136,7 +1123,6 @@ def test_a_round_costs_no_more_when_many_cells_are_open(monkeypatch: pytest.Monk
     looked_at: list[int] = []
     for machine in unit.machines:
         monkeypatch.setattr(machine.finishing, "_candidates", counting(machine.finishing._candidates, looked_at))
-    unit.log(0, {"lr": 0.1}, 3000)
-    unit.log(1, {"lr": 0.1}, 3000)
+    unit.log_on_all({"lr": 0.1}, 3000)
     settle(unit)
     assert looked_at == [1, 1]

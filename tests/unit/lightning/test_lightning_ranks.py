@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -20,17 +20,12 @@ from dist_wandb.settings.limits import Limits
 if TYPE_CHECKING:
     from tests.conftest import FakeRun, FakeWandb
 
+pytestmark = pytest.mark.usefixtures("unhandled_sigterm")
+
 SHORT: dict[str, Any] = {
     "limits": Limits(join_timeout=0.1, finish_timeout=1.0)
 }  # limits where the other ranks never come
 STEP = "trainer/global_step"
-
-
-@pytest.fixture(autouse=True)
-def _no_signal_is_handled() -> Iterator[None]:
-    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    yield
-    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture

@@ -203,10 +203,8 @@ def test_wandbs_variables_count_as_in_the_stock_logger(
     assert ours.modes == stock.modes
 
 
-@pytest.mark.parametrize("logger_class", [WandbLogger, DistWandbLogger])
-def test_a_run_in_progress_is_used_with_a_warning(
-    logger_class: type[WandbLogger], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def with_a_run_in_progress(monkeypatch: pytest.MonkeyPatch) -> Callable[[WandbLogger], None]:
+    """Set W&B's run of this process. The returned function checks that a logger uses it, and warns."""
     running = mock.Mock(spec=Run, id="running", url=None, offline=False, disabled=False)
     monkeypatch.setattr(wandb, "run", running)
 
@@ -214,6 +212,14 @@ def test_a_run_in_progress_is_used_with_a_warning(
         with pytest.warns(UserWarning, match="There is a wandb run already in progress"):
             assert logger.experiment is running
 
+    return use
+
+
+@pytest.mark.parametrize("logger_class", [WandbLogger, DistWandbLogger])
+def test_a_run_in_progress_is_used_with_a_warning(
+    logger_class: type[WandbLogger], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use = with_a_run_in_progress(monkeypatch)
     assert drive_with(logger_class, {}, use, tmp_path).arguments == []
 
 
@@ -526,12 +532,10 @@ def test_a_run_opened_too_early_for_the_mode_is_an_error(
 
 def test_a_run_in_progress_is_used_by_the_first_of_two_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     as_rank(monkeypatch, 0)
-    running = mock.Mock(spec=Run, id="running", url=None, offline=False, disabled=False)
-    monkeypatch.setattr(wandb, "run", running)
+    use_running = with_a_run_in_progress(monkeypatch)
 
     def use(logger: WandbLogger) -> None:
-        with pytest.warns(UserWarning, match="There is a wandb run already in progress"):
-            assert logger.experiment is running
+        use_running(logger)
         assert logger.version == "running"
 
     assert drive_with(DistWandbLogger, {}, use, tmp_path).arguments == []

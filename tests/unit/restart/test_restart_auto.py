@@ -22,6 +22,8 @@ from dist_wandb.store import job_store
 if TYPE_CHECKING:
     from tests.conftest import FakeWandb, OnRanks
 
+    from dist_wandb.session.session import Session
+
 
 @pytest.mark.parametrize("resume", ["auto", True])
 @pytest.mark.parametrize("run_mode", ["auto", "shared", "new"])
@@ -100,6 +102,14 @@ def test_projects_in_one_directory_do_not_mix(start: Start, argument: str) -> No
     assert ids(start(resume="auto", **{argument: "b"})) == ids(second)
 
 
+def killed(start: Start) -> tuple[list[Session], Path]:
+    """The sessions of a job that was killed, and the restart record that they have left."""
+    sessions = start()
+    kill(sessions)
+    (record,) = RECORDS.glob("latest-*.json")
+    return sessions, record
+
+
 @pytest.mark.parametrize(
     "content",
     [b"", b"\xff", b"[]", b'{"format": 2}', b'{"format": 1, "base_id": "x"}'],
@@ -108,9 +118,7 @@ def test_projects_in_one_directory_do_not_mix(start: Start, argument: str) -> No
 def test_a_damaged_record_is_left_aside_with_a_warning(
     start: Start, caplog: pytest.LogCaptureFixture, content: bytes
 ) -> None:
-    first = start()
-    kill(first)
-    (record,) = RECORDS.glob("latest-*.json")
+    first, record = killed(start)
     record.write_bytes(content)
     assert ids(start(resume="auto")) != ids(first)
     record.write_bytes(content)
@@ -123,9 +131,7 @@ def test_a_damaged_record_is_left_aside_with_a_warning(
 def test_what_lies_in_the_place_of_a_record_keeps_no_start_waiting(
     start: Start, caplog: pytest.LogCaptureFixture, obstacle: str
 ) -> None:
-    first = start()
-    kill(first)
-    (record,) = RECORDS.glob("latest-*.json")
+    first, record = killed(start)
     record.unlink()
     OBSTACLES[obstacle](record)
     begun = time.monotonic()
@@ -142,9 +148,7 @@ def test_what_lies_in_the_place_of_a_record_keeps_no_start_waiting(
 def test_a_strangers_record_is_not_followed(
     start: Start, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    first = start()
-    kill(first)
-    (record,) = RECORDS.glob("latest-*.json")
+    first, record = killed(start)
     give_away(record if what == "record" else RECORDS, monkeypatch)
     second = start(resume="auto")
     assert ids(second) != ids(first)

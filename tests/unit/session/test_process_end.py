@@ -8,7 +8,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -22,6 +23,7 @@ from dist_wandb.topology.model import Topology
 if TYPE_CHECKING:
     from tests.conftest import Job
 
+pytestmark = pytest.mark.usefixtures("unhandled_sigterm")
 
 THREE = [Topology(rank, rank, 0, 3, 3, 1) for rank in range(3)]
 
@@ -41,12 +43,15 @@ def test_what_an_exception_means(error: BaseException | None, code: int | None) 
     assert exit_code_of(error) == code
 
 
-@pytest.fixture(autouse=True)
-def unhandled_sigterm() -> Iterator[None]:
-    """Sessions that other tests have left open handle it."""
-    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    yield
-    signal.signal(signal.SIGTERM, before)
+@contextmanager
+def instead_of_a_kill(act: Callable[[int, int], object]) -> Iterator[None]:
+    """Have `act` called in place of `os.kill`; SIGTERM is unhandled afterwards."""
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(os, "kill", act)
+            yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 @pytest.fixture
@@ -90,20 +95,14 @@ def test_a_fork_ends_nothing(codes: list[tuple[int, bool]], monkeypatch: pytest.
     assert codes == []
 
 
-def test_sigterm_ends_runs_first_and_then_the_process(
-    codes: list[tuple[int, bool]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sigterm_ends_runs_first_and_then_the_process(codes: list[tuple[int, bool]]) -> None:
     killed: list[tuple[int, int]] = []
     end = ProcessEnd(lambda code, failed: codes.append((code, failed)), lambda: None)
     end.register()
     end.catch_sigterm()
-    try:
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "kill", lambda pid, number: killed.append((pid, number)))
-            signal.raise_signal(signal.SIGTERM)
-            assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    with instead_of_a_kill(lambda pid, number: killed.append((pid, number))):
+        signal.raise_signal(signal.SIGTERM)
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     assert codes == [(143, True)]
     assert killed == [(os.getpid(), signal.SIGTERM)]
 
@@ -123,12 +122,8 @@ def test_a_second_sigterm_does_not_disturb_the_end(monkeypatch: pytest.MonkeyPat
     end.register()
     end.catch_sigterm()
     main = threading.get_ident()
-    try:
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "kill", lambda _, number: killed.append(len(ended) * 100 + number))
-            signal.raise_signal(signal.SIGTERM)
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    with instead_of_a_kill(lambda _, number: killed.append(len(ended) * 100 + number)):
+        signal.raise_signal(signal.SIGTERM)
     assert killed == [200 + signal.SIGTERM]
 
 
@@ -151,15 +146,11 @@ def test_what_the_interrupted_main_thread_holds_is_let_go_when_the_end_of_a_run_
     end = ProcessEnd(end_run, lambda: None)
     end.register()
     end.catch_sigterm()
-    try:
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "kill", kill)
-            with held:
-                signal.raise_signal(signal.SIGTERM)
-                assert codes == []
-            assert is_killed.wait(20)
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    with instead_of_a_kill(kill):
+        with held:
+            signal.raise_signal(signal.SIGTERM)
+            assert codes == []
+        assert is_killed.wait(20)
     assert killed == [[(143, True)]]
 
 
@@ -177,13 +168,9 @@ def test_a_main_thread_that_comes_to_its_end_after_sigterm_waits_for_the_end_of_
     end = ProcessEnd(end_slowly, lambda: None)
     end.register()
     end.catch_sigterm()
-    try:
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "kill", lambda *_: killed.append(codes.copy()))
-            signal.raise_signal(signal.SIGTERM)
-            end._end()
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    with instead_of_a_kill(lambda *_: killed.append(codes.copy())):
+        signal.raise_signal(signal.SIGTERM)
+        end._end()
     assert killed == [[(143, True)]]
 
 
@@ -194,14 +181,9 @@ def test_sigterm_lets_the_end_of_a_run_go_on(codes: list[tuple[int, bool]], monk
     end.register()
     end.catch_sigterm()
     monkeypatch.setattr(os, "_exit", lambda _: None)
-    try:
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "kill", lambda _, number: killed.append(f"{number} after {done}"))
-            with end.finishing():
-                signal.raise_signal(signal.SIGTERM)
-                done.append("uploaded")
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    with instead_of_a_kill(lambda _, number: killed.append(f"{number} after {done}")), end.finishing():
+        signal.raise_signal(signal.SIGTERM)
+        done.append("uploaded")
     assert killed == [f"{int(signal.SIGTERM)} after ['uploaded']"]
     assert codes == []
 

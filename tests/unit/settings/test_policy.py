@@ -80,11 +80,16 @@ def test_every_rank_does_what_the_table_says(case: dict[str, Any]) -> None:
 # --- invariants for any layout ----------------------------------------------------------------------------------------
 
 
+def opening(layout: list[int], mode: str, scope: str, base_id: str, group: str | None) -> list[RunPlan]:
+    """The plans of the ranks that open a run."""
+    return [plan for _, plan in plan_all(layout, mode, scope, base_id, group) if plan.opens_run]
+
+
 @given(layouts, modes, scopes, ids, groups)
 def test_every_run_has_exactly_one_primary(
     layout: list[int], mode: str, scope: str, base_id: str, group: str | None
 ) -> None:
-    opened = [plan for _, plan in plan_all(layout, mode, scope, base_id, group) if plan.opens_run]
+    opened = opening(layout, mode, scope, base_id, group)
     primaries = Counter(plan.run_id for plan in opened if plan.primary)
     assert primaries == Counter({plan.run_id for plan in opened})
 
@@ -93,7 +98,7 @@ def test_every_run_has_exactly_one_primary(
 def test_a_run_of_several_ranks_is_shared_and_its_labels_are_unique(
     layout: list[int], mode: str, scope: str, base_id: str, group: str | None
 ) -> None:
-    opened = [plan for _, plan in plan_all(layout, mode, scope, base_id, group) if plan.opens_run]
+    opened = opening(layout, mode, scope, base_id, group)
     writers = Counter(plan.run_id for plan in opened)
     labels = {(plan.run_id, plan.label) for plan in opened}
     assert all(plan.shared and plan.label for plan in opened if writers[plan.run_id] > 1)
@@ -105,7 +110,7 @@ def test_a_run_of_several_ranks_is_shared_and_its_labels_are_unique(
 def test_the_numbers_of_runs_and_groups_are_those_of_the_table(
     layout: list[int], mode: str, scope: str, base_id: str, group: str | None
 ) -> None:
-    opened = [plan for _, plan in plan_all(layout, mode, scope, base_id, group) if plan.opens_run]
+    opened = opening(layout, mode, scope, base_id, group)
     units = len(layout) if scope == "worker" else 1
     assert len({plan.run_id for plan in opened}) == (sum(layout) if mode == "new" else units)
     expected_groups = units if mode == "new" else int(group is not None)

@@ -1,0 +1,15 @@
+"""Fixtures of the tests of the exchange with real gloo groups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from units import Ranks, making
+
+
+@pytest.fixture
+def ranks() -> Iterator[Callable[..., Ranks]]:
+    """Makes units, and ends their threads."""
+    with making() as make:
+        yield make
