@@ -31,18 +31,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Options:
-    """The arguments that all integrations share, checked. `dist_wandb.init` says what each of them does.
-
-    Args:
-        run_mode: Which ranks open a W&B run: `"auto"`, `"shared"` or `"new"`.
-        rank_scope: Whether the whole job or each node is one unit: `"global"` or `"worker"`.
-        reduce: How one number comes from the ranks' numbers.
-        spread: Of which names the spread over ranks is written as well.
-        per_rank: Which names each rank of a shared run also writes under its label.
-        limits: How long, and how much, is waited: `Limits`, or a mapping of its arguments.
-        config_sync: What to do about ranks that pass different values of `config`: `"warn"`, `"check"` or `"off"`.
-        system_metrics: Whose hardware metrics go into the run of ``run_mode="auto"``: `"primary"` or `"all-nodes"`.
-        strict: Whether a run that cannot be opened is an error, rather than opened offline.
+    """The arguments that all integrations share, checked. `dist_wandb.init` documents each of them.
 
     Raises:
         ConfigurationError: A value that cannot be honoured.

@@ -22,6 +22,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+from docstrings import documented_options
 from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningCLI
@@ -33,6 +34,7 @@ from dist_wandb import DistWandbLogger
 from dist_wandb.lightning.experiment import NullExperiment
 from dist_wandb.session import registry
 from dist_wandb.settings.limits import Limits
+from dist_wandb.settings.options import OPTION_NAMES
 from dist_wandb.topology.model import Topology
 
 pytestmark = pytest.mark.newest  # the demands are those of the newest Lightning
@@ -497,6 +499,18 @@ def logger_of(*arguments: str) -> Logger | None:
         command = LightningCLI(BoringModel, args=list(arguments), run=False, save_config_callback=None)
     made: Logger | None = command.trainer.logger
     return made
+
+
+def test_the_help_of_a_lightning_cli_documents_all_options(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")  # so that no word is broken at its hyphen
+    with pytest.raises(SystemExit):
+        logger_of("--trainer.logger.help=dist_wandb.DistWandbLogger")
+    shown = " ".join(capsys.readouterr().out.split())
+    texts = documented_options(DistWandbLogger)
+    assert tuple(texts) == OPTION_NAMES
+    assert {name: text in shown for name, text in texts.items()} == dict.fromkeys(OPTION_NAMES, True)
 
 
 def test_a_lightning_cli_knows_all_arguments_and_reads_what_it_prints(

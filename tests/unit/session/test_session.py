@@ -22,6 +22,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import wandb
+from docstrings import documented_options
 from units import eventually
 
 import dist_wandb
@@ -39,7 +40,8 @@ from dist_wandb.session.opener import open_session
 from dist_wandb.session.registry import holds
 from dist_wandb.session.session import Session
 from dist_wandb.settings.limits import Limits
-from dist_wandb.settings.options import Options
+from dist_wandb.settings.options import CONFIG_SYNCS, OPTION_NAMES, SYSTEM_METRICS, Options
+from dist_wandb.settings.plan import RANK_SCOPES, RUN_MODES
 from dist_wandb.store import job_identity
 from dist_wandb.store.job_store import JobStore
 from dist_wandb.topology.model import Topology
@@ -645,6 +647,19 @@ def test_what_no_option_says_is_the_default_of_every_integration() -> None:
         defaults = {field.name: parameters[field.name].default for field in fields(options)}
         asked_elsewhere = {"run_mode": None, "rank_scope": None}
         assert defaults == {**vars(options), **asked_elsewhere}, integration
+
+
+def test_options_are_documented_alike_by_logger_and_tracker_and_in_full_by_init() -> None:
+    """Written by hand three times: editors and LightningCLI's help read the text of each signature in the source."""
+    full = documented_options(dist_wandb.init)
+    logger, tracker = documented_options(DistWandbLogger), documented_options(DistWandbTracker)
+    assert tuple(full) == tuple(logger) == OPTION_NAMES
+    assert logger == tracker
+    modes: dict[str, tuple[str, ...]] = {"run_mode": RUN_MODES, "rank_scope": RANK_SCOPES}
+    for name, values in {**modes, "config_sync": CONFIG_SYNCS, "system_metrics": SYSTEM_METRICS}.items():
+        for value in values:
+            assert f'`"{value}"`' in full[name]
+            assert f'`"{value}"`' in logger[name]
 
 
 @pytest.mark.parametrize("limits", [Limits(peer_timeout=7), {"peer_timeout": 7}])
