@@ -115,7 +115,8 @@ def load_data() -> tuple[TensorDataset, TensorDataset]:
 def mode_without_login() -> str | None:
     """`"offline"` if W&B was given neither a mode nor an API key; else `None`, which leaves the choice to W&B."""
     netrc = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()  # where `wandb login` keeps the key
-    has_key = os.environ.get("WANDB_API_KEY") or (netrc.exists() and "wandb" in netrc.read_text())
+    hosts = netrc.read_text() if netrc.exists() else ""
+    has_key = os.environ.get("WANDB_API_KEY") or "wandb" in hosts or "coreweave" in hosts
     return None if has_key or os.environ.get("WANDB_MODE") else "offline"
 
 

@@ -84,9 +84,10 @@ def planned_uploads(output: str) -> list[UploadRun]:
 
 
 @pytest.mark.parametrize("script", [LIGHTNING, ACCELERATE, TORCH], ids=lambda script: script.parent.name)
+@pytest.mark.parametrize("host", ["api.wandb.ai", "api.forge.coreweave.com"])
 @pytest.mark.usefixtures("bare_environment")
 def test_example_goes_offline_by_itself_only_if_nothing_is_configured(
-    script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    script: Path, host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mode_without_login = runpy.run_path(str(script))["mode_without_login"]
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -98,5 +99,5 @@ def test_example_goes_offline_by_itself_only_if_nothing_is_configured(
     with monkeypatch.context() as patch:
         patch.setenv("WANDB_MODE", "online")
         assert mode_without_login() is None
-    (tmp_path / ".netrc").write_text("machine api.wandb.ai\n  login user\n  password key\n")
+    (tmp_path / ".netrc").write_text(f"machine {host}\n  login user\n  password key\n")
     assert mode_without_login() is None
