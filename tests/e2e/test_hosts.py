@@ -139,7 +139,7 @@ def test_a_host_is_cut_off(tmp_path: Path, record_testsuite_property: Record) ->
 
 def check_what_was_said(finished: Finished, cut: float) -> float:
     """The survivors name who is gone, in time; who is cut off says what is lost. Seconds that the survivors waited."""
-    gone = [line for line in finished.lines("AT ") if "Lost rank 2, 3 after step" in line]
+    gone = [line for line in finished.lines("AT ") if "Lost ranks 2-3 (node 1) after step" in line]
     assert len(gone) == 2, finished.output
     after = max(float(line.split()[1]) for line in gone) - cut
     assert after < 2 * PEER + MORE
