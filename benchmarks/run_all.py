@@ -18,11 +18,12 @@ from benchmarks import (
     lightning_step,
     log_cost,
     reduction_cost,
+    row_cost,
     startup,
 )
 from rich.console import Console
 
-_BENCHMARKS = (startup, log_cost, lightning_step, reduction_cost, accelerate_step, gather_cost, growth, delay)
+_BENCHMARKS = (startup, log_cost, lightning_step, reduction_cost, row_cost, accelerate_step, gather_cost, growth, delay)
 
 
 def main() -> int:
