@@ -1,0 +1,280 @@
+"""The end of a session: exit codes, runs that the user finishes, and threads that finish together."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch.distributed as dist
+import wandb
+
+import dist_wandb
+from dist_wandb.errors import ConfigurationError
+from dist_wandb.exchange.rows import DEGRADED
+from dist_wandb.session import registry
+from dist_wandb.session.api import get_run
+from dist_wandb.session.opener import open_session
+from dist_wandb.session.session import Session
+from dist_wandb.settings.limits import Limits
+from dist_wandb.settings.options import Options
+from dist_wandb.topology.model import Topology
+
+if TYPE_CHECKING:
+    from tests.conftest import FakeWandb, Job, OnRanks
+
+TWO = [Topology(rank, rank, 0, 2, 2, 1) for rank in range(2)]
+
+
+@pytest.mark.parametrize("exit_code", [None, 0, 3])
+def test_finish_hands_the_exit_code_on(fake_wandb: FakeWandb, exit_code: int | None) -> None:
+    dist_wandb.init().finish(exit_code)
+    assert fake_wandb.runs[0].exit_codes == [exit_code]
+
+
+def test_finishing_twice_finishes_once(fake_wandb: FakeWandb) -> None:
+    session = dist_wandb.init()
+    session.finish()
+    session.finish(1)
+    assert fake_wandb.runs[0].exit_codes == [None]
+
+
+@pytest.mark.parametrize(
+    ("error", "exit_code"),
+    [
+        (RuntimeError("x"), 1),
+        (SystemExit(3), 3),
+        (SystemExit(0), 0),
+        (SystemExit("x"), 1),
+        (SystemExit(None), 0),
+        (KeyboardInterrupt(), 255),
+    ],
+    ids=repr,
+)
+def test_what_ends_the_with_statement_is_the_runs_exit_code(
+    fake_wandb: FakeWandb, error: BaseException, exit_code: int
+) -> None:
+    with pytest.raises(type(error)), dist_wandb.init():
+        raise error
+    assert fake_wandb.runs[0].exit_codes == [exit_code]
+
+
+def test_a_with_statement_that_ends_well_finishes_the_run_well(fake_wandb: FakeWandb) -> None:
+    with dist_wandb.init() as session:
+        assert get_run() is session
+    assert fake_wandb.runs[0].exit_codes == [None]
+    assert not get_run()
+
+
+def test_a_released_session_leaves_its_run_open(fake_wandb: FakeWandb) -> None:
+    session = dist_wandb.init()
+    session.release()
+    session.finish()
+    assert fake_wandb.runs[0].exit_codes == []
+    assert not get_run()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_job_without_a_store_ends_at_once_with_what_there_is(
+    fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture, rank: int
+) -> None:
+    session = open_session(Options(), {"id": "exp"}, integration="test", topology=Topology(rank, rank, 0, 2, 2, 1))
+    session.log({"loss": 0.5}, step=1)
+    begin = time.monotonic()
+    session.finish()
+    assert time.monotonic() - begin < 20
+    assert f"Rank {rank} found no store of the job until it finished" in caplog.text
+    rows = [{"loss": 0.5, DEGRADED: 1, "global_step": 1}]
+    assert [run.rows for run in fake_wandb.runs] == [rows] * (rank == 0)
+
+
+@pytest.mark.parametrize("by_wandb", [False, True])
+def test_run_that_the_user_finishes_has_first_what_is_still_on_its_way(
+    fake_wandb: FakeWandb, job: Job, on_ranks: OnRanks, monkeypatch: pytest.MonkeyPatch, by_wandb: bool
+) -> None:
+    sessions = job(TWO)
+    run = sessions[0].run
+    monkeypatch.setattr(wandb, "run", run)
+
+    def log_and_finish(rank: int) -> None:
+        sessions[rank].log({"loss": float(rank)}, step=1)
+        if by_wandb and rank == 0:
+            wandb.finish(exit_code=0)
+        else:
+            sessions[rank].run.finish(0)
+
+    on_ranks(2, log_and_finish)
+    assert fake_wandb.runs[0].rows == [{"loss": 0.5, "global_step": 1}]
+    assert fake_wandb.runs[0].exit_codes == [0]
+    assert not dist_wandb.get_run()  # on the rank without a run as well
+    assert "finish" not in vars(run)
+
+
+def test_ranks_without_a_run_hear_that_the_user_has_finished_it(
+    fake_wandb: FakeWandb, job: Job, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = job(TWO)
+    first.log({"loss": 1.0}, step=1)
+    second.log({"loss": 2.0}, step=1)
+    begin = time.monotonic()
+    first.run.finish()  # on rank 1, wandb.finish() does nothing
+    assert time.monotonic() - begin < 20  # of the 30 s of finish_timeout
+    assert fake_wandb.runs[0].rows == [{"loss": 1.5, "global_step": 1}]
+    assert fake_wandb.runs[0].exit_codes == [None]
+    for _ in range(3):
+        second.log({"loss": 3.0}, step=2)  # which the training survives
+    assert caplog.text.count("was finished on the rank that has it") == 1
+    second.finish()
+    assert not get_run()
+
+
+def test_to_finish_the_run_takes_no_longer_than_to_finish_the_session(
+    fake_wandb: FakeWandb, job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last rows are waited for first, and then that the others end: both within one `finish_timeout`."""
+    first, _ = job(TWO)
+    limits: list[float | None] = []
+    close = first._exchange.close
+
+    def flush_in_vain(timeout: float | None = None, **_named: Any) -> bool:  # noqa: ARG001  # the exchange's
+        time.sleep(2.0)
+        return False
+
+    def close_within(timeout: float | None = None, *, failed: bool = False) -> bool:
+        limits.append(timeout)
+        return close(0.1, failed=failed)
+
+    monkeypatch.setattr(first._exchange, "flush", flush_in_vain)
+    monkeypatch.setattr(first._exchange, "close", close_within)
+    first.run.finish()
+    assert fake_wandb.runs[0].exit_codes == [None]
+    (limit,) = limits
+    assert limit is not None
+    assert limit <= first.options.limits.flush_timeout - 2.0
+
+
+def test_threads_that_finish_at_the_same_time_end_the_run_once_and_whole(fake_wandb: FakeWandb, job: Job) -> None:
+    first, second = job(TWO)
+    first.log({"loss": 1.0}, step=1)
+    ends = [threading.Thread(target=end) for end in (first.run.finish, first.finish, first.run.finish)]
+    for end in ends:
+        end.start()
+        time.sleep(0.05)
+    second.log({"loss": 2.0}, step=1)
+    second.finish()
+    for end in ends:
+        end.join(30)
+        assert not end.is_alive()
+    assert fake_wandb.runs[0].rows == [{"loss": 1.5, "global_step": 1}]
+    assert fake_wandb.runs[0].exit_codes == [None]
+
+
+def test_a_finish_that_a_run_has_of_its_own_is_put_back(fake_wandb: FakeWandb) -> None:
+    run: Any = wandb.init()
+    ended: list[int | None] = []
+
+    def own(exit_code: int | None = None) -> None:  # as disabled runs of older versions have
+        ended.append(exit_code)
+
+    run.finish = own
+    session = open_session(Options(), {}, integration="test", adopt=lambda _: run)
+    session.finish()
+    assert run.finish is own
+    open_session(Options(), {}, integration="test", adopt=lambda _: run)
+    run.finish(3)
+    assert ended == [3]
+    assert fake_wandb.runs[0].exit_codes == []
+
+
+def test_run_of_the_users_is_left_as_it_was(fake_wandb: FakeWandb) -> None:
+    run = wandb.init()
+    session = open_session(Options(), {}, integration="test", adopt=lambda _: run)
+    assert session.run is run
+    assert "finish" in vars(run)
+    session.finish()
+    assert "finish" not in vars(run)
+    assert fake_wandb.runs[0].exit_codes == []
+
+
+def test_run_of_the_users_is_finished_once_when_they_do(fake_wandb: FakeWandb) -> None:
+    run = wandb.init()
+    open_session(Options(), {}, integration="test", adopt=lambda _: run)
+    run.finish()
+    run.finish()
+    assert fake_wandb.runs[0].exit_codes == [None]
+    assert not dist_wandb.get_run()
+
+
+def test_a_run_that_was_there_is_not_ended(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = fake_wandb.init(project="digits")
+    monkeypatch.setattr(wandb, "run", theirs)
+    fake_wandb.init = lambda **_: theirs  # type: ignore[method-assign]  # wandb hands out the run that is there
+    with open_session(Options(), {}, integration="test"):
+        pass
+    assert theirs.exit_codes == []
+
+
+def test_a_session_whose_run_the_user_finished_is_forgotten(fake_wandb: FakeWandb) -> None:
+    open_session(Options(), {}, integration="test")
+    fake_wandb.runs[0]._is_finished = True  # as wandb.finish() does
+    assert not get_run()
+    open_session(Options(), {}, integration="test")
+    assert "reinit" not in fake_wandb.arguments[1]
+
+
+def test_threads_may_forget_a_session_at_the_same_time(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    (session, _) = job(TWO)
+
+    class Forgotten(list[Session]):
+        """A list from which another thread takes what is to be removed, just before."""
+
+        def remove(self, item: Session) -> None:
+            self.clear()
+            super().remove(item)
+
+    monkeypatch.setattr(registry, "_sessions", Forgotten([session]))
+    registry.remove(session)
+    assert not registry._sessions
+
+
+def test_finish_ends_within_its_limit(store: dist.Store, fake_wandb: FakeWandb) -> None:
+    assert store is not None
+    options = Options(limits=Limits(join_timeout=60.0, finish_timeout=0.2))
+    session = open_session(options, {}, integration="test", topology=TWO[0], number=1)
+    session.log({"loss": 0.5}, step=3)
+    start = time.monotonic()
+    assert session.flush(0.1) is False
+    session.finish()
+    assert time.monotonic() - start < 20
+    assert fake_wandb.runs[0].rows == [{"loss": 0.5, DEGRADED: 1, "global_step": 3}]
+
+
+def test_a_run_that_failed_is_finished_without_waiting_for_others(store: dist.Store, fake_wandb: FakeWandb) -> None:
+    assert store is not None
+    session = open_session(Options(), {}, integration="test", topology=TWO[0], number=1)
+    session.log({"loss": 0.5}, step=3)
+    start = time.monotonic()
+    session.finish(1)
+    assert time.monotonic() - start < 20
+    assert fake_wandb.runs[0].rows == [{"loss": 0.5, DEGRADED: 1, "global_step": 3}]
+    assert fake_wandb.runs[0].exit_codes == [1]
+
+
+def test_all_ranks_finish_together(job: Job, fake_wandb: FakeWandb, on_ranks: OnRanks) -> None:
+    sessions = job(TWO)
+    sessions[0].log({"loss": 1.0}, 0)
+    sessions[1].log({"loss": 2.0}, 0)
+    on_ranks(2, lambda rank: sessions[rank].finish())
+    assert fake_wandb.runs[0].rows == [{"loss": 1.5, "global_step": 0}]
+    assert [bool(run.exit_codes) for run in fake_wandb.runs] == [True]
+    assert not get_run()
+
+
+def test_log_after_finish_says_so(job: Job, on_ranks: OnRanks) -> None:
+    sessions = job(TWO)
+    on_ranks(2, lambda rank: sessions[rank].finish())
+    for rank, session in enumerate(sessions):
+        with pytest.raises(ConfigurationError, match=f"log was called on rank {rank} after the session was finished"):
+            session.log({"loss": 0.5})
+        assert session.flush()

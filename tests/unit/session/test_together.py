@@ -1,0 +1,301 @@
+"""Rows of sessions of several ranks, and how such sessions end. Ranks are threads."""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+import warnings
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from units import eventually
+
+from dist_wandb.errors import ConfigurationError
+from dist_wandb.exchange import interface
+from dist_wandb.exchange.membership import presence
+from dist_wandb.session.opener import open_session
+from dist_wandb.session.session import Session
+from dist_wandb.settings.limits import Limits
+from dist_wandb.settings.options import Options
+from dist_wandb.topology.model import Topology
+
+if TYPE_CHECKING:
+    from tests.conftest import FakeWandb, Job, OnRanks
+
+TWO = [Topology(rank, rank, 0, 2, 2, 1) for rank in range(2)]
+
+
+def test_the_thread_of_a_session_finds_it_complete(
+    job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It calls back into the session, whose constructor has to be through by then."""
+    fill = Session.__init__
+
+    def fill_slowly(session: Session, *arguments: Any, **named: Any) -> None:
+        exchanges = len(interface._live)
+        fill(session, *arguments, **named)
+        assert len(interface._live) == exchanges, "no thread has begun"
+
+    monkeypatch.setattr(Session, "__init__", fill_slowly)
+    sessions = job(TWO)
+    for session in sessions:
+        session.log({"loss": 0.5}, step=1)
+    assert all_flushed(sessions)
+    assert "failed" not in caplog.text
+
+
+def all_flushed(sessions: list[Session]) -> bool:
+    return sum(session.flush() for session in sessions) == len(sessions)
+
+
+def test_the_numbers_of_all_ranks_become_one_row(job: Job, fake_wandb: FakeWandb) -> None:
+    sessions = job(TWO, reduce={"tokens": "sum", "lr": "first"}, spread="loss")
+    for rank, session in enumerate(sessions):
+        loss = torch.tensor(float(rank), requires_grad=True)
+        session.log(
+            {"loss": loss, "tokens": np.int64(3 + rank), "lr": 0.1 * rank, "text": f"of {rank}"}, 7, [3, 1][rank]
+        )
+    assert all_flushed(sessions)
+    (run,) = fake_wandb.runs
+    spread = {"loss/min": 0.0, "loss/max": 1.0, "loss/std": pytest.approx(math.sqrt(3) / 4), "loss/argmax_rank": 1}
+    assert run.rows == [{"loss": 0.25, "tokens": 7, "lr": 0.0, "text": "of 0", **spread, "global_step": 7}]
+
+
+@pytest.mark.parametrize("step", [np.int64(7), torch.tensor(7), True], ids=["numpy", "torch", "bool"])
+def test_a_step_may_be_any_integer(job: Job, fake_wandb: FakeWandb, step: Any) -> None:
+    sessions = job(TWO)
+    for session in sessions:
+        session.log({"loss": 0.5}, step=step)
+    assert all_flushed(sessions)
+    ((row, _),) = fake_wandb.runs[0].logged
+    assert (row["global_step"], type(row["global_step"])) == (int(step), int)
+
+
+def test_a_step_among_the_metrics_is_the_place_of_the_row(job: Job, fake_wandb: FakeWandb) -> None:
+    first, second = sessions = job(TWO)
+    first.log({"loss": 1.0, "global_step": 40})
+    second.log({"loss": 2.0}, step=40)
+    assert all_flushed(sessions)
+    assert fake_wandb.runs[0].rows == [{"loss": 1.5, "global_step": 40}]
+
+
+def test_rows_without_a_step_of_several_ranks_are_counted(job: Job, fake_wandb: FakeWandb) -> None:
+    first, _ = sessions = job(TWO)
+    first.log({"only here": "text"})
+    for session in sessions:
+        session.log({"loss": 0.5})
+    assert all_flushed(sessions)
+    assert fake_wandb.runs[0].rows == [
+        {"only here": "text", "global_step": 0},
+        {"loss": 0.5, "global_step": 1},
+    ]
+
+
+def test_rank_0_alone_writes_its_own_numbers_and_says_so(
+    store: dist.Store, fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert store is not None
+    options = Options(limits=Limits(join_timeout=0.1, finish_timeout=20.0))
+    with open_session(options, {}, integration="test", topology=TWO[0], number=1) as session:
+        session.log({"loss": 0.5, "text": "a"}, step=3)
+        assert session.flush()
+    (run,) = fake_wandb.runs
+    assert run.rows == [{"loss": 0.5, "text": "a", "global_step": 3}]
+    assert run.exit_codes == [None]
+    (told,) = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
+    assert "no other rank has opened a session" in told
+
+
+@pytest.mark.parametrize("by_run", [False, True])
+def test_rank_0_alone_does_not_wait_for_ranks_that_nobody_asked(
+    store: dist.Store, fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, by_run: bool
+) -> None:
+    assert store is not None
+    monkeypatch.setattr(presence, "_APART", 0.1)
+    options = Options(limits=Limits(join_timeout=600, finish_timeout=600))
+    session = open_session(options, {}, integration="test", topology=TWO[0], number=1)
+    session.log({"loss": 0.5}, step=3)
+    (session.run if by_run else session).finish()
+    (run,) = fake_wandb.runs
+    assert run.rows == [{"loss": 0.5, "global_step": 3}]
+
+
+def test_a_rank_that_opens_what_is_over_is_told_why_it_logs_in_vain(
+    store: dist.Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert store is not None
+    together = Options(limits=Limits(join_timeout=0.1, finish_timeout=600))
+    apart = replace(together, reduce=None)  # without an exchange nobody waits, so to be late is nothing special
+    for number, (options, told) in enumerate([(together, 1), (apart, 0)]):
+        caplog.clear()
+        for rank in (0, 1):
+            with open_session(options, {}, integration="test", topology=TWO[rank], number=number) as session:
+                session.log({"loss": 0.5})
+        assert caplog.text.count("rank 1 opened its session when the other ranks had ended theirs") == told
+
+
+def test_a_rank_whose_leading_rank_ended_without_any_exchange_waits_for_nobody(
+    store: dist.Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert store is not None
+    open_session(Options(), {}, integration="test", topology=TWO[0], number=1).finish(1)
+    eventually(lambda: all(exchange.has_ended for exchange in interface._live))
+    options = Options(limits=Limits(join_timeout=600, peer_timeout=600, finish_timeout=600))
+    with open_session(options, {}, integration="test", topology=TWO[1], number=1) as session:
+        session.log({"loss": 0.5})
+    assert caplog.text.count("rank 1 opened its session when the other ranks had ended theirs") == 1
+
+
+@pytest.mark.parametrize("reduce", ["mean", "sum", {"loss": "max"}])
+def test_own_runs_bring_numbers_together_where_it_is_asked_for(job: Job, fake_wandb: FakeWandb, reduce: Any) -> None:
+    sessions = job(TWO, run_mode="new", reduce=reduce)
+    for rank, session in enumerate(sessions):
+        assert session.brings_together
+        session.log({"loss": float(rank)}, step=0)
+    assert all_flushed(sessions)
+    expected = {"mean": 0.5, "sum": 1.0}.get(reduce, 1.0) if isinstance(reduce, str) else 1.0
+    by_id = {run.id: run.rows for run in fake_wandb.runs}
+    assert by_id[f"{sessions[0].plan.base_id}-rank-0"] == [{"loss": expected, "global_step": 0}]
+
+
+@pytest.mark.parametrize("options", [{"run_mode": "new"}, {"reduce": None}, {"run_mode": "shared", "reduce": None}])
+def test_otherwise_every_rank_writes_its_own(job: Job, fake_wandb: FakeWandb, options: dict[str, Any]) -> None:
+    sessions = job(TWO, **options)
+    for rank, session in enumerate(sessions):
+        assert not session.brings_together
+        session.log({"loss": float(rank)}, step=0)
+    assert all_flushed(sessions)
+    rows = [row for run in fake_wandb.runs for row in run.rows]
+    assert all(row.get("loss") in (None, 0.0, 1.0) for row in rows)
+    assert len(rows) == len(fake_wandb.runs)
+
+
+@pytest.mark.parametrize(
+    ("told", "message"),
+    [
+        (([("loss", 0.5)],), "log was given list on rank 1, but it takes a mapping"),
+        ((None,), "log was given NoneType on rank 1"),
+        (({"loss": 0.5, 7: 1},), "log was given the name 7 (int) on rank 1, but names are text, without NUL"),
+        (({"loss": 0.5}, 1.5), "step=1.5 on rank 1 is not an integer"),
+        (({"loss": 0.5}, "3"), "step='3' on rank 1 is not an integer"),
+        (({"loss": 0.5}, 1_763_737_200_123_456_789), "step=1763737200123456789 on rank 1 is beyond 2**53"),
+        (({"a": {"b\0c": 1}},), "log was given the name 'a.b\\x00c' (str) on rank 1"),
+        (({"loss": 0.5}, 0, -1), "weight=-1 on rank 1 is negative or not finite"),
+        (({"loss": 0.5}, 0, math.nan), "weight=nan on rank 1 is negative or not finite"),
+        (({"loss": 0.5}, 0, math.inf), "weight=inf on rank 1 is negative or not finite"),
+        (({"loss": 0.5}, 0, [1, 2]), "weight was given [1, 2] on rank 1, but it takes one number"),
+        (({"loss": 0.5}, 0, torch.zeros(2)), "weight was given a tensor of shape (2,) and torch.float32 on rank 1"),
+        (({"loss": 0.5}, 0, {"loss": "3"}), "weight['loss'] was given '3' on rank 1"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_cannot_be_logged_is_refused_and_nothing_of_it_is_put(
+    job: Job, fake_wandb: FakeWandb, told: tuple[Any, ...], message: str
+) -> None:
+    sessions = job(TWO)
+    with pytest.raises(ConfigurationError, match=re.escape(message)):
+        sessions[1].log(*told)
+    for session in sessions:
+        session.log({"loss": 2.0}, step=5)
+    assert all_flushed(sessions)
+    assert fake_wandb.runs[0].rows == [{"loss": 2.0, "global_step": 5}]
+
+
+@pytest.mark.usefixtures("fake_wandb")
+@pytest.mark.parametrize("mode", ["auto", "shared", "new"])
+def test_vectors_are_the_primarys_own_as_they_were_when_they_were_logged(job: Job, mode: Any) -> None:
+    sessions = job(TWO, run_mode=mode, reduce="mean", per_rank=["logits"])
+    for rank, session in enumerate(sessions):
+        logits, counts = torch.tensor([rank, 2.0]), [np.full(2, rank)]
+        session.log({"loss": float(rank), "logits": logits, "counts": counts, "z": 1j + rank}, step=0)
+        logits += 7
+        counts[0] += 7
+    assert all_flushed(sessions)
+    rows: list[dict[str, Any]] = [{}, {}]
+    for rank, session in enumerate(sessions):
+        for row in getattr(session.run, "rows", ()):
+            rows[rank] |= row
+    assert (rows[0]["loss"], rows[0]["logits"].tolist(), rows[0]["z"]) == (0.5, [0, 2], 1j)
+    assert rows[0]["counts"][0].tolist() == [0, 0]
+    own = {"loss", "logits", "counts", "z"}
+    others = {"auto": set[str](), "shared": {"rank-1/logits"}, "new": own}[mode]
+    assert rows[1].keys() - {"global_step"} == others
+    if mode == "shared":
+        assert rows[1]["rank-1/logits"].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("options", [{}, {"reduce": None}], ids=["together", "alone"])
+@pytest.mark.parametrize("weight", [-1, math.nan, [1], "3"])
+def test_a_bad_weight_is_refused_whether_it_is_used_or_not(job: Job, options: dict[str, Any], weight: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"weight.* on rank 0"):
+        job(TWO, **options)[0].log({"loss": 0.5}, weight=weight)
+
+
+def test_a_row_that_was_refused_is_not_counted(job: Job, fake_wandb: FakeWandb) -> None:
+    sessions = job(TWO)
+    for session in sessions:
+        with pytest.raises(ConfigurationError):
+            session.log({"loss": 7.0}, weight=-1)
+        session.log({"loss": 0.5})
+    assert all_flushed(sessions)
+    assert fake_wandb.runs[0].rows == [{"loss": 0.5, "global_step": 0}]
+
+
+# --- patterns ---------------------------------------------------------------------------------------------------------
+
+MISSPELT = {"los": "sum", "loss": "mean", "*": "max"}
+
+
+def test_a_pattern_that_decided_about_nothing_is_told_of_once_at_the_end(job: Job, on_ranks: OnRanks) -> None:
+    sessions = job(TWO, reduce={**MISSPELT, "tokenz": "sum"})
+    for session in sessions:
+        session.log({"loss": 0.5}, 0)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        on_ranks(2, lambda rank: sessions[rank].finish())
+        sessions[0].finish()
+    (warning,) = [warning for warning in caught if "patterns" in str(warning.message)]
+    assert "reduce has patterns that decided about no name that was logged: 'los', 'tokenz'. " in str(warning.message)
+
+
+def test_warnings_that_are_errors_do_not_keep_a_run_from_ending(
+    job: Job, on_ranks: OnRanks, fake_wandb: FakeWandb, caplog: pytest.LogCaptureFixture
+) -> None:
+    sessions = job(TWO, reduce=MISSPELT)
+    for session in sessions:
+        session.log({"loss": 0.5}, 0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        on_ranks(2, lambda rank: sessions[rank].finish())
+    assert fake_wandb.runs[0].exit_codes == [None]
+    assert caplog.text.count("reduce has patterns that decided about no name that was logged: 'los'.") == 1
+
+
+@pytest.mark.parametrize(
+    ("reduce", "logs"),
+    [(MISSPELT, False), ({"loss": "sum"}, True), ({"loss": "sum", "*": "mean"}, True), ("mean", True), ("sum", False)],
+    ids=["nothing was logged", "all matched", "all but the star", "one for all", "one, and nothing was logged"],
+)
+def test_otherwise_nothing_is_told_of_patterns(job: Job, on_ranks: OnRanks, reduce: Any, logs: bool) -> None:
+    sessions = job(TWO, reduce=reduce)
+    for session in sessions if logs else ():
+        session.log({"loss": 0.5}, 0)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        on_ranks(2, lambda rank: sessions[rank].finish())
+    assert not [warning for warning in caught if "patterns" in str(warning.message)]
+
+
+def test_a_pattern_for_what_only_another_rank_logs_is_not_told_of(job: Job, on_ranks: OnRanks) -> None:
+    sessions = job(TWO, reduce={"tokens": "sum"})
+    sessions[0].log({"loss": 0.5}, 0)
+    sessions[1].log({"loss": 0.5, "tokens": 3}, 0)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        on_ranks(2, lambda rank: sessions[rank].finish())
+    assert not [warning for warning in caught if "patterns" in str(warning.message)]
