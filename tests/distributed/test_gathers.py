@@ -165,7 +165,7 @@ def test_bytes_are_bounded_and_sent_in_pieces(
     unit.close()
     assert written(unit, "small")[0] == whole(1, 1)
     assert written(unit)[0] == [[rank, "x" * 990] for rank in range(2) for _ in range(9)]
-    assert "'table' has 18 of 30 rows (9 of 15 of rank 0, 9 of 15 of rank 1)" in caplog.text
+    assert "'table' has 18 of 30 rows (9 of 15 of each of ranks 0, 1)" in caplog.text
 
 
 def test_a_network_on_which_all_pieces_take_longer_than_a_rank_may_is_no_dead_rank(

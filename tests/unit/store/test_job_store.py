@@ -21,6 +21,7 @@ from dist_wandb.store import job_identity
 from dist_wandb.store.job_identity import agree_on_base_id, learn_layout, make_id
 from dist_wandb.store.job_store import JobStore
 from dist_wandb.store.rank_values import RankValues
+from dist_wandb.store.shared_list import SharedList
 from dist_wandb.topology.model import Topology
 
 OnRanks = Callable[[int, Callable[[int], Any]], list[Any]]
@@ -350,3 +351,50 @@ def test_a_layout_that_a_rank_does_not_tell_is_missed_by_name(at: At, my_node: t
     my_node.node = "a"
     with pytest.raises(RendezvousError, match="for the 'node' of rank 1 of 2, without which the layout"):
         learn_layout(at(0, timeout=SHORT), rank(0), needed=True)
+
+
+def test_all_ranks_are_told_which_ranks_are_missing_by_one_that_looks(
+    at: At, on_ranks: OnRanks, my_node: threading.local, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks 8 to 15, a node, do not come: nobody else reads the list of those who do."""
+    reads: list[int] = []
+    read = RankValues.read
+
+    def read_and_note(self: RankValues) -> dict[int, Any]:
+        reads.append(self._job_store.topology.global_rank)
+        return read(self)
+
+    def learn(number: int) -> str:
+        my_node.node = "a"
+        here = number if number < 8 else number + 8
+        with pytest.raises(RendezvousError) as missed:
+            learn_layout(at(here, 24, timeout=0.3), rank(here, 24), needed=True)
+        return str(missed.value)
+
+    monkeypatch.setattr(RankValues, "read", read_and_note)
+    messages = on_ranks(16, learn)
+    assert all("waited 0.3 s for the 'node' of ranks 8-15 of 24, without which" in message for message in messages)
+    assert len(set(reads)) == 1
+
+
+def test_where_the_rank_that_looks_is_gone_each_looks_itself(
+    at: At, my_node: threading.local, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_identity, "_TERM", SHORT)
+    my_node.node = "a"
+    at(2, 4).claim("layout/elected", 2)  # and then it dies
+    RankValues(at(2, 4), "node").publish("b")
+    with pytest.raises(RendezvousError, match="for the 'node' of ranks 1, 3 of 4"):
+        learn_layout(at(0, 4, timeout=SHORT), rank(0, 4), needed=True)
+
+
+def test_a_layout_that_the_last_rank_died_over_is_published_by_another(
+    at: At, my_node: threading.local, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RankValues, "publish", lambda *_: False)  # nobody is the last one
+    my_node.node = "a"
+    for number, node in enumerate(["a", "a", "b"]):
+        SharedList(at(number, 3), "node").append([number, node])
+    learnt = [learn_layout(at(number, 3, timeout=SHORT), rank(number, 3), needed=True) for number in (1, 2)]
+    assert learnt == [rank(number, 3).with_layout(["a", "a", "b"]) for number in (1, 2)]
+    assert at(0, 3).try_get("layout") == [[0, 2, 1], [1, 1, 1]]

@@ -30,11 +30,13 @@ from dist_wandb.payloads.media.gathers import Encoded, Gathered, Kind, decoded, 
 from dist_wandb.payloads.media.images import MergedImages
 from dist_wandb.payloads.media.tables import MergedTable, differ
 from dist_wandb.settings.reduction import LARGEST_EXACT_INTEGER
+from dist_wandb.topology.ranges import named
 
 if TYPE_CHECKING:
     from dist_wandb.exchange.transport.group import Group
 
 _MARK = "\0gathered "  # in no name that a user could see, and in none of a metric
+_MOST_SHARES = 10  # that a message has
 _MOST_BYTES = 64 * 2**20  # that all ranks together send at once
 _MOST_HELD = 128 * 2**20  # bytes that wait on a rank for the others
 _REMEMBERED, _MOST_REMEMBERED = 8, 16 * 2**20  # kept for ranks that come late: how many, and how many bytes
@@ -196,12 +198,23 @@ class FusedGathers:
             )
         kept, total = sum(len(part.items) for part in parts), sum(part.total for part in parts)
         if kept < total:
-            shares = ", ".join(f"{len(part.items)} of {part.total} of rank {part.rank}" for part in parts)
             self._notices.warn(
                 f"cut {name}",
-                f"{name!r} has {kept:,} of {total:,} {what} ({shares}): that is the limit for all ranks together, or "
-                f"{_MOST_BYTES // 2**20} MiB. See limit. More of these are not told.",
+                f"{name!r} has {kept:,} of {total:,} {what} ({_shares(parts)}): that is the limit for all ranks "
+                f"together, or {_MOST_BYTES // 2**20} MiB. See limit. More of these are not told.",
             )
+
+
+def _shares(parts: Sequence[Part]) -> str:
+    """How much each rank's part of a whole is, in words."""
+    alike: dict[tuple[int, int], list[int]] = {}
+    for part in parts:
+        alike.setdefault((len(part.items), part.total), []).append(part.rank)
+    shares = [
+        f"{kept} of {total} of {'each of ' if len(ranks) > 1 else ''}{named(ranks)}"
+        for (kept, total), ranks in alike.items()
+    ]
+    return ", ".join([*shares[:_MOST_SHARES], *(["..."] if len(shares) > _MOST_SHARES else [])])
 
 
 def _amount(own: Encoded | None) -> tuple[int, int, int]:
