@@ -5,7 +5,7 @@ own over a `HashStore`, and one row at a time: every rank puts its row, and the 
 one to its writer, which writes nothing. So the counts are those of steady state and lockstep:
 
 - collectives per row: those of `GlooGroup.collectives`, of the rank that used most. Names are learnt before.
-- bytes per row and rank: what the rank that gave most handed to collectives, by `GlooGroup.bytes`.
+- bytes per row and rank: what the rank that gave most handed to collectives, by `GlooGroup.bytes_given`.
 - milliseconds per row: from the put of the last rank to the row's being handed to the writer. All ranks share the
   cores, and the interpreter, of this one process: this is an upper bound, and grows with the ranks for that reason.
 
@@ -27,6 +27,7 @@ from benchmarks import common
 from dist_wandb.exchange.collective import CollectiveExchange
 from dist_wandb.exchange.rows import Contribution, Rows
 from dist_wandb.exchange.transport.gloo import GlooGroup
+from dist_wandb.exchange.transport.tree import TreeGroup
 from dist_wandb.runs.writer import RunWriter
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.plan import plan_run, unit_of
@@ -115,9 +116,9 @@ def _cost(ranks: int, names: int, rows: int) -> Cost | None:
     return Cost(collectives / rows, handed / rows, 1000 * statistics.median(times))
 
 
-def _counts(groups: list[GlooGroup]) -> tuple[list[int], list[int]]:
+def _counts(groups: list[GlooGroup | TreeGroup]) -> tuple[list[int], list[int]]:
     """Collectives and bytes of each rank so far."""
-    return [group.collectives for group in groups], [group.bytes for group in groups]
+    return [group.collectives for group in groups], [group.bytes_given for group in groups]
 
 
 class _Unit:
@@ -137,13 +138,13 @@ class _Unit:
         last = time.perf_counter()
         return self._written.get(timeout=_TIMEOUT) - last
 
-    def groups(self) -> list[GlooGroup]:
+    def groups(self) -> list[GlooGroup | TreeGroup]:
         """The groups of the ranks that have one, when no row is under way."""
         deadline = time.monotonic() + _TIMEOUT
         while any(exchange.rounds.busy for exchange in self._exchanges) and time.monotonic() < deadline:
             time.sleep(0.001)
         groups = [exchange.group for exchange in self._exchanges]
-        return [group for group in groups if isinstance(group, GlooGroup)]
+        return [group for group in groups if isinstance(group, (GlooGroup, TreeGroup))]
 
     def close(self) -> None:
         """Let all ranks close at once, as they wait for each other; end all threads."""

@@ -193,9 +193,9 @@ class ImpatientGroup(gloo.GlooGroup):
         timeout: float,
         is_over: Callable[[], bool],
         address: str | None = None,
+        forming: float = 1.0,
     ) -> None:
-        super().__init__(store, rank, size, min(timeout, 1.0), is_over, address)
-        self._timeout = timeout
+        super().__init__(store, rank, size, timeout, is_over, address, min(forming, 1.0))
 
 
 @pytest.fixture

@@ -158,7 +158,7 @@ def test_bytes_are_bounded_and_sent_in_pieces(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fused_gathers, "_MOST_BYTES", 20_000)
-    monkeypatch.setattr(gloo, "_PIECE", 1000)
+    monkeypatch.setattr(gloo, "PIECE", 1000)
     unit = ranks(2)
     for rank in range(2):
         unit.log(rank, {"small": table(rank), "table": gathered([["x" * 990]] * 15, ["text"])}, 0)
@@ -171,14 +171,14 @@ def test_bytes_are_bounded_and_sent_in_pieces(
 def test_a_network_on_which_all_pieces_take_longer_than_a_rank_may_is_no_dead_rank(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    send = gloo.GlooGroup._send_to_first
+    send = gloo.GlooGroup.send_to_first
 
     def send_slowly(group: gloo.GlooGroup, *arguments: Any) -> None:
         time.sleep(0.5)
         send(group, *arguments)
 
-    monkeypatch.setattr(gloo.GlooGroup, "_send_to_first", send_slowly)
-    monkeypatch.setattr(gloo, "_PIECE", 1000)
+    monkeypatch.setattr(gloo.GlooGroup, "send_to_first", send_slowly)
+    monkeypatch.setattr(gloo, "PIECE", 1000)
     unit = ranks(2)
     for rank in range(2):
         unit.log(rank, {"loss": 1.0}, 0)

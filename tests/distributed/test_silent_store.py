@@ -22,6 +22,7 @@ from dist_wandb.exchange.membership.membership import Membership
 from dist_wandb.exchange.transport import gloo
 from dist_wandb.exchange.transport.gloo import GlooGroup
 from dist_wandb.exchange.transport.group import BrokenError
+from dist_wandb.exchange.transport.layout import Place
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.plan import Unit
 from dist_wandb.store import leftovers
@@ -105,7 +106,7 @@ def test_a_rank_that_cannot_reach_the_one_that_writes_says_what_is_lost(
 
 
 def test_forming_a_group_is_given_up(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gloo, "_FORMING_MORE", 0.2)
+    monkeypatch.setattr(gloo, "FORMING_MORE", 0.2)
     store = wire.client()
     wire.cut()
     began = time.monotonic()
@@ -181,10 +182,10 @@ def test_members_tell_each_other_their_addresses_when_they_meet(
 ) -> None:
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     monkeypatch.setattr(StoreConnection, "own_address", lambda _: "10.0.0.1")
-    store, generation = dist.HashStore(), Generation(0, (0, 1))
-    SharedList(job_store(store), "met/0").append([1, told])
+    store, generation, place = dist.HashStore(), Generation(0, (0, 1)), Place(0, (0, 1), 0)
+    SharedList(job_store(store), "met/0/0/0").append([1, told])
     meeting = Membership(Unit("", 0, 2, 0), job_store(store), lambda: False).meeting
-    assert meeting.wait(generation, SOON)
+    assert meeting.wait(generation, place, SOON)
     assert meeting.address() == wanted
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "net0")  # the user has said it
     assert meeting.address() is None

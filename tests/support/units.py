@@ -80,6 +80,7 @@ class Ranks:
         limits: How long they wait.
         kind: `CollectiveExchange` where a new name is to be written after five heartbeats, whoever has yet to log it.
         first: Index in the job of rank 0 of the unit.
+        per_node: How many ranks are on each node; all if `None`.
     """
 
     size: int
@@ -88,6 +89,7 @@ class Ranks:
     reduce: Any = "mean"
     spread: Sequence[str] = ()
     first: int = 0
+    per_node: int | None = None
     store: HashStore = field(default_factory=HashStore)
     store_of: Callable[[int], Store] | None = None  # each rank's own way to the store
     run: RecordingRun = field(default_factory=RecordingRun)
@@ -95,7 +97,8 @@ class Ranks:
 
     def open(self, *ranks: int) -> Ranks:
         for rank in ranks or range(self.size):
-            topology = Topology(rank, rank, 0, self.size, self.size, 1)
+            here = self.per_node or self.size
+            topology = Topology(rank, rank % here, rank // here, self.size, here, self.size // here)
             job_store = JobStore(self.store_of(rank) if self.store_of else self.store, "test", topology, 20)
             plan = plan_run(topology, "auto", "global", "exp")
             run: Any = self.run if rank == 0 else NullRun()

@@ -1,11 +1,20 @@
 """How a rank finds the job's store, and how the members of a generation form a group.
 
-Members meet first (`membership.meeting`), because forming a group cannot be broken off; a member that has gone since
-the generation was claimed is not waited for. Members that meet but cannot connect (closed ports, a wrong
-`GLOO_SOCKET_IFNAME`) try it three times. Then each goes on alone, with a warning that has gloo's reason.
+Many members form a tree of groups (`transport.layout`). All groups of one level form at the same time: each rank forms
+those that it is in from the lowest level upwards, so who comes to a group has formed the ones below it. In the end
+member 0 lets all others know, group by group, that the tree has formed; where a group cannot be formed, those below it
+learn that instead. Time limits: `peer_timeout` for the members of a group to come, and in each level above the time to
+form the groups below, which is 10 s (`peer_timeout`, if that is less), 5 ms more for each member of the generation, as
+all of them use one store, and 2 s. Nobody waits for the whole tree longer than twice `peer_timeout` and that time for
+each level.
 
-gloo takes the address that the host's name resolves to: on many hosts loopback, or none. So members tell each other
-from which address they reach the job's store, and, if these differ, each forms the group at its own
+The members of a group meet first (`membership.meeting`), because forming it cannot be broken off; a member that has
+gone since the generation was claimed is not waited for. Members that meet but cannot connect (closed ports, a wrong
+`GLOO_SOCKET_IFNAME`) try it three times. Then each goes on alone, and so do those below them in the tree, with a
+warning that has gloo's reason.
+
+gloo takes the address that the host's name resolves to: on many hosts loopback, or none. So members of a group tell
+each other from which address they reach the job's store, and, if these differ, each forms the group at its own
 (`store.addresses`). A `GLOO_SOCKET_IFNAME` of the user's takes precedence; on one host nothing is changed.
 """
 
@@ -14,18 +23,26 @@ from __future__ import annotations
 import importlib
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from dist_wandb.errors import RendezvousError
 from dist_wandb.exchange.context import Context
 from dist_wandb.exchange.membership.generations import Generation
 from dist_wandb.exchange.membership.membership import Membership
 from dist_wandb.exchange.membership.polling import Stopped
+from dist_wandb.exchange.transport import layout
 from dist_wandb.exchange.transport.group import Alone, BrokenError, Group
+from dist_wandb.exchange.transport.layout import Place
 from dist_wandb.store.job_store import JobStore
 from dist_wandb.topology.ranges import named
 
+if TYPE_CHECKING:
+    from dist_wandb.exchange.transport.gloo import GlooGroup
+
 _LOOK_FOR_STORE = 0.05  # seconds between two looks whether there is a store
+_FORMING_PER_MEMBER = 0.005  # seconds that a group gets to connect beyond its own limit, for each member of all groups
 _MOST_UNFORMED = 3  # groups one after the other that could not be formed, though all members had come
 
 
@@ -63,6 +80,19 @@ def find_store(context: Context, find: Callable[[], JobStore | None], is_in_vain
     return found
 
 
+class _UnformedError(BrokenError):
+    """Members that have met could not connect to each other.
+
+    Args:
+        message: Why.
+        members: Their indices in the unit; none if they are in groups of others.
+    """
+
+    def __init__(self, message: str, members: Sequence[int] = ()) -> None:
+        super().__init__(message)
+        self.members = members
+
+
 class Forming:
     """Forms the groups of generations.
 
@@ -88,28 +118,69 @@ class Forming:
         """
         if len(generation.members) == 1:
             return Alone()
-        from dist_wandb.exchange.transport.gloo import GlooGroup
-
-        patience = self._context.limits.peer_timeout
-        if not membership.meeting.wait(generation, patience):
-            raise BrokenError("the members did not find each other")
-        rank = generation.members.index(self._context.unit.index)
-        store, address = membership.meeting.store_of(generation), membership.meeting.address()
+        groups: list[GlooGroup] = []
         try:
-            group = GlooGroup(store, rank, len(generation.members), patience, is_broken_off, address)
-        except BrokenError as error:
+            group = self._form_tree(membership, generation, is_broken_off, groups)
+        except BaseException as error:
+            for formed in groups:
+                formed.close()
+            if not isinstance(error, _UnformedError):
+                raise
             self._unformed += 1
             if self._unformed < _MOST_UNFORMED or self._context.lifecycle.is_stopped:
                 raise
-            raise RendezvousError(self._why_unformed(membership, generation, error)) from error
+            raise RendezvousError(self._why_unformed(membership, error)) from error
         self._unformed = 0
         return group
 
-    def _why_unformed(self, membership: Membership, generation: Generation, error: Exception) -> str:
-        others = set(generation.members) - {self._context.unit.index}
+    def _form_tree(
+        self,
+        membership: Membership,
+        generation: Generation,
+        is_broken_off: Callable[[], bool],
+        groups: list[GlooGroup],
+    ) -> Group:
+        """Form the groups that this rank is in, which are added to `groups`, from the lowest level upwards."""
+        from dist_wandb.exchange.transport import gloo, tree
+
+        members, index, patience = generation.members, self._context.unit.index, self._context.limits.peer_timeout
+        path, levels = layout.tree_of(members, generation.nodes, index, layout.FAN_OUT)
+        forming = gloo.FORMING + _FORMING_PER_MEMBER * len(members)
+        per_level = min(patience, forming) + gloo.FORMING_MORE
+
+        def form(place: Place) -> GlooGroup:
+            if not membership.meeting.wait(generation, place, patience + place.level * per_level):
+                raise BrokenError("the members did not find each other")
+            size, address = len(place.members), membership.meeting.address()
+            try:
+                store = membership.meeting.store_of(generation, place)
+                return gloo.GlooGroup(store, place.position, size, patience, is_broken_off, address, forming)
+            except BrokenError as error:
+                raise _UnformedError(str(error), place.members) from error
+
+        deadline = time.monotonic() + 2 * patience + levels * per_level
+        try:
+            groups.extend(map(form, path))
+        except _UnformedError:
+            with suppress(BrokenError):
+                tree.hand_down(groups, formed=False, deadline=deadline)
+            raise
+        if levels == 1:
+            return groups[0]
+        if not tree.hand_down(groups, formed=True, deadline=deadline):
+            raise _UnformedError("groups above have not formed")
+        return tree.TreeGroup(groups, members.index(index), len(members), patience)
+
+    def _why_unformed(self, membership: Membership, error: _UnformedError) -> str:
+        others = set(error.members) - {self._context.unit.index}
         ranks = named(map(membership.presence.global_rank, others), self._context.unit.ranks_per_node)
+        attempts = f"in {self._unformed} attempts, though all of them reach the store of the job"
+        what = (
+            f"cannot connect to {ranks} {attempts}: {error}."
+            if others
+            else f"reaches most ranks through others, which cannot connect to each other {attempts}."
+        )
         return (
-            f"Rank {self._context.rank} cannot connect to {ranks} in {self._unformed} attempts, though all of "
-            f"them reach the store of the job: {error}. Ports between the hosts may be closed, or GLOO_SOCKET_IFNAME "
-            "name an interface by which they do not reach each other."
+            f"Rank {self._context.rank} {what} Ports between the hosts may be closed, or GLOO_SOCKET_IFNAME name an "
+            "interface by which they do not reach each other."
         )

@@ -65,7 +65,7 @@ def test_numbers_are_summed_and_their_largest_taken(form: Form, on_ranks: OnRank
     results = on_ranks(size, lambda rank: groups[rank].reduce([1.0, rank, 2.0**53], [-rank, float(rank)]))
     assert results == [([size, sum(range(size)), size * 2.0**53], [0.0, size - 1.0])] * size
     assert [group.collectives for group in groups] == [{2: 1, 3: 2}[size]] * size
-    assert [group.bytes for group in groups] == [5 * 8] * size
+    assert [group.bytes_given for group in groups] == [5 * 8] * size
 
 
 @pytest.mark.parametrize("size", [2, 3])
@@ -120,8 +120,8 @@ def test_nobody_takes_more_than_is_ever_sent_and_the_group_goes_on(
     form: Form, on_ranks: OnRanks, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     groups = form(3)
-    monkeypatch.setattr(gloo, "_MOST_GATHERED", 100)
-    monkeypatch.setattr(gloo, "_MOST_COLLECTED", 100)
+    monkeypatch.setattr(gloo, "MOST_GATHERED", 100)
+    monkeypatch.setattr(gloo, "MOST_COLLECTED", 100)
 
     def give(rank: int, size: int) -> list[bytes]:
         given: list[bytes] = getattr(groups[rank], how)(b"x" * size if rank == 1 else b"y")
@@ -156,7 +156,7 @@ def test_a_group_is_used_again_and_again(form: Form, on_ranks: OnRanks) -> None:
     expected = [(([2.0 * n], [float(n)]), [str(n).encode(), str(n + 1).encode()]) for n in range(20)]
     assert on_ranks(2, use) == [expected] * 2
     assert groups[0].collectives == 20 * 3
-    assert groups[0].bytes >= 20 * 2 * 8
+    assert groups[0].bytes_given >= 20 * 2 * 8
 
 
 def test_of_one_member_the_result_is_what_it_gives() -> None:

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -61,6 +62,10 @@ def set_of(generations: list[Generation]) -> Generation:
     return generations[0]
 
 
+def on_one_node(number: int, members: tuple[int, ...], *others: Any, **named: Any) -> Generation:
+    return replace(Generation(number, members, *others, **named), nodes=(0,) * len(members))
+
+
 def knows(number: int, *names: str) -> Checkpoint:
     return Checkpoint(number, list(names), None)
 
@@ -72,7 +77,7 @@ def brief_terms(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_when_all_have_come_the_last_one_claims_the_first_generation() -> None:
     job = Job(16)
-    assert job.begin() == Generation(0, tuple(range(16)))
+    assert job.begin() == on_one_node(0, tuple(range(16)))
     assert max(job.counts.of(rank) for rank in range(16)) <= 16 + 40, "the last one reads who has come"
 
 
@@ -80,7 +85,7 @@ def test_of_ranks_that_have_waited_long_enough_one_reads_who_is_here() -> None:
     job = Job(20)
     present = [rank for rank in range(20) if rank != 7]
     began = set_of(job.together(lambda rank: rank.arrive(SHORT), *present))
-    assert began == Generation(0, tuple(present))
+    assert began == on_one_node(0, tuple(present))
     read = [rank for rank in present if job.counts.keys[rank, "here/#"] > 1]
     assert len(read) == 1
 
@@ -115,7 +120,7 @@ def test_a_rank_that_was_held_up_while_it_arrived_is_waited_for() -> None:
     job = Job(2)
     keys = job.rank(0)._keys
     keys.count("here/count")
-    threading.Timer(SHORT, keys.publish, ("here/1", [0, 0])).start()
+    threading.Timer(SHORT, keys.publish, ("here/1", [0, 0, 0])).start()
     assert job.rank(1).arrive(LONG).members == (0, 1)
 
 
@@ -124,7 +129,7 @@ def test_ranks_that_have_gone_before_are_not_members_and_all_learn_how() -> None
     job.rank(1).presence.arrive()
     job.rank(1).leave(None, knows(0), failed=True, delivered=False)
     began = set_of(job.together(lambda rank: rank.arrive(LONG), 0, 2))
-    assert began == Generation(0, (0, 2), gone={1: Departure("failed", 1)})
+    assert began == on_one_node(0, (0, 2), gone={1: Departure("failed", 1)})
 
 
 def test_those_who_come_too_late_read_the_generation_and_ask_to_join() -> None:
@@ -138,7 +143,7 @@ def test_those_who_come_too_late_read_the_generation_and_ask_to_join() -> None:
         while not job.rank(0).joining(before):
             time.sleep(0.01)
         following = job.rank(0).admit(before, knows(4), {"a": 1})
-        assert joined.result() == following == Generation(1, (0, 1, 2), (2,), 4, 0)
+        assert joined.result() == following == on_one_node(1, (0, 1, 2), (2,), 4, 0)
     assert late.generations.state(following) == {"a": 1}
 
 
@@ -156,7 +161,7 @@ def test_when_a_generation_breaks_one_rank_reads_the_words_and_claims_the_next()
     before = job.begin()
     counted = [job.counts.of(rank) for rank in range(32)]
     following = set_of(job.together(lambda rank: rank.regroup(before, knows(9, "a"), LONG), *range(32)))
-    assert following == Generation(1, before.members, (), 9, following.source)
+    assert following == on_one_node(1, before.members, (), 9, following.source)
     asked = sorted(job.counts.of(rank) - counted[rank] for rank in range(32))
     assert asked[-2] <= 40, "all but one look at one key, again and again"
 
@@ -174,7 +179,7 @@ def test_a_rank_that_leaves_is_not_waited_for_and_what_it_knew_counts() -> None:
     before = job.begin()
     job.rank(2).leave(before, knows(7, "a"), failed=False, delivered=True)
     following = set_of(job.together(lambda rank: rank.regroup(before, knows(6), LONG), 0, 1))
-    assert following == Generation(1, (0, 1), (), 7, 2, gone={2: Departure("finished", 2)})
+    assert following == on_one_node(1, (0, 1), (), 7, 2, gone={2: Departure("finished", 2)})
     assert job.rank(0).generations.checkpoint_before(following) == knows(7, "a")
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import base64
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from dist_wandb.store.job_store import JobStore
 from dist_wandb.store.shared_list import SharedList
-from dist_wandb.topology.ranges import numbers_in, spans_of
+from dist_wandb.topology.ranges import blocks_of, numbers_in, spans_of, values_in
 
 
 class Word(NamedTuple):
@@ -77,6 +77,7 @@ class Generation:
         source: The member of the generation before that has the result of that round, and the names known after it.
         lost: Ranks that were members once, and are neither members nor gone with a word.
         gone: Ranks that have gone with a word, and how.
+        nodes: For each member the rank of its node; -1 where it is not known.
     """
 
     number: int
@@ -86,22 +87,31 @@ class Generation:
     source: int | None = None
     lost: tuple[int, ...] = ()
     gone: Mapping[int, Departure] = field(default_factory=dict)
+    nodes: tuple[int, ...] = ()
 
     def follows(self, other: Generation | None) -> bool:
         """Whether it is the next one after another."""
         return other is not None and other.number == self.number - 1
 
+    def on_nodes(self, nodes: Mapping[int, int]) -> Generation:
+        """The same with the nodes of its members, as far as they are known."""
+        return replace(self, nodes=tuple(nodes.get(member, -1) for member in self.members))
+
+    def node_of(self) -> dict[int, int]:
+        """The rank of the node of each member."""
+        return dict(zip(self.members, self.nodes, strict=False))
+
     def as_list(self) -> list[Any]:
         """As JSON can hold it, but for its number."""
         members, joined, lost = (spans_of(ranks) for ranks in (self.members, self.joined, self.lost))
-        return [members, joined, self.last_round, self.source, lost, _packed(self.gone)]
+        return [members, joined, self.last_round, self.source, lost, _packed(self.gone), blocks_of(self.nodes)]
 
     @classmethod
     def from_list(cls, number: int, stored: Sequence[Any]) -> Generation:
         """The inverse of `as_list`."""
-        members, joined, last_round, source, lost, gone = stored
+        members, joined, last_round, source, lost, gone, nodes = stored
         members, joined, lost = (tuple(numbers_in(ranges)) for ranges in (members, joined, lost))
-        return cls(number, members, joined, last_round, source, lost, _unpacked(gone))
+        return cls(number, members, joined, last_round, source, lost, _unpacked(gone), tuple(values_in(nodes)))
 
 
 class GenerationStore:
@@ -121,7 +131,7 @@ class GenerationStore:
         return SharedList(self._keys, f"words/{generation.number}")
 
     def wanting(self, generation: Generation) -> SharedList:
-        """Which ranks outside of a generation want to join the next: of each its index, and that in the job."""
+        """Which ranks outside of a generation want to join the next: see `Presence.own_place`."""
         return SharedList(self._keys, f"want/{generation.number}")
 
     def is_elected(self, number: int, term: int) -> bool:

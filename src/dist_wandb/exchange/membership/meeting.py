@@ -1,4 +1,4 @@
-"""Where the members of a generation find each other to form a process group."""
+"""Where the members of a group find each other to form it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from dist_wandb.exchange.membership.generations import Generation
 from dist_wandb.exchange.membership.polling import look_until
 from dist_wandb.exchange.protocol.pacing import Interval
+from dist_wandb.exchange.transport.layout import Place
 from dist_wandb.store.addresses import address_among
 from dist_wandb.store.job_store import JobStore
 from dist_wandb.store.polling import interval
@@ -22,7 +23,7 @@ _LOOK_FOR_LEAVING = 0.2  # seconds between two looks whether a member has broken
 
 
 class Meeting:
-    """One rank's part in meeting the other members.
+    """One rank's part in meeting the other members of its groups.
 
     Args:
         keys: Keys of the unit in the job's store.
@@ -43,9 +44,9 @@ class Meeting:
         self._is_broken = is_broken
         self._is_stopped = is_stopped
         self._address: str | None = None
-        self._addresses: list[str | None] = []  # of all members that have met last
+        self._addresses: list[str | None] = []  # of all members of the group that has met last
 
-    def wait(self, generation: Generation, within: float) -> bool:
+    def wait(self, generation: Generation, place: Place, within: float) -> bool:
         """Wait until all members have come to form their group: forming it cannot be broken off.
 
         Each says from where it is reached, and the last one publishes that all have come, with their addresses. So a
@@ -53,6 +54,7 @@ class Meeting:
 
         Args:
             generation: The generation that begins.
+            place: The place of this rank in the group.
             within: How long to wait, in seconds.
 
         Returns:
@@ -64,33 +66,33 @@ class Meeting:
         """
         if self._address is None:
             self._address = self._keys.connection.own_address()
-        met = SharedList(self._keys, f"met/{generation.number}")
-        is_last = met.append([self._index, self._address]) >= len(generation.members)
-        key = f"met/{generation.number}/all"
+        members, name = len(place.members), f"met/{generation.number}/{place.name}"
+        met = SharedList(self._keys, name)
+        is_last = met.append([self._index, self._address]) >= members
         look_for_leaving = Interval(interval(_LOOK_FOR_LEAVING, len(generation.members)))
 
         def addresses_or_nothing() -> list[str | None] | None:
             if is_last:
                 met.news()
-            if len(dict(met.values)) >= len(generation.members):
-                self._keys.publish(key, list(dict.fromkeys(address for _, address in met.values)))
-            found: list[str | None] | None = self._keys.try_get(key)
+            if len(dict(met.values)) >= members:
+                self._keys.publish(f"{name}/all", list(dict.fromkeys(address for _, address in met.values)))
+            found: list[str | None] | None = self._keys.try_get(f"{name}/all")
             if found is None and look_for_leaving.is_over(time.monotonic()):
                 return [] if self._is_broken(generation) else None
             return found
 
-        members = len(generation.members)
-        self._addresses = look_until(addresses_or_nothing, within, self._is_stopped, members) or []
+        ranks = len(generation.members)
+        self._addresses = look_until(addresses_or_nothing, within, self._is_stopped, ranks) or []
         return bool(self._addresses)
 
     def address(self) -> str | None:
-        """The address by which the other members, which have met, reach this rank; `None` to leave it to gloo."""
+        """The address by which the members that have met reach this rank; `None` to leave it to gloo."""
         if job_setting("GLOO_SOCKET_IFNAME"):
             return None
         return address_among(self._address, self._addresses)
 
-    def store_of(self, generation: Generation) -> Store:
-        """Where the members of a generation find each other for their process group."""
-        group = f"group/{generation.number}"
-        self._keys.record_key(f"{group}/0/{generation.members.index(self._index)}")  # where gloo puts its address
+    def store_of(self, generation: Generation, place: Place) -> Store:
+        """Where the members of a group find each other for their process group."""
+        group = f"group/{generation.number}/{place.name}"
+        self._keys.record_key(f"{group}/0/{place.position}")  # where gloo puts its address
         return self._keys.store(group)

@@ -1,6 +1,7 @@
 """Which ranks of a unit take part in its exchange: agreed on through the job's store, generation by generation.
 
-A generation is a time in which the same ranks, its members, go through rounds together over one process group.
+A generation is a time in which the same ranks, its members, go through rounds together over one process group, or a
+tree of them.
 
 - *First.* Ranks say in the store that they are here. The last one, or one that is elected when `join_timeout` has
   passed, reads who is, and claims generation 0 with those (`arrive`). Everything is claimed in the store by
@@ -185,7 +186,8 @@ class Membership:
         """Claim a generation; it is broken at once if a member has gone meanwhile, which may not have seen it."""
         gone, known = self.presence.departures.known, {*before.lost, *before.members} if before else set[int]()
         lost = tuple(sorted(known - set(generation.members) - gone.keys()))
-        claimed = self.generations.claim(replace(generation, lost=lost, gone=gone))
+        nodes = {**(before.node_of() if before else {}), **self.presence.nodes}
+        claimed = self.generations.claim(replace(generation, lost=lost, gone=gone).on_nodes(nodes))
         if self.presence.gone(claimed.members):
             self.generations.mark_broken(claimed)
         return claimed
@@ -218,7 +220,7 @@ class Membership:
         while self._unit.index not in generation.members:
             if self.has_ended(generation):
                 raise Over
-            self.generations.wanting(generation).append([self._unit.index, self._unit.global_rank])
+            self.generations.wanting(generation).append(self.presence.own_place())
             following = self._until(functools.partial(self._next_or_over, generation), within)
             if following is None:
                 raise RendezvousError(
@@ -244,9 +246,7 @@ class Membership:
             self._wanting = {generation.number: self.generations.wanting(generation)}
         wanting = self._wanting[generation.number]
         wanting.news_soon()
-        joining: dict[int, int] = dict(wanting.values)
-        self.presence.global_ranks.update(joining)
-        return joining.keys() - set(generation.members)
+        return {self.presence.learn_place(*place) for place in wanting.values} - set(generation.members)
 
     def leave(self, generation: Generation | None, checkpoint: Checkpoint, *, failed: bool, delivered: bool) -> None:
         """Say that this rank is gone, and leave what it knows.

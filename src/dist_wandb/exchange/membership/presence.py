@@ -45,11 +45,13 @@ class Presence:
 
     Attributes:
         global_ranks: Indices in the job of ranks that have been met, by their index in the unit.
+        nodes: Ranks of their nodes, -1 where not known, of ranks that have come or want to join.
         departures: Which ranks are gone.
     """
 
     def __init__(self, unit: Unit, keys: JobStore) -> None:
         self.global_ranks: dict[int, int] = {unit.index: unit.global_rank}
+        self.nodes: dict[int, int] = {}
         self.departures = Departures(unit, keys)
         self._unit = unit
         self._keys = keys
@@ -61,7 +63,17 @@ class Presence:
     def arrive(self) -> bool:
         """Say that this rank is here; whether it is the last one, as far as one can tell from how many are."""
         say_opened(self._keys, self._unit)
-        return self._arrivals.append([self._unit.index, self._unit.global_rank]) >= self._unit.size
+        return self._arrivals.append(self.own_place()) >= self._unit.size
+
+    def own_place(self) -> list[int]:
+        """What others learn of this rank: its index in the unit, that in the job, and the rank of its node."""
+        node = self._keys.topology.node_rank
+        return [self._unit.index, self._unit.global_rank, -1 if node is None else node]
+
+    def learn_place(self, index: int, global_rank: int, node: int) -> int:
+        """Keep what another rank has published of itself; its index in the unit."""
+        self.global_ranks[index], self.nodes[index] = global_rank, node
+        return index
 
     def are_all_here(self) -> bool:
         """Whether all ranks of the unit have come; reads who they are."""
@@ -78,9 +90,7 @@ class Presence:
         return bool(self.here() - {self._unit.index})
 
     def _read_arrivals(self) -> None:
-        for index, global_rank in self._arrivals.news():
-            self._here.add(index)
-            self.global_ranks[index] = global_rank
+        self._here.update(self.learn_place(*place) for place in self._arrivals.news())
 
     def gone(self, ranks: Iterable[int]) -> set[int]:
         """Those of some ranks that have said that they are gone."""

@@ -1,0 +1,260 @@
+"""Units too large for one group, with real gloo groups in a tree: ranks are threads of this process."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torchmetrics
+from units import QUICK, Ranks, Row, eventually, making, wait_for_peers
+
+from dist_wandb import gathered
+from dist_wandb.exchange.membership.generations import Generation
+from dist_wandb.exchange.membership.meeting import Meeting
+from dist_wandb.exchange.transport import gloo, layout
+from dist_wandb.exchange.transport.gloo import GlooGroup
+from dist_wandb.exchange.transport.group import BrokenError
+from dist_wandb.exchange.transport.tree import TreeGroup
+
+SOON = 20.0  # seconds, on a busy machine; whoever waited for other ranks waits for longer
+
+
+@pytest.fixture
+def ranks() -> Iterator[Callable[..., Ranks]]:
+    """Makes units, and ends their threads."""
+    with making() as make:
+        yield make
+
+
+@pytest.fixture(params=[2, 3])
+def fan_out(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """How many members a group has at most."""
+    monkeypatch.setattr(layout, "FAN_OUT", request.param)
+    return int(request.param)
+
+
+def log_all_kinds(unit: Ranks) -> None:
+    """Numbers that all ranks log, or some, in other orders; a metric; a table; spreads."""
+    schedule = random.Random(0)
+    metrics = [torchmetrics.MeanMetric() for _ in range(unit.size)]
+    for step in range(5):
+        for rank in schedule.sample(range(unit.size), unit.size):
+            metrics[rank].update(float(rank + step), weight=rank + 1)
+            row: Row = {"loss": rank * 2.0**-step, "count": rank, "metric": metrics[rank], "spread": float(-rank)}
+            row |= {"table": gathered([[step, rank] * (rank % 3)], ["a", "b"] * (rank % 3))} if step == 2 else {}
+            unit.log(rank, row | ({"some": rank} if rank % 2 else {}), step, rank + 1.0)
+
+
+def written(unit: Ranks) -> dict[str, dict[int, Any]]:
+    names = {name for row in unit.run.rows for name in row}
+    return {name: {step: shown(value) for step, value in unit.last(name).items()} for name in names}
+
+
+def shown(value: Any) -> Any:
+    return sorted(map(str, value.data)) if hasattr(value, "data") else value
+
+
+@pytest.mark.parametrize(("size", "per_node"), [(5, None), (9, 3), (8, 2), (4, 1)])
+def test_rows_are_those_of_one_group(
+    ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch, fan_out: int, size: int, per_node: int | None
+) -> None:
+    units = []
+    for most in (fan_out, size):
+        monkeypatch.setattr(layout, "FAN_OUT", most)
+        unit = ranks(size, reduce={"count": "sum"}, spread=["spread"], per_node=per_node)
+        log_all_kinds(unit)
+        unit.flush()
+        units.append(unit)
+        kinds = {type(exchange.group) for exchange in unit.exchanges.values()}
+        assert kinds == {TreeGroup if most < size else GlooGroup}
+        unit.close()
+        assert not unit.flagged()
+    in_tree, in_one = map(written, units)
+    assert in_tree.keys() == in_one.keys()
+    for name, values in in_one.items():
+        assert in_tree[name] == (pytest.approx(values) if name != "table" else values), name
+    assert set(map(type, in_tree["count"].values())) == {int}
+
+
+class Faults:
+    """Breaks single collectives of groups off at random, on one member before it took part or after."""
+
+    def __init__(self, seed: int, often: float) -> None:
+        self._random = random.Random(seed)
+        self._often = often
+        self._lock = threading.Lock()
+        self.number = 0
+
+    def wrap(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(group: GlooGroup, *arguments: Any) -> Any:
+            with self._lock:
+                draw = self._random.random()
+                self.number += draw < self._often
+            if draw < self._often / 2:
+                raise BrokenError("before")
+            result = method(group, *arguments)
+            if draw < self._often:
+                raise BrokenError("after")
+            return result
+
+        return call
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_faults_of_members_and_leaders_lose_nothing_and_count_nothing_twice(
+    ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch, fan_out: int, seed: int
+) -> None:
+    """A result on its way down reaches some and not others; then it is in the checkpoints of those."""
+    size = 2 * fan_out + 1
+    faults = Faults(seed, often=0.003)
+    for name in ("send_to_first", "receive_from_first", "collect"):
+        monkeypatch.setattr(GlooGroup, name, faults.wrap(getattr(GlooGroup, name)))
+    unit = ranks(size, reduce="sum", spread=["x*"], limits=replace(QUICK, finish_timeout=120))
+    schedule = random.Random(seed)
+    wanted: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
+    means = [torchmetrics.SumMetric() for _ in range(size)]
+    for step in range(30):
+        for rank in schedule.sample(range(size), size):
+            values = {
+                name: schedule.randrange(100) for name in ("x", "y", f"late-{step // 10}") if schedule.random() > 0.1
+            }
+            for name, value in values.items():
+                wanted[name][step] += value
+            means[rank].update(1)
+            table = {"table": gathered([[step, rank]], ["step", "by"])} if step % 4 == 0 else {}
+            unit.log(rank, {**values, **table, "steps": means[rank]}, step)
+            time.sleep(schedule.random() / 200)
+    unit.close()
+    assert faults.number > 1, "the test must disturb"
+    for name, steps in wanted.items():
+        assert unit.last(name) == steps
+    assert unit.last("steps") == {step: float(size) * (step + 1) for step in range(30)}
+    tables = {step: table.data for step, table in unit.last("table").items()}
+    assert tables == {step: [[rank, step, rank] for rank in range(size)] for step in range(0, 30, 4)}
+    assert not unit.flagged()
+
+
+@pytest.mark.usefixtures("fan_out")
+@pytest.mark.parametrize("lost", [1, 2, 3, 6, 8], ids="rank {}".format)
+def test_survivors_go_on_without_a_rank_that_dies(
+    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, lost: int
+) -> None:
+    """Whether it is the first of a node, of a level above, or of nothing."""
+    unit = ranks(9, reduce="sum", per_node=3)
+    others = [rank for rank in range(9) if rank != lost]
+    for step in range(3):
+        for rank in range(9):
+            unit.log(rank, {"ones": 1, "mine": rank}, step)
+    unit.flush()
+    began = time.monotonic()
+    unit.die(lost)
+    for step in range(3, 6):
+        for rank in others:
+            unit.log(rank, {"ones": 1, "mine": rank}, step)
+    unit.close(*others)
+    assert time.monotonic() - began < SOON
+    assert unit.last("ones") == {step: 9 if step < 3 else 8 for step in range(6)}
+    assert unit.last("mine") == {step: 36 if step < 3 else 36 - lost for step in range(6)}
+    assert unit.flagged() == dict.fromkeys(range(3, 6), 1)
+    assert sum(f"Lost rank {lost} after" in record.message for record in caplog.records) == 8
+    assert not [record for record in caplog.records if record.levelno > logging.WARNING]
+
+
+@pytest.mark.usefixtures("fan_out")
+def test_a_node_that_dies_is_gone_on_without(ranks: Callable[..., Ranks]) -> None:
+    unit = ranks(9, reduce="sum", per_node=3)
+    for rank in range(9):
+        unit.log(rank, {"ones": 1}, 0)
+    unit.flush()
+    unit.together(lambda exchange: exchange.close(failed=True), 3, 4, 5)
+    others = (0, 1, 2, 6, 7, 8)
+    for rank in others:
+        unit.log(rank, {"ones": 1}, 1)
+    unit.close(*others)
+    assert unit.last("ones") == {0: 9, 1: 6}
+    assert unit.flagged() == {1: 3}
+
+
+@pytest.mark.usefixtures("fan_out")
+def test_ranks_that_come_late_are_taken_in(ranks: Callable[..., Ranks]) -> None:
+    unit = ranks(9, *range(7), reduce="sum", per_node=3, limits=replace(QUICK, join_timeout=1.0))
+    for rank in range(7):
+        unit.log(rank, {"ones": 1}, 0)
+    unit.flush()
+    unit.open(7, 8)
+    eventually(lambda: all(exchange.rounds.ledger.members.size == 9 for exchange in unit.exchanges.values()))
+    for rank in range(9):
+        unit.log(rank, {"ones": 1}, 1)
+    unit.flush()
+    generations = [exchange._worker.participation.generation for exchange in unit.exchanges.values()]
+    assert {known and known.nodes for known in generations} == {(0, 0, 0, 1, 1, 1, 2, 2, 2)}
+    unit.close()
+    assert unit.last("ones") == {0: 7, 1: 9}
+
+
+def test_a_slow_network_is_no_dead_rank(
+    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All pieces together take longer than a rank may; members of the lowest level wait for those above."""
+    monkeypatch.setattr(layout, "FAN_OUT", 2)
+    monkeypatch.setattr(gloo, "PIECE", 4000)
+    send = GlooGroup.send_to_first
+
+    def send_slowly(group: GlooGroup, own: Any, *arguments: Any) -> None:
+        if own.numel() * own.element_size() > 1000:
+            time.sleep(0.5)
+        send(group, own, *arguments)
+
+    unit = ranks(4, spread=["loss"])
+    for rank in range(4):
+        unit.log(rank, {"loss": 1.0}, 0)
+    unit.flush()
+    caplog.set_level(logging.DEBUG, "dist_wandb")
+    unit.lose_soon(5.0)
+    for exchange in unit.exchanges.values():
+        group: Any = exchange.group
+        for part in group._groups:
+            part._timeout = 5.0
+        wait_for_peers(exchange, 5.0)
+    monkeypatch.setattr(GlooGroup, "send_to_first", send_slowly)
+    for rank in range(4):
+        unit.log(rank, {"table": gathered([[f"{rank}" * 990]] * 14, ["text"])}, 1)
+    eventually(lambda: unit.last("table"))
+    unit.close()
+    assert unit.last("table")[1].data == [[rank, f"{rank}" * 990] for rank in range(4) for _ in range(14)]
+    assert not unit.flagged()
+    assert "broke" not in caplog.text
+
+
+def test_ranks_that_cannot_connect_in_an_upper_level_go_on_alone(
+    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those whose own groups have formed, after as many attempts."""
+    monkeypatch.setattr(layout, "FAN_OUT", 3)
+
+    store_of = Meeting.store_of
+
+    def store_on_node(meeting: Meeting, generation: Generation, place: layout.Place) -> Any:
+        if place.level:
+            raise BrokenError("no way between hosts")
+        return store_of(meeting, generation, place)
+
+    monkeypatch.setattr(Meeting, "store_of", store_on_node)
+    unit = ranks(9, per_node=3)
+    for rank in range(9):
+        unit.log(rank, {"loss": float(rank)}, 0)
+    began = time.monotonic()
+    unit.together(lambda exchange: exchange.flush())
+    assert time.monotonic() - began < SOON
+    assert unit.last("loss") == {0: 0.0}
+    alone = [record.message for record in caplog.records if "goes on alone" in record.message]
+    assert len(alone) == 9
+    assert sum("Rank 0 cannot connect to ranks 3, 6 in 3 attempts" in message for message in alone) == 1
+    assert sum("through others, which cannot connect to each other in 3 attempts" in message for message in alone) == 6

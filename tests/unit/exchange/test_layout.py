@@ -1,0 +1,87 @@
+"""Trees of groups: which groups there are, and that all members compute the same ones."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dist_wandb.exchange.transport.layout import FAN_OUT, Place, Tree, tree_of
+
+NODES = st.lists(st.integers(-1, 6), min_size=2, max_size=60)
+
+
+def trees_of(members: list[int], nodes: list[int], fan_out: int) -> dict[int, Tree]:
+    return {member: tree_of(members, nodes, member, fan_out) for member in members}
+
+
+def groups_of(trees: dict[int, Tree]) -> dict[str, Place]:
+    return {place.name: place for tree in trees.values() for place in tree.path}
+
+
+@given(NODES, st.integers(2, 8), st.integers(0, 5))
+def test_each_member_is_connected_to_the_first_of_all(nodes: list[int], fan_out: int, gap: int) -> None:
+    members = [index * (gap + 1) + gap for index in range(len(nodes))]
+    trees = trees_of(members, nodes, fan_out)
+    assert len({tree.levels for tree in trees.values()}) == 1
+    for member, tree in trees.items():
+        assert [place.members[place.position] for place in tree.path] == [member] * len(tree.path)
+        assert [place.level for place in tree.path] == sorted({place.level for place in tree.path})
+        assert tree.path[-1].level < tree.levels
+        assert [place.position for place in tree.path[:-1]] == [0] * (len(tree.path) - 1)
+        assert (tree.path[-1].position == 0) == (member == members[0])
+        for place in tree.path:  # the others of each group see the same group
+            assert 2 <= len(place.members) <= fan_out
+            for other in place.members:
+                assert place.members in [seen.members for seen in trees[other].path if seen.name == place.name]
+
+
+@given(NODES, st.integers(2, 8))
+def test_ranks_of_a_node_are_together_before_others_come(nodes: list[int], fan_out: int) -> None:
+    members = list(range(len(nodes)))
+    if len(members) <= fan_out:
+        return
+    groups = groups_of(trees_of(members, nodes, fan_out))
+    for node in set(nodes):
+        of_node = [member for member in members if nodes[member] == node]
+        inside = {
+            member for place in groups.values() for member in place.members[1:] if nodes[place.members[0]] == node
+        }
+        assert set(of_node[1:]) <= inside
+        assert all(
+            len({nodes[member] for member in place.members}) == 1 or place.members[0] in of_node[:1]
+            for place in groups.values()
+            if place.members[0] in of_node
+        )
+
+
+@given(st.integers(2, 3000), st.integers(2, 32))
+def test_levels_grow_with_the_logarithm(size: int, fan_out: int) -> None:
+    tree = tree_of(range(size), [0] * size, size - 1, fan_out)
+    assert fan_out ** (tree.levels - 1) < size <= fan_out**tree.levels
+
+
+@pytest.mark.parametrize(
+    ("ranks", "per_node", "sizes"),
+    [
+        (8, 4, [8]),
+        (16, 8, [16]),
+        (64, 8, [8, 8]),
+        (1024, 8, [8, 11, 11]),
+        (16384, 8, [8, 12, 12, 13]),
+        (64, 64, [8, 8]),
+    ],
+)
+def test_groups_of_member_0(ranks: int, per_node: int, sizes: list[int]) -> None:
+    path, levels = tree_of(range(ranks), [rank // per_node for rank in range(ranks)], 0, FAN_OUT)
+    assert [len(place.members) for place in path] == sizes
+    assert levels == len(sizes)
+
+
+def test_nodes_first_then_their_first_ranks() -> None:
+    nodes = [rank // 4 for rank in range(20)]
+    path, _ = tree_of(range(20), nodes, 8, 5)
+    assert [place.members for place in path] == [(8, 9, 10, 11), (0, 4, 8, 12, 16)]
+    in_turns = [rank % 5 for rank in range(20)]
+    path, _ = tree_of(range(20), in_turns, 2, 5)
+    assert [place.members for place in path] == [(2, 7, 12, 17), (0, 1, 2, 3, 4)]

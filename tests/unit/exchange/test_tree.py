@@ -1,0 +1,234 @@
+"""Trees of gloo groups whose members are threads of this process, which meet at a store in memory."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from dist_wandb.errors import ConfigurationError
+from dist_wandb.exchange.transport import gloo, tree
+from dist_wandb.exchange.transport.gloo import GlooGroup
+from dist_wandb.exchange.transport.group import BrokenError
+from dist_wandb.exchange.transport.layout import tree_of
+from dist_wandb.exchange.transport.tree import TreeGroup
+
+if TYPE_CHECKING:
+    from tests.conftest import OnRanks
+
+Form = Callable[..., list[TreeGroup]]
+
+SOON = 20.0  # seconds, on a busy machine
+SHAPES = [(5, 2), (7, 3), (9, 3), (12, 3)]  # members and fan-out: two or three levels
+
+
+@pytest.fixture
+def form(on_ranks: OnRanks) -> Iterator[Form]:
+    """Form a tree of threads; closed after the test."""
+    formed: list[TreeGroup] = []
+
+    def form_all(size: int, fan_out: int, timeout: float = 30.0, per_node: int = 2) -> list[TreeGroup]:
+        store, nodes = dist.HashStore(), [rank // per_node for rank in range(size)]
+
+        def form_one(rank: int) -> TreeGroup:
+            groups = [
+                GlooGroup(dist.PrefixStore(place.name, store), place.position, len(place.members), timeout, bool)
+                for place in tree_of(range(size), nodes, rank, fan_out).path
+            ]
+            return TreeGroup(groups, rank, size, timeout)
+
+        groups: list[TreeGroup] = on_ranks(size, form_one)
+        formed.extend(groups)
+        return groups
+
+    yield form_all
+    for group in formed:
+        group.close()
+
+
+@pytest.mark.parametrize(("size", "fan_out"), SHAPES)
+def test_all_have_the_same_sums_and_maxima(form: Form, on_ranks: OnRanks, size: int, fan_out: int) -> None:
+    groups = form(size, fan_out)
+    results = on_ranks(size, lambda rank: groups[rank].reduce([1.0, rank, 2.0**53, 0.1 * rank], [-rank, float(rank)]))
+    (sums, maxima), *others = results
+    assert sums[:3] == [size, sum(range(size)), size * 2.0**53]
+    assert sums[3] == pytest.approx(0.1 * sum(range(size)))
+    assert maxima == [0.0, size - 1.0]
+    assert others == [(sums, maxima)] * (size - 1)
+    assert [min(group.collectives for group in groups), groups[-1].collectives] == [2, 2]
+
+
+@pytest.mark.parametrize("given", [([], [1.0]), ([1.0], []), ([], [])])
+def test_either_list_may_be_empty(form: Form, on_ranks: OnRanks, given: tuple[list[float], list[float]]) -> None:
+    groups = form(5, 2)
+    sums, maxima = given
+    assert on_ranks(5, lambda rank: groups[rank].reduce(sums, maxima)) == [([5 * x for x in sums], maxima)] * 5
+
+
+def test_numbers_that_are_not_finite_show(form: Form, on_ranks: OnRanks) -> None:
+    groups = form(5, 2)
+    inf, nan = float("inf"), float("nan")
+    results = on_ranks(5, lambda rank: groups[rank].reduce([inf if rank == 3 else 0.0, [0.0, nan][rank == 2]], [-inf]))
+    for sums, maxima in results:
+        assert (sums[0], sums[1] != sums[1], maxima) == (inf, True, [-inf])  # that is how NaN shows
+
+
+@pytest.mark.parametrize("summed", [0, 1, 5, 7, 13, 20])
+def test_many_numbers_go_in_pieces(form: Form, on_ranks: OnRanks, monkeypatch: pytest.MonkeyPatch, summed: int) -> None:
+    monkeypatch.setattr(gloo, "PIECE", 6 * 8)
+    groups = form(7, 3)
+
+    def reduce(rank: int) -> tuple[list[float], list[float]]:
+        numbers = torch.arange(20, dtype=torch.float64) + rank
+        sums, maxima = groups[rank].reduce_tensors(numbers[:summed].clone(), numbers[summed:].clone())
+        return sums.tolist(), maxima.tolist()
+
+    expected = [7.0 * n + 21 for n in range(summed)], [n + 6.0 for n in range(summed, 20)]
+    assert on_ranks(7, reduce) == [expected] * 7
+    assert (
+        on_ranks(7, lambda rank: groups[rank].reduce([rank] * summed, [rank] * 20))
+        == [([21.0] * summed, [6.0] * 20)] * 7
+    )
+
+
+@pytest.mark.parametrize(("size", "fan_out"), SHAPES)
+@pytest.mark.parametrize("piece", [24, 2**20])
+def test_bytes_of_any_length_are_gathered_in_the_order_of_members(
+    form: Form, on_ranks: OnRanks, monkeypatch: pytest.MonkeyPatch, size: int, fan_out: int, piece: int
+) -> None:
+    monkeypatch.setattr(gloo, "PIECE", piece)
+    groups = form(size, fan_out, per_node=3)
+    told = [bytes([rank]) * (rank % 3 * 40) for rank in range(size)]
+    nothing = [b""] * size
+
+    def give(rank: int) -> list[Any]:
+        group = groups[rank]
+        return [group.gather(told[rank]), group.collect(told[rank]), group.gather(b""), group.collect(b"")]
+
+    first, *others = on_ranks(size, give)
+    assert first == [told, told, nothing, nothing]
+    assert others == [[told, [], nothing, []]] * (size - 1)
+
+
+@pytest.mark.parametrize("how", ["gather", "collect"])
+def test_nobody_takes_more_than_is_ever_sent_and_the_group_goes_on(
+    form: Form, on_ranks: OnRanks, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    groups = form(5, 2)
+    monkeypatch.setattr(gloo, "MOST_GATHERED", 100)
+    monkeypatch.setattr(gloo, "MOST_COLLECTED", 100)
+
+    def give(rank: int, size: int) -> Any:
+        try:
+            return getattr(groups[rank], how)(b"x" * size if rank in (1, 3) else b"y")
+        except ConfigurationError as error:
+            return str(error)
+
+    for refusal in on_ranks(5, lambda rank: give(rank, 101)):
+        assert refusal.startswith("Member 1 of the group says that it sends 101 bytes, but 100 are the most.")
+    assert on_ranks(5, lambda rank: give(rank, 100))[0] == [b"y", b"x" * 100, b"y", b"x" * 100, b"y"]
+    monkeypatch.setattr(tree, "_MOST_TOGETHER", 202)
+    if how == "gather":
+        for refusal in on_ranks(5, lambda rank: give(rank, 100)):
+            assert refusal.startswith("All members of the group together say that they send 203 bytes, but 202 are")
+    assert on_ranks(5, lambda rank: groups[rank].reduce([1.0], [])) == [([5.0], [])] * 5
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2, 4, 8])
+@pytest.mark.parametrize("how", ["reduce", "gather", "collect"])
+def test_all_others_see_that_a_member_is_gone(form: Form, on_ranks: OnRanks, lost: int, how: str) -> None:
+    """As in the exchange, who sees it closes its groups."""
+    groups = form(9, 3, timeout=60.0)
+    calls: dict[str, Callable[[TreeGroup], Any]] = {
+        "reduce": lambda group: group.reduce([1.0], [1.0]),
+        "gather": lambda group: group.gather(b"x" * 100),
+        "collect": lambda group: group.collect(b"x" * 100),
+    }
+
+    def use(rank: int) -> str:
+        if rank == lost:
+            groups[rank].close()
+            return "gone"
+        try:
+            calls[how](groups[rank])
+        except BrokenError:
+            groups[rank].close()
+            return "broken"
+        return "done"
+
+    began = time.monotonic()
+    assert on_ranks(9, use) == ["gone" if rank == lost else "broken" for rank in range(9)]
+    assert time.monotonic() - began < SOON
+
+
+@pytest.mark.parametrize("late", [0, 1, 3, 8])
+def test_nobody_waits_longer_than_the_limit_for_a_member_that_stalls(form: Form, late: int) -> None:
+    groups = form(9, 3)
+    for group in groups:
+        group._timeout = 0.5
+
+    def use(rank: int) -> float:
+        began = time.monotonic()
+        try:
+            groups[rank].reduce([1.0], [1.0])
+        except BrokenError:
+            groups[rank].close()
+            return time.monotonic() - began
+        raise AssertionError
+
+    with ThreadPoolExecutor(9) as pool:
+        for took in pool.map(use, [rank for rank in range(9) if rank != late]):
+            assert took < SOON
+
+
+def test_a_member_that_comes_within_the_time_is_waited_for(form: Form, on_ranks: OnRanks) -> None:
+    groups = form(7, 3)
+    looked: list[int] = []
+    may_go = threading.Event()
+
+    def is_over() -> bool:
+        looked.append(1)
+        if len(looked) > 20:
+            may_go.set()
+        return False
+
+    for group in groups:
+        for part in group._groups:
+            part._is_over = is_over
+
+    def use(rank: int) -> Any:
+        if rank == 4:
+            assert may_go.wait(SOON)
+        return groups[rank].reduce([1.0], [rank])
+
+    assert on_ranks(7, use) == [([7.0], [6.0])] * 7
+
+
+@pytest.mark.parametrize(("below", "all_formed"), [(True, True), (False, False)])
+def test_those_below_learn_whether_the_groups_above_have_formed(
+    form: Form, on_ranks: OnRanks, below: bool, all_formed: bool
+) -> None:
+    groups = form(9, 3, per_node=3)
+
+    def hand_down(rank: int) -> bool:
+        own = groups[rank]._groups
+        deadline = time.monotonic() + SOON
+        if len(own) > 1 and not below:  # the upper level has not formed
+            return tree.hand_down(own[:1], formed=False, deadline=deadline)
+        return tree.hand_down(own, formed=True, deadline=deadline)
+
+    assert on_ranks(9, hand_down) == [all_formed] * 9
+
+
+def test_what_has_not_the_form_of_the_members_is_refused() -> None:
+    good = tree._HEAD.pack(0, 1) + b"a" + tree._HEAD.pack(2, 0) + tree._HEAD.pack(1, 2) + b"bc"
+    assert tree._apart(good, 3) == [b"a", b"bc", b""]
+    for bad in (good[:-1], good + b"d", good + tree._HEAD.pack(5, 0), good[: tree._HEAD.size + 1]):
+        with pytest.raises(ConfigurationError, match="does not have the form"):
+            tree._apart(bad, 3)
