@@ -46,7 +46,7 @@ def wandb_init(
     ends well.
 
     Args:
-        function: What is decorated, where there are no parentheses.
+        function: The function, if there are no parentheses.
         run_mode: As in `dist_wandb.init`.
         rank_scope: As in `dist_wandb.init`.
         **arguments: All other arguments of `dist_wandb.init`, and so of `wandb.init`.
@@ -55,17 +55,17 @@ def wandb_init(
         The decorated function, or the decorator.
 
     Raises:
-        ConfigurationError: Arguments that cannot be honoured, at once; or what is decorated is no function.
+        ConfigurationError: Arguments that cannot be honoured, at once; or what is decorated is not a function.
 
     Note:
-        What holds for `run_mode` and `rank_scope`: what `dist_wandb.init` is given itself, then what the decorator
-        around it was given, then the environment (`DIST_WANDB_RUN_MODE`, `DIST_WANDB_RANK_SCOPE`), then the defaults.
-        W&B's own arguments hold before W&B's own variables (`WANDB_PROJECT` and so on), as ever.
+        Precedence of `run_mode` and `rank_scope`: arguments of `dist_wandb.init` itself, then those of the decorator
+        around it, then the environment (`DIST_WANDB_RUN_MODE`, `DIST_WANDB_RANK_SCOPE`), then the defaults.
+        W&B's own arguments precede W&B's own variables (`WANDB_PROJECT` and so on), as ever.
 
         The ranks must be known when the function is called: by the launcher, or an initialised torch.distributed. With
         `torch.multiprocessing.spawn` decorate what is called after `init_process_group`.
 
-        In a coroutine, opening and finishing the run hold up the event loop, as wandb does.
+        In a coroutine, opening and finishing the run block the event loop, as in wandb.
 
     Example:
         Two processes under torchrun::
@@ -79,7 +79,7 @@ def wandb_init(
     """
     if function is not None and not inspect.isroutine(function):
         raise ConfigurationError(
-            f"wandb_init was given {function!r}, which is no function. Use @wandb_init or @wandb_init(project=...) "
+            f"wandb_init was given {function!r}, which is not a function. Use @wandb_init or @wandb_init(project=...) "
             "on a function or method; project and the like go by keyword."
         )
     given = {"run_mode": run_mode, "rank_scope": rank_scope, **arguments}
@@ -105,7 +105,7 @@ _Inside: TypeAlias = Callable[[], AbstractContextManager[None]]
 def _session(given: Mapping[str, Any]) -> Iterator[_Inside]:
     """The session of the decorated function around this call, if there is one; else one of its own.
 
-    Gives what is to be around the decorated function while it runs, in this thread or task.
+    Yields the context in which the decorated function runs, in this thread or task.
     """
     outer = entered()
     if outer is None:
@@ -114,9 +114,9 @@ def _session(given: Mapping[str, Any]) -> Iterator[_Inside]:
         with opened as session:
             yield functools.partial(_inside, session, given)
     else:
-        said = {name: value for name, value in given.items() if value is not None}
-        _tell_what_is_not_used(said)
-        yield functools.partial(_inside, outer, {**around(), **said})
+        own = {name: value for name, value in given.items() if value is not None}
+        _warn_of_unused(own)
+        yield functools.partial(_inside, outer, {**around(), **own})
 
 
 @contextmanager
@@ -125,9 +125,9 @@ def _inside(session: Session, arguments: Mapping[str, Any]) -> Iterator[None]:
         yield
 
 
-def _tell_what_is_not_used(said: Mapping[str, Any]) -> None:
+def _warn_of_unused(own: Mapping[str, Any]) -> None:
     outer = around()
-    other = [name for name, value in said.items() if repr(value) != repr(outer.get(name))]
+    other = [name for name, value in own.items() if repr(value) != repr(outer.get(name))]
     if other:
         warnings.warn(
             f"A decorated function was called by another one, whose run it joins. So {', '.join(other)} of its own "

@@ -15,7 +15,7 @@ _LONGEST_SHOWN = 20_000
 class DistWandbError(Exception):
     """Base of all errors that dist_wandb raises on purpose.
 
-    Its text can be printed: names of files and what stands in them may have escape sequences, which it spells out.
+    Its text can be printed: names and contents of files may have escape sequences, which it spells out.
     """
 
     def __str__(self) -> str:
@@ -27,7 +27,7 @@ class ConfigurationError(DistWandbError, ValueError):
 
 
 class TopologyError(DistWandbError):
-    """What is known of this process's place among the ranks is inconsistent, impossible or not enough."""
+    """This process's rank or the layout of the ranks is unknown, inconsistent or impossible."""
 
 
 class RendezvousError(DistWandbError):
@@ -35,11 +35,11 @@ class RendezvousError(DistWandbError):
 
 
 class MissingExtraError(DistWandbError, ImportError):
-    """An integration was asked for whose framework is not installed."""
+    """The framework of an integration is not installed."""
 
 
 class UnsupportedVersionError(DistWandbError):
-    """An installed framework does not look like any version dist_wandb knows how to work with."""
+    """The installed version of a framework is not supported."""
 
 
 class UnavailableError(DistWandbError):
@@ -55,7 +55,7 @@ class UploadError(DistWandbError):
 
 
 def in_words(error: Exception, path: PathLike[str]) -> str:
-    """An error that a file has brought about, with the file's path in front unless it is in it."""
+    """An error that a file has caused, with the file's path in front unless it is in it."""
     if isinstance(error, DistWandbError):
         text = str(error)
     else:
@@ -74,10 +74,10 @@ def visible(text: str) -> str:
 
 
 def suggest(value: object, allowed: Iterable[str]) -> str:
-    """The allowed values as text, with the nearest match of `value` named where there is one.
+    """The allowed values as text, with the nearest match of `value`, if any.
 
     Args:
-        value: What was given instead of an allowed value.
+        value: The given value, which is not allowed.
         allowed: The allowed values, in the order in which they are listed.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Warnings of which each is logged once."""
+"""Warnings that are logged once each."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ _log = logging.getLogger("dist_wandb")
 
 
 class Notices:
-    """What was warned of already, for one object or one process."""
+    """The warnings given so far, for one object or one process."""
 
     def __init__(self) -> None:
         self._given: set[object] = set()
 
     def is_first(self, kind: object) -> bool:
-        """Whether this is the first notice of its kind; from now on there was one."""
+        """Whether this is the first notice of its kind; record it."""
         if kind in self._given:
             return False
         self._given.add(kind)

@@ -1,4 +1,4 @@
-"""Lines of the user's code, for warnings that a thread of ours, or a framework, has to give. Pure."""
+"""Lines of the user's code, which warnings name that our threads or frameworks give. Pure."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 _log = logging.getLogger("dist_wandb")
 
 _OURS = "dist_wandb"
-# What may stand between the user's code and ours.
-_OF_OTHERS = frozenset(
+# May lie on the stack between the user's code and ours.
+_FRAMEWORKS = frozenset(
     {
         *("lightning", "lightning_fabric", "lightning_utilities", "pytorch_lightning", "accelerate", "torch", "wandb"),
         *("asyncio", "collections", "concurrent", "contextlib", "functools", "inspect", "multiprocessing", "threading"),
@@ -28,7 +28,7 @@ class Line:
         file: Its file.
         number: Its number there.
         module: The module's name.
-        names: The module's names: Python keeps among them which warnings it has shown.
+        names: The module's names, among which Python keeps the warnings it has shown.
     """
 
     file: str
@@ -50,7 +50,7 @@ def users_line() -> Line | None:
         package = module.partition(".")[0]
         if package != _OURS:
             line = Line(frame.f_code.co_filename, frame.f_lineno, module, frame.f_globals)
-            if package not in _OF_OTHERS:
+            if package not in _FRAMEWORKS:
                 return line
             nearest = nearest or (line if package != "threading" else None)
         frame = frame.f_back
@@ -58,11 +58,11 @@ def users_line() -> Line | None:
 
 
 def warn(message: str, line: Line | None, *, may_raise: bool = True) -> None:
-    """Warn, as if a line of the user's code did.
+    """Warn in the name of a line of the user's code.
 
     Args:
         message: The message.
-        line: The line; `None` where it is not known: then the message is logged.
+        line: The line; `None` if unknown: the message is logged then.
         may_raise: Whether the warning may become an error where the user asked for that (``-W error``). On a thread of
             ours nobody would catch it; the message is logged then.
     """

@@ -99,7 +99,7 @@ def test_methods_of_all_kinds(fake_wandb: FakeWandb) -> None:
 @pytest.mark.usefixtures("fake_wandb")
 @pytest.mark.parametrize("wrong", [type("Class", (), {}), staticmethod(len), classmethod(type), 3, "digits"])
 def test_what_is_no_function_is_refused(wrong: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"which is no function|decorates functions and methods"):
+    with pytest.raises(ConfigurationError, match=r"which is not a function|decorates functions and methods"):
         wandb_init(wrong)
     with pytest.raises(ConfigurationError, match="decorates functions and methods"):
         wandb_init(project="digits")(wrong)

@@ -19,7 +19,7 @@ class Children:
     Args:
         deliver: Takes a row that one of them logs.
         topology: Who this rank is.
-        metadata: What they are to know of the run; where it says so, without waiting for other ranks.
+        metadata: Metadata of the run for them; if called with `False`, without waiting for other ranks.
     """
 
     def __init__(

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class JobLink:
-    """What a session publishes for the other ranks of its job, and looks up of them. Without a store, nothing.
+    """Publishes for the other ranks of the job, and looks up what they publish. Without a store, nothing.
 
     Args:
         options: The checked arguments of the integration.
@@ -63,7 +63,7 @@ class JobLink:
         self._writers: SharedList | None = None  # of a shared run, as far as this rank has looked
 
     def find_store(self) -> JobStore | None:
-        """The store, which may be there later than the session."""
+        """The store; it may appear after the session was opened."""
         return self.store or JobStore.find(self._name, self.topology, self.options.limits.join_timeout)
 
     def report_opened(self) -> None:
@@ -82,7 +82,7 @@ class JobLink:
     def run_id(self) -> str | None:
         """Id of the unit's run; where the coordinator makes it, this waits for it up to `join_timeout`."""
         if self.plan.base_id is None and self.store is not None:
-            within = 0.0 if self.is_over() else None  # who comes too late may find nothing any more
+            within = 0.0 if self.is_over() else None  # a rank that comes too late may find nothing
             try:
                 base_id = wait_base_id(self.store, self.topology, within)
             except (RendezvousError, ConfigurationError):
@@ -143,7 +143,7 @@ class JobLink:
         return briefly(lambda: leftovers.is_over(store), False)
 
     def leave(self, exchange: Exchange) -> None:
-        """See to it that what was set for this session is deleted once its exchange has ended.
+        """Delete the keys of this session once its exchange has ended.
 
         Where the integration gave the session its number, the same keys may be needed again: a logger may open it anew.
         """
@@ -152,6 +152,6 @@ class JobLink:
             return
         self._is_counted = False
         if isinstance(exchange, CollectiveExchange) and exchange.is_only_one:
-            briefly(lambda: store.delete(store.own_keys), None)  # who comes now finds that it is over
+            briefly(lambda: store.delete(store.own_keys), None)  # a rank that comes now finds that it is over
         else:
             leftovers.leave(store, lambda: exchange.has_ended)

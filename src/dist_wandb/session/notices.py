@@ -1,4 +1,4 @@
-"""What a session says to its user: the line at the start, and warnings, each once.
+"""Messages of a session to its user: the line at the start, and warnings, each once.
 
 Writers beside the primary open and end their runs while wandb prints warnings alone; so does the primary of a shared
 run on disk at its end, where W&B's advice to run "wandb sync" is wrong. Its line comes from here: how to upload it.
@@ -28,7 +28,7 @@ _log = logging.getLogger("dist_wandb")
 
 
 class SessionNotices:
-    """What one session says.
+    """The messages of one session.
 
     Args:
         link: To the other ranks: who this rank is.
@@ -39,7 +39,7 @@ class SessionNotices:
         self._given = Notices()
 
     def announce(self, run: AnyRun, run_id: str | None, where: str | None, group_url: str | None) -> None:
-        """Say in one line, on a unit's primary, what was decided and where the runs are.
+        """Print in one line, on a unit's primary, what was decided and where the runs are.
 
         Args:
             run: This rank's run.
@@ -50,7 +50,7 @@ class SessionNotices:
         plan = self._link.plan
         if plan.announces:
             plan = replace(plan, run_id=run_id)
-            say(announcement(self._link.topology, plan, where or run_metadata.location(run, plan), group_url))
+            print_line(announcement(self._link.topology, plan, where or run_metadata.location(run, plan), group_url))
 
     def opened_again(self, line: str, run_id: str | None) -> None:
         """Warn that `init` finishes a run which it has opened at the same line before."""
@@ -101,7 +101,7 @@ class SessionNotices:
             warn(message, users_line(), may_raise=False)  # the run has yet to end
 
 
-def say(line: str) -> None:
+def print_line(line: str) -> None:
     """Print a line, as wandb prints its own: seen without any set-up, unless the user has silenced wandb."""
     if not console.is_silent():
         print(line, file=sys.stderr, flush=True)  # noqa: T201

@@ -71,11 +71,11 @@ def open_session(
         integration: Name of the integration, for messages and to keep the sessions of integrations apart.
         topology: Who this rank is, where a framework knows; found out otherwise.
         step_metric: Name of the x axis; `None` for none.
-        number: Which of the integration's sessions of this job it is, where it can tell; counted otherwise.
+        number: Which of the integration's sessions of this job it is, if known; counted otherwise.
         proposed_id: Base id to use unless the user asked for one, if this is the coordinator.
         adopt: Asked, where the plan opens a run, for one that is open already and is to be used instead.
         create_new: Whether to make a run beside one that this process has; wandb.init would hand out that one.
-        announces: Whether to say what was decided; otherwise `Session.announce` is the integration's to call.
+        announces: Whether to print what was decided; otherwise `Session.announce` is the integration's to call.
         catches_sigterm: Whether SIGTERM, if nobody handles it, ends the runs before it ends the process.
         restarts: Whether this start may continue the runs of an earlier one, and a later one those of this.
         as_given: Whether, in a world of one, wandb.init gets exactly `init_arguments`; otherwise settings that bound
@@ -101,7 +101,7 @@ def open_session(
 
 
 def identify() -> Topology:
-    """Find out who this rank is; warn where a launcher seems to say something else."""
+    """Find out who this rank is; warn where a launcher contradicts it."""
     topology = Topology.detect()
     if topology.world_size == 1 and multiprocessing.parent_process() is not None:
         warn(
@@ -266,7 +266,7 @@ class Opener:
             return 0
 
     def announce(self, session: Session, *, announces: bool, catches_sigterm: bool) -> None:
-        """Start the session, and tell the other ranks, a later start of the job, and the user of it.
+        """Start the session, and announce it to the other ranks, a later start of the job, and the user.
 
         Args:
             session: The session.

@@ -20,7 +20,7 @@ from dist_wandb.runs.axes import Axes
 from dist_wandb.runs.record import Record
 from dist_wandb.runs.writer import RunWriter
 from dist_wandb.session import registry
-from dist_wandb.session.notices import say
+from dist_wandb.session.notices import print_line
 
 if TYPE_CHECKING:
     from dist_wandb.config.sync import ConfigSync
@@ -37,7 +37,7 @@ class OwnRun:
     Args:
         run: What the plan opened.
         link: To the other ranks.
-        opening: How it was opened: to tell others of it, and to open it again should wandb's own process die.
+        opening: How it was opened: to publish it, and to open it again should wandb's own process die.
         config_sync: This rank's part in having one config on all ranks.
         is_owned: Whether the session may end the run: not if it was there before.
         step_metric: Name of the x axis; `None` for none.
@@ -114,7 +114,7 @@ class OwnRun:
             self._restore.pop()()
 
     def report(self, first_row: int) -> None:
-        """Tell the other ranks that the run is open, as far as there is a store.
+        """Publish for the other ranks that the run is open, if there is a store.
 
         Args:
             first_row: Position on the x axis of the first row without a step.
@@ -135,7 +135,7 @@ class OwnRun:
             _log.warning("dist_wandb: rank %d: %s", self._link.topology.global_rank, problem)
         upload_hint = finishing.upload_hint(self.run, self._link.plan, self._link.topology)
         if upload_hint is not None:
-            say(upload_hint)  # in place of wandb's own words
+            print_line(upload_hint)  # in place of wandb's own words
 
     def _reopen(self, run_id: str, config: Mapping[str, Any]) -> AnyRun:
         """The run once more, on disk, with the id and the config that it had."""

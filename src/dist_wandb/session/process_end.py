@@ -33,8 +33,8 @@ class ProcessEnd:
     """Calls a function when this process ends, before what was registered for its end until then.
 
     Args:
-        function: Given the exit code of the process, as far as it can be told (that of an exception which nobody
-            caught, or of `sys.exit` where `code_of_exit` tells it), and whether the process ends in the middle of its
+        function: Given the exit code of the process, as far as it is known (that of an exception which nobody
+            caught, or of `sys.exit` where `code_of_exit` returns it), and whether the process ends in the middle of its
             work: by an exception or a signal, rather than by `sys.exit`.
         code_of_exit: What `sys.exit` was called with; `None` if that is not known.
     """
@@ -69,7 +69,7 @@ class ProcessEnd:
         if _is_main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             signal.signal(signal.SIGTERM, self._on_sigterm)
 
-    def let_sigterm_be(self) -> None:
+    def restore_sigterm(self) -> None:
         """Undo `catch_sigterm`: when the last run has ended, and in a fork, which has none to end.
 
         Python calls handlers between its own steps only: a fork that waits for a lock, as workers of a `Pool` do, may
@@ -160,7 +160,7 @@ def _die_of(number: int) -> None:
 
 
 def _is_main_thread() -> bool:
-    """Whether this is the thread that alone may say how signals are handled."""
+    """Whether this is the only thread that may set handlers of signals."""
     return threading.current_thread() is threading.main_thread()
 
 

@@ -51,7 +51,7 @@ def remove(session: Session) -> None:
 def release_sigterm() -> None:
     """Give SIGTERM back once the last session has ended."""
     if not _sessions:
-        process_end.let_sigterm_be()
+        process_end.restore_sigterm()
 
 
 def open_sessions() -> list[Session]:
@@ -87,7 +87,7 @@ def _prepare_fork() -> None:
 
 def _after_fork() -> None:
     wandb_private.disarm_exit_hooks()
-    process_end.let_sigterm_be()
+    process_end.restore_sigterm()
     for session in _sessions:
         session.after_fork()
 

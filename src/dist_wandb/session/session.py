@@ -2,12 +2,12 @@
 
 `Session` only hands on. Its parts, each in a module of this name:
 
-- `job_link`: what the ranks tell each other through the job's store.
+- `job_link`: messages of the ranks to each other through the job's store.
 - `own_run`: this rank's W&B run, intercepted, replaced, ended.
 - `intake`: what `log` does on the thread that trains.
 - `shutdown` and `life_cycle`: how it ends, once.
 - `children`: rows of processes that this rank has started.
-- `notices`: what the user is told.
+- `notices`: messages to the user.
 
 `opener` puts them together, and `registry` knows the sessions of this process.
 """
@@ -140,8 +140,8 @@ class Session:
     def id(self) -> str | None:
         """Id of the W&B run that this rank's numbers go to.
 
-        On a rank that opens no run it is the id that its primary told. If the primary has not opened its run yet, this
-        waits for it up to `join_timeout`; `None` if it never does.
+        On a rank that opens no run it is the id that its primary published. If the primary has not opened its run yet,
+        this waits for it up to `join_timeout`; `None` if it never does.
         """
         if os.getpid() != self._pid:
             return self._children.remote().id
@@ -149,7 +149,7 @@ class Session:
 
     @property
     def url(self) -> str | None:
-        """Address of that run in W&B; `None` offline, and as long as the primary has not told it."""
+        """Address of that run in W&B; `None` offline, and until the primary has published it."""
         if os.getpid() != self._pid:
             return self._children.remote().url
         return run_metadata.url(self.run) if self.run else self._link.run_url()
@@ -255,7 +255,7 @@ class Session:
         self._shutdown.finish(exit_code)
 
     def fail(self, exit_code: int | None) -> None:
-        """Say how the run is to end, should nobody call `finish` with an exit code.
+        """Set the exit code of the run for when nobody calls `finish` with one.
 
         Args:
             exit_code: Exit code of the job as W&B is to show it; `None` or 0 if a failure was overcome.
@@ -263,7 +263,7 @@ class Session:
         self._shutdown.failure = exit_code or None
 
     def release(self, *, failed: bool = False, within: float | None = None) -> None:
-        """Hand over what was logged and be no longer the current session, but leave the run open for others.
+        """Hand over what was logged and stop being the current session, but leave the run open for others.
 
         Args:
             failed: Whether to wait for no other rank.
@@ -300,7 +300,7 @@ class Session:
         return True
 
     def announce(self, where: str | None = None) -> None:
-        """Say in one line, on a unit's primary, what was decided and where the runs are.
+        """Print in one line, on a unit's primary, what was decided and where the runs are.
 
         Args:
             where: Where this rank's run is; found out if `None`.
@@ -314,16 +314,16 @@ class Session:
         return self._link.store is not None or self.topology.world_size == 1
 
     def meet(self, init_arguments: Mapping[str, Any], integration: str, number: int) -> None:
-        """Tell the other ranks of the job, if this session was opened before there was a store to tell it through."""
+        """Describe the job to the other ranks, if this session was opened before there was a store."""
         self._link.meet(init_arguments, integration, number)
         self.report_run()
 
     def report_run(self) -> None:
-        """Tell the other ranks of this rank's run, as far as there is a store."""
+        """Publish this rank's run for the other ranks, if there is a store."""
         self._own.report(self._intake.first_row)
 
     def _metadata(self, waits: bool) -> dict[str, Any]:
-        """What other processes are told of the run; without waiting, what is known of it."""
+        """The run's metadata for other processes; without waiting, as far as it is known."""
         if self.run or waits:
             return {"id": self.id, "url": self.url, "config": dict(given_values(self.config))}
         return {"id": self.plan.run_id, "url": None, "config": self._config_sync.known()}
@@ -359,7 +359,7 @@ class Session:
         return sorted({*_FOR_USERS, *null_run.public_names(self.run)})
 
     def _repr_html_(self) -> str:
-        """For notebooks: the run's page, as wandb shows it; without one, what there is to say."""
+        """For notebooks: the run's page, as wandb shows it; without one, its text."""
         url = self.url
         shown = escape(repr(self))
         return f'{shown}<br/>View run at: <a href="{escape(url)}" target="_blank">{escape(url)}</a>' if url else shown

@@ -81,7 +81,7 @@ class Shutdown:
         Args:
             exit_code: As in `Session.finish`.
             within: How long other ranks are waited for, in seconds; `None` for `finish_timeout`.
-            failed: Whether nobody is waited for; `None` if the exit code says it, and there is time for the upload.
+            failed: Whether nobody is waited for; `None` if the exit code decides it, and there is time for the upload.
         """
         options = self._link.options
         within = options.limits.flush_timeout if within is None else within

@@ -210,13 +210,13 @@ def test_who_handles_sigterm_is_left_alone(codes: list[tuple[int, bool]]) -> Non
     try:
         end.catch_sigterm()
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
-        end.let_sigterm_be()
+        end.restore_sigterm()
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
     end.catch_sigterm()
     assert signal.getsignal(signal.SIGTERM) == end._on_sigterm
-    end.let_sigterm_be()
+    end.restore_sigterm()
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
