@@ -1,7 +1,7 @@
-"""Sockets between processes of one user on one host: in a private directory, for who knows a key, with time limits.
+"""Sockets between processes of one user on one host: in a private directory, authenticated by a key, with time limits.
 
-Other users of the host do not reach the directory; where the system tells who is at the other end, they are turned away
-before a byte is read, too. What multiprocessing has for this proves keys by HMAC-MD5 before Python 3.12, which hosts in
+Other users of the host do not reach the directory; where the system reports the peer's user, they are also rejected
+before a byte is read. What multiprocessing has for this proves keys by HMAC-MD5 before Python 3.12, which hosts in
 FIPS mode refuse, and waits without a limit.
 """
 
@@ -19,21 +19,37 @@ import time
 import weakref
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
+HANDSHAKE = 5.0  # seconds that a child gets to authenticate, and waits until it is accepted
+
 _LONGEST = 100  # bytes of a socket's path: Linux takes 107, macOS 103
 _NONCE = 32  # bytes; of a proof as many
-_BETWEEN_KNOCKS = 0.01  # seconds
+_RETRY = 0.01  # seconds between two attempts to connect
 _CHILD, _SESSION = b"dist_wandb child", b"dist_wandb session"  # so that no proof can be handed back
 
 
-class Listener:
-    """A socket in a directory of its own, which nobody but this user may enter.
+@dataclass(frozen=True)
+class Address:
+    """Where a session's process accepts its children.
 
     Args:
-        directories: Below which it may lie, the best first.
-        backlog: How many may knock at the same time.
+        path: Of the socket.
+        key: Known to this job's processes alone.
+    """
+
+    path: str
+    key: bytes = field(repr=False)
+
+
+class Listener:
+    """A socket in a directory of its own, which only this user may enter.
+
+    Args:
+        directories: Where its directory may lie, the best first.
+        backlog: How many connections may wait to be accepted.
 
     Raises:
         OSError: It can be made in none of them.
@@ -44,8 +60,8 @@ class Listener:
         for directory in directories:
             try:
                 self._listen(directory, backlog)
-            except OSError as told:  # noqa: PERF203  # three directories at most
-                error = told
+            except OSError as failure:  # noqa: PERF203  # three directories at most
+                error = failure
             else:
                 return
         raise error
@@ -53,12 +69,12 @@ class Listener:
     def _listen(self, directory: Path, backlog: int) -> None:
         private = tempfile.mkdtemp(prefix="dist-wandb-", dir=directory)  # mode 0700
         remove = weakref.finalize(self, _remove, private, os.getpid())
-        self.place = str(Path(private, "socket"))
+        self.path = str(Path(private, "socket"))
         self._socket = socket.socket(socket.AF_UNIX)
         try:
-            if len(os.fsencode(self.place)) > _LONGEST:
+            if len(os.fsencode(self.path)) > _LONGEST:
                 raise FileNotFoundError(f"{directory} has too long a name for a socket")
-            self._socket.bind(self.place)
+            self._socket.bind(self.path)
             self._socket.listen(backlog)
             self._socket.setblocking(False)
         except OSError:
@@ -67,89 +83,88 @@ class Listener:
             raise
         self._remove = remove
 
-    def is_knocked(self, timeout: float) -> bool:
-        """Whether somebody knocks, within some seconds; not once it is closed."""
+    def has_pending(self, timeout: float) -> bool:
+        """Whether a connection comes within some seconds; not once it is closed."""
         try:
             return bool(wait([self._socket], timeout))
         except (OSError, ValueError):  # another thread has closed it
             return False
 
     def accept(self) -> Connection | None:
-        """Who knocks; `None` for nobody, and for processes of other users, which are turned away.
+        """The next connection; `None` if there is none, and for processes of other users, which are rejected.
 
         Raises:
-            OSError: It cannot be let in.
+            OSError: It cannot be accepted.
         """
         try:
-            taken, _ = self._socket.accept()
+            accepted, _ = self._socket.accept()
         except BlockingIOError:
             return None
-        if not _is_own(taken):
-            taken.close()
+        if not _is_own(accepted):
+            accepted.close()
             return None
-        taken.setblocking(True)
-        return Connection(taken.detach())
+        accepted.setblocking(True)
+        return Connection(accepted.detach())
 
     def close(self) -> None:
-        """Listen no longer. In the process that made it the directory goes as well."""
+        """Stop listening. In the process that made it, the directory is deleted too."""
         self._socket.close()
         self._remove()
 
 
-def connect(place: str, key: bytes, seconds: float, *, stuck: float) -> Connection:
-    """Knock, and prove to each other that both know the key.
+def connect(address: Address, seconds: float, *, stuck: float) -> Connection:
+    """Connect, and authenticate both sides by the key.
 
     Args:
-        place: Of the socket.
-        key: Which both know.
-        seconds: How long it may take until who listens opens, and for each answer.
-        stuck: How many seconds later writing may wait while nothing is taken; then it raises `BlockingIOError`.
+        address: Of the session's process.
+        seconds: How long the listener may take to accept, and for each answer.
+        stuck: How many seconds later writing may wait while nothing is read; then it raises `BlockingIOError`.
 
     Raises:
-        OSError: Nobody opened in time, or it is another user who listens.
-        AuthenticationError: Who listens does not know the key.
+        OSError: Not accepted in time, or another user listens.
+        AuthenticationError: The listener does not know the key.
     """
     deadline = time.monotonic() + seconds
-    with socket.socket(socket.AF_UNIX) as knocking:
-        knocking.setblocking(False)
+    with socket.socket(socket.AF_UNIX) as client:
+        client.setblocking(False)
         while True:
             try:
-                knocking.connect(place)
+                client.connect(address.path)
                 break
-            except BlockingIOError:  # too many knock already
+            except BlockingIOError:  # too many connections wait already
                 if time.monotonic() > deadline:
-                    raise TimeoutError(f"the session's process lets nobody in for {seconds:g} s") from None
-                time.sleep(_BETWEEN_KNOCKS)
-        knocking.setblocking(True)
-        if not _is_own(knocking):
+                    raise TimeoutError(f"the session's process accepts no connection for {seconds:g} s") from None
+                time.sleep(_RETRY)
+        client.setblocking(True)
+        if not _is_own(client):
             raise PermissionError("another user listens in its place")
-        connection = Connection(knocking.detach())
+        connection = Connection(client.detach())
     try:
         _limit(connection, receiving=seconds, sending=seconds)
         asked, own = connection.recv_bytes(_NONCE), secrets.token_bytes(_NONCE)
-        connection.send_bytes(own + _proof(key, _CHILD, asked + own))
-        _check(connection.recv_bytes(_NONCE), _proof(key, _SESSION, asked + own))
+        connection.send_bytes(own + _proof(address.key, _CHILD, asked + own))
+        _check(connection.recv_bytes(_NONCE), _proof(address.key, _SESSION, asked + own))
         _limit(connection, receiving=0.0, sending=stuck)
     except BlockingIOError:
         connection.close()
-        raise TimeoutError(f"the session's process says nothing for {seconds:g} s") from None
+        raise TimeoutError(f"the session's process does not answer for {seconds:g} s") from None
     except BaseException:
         connection.close()
         raise
     return connection
 
 
-def let_in(connection: Connection, key: bytes, seconds: float) -> None:
-    """Have who knocked prove that it knows the key, and prove it as well.
+def authenticate(connection: Connection, key: bytes, seconds: float) -> None:
+    """Authenticate an accepted connection, and this process to it.
 
     Args:
-        connection: To who knocked.
-        key: Which both know.
+        connection: The connection.
+        key: Known to both sides.
         seconds: How long an answer may take, and how long writing may wait later.
 
     Raises:
-        OSError: It said something else, or nothing.
-        EOFError: It is gone.
+        OSError: The answer is another one, or missing.
+        EOFError: The other process is gone.
         AuthenticationError: It does not know the key.
     """
     _limit(connection, receiving=seconds, sending=seconds)
@@ -162,8 +177,8 @@ def let_in(connection: Connection, key: bytes, seconds: float) -> None:
     _limit(connection, receiving=0.0, sending=seconds)
 
 
-def hang_up(connection: Connection) -> None:
-    """Let who is at the other end know at once that nobody listens, also where a fork still holds this end."""
+def shut_down(connection: Connection) -> None:
+    """Shut both directions down: the peer notices at once, also while a fork still holds this end."""
     with suppress(OSError), socket.fromfd(connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as end:
         end.shutdown(socket.SHUT_RDWR)
 
@@ -178,7 +193,7 @@ def _check(given: bytes, proof: bytes) -> None:
 
 
 def _is_own(connected: socket.socket) -> bool:
-    """Whether a process of this user is at the other end; macOS does not tell, and has the directory alone."""
+    """Whether a process of this user is at the other end; macOS does not report it, and has the directory alone."""
     if not hasattr(socket, "SO_PEERCRED"):
         return True
     credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))

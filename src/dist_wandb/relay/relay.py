@@ -25,30 +25,27 @@ from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from dist_wandb.relay import messages
-from dist_wandb.relay.local_sockets import Listener, hang_up, let_in
-from dist_wandb.relay.messages import FLUSH, LOG, Address
+from dist_wandb.relay import local_sockets
+from dist_wandb.relay.local_sockets import Address, Listener, authenticate, shut_down
+from dist_wandb.relay.remote_session import FLUSH, LOG
 from dist_wandb.runs.directories import runtime_directory
-
-if TYPE_CHECKING:
-    pass
 
 _log = logging.getLogger("dist_wandb")
 
 _PAUSE = 0.2  # seconds between two looks whether the session ends
-_LAST_ROWS = 2.0  # seconds that a session which ends takes what its children have said already
-_BACKLOG = 128  # children that may knock at the same time
-_MOST_KNOCKING = 128  # children that may be showing it at the same time, each in a thread of its own
-_CERTAIN = 1.0  # seconds that a child has for it, also where so many are
+_LAST_ROWS = 2.0  # seconds that a session which ends takes what its children have sent already
+_BACKLOG = 128  # connections that may wait to be accepted
+_MOST_UNAUTHENTICATED = 128  # accepted connections that are being authenticated, each in a thread of its own
+_CERTAIN = 1.0  # seconds that a child gets to authenticate at least, also if there are so many
 
 
 class Relay:
     """Takes what children of this process log, in threads of their own.
 
     Args:
-        deliver: Called with the arguments of `Session.log`, in the order in which each child said them.
+        deliver: Called with the arguments of `Session.log`, in the order in which each child sent them.
     """
 
     def __init__(self, deliver: Callable[..., None]) -> None:
@@ -60,7 +57,7 @@ class Relay:
         self._until = math.inf  # when taking ends, by the monotonic clock
         self._threads: list[threading.Thread] = []
         self._connections: set[Connection] = set()
-        self._knocking: dict[Connection, float] = {}  # since when
+        self._unauthenticated: dict[Connection, float] = {}  # since when
         self._has_failed = False
 
     @property
@@ -79,17 +76,17 @@ class Relay:
         try:
             self._listener = _listener()
             self._begin(lambda listener: self._accept(listener, key), self._listener)
-        except (OSError, RuntimeError):  # no socket, or no thread: children say so, if they log
+        except (OSError, RuntimeError):  # no socket, or no thread: children warn, if they log
             self._has_failed = True
             if self._listener is not None:
                 self._listener.close()
             return
-        self._address = Address(self._listener.place, key)
+        self._address = Address(self._listener.path, key)
 
-    def let_go(self) -> None:
-        """In a fork, hold no socket of this process's: who knocks there would never be let in.
+    def after_fork(self) -> None:
+        """In a fork, close the sockets of its parent: nothing accepts connections there.
 
-        And who has been let in would not notice the end of this process: a full socket would hold it up for ever.
+        And connected children would not notice the end of the parent: a full socket would block them for ever.
         """
         if self._listener is not None:
             self._listener.close()
@@ -97,7 +94,7 @@ class Relay:
             connection.close()
 
     def close(self, *, failed: bool = False) -> None:
-        """Take what children have said until now, and no more.
+        """Take what children have sent until now, and no more.
 
         Args:
             failed: Whether not even that.
@@ -108,14 +105,14 @@ class Relay:
             listener, address = self._listener, self._address
         if listener is None or address is None:
             return
-        with suppress(OSError), socket.socket(socket.AF_UNIX) as knock:
-            knock.setblocking(False)
-            knock.connect(address.place)  # wakes who waits for the next child
-        self._await(self._threads[:1])  # who lets children in: then no further thread begins
+        with suppress(OSError), socket.socket(socket.AF_UNIX) as client:
+            client.setblocking(False)
+            client.connect(address.path)  # wakes the thread that waits for the next child
+        self._await(self._threads[:1])  # it accepts children: after it no further thread begins
         self._await(self._threads[1:])
         listener.close()
         for connection in self._connections.copy():
-            self._hang_up_held(connection)  # its thread closes it
+            self._shut_down_held(connection)  # its thread closes it
 
     def _await(self, threads: list[threading.Thread]) -> None:
         for thread in threads:
@@ -128,25 +125,25 @@ class Relay:
 
     def _accept(self, listener: Listener, key: bytes) -> None:
         while True:
-            is_over = self._closing.is_set()  # who has knocked before that is let in
+            is_over = self._closing.is_set()  # those that connected before are accepted
             if is_over and time.monotonic() > self._until:
                 return
             if not self._has_room():
                 time.sleep(_PAUSE / 4)
-            elif listener.is_knocked(0.0 if is_over else _PAUSE):
+            elif listener.has_pending(0.0 if is_over else _PAUSE):
                 self._open_to(listener, key)
             elif is_over:
                 return
 
     def _has_room(self) -> bool:
-        """Whether one more may come, once those are gone that show nothing for too long."""
+        """Whether one more may be accepted; those are shut down that take too long to authenticate."""
         now = time.monotonic()
         with self._lock:
-            waiting = sorted(self._knocking.items(), key=lambda item: item[1])
-        crowd = len(waiting) >= _MOST_KNOCKING
+            waiting = sorted(self._unauthenticated.items(), key=lambda item: item[1])
+        crowd = len(waiting) >= _MOST_UNAUTHENTICATED
         for number, (connection, since) in enumerate(waiting):
-            if now - since > (_CERTAIN if crowd and not number else messages.HANDSHAKE):
-                self._hang_up_held(connection)
+            if now - since > (_CERTAIN if crowd and not number else local_sockets.HANDSHAKE):
+                self._shut_down_held(connection)
         return not crowd
 
     def _open_to(self, listener: Listener, key: bytes) -> None:
@@ -159,36 +156,36 @@ class Relay:
             return
         with self._lock:
             self._connections.add(connection)
-            self._knocking[connection] = time.monotonic()
+            self._unauthenticated[connection] = time.monotonic()
         try:
             self._begin(lambda connection: self._serve(connection, key), connection)
-        except RuntimeError:  # no more threads: the child says so
+        except RuntimeError:  # no more threads: the child warns
             self._part_with(connection)
 
-    def _hang_up_held(self, connection: Connection) -> None:
+    def _shut_down_held(self, connection: Connection) -> None:
         with self._lock:  # what is closed meanwhile may be somebody else's socket by then
             if connection in self._connections:
-                hang_up(connection)
+                shut_down(connection)
 
     def _serve(self, connection: Connection, key: bytes) -> None:
         try:
-            let_in(connection, key, messages.HANDSHAKE)
+            authenticate(connection, key, local_sockets.HANDSHAKE)
             with self._lock:
-                self._knocking.pop(connection, None)
+                self._unauthenticated.pop(connection, None)
             while time.monotonic() < self._until:
                 if connection.poll(0.0 if self._closing.is_set() else _PAUSE):
                     self._take(connection)
                 elif self._closing.is_set():
                     break
         except (EOFError, OSError, multiprocessing.AuthenticationError) as error:
-            _log.debug("dist_wandb: a process that knocked is gone: %r", error)
+            _log.debug("dist_wandb: a process that connected is gone: %r", error)
         finally:
             self._part_with(connection)
 
     def _part_with(self, connection: Connection) -> None:
         with self._lock:
-            self._knocking.pop(connection, None)
-            hang_up(connection)
+            self._unauthenticated.pop(connection, None)
+            shut_down(connection)
             self._connections.discard(connection)
             connection.close()
 

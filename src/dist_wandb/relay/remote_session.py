@@ -23,9 +23,8 @@ from dist_wandb.notices import Notices
 from dist_wandb.payloads.checks import check_row, checked_step
 from dist_wandb.payloads.devices import copied_tensor, whole_tensors
 from dist_wandb.payloads.scalars import Weight, copied_weight
-from dist_wandb.relay import messages
-from dist_wandb.relay.local_sockets import connect
-from dist_wandb.relay.messages import FLUSH, LOG, Address
+from dist_wandb.relay import local_sockets
+from dist_wandb.relay.local_sockets import Address, connect
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.wandb_media import is_media
 from dist_wandb.settings.config_copy import ConfigCopy
@@ -35,6 +34,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _log = logging.getLogger("dist_wandb")
+
+LOG, FLUSH = "log", "flush"  # kinds of messages
 
 _STUCK = 30.0  # seconds that a child waits while the session's process takes nothing
 _AGAIN = 30.0  # seconds after such a failure in which a child does not try again
@@ -53,19 +54,19 @@ class RemoteSession:
     Args:
         address: Of the session's process; `None` if it does not listen.
         topology: Who the rank is that holds the session.
-        facts: `id`, `url` and `config` of its run, as they were.
+        metadata: `id`, `url` and `config` of its run, as they were.
     """
 
-    def __init__(self, address: Address | None, topology: Topology, facts: Mapping[str, Any]) -> None:
+    def __init__(self, address: Address | None, topology: Topology, metadata: Mapping[str, Any]) -> None:
         self.topology = topology
-        self.id: str | None = facts.get("id")
-        self.url: str | None = facts.get("url")
-        self.config = ConfigCopy(facts.get("config", {}))
-        self._arguments = address, topology, facts
-        self._let_go()
+        self.id: str | None = metadata.get("id")
+        self.url: str | None = metadata.get("url")
+        self.config = ConfigCopy(metadata.get("config", {}))
+        self._arguments = address, topology, metadata
+        self._reset()
         _remotes.add(self)
 
-    def _let_go(self) -> None:
+    def _reset(self) -> None:
         """Begin anew: a fork must not share a connection, nor wait for threads that it does not have."""
         self._connection: Connection | None = None
         self._lock = threading.Lock()
@@ -102,10 +103,10 @@ class RemoteSession:
         if weight is not None:
             copied_weight(weight, rank)
             weight = whole_tensors({"weight": weight}, rank)["weight"]
-        place = None if step is None else checked_step(step, rank)
+        step = None if step is None else checked_step(step, rank)
         values = _without_media(whole_tensors(metrics, rank), rank)
         if values or not metrics:
-            self._send(LOG, (_on_host(values), place, _on_host(weight), commit))
+            self._send(LOG, (_on_host(values), step, _on_host(weight), commit))
 
     def flush(self, timeout: float | None = None) -> bool:
         """Wait until the session's process has taken what was logged here.
@@ -152,7 +153,7 @@ class RemoteSession:
                 self._hand_over(message)
         except (OSError, EOFError, multiprocessing.AuthenticationError) as error:
             why = "it has ended" if isinstance(error, _ENDED) else str(error) or type(error).__name__
-            _tell_once(self.topology.global_rank, why)
+            _warn_once(self.topology.global_rank, why)
             return False
         except Exception as error:  # noqa: BLE001  # objects have pickling code of their own
             _log.error("dist_wandb: a row could not be handed to another process, and is lost: %s", error)
@@ -175,7 +176,7 @@ class RemoteSession:
         if address is None:
             raise ConnectionError("it was not prepared for other processes, or has ended")
         if self._connection is None:
-            self._connection = connect(address.place, address.key, messages.HANDSHAKE, stuck=_STUCK)
+            self._connection = connect(address, local_sockets.HANDSHAKE, stuck=_STUCK)
         return self._connection
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -200,7 +201,7 @@ _remotes: weakref.WeakSet[RemoteSession] = weakref.WeakSet()
 
 def _after_fork() -> None:
     for remote in list(_remotes):
-        remote._let_go()  # noqa: SLF001
+        remote._reset()  # noqa: SLF001
 
 
 if hasattr(os, "register_at_fork"):
@@ -210,7 +211,7 @@ if hasattr(os, "register_at_fork"):
 def _without_media(metrics: Mapping[str, Any], rank: int) -> dict[str, Any]:
     media = [name for name, value in metrics.items() if is_media(value)]
     if media:
-        _tell_once(rank, f"{', '.join(media)}: what W&B keeps in files of the process that made it")
+        _warn_once(rank, f"{', '.join(media)}: what W&B keeps in files of the process that made it")
     return {name: value for name, value in metrics.items() if name not in media}
 
 
@@ -225,7 +226,7 @@ def _on_host(value: Any) -> Any:
 _notices = Notices()
 
 
-def _tell_once(rank: int, why: str) -> None:
+def _warn_once(rank: int, why: str) -> None:
     if _notices.is_first((os.getpid(), why)):
         _log.error(
             "dist_wandb: %s logged for rank %d, whose session is another process's, but that could not be handed "

@@ -57,7 +57,7 @@ class Children:
 
     def after_fork(self) -> None:
         """In the fork, hold nothing that only the process of the session is to hold."""
-        self._relay.let_go()
+        self._relay.after_fork()
 
     def close(self, *, failed: bool) -> None:
         """Take what they have logged until now, and no more.

@@ -28,8 +28,8 @@ from torchmetrics import MeanMetric
 import dist_wandb
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.notices import Notices
-from dist_wandb.relay import local_sockets, messages, relay, remote_session
-from dist_wandb.relay.messages import Address
+from dist_wandb.relay import local_sockets, relay, remote_session
+from dist_wandb.relay.local_sockets import Address
 from dist_wandb.relay.relay import Relay
 from dist_wandb.relay.remote_session import RemoteSession
 from dist_wandb.topology.model import Topology
@@ -63,7 +63,7 @@ def in_fork(work: Callable[[], None]) -> int:
 def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(remote_session, "_notices", Notices())
     monkeypatch.setattr(relay, "_LAST_ROWS", 30.0)  # a thread that takes rows may be held up
-    monkeypatch.setattr(messages, "HANDSHAKE", 30.0)
+    monkeypatch.setattr(local_sockets, "HANDSHAKE", 30.0)
     yield
     for thread in threading.enumerate():
         if thread.name == "dist_wandb-relay":
@@ -246,7 +246,7 @@ def test_stranger_without_the_key_is_not_served() -> None:
     held = Relay(lambda *arguments: taken.append(arguments))
     address = held.open()
     assert address is not None
-    stranger = RemoteSession(Address(address.place, b"guessed"), ONE, {})
+    stranger = RemoteSession(Address(address.path, b"guessed"), ONE, {})
     stranger.log({"loss": 1.0})
     friend = RemoteSession(address, ONE, {})
     friend.log({"loss": 2.0})
@@ -275,7 +275,7 @@ def test_strangers_keep_no_child_out(kind: str) -> None:
     strangers = []
     for _ in range(64):
         stranger = socket.socket(socket.AF_UNIX)
-        stranger.connect(address.place)
+        stranger.connect(address.path)
         with suppress(BrokenPipeError, ConnectionResetError):
             STRANGERS[kind](stranger)
         strangers.append(stranger)
@@ -294,14 +294,14 @@ def test_strangers_keep_no_child_out(kind: str) -> None:
 
 
 def test_where_too_many_show_nothing_the_first_of_them_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relay, "_MOST_KNOCKING", 4)
+    monkeypatch.setattr(relay, "_MOST_UNAUTHENTICATED", 4)
     monkeypatch.setattr(relay, "_CERTAIN", 0.1)
     held = Relay(lambda *_: None)
     address = held.open()
     assert address is not None
     strangers = [socket.socket(socket.AF_UNIX) for _ in range(6)]
     for stranger in strangers:
-        stranger.connect(address.place)
+        stranger.connect(address.path)
     assert RemoteSession(address, ONE, {}).flush()
     assert threading.active_count() < 20
     for stranger in strangers:
@@ -310,13 +310,13 @@ def test_where_too_many_show_nothing_the_first_of_them_goes(monkeypatch: pytest.
 
 
 def test_who_shows_nothing_for_too_long_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(messages, "HANDSHAKE", 0.3)
+    monkeypatch.setattr(local_sockets, "HANDSHAKE", 0.3)
     held = Relay(lambda *_: None)
     address = held.open()
     assert address is not None
     with socket.socket(socket.AF_UNIX) as stranger:
         stranger.settimeout(_PATIENCE)
-        stranger.connect(address.place)
+        stranger.connect(address.path)
         assert len(stranger.recv(4 + 32)) > 0  # what it is asked
         with suppress(BrokenPipeError):
             for _ in range(2 * _PATIENCE):  # a byte now and then
@@ -334,7 +334,7 @@ def test_other_users_do_not_reach_it_and_are_turned_away_before_anything_is_said
     held = Relay(lambda *_: None)
     address = held.open()
     assert address is not None
-    place = Path(address.place)
+    place = Path(address.path)
     assert stat.S_IMODE(place.parent.stat().st_mode) == 0o700
 
     def knock() -> None:
@@ -342,7 +342,7 @@ def test_other_users_do_not_reach_it_and_are_turned_away_before_anything_is_said
             os.setuid(65534)
         with socket.socket(socket.AF_UNIX) as stranger:
             stranger.settimeout(_PATIENCE)
-            stranger.connect(address.place)
+            stranger.connect(address.path)
             assert stranger.recv(1) == b""
 
     if os.geteuid() == 0:
@@ -350,7 +350,7 @@ def test_other_users_do_not_reach_it_and_are_turned_away_before_anything_is_said
         def be_refused() -> None:
             os.setuid(65534)
             with pytest.raises(PermissionError), socket.socket(socket.AF_UNIX) as stranger:
-                stranger.connect(address.place)
+                stranger.connect(address.path)
 
         assert in_fork(be_refused) == 0
         place.parent.chmod(0o755)  # as if it were reached all the same
@@ -380,7 +380,7 @@ def test_a_child_says_nothing_to_another_users_socket(
 def test_a_socket_that_lets_nobody_in_holds_up_log_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(messages, "HANDSHAKE", 0.3)
+    monkeypatch.setattr(local_sockets, "HANDSHAKE", 0.3)
     monkeypatch.setattr(remote_session, "_AGAIN", 1000.0)
     with tempfile.TemporaryDirectory() as directory, socket.socket(socket.AF_UNIX) as full:
         place = str(Path(directory, "s"))
@@ -398,7 +398,7 @@ def test_a_socket_that_lets_nobody_in_holds_up_log_once(
         assert time.monotonic() - begin < 20
         for one in waiting:
             one.close()
-    assert "the session's process lets nobody in for 0.3 s" in caplog.text
+    assert "the session's process accepts no connection for 0.3 s" in caplog.text
     assert len(caplog.records) == 1
 
 
@@ -430,7 +430,7 @@ def test_nobody_knocks_at_what_is_closed(tmp_path: Path) -> None:
     with tempfile.TemporaryDirectory() as directory:
         listener = local_sockets.Listener([tmp_path / "no such directory", Path(directory)], 1)
         listener.close()
-        assert not listener.is_knocked(0.0)
+        assert not listener.has_pending(0.0)
         assert not list(Path(directory).iterdir())
 
 
@@ -444,7 +444,7 @@ def test_who_hands_back_what_it_is_told_shows_nothing() -> None:
         thread = threading.Thread(target=echo)
         thread.start()
         with pytest.raises(multiprocessing.AuthenticationError):
-            local_sockets.let_in(here, b"key", _PATIENCE)
+            local_sockets.authenticate(here, b"key", _PATIENCE)
         thread.join()
 
 
@@ -594,7 +594,7 @@ def test_a_fork_holds_no_connection_of_other_children() -> None:
     (connection,) = held._connections
 
     def work() -> None:
-        held.let_go()
+        held.after_fork()
         assert connection.closed
 
     assert in_fork(work) == 0
@@ -723,7 +723,7 @@ def test_a_directory_with_too_long_a_name_for_sockets_is_no_obstacle(
             through_a_pickle(session).log({"loss": 1.0})
             address = session._children._relay.address
             assert address is not None
-            place = Path(address.place)
+            place = Path(address.path)
             assert place.is_socket(), "an abstract name is open to all users of the host"
             assert place.parent.parent == (Path(directory, runtime) if runtime == "runtime" else Path(directory).parent)
             assert stat.S_IMODE(place.parent.stat().st_mode) == 0o700
