@@ -165,20 +165,21 @@ class JobStore:
         """Whether all of these keys are set. Never waits."""
         return bool(self.connection.call(lambda: self._store.check(keys)))
 
-    def get_present(self, keys: list[str]) -> dict[str, Any]:
-        """The values of those keys that are set, by key. Never waits for a rank."""
-        if len(keys) > _MOST_AT_ONCE:
-            parts = (keys[start : start + _MOST_AT_ONCE] for start in range(0, len(keys), _MOST_AT_ONCE))
-            return {key: value for part in parts for key, value in self.get_present(part).items()}
-        if len(keys) > _FEW and self.has(keys):
-            return dict(
-                zip(keys, map(_decoded, keys, self.connection.call(lambda: self._store.multi_get(keys))), strict=True)
-            )
-        if len(keys) > _FEW:
-            half = len(keys) // 2
-            return {**self.get_present(keys[:half]), **self.get_present(keys[half:])}
-        found = {key: self.connection.call(functools.partial(_stored, self._store, key)) for key in keys}
-        return {key: _decoded(key, stored) for key, stored in found.items() if stored is not None}
+    def get_present(self, keys: list[str], *, soon: bool = False) -> dict[str, Any]:
+        """The values of those keys that are set, by key. Never waits for a rank.
+
+        Raises:
+            UnansweredError: The store is to answer `soon`, and does not.
+        """
+        call = functools.partial(self.connection.call, soon=soon)
+        if len(keys) <= _FEW:
+            found = {key: call(functools.partial(_stored, self._store, key)) for key in keys}
+            return {key: _decoded(key, stored) for key, stored in found.items() if stored is not None}
+        if len(keys) <= _MOST_AT_ONCE and call(lambda: self._store.check(keys)):
+            values = call(lambda: self._store.multi_get(keys))
+            return dict(zip(keys, map(_decoded, keys, values), strict=True))
+        middle = min(len(keys) // 2, _MOST_AT_ONCE)
+        return {**self.get_present(keys[:middle], soon=soon), **self.get_present(keys[middle:], soon=soon)}
 
     def wait_get(self, key: str, publisher: str, within: float | None = None) -> Any:
         """The value of `key`, waiting for it up to the time limit, or `within` seconds.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from dist_wandb.store.job_store import JobStore
+from dist_wandb.store.timed_caller import UnansweredError
 
 
 class SharedList:
@@ -45,14 +47,16 @@ class SharedList:
 
     def news_soon(self) -> list[Any]:
         """As `news`, but none if the store does not answer soon."""
-        return self._read(int(self._keys.try_get_soon(f"{self._name}/count") or 0))
+        with suppress(UnansweredError):
+            return self._read(int(self._keys.try_get_soon(f"{self._name}/count") or 0), soon=True)
+        return []
 
-    def _read(self, count: int) -> list[Any]:
+    def _read(self, count: int, *, soon: bool = False) -> list[Any]:
         self._unread += range(self._known + 1, count + 1)
         self._known = max(self._known, count)
         if not self._unread:
             return []
-        found = self._keys.get_present([f"{self._name}/{place}" for place in self._unread])
+        found = self._keys.get_present([f"{self._name}/{place}" for place in self._unread], soon=soon)
         self._unread = [place for place in self._unread if f"{self._name}/{place}" not in found]
         self.values += found.values()
         return list(found.values())

@@ -275,4 +275,5 @@ def _forget_threads() -> None:
     _under_way.clear()
 
 
-os.register_at_fork(after_in_child=_forget_threads)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_threads)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch.distributed as dist
@@ -11,6 +12,7 @@ from counting import CountedStore, Counts
 from dist_wandb.errors import RendezvousError
 from dist_wandb.store.job_store import JobStore
 from dist_wandb.store.shared_list import SharedList
+from dist_wandb.store.timed_caller import UnansweredError
 from dist_wandb.topology.model import Topology
 
 pytestmark = pytest.mark.usefixtures("bare_environment")
@@ -73,6 +75,37 @@ def test_a_value_that_is_counted_but_not_there_yet_is_read_later(
     assert reading.news() == []
     keys_of(0).publish("list/11", 11)
     assert reading.news() == [11]
+
+
+@pytest.mark.parametrize("kind", ["tcp", "hash", "file"])
+def test_each_kind_of_store_keeps_lists(kind: str, tmp_path: Path) -> None:
+    stores = {
+        "tcp": lambda: dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False),
+        "hash": dist.HashStore,
+        "file": lambda: dist.FileStore(str(tmp_path / "store"), 1),
+    }
+    keys = JobStore(stores[kind](), "test", Topology(0, 0, 0, 2, 2, 1), 30.0)  # type: ignore[no-untyped-call]
+    appending, reading = SharedList(keys, "list"), SharedList(keys, "list")
+    assert [appending.append([value]) for value in range(9)] == list(range(1, 10))
+    assert (reading.count(), reading.news(), reading.news()) == (9, [[value] for value in range(9)], [])
+
+
+def test_where_the_store_stops_answering_what_is_good_to_know_is_not_waited_for(
+    list_of: ListOf, keys_of: Callable[[int], JobStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = keys_of(1)
+    reading = SharedList(keys, "list")
+    list_of(0).append(1)
+    get_present = keys.get_present
+
+    def stall(_: list[str], *, soon: bool) -> dict[str, int]:
+        assert soon
+        raise UnansweredError("it has not answered")
+
+    monkeypatch.setattr(keys, "get_present", stall)
+    assert reading.news_soon() == []
+    monkeypatch.setattr(keys, "get_present", get_present)
+    assert reading.news_soon() == [1]
 
 
 def test_a_rank_knows_which_keys_it_has_set(keys_of: Callable[[int], JobStore]) -> None:
