@@ -16,11 +16,19 @@ from dist_wandb.exchange.protocol import negotiation, rounds
 from dist_wandb.exchange.protocol.aggregates import Totals
 from dist_wandb.exchange.protocol.cells import Finished, Key, Outcome, Place
 from dist_wandb.exchange.protocol.rounds import Intent, Rounds
+from dist_wandb.exchange.protocol.wire import Lists
 
 Cell = tuple[str, int | None, int]  # name, step, occurrence
 Life = tuple[int, int]  # a rank, and how often it had been started anew
 NAMES = ("loss", "tokens", "lr")
 MOST_ROUNDS = 2000
+
+
+def reduced(packed: Sequence[Lists]) -> Lists:
+    """The lists of all ranks, reduced as a group does."""
+    sums = [sum(column) for column in zip(*(lists[0] for lists in packed), strict=True)]
+    maxima = [max(column) for column in zip(*(lists[1] for lists in packed), strict=True)]
+    return sums, maxima
 
 
 @dataclass
@@ -110,8 +118,7 @@ class Unit:
             for machine in machines:
                 machine.negotiation.agree(offers, machine.ledger.names)
         packed = [machine.pack() for machine in machines]
-        sums = [sum(column) for column in zip(*(lists[0] for lists in packed), strict=True)]
-        maxima = [max(column) for column in zip(*(lists[1] for lists in packed), strict=True)]
+        sums, maxima = reduced(packed)
         outcomes = [machine.take(sums, maxima) for machine in machines]
         self.rounds += 1
         if outcomes[0].needs_names:
@@ -328,8 +335,7 @@ def test_a_spread_waits_for_those_who_contributed_whoever_else_has_come() -> Non
         machine.learn([["loss"]])
         machine.post({"loss": Totals.of(float(rank))}, 0)
     packed = [first.pack(), second.pack()]
-    sums = [sum(column) for column in zip(packed[0][0], packed[1][0], strict=True)]
-    maxima = [max(column) for column in zip(packed[0][1], packed[1][1], strict=True)]
+    sums, maxima = reduced(packed)
     first.take(sums, maxima)
     assert [value.spread is None for value in first.spreads.awaiting] == [False]
     first.recount(
@@ -706,8 +712,7 @@ def test_who_was_late_is_told_and_nobody_else() -> None:
     assert unit.exchange().late == ()
     unit.log(1, {"loss": 2.0}, 7)
     packed = [machine.pack() for machine in unit.machines]
-    sums = [sum(column) for column in zip(*(lists[0] for lists in packed), strict=True)]
-    maxima = [max(column) for column in zip(*(lists[1] for lists in packed), strict=True)]
+    sums, maxima = reduced(packed)
     outcomes = [machine.take(sums, maxima) for machine in unit.machines]
     assert [outcome.late for outcome in outcomes] == [(), (Key(Place(0, 7), "loss", 0),)]
     assert outcomes[0] == outcomes[1]  # for the rest
@@ -744,8 +749,7 @@ def test_one_rank_asks_for_all_to_regroup() -> None:
 
     def exchange(asking: int | None) -> list[Outcome]:
         packed = [machine.pack(regroup=rank == asking) for rank, machine in enumerate(unit.machines)]
-        sums = [sum(column) for column in zip(*(lists[0] for lists in packed), strict=True)]
-        maxima = [max(column) for column in zip(*(lists[1] for lists in packed), strict=True)]
+        sums, maxima = reduced(packed)
         return [machine.take(sums, maxima) for machine in unit.machines]
 
     assert [(outcome.regroup, outcome.closed) for outcome in exchange(1)] == [(True, False)] * 3
@@ -1055,8 +1059,7 @@ def test_what_comes_after_the_others_part_is_forgotten_does_not_take_its_place()
     lost: list[Key] = []
     while unit.machines[1].outbox.pending:
         packed = [machine.pack() for machine in unit.machines]
-        sums = [sum(column) for column in zip(*(lists[0] for lists in packed), strict=True)]
-        maxima = [max(column) for column in zip(*(lists[1] for lists in packed), strict=True)]
+        sums, maxima = reduced(packed)
         outcomes = [machine.take(sums, maxima) for machine in unit.machines]
         assert outcomes[0].finished == outcomes[1].finished
         assert outcomes[0].lost == ()
