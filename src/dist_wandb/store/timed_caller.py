@@ -23,7 +23,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
 from dist_wandb.errors import RendezvousError
@@ -33,6 +33,7 @@ _T = TypeVar("_T")
 _log = logging.getLogger("dist_wandb")
 _SLICE = 0.1  # seconds between two looks whether waiting is to end
 STORE_PATIENCE = 2.0  # seconds that the job's store gets to answer
+_KEPT = 5.0  # seconds that a thread waits for another call
 _LAST = 0.5  # seconds that a call gets when waiting is to end: what is said at the end is said then
 
 
@@ -253,7 +254,10 @@ class _Call:
 
 
 class _Caller(threading.Thread):
-    """A thread that makes one call after the other: starting one for each costs more than most calls."""
+    """A thread that makes one call after the other: starting one for each costs more than most calls.
+
+    It ends when it has had none for a while, so nothing of ours is left in a process whose sessions have ended.
+    """
 
     def __init__(self) -> None:
         super().__init__(name="dist_wandb-call", daemon=True)
@@ -261,7 +265,16 @@ class _Caller(threading.Thread):
 
     def run(self) -> None:
         while True:
-            call = _of_thread.call = self.calls.get()
+            try:
+                call = self.calls.get(timeout=_KEPT)
+            except Empty:
+                try:
+                    _idle.remove(self)
+                except ValueError:  # it has just been given a call
+                    call = self.calls.get()
+                else:
+                    return
+            _of_thread.call = call
             call.make()
             _of_thread.call = None
             _idle.append(self)  # first: who waited may make the next call at once

@@ -51,6 +51,16 @@ def test_one_thread_makes_one_call_after_the_other() -> None:
     assert made_by != {threading.get_ident()}
 
 
+def test_a_thread_ends_when_it_has_had_no_call_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timed_caller, "_KEPT", 0.05)
+    monkeypatch.setattr(timed_caller, "_idle", [])
+    thread = TimedCaller(10).call(threading.current_thread)
+    thread.join(10)
+    assert not thread.is_alive()
+    assert timed_caller._idle == []
+    assert TimedCaller(10).call(threading.current_thread) is not thread
+
+
 def test_calls_at_the_same_time_do_not_wait_for_each_other() -> None:
     caller, meeting = TimedCaller(SOON), threading.Barrier(3)
     with ThreadPoolExecutor(3) as pool:
