@@ -10,7 +10,7 @@ from dist_wandb.config.messages import OF_VERSION
 from dist_wandb.errors import RendezvousError
 from dist_wandb.notices import Notices
 from dist_wandb.runs.config_guard import update_unnoticed
-from dist_wandb.settings.config_values import given_values, told
+from dist_wandb.settings.config_values import encoded, given_values
 from dist_wandb.settings.config_withheld import MISSING, Known, withheld, without_notes
 from dist_wandb.user_lines import users_line, warn
 
@@ -50,7 +50,7 @@ class RunConfig:
         due = {
             name: value
             for name, value in new.items()
-            if value is not MISSING and (name not in here or told(here[name]) != told(value))
+            if value is not MISSING and (name not in here or encoded(here[name]) != encoded(value))
         }
         if due and self._config is not None:
             self._notice(due)
@@ -63,7 +63,7 @@ class RunConfig:
         return {
             name
             for name in mine.keys() & published.keys()
-            if without_notes(told(withheld(name, mine[name]))) != without_notes(published[name])
+            if without_notes(encoded(withheld(name, mine[name]))) != without_notes(published[name])
         }
 
     def undisturbed(self) -> AbstractContextManager[None]:

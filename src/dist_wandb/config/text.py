@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from dist_wandb.settings.config_values import told
+from dist_wandb.settings.config_values import encoded
 from dist_wandb.settings.config_withheld import MISSING, withheld
 
 _ENOUGH = 0.001  # seconds of looking into values, after which no further one is looked into
@@ -45,7 +45,7 @@ class ConfigText:
             self._changeable.pop(name, None)
             if not isinstance(value, _FIXED):
                 self._changeable[name] = None
-            piece = f"{json.dumps(name)}: {json.dumps(told(withheld(name, value, self._given.get(name, MISSING))))}"
+            piece = f"{json.dumps(name)}: {json.dumps(encoded(withheld(name, value, self._given.get(name, MISSING))))}"
             is_new = is_new or self._pieces.get(name) != piece
             self._pieces[name] = piece
         return is_new

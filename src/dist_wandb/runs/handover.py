@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from dist_wandb.runs.client_settings import one_line
 from dist_wandb.runs.wandb_private import fill_config
-from dist_wandb.settings.config_values import given_values, told, understood
+from dist_wandb.settings.config_values import decoded, encoded, given_values
 
 if TYPE_CHECKING:
     from dist_wandb.runs.null_run import AnyRun, Run
@@ -19,7 +19,7 @@ _log = logging.getLogger("dist_wandb")
 def pickled(run: AnyRun | None) -> bytes | None:
     """Pickle a run and its config for a child process; `None` if it cannot be pickled."""
     try:
-        return pickle.dumps((run, told(given_values(getattr(run, "config", None))))) if run else None
+        return pickle.dumps((run, encoded(given_values(getattr(run, "config", None))))) if run else None
     except (pickle.PicklingError, AttributeError, TypeError):  # a mock of a run
         return None
 
@@ -41,5 +41,5 @@ def unpickled(data: bytes) -> Run | None:
         )
         return None
     if config:
-        fill_config(run, understood(config))
+        fill_config(run, decoded(config))
     return run

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from dist_wandb.settings.config_values import given_values, is_plain, told
+from dist_wandb.settings.config_values import encoded, given_values, is_plain
 from dist_wandb.settings.config_withheld import MISSING, filled, withheld
 
 _DESCRIBING = ("entity", "project", "name", "notes", "tags", "group", "job_type", "dir", "mode", "resume", "config")
@@ -39,7 +39,7 @@ def _plain_part(values: Mapping[str, Any]) -> dict[str, Any]:
     """Those values that JSON can hold, without secrets, with tuples as lists; the run's config has the others."""
     values = {name: withheld(name, value, value) for name, value in values.items()}
     return {
-        name: value if is_json({name: value}) else told(value)
+        name: value if is_json({name: value}) else encoded(value)
         for name, value in values.items()
         if is_json({name: value}) or is_plain(value)
     }

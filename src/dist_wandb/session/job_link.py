@@ -103,9 +103,7 @@ class JobLink:
 
     def has_all_writers(self) -> bool:
         """Whether all writers of a shared run are attached."""
-        return self.store is None or briefly(
-            lambda: len(self._attached()) >= self.unit.size, True
-        )  # the job may be over
+        return self.store is None or briefly(lambda: len(self._attached()) >= self.unit.size, True)  # it may be over
 
     def other_writers(self, deadline: float) -> set[int]:
         """Indices in the unit of the other ranks that write into its run, as far as the store answers in time.

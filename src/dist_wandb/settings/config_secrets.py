@@ -71,7 +71,7 @@ def _holds_secret(value: object, kind: int, depth: int) -> bool:
     if value is None or isinstance(value, bool):
         return False
     if isinstance(value, str):
-        return _tells_secret(value) or (kind > _ORDINARY and bool(value.strip()))
+        return _looks_secret(value) or (kind > _ORDINARY and bool(value.strip()))
     if isinstance(value, (int, float, Number)) or hasattr(value, "dtype"):
         return kind == _SURE
     if depth < DEEPEST and isinstance(value, (list, tuple, set, frozenset)):
@@ -81,7 +81,7 @@ def _holds_secret(value: object, kind: int, depth: int) -> bool:
     return kind > _ORDINARY
 
 
-def _tells_secret(text: str) -> bool:
+def _looks_secret(text: str) -> bool:
     """Whether text has a secret in it: an address such as ``postgresql://user:password@host``, ``password='x'``."""
     if "://" in text and _WITH_PASSWORD.match(text) is not None:
         return True
@@ -115,7 +115,7 @@ def redacted(value: Any, depth: int = 0) -> Any:
     if value is None or isinstance(value, (bool, int, float, bytes)):
         return value
     if isinstance(value, str):
-        return _HIDDEN if _tells_secret(value) else value
+        return _HIDDEN if _looks_secret(value) else value
     if depth < DEEPEST and isinstance(value, Mapping):
         old = dict(value.items())
         new = {name: _HIDDEN if is_secret(name, item) else redacted(item, depth + 1) for name, item in old.items()}
@@ -128,6 +128,6 @@ def redacted(value: Any, depth: int = 0) -> Any:
 
 def _names_secret(value: object) -> bool:
     try:
-        return _tells_secret(repr(value))
+        return _looks_secret(repr(value))
     except Exception:  # noqa: BLE001  # whatever it raises, who shows it deals with it
         return False

@@ -12,7 +12,7 @@ from typing import Any
 from dist_wandb.settings.config_secrets import DEEPEST, redacted
 
 PAIRS = "__dist_wandb_pairs__"
-"""Name under which `told` puts the pairs of a mapping whose names are not all text."""
+"""Name under which `encoded` puts the pairs of a mapping whose names are not all text."""
 
 _LONGEST_NUMBER = 10_000  # bits: Python refuses to write longer ones
 _LONGEST_SHOWN = 40  # characters of a value in a message
@@ -46,8 +46,8 @@ def given_values(config: object) -> dict[str, Any]:
     return {name: value for name, value in vars(config).items() if not name.startswith("__")}
 
 
-def told(value: Any, depth: int = 0) -> Any:
-    """A value as JSON can hold it, so that `understood` makes of it what W&B shows on the rank that has the run.
+def encoded(value: Any, depth: int = 0) -> Any:
+    """A value as JSON can hold it, so that `decoded` makes of it what W&B shows on the rank that has the run.
 
     Args:
         value: Anything; what JSON cannot hold becomes its repr.
@@ -57,7 +57,7 @@ def told(value: Any, depth: int = 0) -> Any:
         Text, numbers, `None`, and lists and dicts of them.
 
     Example:
-        ``told({1: (2, 3), "of": object})`` is ``{"__dist_wandb_pairs__": [[1, [2, 3]], ["of", "<class 'object'>"]]}``.
+        ``encoded({1: (2, 3), "of": int})`` is ``{"__dist_wandb_pairs__": [[1, [2, 3]], ["of", "<class 'int'>"]]}``.
     """
     kind = type(value)
     if value is None or kind is bool or kind is str or kind is float:
@@ -66,26 +66,26 @@ def told(value: Any, depth: int = 0) -> Any:
         return value
     if depth < DEEPEST:
         if isinstance(value, Mapping):
-            return _told_mapping(value, depth)
+            return _encoded_mapping(value, depth)
         if isinstance(value, (list, tuple)):
-            return [told(item, depth + 1) for item in value]
+            return [encoded(item, depth + 1) for item in value]
         if isinstance(value, (set, frozenset)):  # their order is another one on each rank
-            return sorted((told(item, depth + 1) for item in value), key=repr)
-    return _told_object(value)
+            return sorted((encoded(item, depth + 1) for item in value), key=repr)
+    return _encoded_object(value)
 
 
-def _told_mapping(value: Mapping[Any, Any], depth: int) -> Any:
-    pairs = [[_told_name(name), told(item, depth + 1)] for name, item in value.items()]
+def _encoded_mapping(value: Mapping[Any, Any], depth: int) -> Any:
+    pairs = [[_encoded_name(name), encoded(item, depth + 1)] for name, item in value.items()]
     if all(isinstance(name, str) and name != PAIRS for name, _ in pairs):
         return dict(pairs)
     return {PAIRS: pairs}
 
 
-def _told_name(name: object) -> object:
+def _encoded_name(name: object) -> object:
     return name if name is None or type(name) in (str, int, float, bool) else shown(name)
 
 
-def _told_object(value: Any) -> Any:
+def _encoded_object(value: Any) -> Any:
     if isinstance(value, Enum):  # as wandb does
         return value.name
     if getattr(value, "shape", None) == () and hasattr(value, "item"):  # a number of numpy, or a tensor of one
@@ -95,14 +95,14 @@ def _told_object(value: Any) -> Any:
     return shown(value)
 
 
-def understood(value: Any) -> Any:
-    """The opposite of `told`."""
+def decoded(value: Any) -> Any:
+    """The opposite of `encoded`."""
     if isinstance(value, list):
-        return [understood(item) for item in value]
+        return [decoded(item) for item in value]
     if not isinstance(value, dict):
         return value
     pairs: Iterable[Any] = value[PAIRS] if PAIRS in value else value.items()
-    return {name: understood(item) for name, item in pairs}
+    return {name: decoded(item) for name, item in pairs}
 
 
 def shown(value: object) -> str:
@@ -145,13 +145,13 @@ def comparable(values: Mapping[str, Any], salt: str = "") -> dict[str, list[str]
         values: Values by name, without secrets.
         salt: Makes the digests say nothing about values elsewhere; the same on all ranks that compare theirs.
     """
-    return {name: [_in_short(value), _digest(told(value), salt)] for name, value in values.items()}
+    return {name: [_in_short(value), _digest(encoded(value), salt)] for name, value in values.items()}
 
 
 def without_ranks(values: Mapping[str, Any], made: Mapping[str, list[str]], salt: str = "") -> dict[str, list[str]]:
     """What `comparable` made of values, without what differs between ranks by nature, such as ``local_rank``."""
     return {
-        name: [made[name][0], _digest(_without_ranks(told(value)), salt)]
+        name: [made[name][0], _digest(_without_ranks(encoded(value)), salt)]
         if isinstance(value, (Mapping, list, tuple))
         else made[name]
         for name, value in values.items()
@@ -160,7 +160,7 @@ def without_ranks(values: Mapping[str, Any], made: Mapping[str, list[str]], salt
 
 
 def _without_ranks(value: Any) -> Any:
-    """What `told` made of a value, without what differs between ranks by nature."""
+    """What `encoded` made of a value, without what differs between ranks by nature."""
     if isinstance(value, list):
         return [_without_ranks(item) for item in value]
     if isinstance(value, dict):

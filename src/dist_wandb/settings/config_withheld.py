@@ -12,14 +12,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from dist_wandb.settings.config_secrets import DEEPEST, HIDDEN, is_secret
-from dist_wandb.settings.config_values import PAIRS, shown, told, understood
+from dist_wandb.settings.config_values import PAIRS, decoded, encoded, shown
 
 MISSING: Final = object()
 """No value."""
 
 _NOTE = "__dist_wandb_withheld__"
 _SINGLE = (str, int, float, type(None))  # what holds no other values: most of a config
-_ANOTHER, _AS_GIVEN, _AS_TEXT = range(3)  # what notes say: W&B cannot hold some values, so it has their repr
+_ANOTHER, _AS_GIVEN, _AS_TEXT = range(3)  # kinds of notes: W&B cannot hold some values, so it has their repr
 
 
 class _Note(dict[str, int]):
@@ -30,7 +30,7 @@ class _Note(dict[str, int]):
 
 
 def withheld(name: object, value: Any, given: Any = MISSING) -> Any:
-    """A value of a config as it may be told: with notes in the place of secrets.
+    """A value of a config as it may be published: with notes in the place of secrets.
 
     Args:
         name: Its name.
@@ -48,7 +48,7 @@ def withheld(name: object, value: Any, given: Any = MISSING) -> Any:
 def _compared(value: Any, given: Any) -> int:
     if given is MISSING:
         return _ANOTHER
-    if value is given or told(value) == told(given):
+    if value is given or encoded(value) == encoded(given):
         return _AS_GIVEN
     return _AS_TEXT if isinstance(value, str) and value == shown(given) else _ANOTHER
 
@@ -85,19 +85,19 @@ def without_notes(value: Any) -> Any:
 
 
 def filled(value: Any, own: Any = MISSING) -> Any:
-    """What another rank has told of a value, with this rank's own secrets.
+    """A value that another rank has published, with this rank's own secrets.
 
     Args:
-        value: What `told` made of what `withheld` made of it.
+        value: What `encoded` made of what `withheld` made of it.
         own: What this rank was given under that name; `MISSING` if nothing.
 
     Returns:
-        The value, as `understood` makes it. A secret that this rank was not given, or that the other rank has changed
+        The value, as `decoded` makes it. A secret that this rank was not given, or that the other rank has changed
         since it was given it, is left out of what it is in; if it is all of the value, `MISSING` is returned.
     """
     if own is not MISSING and isinstance(value, dict) and value.get(_NOTE) == _AS_TEXT:
         return shown(own)
-    return _filled(value, MISSING if own is MISSING else told(own))
+    return _filled(value, MISSING if own is MISSING else encoded(own))
 
 
 def _filled(value: Any, own: Any) -> Any:
@@ -108,14 +108,14 @@ def _filled(value: Any, own: Any) -> Any:
     if not isinstance(value, dict):
         return value
     if _NOTE in value:
-        return understood(own) if value[_NOTE] == _AS_GIVEN and own is not MISSING else MISSING
+        return decoded(own) if value[_NOTE] == _AS_GIVEN and own is not MISSING else MISSING
     mine = _by_name(own)
     items_by_name = {name: _filled(item, mine.get(name, MISSING)) for name, item in _by_name(value).items()}
     return {name: item for name, item in items_by_name.items() if item is not MISSING}
 
 
 def _by_name(value: Any) -> dict[Any, Any]:
-    """Names and values of a mapping that `told` made; none of anything else."""
+    """Names and values of a mapping that `encoded` made; none of anything else."""
     if not isinstance(value, dict):
         return {}
     pairs: Iterable[Any] = value[PAIRS] if PAIRS in value else value.items()
@@ -127,7 +127,7 @@ class Known(dict[str, Any]):
 
     Args:
         values: Values by name.
-        hidden: Names whose values are secrets that this rank was not told and does not have.
+        hidden: Names whose values are secrets that this rank does not have.
     """
 
     def __init__(self, values: Mapping[str, Any] = {}, hidden: frozenset[str] = frozenset()) -> None:

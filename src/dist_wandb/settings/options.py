@@ -50,7 +50,7 @@ class Options:
     def __post_init__(self) -> None:
         check_run_mode(self.run_mode)
         check_rank_scope(self.rank_scope)
-        object.__setattr__(self, "reduce", plain_reduce(self.reduce))  # other ranks are told them as JSON
+        object.__setattr__(self, "reduce", plain_reduce(self.reduce))  # they are published as JSON
         for selecting in ("spread", "per_rank"):
             object.__setattr__(self, selecting, plain_patterns(selecting, getattr(self, selecting)))
         object.__setattr__(self, "limits", as_limits(self.limits))

@@ -30,7 +30,7 @@ class RunPlan:
         shared: Whether several ranks write into this run (W&B's shared mode).
         label: This rank's name within a shared run.
         primary: Whether this rank writes the plain names of its run, and completes it.
-        name_suffix: What is added to the display name, so that sibling runs can be told apart.
+        name_suffix: What is added to the display name, to distinguish sibling runs.
         own_directory: Whether this rank needs a directory of its own below the W&B directory.
         hardware: Under which label this rank records the hardware of its node in the unit's run; `None` where W&B's
             own way holds, by which the process that opens a run records its node's.

@@ -1,7 +1,7 @@
 """How one number comes from the numbers of many ranks: the words for it, checked. Pure.
 
 The default ``"auto"`` is the mean, and no reduction with ``run_mode="new"``, where each rank's run has its own numbers
-unless a reduction is asked for: a default of ``"mean"`` could not be told from one that was asked for.
+unless a reduction is asked for: a default of ``"mean"`` could not be distinguished from one that was asked for.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ _ANY_PORT = 9  # nothing is sent
 def address_towards(host: str, port: int = _ANY_PORT) -> str | None:
     """The address of this host from which it reaches another one; `None` if there is no way.
 
-    Nothing is sent: a datagram socket that is connected has only been told its way.
+    Nothing is sent: a datagram socket that is connected only has a route.
 
     Args:
         host: Name or address of the other one.
@@ -38,25 +38,25 @@ def address_towards(host: str, port: int = _ANY_PORT) -> str | None:
     return None
 
 
-def address_among(own: str | None, told: Collection[str | None]) -> str | None:
+def address_among(own: str | None, published: Collection[str | None]) -> str | None:
     """The address by which the others are to reach this rank.
 
     Args:
         own: That from which it reaches the job's store.
-        told: What all ranks, itself included, have said of theirs.
+        published: Those that all ranks, itself included, have published.
 
     Returns:
         `None` where gloo's own choice is as good: on one host, or if nothing is known.
 
     Example:
-        Rank 0 keeps the store, and reaches it as 127.0.1.1; rank 1 told 10.0.0.2. On rank 0 this is its address towards
-        10.0.0.2, such as 10.0.0.1; on rank 1 it is 10.0.0.2.
+        Rank 0 keeps the store, and reaches it as 127.0.1.1; rank 1 published 10.0.0.2. On rank 0 this is its address
+        towards 10.0.0.2, such as 10.0.0.1; on rank 1 it is 10.0.0.2.
     """
-    if own is None or len(set(told)) == 1:
+    if own is None or len(set(published)) == 1:
         return None
     if not _is_loopback(own):
         return own
-    others = sorted(address for address in told if address is not None and not _is_loopback(address))
+    others = sorted(address for address in published if address is not None and not _is_loopback(address))
     return address_towards(others[0]) if others else None
 
 
@@ -70,7 +70,7 @@ def connections_to(port: int) -> set[int]:
 
 
 def is_hung_up(descriptor: int) -> bool:
-    """Whether the other side has closed a connection, as far as is known here. Takes nothing of what it has said."""
+    """Whether the other side has closed a connection, as far as is known here. Reads nothing of what it has sent."""
     connection = _borrowed(descriptor)
     if connection is None:
         return False

@@ -1,4 +1,4 @@
-"""The job's key-value store, through which ranks tell each other what all have to know.
+"""The job's key-value store, through which ranks publish what all have to know.
 
 Only the store is used, never a collective: it does not matter when, or whether, other ranks get here, and nothing can
 pair with a collective of the training. Ranks set keys and poll with `check`, never with a blocking `wait`, so a rank

@@ -19,9 +19,7 @@ from dist_wandb.store.job_store import JobStore
 from dist_wandb.topology.ranges import numbers_in, spans_of
 
 _LEFT, _CLEARED = "left", "cleared"  # keys: how many ranks have left a session, and have deleted what they had set
-_OVER = (
-    "over"  # the key, beside those of an integration's sessions, under which the coordinator publishes which have ended
-)
+_OVER = "over"  # the key, beside those of an integration's sessions, of the coordinator's list of those that have ended
 _MOST_LOOKED_AT = 4  # of the oldest sessions, and of the newest, at once
 _MOST_KEPT = 200  # sessions that some rank has not left; what older ones have left stays
 

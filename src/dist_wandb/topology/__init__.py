@@ -1,1 +1,1 @@
-"""Who this process is among all ranks: what the launcher, the framework and torch.distributed say of it."""
+"""Who this process is among all ranks: from the launcher, the framework or torch.distributed."""

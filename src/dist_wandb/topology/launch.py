@@ -1,4 +1,4 @@
-"""What the launcher tells about the job as a whole; names of the job and of its nodes."""
+"""The launcher's variables about the job as a whole; names of the job and of its nodes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dist_wandb.topology.model import Topology
 
 @dataclass(frozen=True)
 class Launch:
-    """What the launcher tells about the job as a whole.
+    """The launcher's variables about the job as a whole.
 
     Args:
         agent_store: Address of the store that torchrun's agent keeps for the whole job, as `(host, port)`.

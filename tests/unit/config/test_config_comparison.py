@@ -20,7 +20,7 @@ from config_jobs import THREE, TWO, Colour, Job, Nameless, Open, alike, reads
 
 import dist_wandb
 from dist_wandb.errors import ConfigurationError, RendezvousError
-from dist_wandb.settings.config_values import comparable, told
+from dist_wandb.settings.config_values import comparable, encoded
 from dist_wandb.store.job_store import JobStore
 from dist_wandb.topology.model import Topology
 
@@ -96,7 +96,7 @@ def test_what_is_equal_in_effect_is_no_difference(job: Job, kind: str, config_sy
 def test_what_is_handed_over_for_comparison_is_short_and_the_same_in_every_process() -> None:
     (short, digest) = comparable({"text": "x" * 1000})["text"]
     assert (len(short), len(digest)) == (40, 64)
-    assert told({"b", "a", "c"}) == ["a", "b", "c"]
+    assert encoded({"b", "a", "c"}) == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from dist_wandb.config.sync import ConfigSync
 from dist_wandb.config.view import ConfigView
 from dist_wandb.runs import config_guard
 from dist_wandb.runs.null_run import NullRun
-from dist_wandb.settings.config_values import given_values, told
+from dist_wandb.settings.config_values import encoded, given_values
 from dist_wandb.store.job_store import JobStore
 from dist_wandb.topology.model import Topology
 
@@ -50,7 +50,7 @@ def test_tuples_and_what_is_no_number_reach_ranks_that_were_given_nothing(
     first = open_rank(TWO[0], {"betas": (0.9, (1, 2)), "best": math.nan, "ends": [math.nan, math.inf]}, run_mode=mode)
     second = open_rank(TWO[1], run_mode=mode)
     for session in (first, second):
-        seen = {name: repr(told(value)) for name, value in dict(session.config).items()}
+        seen = {name: repr(encoded(value)) for name, value in dict(session.config).items()}
         assert seen == {"betas": "[0.9, [1, 2]]", "best": "None", "ends": "[None, inf]"}  # what W&B makes of them
     assert set(fake_wandb.arguments[-1]["config"]) == set(seen)  # as soon as its run is opened
 
@@ -224,7 +224,7 @@ def test_a_heartbeat_costs_nothing_that_grows_with_the_config(job: Job, monkeypa
         asked.append(key)
         return peek(self, key)
 
-    monkeypatch.setattr(config_text, "told", take)
+    monkeypatch.setattr(config_text, "encoded", take)
     monkeypatch.setattr(JobStore, "try_get", ask)
     for session in (first, second):
         for _ in range(3):

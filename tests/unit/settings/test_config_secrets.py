@@ -15,7 +15,7 @@ import pytest
 
 from dist_wandb.config.text import ConfigText
 from dist_wandb.settings.config_secrets import is_secret, redacted
-from dist_wandb.settings.config_values import comparable, shown, told
+from dist_wandb.settings.config_values import comparable, encoded, shown
 from dist_wandb.settings.config_withheld import MISSING, Known, filled, withheld, without_notes, without_secrets
 
 SECRETS = [
@@ -127,7 +127,7 @@ def test_what_is_shown_has_no_secrets_and_is_else_the_repr(value: object, text: 
 
 def test_a_value_that_holds_itself_shows_and_tells_no_secret() -> None:
     assert "s3cr3t" not in shown(LOOP)
-    assert "s3cr3t" not in json.dumps(told(withheld("x", LOOP)))
+    assert "s3cr3t" not in json.dumps(encoded(withheld("x", LOOP)))
 
 
 GIVEN: dict[str, Any] = {
@@ -152,7 +152,7 @@ def test_what_is_told_has_no_secrets_and_who_was_given_them_reads_all_of_it() ->
 
 
 def test_who_was_given_nothing_reads_the_rest() -> None:
-    values = {name: told(withheld(name, value, value)) for name, value in GIVEN.items()}
+    values = {name: encoded(withheld(name, value, value)) for name, value in GIVEN.items()}
     read = {name: filled(value) for name, value in values.items()}
     assert read == {
         "lr": 0.1,
@@ -165,16 +165,16 @@ def test_who_was_given_nothing_reads_the_rest() -> None:
 
 def test_a_secret_that_has_changed_is_not_read_as_the_one_that_was_given() -> None:
     for value, given in (("new", "old"), ("new", MISSING)):
-        note = told(withheld("token", value, given))
+        note = encoded(withheld("token", value, given))
         assert "new" not in repr(note)
         assert filled(note, "old") is MISSING
-    nested = told(withheld("net", {"token": "new", "a": 1}, {"token": "old", "a": 1}))
+    nested = encoded(withheld("net", {"token": "new", "a": 1}, {"token": "old", "a": 1}))
     assert filled(nested, {"token": "old", "a": 1}) == {"a": 1}
 
 
 def test_what_wandb_has_as_text_is_read_as_text() -> None:
     given = {(1, 2): "x"}
-    assert filled(told(withheld("keys", shown(given), given)), given) == "{(1, 2): 'x'}"
+    assert filled(encoded(withheld("keys", shown(given), given)), given) == "{(1, 2): 'x'}"
 
 
 def test_secrets_are_not_compared_and_digests_of_others_are_salted() -> None:
@@ -187,7 +187,7 @@ def test_secrets_are_not_compared_and_digests_of_others_are_salted() -> None:
 
 
 def test_notes_are_equal_but_for_what_they_say() -> None:
-    one, other = (told(withheld("x", [{"token": "a"}], given)) for given in (MISSING, [{"token": "a"}]))
+    one, other = (encoded(withheld("x", [{"token": "a"}], given)) for given in (MISSING, [{"token": "a"}]))
     assert one != other
     assert without_notes(one) == without_notes(other)
 
