@@ -3,6 +3,9 @@
 Writers beside the primary open and end their runs while wandb prints warnings alone; so does the primary of a shared
 run on disk at its end, where W&B's advice to run "wandb sync" is wrong. Its line comes from here: how to upload it.
 Settings of the user's about it hold.
+
+The line at the start is printed when the runs are open; Lightning's when the ranks are certain: at the first row in a
+world of one, which may still grow before.
 """
 
 from __future__ import annotations
@@ -15,7 +18,6 @@ from typing import TYPE_CHECKING
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.notices import Notices
 from dist_wandb.runs import console, run_metadata
-from dist_wandb.session.announcement import announcement
 from dist_wandb.user_lines import users_line, warn
 
 if TYPE_CHECKING:
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
     from dist_wandb.runs.null_run import AnyRun
     from dist_wandb.session.job_link import JobLink
+    from dist_wandb.settings.plan import RunPlan
+    from dist_wandb.topology.model import Topology
 
 _log = logging.getLogger("dist_wandb")
 
@@ -105,3 +109,43 @@ def print_line(line: str) -> None:
     """Print a line, as wandb prints its own: seen without any set-up, unless the user has silenced wandb."""
     if not console.is_silent():
         print(line, file=sys.stderr, flush=True)  # noqa: T201
+
+
+def announcement(topology: Topology, plan: RunPlan, where: str, group_url: str | None) -> str:
+    """What was decided, in one line.
+
+    Args:
+        topology: Who the announcing rank is.
+        plan: What it does with W&B.
+        where: Where its run is: an address, or a directory.
+        group_url: Address of the group's page, if there is one.
+
+    Example:
+        ``dist_wandb: run_mode=new, rank_scope=global, 4 ranks on 2 nodes: a run for each rank in the group exp; that of
+        rank 0 is exp-rank-0 (https://…)``
+    """
+    mode = f"run_mode={plan.run_mode}, rank_scope={plan.rank_scope}, {_ranks(topology)}"
+    run_id = f"{plan.run_id} " if plan.run_id else ""
+    group = f" in the group {plan.group}{f' ({group_url})' if group_url else ''}" if plan.group else ""
+    return f"dist_wandb: {mode}: {_runs(topology, plan, group)} {run_id}({where})"
+
+
+def _ranks(topology: Topology) -> str:
+    ranks = _count(topology.world_size, "rank")
+    return f"{ranks} on {_count(topology.num_nodes, 'node')}" if topology.num_nodes else ranks
+
+
+def _runs(topology: Topology, plan: RunPlan, group: str) -> str:
+    """Which runs this unit has, as seen from its primary."""
+    if topology.world_size == 1:
+        return f"one run{group}:"
+    by_node = plan.rank_scope == "worker" and topology.num_nodes != 1
+    if plan.run_mode == "new":
+        ranks = f"each rank of node {topology.node_rank}" if by_node else "each rank"
+        return f"a run for {ranks}{group}; that of rank {topology.global_rank} is"
+    ranks = f"the ranks of node {topology.node_rank}" if by_node else "all ranks"
+    return f"one run{group}, written by {ranks}:" if plan.shared else f"one run{group} for {ranks}:"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_wandb.session.announcement import announcement
+from dist_wandb.session.notices import announcement
 from dist_wandb.settings.plan import RANK_SCOPES, RUN_MODES, plan_run
 from dist_wandb.topology.model import Topology
 
