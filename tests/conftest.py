@@ -14,6 +14,7 @@ from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
+import oldest
 import processes
 import pytest
 import scheduling
@@ -312,9 +313,14 @@ def wandb_server() -> Iterator[WandbServer]:
     assert server.unknown == []
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with what takes longest."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Begin with what takes longest; tests that show nothing new with the oldest versions are for the newest alone."""
     items.sort(key=scheduling.order)
+    if "newest" in config.getoption("markexpr"):
+        left_out = {path for path in {item.path for item in items} if oldest.shows_nothing_new(path)}
+        for item in items:
+            if item.path in left_out:
+                item.add_marker("newest")
 
 
 @pytest.hookimpl(optionalhook=True)

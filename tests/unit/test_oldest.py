@@ -1,0 +1,36 @@
+"""Which tests `make test-oldest` leaves out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from oldest import DIFFERENT, shows_nothing_new
+
+UNIT = Path(__file__).parent
+
+
+def versions(name: str) -> dict[str, str]:
+    lines = (UNIT.parents[1] / name).read_text().splitlines()
+    return dict(line.partition("#")[0].strip().split("==") for line in lines if "==" in line)
+
+
+def test_the_packages_of_which_there_are_older_versions_are_known() -> None:
+    newest, oldest = versions("constraints.txt"), versions("constraints-oldest.txt")
+    assert {name for name in oldest if newest.get(name) not in (None, oldest[name])} == DIFFERENT
+
+
+@pytest.mark.parametrize(
+    ("file", "left_out"),
+    [
+        ("exchange/test_rounds.py", True),
+        ("exchange/test_gloo.py", True),
+        ("settings/test_policy.py", True),
+        ("exchange/test_rows.py", False),  # its metrics are torchmetrics'
+        ("store/test_job_store.py", False),  # by way of the session's errors
+        ("runs/test_destination.py", False),  # of another room
+    ],
+)
+def test_what_reaches_none_of_them_is_left_out(file: str, left_out: bool) -> None:
+    assert (UNIT / file).exists()
+    assert shows_nothing_new(UNIT / file) is left_out
