@@ -55,7 +55,7 @@ def import_gloo() -> None:
     """
     torch_distributed = sys.modules.get("torch.distributed")
     if torch_distributed is not None and torch_distributed.is_available():
-        importlib.import_module("dist_wandb.exchange.transport.gloo")
+        importlib.import_module("dist_wandb.exchange.transport.tree")  # which imports that of one group
 
 
 def find_store(context: Context, find: Callable[[], JobStore | None], is_in_vain: Callable[[], bool]) -> JobStore:
