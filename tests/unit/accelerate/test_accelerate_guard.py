@@ -27,6 +27,7 @@ from dist_wandb.session.session import Session
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.options import Options
 from dist_wandb.store.job_store import JobStore
+from dist_wandb.store.timed_caller import settle
 from dist_wandb.topology.model import Topology
 
 if TYPE_CHECKING:
@@ -540,6 +541,7 @@ def test_rows_that_came_before_the_main_process_are_written_once_it_has_started(
 
 @pytest.mark.usefixtures("off_main", "fake_wandb")
 def test_a_store_that_does_not_answer_keeps_no_log_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    settle(30)  # calls of the tests before
     answers, asked = threading.Event(), []
 
     def find(*_: object) -> None:
