@@ -17,6 +17,8 @@ from xdist.scheduler import LoadScopeScheduling
 
 # The files with the longest tests come first, so that no long test is left over at the end for one worker alone.
 _LONGEST = (
+    "rounds",
+    "fuzz",
     "hostile_trees",
     "examples",
     "launchers",

@@ -77,8 +77,7 @@ def test_one_rank_warns_before_the_runs_are_opened(job: Job, fake_wandb: Any, mo
         "dist_wandb.session.opener.warn", lambda message, _: seen.append((message, len(fake_wandb.runs)))
     )
     topologies = [Topology(rank, rank, 0, 2, 2, 1) for rank in range(2)]
-    for session in job(topologies, run_mode="shared", rank_scope="global"):
-        session.finish()
+    job(topologies, run_mode="shared", rank_scope="global")
     ((message, opened),) = seen
     assert message.startswith('run_mode="shared" opens a run with 2 writers')
     assert opened == 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from dist_wandb.settings.reduction import matches_any
@@ -66,7 +66,9 @@ class Names(dict[str, Name]):
 
     def as_list(self) -> list[list[Any]]:
         """As JSON can hold it."""
-        return [[name, *astuple(known)[2:]] for name, known in self.items()]
+        return [
+            [name, known.usual, known.whole, known.most, known.lacking, known.proven] for name, known in self.items()
+        ]
 
     def restore(self, told: Iterable[Sequence[Any]]) -> None:
         """Take over what others know, given by `as_list`."""
