@@ -409,8 +409,8 @@ def test_a_rank_that_opens_its_session_after_all_others_have_ended_is_told_so_an
     unit.close(*range(late))
     eventually(lambda: all(unit.exchanges[rank].has_ended for rank in range(late)))
     unit.limits = replace(QUICK, join_timeout=600, peer_timeout=600, finish_timeout=600)
+    caplog.clear()  # its thread may be told at once
     unit.open(late)
-    caplog.clear()
     unit.log(late, {"loss": 5.0}, 0)
     unit.close(late)
     (told,) = [record.message for record in caplog.records if record.levelno >= logging.WARNING]

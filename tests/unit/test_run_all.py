@@ -59,17 +59,17 @@ def test_a_part_beside_others_is_shown_after_the_next_one(tmp_path: Path, capfd:
 
 
 def test_a_part_beside_others_ends_with_a_check_that_is_broken_off(tmp_path: Path) -> None:
-    ended = tmp_path / "ended"
-    sleeps = (
-        f"import pathlib, time\ntry: time.sleep(60)\nexcept KeyboardInterrupt: pathlib.Path({str(ended)!r}).touch()"
-    )
-    begun = tmp_path / "begun"
-    beside = Part(
-        "beside",
-        (sys.executable, "-c", f"import pathlib\npathlib.Path({str(begun)!r}).touch()\n{sleeps}"),
-        is_pytest=False,
-        is_beside=True,
-    )
+    begun, ended = tmp_path / "begun", tmp_path / "ended"
+    sleeps = f"""
+import pathlib, signal, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in a shell's background inherits that it is ignored
+try:
+    pathlib.Path({str(begun)!r}).touch()
+    time.sleep(60)
+except KeyboardInterrupt:
+    pathlib.Path({str(ended)!r}).touch()
+"""
+    beside = Part("beside", (sys.executable, "-c", sleeps), is_pytest=False, is_beside=True)
 
     def parts() -> Iterator[Part]:
         yield beside
