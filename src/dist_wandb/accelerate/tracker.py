@@ -52,7 +52,7 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
     Args:
         project: Name of the W&B project. Takes precedence over the one given to `init_trackers`.
         run_name: What Accelerate's own tracker calls the project; the same as `project`.
-        run_mode: Which ranks open a run: `"auto"`, `"shared"` or `"new"`. `dist_wandb.init` says more of all options.
+        run_mode: Which ranks open a run: `"auto"`, `"shared"` or `"new"`. All options: see `dist_wandb.init`.
         rank_scope: Which ranks are one unit: `"global"` (all) or `"worker"` (those of a node).
         reduce: How one number comes from the ranks' numbers.
         spread: Of which names the spread over ranks is written too.

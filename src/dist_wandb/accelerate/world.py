@@ -1,6 +1,6 @@
 """Who this process is among those of Accelerate.
 
-Under Megatron-LM Accelerate's main process is the last rank, where `PartialState` says so. In 1.0 to 1.15 only
+Under Megatron-LM Accelerate's main process is the last rank, as far as `PartialState` knows it. In 1.0 to 1.15 only
 `AcceleratorState` does: there the main process stays rank 0, for us as for Accelerate.
 """
 

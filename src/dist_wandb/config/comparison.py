@@ -6,8 +6,9 @@ which all ranks read before they open anything; a rank that waits for it in vain
 all raise, or none.
 
 Objects that neither JSON nor W&B know are compared by their repr, without addresses. Names of what differs between
-ranks by nature (`config_values.tells_rank`) are left out, at any depth. A difference is shown in 40 characters, with a
-digest whose salt each session makes anew. That keeps digests from being looked up in tables, not from being guessed.
+ranks by nature (`config_values.differs_by_rank`) are left out, at any depth. A difference is shown in 40 characters,
+with a digest whose salt each session makes anew. That keeps digests from being looked up in tables, not from being
+guessed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the exchange of one rank warns of, in words. Each event is told once: see `Reports`."""
+"""The texts of what the exchange of one rank warns of. Each event is reported once: see `Reports`."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Messages:
             lost,
             lambda values: (
                 f"rank {rank} logged {values} so long after the others that their part is forgotten. "
-                "Rows stay without it. How many there are is said at the end."
+                "Rows stay without it. Their number is reported at the end."
             ),
         )
         if late and not reports.follows("late", "silent"):
@@ -81,7 +81,7 @@ class Messages:
         )
 
     def too_late(self, *, has_taken_part: bool) -> None:
-        """The others have ended their sessions; this is all that is said of what is lost by it."""
+        """The others have ended their sessions; this is the only report of what is lost by it."""
         rank = self._context.rank
         self._context.warn(
             "lost",
@@ -130,7 +130,7 @@ class Messages:
         self._context.warn("device", f"{lost}: the device has not computed what is in them, or it is not encoded.")
 
     def at_end(self) -> None:
-        """What no message has told of yet."""
+        """What no message has reported yet."""
         rank, rows = self._context.rank, self._context.rows
         if rows.unwritten:
             self._context.warn(

@@ -144,4 +144,4 @@ class OwnRows:
         except Exception as error:  # noqa: BLE001  # one row must not end the others
             self._lost += 1
             message = f"a row of rank {self._rank} could not be written, and is lost: {error!r}"
-            self._notices.warn(type(error).__name__, f"{message}. More errors of this kind are not told.")
+            self._notices.warn(type(error).__name__, f"{message}. More errors of this kind are not reported.")

@@ -16,7 +16,7 @@ from dist_wandb.notices import Notices
 
 _log = logging.getLogger("dist_wandb")
 
-_MOST_NAMES = 3  # that are told by name
+_MOST_NAMES = 3  # listed by name
 _MOST_DOUBLINGS = 10
 
 
@@ -26,8 +26,8 @@ class _Event:
 
     Args:
         last: When it was seen last.
-        said: How many messages told of it, or of earlier ones of its kind.
-        unsaid: How many values no message has told of.
+        said: How many messages were logged of it, or of earlier ones of its kind.
+        unsaid: How many values are in no message.
     """
 
     last: float
@@ -40,7 +40,7 @@ class Reports:
 
     Args:
         quiet: Seconds without anything of a kind, after which the next of it is another event. It is doubled by each
-            message of the kind: what comes again and again is told ever less often.
+            message of the kind: what occurs again and again is reported ever less often.
         clock: Tells the time, in seconds.
     """
 
@@ -51,14 +51,14 @@ class Reports:
         self._events: dict[str, _Event] = {}
 
     def once(self, kind: str, message: str) -> None:
-        """Say something that is said once."""
+        """Log a warning, once for its kind."""
         self._notices.warn(kind, message)
 
     def values(self, kind: str, keys: Sequence[Key], message: Callable[[str], str]) -> None:
-        """Say something of values, unless it belongs to what was said already.
+        """Warn about values, unless an earlier message covers them.
 
         Args:
-            kind: What is said of them.
+            kind: What the warning is about.
             keys: Their cells.
             message: Makes the message, given names and place of these values.
         """
@@ -73,18 +73,18 @@ class Reports:
         _log.warning("dist_wandb: %s%s", message(_named(keys)), before)
 
     def follows(self, kind: str, cause: str) -> bool:
-        """Whether what happens belongs to an event of another kind, which was told; then it is not told itself."""
+        """Whether what happens belongs to a reported event of another kind; then it is not reported itself."""
         if cause not in self._events or not self._goes_on(cause):
             return False
         self._events.setdefault(kind, _Event(0.0)).last = self._clock()
         return True
 
     def expect(self, kind: str) -> None:
-        """What a message has told of in other words is not told again."""
+        """Do not report a kind of event next time: another message covers it."""
         self._begin(kind)
 
     def unsaid(self, kind: str) -> int:
-        """How many values of a kind no message has told of."""
+        """How many values of a kind are in no message."""
         return self._events[kind].unsaid if kind in self._events else 0
 
     def _begin(self, kind: str) -> _Event:

@@ -327,6 +327,6 @@ class Rows:
         except Exception as error:  # noqa: BLE001  # a row that W&B does not take must not end the others
             if self._notices.is_first(type(error)):
                 _log.exception(
-                    "dist_wandb: rank %d could not write a row; it is lost. More errors of this kind are not told",
+                    "dist_wandb: rank %d could not write a row; it is lost. More errors of this kind are not reported",
                     self._rank,
                 )

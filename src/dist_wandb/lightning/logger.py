@@ -59,7 +59,7 @@ class DistWandbLogger(WandbLogger):
         prefix: Text put before every metric's name.
         checkpoint_name: Name of the checkpoint artifact.
         add_file_policy: `"mutable"` to copy checkpoints before the upload, else `"immutable"`.
-        run_mode: Which ranks open a run: `"auto"`, `"shared"` or `"new"`. `dist_wandb.init` says more of all options.
+        run_mode: Which ranks open a run: `"auto"`, `"shared"` or `"new"`. All options: see `dist_wandb.init`.
         rank_scope: Which ranks are one unit: `"global"` (all) or `"worker"` (those of a node).
         reduce: How one number comes from the ranks' numbers.
         spread: Of which names the spread over ranks is written too.

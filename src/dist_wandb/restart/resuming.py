@@ -24,7 +24,7 @@ def session_name(integration: str, number: int | None) -> str:
 
     Args:
         integration: Name of the integration.
-        number: Which of the integration's sessions it is, where the integration can tell; counted otherwise.
+        number: Which of the integration's sessions it is, where the integration knows it; counted otherwise.
     """
     if number is None:
         _started[integration] += 1

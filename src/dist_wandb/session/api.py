@@ -59,7 +59,7 @@ def init(
         project: Name of the W&B project.
         run_mode: `"auto"`: one run for the unit, opened by its first rank. `"shared"`: one run that all ranks of the
             unit write into. `"new"`: one run per rank, grouped. `None`: what the decorator `wandb_init` around was
-            given, else what the variable `DIST_WANDB_RUN_MODE` says, else `"auto"`.
+            given, else that of the variable `DIST_WANDB_RUN_MODE`, else `"auto"`.
         rank_scope: `"global"`: all ranks are one unit. `"worker"`: the ranks of each node are. `None`: likewise, with
             `DIST_WANDB_RANK_SCOPE`; else `"global"`.
         reduce: How one number comes from the ranks' numbers: `"mean"`, `"sum"`, `"min"`, `"max"`, `"first"`, a mapping
@@ -104,7 +104,7 @@ def init(
         handles that signal itself. Calls of `log`, `define_metric` and `finish` of the run, also by ``wandb.log`` and
         its like, come to the session first (see `log`). At the end all is as it was. Nothing else is changed.
 
-        The x axis of all metrics is `global_step`, unless `define_metric` of the run says otherwise.
+        The x axis of all metrics is `global_step`, unless `define_metric` of the run sets another.
 
         While the job runs, rank 0 keeps a restart record of a few hundred bytes in ``DIR/wandb/dist-wandb-resume``. A
         restart by torchrun or SLURM continues the same runs by it; rows without a step go on behind those of the run.

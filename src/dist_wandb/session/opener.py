@@ -105,7 +105,7 @@ def identify() -> Topology:
     topology = Topology.detect()
     if topology.world_size == 1 and multiprocessing.parent_process() is not None:
         warn(
-            f"{multiprocessing.current_process().name} was started by another process, but nothing tells its rank, so "
+            f"{multiprocessing.current_process().name} was started by another process, but its rank is not known, so "
             "it is taken for a job of its own. If it is one of several ranks, open the run after init_process_group, "
             "or set RANK and WORLD_SIZE.",
             users_line(),

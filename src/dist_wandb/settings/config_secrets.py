@@ -39,7 +39,7 @@ _ORDINARY, _IN_DOUBT, _SURE = range(3)
 
 @functools.lru_cache(maxsize=1 << 15)
 def _kind(name: str) -> int:
-    """What a name says of its value: nothing, that it is a secret if it is text, or that it is one."""
+    """What a name reveals of its value: nothing, that it is a secret if it is text, or that it is one."""
     kind = _ORDINARY
     for part in _LEVEL.split(name):
         words = [word.lower() for word in _WORD.findall(part)]
@@ -102,7 +102,7 @@ _HIDDEN = _Shown(HIDDEN)
 
 
 def redacted(value: Any, depth: int = 0) -> Any:
-    """Something whose repr is that of a value, but for the secrets in it, as far as names tell.
+    """Something whose repr is that of a value, but for the secrets in it, as far as names show.
 
     Args:
         value: Any value.

@@ -126,14 +126,14 @@ def is_plain(value: object, depth: int = 0) -> bool:
     return type(value) in (list, tuple) and all(is_plain(item, depth + 1) for item in value)  # type: ignore[attr-defined]
 
 
-def tells_rank(name: str) -> bool:
+def differs_by_rank(name: str) -> bool:
     """Whether what has this name differs between ranks by nature.
 
     Args:
         name: A name in a config, with or without those of what it is in.
 
     Example:
-        ``tells_rank("ddp.local-rank")`` and ``tells_rank("GPU")``, but not ``tells_rank("gpus")``.
+        ``differs_by_rank("ddp.local-rank")`` and ``differs_by_rank("GPU")``, but not ``differs_by_rank("gpus")``.
     """
     return _LEVEL.split(name)[-1].strip("-_").replace("-", "_").lower() in _NAMES_OF_RANKS
 
@@ -155,7 +155,7 @@ def without_ranks(values: Mapping[str, Any], made: Mapping[str, list[str]], salt
         if isinstance(value, (Mapping, list, tuple))
         else made[name]
         for name, value in values.items()
-        if not tells_rank(name)
+        if not differs_by_rank(name)
     }
 
 
@@ -164,7 +164,7 @@ def _without_ranks(value: Any) -> Any:
     if isinstance(value, list):
         return [_without_ranks(item) for item in value]
     if isinstance(value, dict):
-        return {name: _without_ranks(item) for name, item in value.items() if not tells_rank(name)}
+        return {name: _without_ranks(item) for name, item in value.items() if not differs_by_rank(name)}
     return value
 
 

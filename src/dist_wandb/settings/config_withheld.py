@@ -2,7 +2,7 @@
 
 The job's store asks nobody who they are: whoever reaches it reads all of it. So a value that is taken for a secret
 (`config_secrets`) never gets there, not even as a digest, from which short ones can be guessed. In its place is a note
-that there is one, and whether it is still what the rank that tells was given. If it is, a rank that was given one under
+that there is one, and whether it is still what the publishing rank was given. If it is, a rank that was given one under
 the same name reads its own; nobody reads an older or another value than the run has without noticing.
 """
 
@@ -23,7 +23,7 @@ _ANOTHER, _AS_GIVEN, _AS_TEXT = range(3)  # kinds of notes: W&B cannot hold some
 
 
 class _Note(dict[str, int]):
-    """In the place of a secret: whether it is what the rank that tells was given."""
+    """In the place of a secret: whether it is what the publishing rank was given."""
 
     def __repr__(self) -> str:
         return HIDDEN
@@ -143,7 +143,7 @@ class Known(dict[str, Any]):
         if name not in self.hidden:
             return name
         return (
-            f"{name!r} is in the config of the run, but its name or its text says that it is a secret. Whoever reaches "
-            "the job's store can read it, so secrets are not told to other ranks. Give it to this rank in config= as "
+            f"{name!r} is in the config of the run, but by its name or its text it is a secret. Whoever reaches "
+            "the job's store can read it, so secrets are not sent to other ranks. Give it to this rank in config= as "
             "well, or read it from where the rank with the run has it"
         )

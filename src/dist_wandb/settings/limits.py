@@ -30,7 +30,7 @@ class Limits:
         peer_timeout: How long a rank that takes part may keep the others waiting: because it does not answer, or does
             not log a name that it usually does. Then they go on without it, and flag their rows.
         finish_timeout: How long `finish` and `flush` wait for other ranks; `finish` then waits as long again for W&B
-            to take what is left, and says what it did not. `None` for 60 s, and 600 s for the upload.
+            to take what is left, and reports what it did not take. `None` for 60 s, and 600 s for the upload.
         max_pending_rows: How many rows may wait for ranks that have not logged them; beyond it the oldest are written
             with those who have. Where nothing is brought together: how many may wait for wandb's own process while it
             stands still; further ones are lost.

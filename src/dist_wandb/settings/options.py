@@ -153,4 +153,4 @@ def _wish(name: str, check: Callable[[object], _T]) -> _T | None:
     try:
         return check(text) if text else None
     except ConfigurationError as error:
-        raise ConfigurationError(f"The environment variable {variable} says: {error}") from None
+        raise ConfigurationError(f"The environment variable {variable} is not valid: {error}") from None

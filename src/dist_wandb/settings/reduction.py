@@ -170,7 +170,7 @@ def _check_reduction(value: object, argument: str) -> Reduction:
 
 
 def matches_any(name: str, patterns: Iterable[str]) -> bool:
-    """Whether a name matches one of some patterns, as in `fnmatch`, upper and lower case told apart."""
+    """Whether a name matches one of some patterns, as in `fnmatch`, case-sensitive."""
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 

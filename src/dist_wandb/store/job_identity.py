@@ -7,7 +7,7 @@ the line at the start needs it, a rank waits for a second: the others may be sta
 
 *Base id.* The coordinator publishes it; others fetch it only if their plan names it. In `auto` with global scope none
 does, so rank 0 may be alone. Without a store it is a hash of the launcher's name for the job (a SLURM step of the same
-ranks, a PMIx namespace); else an error says what to do.
+ranks, a PMIx namespace); else an error explains what to do.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from dist_wandb.topology.ranges import named
 
 
 class RankValues:
-    """The values of all ranks under a key, as one rank sees them. One rank should read them, and tell the others.
+    """The values of all ranks under a key, as one rank sees them. One rank should read them, and publish a summary.
 
     Args:
         job_store: The job's store.

@@ -34,7 +34,7 @@ _log = logging.getLogger("dist_wandb")
 _SLICE = 0.1  # seconds between two looks whether waiting is to end
 STORE_PATIENCE = 2.0  # seconds that the job's store gets to answer
 _KEPT = 5.0  # seconds that a thread waits for another call
-_LAST = 0.5  # seconds that a call gets when waiting is to end: what is said at the end is said then
+_LAST = 0.5  # seconds that a call gets when waiting is to end: last messages are sent then
 
 
 class UnansweredError(Exception):
@@ -137,7 +137,7 @@ class Inquiry(Generic[_T]):
 
 
 def ends_within(call: _Call, within: float, is_over: Callable[[], bool] = lambda: False) -> bool:
-    """Whether a call ends in time. However long this process is held up counts as one slice, as it heard nobody.
+    """Whether a call ends in time. However long this process is held up counts as one slice: it received nothing.
 
     Args:
         call: The call, which has been started.
@@ -180,7 +180,7 @@ _of_thread = threading.local()  # `call`: the one that this thread makes
 def settle(within: float) -> None:
     """Give calls that were given up a last chance to come back, because this process ends.
 
-    One that comes back while Python goes down aborts the process; one that has not heard of anybody for long does not.
+    One that comes back while Python goes down aborts the process; one that has received nothing for long does not.
 
     Args:
         within: How long to wait for them together, in seconds; for those that return by themselves, until they do.

@@ -131,10 +131,10 @@ def _compared(readings: Readings, used: Readings) -> tuple[Status, str]:
     """The status of readings that are not used. Inner launchers come first, so these may be of an outer one."""
     if readings.agrees_with(used):
         return "agrees", ""
-    reason = f"it says {_ranks(readings)}, but {_ranks(used)} is used"
+    reason = f"it set {_ranks(readings)}, but {_ranks(used)} is used"
     if _ranks(readings) == _ranks(used):
         values = ((name, value, used.values.get(name, value)) for name, value in readings.values.items())
-        reason = " and ".join(f"it says {name}={theirs}, not {ours}" for name, theirs, ours in values if theirs != ours)
+        reason = " and ".join(f"it set {name}={theirs}, not {ours}" for name, theirs, ours in values if theirs != ours)
     if not readings.missing:
         theirs, ours = readings.values["world_size"], used.values["world_size"]
         if theirs < ours or theirs == used.values.get("num_nodes", 1) > 1:

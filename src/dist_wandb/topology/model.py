@@ -192,7 +192,7 @@ class Topology:
             node_rank=order.index(mine),
             local_world_size=len(peers),
             num_nodes=len(order),
-            sources={**self.sources, **dict.fromkeys(_LAYOUT_FIELDS, "what the ranks told each other")},
+            sources={**self.sources, **dict.fromkeys(_LAYOUT_FIELDS, "what the ranks exchanged")},
         )
 
     def origin(self, name: str) -> str:

@@ -119,7 +119,7 @@ def test_layout_that_only_the_ranks_together_find_out_is_no_error(say: Any) -> N
         ({"WANDB_MODE": "ofline"}, "'ofline' is unknown"),
         ({"RANK": "0", "WORLD_SIZE": "2", "TORCHELASTIC_RESTART_COUNT": "x"}, "TORCHELASTIC_RESTART_COUNT='x'"),
         ({"WANDB_BASE_URL": "http://joe:pw@host:abc"}, "): base_url: Input should be a valid URL, invalid port"),
-        ({"DIST_WANDB_RUN_MODE": "share"}, "DIST_WANDB_RUN_MODE says: run_mode='share' is unknown"),
+        ({"DIST_WANDB_RUN_MODE": "share"}, "DIST_WANDB_RUN_MODE is not valid: run_mode='share' is unknown"),
     ],
 )
 def test_what_would_raise_is_told(
@@ -159,7 +159,7 @@ def test_status_of_what_each_launcher_left() -> None:
 def test_stale_variables_are_named_with_what_to_do(say: Any) -> None:
     say(**TORCHRUN, **AGENT, **STALE_SLURM)
     (warning,) = examine("new").warnings
-    assert "SLURM has left variables that are ignored: it says rank 0 of 8, but rank 1 of 4 is used" in warning
+    assert "SLURM has left variables that are ignored: it set rank 0 of 8, but rank 1 of 4 is used" in warning
     assert "Unset them: SLURM_PROCID=0, SLURM_NTASKS=8" in warning
 
 
@@ -176,7 +176,7 @@ def test_rank_that_is_another_for_srun_is_told_without_saying_which_is_stale(say
     say(RANK="0", WORLD_SIZE="4", SLURM_PROCID="3", SLURM_STEP_ID="0", SLURM_NTASKS="4")
     warning = examine().warnings[0]
     assert warning.startswith(
-        "RANK and WORLD_SIZE and SLURM give this process different ranks: it says rank 3 of 4, but"
+        "RANK and WORLD_SIZE and SLURM give this process different ranks: it set rank 3 of 4, but"
     )
     assert "Unset those that are stale: RANK=0, WORLD_SIZE=4 (a batch script" in warning
     assert warning.endswith("or SLURM_PROCID=3, SLURM_NTASKS=4")
@@ -187,7 +187,7 @@ def test_srun_that_started_torchrun_is_not_taken_for_stale(say: Any) -> None:
     found = examine("new")
     assert found.warnings == ()
     assert found.launchers[1].reason == (
-        "it says rank 0 of 2, but rank 1 of 4 is used; it may have started the launcher that is used"
+        "it set rank 0 of 2, but rank 1 of 4 is used; it may have started the launcher that is used"
     )
 
 

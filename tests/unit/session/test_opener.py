@@ -387,7 +387,7 @@ def test_an_address_that_can_no_longer_be_asked_for_is_none(job: Job, monkeypatc
 @pytest.mark.usefixtures("fake_wandb")
 def test_a_child_process_whose_rank_nothing_tells_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(multiprocessing, "parent_process", multiprocessing.current_process)
-    with pytest.warns(UserWarning, match="was started by another process, but nothing tells its rank"):
+    with pytest.warns(UserWarning, match="was started by another process, but its rank is not known"):
         dist_wandb.init()
 
 

@@ -1,4 +1,4 @@
-"""What is taken for a secret in a config, what of it is shown, and what other ranks are told."""
+"""What is taken for a secret in a config, what of it is shown, and what other ranks receive."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def test_nothing_is_copied_where_there_is_no_secret() -> None:
 def test_why_a_value_is_not_known_is_said() -> None:
     known = Known({"lr": 0.1}, frozenset({"token"}))
     assert (known["lr"], known.get("token", 7), "token" in known) == (0.1, 7, False)
-    with pytest.raises(KeyError, match="secrets are not told to other ranks"):
+    with pytest.raises(KeyError, match="secrets are not sent to other ranks"):
         _ = known["token"]
     with pytest.raises(KeyError, match=r"^'none'$"):
         _ = known["none"]

@@ -153,7 +153,7 @@ def test_what_torchrun_has_not_replaced_of_an_image_is_named_alone() -> None:
     assert Topology.detect(environ) == Topology.detect(TORCHRUN)
     _, stale = detected_launchers(environ)
     assert (stale.status, stale.variables) == ("contradicts", {"NODE_RANK": "7"})
-    assert stale.reason == "it says node_rank=7, not 0"
+    assert stale.reason == "it set node_rank=7, not 0"
 
 
 @pytest.mark.parametrize("inner", ["Open MPI", "MPICH"])
@@ -169,16 +169,14 @@ def test_a_whole_rank_from_an_image_is_named_beside_the_launcher_that_contradict
         ("RANK and WORLD_SIZE", "used"),
         (inner, "contradicts"),
     ]
-    assert found[1].reason == "it says rank 1 of 2, but rank 0 of 1 is used"
+    assert found[1].reason == "it set rank 1 of 2, but rank 0 of 1 is used"
 
 
 @pytest.mark.usefixtures("fake_wandb")
 def test_a_job_that_stale_variables_make_of_one_process_warns_at_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"RANK": "0", "WORLD_SIZE": "1", **MPICH}.items():
         monkeypatch.setenv(name, value)
-    with pytest.warns(
-        UserWarning, match="MPICH seems to have started it: it says rank 1 of 2, but rank 0 of 1 is used"
-    ):
+    with pytest.warns(UserWarning, match="MPICH seems to have started it: it set rank 1 of 2, but rank 0 of 1 is used"):
         dist_wandb.init("tests").finish()
 
 
@@ -194,7 +192,7 @@ def test_a_rank_that_a_batch_script_exports_to_all_tasks_warns_at_the_start(monk
     """``export RANK=$SLURM_PROCID`` before srun: all tasks are rank 0."""
     for name, value in {"RANK": "0", "WORLD_SIZE": "4", **RECORDED["srun -N1 -n4"][3]}.items():
         monkeypatch.setenv(name, value)
-    with pytest.warns(UserWarning, match="SLURM give this process different ranks: it says rank 3 of 4, but rank 0 of"):
+    with pytest.warns(UserWarning, match="SLURM give this process different ranks: it set rank 3 of 4, but rank 0 of"):
         dist_wandb.init("tests").finish()
 
 

@@ -521,7 +521,7 @@ def test_ranks_learn_the_layout_from_each_other(nodes: list[str], rank: int, exp
     topology = Topology(rank, None, None, len(nodes), None, None).with_layout(nodes)
     assert fields(topology) == expected
     assert topology.knows_layout
-    assert topology.origin("node_rank") == "what the ranks told each other"
+    assert topology.origin("node_rank") == "what the ranks exchanged"
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=24))

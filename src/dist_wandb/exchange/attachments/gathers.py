@@ -201,7 +201,7 @@ class FusedGathers:
             self._notices.warn(
                 f"cut {name}",
                 f"{name!r} has {kept:,} of {total:,} {what} ({_shares(parts)}): that is the limit for all ranks "
-                f"together, or {_MOST_BYTES // 2**20} MiB. See limit. More of these are not told.",
+                f"together, or {_MOST_BYTES // 2**20} MiB. See limit. More of these are not reported.",
             )
 
 

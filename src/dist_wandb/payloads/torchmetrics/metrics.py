@@ -237,7 +237,7 @@ class Snapshot:
             as they are, while it would turn larger tensors into histograms.
 
         Raises:
-            ConfigurationError: A blob that cannot be understood, or states that cannot be merged.
+            ConfigurationError: A blob that cannot be decoded, or states that cannot be merged.
             Exception: That of the metric's own `compute`, which some raise if no rank has data.
         """
         decoded = [decode(blob) if blob else None for blob in blobs]
