@@ -151,5 +151,5 @@ _ORDERS = (
 
 TARGETS = (
     Target("environment", _read_environment, _environments, (TopologyError,), mend=_with_odd_values),
-    Target("checkpoint", _read_checkpoint, _checkpoints, (ReadError,), _ORDERS, examples=500, is_native=True),
+    Target("checkpoint", _read_checkpoint, _checkpoints, (ReadError,), _ORDERS, examples=250, is_native=True),
 )

@@ -76,7 +76,7 @@ class Target:
     accepted: tuple[type[Exception], ...] = ()
     tokens: tuple[bytes, ...] = ()
     mend: Callable[[bytes], bytes] | None = None
-    examples: int = 2000
+    examples: int = 1000
     is_native: bool = False
     slack: int = 4 * MIB
 
