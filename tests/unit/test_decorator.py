@@ -402,7 +402,7 @@ def test_argument_then_decorator_then_environment_then_default(monkeypatch: Says
 @pytest.mark.parametrize("variable", ["DIST_WANDB_RUN_MODE", "DIST_WANDB_RANK_SCOPE"])
 def test_unknown_value_in_the_environment_is_an_error_that_names_the_variable(monkeypatch: Says, variable: str) -> None:
     monkeypatch.setenv(variable, "share")
-    with pytest.raises(ConfigurationError, match=f"The environment variable {variable} is not valid: .*='share' is unknown"):
+    with pytest.raises(ConfigurationError, match=f"variable {variable} is not valid: .*='share' is unknown"):
         dist_wandb.init()
 
 
