@@ -77,7 +77,6 @@ class Turns:
             rounds.give_up(overdue.new, new_only=True)
         if overdue.usual is not None:
             rounds.give_up(overdue.usual, new_only=False)
-            self._messages.silent(ledger.lacking_own(overdue.usual))
         if oldest is not None and len(cells) > limit and cells.count_rows() > limit:
             self._messages.many_open()
             rounds.give_up(oldest, new_only=False)

@@ -157,6 +157,7 @@ class Worker:
             raise Stopped
         self.turns.give_up_overdue()
         outcome = self.cycle.round(regroup=self.participation.is_somebody_waiting())
+        self.messages.silent(outcome.silent)
         self.messages.late(outcome.late, outcome.lost)
         if (
             lifecycle.is_closing

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections import Counter, defaultdict
@@ -12,8 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dist_wandb.exchange.protocol import negotiation, rounds
-from dist_wandb.exchange.protocol.aggregates import Totals
+from dist_wandb.exchange.protocol import negotiation
+from dist_wandb.exchange.protocol.aggregates import SUM_LANES, Totals
 from dist_wandb.exchange.protocol.cells import Finished, Key, Outcome, Place
 from dist_wandb.exchange.protocol.rounds import Intent, Rounds
 from dist_wandb.exchange.protocol.wire import Lists
@@ -235,7 +236,7 @@ def test_any_schedule_ends_with_equal_tables_and_exact_values(
     many in one round.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rounds, "MANY", many)
+        patch.setattr(negotiation, "MANY", many)
         patch.setattr(negotiation, "_MOST_CELLS", most)
         go_through(Unit.of(size, spread), data, spread)
 
@@ -280,6 +281,71 @@ def test_in_lockstep_a_row_takes_one_round(size: int, number: int, with_steps: b
     unit.close()
     assert unit.rounds == number + (number > 0) + 1
     assert set(unit.writes.values()) <= {1}
+    unit.check_written()
+
+
+@pytest.mark.parametrize("step", [None, 0])
+def test_what_waits_together_goes_in_one_round(step: int | None) -> None:
+    unit = Unit.of(3, spread=["lr"])
+    unit.log_on_all({"loss": 0.0, "lr": 0.1}, step)
+    settle(unit)
+    finished = []
+    steps = itertools.count(1)
+    for number in (1, 4, 4, 2, 1, 4, 51):
+        for row in range(number):
+            unit.log_on_all({"loss": float(row), "lr": 0.1}, None if step is None else next(steps))
+        before = unit.rounds
+        while any(machine.outbox.pending for machine in unit.machines):
+            unit.exchange()
+        finished.append(unit.rounds - before)
+    assert finished == [1, 2, 1, 1, 1, 1, 2]
+    unit.close()
+    assert set(unit.writes.values()) == {1}
+    unit.check_written(spread=["lr"])
+
+
+def test_room_that_is_not_needed_goes_after_a_while() -> None:
+    unit = Unit.of(2)
+    lengths = []
+    for rows in (20, *(24 * [1])):
+        for _ in range(rows):
+            unit.log_on_all({"loss": 0.0}, None)
+        settle(unit)
+        lengths.append(len(unit.machines[0].pack()[0]))
+    assert lengths[0] == 20 * SUM_LANES
+    assert lengths[-1] == SUM_LANES
+
+
+def test_a_row_that_one_rank_has_beside_the_others_does_not_take_another_round() -> None:
+    """Then two rows of one round have values of one cell."""
+    unit = Unit.of(2)
+    unit.log_on_all({"loss": 1.0, "own": 1.0}, None)
+    settle(unit)
+    for _ in range(5):
+        unit.log_on_all({"loss": 1.0}, None)
+    settle(unit)
+    before = unit.rounds
+    unit.log(1, {"own": 0.0}, None)
+    unit.log_on_all({"loss": 2.0}, None)
+    settle(unit)
+    assert unit.rounds - before == 1
+    unit.close()
+    assert set(unit.writes.values()) == {1}
+    unit.check_written()
+
+
+@pytest.mark.parametrize("ahead", [1, 3])
+def test_ranks_that_are_not_in_step_take_the_rows_up_to_there(ahead: int) -> None:
+    unit = Unit.of(2)
+    for step in range(5):
+        unit.log_on_all({"loss": 1.0}, step)
+    settle(unit)
+    for step in range(5, 10):
+        unit.log(0, {"loss": 1.0}, step)
+        unit.log(1, {"loss": 2.0}, step if step < 5 + ahead else step + 100)
+    unit.exchange()
+    assert [machine.outbox.pending for machine in unit.machines] == [5 - ahead, 5 - ahead]
+    unit.close()
     unit.check_written()
 
 
@@ -723,7 +789,7 @@ def test_who_has_more_to_say_is_not_waited_for() -> None:
     for step in range(3):
         unit.log(1, {"loss": 1.0}, step)
     assert unit.exchange().more  # the names are to be learnt
-    assert [unit.exchange().more for _ in range(3)] == [True, True, False]
+    assert [unit.exchange().more for _ in range(2)] == [True, False]  # the last two go together
     unit.log(0, {"loss": 1.0}, 1)
     unit.log(1, {"loss": 1.0}, 3)
     assert unit.exchange().more  # they have not agreed on a place
@@ -806,8 +872,9 @@ def test_a_new_name_at_a_step_at_which_all_speak_may_come_from_the_others_in_the
 
 @pytest.fixture
 def row_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No rounds for many rows."""
-    monkeypatch.setattr(rounds, "MANY", 10**9)
+    """Rounds for one row only."""
+    monkeypatch.setattr(negotiation, "MANY", 10**9)
+    monkeypatch.setattr(negotiation, "_MOST_CELLS", 1)
 
 
 def behind(logged: int, told: int, size: int = 2, remembered: int = 32_768) -> Unit:
@@ -995,6 +1062,8 @@ def test_what_makes_a_snapshot_hold_everything_occurs() -> None:
         "whole",
         "focus",
         "turns",
+        "room",
+        "needed",
         "opened",
         "proven",
         "most",

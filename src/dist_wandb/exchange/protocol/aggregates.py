@@ -10,6 +10,7 @@ from dist_wandb.settings.reduction import LARGEST_EXACT_INTEGER
 
 SUM_LANES = 7  # sum of w*x, of w, of x, number of contributors, of contributions, of integers, of NaNs
 MAX_LANES = 2  # x, -x
+_new = tuple.__new__  # without the defaults, and so quicker: it is on the way of every number
 
 
 class Totals(NamedTuple):
@@ -66,15 +67,14 @@ class Totals(NamedTuple):
 
     def lanes(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """As numbers to be summed over ranks, and numbers whose maximum over ranks is to be taken."""
-        counts = (float(self.contributors), float(self.number), float(self.integers), float(self.nans))
-        return (self.weighted, self.weight, self.plain, *counts), (self.largest, -self.smallest)
+        return self[:SUM_LANES], (self.largest, -self.smallest)
 
     @classmethod
-    def from_lanes(cls, sums: Sequence[float], maxima: Sequence[float]) -> Totals:
-        """The inverse of `lanes`."""
-        weighted, weight, plain, *counts = sums
-        contributors, number, integers, nans = map(int, counts)
-        return cls(weighted, weight, plain, contributors, number, integers, nans, maxima[0], -maxima[1])
+    def from_lanes(cls, sums: Sequence[float], at: int, maxima: Sequence[float], largest_at: int) -> Totals:
+        """The inverse of `lanes`, of lanes that begin somewhere in two lists."""
+        weighted, weight, plain, contributors, number, integers, nans = sums[at : at + SUM_LANES]
+        counts = int(contributors), int(number), int(integers), int(nans)
+        return _new(cls, (weighted, weight, plain, *counts, maxima[largest_at], -maxima[largest_at + 1]))
 
     def reduced(self, reduction: str) -> float:
         """What `reduction` makes of the contributions.

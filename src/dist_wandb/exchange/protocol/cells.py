@@ -72,6 +72,10 @@ class Received(NamedTuple):
     totals: Totals
     origin: float
 
+    def with_later(self, other: Received) -> Received:
+        """Together with what ranks contributed in a later row of the round, as they had others to contribute before."""
+        return Received(self.key, self.totals + other.totals, max(self.origin, other.origin))
+
 
 @dataclass(slots=True)
 class Cell:
@@ -156,6 +160,8 @@ class Outcome:
         regroup: Whether a rank asked for the ranks that take part to be agreed on anew before the next round.
         late: Of what this rank contributed in this round, what came after its value was finished.
         lost: What this rank contributed so late that the others' part is forgotten: it is not written.
+        silent: What was finished as a rank did not wait any longer for those that usually contribute, this one among
+            them.
     """
 
     finished: tuple[Finished, ...] = ()
@@ -166,6 +172,7 @@ class Outcome:
     regroup: bool = False
     late: tuple[Key, ...] = field(default=(), compare=False)
     lost: tuple[Key, ...] = field(default=(), compare=False)
+    silent: tuple[Key, ...] = field(default=(), compare=False)
 
 
 def cell_as_list(key: Key, cell: Cell) -> list[Any]:

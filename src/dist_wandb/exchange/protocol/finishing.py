@@ -61,6 +61,7 @@ class Finishing:
         self.recheck = False  # cells that nothing is contributed to now may be complete
         self.reflags = False  # a rank is lost that may have been about to contribute
         self.has_mingled = False  # some rank: then to be in a later row is not to have passed the earlier ones
+        self.silent: tuple[Key, ...] = ()  # cells given up in the last round that lack this rank
         self._ledger = ledger
         self._needs_primary = needs_primary
 
@@ -78,7 +79,7 @@ class Finishing:
             What is finished, the cells to which this rank contributed though they were finished before, and those
             whose other contributions are forgotten.
         """
-        ledger = self._ledger
+        ledger, self.silent = self._ledger, ()
         if not ledger.open and not self.reflags and self._is_all(received):  # as in every round of ranks in step
             self.recheck = False
             at_once = tuple([self._finished_at_once(*one) for one in received])
@@ -137,6 +138,7 @@ class Finishing:
         first, lost = self._finish([_Ready(key, sure=True) for key in passed])
         suspects = {*touched, *(key for name in {key.name for key in passed} for key in cells.by_name.get(name, ()))}
         ready = self._ready(suspects & cells.keys(), header)
+        self.silent = tuple(one.key for one in ready if one.gave_up and one.key not in self._ledger.own)
         if not passed:
             return self._finish(ready)
         numbers.update((key, cells[key].number) for key, *_ in ready)

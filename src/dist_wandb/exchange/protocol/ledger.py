@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import takewhile
 from typing import Any, NamedTuple
 
 from dist_wandb.exchange.protocol.aggregates import Totals
@@ -218,11 +217,6 @@ class Ledger:
     def contributed(self) -> list[int]:
         """Positions, among the open cells, of those to which this rank has contributed."""
         return [position for position, key in enumerate(self.open) if key in self.own]
-
-    def lacking_own(self, born: int) -> list[Key]:
-        """Open cells, opened in round `born` or before, that wait for others, though this rank contributed nothing."""
-        old = takewhile(lambda item: item[1].born <= born, self.open.items())  # they are in the order of their birth
-        return [key for key, _ in old if key not in self.own]
 
     def recount(self, contributed: Iterable[Sequence[int]]) -> None:
         """Count, in open cells, the contributors that are gone apart from those that take part."""

@@ -30,6 +30,7 @@ class Outbox:
 
     def __init__(self, rank: int, remembered: int) -> None:
         self.waiting: OrderedDict[Place, dict[str, _Queue]] = OrderedDict()
+        self.contributions = 0  # that wait
         self._rank = rank
         self._remembered = remembered
         self._occurrences: OrderedDict[int, _Counts] = OrderedDict()  # by step: how often each name was logged
@@ -42,6 +43,7 @@ class Outbox:
         origin = -float(self._rank * CALLS + calls)
         if not values:
             return []
+        self.contributions += len(values)
         waiting = self.waiting.setdefault(place, {})
         keys = []
         for name, occurrence in zip(values, self._count(step, values), strict=True):
@@ -86,6 +88,7 @@ class Outbox:
         """Remove what was contributed in a round."""
         values = self.waiting[key.place]
         queue = values[key.name]
+        self.contributions -= 1
         queue.remove(contributed)  # the first one, but where ranks contradict each other in their order
         if not queue:
             del values[key.name]
@@ -97,6 +100,7 @@ class Outbox:
         for key, contributed in reversed([*contributions]):
             queue = self.waiting.setdefault(key.place, {}).setdefault(key.name, deque() if key.place.counted else [])
             queue.insert(0, contributed)
+            self.contributions += 1
             self.waiting.move_to_end(key.place, last=False)
 
     # What is there

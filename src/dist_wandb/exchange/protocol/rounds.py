@@ -8,7 +8,7 @@ it contributes into two lists of numbers (`pack`); elsewhere these are reduced o
 maximum; and each takes the same reduced lists (`take`).
 
 One contribution goes this way: `post` puts it into the *outbox* and counts its occurrence, which gives its cell. The
-*negotiation* finds the row that the next round is for, or the many rows. The *wire* format makes lists of numbers of
+*negotiation* finds the rows that the next round is for, or the many cells. The *wire* format makes lists of numbers of
 what is due, and cells of the reduced ones. The *ledger* keeps the open cells; *finishing* decides which are finished;
 *spreads* holds back those whose spread takes one more round. `Outcome.finished` has what is to be written, in its
 order.
@@ -44,7 +44,7 @@ from dist_wandb.exchange.protocol.cells import NOTHING, Contributed, Finished, K
 from dist_wandb.exchange.protocol.finishing import Finishing
 from dist_wandb.exchange.protocol.ledger import Ledger
 from dist_wandb.exchange.protocol.names import Names
-from dist_wandb.exchange.protocol.negotiation import MANY, Negotiation
+from dist_wandb.exchange.protocol.negotiation import Negotiation
 from dist_wandb.exchange.protocol.outbox import Outbox
 from dist_wandb.exchange.protocol.spreads import Spreads
 from dist_wandb.exchange.protocol.wire import (
@@ -52,8 +52,7 @@ from dist_wandb.exchange.protocol.wire import (
     Lists,
     batch_lists,
     header_of,
-    read_batch_spreads,
-    read_row_spreads,
+    read_spreads,
     row_lists,
 )
 
@@ -149,17 +148,13 @@ class Rounds:
             left = self.outbox.pending - negotiation.rows_offered()
             header = header._replace(more=float(left > 0), backlog=left, unknown=float(negotiation.needs_names))
             return batch_lists(header, negotiation.batch, negotiation.offered, self.spreads)
-        place, due = negotiation.propose(self.outbox)
-        if place is not None:
-            values = waiting[place]
-            header = header.proposing(
-                place,
-                unknown=float(not values.keys() <= names.keys()),
-                origin=max((one.origin for one in due.values()), default=NOTHING),
-                more=float(len(waiting) > 1 or sum(map(len, values.values())) > len(due)),
-                backlog=self.outbox.pending - 1,
-            )
-        return row_lists(header, names, due, self.spreads)
+        rows = negotiation.propose(self.outbox, names)
+        header = header._replace(
+            more=float(self.outbox.contributions > sum(len(due) for _, due in rows)),
+            backlog=max(0.0, self.outbox.pending - len(rows)),
+            unknown=float(negotiation.needs_names),
+        )
+        return row_lists(header, names, rows, negotiation.room(names), self.spreads)
 
     def take(self, sums: Sequence[float], maxima: Sequence[float]) -> Outcome:
         """Draw the conclusions of a round.
@@ -172,7 +167,7 @@ class Rounds:
         self.ledger.round += 1
         self._contributed = []
         batch, negotiation.batch = negotiation.batch, None
-        written = self._take_spreads(batch, sums, maxima)
+        written = self._take_spreads(sums, maxima)
         regroup = header.regroup > 0
         self.finishing.has_mingled = self.finishing.has_mingled or header.mingled > 0
         needs_names = header.unknown > 0
@@ -184,37 +179,26 @@ class Rounds:
             every if every > header.give_up_all else NOTHING,
         )
         if batch is None:
-            received = negotiation.received(header, names, sums, maxima)
+            received, self._contributed = negotiation.received(names, sums, maxima)
         else:
-            received = negotiation.received_in(batch, sums, maxima)
-        offered = negotiation.offered
-        self._contributed = [(key, offered[key]) for key, *_ in received if key in offered]
+            received, self._contributed = negotiation.received_in(batch, sums, maxima)
         self._remove_contributed()
         finished, late, lost = self.finishing.conclude(received, [key for key, _ in self._contributed], header)
         closed, paused = header.busy == 0 and not regroup, header.speaking == 0
-        awaits = bool(self.spreads.awaiting) or any(value.spread for value in finished)
+        awaits = any(value.spread for value in finished)
         self.spreads.awaiting += finished if awaits else ()
-        negotiation.many_wait = header.backlog >= MANY or self.spreads.are_many(MANY)
+        negotiation.look_ahead(header.backlog, names)
         more = header.more > 0 or negotiation.is_under_way or needs_names or negotiation.many_wait
         if awaits:
             more, closed, paused = more or closed, False, False
         else:
             written, more = written + finished, more or self.finishing.recheck
-        return Outcome(written, needs_names, closed, paused, more, regroup, late, lost)
+        return Outcome(written, needs_names, closed, paused, more, regroup, late, lost, self.finishing.silent)
 
-    def _take_spreads(
-        self, batch: Sequence[Key] | None, sums: Sequence[float], maxima: Sequence[float]
-    ) -> tuple[Finished, ...]:
-        """Finished values with their spread: in a round for many rows all, else those that it had room for."""
-        awaiting = self.spreads.awaiting
-        if not awaiting:
-            return ()
-        written = self.spreads.next() if batch is None else tuple(awaiting)
-        del awaiting[: len(written)]
-        if batch is None:
-            read_row_spreads(self.ledger.names, written, sums, maxima)
-        else:
-            read_batch_spreads(batch, written, sums, maxima)
+    def _take_spreads(self, sums: Sequence[float], maxima: Sequence[float]) -> tuple[Finished, ...]:
+        """Values finished in the last round, with their spread."""
+        written, self.spreads.awaiting = tuple(self.spreads.awaiting), []
+        read_spreads(written, sums, maxima)
         return written
 
     def _remove_contributed(self) -> None:

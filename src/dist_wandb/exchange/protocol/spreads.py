@@ -1,7 +1,7 @@
 """How far the ranks' numbers are from their mean, which takes one more round. Pure.
 
 States of a finished value whose spread is wanted: *awaiting*, from the round that finished its cell until the next
-round that has room for it; then written. Invariant: a spread is given only if all ranks take part that contributed,
+one; then written. Invariant: a spread is given only if all ranks take part that contributed,
 because each of them tells how far its own number is from the mean. All values that are finished after one that awaits
 its spread wait behind it, so that rows keep their order.
 """
@@ -39,20 +39,6 @@ class Spreads:
     def awaited_of_own(self) -> set[str]:
         """Names of values that await their spread and this rank's part in it."""
         return {value.key.name for value in self.awaiting if value.key in self._own}
-
-    def next(self) -> tuple[Finished, ...]:
-        """The first values whose spreads fit into one round for one row, which has room for one cell of each name."""
-        names: set[str] = set()
-        for number, value in enumerate(self.awaiting):
-            if value.key.name in names:
-                return tuple(self.awaiting[:number])
-            if value.spread is not None:
-                names.add(value.key.name)
-        return tuple(self.awaiting)
-
-    def are_many(self, many: int) -> bool:
-        """Whether so many values wait that they would take many rounds for one row."""
-        return len(self.awaiting) >= many and len(self.awaiting) - len(self.next()) >= many
 
     def part(self, value: Finished) -> tuple[float, float]:
         """This rank's part in the sum of squares of a value, and, negated, its index if it has the largest number."""
