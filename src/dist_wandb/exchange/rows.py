@@ -272,20 +272,19 @@ class Rows:
 
     def write_finished(self, values: Sequence[Finished]) -> None:
         """Write finished values: those of one place as one row, unless a name comes twice."""
-        row: dict[str, Any] = {}
-        last: Finished | None = None
-        row_of = self._x_axis.row_of
-        for value in values:
-            name = value.key.name
-            if last is not None and (name in row or row_of(value) != row_of(last)):
-                self._write(row, last)
-                row = {}
-            last = value
-            if self.writes:
+        if values and self.writes:
+            row: dict[str, Any] = {}
+            last, place = values[0], self._x_axis.row_of(values[0])
+            for value in values:
+                here = self._x_axis.row_of(value)
+                if here != place or value.key.name in row:
+                    self._write(row, last)
+                    row = {}
+                last, place = value, here
                 self._add(row, value)
-        if last is not None:
             self._write(row, last)
-            self.last_place = self._x_axis.shown(last)
+        if values:
+            self.last_place = self._x_axis.shown(values[-1])
 
     def write_left_over(self) -> None:
         """Write what waited for numbers that never came."""
@@ -295,7 +294,8 @@ class Rows:
 
     def _add(self, row: dict[str, Any], value: Finished) -> None:
         name, totals = value.key.name, value.totals
-        row.update(self._extras.pop(value.key, ({}, None))[0])
+        if self._extras:
+            row.update(self._extras.pop(value.key, ({}, None))[0])
         missing = value.missing
         if not totals.number and (is_metric_name(name) or is_gathered_name(name)):
             others, contributors = (self.metrics if is_metric_name(name) else self.gathers).take_values(value.key)

@@ -50,7 +50,7 @@ class Totals(NamedTuple):
         if x != x:  # noqa: PLR0124  # NaN; on the way of every number
             return cls(x, weight, x, 1, 1, 0, 1)
         is_integer = isinstance(value, int) and abs(value) <= LARGEST_EXACT_INTEGER
-        return cls(weight * x, weight, x, 1, 1, int(is_integer), 0, x, x)
+        return _new(cls, (weight * x, weight, x, 1, 1, int(is_integer), 0, x, x))
 
     def __add__(self, other: Totals) -> Totals:  # type: ignore[override]  # a tuple's would string them together
         return Totals(

@@ -46,25 +46,11 @@ class Key(NamedTuple):
 
 
 class Contributed(NamedTuple):
-    """What one rank contributes to one cell.
-
-    Args:
-        occurrence: As of the cell.
-        totals: What it contributes.
-        origin: As in `Cell`.
-    """
-
-    occurrence: int
-    totals: Totals
-    origin: float
-
-
-class Received(NamedTuple):
-    """What all ranks together contributed to one cell in a round.
+    """What one rank, or all of them together, contribute to one cell in a round.
 
     Args:
         key: The cell.
-        totals: What they contribute.
+        totals: What is contributed.
         origin: As in `Cell`.
     """
 
@@ -72,9 +58,9 @@ class Received(NamedTuple):
     totals: Totals
     origin: float
 
-    def with_later(self, other: Received) -> Received:
+    def with_later(self, other: Contributed) -> Contributed:
         """Together with what ranks contributed in a later row of the round, as they had others to contribute before."""
-        return Received(self.key, self.totals + other.totals, max(self.origin, other.origin))
+        return Contributed(self.key, self.totals + other.totals, max(self.origin, other.origin))
 
 
 @dataclass(slots=True)

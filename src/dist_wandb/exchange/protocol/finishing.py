@@ -24,8 +24,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
 from typing import NamedTuple
 
-from dist_wandb.exchange.protocol.aggregates import Totals
-from dist_wandb.exchange.protocol.cells import CALLS, NOTHING, Cell, Finished, Key, Received
+from dist_wandb.exchange.protocol.cells import CALLS, NOTHING, Cell, Contributed, Finished, Key
 from dist_wandb.exchange.protocol.ledger import Ledger, row_of
 from dist_wandb.exchange.protocol.wire import Header
 
@@ -66,7 +65,7 @@ class Finishing:
         self._needs_primary = needs_primary
 
     def conclude(
-        self, received: list[Received], own: Sequence[Key], header: Header
+        self, received: list[Contributed], own: Sequence[Key], header: Header
     ) -> tuple[tuple[Finished, ...], tuple[Key, ...], tuple[Key, ...]]:
         """Put what was contributed into its cells, and finish those that are ready.
 
@@ -82,9 +81,7 @@ class Finishing:
         ledger, self.silent = self._ledger, ()
         if not ledger.open and not self.reflags and self._is_all(received):  # as in every round of ranks in step
             self.recheck = False
-            at_once = tuple([self._finished_at_once(*one) for one in received])
-            self._forget()
-            return at_once, (), ()
+            return self._finished_at_once(received), (), ()
         for key, totals, origin in received:
             cell = ledger.open_cell(key)
             cell.totals = cell.totals + totals if cell.totals.contributors else totals
@@ -94,26 +91,28 @@ class Finishing:
         finished, lost = self._finish_ready([key for key, *_ in received], header)
         return self._reflagged() + finished, late, lost
 
-    def _is_all(self, received: list[Received]) -> bool:
+    def _is_all(self, received: list[Contributed]) -> bool:
         """Whether nobody is waited for, and none of it comes after its cell was finished."""
         names, size, finished = self._ledger.names, self._ledger.members.size, self._ledger.finished
-        return all(
-            totals.contributors == min(size, names[key.name].usual or size)
-            and key not in finished
-            and not (finished.stale and finished.is_stale(key))
-            for key, totals, _ in received
-        )
+        for key, totals, _ in received:
+            if totals.contributors != min(size, names[key.name].usual or size) or key in finished:
+                return False
+        return not (finished.stale and any(finished.is_stale(key) for key, *_ in received))
 
-    def _finished_at_once(self, key: Key, totals: Totals, origin: float) -> Finished:
-        """Finish a cell to which all have contributed who are waited for."""
-        ledger = self._ledger
-        number, ledger.opened = ledger.opened, ledger.opened + 1
-        if ledger.assumed and totals.contributors >= ledger.members.size > 1:
-            ledger.assumed.prove(key, number, origin)
-        finished = ledger.finish(key, totals, origin)
-        if totals.contributors < ledger.members.size:
-            ledger.assumed.note(finished, number, origin, ledger.members.size, sure=False)
-        return finished
+    def _finished_at_once(self, received: list[Contributed]) -> tuple[Finished, ...]:
+        """Finish cells to which all have contributed who are waited for."""
+        ledger, size = self._ledger, self._ledger.members.size
+        at_once = []
+        for number, (key, totals, origin) in enumerate(received, ledger.opened):
+            if ledger.assumed and totals.contributors >= size > 1:
+                ledger.assumed.prove(key, number, origin)
+            finished = ledger.finish(key, totals, origin)
+            at_once.append(finished)
+            if totals.contributors < size:
+                ledger.assumed.note(finished, number, origin, size, sure=False)
+        ledger.opened += len(received)
+        self._forget()
+        return tuple(at_once)
 
     def _forget(self) -> None:
         self._ledger.finished.forget(2 * len(self._ledger.names))

@@ -29,8 +29,9 @@ from dist_wandb.exchange.protocol.cells import (
     cell_as_list,
     cell_from_list,
 )
-from dist_wandb.exchange.protocol.names import Names
+from dist_wandb.exchange.protocol.names import Name, Names
 
+_new = tuple.__new__  # of named tuples, without a call in between: it is on the way of every number
 _STALE_NOTED = 65_536  # of how many names and occurrences it is noted what was forgotten
 _MOST_ASSUMED = 4  # times as many finished cells as are remembered: of how many it is known that they rest on a guess
 
@@ -237,18 +238,20 @@ class Ledger:
     ) -> Finished:
         """Note what is finished, and what is usual by it."""
         name, contributors = self.names[key.name], totals.contributors
-        missing = self._missing(key.name, contributors, gave_up=gave_up)
+        missing = self._missing(name, contributors, gave_up=gave_up)
         name.usual = contributors
         name.most = max(name.most, contributors)
         if not missing:
             name.whole = contributors
         self.finished[key] = totals, origin
-        has_spread = name.has_spread and 0 < totals.number <= self.members.size
-        return Finished(key, totals, int(-origin) % CALLS, corrects, missing, Spread() if has_spread else None)
+        spread = Spread() if name.has_spread and 0 < totals.number <= self.members.size else None
+        return _new(Finished, (key, totals, int(-origin) % CALLS, corrects, missing, spread))
 
-    def _missing(self, name: str, contributors: int, *, gave_up: bool) -> int:
+    def _missing(self, known: Name, contributors: int, *, gave_up: bool) -> int:
         """How many ranks are missing: of those whom patience ran out with, or at most those that are not there."""
-        known, (size, absent, doubts, _) = self.names[name], self.members
+        size, absent, doubts, _ = self.members
+        if contributors == known.whole and not (known.lacking or gave_up or doubts):  # as nearly always
+            return 0
         if doubts and not known.proven:
             return max(0, size + absent - contributors)
         fewer = max(0, (known.whole or size + absent) - contributors)

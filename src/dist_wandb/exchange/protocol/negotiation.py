@@ -21,7 +21,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from dist_wandb.exchange.protocol.batches import Row, Run, Slot, decoded, encoded, merged
-from dist_wandb.exchange.protocol.cells import Contributed, Key, Place, Received
+from dist_wandb.exchange.protocol.cells import Contributed, Key, Place
 from dist_wandb.exchange.protocol.names import Names
 from dist_wandb.exchange.protocol.outbox import Outbox
 from dist_wandb.exchange.protocol.wire import proposals, read_batch, read_row
@@ -29,10 +29,11 @@ from dist_wandb.exchange.protocol.wire import proposals, read_batch, read_row
 MANY = 8  # rows that wait on some rank, from which on a round for many cells is worth its three or four collectives
 _MOST_CELLS = 1024  # that a rank contributes to a round; a row that was begun is contributed whole
 _SPARED = 8  # rounds after which there is room for as many rows as these have needed
+_new = tuple.__new__  # of named tuples, without a call in between: it is on the way of every number
 _APART = "\0"  # in names that stand for what has an exchange of its own: each once in a round for many
 
 
-_Taken = tuple[list[Received], list[tuple[Key, Contributed]]]  # what all contributed, and which part of it this rank
+_Taken = tuple[list[Contributed], list[Contributed]]  # by all ranks together, and by this rank
 
 
 class _Last(NamedTuple):
@@ -61,7 +62,8 @@ class Negotiation:
         self.many_wait = False  # on some rank: the next round is one for many cells
         self.batch: list[Key] | None = None  # its cells
         self.needs_names = False  # for the next thing that this rank would contribute
-        self._offered: list[dict[Key, Contributed]] = []  # what this rank contributes to the next round, row by row
+        self._proposed: list[dict[str, Contributed]] = []  # what this rank contributes to the next round, row by row
+        self.offered: dict[Key, Contributed] = {}  # and to one for many cells
         self._focus: tuple[int, ...] = ()
         self._turns: dict[tuple[Place, str], int] = {}
         self._last = _Last()
@@ -107,7 +109,7 @@ class Negotiation:
         if place is not None:
             is_one = self.is_under_way or self.needs_names
             rows = [(place, outbox.due(place, self._turns))] if is_one else self._upcoming(outbox, names)
-        self._offered = [{Key(place, name, one.occurrence): one for name, one in due.items()} for place, due in rows]
+        self._proposed = [due for _, due in rows]
         return rows
 
     def _upcoming(self, outbox: Outbox, names: Names) -> list[tuple[Place, dict[str, Contributed]]]:
@@ -124,24 +126,25 @@ class Negotiation:
 
     def received(self, names: Names, sums: Sequence[float], maxima: Sequence[float]) -> _Taken:
         """What all ranks together contributed in a round for rows, up to where they are not in step."""
-        received: dict[Key, Received] = {}
-        own: list[tuple[Key, Contributed]] = []
+        received: dict[Key, Contributed] = {}
+        own: list[Contributed] = []
         rows = proposals(names, self.room(names), maxima)
         self._focus, taken = (), 0
         for proposal in rows:
             place, self._focus = proposal.agreed()
             if place is None:
                 break
-            offered = self._offered[taken] if taken < len(self._offered) else {}
+            offered = self._proposed[taken] if taken < len(self._proposed) else {}
             for name, first, last, totals in read_row(names, taken, sums, maxima):
                 if first != last:
                     self._turns[place, name] = first
                     continue
-                key = Key(place, name, first)
-                one, before = Received(key, totals, proposal.origin), received.get(key)
-                received[key] = one if before is None else before.with_later(one)
-                if key in offered:
-                    own.append((key, offered[key]))
+                mine = offered.get(name)
+                key = Key(place, name, first) if mine is None else mine.key
+                one = _new(Contributed, (key, totals, proposal.origin))
+                received[key] = received[key].with_later(one) if key in received else one
+                if mine is not None:
+                    own.append(mine)
                 if self._turns:
                     self._turns.pop((place, name), None)
             taken += 1
@@ -167,9 +170,9 @@ class Negotiation:
             if len(offered) >= _MOST_CELLS or own_exchange & apart:
                 break
             apart |= own_exchange
-            offered.update((Key(place, name, one.occurrence), one) for name, one in values.items())
-            rows.append(tuple(Slot(*place, names[name].index, one.occurrence) for name, one in values.items()))
-        self._offered = [offered]
+            offered.update((one.key, one) for one in values.values())
+            rows.append(tuple(Slot(*place, names[name].index, one.key.occurrence) for name, one in values.items()))
+        self.offered = offered
         return encoded(rows)
 
     def agree(self, offers: Iterable[Iterable[Sequence[Any]]], names: Iterable[str]) -> None:
@@ -180,15 +183,9 @@ class Negotiation:
             Key(Place(slot.counted, slot.step), by_index[slot.name], slot.occurrence)
             for slot in merged(rows, 2 * _MOST_CELLS)
         ]
-        offered = self.offered
-        self._offered = [{key: offered[key] for key in self.batch if key in offered}]
+        self.offered = {key: self.offered[key] for key in self.batch if key in self.offered}
         longest = max(rows, key=len, default=[])
         self._last = _Last(in_step=all(longest[: len(row)] == row for row in rows))
-
-    @property
-    def offered(self) -> dict[Key, Contributed]:
-        """What this rank contributes to a round for many cells."""
-        return self._offered[0] if self._offered else {}
 
     def rows_offered(self) -> int:
         """How many rows this rank contributes to a round for many cells."""
@@ -199,7 +196,7 @@ class Negotiation:
         self._focus = ()  # whose turn it is, and which position is to be next, was of what may be contributed by now
         self._turns.clear()
         received, offered = read_batch(batch, sums, maxima), self.offered
-        return received, [(key, offered[key]) for key, *_ in received if key in offered]
+        return received, [offered[key] for key, *_ in received if key in offered]
 
     # What a rank that joins needs to go on
 

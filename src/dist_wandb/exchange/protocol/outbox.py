@@ -8,7 +8,7 @@ something in another order than others still contributes to the same cells.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
 from dist_wandb.exchange.protocol.aggregates import Totals
 from dist_wandb.exchange.protocol.cells import CALLS, Contributed, Key, Place
@@ -16,6 +16,7 @@ from dist_wandb.exchange.protocol.cells import CALLS, Contributed, Key, Place
 _STEPS_PER_CELL = 2  # a cell must be forgotten long before a rank counts its occurrences anew
 _WITHOUT_STEP = Place(1, 0)
 
+_new = tuple.__new__  # of named tuples, without a call in between: it is on the way of every number
 _Counts = tuple[tuple[str, int], ...]
 _Queue = list[Contributed] | deque[Contributed]  # short where steps are given
 
@@ -46,13 +47,14 @@ class Outbox:
         self.contributions += len(values)
         waiting = self.waiting.setdefault(place, {})
         keys = []
-        for name, occurrence in zip(values, self._count(step, values), strict=True):
-            contributed = Contributed(occurrence, values[name], origin)
+        for (name, totals), occurrence in zip(values.items(), self._count(step, values), strict=True):
+            key = _new(Key, (place, name, occurrence))
+            keys.append(key)
+            contributed = _new(Contributed, (key, totals, origin))
             if name in waiting:
                 waiting[name].append(contributed)
             else:
                 waiting[name] = deque((contributed,)) if place.counted else [contributed]
-            keys.append(Key(place, name, occurrence))
         return keys
 
     def _count(self, step: int | None, names: Iterable[str]) -> list[int]:
@@ -80,24 +82,28 @@ class Outbox:
             step = None if place.counted else place.step
             for contributed in values.pop(old, ()):
                 (occurrence,) = self._count(step, (new,))
-                values.setdefault(new, deque()).append(contributed._replace(occurrence=occurrence))
-                renamed.append((Key(place, old, contributed.occurrence), Key(place, new, occurrence)))
+                key = Key(place, new, occurrence)
+                values.setdefault(new, deque()).append(contributed._replace(key=key))
+                renamed.append((contributed.key, key))
         return renamed
 
-    def remove(self, key: Key, contributed: Contributed) -> None:
+    def remove(self, contributions: Sequence[Contributed]) -> None:
         """Remove what was contributed in a round."""
-        values = self.waiting[key.place]
-        queue = values[key.name]
-        self.contributions -= 1
-        queue.remove(contributed)  # the first one, but where ranks contradict each other in their order
-        if not queue:
-            del values[key.name]
-            if not values:
-                del self.waiting[key.place]
+        self.contributions -= len(contributions)
+        for contributed in contributions:
+            place, name, _ = contributed.key
+            values = self.waiting[place]
+            queue = values[name]
+            queue.remove(contributed)  # the first one, but where ranks contradict each other in their order
+            if not queue:
+                del values[name]
+                if not values:
+                    del self.waiting[place]
 
-    def put_back(self, contributions: Iterable[tuple[Key, Contributed]]) -> None:
+    def put_back(self, contributions: Iterable[Contributed]) -> None:
         """Put back in front what was removed last, given in the order in which it was removed."""
-        for key, contributed in reversed([*contributions]):
+        for contributed in reversed([*contributions]):
+            key = contributed.key
             queue = self.waiting.setdefault(key.place, {}).setdefault(key.name, deque() if key.place.counted else [])
             queue.insert(0, contributed)
             self.contributions += 1
@@ -123,7 +129,7 @@ class Outbox:
     def cells(self) -> list[tuple[str, int | None, int]]:
         """Cells, as (name, step, occurrence), in the order of their positions."""
         return [
-            (name, None if place.counted else place.step, contributed.occurrence)
+            (name, None if place.counted else place.step, contributed.key.occurrence)
             for place, values in self.waiting.items()
             for name, queue in values.items()
             for contributed in queue
@@ -138,7 +144,7 @@ class Outbox:
         due = {
             name: queue[0]
             for name, queue in self.waiting[place].items()
-            if turns.get((place, name), queue[0].occurrence) == queue[0].occurrence
+            if turns.get((place, name), queue[0].key.occurrence) == queue[0].key.occurrence
         }
         return _oldest(due) if place.counted and due else due
 

@@ -94,7 +94,7 @@ class Rounds:
         self.negotiation = Negotiation()
         self._remembered = remembered
         self._gives_up = (NOTHING, NOTHING)  # up to which rounds: cells of new names, and all cells
-        self._contributed: list[tuple[Key, Contributed]] = []  # by this rank in the last round
+        self._contributed: list[Contributed] = []  # by this rank in the last round
 
     # What this rank contributes
 
@@ -183,7 +183,7 @@ class Rounds:
         else:
             received, self._contributed = negotiation.received_in(batch, sums, maxima)
         self._remove_contributed()
-        finished, late, lost = self.finishing.conclude(received, [key for key, _ in self._contributed], header)
+        finished, late, lost = self.finishing.conclude(received, [key for key, *_ in self._contributed], header)
         closed, paused = header.busy == 0 and not regroup, header.speaking == 0
         awaits = any(value.spread for value in finished)
         self.spreads.awaiting += finished if awaits else ()
@@ -204,10 +204,10 @@ class Rounds:
     def _remove_contributed(self) -> None:
         """Take from the outbox what this rank contributed; remember the numbers whose spread is wanted."""
         names = self.ledger.names
-        for key, contributed in self._contributed:
-            self.outbox.remove(key, contributed)
-            if names[key.name].has_spread and contributed.totals.number:
-                self.spreads.keep(key, contributed.totals)
+        self.outbox.remove(self._contributed)
+        for key, totals, _ in self._contributed if names.spread else ():
+            if names[key.name].has_spread and totals.number:
+                self.spreads.keep(key, totals)
         self.spreads.forget(max(self._remembered, 2 * len(names)))
 
     # What all ranks do alike, between rounds

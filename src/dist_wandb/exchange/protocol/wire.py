@@ -12,10 +12,11 @@ A pair holds (x, -x), so that its maxima are the largest and, negated, the small
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import compress
 from typing import NamedTuple
 
 from dist_wandb.exchange.protocol.aggregates import MAX_LANES, SUM_LANES, Totals
-from dist_wandb.exchange.protocol.cells import NOTHING, Contributed, Finished, Key, Place, Received
+from dist_wandb.exchange.protocol.cells import NOTHING, Contributed, Finished, Key, Place
 from dist_wandb.exchange.protocol.names import Names
 from dist_wandb.exchange.protocol.spreads import Spreads
 
@@ -109,17 +110,14 @@ def row_lists(
     maxima: list[float] = [*header]
     for place, due in rows:
         maxima += Proposal.of(place, due)
-        for name in names:
-            contributed = due.get(name)
+        for contributed in map(due.get, names):
             if contributed is None:
                 sums += _NO_SUMS
                 maxima += _NO_MAXIMA
             else:
-                occurrence, totals, _ = contributed
-                summed, largest = totals.lanes()
-                sums += summed
-                maxima += largest
-                maxima += (occurrence, -occurrence)
+                (_, _, occurrence), totals, _ = contributed
+                sums += totals[:SUM_LANES]
+                maxima += (totals.largest, -totals.smallest, occurrence, -occurrence)
     empty = room - len(rows)
     sums += [0.0] * (empty * SUM_LANES * len(names))
     maxima += [NOTHING] * (empty * _per_row(names))
@@ -142,11 +140,11 @@ def read_row(
 ) -> Iterator[tuple[str, int, int, Totals]]:
     """Of names to which ranks contributed in one row of a round: the first and the last occurrence, and its totals."""
     start, largest = row * SUM_LANES * len(names), _HEADER + row * _per_row(names) + _PROPOSAL
-    for name in names:
-        if sums[start + _CONTRIBUTORS]:
-            last, first = maxima[largest + MAX_LANES], -maxima[largest + MAX_LANES + 1]
-            yield name, int(first), int(last), Totals.from_lanes(sums, start, maxima, largest)
-        start, largest = start + SUM_LANES, largest + _PER_NAME
+    contributors = sums[start + _CONTRIBUTORS : start + SUM_LANES * len(names) : SUM_LANES]
+    for index, name in compress(enumerate(names), contributors):
+        at = largest + index * _PER_NAME
+        last, first = maxima[at + MAX_LANES], -maxima[at + MAX_LANES + 1]
+        yield name, int(first), int(last), Totals.from_lanes(sums, start + index * SUM_LANES, maxima, at)
 
 
 # Spreads
@@ -193,13 +191,13 @@ def batch_lists(
     return sums, maxima
 
 
-def read_batch(batch: Sequence[Key], sums: Sequence[float], maxima: Sequence[float]) -> list[Received]:
+def read_batch(batch: Sequence[Key], sums: Sequence[float], maxima: Sequence[float]) -> list[Contributed]:
     """What all ranks together contributed to the cells of a round for many cells."""
     received = []
     start, largest = 0, _HEADER
     for key in batch:
         if sums[start + _CONTRIBUTORS]:
             totals = Totals.from_lanes(sums, start, maxima, largest)
-            received.append(Received(key, totals, maxima[largest + MAX_LANES]))
+            received.append(Contributed(key, totals, maxima[largest + MAX_LANES]))
         start, largest = start + SUM_LANES, largest + _PER_CELL
     return received
