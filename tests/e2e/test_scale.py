@@ -1,0 +1,47 @@
+"""A job of as many ranks as a machine of two cores carries: `benchmarks/scale.py`, which says what has failed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from processes import clean_environment, run_job
+
+if TYPE_CHECKING:
+    from processes import Finished
+
+ROOT = Path(__file__).parents[2]
+RANKS = 128
+MOST_MEMORY = 40.0  # MiB that a rank shares with no other
+
+
+def play(tmp_path: Path, ranks: int, limit: float) -> tuple[Finished, dict[str, Any]]:
+    command = [sys.executable, "-m", "benchmarks.scale", "--ranks", str(ranks), "--limit", str(limit)]
+    finished = run_job(command, cwd=ROOT, environment=clean_environment(TMPDIR=str(tmp_path)), timeout=290)
+    start, end = finished.output.find("{"), finished.output.rfind("}")
+    assert start >= 0, finished.output
+    return finished, json.loads(finished.output[start : end + 1])
+
+
+@pytest.mark.alone  # it takes the whole machine
+@pytest.mark.cold  # a warm interpreter has more that each rank is to get a copy of
+def test_all_rows_of_many_ranks_are_brought_together(tmp_path: Path) -> None:
+    finished, report = play(tmp_path, RANKS, 250)
+    finished.check()
+    (job,) = report["jobs"]
+    assert report["failures"] == []
+    rows = job["rows"]
+    assert (rows["logged"], rows["brought_together"], rows["flagged"]) == (10, 10, 0)
+    assert (job["reported"], job["flushed"], job["exit_codes"]) == (RANKS, RANKS, {"0": RANKS})
+    assert 0 < job["private_mb"] < MOST_MEMORY
+
+
+def test_a_job_that_does_not_end_in_time_is_a_failure(tmp_path: Path) -> None:
+    finished, report = play(tmp_path, 2, 0.01)
+    (code,) = finished.exit_codes
+    assert code == 1
+    assert report["failures"][0] == "2 ranks: exit codes {-9: 2}"
+    assert any("flush returned true on 0" in failure for failure in report["failures"])
