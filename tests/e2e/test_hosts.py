@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,8 +14,8 @@ from typing import Any
 
 import pytest
 from history import History
-from hosts import Hosts, hosts, torchrun_on
-from processes import Finished, Job, clean_environment, free_port, run_job, started
+from hosts import Hosts, hosts, ranks_on, torchrun_on
+from processes import Finished, Job, clean_environment, run_job, started
 from stored import COMBINATIONS, ROWS, Rank, check_runs, ended_runs, vector
 
 from dist_wandb.wandb_files.reading import read_history
@@ -92,19 +91,6 @@ FINISH, PEER = 5.0, 2.0  # seconds: finish_timeout, peer_timeout, as in the scri
 MORE = 5.0  # seconds beyond those, on a busy machine
 
 
-def ranks_on(made: Hosts, directory: Path) -> list[list[str | Path]]:
-    """Four ranks, two on each of two hosts, that no launcher supervises."""
-    port = free_port()
-    commands = []
-    for rank in range(4):
-        place = {"RANK": rank, "LOCAL_RANK": rank % 2, "GROUP_RANK": rank // 2, "NODE_RANK": rank // 2}
-        world = {"WORLD_SIZE": 4, "LOCAL_WORLD_SIZE": 2, "MASTER_ADDR": made.addresses[0], "MASTER_PORT": port}
-        told = [f"{name}={value}" for name, value in {**place, **world, "GLOO_SOCKET_IFNAME": made.interface}.items()]
-        script = SCRIPTS / "hosts_cut.py"
-        commands.append(made.on(rank // 2, "env", *told, sys.executable, script, str(directory), str(STEPS), "0.1"))
-    return commands
-
-
 def cut_off_in_the_middle(made: Hosts, job: Job, directory: Path) -> float:
     """Cut off the second host once means have arrived, and let the first one's ranks end; when it was cut off."""
     deadline = time.monotonic() + 60
@@ -125,7 +111,9 @@ def test_a_host_is_cut_off(tmp_path: Path, record_testsuite_property: Record) ->
     """No connection is closed. Nobody waits longer than the limits, and who cannot be heard says what is lost."""
     with hosts(2) as made:
         record_kind(made, record_testsuite_property)
-        with started(*ranks_on(made, tmp_path), cwd=tmp_path, environment=environment()) as job:
+        words = (SCRIPTS / "hosts_cut.py", tmp_path, STEPS, 0.1)
+        commands = ranks_on(made, *words, per_host=2, GLOO_SOCKET_IFNAME=made.interface)
+        with started(*commands, cwd=tmp_path, environment=environment()) as job:
             cut = cut_off_in_the_middle(made, job, tmp_path)
             finished = job.wait(60).check()
     ended = {fact["rank"]: fact for fact in (json.loads(line[6:]) for line in finished.lines("ENDED "))}

@@ -174,3 +174,27 @@ def torchrun_on(
         made.on(host, *launcher, "--node-rank", str(host), "--nproc-per-node", str(number), script, *words)
         for host, number in enumerate(processes)
     )
+
+
+def ranks_on(
+    made: Hosts, script: Path, *arguments: object, per_host: int, **variables: object
+) -> list[list[str | Path]]:
+    """The commands that start `script` as ranks, so many on each host, that no launcher supervises.
+
+    Args:
+        made: The hosts.
+        script: What each rank runs.
+        arguments: Of the script.
+        per_host: How many ranks each host has.
+        variables: Environment variables beside those that torchrun sets.
+    """
+    hosts, port = len(made.addresses), free_port()
+    world = {"WORLD_SIZE": hosts * per_host, "LOCAL_WORLD_SIZE": per_host, "GROUP_WORLD_SIZE": hosts}
+    commands = []
+    for rank in range(hosts * per_host):
+        host, local_rank = divmod(rank, per_host)
+        place = {"RANK": rank, "LOCAL_RANK": local_rank, "GROUP_RANK": host, "NODE_RANK": host}
+        meeting = {"MASTER_ADDR": made.addresses[0], "MASTER_PORT": port}
+        told = [f"{name}={value}" for name, value in {**world, **place, **meeting, **variables}.items()]
+        commands.append(made.on(host, "env", *told, sys.executable, script, *map(str, arguments)))
+    return commands

@@ -1,0 +1,69 @@
+"""One rank of a job on several hosts whose groups have as many members as a host has ranks: they form a tree.
+
+It logs at a pace that all ranks have in common, until the test says which step is the last of its host. The training
+uses no collectives. Where it is given an address and a port, it keeps the job's store there, as torchrun's agent does.
+"""
+
+import json
+import logging
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch.distributed as dist
+from pulse import Pulse
+
+import dist_wandb
+from dist_wandb.exchange.transport import layout
+
+PULSE = Pulse()
+PACE = 0.1  # seconds
+LIMITS = dist_wandb.Limits(peer_timeout=4.0, join_timeout=60.0, finish_timeout=4.0, heartbeat=0.2)
+
+
+def take_part(directory: Path) -> None:
+    logging.basicConfig(format="AT %(created).2f %(message)s")
+    rank, slowest = int(os.environ["RANK"]), 0.0
+    layout.FAN_OUT = int(os.environ["LOCAL_WORLD_SIZE"])
+    run = dist_wandb.init("tests", id="job", dir=str(directory), limits=LIMITS, reduce={"who": "sum"})
+    run.log({"loss": float(rank), "who": 2**rank}, step=0)
+    assert run.flush(60.0)
+    group = type(run._exchange.group).__name__  # type: ignore[attr-defined]  # nothing public shows it
+    (directory / f"begun-{rank}").write_text(str(os.getpid()))
+    began, step = float(awaited(directory / "begin")), 0
+    while step < last_step(directory):
+        step += 1
+        time.sleep(max(0.0, began + step * PACE - time.time()))
+        before = time.monotonic()
+        run.log({"loss": float(step + rank), "who": 2**rank}, step=step)
+        slowest = max(slowest, PULSE.own(before, time.monotonic()))
+    before = time.monotonic()
+    run.finish()
+    took = PULSE.own(before, time.monotonic())
+    sys.stdout.write(f"\nENDED {json.dumps({'rank': rank, 'group': group, 'log': slowest, 'finish': took})}\n")
+
+
+def keep_store(directory: Path, address: str, port: int) -> None:
+    store = dist.TCPStore(address, port, is_master=True, wait_for_workers=False)
+    awaited(directory / "over")
+    del store
+
+
+def awaited(path: Path) -> str:
+    """What the test writes into a file, once it has."""
+    while not path.exists():
+        time.sleep(0.05)
+    return path.read_text()
+
+
+def last_step(directory: Path) -> float:
+    path = directory / f"until-{os.environ['GROUP_RANK']}"
+    return int(path.read_text()) if path.exists() else float("inf")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 2:
+        keep_store(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
+    else:
+        take_part(Path(sys.argv[1]))

@@ -1,0 +1,187 @@
+"""Four hosts of four ranks each, whose groups form a tree: one host is cut off, then another one's leader is killed.
+
+A leader is the first rank of a group, by which the others of its host reach the rest. The hosts are network namespaces,
+or loopback: see `hosts`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+from history import History
+from hosts import hosts, ranks_on
+from processes import Job, clean_environment, free_port, started, wait_until
+from stored import ended_runs, rows_in
+
+from dist_wandb.wandb_files.finding import find_runs
+from dist_wandb.wandb_files.reading import read_history
+
+SCRIPT = Path(__file__).parent / "scripts" / "hosts_tree.py"
+SUPPORT = Path(__file__).parents[1] / "support"
+HOSTS, PER_HOST = 4, 4
+RANKS = HOSTS * PER_HOST
+CUT, KILLED = 3, 4  # a host, and the first rank of another one
+ON_CUT = range(CUT * PER_HOST, (CUT + 1) * PER_HOST)
+PACE, PEER, FINISH = 0.1, 4.0, 4.0  # seconds: between two rows, peer_timeout, finish_timeout, as in the script
+MORE = 20.0  # seconds beyond those, on a busy machine: less than any limit that the ranks were not given
+SOON = 120.0  # seconds until something has to have happened
+
+
+@dataclass
+class Training:
+    """The job, as the test moves it on.
+
+    Args:
+        directory: Where the ranks leave what they have to say.
+        job: Its processes, by rank; the last one keeps the store.
+        began: When the ranks began to log.
+    """
+
+    directory: Path
+    job: Job
+    began: float = 0.0
+
+    def begin(self) -> None:
+        """Let the ranks log, once they have met."""
+        pids = [self.directory / f"begun-{rank}" for rank in range(RANKS)]
+        wait_until(lambda: all(path.exists() for path in pids), SOON)
+        self.began = time.time()
+        self.tell("begin", self.began)
+
+    def tell(self, what: str, value: object = "") -> None:
+        """Tell the ranks something."""
+        unfinished = self.directory / f"{what}.tmp"
+        unfinished.write_text(str(value))
+        unfinished.rename(self.directory / what)
+
+    def await_row(self, ranks: frozenset[int]) -> None:
+        """Wait until a row of these ranks is on disk, and of no others."""
+        (run,) = find_runs(self.directory)
+        wait_until(lambda: any(members(row.get("who", 0)) == ranks for row in rows_in(run)), SOON)
+
+    def end_soon(self, *on: int) -> int:
+        """Let the ranks of some hosts end in two seconds; their last step, which none of them has come to."""
+        until = int((time.time() + 2 - self.began) / PACE)
+        for host in on:
+            self.tell(f"until-{host}", until)
+        return until
+
+    def kill(self, rank: int) -> None:
+        """Kill a rank."""
+        os.kill(int((self.directory / f"begun-{rank}").read_text()), signal.SIGKILL)
+
+    def await_end(self, ranks: Sequence[int]) -> None:
+        """Wait for ranks to end."""
+        for rank in ranks:
+            self.job.processes[rank].wait(SOON)
+
+
+def members(who: float) -> frozenset[int]:
+    """The ranks that are in a sum of powers of two."""
+    return frozenset(rank for rank in range(RANKS) if int(who) >> rank & 1)
+
+
+@pytest.mark.alone  # on a busy machine neighbours take each other for lost within its short limits
+def test_a_host_is_cut_off_and_the_leader_of_another_is_killed(
+    tmp_path: Path, record_testsuite_property: Callable[[str, object], None]
+) -> None:
+    everybody = frozenset(range(RANKS))
+    reached = everybody - set(ON_CUT)
+    survivors = reached - {KILLED}
+    output = tmp_path / "output"
+    environment = clean_environment(PYTHONPATH=str(SUPPORT), WANDB_SILENT="true")
+    with hosts(HOSTS) as made, contextlib.ExitStack() as stack:
+        record_testsuite_property("hosts in a tree", made.why_loopback or "network namespaces")
+        port = free_port()
+        store = made.on(0, sys.executable, SCRIPT, tmp_path, made.addresses[0], str(port))
+        torchrun = {
+            "TORCHELASTIC_RUN_ID": "none",
+            "TORCHELASTIC_USE_AGENT_STORE": True,
+            "TORCHELASTIC_RESTART_COUNT": 0,
+        }
+        commands = [*ranks_on(made, SCRIPT, tmp_path, per_host=PER_HOST, MASTER_PORT=port, **torchrun), store]
+        job = stack.enter_context(started(*commands, cwd=tmp_path, environment=environment, output=output))
+        training = Training(tmp_path, job)
+        training.begin()
+        training.await_row(everybody)
+        made.cut(CUT)
+        cut = time.time()
+        training.await_row(reached)
+        training.end_soon(CUT)
+        training.kill(KILLED)
+        killed = time.time()
+        training.await_row(survivors)
+        until = training.end_soon(*(host for host in range(HOSTS) if host != CUT))
+        training.await_end(sorted(survivors))
+        if not made.are_real:
+            made.mend(CUT)
+        training.await_end(ON_CUT)
+        training.await_end([KILLED])
+        training.tell("over")
+        training.await_end([RANKS])
+        codes = [process.returncode for process in job.processes]
+    said = output.read_text()
+    assert codes == [-signal.SIGKILL if rank == KILLED else 0 for rank in range(RANKS + 1)], said
+    (run,) = ended_runs(tmp_path, 1)
+    assert run.exit_code == 1  # a rank was lost
+    history = History(read_history(run.path))
+    record_testsuite_property("limits", check_waits(said, cut, killed, survivors, are_real=made.are_real))
+    check_rows(history, until, everybody, reached, survivors)
+    check_what_was_said(said, history, survivors)
+
+
+def check_waits(said: str, cut: float, killed: float, survivors: frozenset[int], *, are_real: bool) -> dict[str, float]:
+    """Nobody waits longer than the limits for who is gone; seconds that it took to notice, and to finish."""
+    noticed = {
+        what: max(float(line.split()[1]) for line in said.splitlines() if f"Lost {what} after step" in line) - since
+        for what, since in ((f"ranks 12-15 (node {CUT})", cut), (f"rank {KILLED}", killed))
+    }
+    assert max(noticed.values()) < 2 * PEER + MORE
+    ended = [json.loads(line[6:]) for line in said.splitlines() if line.startswith("ENDED ")]
+    assert {fact["group"] for fact in ended} == {"TreeGroup"}
+    took = {fact["rank"]: fact["finish"] for fact in ended}
+    assert took.keys() == survivors | set(ON_CUT)
+    assert max(took.values()) < FINISH + MORE
+    assert max(fact["log"] for fact in ended if are_real or fact["rank"] in survivors) < PEER
+    return {**noticed, "finish": max(took[rank] for rank in survivors)}
+
+
+def check_rows(
+    history: History, until: int, everybody: frozenset[int], reached: frozenset[int], survivors: frozenset[int]
+) -> None:
+    """Each row is the mean of the ranks that were in it, and says how many it lacks; who goes on is in all of them."""
+    losses, flags = history.last("loss"), history.flags("loss")
+    taking_part = {step: members(who) for step, who in sorted(history.last("who").items())}
+    assert list(taking_part) == list(range(until + 1))
+    assert losses == {step: fmean(step + rank for rank in ranks) for step, ranks in taking_part.items()}
+    assert flags == {step: RANKS - len(ranks) for step, ranks in taking_part.items()}
+    assert all(ranks >= survivors for ranks in taking_part.values())
+    for rank in everybody - survivors:
+        steps = [step for step, ranks in taking_part.items() if rank in ranks]
+        assert steps == list(range(len(steps)))
+    assert [taking_part[0], taking_part[until]] == [everybody, survivors]
+    assert reached in taking_part.values()
+
+
+def check_what_was_said(said: str, history: History, survivors: frozenset[int]) -> None:
+    """Who goes on says who is missing, in ranges; who is cut off says from where on what it logged is lost."""
+    lost = re.findall(r"Lost (ranks? .*?) after step \d+; continuing", said)
+    wanted = {f"ranks 12-15 (node {CUT})": len(survivors) + 1, f"rank {KILLED}": len(survivors)}
+    assert {what: lost.count(what) for what in wanted} == wanted
+    assert len(lost) == sum(wanted.values())
+    found = re.findall(r"rank (\d+) (?:logged|stood still, or was cut off,) after step (\d+)", said)
+    unheard = {int(rank): int(step) for rank, step in found}
+    assert unheard.keys() == set(ON_CUT)
+    for rank, step in unheard.items():
+        assert all(rank in members(history.last("who")[before]) for before in range(step + 1))
