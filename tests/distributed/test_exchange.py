@@ -26,8 +26,8 @@ from dist_wandb.exchange import collective, participation
 from dist_wandb.exchange.collective import CollectiveExchange
 from dist_wandb.exchange.membership import membership, presence
 from dist_wandb.exchange.membership.presence import Presence, say_opened
+from dist_wandb.exchange.posting import Contribution
 from dist_wandb.exchange.protocol import pacing
-from dist_wandb.exchange.rows import Contribution
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.plan import Unit
 from dist_wandb.store.job_store import JobStore

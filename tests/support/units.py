@@ -18,7 +18,9 @@ from torch.distributed import HashStore, Store
 
 from dist_wandb.exchange import collective, worker
 from dist_wandb.exchange.collective import CollectiveExchange
-from dist_wandb.exchange.rows import DEGRADED, Contribution, Rows
+from dist_wandb.exchange.posting import Contribution
+from dist_wandb.exchange.rows import Rows
+from dist_wandb.exchange.writing import DEGRADED
 from dist_wandb.payloads.devices import HostCopy, Later
 from dist_wandb.payloads.media.gathers import Gathered
 from dist_wandb.payloads.scalars import copied_row

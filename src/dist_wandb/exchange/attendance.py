@@ -73,7 +73,7 @@ class Attendance:
             )
 
     def _why_gone(self, presence: Presence, index: int) -> str:
-        where = self._context.rows.last_place
+        where = self._context.rows.writing.last_place
         departure = presence.departures.known.get(index)
         if departure is not None and departure.how == "undelivered":
             return f"{{}} ended after {where}, before the others had all that it logged (see finish_timeout)"

@@ -16,10 +16,11 @@ from dist_wandb.exchange.context import Context
 from dist_wandb.exchange.forming import import_gloo
 from dist_wandb.exchange.interface import WITHOUT_FINISH, Flush, is_set_within, remember
 from dist_wandb.exchange.lifecycle import Demand, Lifecycle, Phase
+from dist_wandb.exchange.posting import Contribution
 from dist_wandb.exchange.protocol.pacing import NEW_NAME_HEARTBEATS
 from dist_wandb.exchange.protocol.rounds import Rounds
 from dist_wandb.exchange.reports import Reports
-from dist_wandb.exchange.rows import Contribution, Rows
+from dist_wandb.exchange.rows import Rows
 from dist_wandb.exchange.transport.group import Group
 from dist_wandb.exchange.worker import Hooks, Worker
 from dist_wandb.settings.limits import Limits
@@ -184,7 +185,7 @@ class CollectiveExchange:
     def _stop(self, to_write: float = 0.0) -> None:
         self._ask(Demand.STOP)
         if not self._lifecycle.ended.wait(_LAST_WORDS + to_write):
-            self._rows.is_over = True
+            self._rows.writing.is_over = True
 
     def _is_foreign(self) -> bool:
         """Whether this process is a fork, in which the thread does not exist."""

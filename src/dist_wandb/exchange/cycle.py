@@ -94,7 +94,7 @@ class Cycle:
             offers = group.gather(json.dumps(rounds.negotiation.offer(rounds.outbox, names)).encode())
             rounds.negotiation.agree([json.loads(offer) for offer in offers], names)
         result = group.reduce(*rounds.pack(regroup=regroup))
-        self._rows.gathers.passed()
+        self._rows.held.gathers.passed()
         outcome = self._take(*result)
         if outcome.needs_names:
             self._exchange_names(group)
@@ -114,17 +114,17 @@ class Cycle:
         names = group.gather(json.dumps(self._rounds.outbox.unknown(self._rounds.ledger.names)).encode())
         self._rounds.learn([json.loads(own) for own in names])
         self._names_due = False
-        self._rows.settle(self._rounds)
+        self._rows.posting.settle(self._rounds)
 
     def _exchange_attachments(self, group: Group, due: Iterable[Key]) -> None:
         keys = list(due)
         metrics = [key for key in keys if is_metric_name(key.name)]
         if metrics:
-            self._rows.metrics.exchange(metrics, group)
+            self._rows.held.metrics.exchange(metrics, group)
         gathered = [key for key in keys if is_gathered_name(key.name)]
-        if gathered and (self._output.has_primary or self._rows.gathers.collects):
+        if gathered and (self._output.has_primary or self._rows.held.gathers.collects):
             began = time.monotonic()
-            self._rows.gathers.exchange(gathered, group)
+            self._rows.held.gathers.exchange(gathered, group)
             self._pacer.exclude(time.monotonic() - began)  # on a slow network it is long
 
     def _write_due(self) -> None:

@@ -23,7 +23,8 @@ from contextlib import suppress
 from dist_wandb.exchange.interface import WITHOUT_FINISH, Flush, is_set_within, remember
 from dist_wandb.exchange.lifecycle import Demand, Lifecycle
 from dist_wandb.exchange.own_rows import OwnRows
-from dist_wandb.exchange.rows import Contribution, Rows
+from dist_wandb.exchange.posting import Contribution
+from dist_wandb.exchange.rows import Rows
 from dist_wandb.settings.limits import Limits
 
 _LAST_WORDS = 2.0  # seconds that the thread is given to write what is there, when its time is over
@@ -82,7 +83,7 @@ class DirectExchange:
     def _write_here(self, contribution: Contribution) -> None:
         self._writing_here = threading.get_ident()
         try:
-            self._rows.write_own(contribution)
+            self._rows.posting.write_own(contribution)
         finally:
             self._writing_here = None
 

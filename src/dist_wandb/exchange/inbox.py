@@ -13,7 +13,7 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 
 from dist_wandb.exchange.interface import LOOK_AT_DEVICES, Flush
-from dist_wandb.exchange.rows import Contribution
+from dist_wandb.exchange.posting import Contribution
 
 _MANY_AT_ONCE = 256  # contributions that were not read yet, from which on the thread does not linger
 _MOST_AT_ONCE = 1024  # contributions read before the next round

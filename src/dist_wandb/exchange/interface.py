@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from dist_wandb.exchange.rows import Contribution
+from dist_wandb.exchange.posting import Contribution
 from dist_wandb.store.timed_caller import settle
 
 WITHOUT_FINISH = 10.0  # seconds that a process which ends waits at most for others, if nobody finished its session

@@ -82,10 +82,10 @@ class Messages:
 
     def too_late(self, *, has_taken_part: bool) -> None:
         """The others have ended their sessions; this is the only report of what is lost by it."""
-        rank = self._context.rank
+        rank, where = self._context.rank, self._context.rows.writing.last_place
         self._context.warn(
             "lost",
-            f"rank {rank} stood still, or was cut off, after {self._context.rows.last_place}, and came back when the "
+            f"rank {rank} stood still, or was cut off, after {where}, and came back when the "
             "other ranks had ended their sessions. What it logged meanwhile is not brought together with their numbers."
             if has_taken_part
             else f"rank {rank} opened its session when the other ranks had ended theirs, so nothing that it logs is "
@@ -95,10 +95,11 @@ class Messages:
 
     def primary_is_unreachable(self) -> None:
         """This rank writes nothing, and the rank that does cannot be reached."""
+        where = self._context.rows.writing.last_place
         self._context.warn(
             "lost",
-            f"what rank {self._context.rank} logged after {self._context.rows.last_place} may be lost: the rank that "
-            "writes it cannot be reached.",
+            f"what rank {self._context.rank} logged after {where} may be lost: the rank that writes it cannot be "
+            "reached.",
         )
 
     def time_is_over(self, limit: float, backlog: int) -> None:
@@ -121,7 +122,7 @@ class Messages:
             what = f"the last rows of rank {rank} (about {backlog}) are written with its own numbers, and flagged: they"
             self._context.warn("finish", f"{what} had not been exchanged with the other ranks {within}")
         else:
-            what = f"what rank {rank} logged after {rows.last_place} may be lost: these rows (about {backlog})"
+            what = f"what rank {rank} logged after {rows.writing.last_place} may be lost: these rows (about {backlog})"
             self._context.warn("lost", f"{what} had not been exchanged {within}")
 
     def not_computed(self, number: int) -> None:
@@ -131,11 +132,11 @@ class Messages:
 
     def at_end(self) -> None:
         """What no message has reported yet."""
-        rank, rows = self._context.rank, self._context.rows
-        if rows.unwritten:
+        rank, unwritten = self._context.rank, self._context.rows.writing.unwritten
+        if unwritten:
             self._context.warn(
                 "unwritten in time",
-                f"{rows.unwritten} rows of rank {rank} are not written: the time for finish was over. Pass a larger "
+                f"{unwritten} rows of rank {rank} are not written: the time for finish was over. Pass a larger "
                 "finish_timeout, or log less often.",
             )
         unsaid = self._context.reports.unsaid("too late")

@@ -51,12 +51,12 @@ class Output:
         rows = self._context.rows
         if not rows.writes and not self.has_primary:
             if len(self._kept) + len(values) > _MOST_KEPT:
-                where = rows.last_place
+                where = rows.writing.last_place
                 self._context.warn("unwritten", f"rows up to {where} are lost: the rank that writes them is away.")
             self._kept.extend(values)
         try:
             began = time.monotonic()
-            rows.write_finished(values)
+            rows.writing.write_finished(values)
             if len(values) >= _MANY:
                 self.seconds_per_row = (time.monotonic() - began) / len(values)
         except Exception:  # noqa: BLE001  # what was not understood must not end the others

@@ -10,7 +10,8 @@ from queue import Empty, SimpleQueue
 
 from dist_wandb.exchange.interface import LOOK_AT_DEVICES, Flush
 from dist_wandb.exchange.lifecycle import Lifecycle
-from dist_wandb.exchange.rows import Contribution, Rows
+from dist_wandb.exchange.posting import Contribution
+from dist_wandb.exchange.rows import Rows
 from dist_wandb.notices import Notices
 from dist_wandb.settings.limits import Limits
 
@@ -140,7 +141,7 @@ class OwnRows:
 
     def _write(self, contribution: Contribution) -> None:
         try:
-            self._rows.write_own(contribution)
+            self._rows.posting.write_own(contribution)
         except Exception as error:  # noqa: BLE001  # one row must not end the others
             self._lost += 1
             message = f"a row of rank {self._rank} could not be written, and is lost: {error!r}"

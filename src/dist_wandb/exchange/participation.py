@@ -78,7 +78,7 @@ class Participation:
         within = limits.join_timeout + limits.peer_timeout
         caller = TimedCaller(within, lambda: lifecycle.is_stopped or lifecycle.phase is Phase.LEAVING)
         self.membership = Membership(unit, job_store.beside(keys_of(unit), caller), is_in_vain)
-        self._context.rows.global_rank_of = self.membership.presence.global_rank
+        self._context.rows.writing.global_rank_of = self.membership.presence.global_rank
         is_ending = self._context.rows.writes
         return self.membership.arrive(limits.join_timeout, lambda: lifecycle.is_closing and is_ending, is_over)
 

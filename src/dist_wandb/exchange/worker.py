@@ -32,10 +32,10 @@ from dist_wandb.exchange.membership.polling import Stopped
 from dist_wandb.exchange.messages import Messages
 from dist_wandb.exchange.output import Output
 from dist_wandb.exchange.participation import Participation
+from dist_wandb.exchange.posting import Contribution
 from dist_wandb.exchange.protocol.cells import Outcome
 from dist_wandb.exchange.protocol.pacing import Pacer
 from dist_wandb.exchange.protocol.rounds import Intent, Rounds
-from dist_wandb.exchange.rows import Contribution
 from dist_wandb.exchange.transport.group import BrokenError, destroy_closed
 from dist_wandb.exchange.turns import Turns
 from dist_wandb.store.job_store import JobStore
@@ -115,7 +115,7 @@ class Worker:
         """Let connections to the store be closed: in circles of references they last until Python looks for those."""
         self.participation.membership = None
         self._hooks = Hooks()
-        self._context.rows.global_rank_of = int
+        self._context.rows.writing.global_rank_of = int
 
     # Together
 
@@ -177,7 +177,7 @@ class Worker:
 
     def _post(self, contribution: Contribution) -> None:
         try:
-            self.messages.contributed(self._context.rows.post(contribution, self._rounds))
+            self.messages.contributed(self._context.rows.posting.post(contribution, self._rounds))
         except Exception:  # noqa: BLE001  # one row that cannot be understood must not end the others
             _log.exception(
                 "dist_wandb: a row of rank %d could not be taken and is lost: %r",
@@ -248,6 +248,6 @@ class Worker:
                 self.participation.be_alone(doubts=self._context.lifecycle.demand is not Demand.ABORT)
             self._rounds.intent = Intent.CLOSING
             self._write_all()
-            self._context.rows.write_left_over()
+            self._context.rows.writing.write_left_over()
         except Exception:  # noqa: BLE001  # an end must not be spoilt
             _log.exception("dist_wandb: the last rows of rank %d could not be written", self._context.rank)

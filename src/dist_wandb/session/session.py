@@ -108,7 +108,7 @@ class Session:
     def _closed(self, handed_over: Rows | None) -> None:
         registry.remove(self)
         if handed_over is not None and self._intake.rows:
-            self._notices.unused_patterns(handed_over.reductions.unused)
+            self._notices.unused_patterns(handed_over.held.reductions.unused)
 
     def start(self) -> None:
         """Begin to take part: complete only now, as other threads look at the session from here on."""

@@ -12,9 +12,11 @@ from merging import Ranks
 
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.attachments.metrics import FusedMetrics
+from dist_wandb.exchange.posting import Contribution
 from dist_wandb.exchange.protocol.aggregates import Totals
 from dist_wandb.exchange.protocol.cells import Finished, Key, Place
-from dist_wandb.exchange.rows import DEGRADED, Contribution, Rows
+from dist_wandb.exchange.rows import Rows
+from dist_wandb.exchange.writing import DEGRADED
 from dist_wandb.payloads.torchmetrics.metrics import take_snapshot
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.runs.writer import RunWriter
@@ -84,7 +86,7 @@ class Unit:
         self.fused(rank).keep(key, take_snapshot(metric))
 
     def fused(self, rank: int) -> FusedMetrics:
-        return self.ranks[rank].metrics
+        return self.ranks[rank].held.metrics
 
     def exchange(self, key: Key, members: Sequence[int], broken_on: Sequence[int] = ()) -> None:
         """Some ranks exchange the states of a cell; on some of them the result does not arrive."""
@@ -100,7 +102,7 @@ class Unit:
     def finish(self, key: Key, contributors: int, *, corrects: bool = False) -> dict[str, Any]:
         """Rank 0 writes a cell; the row."""
         before = len(self.written)
-        self.ranks[0].write_finished([Finished(key, Totals(contributors=contributors), 0, corrects, 0)])
+        self.ranks[0].writing.write_finished([Finished(key, Totals(contributors=contributors), 0, corrects, 0)])
         return self.written[before] if len(self.written) > before else {}
 
 
@@ -161,7 +163,7 @@ def test_a_metric_that_cannot_be_computed_alone_leaves_the_rest_of_the_row(caplo
     unit = Unit(1)
     for _ in range(2):
         values = {"curve": take_snapshot(torchmetrics.AUROC("binary")), "loss": 0.5}
-        unit.ranks[0].write_own(Contribution(values, None))
+        unit.ranks[0].posting.write_own(Contribution(values, None))
     assert [row["loss"] for row in unit.written] == [0.5, 0.5]
     assert not any("curve" in row for row in unit.written)
     (message,) = caplog.messages

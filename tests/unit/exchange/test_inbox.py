@@ -8,7 +8,7 @@ from units import Stall
 
 from dist_wandb.exchange.inbox import Inbox
 from dist_wandb.exchange.interface import Flush
-from dist_wandb.exchange.rows import Contribution
+from dist_wandb.exchange.posting import Contribution
 
 
 def test_contributions_are_posted_in_their_order_and_none_overtakes_one_on_a_device() -> None:

@@ -16,10 +16,12 @@ from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 
 from dist_wandb.errors import ConfigurationError
+from dist_wandb.exchange.posting import Contribution
 from dist_wandb.exchange.protocol.aggregates import Totals
 from dist_wandb.exchange.protocol.cells import Finished, Key, Place
 from dist_wandb.exchange.protocol.rounds import Intent, Rounds
-from dist_wandb.exchange.rows import DEGRADED, Contribution, Rows
+from dist_wandb.exchange.rows import Rows
+from dist_wandb.exchange.writing import DEGRADED
 from dist_wandb.payloads.devices import HostCopy, Later
 from dist_wandb.payloads.torchmetrics.metrics import take_snapshot
 from dist_wandb.runs.null_run import NullRun
@@ -72,7 +74,7 @@ class Unit:
     def log(self, rank: int, metrics: Mapping[str, Any], step: int | None = None, weight: Any = None) -> list[str]:
         said = Contribution(metrics, step, None, weight, self.calls[rank])
         self.calls[rank] += 1
-        return list(self.ranks[rank].post(said, self.rounds[rank]))
+        return list(self.ranks[rank].posting.post(said, self.rounds[rank]))
 
     def log_on_all(self, values: Sequence[Mapping[str, Any]], step: int | None = None, weight: Any = None) -> None:
         for rank, metrics in enumerate(values):
@@ -92,7 +94,7 @@ class Unit:
             for machine in self.rounds:
                 machine.learn(told)
         for rows, outcome in zip(self.ranks, outcomes, strict=True):
-            rows.write_finished(outcome.finished)
+            rows.writing.write_finished(outcome.finished)
         return outcomes[0].closed
 
     def close(self) -> list[dict[str, Any]]:
@@ -133,9 +135,9 @@ def test_a_name_that_no_pattern_matches_is_a_mean() -> None:
 
 def test_patterns_that_decide_about_nothing_are_remembered_in_their_order() -> None:
     unit = Unit(reduce={"a": "sum", "loss": "min", "l*": "max", "b": "sum"})
-    assert list(unit.ranks[0].reductions.unused) == ["a", "loss", "l*", "b"]
+    assert list(unit.ranks[0].held.reductions.unused) == ["a", "loss", "l*", "b"]
     unit.log(0, {"loss": 1.0}, 0)
-    assert list(unit.ranks[0].reductions.unused) == ["a", "l*", "b"]
+    assert list(unit.ranks[0].held.reductions.unused) == ["a", "l*", "b"]
 
 
 def test_numbers_that_are_the_firsts_and_what_is_no_number_travel_with_the_primarys_row() -> None:
@@ -280,7 +282,7 @@ def test_labels_are_the_same_whether_or_not_numbers_are_brought_together(rank: i
     together, alone = (Unit(run_mode="shared", per_rank=per_rank) for _ in range(2))
     together.log_on_all([VALUES] * 2, 5)
     together.close()
-    alone.ranks[rank].write_own(Contribution(VALUES, 5))
+    alone.ranks[rank].posting.write_own(Contribution(VALUES, 5))
     rows = together.runs[rank].rows
     assert [set(row) for row in alone.runs[rank].rows] == [set(row) for row in rows]
 
@@ -288,7 +290,7 @@ def test_labels_are_the_same_whether_or_not_numbers_are_brought_together(rank: i
 def test_the_x_axis_has_no_label() -> None:
     unit = Unit(run_mode="shared")
     for rank in range(2):
-        unit.ranks[rank].write_own(Contribution({"loss": 0.5, "global_step": 3}, None))
+        unit.ranks[rank].posting.write_own(Contribution({"loss": 0.5, "global_step": 3}, None))
     assert unit.rows == [{"loss": 0.5, "rank-0/loss": 0.5, "global_step": 3}]
     assert unit.runs[1].rows == [{"rank-1/loss": 0.5, "global_step": 3}]
 
@@ -326,7 +328,7 @@ def test_the_firsts_number_is_that_of_rank_0_in_all_modes(run_mode: RunMode) -> 
 
 def test_the_spread_has_its_columns() -> None:
     unit = Unit(4, spread=["loss"])
-    unit.ranks[0].global_rank_of = lambda index: 10 + index
+    unit.ranks[0].writing.global_rank_of = lambda index: 10 + index
     unit.log_on_all([{"loss": x, "lr": 0.1} for x in (2.0, 4.0, 9.0, 5.0)], 3)
     (row,) = unit.close()
     assert row == {
@@ -385,14 +387,14 @@ def test_the_spread_of_some_ranks_is_that_of_those_who_spoke() -> None:
 
 def test_values_of_one_place_are_one_row() -> None:
     unit = Unit(1)
-    unit.ranks[0].write_finished([finished("a", 1.0), finished("b", 2.0), finished("c", 3.0, step=1)])
+    unit.ranks[0].writing.write_finished([finished("a", 1.0), finished("b", 2.0), finished("c", 3.0, step=1)])
     assert unit.rows == [{"a": 1.0, "b": 2.0, "global_step": 0}, {"c": 3.0, "global_step": 1}]
 
 
 def test_a_name_that_comes_twice_starts_a_second_row() -> None:
     unit = Unit(1)
     values = [finished("a", 1.0), finished("b", 2.0), finished("a", 3.0, nth=1), finished("b", 4.0, nth=1)]
-    unit.ranks[0].write_finished(values)
+    unit.ranks[0].writing.write_finished(values)
     assert unit.rows == [{"a": 1.0, "b": 2.0, "global_step": 0}, {"a": 3.0, "b": 4.0, "global_step": 0}]
 
 
@@ -409,7 +411,7 @@ def test_a_name_logged_twice_at_a_step_is_two_rows_in_their_order() -> None:
 def test_the_degraded_flag_of_a_row_is_the_largest_of_its_values() -> None:
     unit = Unit(1)
     flagged = [finished("a", 1.0, missing=1), finished("b", 2.0, missing=3), finished("c", 3.0)]
-    unit.ranks[0].write_finished([*flagged, finished("d", 4.0, step=1)])
+    unit.ranks[0].writing.write_finished([*flagged, finished("d", 4.0, step=1)])
     assert unit.rows == [
         {"a": 1.0, "b": 2.0, "c": 3.0, DEGRADED: 3, "global_step": 0},
         {"d": 4.0, "global_step": 1},
@@ -449,7 +451,7 @@ def test_calls_without_a_step_are_rows_of_their_own_whenever_they_are_told_of() 
 def test_values_without_a_step_are_one_row_if_they_came_with_one_call() -> None:
     unit = Unit(1)
     values = [finished("a", 1.0, step=None, calls=4), finished("b", 2.0, step=None, calls=4)]
-    unit.ranks[0].write_finished([*values, finished("c", 3.0, step=None, calls=5), finished("d", 4.0, step=5)])
+    unit.ranks[0].writing.write_finished([*values, finished("c", 3.0, step=None, calls=5), finished("d", 4.0, step=5)])
     assert unit.rows == [
         {"a": 1.0, "b": 2.0, "global_step": 4},
         {"c": 3.0, "global_step": 5},
@@ -489,13 +491,13 @@ def test_a_corrected_row_has_the_corrected_value_alone() -> None:
 def test_the_last_place_is_told_as_the_user_knows_it() -> None:
     unit = Unit(1)
     rows = unit.ranks[0]
-    assert rows.last_place == "the start"
-    rows.write_finished([finished("a", 1.0, step=7)])
-    assert rows.last_place == "step 7"
-    rows.write_finished([finished("a", 1.0, step=None, calls=4)])
-    assert rows.last_place == "row 5"
-    rows.write_finished([])
-    assert rows.last_place == "row 5"
+    assert rows.writing.last_place == "the start"
+    rows.writing.write_finished([finished("a", 1.0, step=7)])
+    assert rows.writing.last_place == "step 7"
+    rows.writing.write_finished([finished("a", 1.0, step=None, calls=4)])
+    assert rows.writing.last_place == "row 5"
+    rows.writing.write_finished([])
+    assert rows.writing.last_place == "row 5"
 
 
 # --- the end ----------------------------------------------------------------------------------------------------------
@@ -505,11 +507,11 @@ def test_what_waits_for_numbers_that_never_come_is_written_at_the_end() -> None:
     unit = Unit(reduce={"lr": "first"})
     unit.log(0, {"text": "a", "lr": 0.5, "loss": 1.0}, 3)
     unit.log(0, {"text": "b", "loss": 1.0}, 4)
-    assert unit.ranks[0]._extras
-    unit.ranks[0].write_left_over()
+    assert unit.ranks[0].held.extras
+    unit.ranks[0].writing.write_left_over()
     assert unit.rows == [{"text": "a", "lr": 0.5, "global_step": 3}, {"text": "b", "global_step": 4}]
-    assert not unit.ranks[0]._extras
-    unit.ranks[0].write_left_over()
+    assert not unit.ranks[0].held.extras
+    unit.ranks[0].writing.write_left_over()
     assert len(unit.rows) == 2
 
 
@@ -517,7 +519,7 @@ def test_what_is_written_at_the_end_without_a_step_lies_at_its_count_of_calls() 
     unit = Unit()
     unit.log(0, {"text": "a"})
     unit.log(0, {"text": "b", "loss": 1.0})
-    unit.ranks[0].write_left_over()
+    unit.ranks[0].writing.write_left_over()
     assert unit.rows == [{"text": "a", "global_step": 0}, {"text": "b", "global_step": 1}]
 
 
@@ -525,7 +527,7 @@ def test_nothing_is_left_over_where_all_numbers_came() -> None:
     unit = Unit()
     unit.log_on_all([{"text": "a", "loss": 1.0}] * 2, 3)
     assert len(unit.close()) == 1
-    assert not unit.ranks[0]._extras
+    assert not unit.ranks[0].held.extras
 
 
 def test_weight_0_on_all_ranks_leaves_what_is_no_number() -> None:
@@ -539,8 +541,8 @@ def test_weight_0_on_all_ranks_leaves_what_is_no_number() -> None:
 
 def test_a_rows_own_contribution_is_written_as_it_is() -> None:
     unit = Unit(1)
-    unit.ranks[0].write_own(Contribution({"loss": 1.0, "text": "a"}, 3))
-    unit.ranks[0].write_own(Contribution({"loss": 2.0}, None))
+    unit.ranks[0].posting.write_own(Contribution({"loss": 1.0, "text": "a"}, 3))
+    unit.ranks[0].posting.write_own(Contribution({"loss": 2.0}, None))
     assert unit.rows == [{"loss": 1.0, "text": "a", "global_step": 3}, {"loss": 2.0}]
 
 
@@ -553,6 +555,6 @@ def test_what_is_no_number_follows_a_metric_that_takes_over_the_layout_of_anothe
         unit.log(rank, {"accuracy": take_snapshot(metric), "text": f"of rank {rank}"}, 3)
     unit.exchange()
     for rows, machine in zip(unit.ranks, unit.rounds, strict=True):
-        rows.settle(machine)
+        rows.posting.settle(machine)
     unit.exchange()
     assert [run.rows for run in unit.runs] == [[{"text": f"of rank {rank}", "global_step": 3}] for rank in range(2)]

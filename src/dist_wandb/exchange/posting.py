@@ -1,0 +1,183 @@
+"""Totals made of what a rank logs, on their way to the other ranks.
+
+Values that are no numbers, or are reduced by ``"first"``, stay on the primary, tied to the first number of the same
+call. In a shared run a rank's own numbers are written under its label: the primary's in the reduced row, those of
+others at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dist_wandb.exchange.attachments.gathers import is_gathered_name
+from dist_wandb.exchange.held import Held, RowWriter
+from dist_wandb.exchange.protocol.aggregates import Totals
+from dist_wandb.exchange.protocol.rounds import Rounds
+from dist_wandb.exchange.x_axis import MOST_CALLS
+from dist_wandb.payloads.checks import checked_weight
+from dist_wandb.payloads.devices import Later, LaterValue, known
+from dist_wandb.payloads.media.gathers import Gathered
+from dist_wandb.payloads.scalars import is_number
+from dist_wandb.payloads.torchmetrics.metrics import Snapshot
+from dist_wandb.settings.reduction import PerRankNames
+
+_NO_NUMBER = Totals(contributors=1)  # what metrics, tables and images are in the rounds, and numbers that do not count
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """What one rank says in one call of `log`.
+
+    Args:
+        metrics: Values by name.
+        step: Place on the x axis; `None` for none.
+        commit: As in `wandb.Run.log`; `None` leaves it to wandb.
+        weight: Of the values in means: a number, a mapping of names to numbers, or `None` for 1.
+        calls: How often this rank had called `log` before, or `calls_at` the step it was at: the x axis of rows without
+            a step.
+        in_order: Whether it comes from the thread that logs first, so that it is behind all that this one said before.
+    """
+
+    metrics: Mapping[str, Any]
+    step: int | None
+    commit: bool | None = None
+    weight: Any = None
+    calls: int = 0
+    in_order: bool = True
+
+    def is_ready(self) -> bool:
+        """Whether all of it can be sent without waiting for a device, or for the encoding of images."""
+        weights = self.weight.values() if isinstance(self.weight, dict) else (self.weight,)
+        return all(
+            value.is_ready()
+            for values in (self.metrics.values(), weights)
+            for value in values
+            if isinstance(value, (Later, LaterValue, Snapshot, Gathered))
+        )
+
+    def has_arrived(self) -> bool:
+        """Whether all of it can be written, as this rank's own, without waiting for a device."""
+        return all(
+            value.has_arrived()
+            for value in self.metrics.values()
+            if isinstance(value, (Later, LaterValue, Snapshot, Gathered))
+        )
+
+
+class Posting:
+    """Turns contributions into totals; writes, or keeps for its row, what is this rank's own.
+
+    Args:
+        writer: Writes rows into this rank's run.
+        held: What waits for its row.
+        per_rank: Names that each rank of a shared run also writes under its label.
+        rank: This rank's index in the job, for messages.
+        is_first: Whether it is the first of its unit.
+    """
+
+    def __init__(self, writer: RowWriter, held: Held, per_rank: PerRankNames, rank: int, *, is_first: bool) -> None:
+        self._writes = writer.is_primary
+        self._writer = writer
+        self._held = held
+        self._per_rank = per_rank
+        self._rank = rank
+        self._is_first = is_first
+
+    def write_own(self, contribution: Contribution) -> None:
+        """Write what this rank says as a row, without other ranks: the first of a unit under plain names."""
+        metrics = known(contribution.metrics)
+        if any(isinstance(value, (Snapshot, Gathered)) for value in metrics.values()):
+            metrics = {
+                key: number for name, value in metrics.items() for key, number in self._alone(name, value).items()
+            }
+        row = metrics
+        if self._writer.label is not None:
+            labelled, axis = self._labelled(metrics), self._writer.step_metric
+            plain = {name: value for name, value in metrics.items() if self._writes or name == axis}
+            row = {**plain, **labelled} if self._writes or labelled else {}
+        if row or not metrics:
+            self._writer.write(row, contribution.step, commit=contribution.commit)
+
+    def _alone(self, name: str, value: Any) -> dict[str, Any]:
+        """What this rank alone writes of a value, by the names it has in the row."""
+        if isinstance(value, Snapshot):
+            return self._held.metrics.alone(name, value)
+        if isinstance(value, Gathered):
+            value = self._held.gathers.alone(name, value)
+        return {} if value is None else {name: value}
+
+    def post(self, contribution: Contribution, rounds: Rounds) -> Iterable[str]:
+        """Hand what this rank says to the rounds; write, or keep for its row, what is this rank's own.
+
+        Returns:
+            The names that were handed over.
+        """
+        values = known(contribution.metrics)
+        unit, others, mine = self._sorted(values, self._weights(contribution.weight), rounds)
+        calls = min(contribution.calls, MOST_CALLS)
+        rounds.mingles = rounds.mingles or not contribution.in_order
+        keys = rounds.post({**unit, **dict.fromkeys(others, _NO_NUMBER)}, contribution.step, calls)
+        if calls == MOST_CALLS and self._writes:
+            self._held.x_axis.keep_far(keys, contribution.calls)
+        for key in keys[len(unit) :]:
+            (self._held.gathers if is_gathered_name(key.name) else self._held.metrics).keep(key, others[key.name])
+        if mine and keys and self._writes:
+            self._held.extras[keys[0]] = mine, self._held.x_axis.x(contribution.step, contribution.calls)
+        elif mine:
+            self._writer.write_plain(mine, self._held.x_axis.x(contribution.step, contribution.calls))
+        return unit
+
+    def settle(self, rounds: Rounds) -> None:
+        """After the ranks agreed on names: what waits for a cell that has another key by this goes with it."""
+        for old, new in self._held.metrics.settle(rounds.outbox, rounds.ledger.names):
+            if old in self._held.extras:
+                self._held.extras[new] = self._held.extras.pop(old)
+
+    def _sorted(
+        self, values: Mapping[str, Any], weights: Any, rounds: Rounds
+    ) -> tuple[dict[str, Totals], dict[str, Any], dict[str, Any]]:
+        """What is to be brought together with other ranks', numbers and what has none, and what is this rank's own.
+
+        This rank's own is on the primary what is not brought together, in a shared run what has its label: the numbers
+        of every rank, and of ranks other than the primary also what is no number.
+        """
+        unit: dict[str, Totals] = {}
+        others: dict[str, Any] = {}
+        mine: dict[str, Any] = {}
+        by_name = isinstance(weights, dict)
+        for name, value in values.items():
+            if is_number(value) and self._held.reductions.of(name) != "first":
+                unit[name] = Totals.of(value, weights.get(name, 1.0) if by_name else weights)
+            elif is_number(value) and self._writer.has_own_run:  # all runs get the number of the unit's first rank
+                unit[name] = Totals.of(value) if self._is_first else _NO_NUMBER
+            elif isinstance(value, Snapshot):
+                others[self._held.metrics.name_of(name, value, rounds.ledger.names)] = value
+            elif isinstance(value, Gathered):
+                self._held.gathers.check(name, value)
+                others[self._held.gathers.name_of(name, value)] = value
+            elif self._writes:
+                mine[name] = value
+        return unit, others, {**mine, **self._labelled(values)}
+
+    def _labelled(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """What this rank writes under its label in a shared run: numbers, and unless it is the primary all else."""
+        label, names, axis = self._writer.label, self._per_rank, self._writer.step_metric
+        if label is None or not names.patterns:
+            return {}
+        labelled = {}
+        for name, value in values.items():
+            if name == axis or isinstance(value, (Snapshot, Gathered)):
+                continue
+            number = is_number(value)
+            if (number or not self._writes) and names.has(name, is_number=number):
+                labelled[f"{label}/{name}"] = value
+        return labelled
+
+    def _weights(self, weight: Any) -> Any:
+        if weight is None or isinstance(weight, (int, float)):
+            return 1.0 if weight is None else float(weight)
+        if isinstance(weight, Later):
+            return float(checked_weight("weight", weight.number(), self._rank))
+        return {name: self._weights(value) for name, value in weight.items()}

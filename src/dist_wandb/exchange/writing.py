@@ -1,0 +1,107 @@
+"""Rows made of what the unit has finished: one of the values of one position, which `x_axis` knows."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from dist_wandb.exchange.attachments.gathers import is_gathered_name
+from dist_wandb.exchange.attachments.metrics import is_metric_name
+from dist_wandb.exchange.held import Held, RowWriter
+from dist_wandb.exchange.protocol.cells import Finished
+from dist_wandb.notices import Notices
+
+_log = logging.getLogger("dist_wandb")
+
+DEGRADED = "dist_wandb/degraded"
+
+
+class Writing:
+    """Turns finished values into rows of this rank's run, if it writes those of its unit.
+
+    Args:
+        writer: Writes rows into this rank's run.
+        held: What waits for its row.
+        rank: This rank's index in the job, for messages.
+
+    Attributes:
+        is_over: Whether the run is being finished: nothing more is written.
+        unwritten: How many rows came later than that.
+        last_place: The position of the last row, for messages.
+        global_rank_of: Tells the index in the job of a rank of the unit.
+    """
+
+    def __init__(self, writer: RowWriter, held: Held, rank: int) -> None:
+        self.is_over = False
+        self.unwritten = 0
+        self.last_place = "the start"
+        self.global_rank_of: Any = lambda index: index
+        self._writer = writer
+        self._held = held
+        self._rank = rank
+        self._notices = Notices()
+
+    def write_finished(self, values: Sequence[Finished]) -> None:
+        """Write finished values: those of one place as one row, unless a name comes twice."""
+        if values and self._writer.is_primary:
+            row: dict[str, Any] = {}
+            last, place = values[0], self._held.x_axis.row_of(values[0])
+            for value in values:
+                here = self._held.x_axis.row_of(value)
+                if here != place or value.key.name in row:
+                    self._write(row, last)
+                    row = {}
+                last, place = value, here
+                self._add(row, value)
+            self._write(row, last)
+        if values:
+            self.last_place = self._held.x_axis.shown(values[-1])
+
+    def write_left_over(self) -> None:
+        """Write what waited for numbers that never came."""
+        for own, x in self._held.extras.values():
+            self._writer.write_plain(own, x)
+        self._held.extras.clear()
+
+    def _add(self, row: dict[str, Any], value: Finished) -> None:
+        name, totals = value.key.name, value.totals
+        if self._held.extras:
+            row.update(self._held.extras.pop(value.key, ({}, None))[0])
+        missing = value.missing
+        if not totals.number and (is_metric_name(name) or is_gathered_name(name)):
+            others, contributors = (self._held.metrics if is_metric_name(name) else self._held.gathers).take_values(
+                value.key
+            )
+            forgotten = totals.contributors - contributors  # parts of ranks that were lost meanwhile, or came too late
+            if forgotten > 0 and value.corrects:
+                if is_gathered_name(name):
+                    self._held.gathers.tell_of_incomplete(value.key)
+                return  # what was written before it is better
+            row.update(others)
+            missing = max(missing, forgotten if others else 0)
+        if totals.number:
+            row[name] = totals.reduced(self._held.reductions.of(name))
+        if missing:
+            row[DEGRADED] = max(missing, row.get(DEGRADED, 0))
+        if value.spread is not None and totals.number and self._held.reductions.of(name) != "first":
+            reduced = {"min": totals.reduced("min"), "max": totals.reduced("max")}
+            row.update({f"{name}/{kind}": number for kind, number in reduced.items()})
+            row[f"{name}/std"] = math.sqrt(value.spread.squares / totals.weight)
+            row[f"{name}/argmax_rank"] = self.global_rank_of(value.spread.largest_at)
+
+    def _write(self, row: dict[str, Any], value: Finished) -> None:
+        if not row:
+            return
+        if self.is_over:
+            self.unwritten += 1
+            return
+        try:
+            self._writer.write_plain(row, self._held.x_axis.x_of(value))
+        except Exception as error:  # noqa: BLE001  # a row that W&B does not take must not end the others
+            if self._notices.is_first(type(error)):
+                _log.exception(
+                    "dist_wandb: rank %d could not write a row; it is lost. More errors of this kind are not reported",
+                    self._rank,
+                )
