@@ -15,8 +15,8 @@ from stored import ended_runs
 
 SCRIPTS = Path(__file__).parent / "scripts"
 SUPPORT = Path(__file__).parents[1] / "support"
-TIMES = 8
-TIMES_EARLY = 4  # of an end at once; each waits seconds for a rank that is gone
+TIMES = 5
+TIMES_EARLY = 3  # of an end at once; each waits seconds for a rank that is gone
 NATIVE_FAILURES = (
     *("terminate called", "Aborted", "Fatal Python error", "Segmentation fault", "core dumped"),
     *("_enter_buffered_busy", "Exception ignored", "pure virtual method"),
