@@ -44,6 +44,10 @@ _LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_", "NODE_RANK", "GROUP_", "CROSS_", "
 _FAMILIES = ("TORCHELASTIC_", "SLURM_", "OMPI_", "PMI", "MPI_", "WANDB_", "DIST_WANDB_")
 _RARE_FAMILIES = ("HOROVOD_", "JSM_", "MV2_", "PALS_", "FLUX_", "PET_")
 
+# torch looks up the names of all that connect to a store, and the store waits meanwhile: a question that a name server
+# loses, as one may that is asked hundreds at once, is given up after a second instead of five, here and in all jobs.
+os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
+
 # Tests count; what takes how long is no matter of theirs, as machines that run tests are busy.
 settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy machine")
