@@ -16,6 +16,7 @@ import torchmetrics
 from units import QUICK, Ranks, Row, eventually, making, wait_for_peers
 
 from dist_wandb import gathered
+from dist_wandb.exchange import participation
 from dist_wandb.exchange.membership.generations import Generation
 from dist_wandb.exchange.membership.meeting import Meeting
 from dist_wandb.exchange.transport import gloo, layout
@@ -165,6 +166,32 @@ def test_survivors_go_on_without_a_rank_that_dies(
     assert unit.flagged() == dict.fromkeys(range(3, 6), 1)
     assert sum(f"Lost rank {lost} after" in record.message for record in caplog.records) == 8
     assert not [record for record in caplog.records if record.levelno > logging.WARNING]
+
+
+@pytest.mark.usefixtures("fan_out")
+def test_without_the_rank_that_writes_all_others_say_what_is_lost(
+    ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is the first of all groups, and dies without a word. They wait for it, as it may come back."""
+    monkeypatch.setattr(participation, "_GRACE", 0.5)
+    unit = ranks(9, per_node=3)
+    others = range(1, 9)
+    for rank in range(9):
+        unit.log(rank, {"loss": float(rank)}, 0)
+    unit.flush()
+    monkeypatch.setattr(unit.exchanges[0]._worker.participation, "leave", lambda _: None)
+    unit.die(0)
+    for step in (1, 2):
+        for rank in others:
+            unit.log(rank, {"loss": float(rank)}, step)
+    unit.flush(*others)
+    assert unit.together(lambda exchange: exchange.close(0.2), *others) == [False] * 8
+    assert unit.last("loss") == {0: 4.0}
+    for rank in others:
+        what = f"what rank {rank} logged after step 0 may be lost: rank 0, which writes it, was lost"
+        assert sum(what in message for message in caplog.messages) == 1
+    assert sum("Lost rank 0 after step 0" in message for message in caplog.messages) == 8
+    assert len(caplog.messages) == 16
 
 
 @pytest.mark.usefixtures("fan_out")

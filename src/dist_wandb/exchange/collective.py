@@ -116,7 +116,11 @@ class CollectiveExchange:
         if self._await_end(limit) and not self._lifecycle.is_stopped:
             return not self._lifecycle.is_broken
         if not failed:
-            self._worker.messages.time_is_over(limit, self._worker.turns.backlog)
+            output = self._worker.output
+            if output.keeps_rows:
+                self._worker.messages.primary_stays_away(limit, output.kept_after)
+            else:
+                self._worker.messages.time_is_over(limit, self._worker.turns.backlog)
         self._stop(self._time_to_write(limit))
         return False
 

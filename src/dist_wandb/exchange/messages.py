@@ -102,6 +102,20 @@ class Messages:
             "reached.",
         )
 
+    def primary_stays_away(self, limit: float, kept_after: str) -> None:
+        """The session is finished, and the rank that writes has not come back for what the others have for it.
+
+        Args:
+            limit: How long it was waited for, in seconds.
+            kept_after: Behind which place that lies.
+        """
+        self._context.warn(
+            "lost",
+            f"what rank {self._context.rank} logged after {kept_after} may be lost: rank "
+            f"{self._context.unit.global_rank_of(0)}, which writes it, was lost, and has not come back within "
+            f"finish_timeout ({limit:.3g} s).",
+        )
+
     def time_is_over(self, limit: float, backlog: int) -> None:
         """The session is finished before the others know all.
 

@@ -30,11 +30,13 @@ class Output:
 
     Attributes:
         has_primary: Whether the primary takes part.
+        kept_after: Behind which place lies what is kept for the primary.
         seconds_per_row: About how long it takes to write one.
     """
 
     def __init__(self, context: Context) -> None:
         self.has_primary = False
+        self.kept_after = ""
         self.seconds_per_row = _FIRST_GUESS
         self._context = context
         self._kept: deque[Finished] = deque(maxlen=_MOST_KEPT)
@@ -53,6 +55,7 @@ class Output:
             if len(self._kept) + len(values) > _MOST_KEPT:
                 where = rows.writing.last_place
                 self._context.warn("unwritten", f"rows up to {where} are lost: the rank that writes them is away.")
+            self.kept_after = self.kept_after if self._kept else rows.writing.last_place
             self._kept.extend(values)
         try:
             began = time.monotonic()
