@@ -92,7 +92,7 @@ class Cycle:
         rounds, names = self._rounds, self._rounds.ledger.names
         if rounds.negotiation.many_wait:
             offers = group.gather(json.dumps(rounds.negotiation.offer(rounds.outbox, names)).encode())
-            rounds.negotiation.agree([json.loads(offer) for offer in offers], names)
+            rounds.negotiation.agree(_unlike(offers), names)
         result = group.reduce(*rounds.pack(regroup=regroup))
         self._rows.held.gathers.passed()
         outcome = self._take(*result)
@@ -112,7 +112,7 @@ class Cycle:
 
     def _exchange_names(self, group: Group) -> None:
         names = group.gather(json.dumps(self._rounds.outbox.unknown(self._rounds.ledger.names)).encode())
-        self._rounds.learn([json.loads(own) for own in names])
+        self._rounds.learn(_unlike(names))
         self._names_due = False
         self._rows.posting.settle(self._rounds)
 
@@ -189,6 +189,11 @@ class Cycle:
             if outcome.closed or not (outcome.more or rounds.outbox.pending or rounds.intent is Intent.CLOSING):
                 break
         self.has_more = False
+
+
+def _unlike(texts: Iterable[bytes]) -> list[Any]:
+    """What ranks sent as JSON, in their order; what several sent, once. With many ranks most send the same."""
+    return [json.loads(text) for text in dict.fromkeys(texts)]
 
 
 def _cells_of(values: Iterable[Finished]) -> list[Key]:

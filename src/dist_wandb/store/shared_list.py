@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from contextlib import suppress
 from typing import Any
 
 from dist_wandb.store.job_store import JobStore
 from dist_wandb.store.timed_caller import UnansweredError
+
+_SLOW = 0.5  # seconds between the count and the value, less than the last rank waits for values
 
 
 class SharedList:
@@ -29,13 +33,18 @@ class SharedList:
         self.values: list[Any] = []
         self._known = 0  # places that were looked at, or are in `_unread`
         self._unread: list[int] = []
+        self._lock = threading.Lock()  # a call that was given up may go on beside the next one
 
     def append(self, value: Any) -> int:
-        """Append a value; how many there are now."""
+        """Append a value; how many there are now.
+
+        If this rank was held up between the count and the value, the last rank may have found the value missing. So it
+        counts again: if all have come, it is the last one, too.
+        """
         self._keys.record_key(f"{self._name}/count")
-        place = self._keys.count(f"{self._name}/count")
+        place, began = self._keys.count(f"{self._name}/count"), time.monotonic()
         self._keys.publish(f"{self._name}/{place}", value)
-        return place
+        return place if time.monotonic() - began < _SLOW else max(place, self.count())
 
     def count(self) -> int:
         """How many values there are, or will be in a moment."""
@@ -52,11 +61,15 @@ class SharedList:
         return []
 
     def _read(self, count: int, *, soon: bool = False) -> list[Any]:
-        self._unread += range(self._known + 1, count + 1)
-        self._known = max(self._known, count)
-        if not self._unread:
+        with self._lock:
+            self._unread += range(self._known + 1, count + 1)
+            self._known = max(self._known, count)
+            asked = list(self._unread)
+        if not asked:
             return []
-        found = self._keys.get_present([f"{self._name}/{place}" for place in self._unread], soon=soon)
-        self._unread = [place for place in self._unread if f"{self._name}/{place}" not in found]
-        self.values += found.values()
-        return list(found.values())
+        found = self._keys.get_present([f"{self._name}/{place}" for place in asked], soon=soon)
+        with self._lock:
+            new = {place: found[f"{self._name}/{place}"] for place in self._unread if f"{self._name}/{place}" in found}
+            self._unread = [place for place in self._unread if place not in new]
+            self.values += new.values()
+        return list(new.values())

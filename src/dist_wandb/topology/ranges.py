@@ -88,7 +88,7 @@ def named(ranks: Iterable[int], ranks_per_node: int | None = None) -> str:
     if len(texts) > _MOST:
         rest = sum(last - first + 1 for first, last in found) - len(numbers_in(found[:_MOST]))
         texts = [text for first, last in found[:_MOST] for text in _texts(first, last, ranks_per_node)]
-        texts.append(f"and {rest} more")
+        texts += [f"and {rest} more"] * (rest > 0)
     return f"{'rank' if found and found[0][0] == found[-1][1] else 'ranks'} {', '.join(texts)}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -307,3 +308,13 @@ def test_a_collective_that_ends_just_after_a_slice_has_not_failed() -> None:
     assert work.slices == 1
     with pytest.raises(BrokenError, match="gone"):
         group._wait(lambda _: [LateWork(RuntimeError("gone"))], 0)
+
+
+def test_a_fork_has_no_groups_to_destroy() -> None:
+    """Their threads are not in the child: a destructor would wait for them for ever."""
+    undestroyed.append(lambda: False)
+    child = os.fork()
+    if child == 0:
+        os._exit(len(undestroyed))
+    undestroyed.pop()
+    assert os.waitpid(child, 0)[1] == 0

@@ -246,6 +246,21 @@ def test_a_rank_that_leaves_breaks_the_generation_that_was_claimed_with_it_meanw
     assert job.rank(1).generations.is_broken(following)
 
 
+def test_a_rank_that_leaves_breaks_the_generation_that_it_was_taken_into_meanwhile() -> None:
+    """It has asked to join, and goes before it has seen that it was taken in."""
+    job = Job(3)
+    before = set_of(job.together(lambda rank: rank.arrive(SHORT), 0, 1))
+    late = job.rank(2)
+    assert late.arrive(LONG) == before
+    late.generations.wanting(before).append(late.presence.own_place())
+    following = job.rank(0).admit(before, knows(4), {})
+    assert following.members == (0, 1, 2)
+    assert not job.rank(1).generations.is_broken(following)
+    late.leave(None, knows(0), failed=True, delivered=False)
+    assert job.rank(1).generations.is_broken(following)
+    assert not job.rank(1).generations.is_broken(before)  # it was no member of it
+
+
 def test_a_generation_whose_member_leaves_while_it_is_claimed_is_broken_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -79,9 +79,13 @@ def test_numbers_that_are_not_finite_show(form: Form, on_ranks: OnRanks) -> None
         assert (sums[0], sums[1] != sums[1], maxima) == (inf, True, [-inf])  # that is how NaN shows
 
 
+@pytest.mark.parametrize(("piece", "serial"), [(6, 1000), (6, 5), (1000, 15), (1000, 1)])
 @pytest.mark.parametrize("summed", [0, 1, 5, 7, 13, 20])
-def test_many_numbers_go_in_pieces(form: Form, on_ranks: OnRanks, monkeypatch: pytest.MonkeyPatch, summed: int) -> None:
-    monkeypatch.setattr(gloo, "PIECE", 6 * 8)
+def test_many_numbers_go_in_pieces(
+    form: Form, on_ranks: OnRanks, monkeypatch: pytest.MonkeyPatch, summed: int, piece: int, serial: int
+) -> None:
+    monkeypatch.setattr(gloo, "PIECE", piece * 8)
+    monkeypatch.setattr(tree, "_SERIAL", serial)
     groups = form(7, 3)
 
     def reduce(rank: int) -> tuple[list[float], list[float]]:

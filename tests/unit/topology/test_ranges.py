@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from dist_wandb.topology.ranges import blocks_of, named, numbers_in, ranges_of, spans_of, values_in
 
+PAIRS = [rank for rank in range(36) if rank % 3 != 2]  # twelve ranges, of more ranks than are named one by one
+
 
 @pytest.mark.parametrize(
     ("ranks", "words"),
@@ -39,6 +41,7 @@ def test_ranks_as_ranges(ranks: list[int], words: str) -> None:
         ([2, 3, 7], 2, "ranks 2-3 (node 1), 7"),
         ([2, 3], 1, "ranks 2, 3"),
         (range(16_384), 8, "ranks 0-16383 (nodes 0-2047)"),
+        (PAIRS, None, f"ranks {', '.join(map(str, PAIRS))}"),
         (range(0, 100, 2), None, f"ranks {', '.join(map(str, range(0, 40, 2)))}, and 30 more"),
     ],
 )

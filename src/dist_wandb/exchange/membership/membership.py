@@ -262,11 +262,10 @@ class Membership:
             self.generations.publish_checkpoint(generation, checkpoint)
         self.presence.departures.leave(failed=failed, delivered=delivered, number=number, checkpoint=checkpoint)
         left = generation or self.generations.get(0)
-        if left is not None and self._unit.index in left.members:
-            self.generations.mark_broken(left)
-            following = self.generations.following(left)
-            if following is not None and self._unit.index in following.members:
-                self.generations.mark_broken(following)
+        while left is not None:  # also those that it was taken into, and has not seen
+            if self._unit.index in left.members:
+                self.generations.mark_broken(left)
+            left = self.generations.following(left)
 
     def _until(
         self,

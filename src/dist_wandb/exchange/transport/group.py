@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -16,6 +17,8 @@ class BrokenError(Exception):
 
 
 undestroyed: deque[Callable[[], bool]] = deque()  # of closed groups: each destroys one if it can, and says if it did
+if hasattr(os, "register_at_fork"):  # the threads of these groups are not in the child, which would wait for them
+    os.register_at_fork(after_in_child=undestroyed.clear)
 
 
 def destroy_closed() -> None:

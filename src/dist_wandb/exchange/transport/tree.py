@@ -26,6 +26,7 @@ from dist_wandb.exchange.transport.gloo import Buffer, GlooGroup, too_much
 
 _MOST_TOGETHER = 2**32  # bytes that all members together give to each of them at most
 _EXACT = 2.0**53  # up to which a float64 is every integer
+_SERIAL = 2**15 - 1  # numbers: torch reduces more of them on threads, which the training's would have to compete with
 _HEAD = struct.Struct("<IQ")  # before what a member gives: which member it is, and how many bytes follow
 
 
@@ -39,6 +40,17 @@ class _Table(NamedTuple):
 
     numbers: torch.Tensor
     rows: list[torch.Tensor]
+
+    def reduce(self, into: torch.Tensor, summed: int) -> None:
+        """Reduce the members' numbers, the first ones by sum and the others by maximum: in parts, on this thread."""
+        members, size = self.numbers.shape
+        most = max(_SERIAL // members, 1)
+        for start in range(0, size, most):
+            part, sums = slice(start, start + most), min(max(summed - start, 0), most)
+            numbers, out = self.numbers[:, part], into[part]
+            torch.sum(numbers[:, :sums], 0, out=out[:sums])
+            if sums < out.numel():
+                torch.amax(numbers[:, sums:], 0, out=out[sums:])
 
 
 class TreeGroup:
@@ -96,8 +108,7 @@ class TreeGroup:
                 break
             table = self._table(group, numbers)
             group.send_to_first(numbers, table.rows, deadline)
-            torch.sum(table.numbers[:, :summed], 0, out=numbers[:summed])
-            torch.amax(table.numbers[:, summed:], 0, out=numbers[summed:])
+            table.reduce(numbers, summed)
         self._hand_down(numbers, deadline)
 
     def _table(self, group: GlooGroup, numbers: torch.Tensor) -> _Table:
