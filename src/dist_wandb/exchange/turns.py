@@ -51,8 +51,8 @@ class Turns:
         """
         lifecycle, rounds = self._context.lifecycle, self._rounds
         is_idle = not (has_more or rounds.outbox.pending or lifecycle.is_closing)
-        is_awaited = bool(rounds.ledger.open or self._inbox.flushes)
-        if self._inbox.drain(self._pacer.pause(is_awaited=is_awaited) if is_idle else 0.0):
+        awaits_others = bool(self._inbox.flushes or (rounds.ledger.open and not rounds.ledger.lacks_own))
+        if self._inbox.drain(self._pacer.pause(awaits_others=awaits_others) if is_idle else 0.0):
             seconds = self._pacer.contributed(time.monotonic(), was_idle=is_idle)
             if is_idle:
                 self._inbox.linger(seconds, is_open=lambda: lifecycle.demand is Demand.NONE)

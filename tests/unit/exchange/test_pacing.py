@@ -27,19 +27,19 @@ def pass_time(pacer: Pacer, until: float, *, oldest: int | None, start: float = 
 
 
 def test_a_rank_that_others_may_wait_for_pauses_ever_longer_up_to_a_heartbeat(pacer: Pacer) -> None:
-    pauses = [pacer.pause(is_awaited=True) for _ in range(9)]
+    pauses = [pacer.pause(awaits_others=True) for _ in range(9)]
     assert pauses == [0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.0, 1.0]
 
 
 def test_who_has_nothing_open_waits_a_heartbeat_and_then_pauses_briefly_again(pacer: Pacer) -> None:
-    assert [pacer.pause(is_awaited=awaited) for awaited in (True, True, False, True)] == [0.01, 0.02, 1.0, 0.01]
+    assert [pacer.pause(awaits_others=awaited) for awaited in (True, True, False, True)] == [0.01, 0.02, 1.0, 0.01]
 
 
 def test_after_a_contribution_the_pause_is_short_again(pacer: Pacer) -> None:
     for _ in range(5):
-        pacer.pause(is_awaited=True)
+        pacer.pause(awaits_others=True)
     pacer.contributed(1.0, was_idle=False)
-    assert pacer.pause(is_awaited=True) == 0.01
+    assert pacer.pause(awaits_others=True) == 0.01
 
 
 def test_only_where_rows_follow_each_other_quickly_more_are_waited_for(pacer: Pacer) -> None:

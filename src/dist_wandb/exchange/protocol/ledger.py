@@ -215,6 +215,11 @@ class Ledger:
         """Whether all ranks have contributed to a cell in its turn, so that they have passed all rows before it."""
         return not cell.corrects and cell.totals.contributors - cell.gone >= self.members.size > 1
 
+    @property
+    def lacks_own(self) -> bool:
+        """Whether there are open cells to which this rank has not contributed."""
+        return len(self.own) < len(self.open)
+
     def contributed(self) -> list[int]:
         """Positions, among the open cells, of those to which this rank has contributed."""
         return [position for position, key in enumerate(self.open) if key in self.own]

@@ -2,8 +2,9 @@
 
 *Due.* A rank with contributions takes part at once, but for a short wait for more where rows follow each other quickly
 and nobody flushes: rounds in a row find warm caches and wake fewer threads, so they cost a busy machine half. While
-cells are open, or somebody flushes, an idle rank takes part after a pause that doubles from `_FIRST_PAUSE` up to a
-heartbeat; otherwise once in a heartbeat.
+cells are open to which an idle rank has contributed, or somebody flushes there, it takes part after a pause that
+doubles from `_FIRST_PAUSE` up to a heartbeat, and waits in the round for the others; otherwise once in a heartbeat. So
+the rank that others wait for decides when the round takes place, mostly by what it contributes.
 
 *Patience.* It is noted when rounds take place, as long as cells are open. Cells opened in a round that is longer ago
 than the patience are overdue: after a few heartbeats those of names that were never finished, after `peer_timeout` all.
@@ -58,13 +59,13 @@ class Pacer:
         self._rounds: deque[tuple[int, float]] = deque()  # number and time
         self._settled_since: float | None = None
 
-    def pause(self, *, is_awaited: bool) -> float:
+    def pause(self, *, awaits_others: bool) -> float:
         """How long an idle rank waits for contributions before it takes part in the next round.
 
         Args:
-            is_awaited: Whether cells are open, or somebody waits for a flush.
+            awaits_others: Whether cells are open that lack others only, or somebody waits for a flush.
         """
-        if not is_awaited:
+        if not awaits_others:
             self._pause = _FIRST_PAUSE
             return self._limits.heartbeat
         pause, self._pause = self._pause, min(2 * self._pause, self._limits.heartbeat)

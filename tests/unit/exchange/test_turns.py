@@ -1,0 +1,85 @@
+"""When a rank takes its turn, with what it logged and what it waits for; the rounds are reduced by hand."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dist_wandb.exchange.lifecycle import Lifecycle
+from dist_wandb.exchange.protocol.aggregates import Totals
+from dist_wandb.exchange.protocol.pacing import Pacer
+from dist_wandb.exchange.protocol.rounds import Rounds
+from dist_wandb.exchange.turns import Turns
+from dist_wandb.settings.limits import Limits
+
+
+class Empty:
+    """An inbox into which nothing is put.
+
+    Attributes:
+        waited: How long it was waited for contributions, in seconds.
+    """
+
+    is_empty = True
+    unread = computing = 0
+
+    def __init__(self) -> None:
+        self.waited: list[float] = []
+        self.flushes: list[object] = []
+
+    def drain(self, timeout: float) -> bool:
+        self.waited.append(timeout)
+        return False
+
+
+def waiting(rounds: Rounds, flushes: int = 0) -> list[float]:
+    """How long a rank waits, four times in a row, before it takes part in a round."""
+    limits, inbox = Limits(heartbeat=3.0), Empty()
+    inbox.flushes = [object()] * flushes
+    context: Any = SimpleNamespace(lifecycle=Lifecycle(), limits=limits)
+    unused: Any = None
+    told: Any = inbox
+    turns = Turns(context, rounds, told, Pacer(limits, 0.0), unused)
+    for _ in range(4):
+        turns.wait(has_more=False, awaits_primary=lambda: False)
+    return inbox.waited
+
+
+def exchange(ranks: list[Rounds]) -> None:
+    packed = [rank.pack() for rank in ranks]
+    sums = [sum(column) for column in zip(*(lists[0] for lists in packed), strict=True)]
+    maxima = [max(column) for column in zip(*(lists[1] for lists in packed), strict=True)]
+    for rank in ranks:
+        rank.take(sums, maxima)
+
+
+@pytest.fixture
+def ranks() -> list[Rounds]:
+    """Two of them, that both log a loss; the first has done so at a step at which the second has not."""
+    both = [Rounds(rank, 2) for rank in range(2)]
+    for step in range(2):
+        for rank in both[: 2 - step]:
+            rank.learn([["loss"]])
+            rank.post({"loss": Totals.of(1.0)}, step)
+        exchange(both)
+    return both
+
+
+def test_who_waits_for_others_is_soon_there_when_they_have_something(ranks: list[Rounds]) -> None:
+    assert waiting(ranks[0]) == [0.01, 0.02, 0.04, 0.08]
+
+
+def test_who_is_waited_for_takes_part_once_in_a_heartbeat_until_it_has_something(ranks: list[Rounds]) -> None:
+    assert waiting(ranks[1]) == [3.0] * 4
+
+
+def test_who_flushes_hurries_also_if_others_wait_for_it(ranks: list[Rounds]) -> None:
+    assert waiting(ranks[1], flushes=1) == [0.01, 0.02, 0.04, 0.08]
+
+
+def test_idle_ranks_take_part_once_in_a_heartbeat(ranks: list[Rounds]) -> None:
+    ranks[1].post({"loss": Totals.of(1.0)}, 1)
+    exchange(ranks)
+    assert [waiting(rank) for rank in ranks] == [[3.0] * 4] * 2
