@@ -357,7 +357,7 @@ def watching(session: Session) -> Iterator[SimpleQueue[Handed]]:
 def collectives_of(session: Session) -> int:
     """How many collectives the exchange of `session` has used since its group was formed."""
     group = session._exchange.group  # type: ignore[attr-defined]  # noqa: SLF001  # nothing public tells
-    return int(group.collectives)
+    return 0 if group is None else int(group.collectives)
 
 
 def numbers(count: int, seed: float = 0.0) -> dict[str, float]:
