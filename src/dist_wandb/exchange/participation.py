@@ -152,11 +152,12 @@ class Participation:
         following = membership.await_next(generation, self._context.limits.peer_timeout)
         return following or self.recover(generation)
 
-    def leave(self, is_delivered: Callable[[], bool]) -> None:
+    def leave(self, is_delivered: Callable[[], bool], *, is_closed: bool) -> None:
         """Announce that this rank leaves.
 
         Args:
             is_delivered: Whether they know all that it has logged.
+            is_closed: Whether all leave after the same round.
         """
         if self.membership is None:
             return
@@ -166,7 +167,13 @@ class Participation:
         lifecycle.phase = Phase.LEAVING
         with suppress(RendezvousError):  # the job is over
             has_failed, delivered = lifecycle.demand is Demand.ABORT, is_delivered()
-            self.membership.leave(self.generation, self._cycle.checkpoint(), failed=has_failed, delivered=delivered)
+            self.membership.leave(
+                self.generation,
+                self._cycle.checkpoint(),
+                failed=has_failed,
+                delivered=delivered,
+                is_closed=is_closed,
+            )
 
     # What is asked during rounds
 

@@ -94,7 +94,7 @@ class Worker:
             with suppress(Stopped):
                 self._take_part()
                 is_closed = True
-            self.participation.leave(self._has_delivered)
+            self.participation.leave(self._has_delivered, is_closed=is_closed)
         except Over:
             self.messages.too_late(has_taken_part=self.participation.generation is not None)
             self._go_on_alone()

@@ -234,7 +234,17 @@ def test_where_the_one_that_reads_the_words_is_stopped_another_one_does() -> Non
     assert (following.members, following.gone) == ((1, 2), {0: Departure("failed", 0)})
 
 
-def test_a_rank_that_leaves_breaks_the_generation_that_was_claimed_with_it_meanwhile() -> None:
+def test_a_rank_that_leaves_after_the_last_round_of_all_breaks_off_nobody_who_waits_for_the_result() -> None:
+    job = Job(3)
+    before = job.begin()
+    job.rank(2).leave(before, knows(7), failed=False, delivered=True, is_closed=True)
+    assert not job.rank(1).generations.is_broken(before)
+    job.rank(1).leave(before, knows(6), failed=False, delivered=True)
+    assert job.rank(0).generations.is_broken(before)
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_a_rank_that_leaves_breaks_the_generation_that_was_claimed_with_it_meanwhile(*, is_closed: bool) -> None:
     """It has said its word, so the others count on it; those that form their groups need not ask who is gone."""
     job = Job(3)
     before = job.begin()
@@ -242,7 +252,7 @@ def test_a_rank_that_leaves_breaks_the_generation_that_was_claimed_with_it_meanw
         job.rank(rank).generations.words(before).append(Word(rank, 6, 0))
     following = job.rank(0)._claim_next(before, {rank: Word(rank, 6, 0) for rank in range(3)})
     assert not job.rank(1).generations.is_broken(following)
-    job.rank(2).leave(before, knows(6), failed=True, delivered=False)
+    job.rank(2).leave(before, knows(6), failed=not is_closed, delivered=is_closed, is_closed=is_closed)
     assert job.rank(1).generations.is_broken(following)
 
 

@@ -11,12 +11,12 @@ tree of them.
   nobody. It has to be 2 s old for that, because ranks of one start may be some time apart.
 - *Too late.* A rank that finds all members of the newest generation gone or, before there is one, the coordinator's
   session ended, goes on alone at once (`Over`).
-- *Broken.* A member finds the exchange broken (a peer died, stalled past `peer_timeout`, left), or leaves: it marks the
-  generation as broken, and each member that stays publishes its checkpoint: the number of its last round, with the
-  reduced lists, and the names. In a word it says which round that is. The first one to do so reads the words, and
-  claims the next generation with those who said theirs in time (`regroup`). A round can only be finished by anybody
-  once all members have entered it, so members differ by one round at most; whoever is a round behind takes its result
-  from the checkpoint of the `source`.
+- *Broken.* A member finds the exchange broken (a peer died, stalled past `peer_timeout`, left), or leaves before all
+  have closed: it marks the generation as broken, and each member that stays publishes its checkpoint: the number of its
+  last round, with the reduced lists, and the names. In a word it says which round that is. The first one to do so reads
+  the words, and claims the next generation with those who said theirs in time (`regroup`). A round can only be finished
+  by anybody once all members have entered it, so members differ by one round at most; whoever is a round behind takes
+  its result from the checkpoint of the `source`.
 - *Joined.* A rank outside, late or gone on without, asks to be taken in (`join`). All members learn of it by a flag in
   a round, and stand at the same point after that; the first of them publishes their common state and claims the next
   generation (`admit`). The newcomer keeps what it has yet to contribute, which corrects rows that were written. What it
@@ -248,7 +248,15 @@ class Membership:
         wanting.news_soon()
         return {self.presence.learn_place(*place) for place in wanting.values} - set(generation.members)
 
-    def leave(self, generation: Generation | None, checkpoint: Checkpoint, *, failed: bool, delivered: bool) -> None:
+    def leave(
+        self,
+        generation: Generation | None,
+        checkpoint: Checkpoint,
+        *,
+        failed: bool,
+        delivered: bool,
+        is_closed: bool = False,
+    ) -> None:
         """Say that this rank is gone, and leave what it knows.
 
         Args:
@@ -256,6 +264,8 @@ class Membership:
             checkpoint: What it knows.
             failed: Whether it has failed.
             delivered: Whether the others know all that it has logged.
+            is_closed: Whether all members leave after the last round. Then its result is on its way to those that do
+                not have it, and they are not to break off.
         """
         number = None if generation is None else generation.number
         if generation is not None:
@@ -263,7 +273,7 @@ class Membership:
         self.presence.departures.leave(failed=failed, delivered=delivered, number=number, checkpoint=checkpoint)
         left = generation or self.generations.get(0)
         while left is not None:  # also those that it was taken into, and has not seen
-            if self._unit.index in left.members:
+            if self._unit.index in left.members and not (is_closed and left is generation):
                 self.generations.mark_broken(left)
             left = self.generations.following(left)
 
