@@ -18,6 +18,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import lru_cache
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dist_wandb.errors import ConfigurationError
@@ -51,6 +53,7 @@ def _signature(name: str) -> str:
     return name.partition(_SEPARATOR)[2]
 
 
+@lru_cache(maxsize=1024)
 def _layout(name: str) -> Layout:
     return Layout.parse(_signature(name))
 
@@ -82,8 +85,11 @@ class FusedMetrics:
 
         All ranks try them in the same order. Those that were made without data come last.
         """
-        others = [other for other in known if shown(other) == name and self._is_understood(other)]
-        for other in sorted(others, key=lambda other: _layout(other).is_tentative):
+        prefix = name + _SEPARATOR
+        others = [other for other in known if other.startswith(prefix) and self._is_understood(other)]
+        if len(others) > 1:
+            others.sort(key=lambda other: _layout(other).is_tentative)
+        for other in others:
             if self._adopts(snapshot, other):
                 return other
         if snapshot.fallback is not None:
@@ -163,11 +169,10 @@ class FusedMetrics:
 
         layouts = [_layout(key.name) for key in keys]
         packed = [self._packed(key, layout) for key, layout in zip(keys, layouts, strict=True)]
-        heads = [
-            _head(self._snapshots.get(key), layout, computes=self._computes)
-            for key, layout in zip(keys, layouts, strict=True)
-        ]
-        sums = torch.cat([part for head, own in zip(heads, packed, strict=True) for part in (head, own.sums)])
+        heads: list[float] = []
+        for key, layout in zip(keys, layouts, strict=True):
+            heads += _head(self._snapshots.get(key), layout, computes=self._computes)
+        sums = torch.cat([torch.tensor(heads, dtype=torch.float64), *(own.sums for own in packed)])
         sums, maxima = group.reduce_tensors(sums, torch.cat([own.maxima for own in packed]))
         blobs = nothing = [[b""] for _ in keys]
         if any(layout.has_blob for layout in layouts):
@@ -261,27 +266,27 @@ class _Reduced(NamedTuple):
     maxima: torch.Tensor
 
 
-def _head(snapshot: Snapshot | None, layout: Layout, *, computes: bool) -> torch.Tensor:
-    """What comes before the sums of a cell: see `_reduced`."""
-    import torch
-
+def _head(snapshot: Snapshot | None, layout: Layout, *, computes: bool) -> list[float]:
+    """What comes before the sums of all cells: see `_reduced`."""
     held = snapshot.held if snapshot else [False] * len(layout.nodes)
     lacks = [float(computes and not here) for here in held]
-    numbers = [float(snapshot is not None), float(snapshot is not None and snapshot.is_loose), *lacks]
-    return torch.tensor(numbers, dtype=torch.float64)
+    return [float(snapshot is not None), float(snapshot is not None and snapshot.is_loose), *lacks]
 
 
 def _reduced(layouts: Sequence[Layout], sums: torch.Tensor, maxima: torch.Tensor) -> Iterator[_Reduced]:
     """What all ranks know of each cell.
 
-    Before its sums come: how many ranks have a part in it, on how many some state does not fit, and for each node
-    whether the rank that computes has no data.
+    Before the sums of all cells comes for each of them: how many ranks have a part in it, on how many some state does
+    not fit, and for each node whether the rank that computes has no data.
     """
-    for layout in layouts:
-        (contributors, misfits, *lacks), sums = sums[: 2 + len(layout.nodes)].tolist(), sums[2 + len(layout.nodes) :]
-        lacking = any(lack and holders for lack, holders in zip(lacks, layout.holders(sums), strict=True))
-        yield _Reduced(int(contributors), bool(misfits or lacking), sums[: layout.sums], maxima[: layout.maxima])
-        sums, maxima = sums[layout.sums :], maxima[layout.maxima :]
+    ends = list(accumulate(2 + len(layout.nodes) for layout in layouts))
+    heads = sums[: ends[-1]].tolist()
+    of_cells = sums[ends[-1] :].split_with_sizes([layout.sums for layout in layouts])
+    largest_of_cells = maxima.split_with_sizes([layout.maxima for layout in layouts])
+    for layout, end, own, largest in zip(layouts, ends, of_cells, largest_of_cells, strict=True):
+        contributors, misfits, *lacks = heads[end - 2 - len(layout.nodes) : end]
+        lacking = any(lacks) and any(lack and held for lack, held in zip(lacks, layout.holders(own), strict=True))
+        yield _Reduced(int(contributors), bool(misfits or lacking), own, largest)
 
 
 def _gathered(group: Group, parts: Sequence[bytes]) -> list[list[bytes]]:

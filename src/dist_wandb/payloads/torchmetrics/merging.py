@@ -117,8 +117,7 @@ class Layout:
 
     def holders(self, sums: Tensor) -> list[float]:
         """Of each node, from the sums over ranks: how many ranks with data have states that fit."""
-        numbers: list[float] = sums[1 : 2 * len(self.nodes) : 2].tolist()
-        return numbers
+        return list(sums[1 : 2 * len(self.nodes) : 2].tolist())
 
     def neutral(self) -> Packed:
         """The empty contribution of a rank that has no such metric."""
@@ -222,8 +221,8 @@ class Merging:
         self._columns = iter(range(layout.gathered))
         self._gathered = gathered
         self._in_full = in_full
-        self.updates = [int(count) for count in next(self._sums)[::2]]
-        self._holders = layout.holders(sums)
+        counts = next(self._sums).tolist()
+        self.updates, self._holders = [int(count) for count in counts[::2]], counts[1::2]
 
     def attributes(self, position: int) -> dict[str, Any] | None:
         """The other attributes of a node on the first rank with data, if any rank sent them."""
@@ -293,6 +292,8 @@ def _from_numbers(
     """
     import torch
 
+    if reduced is not None and not in_full:  # as nearly always
+        return (reduced / holders if state.kind == "mean" else reduced).to(dtype_of(state.dtype), copy=True)
     parts = [] if reduced is None else [reduced]
     for part in in_full:
         _check_shape(state, part, parts, metric)
