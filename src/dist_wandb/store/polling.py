@@ -11,7 +11,7 @@ _FIRST_PAUSE = 0.001  # seconds between the first two looks
 _SHARE = 0.1  # of the time waited so far: how long a pause becomes
 _SLOWEST = 0.5  # seconds between two looks at last
 _RANKS_AT_ONCE = 200  # ranks whose first looks the store answers within the first pause
-_RANKS = 512  # up to which the store answers all ranks as often as they look
+_RANKS = 256  # up to which the store answers all ranks as often as they look
 _SLOWEST_OF_MANY = 5.0  # seconds between two looks of a rank, however many they are
 
 
@@ -48,7 +48,7 @@ def interval(seconds: float, ranks: int) -> float:
     """How often each of many ranks may look at the job's store: its work must not grow beyond what it can do.
 
     Args:
-        seconds: How often each of up to 512 ranks may, in seconds.
+        seconds: How often each of up to 256 ranks may, in seconds.
         ranks: How many they are.
     """
     return max(seconds, min(seconds * ranks / _RANKS, _SLOWEST_OF_MANY))
