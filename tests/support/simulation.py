@@ -1,0 +1,570 @@
+"""A job of any number of ranks in one thread, on a clock of its own: the product's own code, with other surroundings.
+
+Each thread of each rank is a greenlet. Where one waits, for a time, an event, a queue or another rank, the next one in
+order of time runs, and the clock jumps to its time. So a job of thousands of ranks fits into one process, minutes of
+waiting cost nothing, and the same seed plays the same schedule again.
+
+What is replaced is what threads wait by (`time`, `threading`, `SimpleQueue`), the threads that call the store, the
+store itself (a dictionary), and gloo's process group (messages between members, with delays). All above them is what
+runs in a job: sessions, membership, forming, trees of `GlooGroup`, the rounds and their protocol.
+
+Ranks can be killed: by name, or by themselves at the n-th thing that others see of them, a call of the store or a
+message, such as between two messages of one broadcast. A rank that is killed leaves no word. The others see its
+connections closed, as with a real process; messages that it has sent still arrive.
+"""
+
+from __future__ import annotations
+
+import functools
+import heapq
+import queue
+import random
+import sys
+import threading
+import time
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from greenlet import GreenletExit, getcurrent, greenlet
+
+from dist_wandb.exchange import collective, interface
+from dist_wandb.exchange.transport import gloo
+from dist_wandb.exchange.transport.group import destroy_closed
+from dist_wandb.store import timed_caller
+from dist_wandb.store.timed_caller import UnansweredError
+
+_GLOO_ADDRESS = 150  # bytes, about, that gloo puts into the store for each member
+
+
+class Task(greenlet):  # type: ignore[misc]  # it ships no types
+    """One thread of one rank.
+
+    Args:
+        world: Where it runs.
+        rank: Whose thread it is.
+        function: What it does.
+    """
+
+    def __init__(self, world: World, rank: int, function: Callable[[], Any]) -> None:
+        super().__init__(function, world.hub)
+        self.rank = rank
+        self.turn = 0  # counts how often it has waited: of several reasons to go on the first one counts
+
+
+class World:
+    """The clock, and what is due when.
+
+    Args:
+        seed: Of all that is drawn by chance.
+        message: How long a message is on its way, in seconds; up to twice as long, by chance.
+        call: Likewise, a call of the store.
+        is_random: Whether these times are drawn by chance, or always the same.
+
+    Attributes:
+        now: The time, in seconds.
+        spent: Seconds of real time in which each rank has run.
+        messages: How many each rank has sent.
+        sent: Bytes that each rank has sent.
+        dead: When ranks were killed, by rank.
+        closing: Seconds until others see that a connection was closed.
+        effects: How often others could have seen something of each rank.
+        doomed: Of ranks that are to die by themselves: at which of these.
+    """
+
+    def __init__(self, seed: int = 0, message: float = 0.0, call: float = 0.0, *, is_random: bool = False) -> None:
+        self.hub = getcurrent()
+        self.now = 0.0
+        self.random = random.Random(seed)
+        self.spent: defaultdict[int, float] = defaultdict(float)
+        self.messages: Counter[int] = Counter()
+        self.sent: Counter[int] = Counter()
+        self.effects: Counter[int] = Counter()
+        self.dead: dict[int, float] = {}
+        self.doomed: dict[int, int] = {}
+        self.rooms: dict[str, Room] = {}
+        self.groups_of: defaultdict[int, list[ProcessGroup]] = defaultdict(list)
+        self.is_over = False
+        self.closing = message
+        self._message, self._call, self._is_random = message, call, is_random
+        self._due: list[tuple[float, int, Task, int, bool]] = []
+        self._number = 0
+        self._tasks: list[Task] = []
+
+    # Tasks
+
+    def start(self, rank: int, function: Callable[[], Any], after: float = 0.0) -> Task:
+        """Let a rank do something from some time on."""
+        task = Task(self, rank, function)
+        self._tasks.append(task)
+        self._push(self.now + after, task, 0, is_woken=False)
+        return task
+
+    def run(self, until: Callable[[], bool] = lambda: False, within: float = float("inf")) -> None:
+        """Let the ranks go on until a condition holds, none of them has anything to do, or the time is over."""
+        deadline = self.now + within
+        while self._due and not until() and self._due[0][0] <= deadline:
+            at, _, task, turn, is_woken = heapq.heappop(self._due)
+            if task.turn != turn or task.dead or task.rank in self.dead:
+                continue
+            self.now = at
+            task.turn += 1
+            began = time.thread_time()
+            task.switch(*[is_woken] * (turn > 0))
+            self.spent[task.rank] += time.thread_time() - began
+
+    def pause(self, seconds: float | None) -> bool:
+        """Wait, on a task, until it is woken; whether it was woken before the time was over."""
+        task = getcurrent()
+        if self.is_over or not isinstance(task, Task):
+            raise GreenletExit
+        task.turn += 1
+        if seconds is not None:
+            self._push(self.now + max(0.0, seconds), task, task.turn, is_woken=False)
+        return bool(self.hub.switch())
+
+    def wake(self, task: Task, at: float | None = None) -> None:
+        """Let a task that waits go on."""
+        self._push(self.now if at is None else at, task, task.turn, is_woken=True)
+
+    def _push(self, at: float, task: Task, turn: int, *, is_woken: bool) -> None:
+        self._number += 1
+        heapq.heappush(self._due, (at, self._number, task, turn, is_woken))
+
+    # What others see of a rank
+
+    def seen(self) -> None:
+        """Note that others are about to see something of the rank that runs; it may be doomed to die before."""
+        task = getcurrent()
+        if self.is_over:
+            raise GreenletExit
+        if isinstance(task, Task):
+            self.effects[task.rank] += 1
+            if self.effects[task.rank] == self.doomed.get(task.rank):
+                self.kill(task.rank)
+                self.pause(None)
+
+    def kill(self, *ranks: int) -> None:
+        """End ranks as a SIGKILL does."""
+        self.dead.update(dict.fromkeys(ranks, self.now))
+        for rank in ranks:
+            for group in self.groups_of.pop(rank, ()):
+                group.leave()
+
+    def use_store(self) -> None:
+        """Before each call of the store."""
+        self.seen()
+        if self._call:
+            self.pause(self._delay(self._call))
+
+    def message_takes(self) -> float:
+        """How long the next message is on its way."""
+        return self._delay(self._message)
+
+    def _delay(self, seconds: float) -> float:
+        return seconds * self.random.uniform(0.0, 2.0) if self._is_random else seconds
+
+    def end(self) -> None:
+        """End all tasks that have not ended, without anybody seeing it."""
+        self.is_over = True
+        for task in self._tasks:
+            if task and not task.dead:
+                task.throw()
+
+
+# What threads wait by
+
+
+class _Event:
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._is_set = False
+        self._waiting: list[Task] = []
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def set(self) -> None:
+        self._is_set = True
+        waiting, self._waiting = self._waiting, []
+        for task in waiting:
+            self._world.wake(task)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        if not self._is_set and timeout != 0.0:
+            self._waiting.append(getcurrent())
+            self._world.pause(timeout)
+        return self._is_set
+
+
+class _Queue:
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._items: deque[Any] = deque()
+        self._waiting: Task | None = None
+
+    def put(self, item: Any) -> None:
+        self._items.append(item)
+        if self._waiting is not None:
+            self._world.wake(self._waiting)
+
+    def get(self, timeout: float) -> Any:
+        if not self._items:
+            self._waiting = getcurrent()
+            self._world.pause(timeout)
+            self._waiting = None
+        return self.get_nowait()
+
+    def get_nowait(self) -> Any:
+        if not self._items:
+            raise queue.Empty
+        return self._items.popleft()
+
+    def empty(self) -> bool:
+        return not self._items
+
+    def qsize(self) -> int:
+        return len(self._items)
+
+
+class _Thread:
+    def __init__(self, world: World, target: Callable[[], Any]) -> None:
+        self._world, self._target = world, target
+        self._task: Task | None = None
+
+    def start(self) -> None:
+        self._task = self._world.start(getcurrent().rank, self._target)
+
+    def is_alive(self) -> bool:
+        return self._task is not None and not self._task.dead
+
+    def join(self, timeout: float) -> None:
+        deadline = self._world.now + timeout
+        while self.is_alive() and self._world.now < deadline:
+            self._world.pause(0.1)
+
+
+class _Instead:
+    """A module, but for some of its names."""
+
+    def __init__(self, module: Any, **names: Any) -> None:
+        self._module = module
+        self.__dict__.update(names)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+
+# The store
+
+
+class Store:
+    """The keys of a job in memory, or those below a prefix, as one rank uses them; what it asks for is counted.
+
+    Args:
+        values: All keys.
+        counts: Keys and bytes that the rank has asked for.
+        prefix: Before each key.
+    """
+
+    def __init__(self, values: dict[str, bytes], counts: Counter[str], prefix: str = "") -> None:
+        self.values, self.counts, self.prefix = values, counts, prefix
+
+    def clone(self) -> Store:
+        return self
+
+    def below(self, prefix: str) -> Store:
+        return Store(self.values, self.counts, f"{self.prefix}{prefix}/")
+
+    def set(self, key: str, value: str | bytes) -> None:
+        self.values[self._asked(key, value)] = _bytes(value)
+
+    def get(self, key: str) -> bytes:
+        value = self.values[self._asked(key)]  # nobody waits for one that is not there
+        self.counts["bytes"] += len(value)
+        return value
+
+    def add(self, key: str, amount: int) -> int:
+        key = self._asked(key, b"12345678")
+        self.values[key] = str(int(self.values.get(key, 0)) + amount).encode()
+        return int(self.values[key])
+
+    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
+        key, expected, desired = self._asked(key, expected, desired), _bytes(expected), _bytes(desired)
+        known = self.values.get(key)
+        if known == expected or (known is None and not expected):
+            known = self.values[key] = desired
+        known = expected if known is None else known
+        self.counts["bytes"] += len(known)
+        return known
+
+    def check(self, keys: list[str]) -> bool:
+        return {self._asked(key) for key in keys} <= self.values.keys()
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        return [self.get(key) for key in keys]
+
+    def delete_key(self, key: str) -> bool:
+        return self.values.pop(self._asked(key), None) is not None
+
+    def _asked(self, key: str, *values: str | bytes) -> str:
+        self.counts["keys"] += 1
+        self.counts["bytes"] += len(self.prefix) + len(key) + sum(map(len, values))
+        return self.prefix + key
+
+
+def _bytes(value: str | bytes) -> bytes:
+    return value.encode() if isinstance(value, str) else bytes(value)
+
+
+# gloo
+
+
+class _Connecting:
+    """A `TimedCaller` that forms a process group: it is given up soon when waiting is to end."""
+
+    def __init__(self, world: World, _: float, is_over: Callable[[], bool], **_known: bool) -> None:
+        self._world, self._is_over = world, is_over
+
+    def call(self, form: Callable[[], ProcessGroup]) -> ProcessGroup:
+        group, world = form(), self._world
+        deadline = group.deadline
+        while not group.is_connected():
+            if world.now >= deadline:
+                group.leave()
+                raise UnansweredError("members have not connected")
+            if self._is_over():
+                deadline = min(deadline, world.now + timed_caller._LAST)
+            group.room.waiting[group.rank] = getcurrent()
+            world.pause(min(timed_caller._SLICE, deadline - world.now))
+            group.room.waiting.pop(group.rank, None)
+        group.connect()
+        return group
+
+
+class Room:
+    """Where the members of one process group leave messages for each other.
+
+    Args:
+        size: How many they are.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.here: set[int] = set()
+        self.gone: dict[int, float] = {}
+        self.mail: dict[tuple[int, int, int], tuple[float, Any]] = {}
+        self.waiting: dict[int, Task] = {}
+
+
+class _Work:
+    """A collective under way: it ends when what it needs of others has come, one of these is gone, or time is over."""
+
+    def __init__(
+        self, group: ProcessGroup, needs: Sequence[int], take: Callable[[list[Any]], None], within: timedelta
+    ) -> None:
+        self._group, self._needs, self._take = group, set(needs), take
+        self._from, self._number = list(needs), group.number
+        self._received: dict[int, Any] = {}
+        self._deadline = group.world.now + within.total_seconds()
+        self._failure: str | None = None
+
+    def is_completed(self) -> bool:
+        """Whether it has ended, well or not."""
+        if self._group.world.is_over:
+            return True
+        room, now = self._group.room, self._group.world.now
+        for member in list(self._needs):
+            key = (self._number, member, self._group.rank)
+            if key in room.mail and room.mail[key][0] <= now:
+                self._received[member] = room.mail.pop(key)[1]
+                self._needs.discard(member)
+            elif key not in room.mail and room.gone.get(member, now + 1.0) <= now:
+                self._failure = f"Connection closed by peer {member}"
+        if self._needs and now >= self._deadline:
+            self._failure = self._failure or "Timed out"
+        return not self._needs or self._failure is not None
+
+    def wait(self, within: timedelta | None = None) -> None:
+        world, room, rank = self._group.world, self._group.room, self._group.rank
+        until = self._deadline if within is None else min(self._deadline, world.now + within.total_seconds())
+        while not self.is_completed():
+            if world.now >= until:
+                raise RuntimeError("Timed out waiting")
+            known = [room.mail[key][0] for key in self._keys() if key in room.mail]
+            known += [room.gone[member] for member in self._needs if room.gone.get(member, world.now) > world.now]
+            room.waiting[rank] = getcurrent()
+            world.pause(min([until, *known]) - world.now)
+            room.waiting.pop(rank, None)
+        if self._failure is not None and self._needs:
+            raise RuntimeError(self._failure)
+        take, self._take = self._take, _nothing
+        take([self._received[member] for member in self._from])
+
+    def _keys(self) -> list[tuple[int, int, int]]:
+        return [(self._number, member, self._group.rank) for member in self._needs]
+
+
+def _nothing(_: list[Any]) -> None:
+    """It was taken before."""
+
+
+class ProcessGroup:
+    """A `ProcessGroupGloo` of ranks of a world: nobody has a result before those it depends on have taken part."""
+
+    def __init__(self, world: World, store: Store, rank: int, size: int, within: timedelta) -> None:
+        self.world, self.rank, self.size, self.number = world, rank, size, 0
+        self.owner = getcurrent().rank
+        self.room = world.rooms.setdefault(store.prefix, Room(size))
+        self.deadline = world.now + within.total_seconds()
+        world.use_store()
+        store.set(f"0/{rank}", bytes(_GLOO_ADDRESS))
+        self.room.here.add(rank)
+        world.groups_of[self.owner].append(self)
+        for waiting in self.room.waiting.values():
+            world.wake(waiting)
+        self._store = store
+
+    def is_connected(self) -> bool:
+        """Whether all members have come."""
+        return len(self.room.here) == self.size and not self.room.gone
+
+    def connect(self) -> None:
+        """What it asks of the store: it waits for each member's address, and reads it."""
+        for member in range(self.size):
+            self._store.counts["keys"] += 1
+            self._store.get(f"0/{member}")
+
+    def allreduce(self, tensors: list[torch.Tensor], options: Any) -> _Work:
+        (tensor,) = tensors
+        is_sum = options.reduceOp == dist.ReduceOp.SUM
+
+        def take(received: list[torch.Tensor]) -> None:
+            given = torch.stack(received)
+            tensor.copy_(given.sum(0) if is_sum else given.amax(0))
+
+        return self._exchange(tensor, take, options)
+
+    def allgather(self, received: list[list[torch.Tensor]], own: list[torch.Tensor], options: Any) -> _Work:
+        return self._exchange(own[0], lambda given: _copy(given, received[0]), options)
+
+    def _exchange(self, own: torch.Tensor, take: Callable[[list[torch.Tensor]], None], options: Any) -> _Work:
+        self.number += 1
+        self._send(own, range(self.size))
+        return _Work(self, range(self.size), take, options.timeout)
+
+    def gather(self, received: list[list[torch.Tensor]], own: list[torch.Tensor], options: Any) -> _Work:
+        self.number += 1
+        self._send(own[0], [0])
+        if self.rank:
+            return _Work(self, [], _nothing, options.timeout)
+        return _Work(self, range(self.size), lambda given: _copy(given, received[0]), options.timeout)
+
+    def broadcast(self, tensors: list[torch.Tensor], options: Any) -> _Work:
+        self.number += 1
+        if self.rank:
+            return _Work(self, [0], lambda given: _copy(given, tensors), options.timeout)
+        self._send(tensors[0], range(1, self.size))
+        return _Work(self, [], _nothing, options.timeout)
+
+    def _send(self, tensor: torch.Tensor, members: Sequence[int]) -> None:
+        world, room = self.world, self.room
+        told = tensor.clone()
+        failed = None
+        for member in members:
+            arrives = world.now
+            if member != self.rank:
+                world.seen()
+                if room.gone.get(member, world.now + 1.0) <= world.now:
+                    failed = member
+                    continue
+                arrives += world.message_takes()
+                world.messages[self.owner] += 1
+                world.sent[self.owner] += told.nbytes
+            room.mail[self.number, self.rank, member] = (arrives, told)
+            if member in room.waiting and member != self.rank:
+                world.wake(room.waiting[member], arrives)
+        if failed is not None:
+            raise RuntimeError(f"Connection closed by peer {failed}")
+
+    def leave(self) -> None:
+        """Close the connections."""
+        if self.rank in self.room.gone:
+            return
+        seen = self.room.gone[self.rank] = self.world.now + self.world.closing  # not by chance: Python chooses when
+        for member, waiting in self.room.waiting.items():
+            if member != self.rank:
+                self.world.wake(waiting, seen)
+
+    def __del__(self) -> None:
+        if not self.world.is_over:
+            self.leave()
+
+
+def _copy(given: list[torch.Tensor], to: list[torch.Tensor]) -> None:
+    for tensor, told in zip(to, given, strict=True):
+        tensor.copy_(told)
+
+
+# Surroundings
+
+
+@functools.lru_cache(maxsize=1)
+def _uses(_: int) -> list[tuple[Any, str]]:
+    """Modules of the product, and the names in them by which threads wait, as long as no further one is imported."""
+    real = {"time": time, "threading": threading, "SimpleQueue": queue.SimpleQueue, "Flush": interface.Flush}
+    ours = [module for name, module in list(sys.modules.items()) if name.startswith("dist_wandb.")]
+    return [
+        (module, name)
+        for module in ours
+        for name, thing in real.items()
+        if module is not timed_caller and vars(module).get(name) is thing
+    ]
+
+
+@contextmanager
+def simulated(world: World) -> Iterator[None]:
+    """Have the product's code run in a world; what it keeps for its process alone it does not keep."""
+
+    class Flush(_Event):
+        def __init__(self, *, together: bool = False) -> None:
+            super().__init__(world)
+            self.together = together
+
+    def call(store_call: Any) -> None:
+        world.use_store()
+        store_call.make()
+        store_call.end()
+
+    class PrefixStore:
+        def __new__(cls, prefix: str, store: Store) -> Store:  # type: ignore[misc]
+            return store.below(prefix)
+
+    def thread(target: Callable[[], Any], **_: Any) -> _Thread:
+        return _Thread(world, target)
+
+    virtual_time = _Instead(time, monotonic=lambda: world.now, sleep=world.pause)
+    virtual_threading = _Instead(threading, Event=lambda: _Event(world), Thread=thread)
+    instead = {
+        "time": virtual_time,
+        "threading": virtual_threading,
+        "SimpleQueue": lambda: _Queue(world),
+        "Flush": Flush,
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for module, name in _uses(len(sys.modules)):
+            patch.setattr(module, name, instead[name])
+        patch.setattr(timed_caller, "time", virtual_time)
+        patch.setattr(timed_caller._Call, "start", call)
+        patch.setattr(collective, "remember", lambda _: None)
+        patch.setattr(gloo, "TimedCaller", functools.partial(_Connecting, world))
+        patch.setattr(dist, "PrefixStore", PrefixStore)
+        patch.setattr(dist, "ProcessGroupGloo", lambda *arguments: ProcessGroup(world, *arguments))
+        yield
+        world.end()
+        destroy_closed()

@@ -1,0 +1,240 @@
+"""Any schedule of ranks in trees of small groups: who dies when, leaders too, and who comes late. See `simulation`.
+
+What is exchanged is a sum in which each rank has a digit of its own, so it shows who is in it, and how often.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import given, seed, settings
+from hypothesis import strategies as st
+from simulation import Store, World, simulated
+from units import PatientExchange, Ranks
+
+from dist_wandb.exchange import participation
+from dist_wandb.exchange.membership.generations import Checkpoint
+from dist_wandb.exchange.rows import DEGRADED
+from dist_wandb.exchange.transport import layout
+from dist_wandb.exchange.transport.group import Alone
+from dist_wandb.settings.limits import Limits
+
+pytestmark = pytest.mark.newest  # what it plays has none of the packages that `make test-oldest` has in other versions
+
+LIMITS = Limits(join_timeout=4.0, peer_timeout=4.0, finish_timeout=20.0, heartbeat=1.0)
+LATE = 4.3  # seconds after which a rank comes for which the others have not waited
+LONGEST = 1000.0  # seconds in which all has ended, by the clock of the world
+NAMES = ("loss", "lr")
+
+
+class Job:
+    """Ranks that log rows, some of which die; what each of them has taken and what was written.
+
+    Args:
+        size: How many there are.
+        per_node: How many are on each node.
+        seed: Of delays.
+    """
+
+    def __init__(self, size: int, per_node: int, seed: int, open_until: float) -> None:
+        self.open_until = open_until
+        self.world = World(seed, message=0.001, call=0.0005, is_random=True)
+        self.values: dict[str, bytes] = {}
+        self.ranks = Ranks(
+            size,
+            LIMITS,
+            PatientExchange,
+            reduce="sum",
+            per_node=per_node,
+            store_of=lambda _: Store(self.values, Counter()),  # type: ignore[arg-type, return-value]
+        )
+        self.logged: defaultdict[tuple[str, int], set[int]] = defaultdict(set)
+        self.taken: defaultdict[int, dict[int, Any]] = defaultdict(dict)
+        self.closing: list[float] = []
+        self.closed: dict[int, bool] = {}
+        self.alone: set[int] = set()
+        self.behind = 0  # ranks that took the result of a broken round from another rank's checkpoint
+
+    def use(self, rank: int, rows: Sequence[Row]) -> None:
+        """What a rank does, a call of `log` for each row."""
+        self.ranks.open(rank)
+        exchange = self.ranks.exchanges[rank]
+        rounds, take = exchange.rounds, exchange.rounds.take
+
+        def taking(sums: list[float], maxima: list[float]) -> Any:
+            outcome = take(sums, maxima)
+            if not isinstance(exchange.group, Alone):
+                self.taken[rank][rounds.ledger.round] = (sums, maxima)
+            return outcome
+
+        def go_on_alone() -> None:
+            self.alone.add(rank)
+            go()
+
+        def catching_up(checkpoint: Checkpoint) -> bool:
+            self.behind += checkpoint.round == rounds.ledger.round + 1
+            return catch_up(checkpoint)
+
+        cycle = exchange._worker.cycle
+        catch_up, cycle.catch_up = cycle.catch_up, catching_up  # type: ignore[method-assign]
+        go, exchange._worker._go_on_alone = exchange._worker._go_on_alone, go_on_alone  # type: ignore[method-assign]
+        rounds.take = taking  # type: ignore[method-assign, assignment]
+        for step, names, pause in rows:
+            self.world.pause(pause)
+            for name in names:
+                self.logged[name, step].add(rank)
+            self.ranks.log(rank, dict.fromkeys(names, 4.0**rank), step)
+        self.world.pause(self.open_until - self.world.now)
+        self.closing.append(self.world.now)
+        closed = exchange.close(1.0 if 0 in self.world.dead else None)  # then nobody writes what it logged
+        exchange.leave()
+        self.closed[rank] = closed
+
+    @property
+    def living(self) -> list[int]:
+        return [rank for rank in range(self.ranks.size) if rank not in self.world.dead]
+
+    def has_ended(self) -> bool:
+        return len(self.closed.keys() | self.world.dead.keys()) == self.ranks.size
+
+    def check(self) -> None:
+        assert self.has_ended(), f"not ended after {self.world.now} s: {self.closed}"
+        tables: dict[int, Any] = {}
+        for rank in self.living:
+            assert self.ranks.exchanges[rank].has_ended
+            assert self.closed[rank] or 0 in self.world.dead, f"rank {rank} did not deliver"
+            for number, lists in self.taken[rank].items():
+                assert tables.setdefault(number, lists) == lists, f"round {number} of rank {rank}"
+        if 0 not in self.world.dead.keys() | self.alone:
+            self.check_rows()
+
+    def check_rows(self) -> None:
+        flagged = {row["global_step"] for row in self.ranks.run.rows if row.get(DEGRADED)}
+        last: dict[tuple[str, int], float] = {}
+        for row in self.ranks.run.rows:
+            last.update({(name, row["global_step"]): row[name] for name in NAMES if name in row})
+        for (name, step), contributors in self.logged.items():
+            digits = f"{_in_base_4(int(last.get((name, step), 0.0))):0>{self.ranks.size}}"[::-1]
+            assert set(digits) <= {"0", "1"}, f"{name} at {step}: {digits}"
+            found = {rank for rank, digit in enumerate(digits) if digit == "1"}
+            assert found <= contributors
+            lacking = contributors - found
+            assert lacking <= self.world.dead.keys() | self.alone, f"{name} at {step} lacks {lacking}"
+            # Who dies before it says anything of a name is not missed in it, once others have left.
+            known = {rank for rank in lacking if self.world.dead.get(rank, LONGEST) <= min(self.closing)}
+            assert not known or not found or step in flagged, f"{name} at {step} lacks {known}, unflagged"
+
+
+def _in_base_4(number: int) -> str:
+    return (_in_base_4(number // 4) if number >= 4 else "") + str(number % 4)
+
+
+Row = tuple[int, tuple[str, ...], float]  # step, names, and how long the rank waits before it logs it
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What happens in a job.
+
+    Args:
+        size: How many ranks there are.
+        per_node: How many of them are on each node.
+        rows: What all ranks log.
+        other_rows: What some log instead.
+        deaths: After how many things that others see of it, calls of the store and messages, a rank dies. They are
+            counted from when all groups have formed.
+        late: A rank that comes when the others have begun without it.
+        seed: Of how long messages and calls of the store take.
+    """
+
+    size: int
+    per_node: int
+    rows: Sequence[Row]
+    other_rows: Mapping[int, Sequence[Row]] = field(default_factory=dict)
+    deaths: Mapping[int, int] = field(default_factory=dict)
+    late: int | None = None
+    seed: int = 0
+
+    def play(self, fan_out: int) -> Job:
+        """Play it with groups of so many members at most, and check what it leads to."""
+        job = Job(self.size, self.per_node, self.seed, 0.0 if self.late is None else LATE + 1.0)
+        world = job.world
+        early = set(range(self.size)) - {self.late}
+
+        def have_formed() -> bool:
+            exchanges = job.ranks.exchanges
+            return all(rank in exchanges and exchanges[rank].group is not None for rank in early)
+
+        with pytest.MonkeyPatch.context() as patch, simulated(world):
+            patch.setattr(logging.getLogger("dist_wandb"), "disabled", True)
+
+            patch.setattr(layout, "FAN_OUT", fan_out)
+            patch.setattr(participation, "_GRACE", 0.5)  # as short, beside the limits, as it is beside the usual ones
+            for rank in range(self.size):
+                after = world.random.uniform(0.0, 0.1) + (LATE if rank == self.late else 0.0)
+                world.start(rank, functools.partial(job.use, rank, self.other_rows.get(rank, self.rows)), after)
+            world.run(have_formed, LATE)
+            world.doomed.update({rank: world.effects[rank] + seen for rank, seen in self.deaths.items()})
+            world.run(job.has_ended, LONGEST)
+            job.check()
+            assert not job.alone or len(self.deaths) > 1 or self.late is not None
+        return job
+
+
+rows = st.lists(
+    st.tuples(st.sampled_from([NAMES, NAMES[:1]]), st.sampled_from([0.0, 0.001, 0.05, 0.7])), max_size=4
+).map(lambda found: [(step, *row) for step, row in enumerate(found)])
+
+
+@st.composite
+def schedules(draw: st.DrawFn) -> Schedule:
+    per_node = draw(st.sampled_from([1, 2, 4]))
+    most = draw(st.sampled_from([8, 8, 8, 20]))
+    size = per_node * draw(st.integers(4 // per_node, most // per_node))
+    ranks = st.integers(0, size - 1)
+    return Schedule(
+        size,
+        per_node,
+        draw(rows),
+        draw(st.dictionaries(ranks, rows, max_size=1)),
+        draw(st.dictionaries(ranks, st.integers(1, 80), max_size=2)),
+        draw(st.one_of(st.none(), st.none(), ranks)),
+        draw(st.integers(0, 2**16)),
+    )
+
+
+@pytest.mark.parametrize("fan_out", [2, 3])
+@pytest.mark.parametrize("half", [1, 2])
+def test_any_schedule_of_a_tree_ends_with_equal_tables_and_exact_sums(fan_out: int, half: int) -> None:
+    @seed(half)
+    @settings(max_examples=500, deadline=None, database=None)
+    @given(schedules())
+    def play(schedule: Schedule) -> None:
+        schedule.play(fan_out)
+
+    play()
+
+
+@pytest.mark.parametrize("lost", [0, 3, 4])
+def test_a_rank_dies_at_any_moment_of_some_rounds(lost: int) -> None:
+    """Ranks 0 and 3 are the first of their groups: they may have the result, or have given it to some of theirs."""
+    log_rows = [(step, NAMES, 0.05) for step in range(4)]
+    jobs = [Schedule(9, 3, log_rows, deaths={lost: seen}).play(3) for seen in range(1, 21)]
+    assert not any(job.alone for job in jobs)
+    assert all(lost in job.world.dead for job in jobs[:8])
+    behind = sum(job.behind > 0 for job in jobs)
+    assert behind or lost == 4, "the others were never apart"
+
+
+def test_ranks_that_wait_for_a_primary_which_is_gone_take_their_time() -> None:
+    """It may come back until their time to finish is over; meanwhile they look at each other once in a heartbeat."""
+    job = Schedule(4, 1, [(0, NAMES, 0.05), (1, NAMES, 0.7)], deaths={0: 5}).play(3)
+    assert set(job.world.dead) == {0}
+    assert job.world.now > 1.5
+    assert max(job.world.effects.values()) < 400
