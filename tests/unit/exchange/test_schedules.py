@@ -20,9 +20,9 @@ from units import PatientExchange, Ranks
 
 from dist_wandb.exchange import participation
 from dist_wandb.exchange.membership.generations import Checkpoint
-from dist_wandb.exchange.rows import DEGRADED
 from dist_wandb.exchange.transport import layout
 from dist_wandb.exchange.transport.group import Alone
+from dist_wandb.exchange.writing import DEGRADED
 from dist_wandb.settings.limits import Limits
 
 pytestmark = pytest.mark.newest  # what it plays has none of the packages that `make test-oldest` has in other versions
