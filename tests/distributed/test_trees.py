@@ -179,7 +179,7 @@ def test_without_the_rank_that_writes_all_others_say_what_is_lost(
     for rank in range(9):
         unit.log(rank, {"loss": float(rank)}, 0)
     unit.flush()
-    monkeypatch.setattr(unit.exchanges[0]._worker.participation, "leave", lambda _: None)
+    monkeypatch.setattr(unit.exchanges[0]._worker.participation, "leave", lambda *_, **__: None)
     unit.die(0)
     for step in (1, 2):
         for rank in others:

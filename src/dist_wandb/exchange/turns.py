@@ -50,8 +50,8 @@ class Turns:
             awaits_primary: Whether the rank that writes is away, but may come back: then this rank does not close yet.
         """
         lifecycle, rounds = self._context.lifecycle, self._rounds
-        awaits = lifecycle.is_closing and awaits_primary()
-        is_idle = not (has_more or rounds.outbox.pending or (lifecycle.is_closing and not awaits))
+        is_ending = lifecycle.is_closing and not awaits_primary()
+        is_idle = not (has_more or rounds.outbox.pending or is_ending)
         awaits_others = bool(self._inbox.flushes or (rounds.ledger.open and not rounds.ledger.lacks_own))
         if self._inbox.drain(self._pacer.pause(awaits_others=awaits_others) if is_idle else 0.0):
             seconds = self._pacer.contributed(time.monotonic(), was_idle=is_idle)
@@ -59,7 +59,7 @@ class Turns:
                 self._inbox.linger(seconds, is_open=lambda: lifecycle.demand is Demand.NONE)
         rounds.intent = Intent.OPEN
         if self._inbox.is_empty:
-            if lifecycle.is_closing and not awaits:
+            if lifecycle.is_closing and not awaits_primary():  # it may have been asked to close meanwhile
                 rounds.intent = Intent.CLOSING
             elif self._inbox.flushes:
                 rounds.intent = Intent.PAUSING
