@@ -41,6 +41,7 @@ class Publisher:
         self._imposed = self._comparison.changed_names(given_values(self._config)) if is_of_sweep else []
         self._text = ConfigText(given=self._comparison.given)
         self._published: PublishedRun | None = None
+        self._is_over = False
 
     def notice(self, names: Iterable[str]) -> None:
         """Publish values of these names with the next look, because they were written."""
@@ -68,9 +69,8 @@ class Publisher:
             if not self._version:
                 job_store.publish(key + OF_DIGESTS, self._comparison.digests())
             job_store.publish(key, message)
-            job_store.publish(
-                key + OF_VERSION, Version(number=self._version + 1, is_over=False)
-            )  # last: it makes the others read the rest
+            version = Version(number=self._version + 1, is_over=self._is_over)
+            job_store.publish(key + OF_VERSION, version)  # last: it makes the others read the rest
         self._version += 1
         self._published = message
 
@@ -85,7 +85,8 @@ class Publisher:
         return self._text.renew_some(config.__getitem__) or is_new
 
     def publish_end(self) -> None:
-        """Publish that the user finished this rank's run."""
+        """Publish that the user finished this rank's run; it stays so, also if values are published after it."""
+        self._is_over = True
         job_store = self._connection.store() if self._keys and self._connection.is_usable else None
         if job_store is not None:
             for key in self._keys:

@@ -91,11 +91,11 @@ class CollectiveExchange:
             Whether it is.
         """
         if self._is_foreign() or self._lifecycle.ended.is_set():
-            return not self._lifecycle.is_broken
+            return self._lifecycle.has_kept_all
         flush = Flush(together=together)
         self._inbox.wake(flush)
         limit = self._limits.flush_timeout if timeout is None else timeout
-        return is_set_within(flush, limit, self._lifecycle.ended.is_set) and not self._lifecycle.is_broken
+        return is_set_within(flush, limit, self._lifecycle.ended.is_set) and self._lifecycle.has_kept_all
 
     def close(self, timeout: float | None = None, *, failed: bool = False) -> bool:
         """Say that nothing more comes. A rank that writes waits for all others; the rest until all is delivered.
@@ -114,7 +114,7 @@ class CollectiveExchange:
         if failed:
             limit = min(limit, _LAST_WORDS)
         if self._await_end(limit) and not self._lifecycle.is_stopped:
-            return not self._lifecycle.is_broken
+            return self._lifecycle.has_kept_all
         if not failed:
             output = self._worker.output
             if output.keeps_rows:

@@ -46,6 +46,7 @@ class Lifecycle:
         delivered: Set once the thread was asked to close and the others know all that this rank has logged.
         ended: Set once nothing more is written.
         is_needed: Whether others will ask for more of what was delivered, such as states and tables.
+        may_have_lost: Whether rows of this rank may be lost, because the rank that writes them cannot be reached.
     """
 
     def __init__(self) -> None:
@@ -54,6 +55,7 @@ class Lifecycle:
         self.delivered = threading.Event()
         self.ended = threading.Event()
         self.is_needed = False
+        self.may_have_lost = False
         self._lock = threading.RLock()
 
     def ask(self, demand: Demand) -> None:
@@ -75,6 +77,11 @@ class Lifecycle:
     def is_broken(self) -> bool:
         """Whether nothing is taken any more."""
         return self.phase is Phase.BROKEN
+
+    @property
+    def has_kept_all(self) -> bool:
+        """Whether nothing that was put is known to be lost."""
+        return not (self.is_broken or self.may_have_lost)
 
     def end(self) -> None:
         """Note that the thread writes nothing more."""

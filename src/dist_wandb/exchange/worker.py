@@ -233,6 +233,7 @@ class Worker:
 
     def _write_all(self) -> None:
         if not self._context.rows.writes and self._rounds.outbox.pending:
+            self._context.lifecycle.may_have_lost = True
             self.messages.primary_is_unreachable()
         self.cycle.write_all()
 

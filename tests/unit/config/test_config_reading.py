@@ -208,6 +208,17 @@ def test_a_change_inside_of_a_value_is_told_with_the_next_look(job: Job) -> None
     assert reads(second, {"net": {"h": 4}})
 
 
+def test_what_is_published_after_the_user_has_finished_the_run_does_not_hide_that(job: Job) -> None:
+    first, second = job(TWO, alike({"net": {"h": 3}}), limits={"heartbeat": 1000.0})
+    primary, other = first._own._config_sync, second._own._config_sync
+    primary.publish_end()
+    first.config["net"]["h"] = 4
+    primary.catch_up()
+    other.catch_up()
+    assert second.config["net"]["h"] == 4
+    assert other.has_run_ended
+
+
 def test_a_heartbeat_costs_nothing_that_grows_with_the_config(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is spent on a thread whose rounds the other ranks wait for."""
     first, second = job(TWO, alike({f"n{number}": number for number in range(500)}), limits={"heartbeat": 1000.0})
