@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 _LOOK_FOR_STORE = 0.05  # seconds between two looks whether there is a store
 _FORMING_PER_MEMBER = 0.005  # seconds that a group gets to connect beyond its own limit, for each member of all groups
+_PAIR = 2  # members that hand each other their numbers
 _MOST_UNFORMED = 3  # groups one after the other that could not be formed, though all members had come
 
 
@@ -166,7 +167,7 @@ class Forming:
                 tree.hand_down(groups, formed=False, deadline=deadline)
             raise
         if levels == 1:
-            return groups[0]
+            return groups[0] if len(members) == _PAIR else tree.OneGroup(groups[0], patience)
         if not tree.hand_down(groups, formed=True, deadline=deadline):
             raise _UnformedError("groups above have not formed")
         return tree.TreeGroup(groups, members.index(index), len(members), patience)

@@ -26,6 +26,7 @@ from dist_wandb.exchange.transport.gloo import Buffer, GlooGroup, too_much
 
 _MOST_TOGETHER = 2**32  # bytes that all members together give to each of them at most
 _EXACT = 2.0**53  # up to which a float64 is every integer
+_MOST_BY_FIRST = 2**13  # numbers of each member that the first one reduces for all, where gloo could
 _SERIAL = 2**15 - 1  # numbers: torch reduces more of them on threads, which the training's would have to compete with
 _HEAD = struct.Struct("<IQ")  # before what a member gives: which member it is, and how many bytes follow
 
@@ -192,6 +193,39 @@ class TreeGroup:
     def bytes_given(self) -> int:
         """How many bytes this member has given to them."""
         return sum(group.bytes_given for group in self._groups)
+
+
+class OneGroup(TreeGroup):
+    """Three members or more in one group.
+
+    Few numbers go as in a tree, by the first member: gloo's allreduce, in which all members pass parts of them on in
+    turn, takes ten times as long, and as much work. Where there are many, it spares the first member.
+
+    Args:
+        group: The group.
+        timeout: How long a member may keep the others waiting, in seconds.
+    """
+
+    def __init__(self, group: GlooGroup, timeout: float) -> None:
+        super().__init__([group], group.rank, group.size, timeout)
+        self._group = group
+
+    def reduce(self, sums: Sequence[float], maxima: Sequence[float]) -> tuple[list[float], list[float]]:
+        """As `TreeGroup.reduce`."""
+        is_small = len(sums) + len(maxima) <= _MOST_BY_FIRST
+        return super().reduce(sums, maxima) if is_small else self._group.reduce(sums, maxima)
+
+    def reduce_tensors(self, sums: torch.Tensor, maxima: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `GlooGroup.reduce_tensors`."""
+        return self._group.reduce_tensors(sums, maxima)
+
+    def gather(self, data: bytes) -> list[bytes]:
+        """As `GlooGroup.gather`."""
+        return self._group.gather(data)
+
+    def collect(self, data: bytes) -> list[bytes]:
+        """As `GlooGroup.collect`."""
+        return self._group.collect(data)
 
 
 def _apart(together: bytes, size: int) -> list[bytes]:
