@@ -56,7 +56,7 @@ def test_faults_lose_nothing_and_count_nothing_twice(
     ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     faults = Faults(seed, often=0.03)
-    for name in ("reduce", "reduce_tensors", "gather", "collect"):
+    for name in ("reduce", "reduce_tensors", "gather", "collect", "send_to_first", "receive_from_first"):
         monkeypatch.setattr(gloo.GlooGroup, name, faults.wrap(getattr(gloo.GlooGroup, name)))
     unit = ranks(3, reduce="sum", spread=["x*"], limits=replace(QUICK, finish_timeout=60))
     schedule = random.Random(seed)
@@ -90,7 +90,7 @@ def test_faults_in_a_burst_lose_nothing_and_count_nothing_twice(
     """Most rounds are for many rows: the list of what waits has been told, or has not, or the numbers have."""
     monkeypatch.setattr(negotiation, "_MOST_CELLS", 50)
     faults = Faults(seed, often=0.1)
-    for name in ("reduce", "reduce_tensors", "gather"):
+    for name in ("reduce", "reduce_tensors", "gather", "send_to_first", "receive_from_first"):
         monkeypatch.setattr(gloo.GlooGroup, name, faults.wrap(getattr(gloo.GlooGroup, name)))
     unit = ranks(3, reduce="sum", spread=["x"])
     wanted: dict[int, int] = defaultdict(int)
