@@ -35,7 +35,7 @@ def test_ranks_that_cannot_connect_say_so_and_go_on_alone(
     assert "nosuch0" in said
     assert "GLOO_SOCKET_IFNAME" in said
     eventually(lambda: messages(caplog, "Rank 1 cannot connect to rank 0"))  # both try, and say so on their own
-    unit.close()
+    assert [unit.exchanges[rank].close() for rank in range(2)] == [True, False]
     assert messages(caplog, "what rank 1 logged after the start may be lost")
 
 
