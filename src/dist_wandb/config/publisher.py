@@ -30,7 +30,7 @@ class Publisher:
         self._comparison = comparison
         self._keys: tuple[str, ...] = ()
         self._noticed: deque[str] = deque()  # names that were written since the text was brought up to date
-        self._version = 0  # how often it was published
+        self._version = Version(number=0, is_over=False)
         self._config: Any = None
 
     def attach(self, run: AnyRun, keys: tuple[str, ...]) -> None:
@@ -41,7 +41,6 @@ class Publisher:
         self._imposed = self._comparison.changed_names(given_values(self._config)) if is_of_sweep else []
         self._text = ConfigText(given=self._comparison.given)
         self._published: PublishedRun | None = None
-        self._is_over = False
 
     def notice(self, names: Iterable[str]) -> None:
         """Publish values of these names with the next look, because they were written."""
@@ -66,12 +65,12 @@ class Publisher:
             return
         message = PublishedRun(values=str(self._text), imposed=self._imposed, metadata=metadata)
         for key in self._keys:
-            if not self._version:
+            if not self._version["number"]:
                 job_store.publish(key + OF_DIGESTS, self._comparison.digests())
             job_store.publish(key, message)
-            version = Version(number=self._version + 1, is_over=self._is_over)
+            version = {**self._version, "number": self._version["number"] + 1}
             job_store.publish(key + OF_VERSION, version)  # last: it makes the others read the rest
-        self._version += 1
+        self._version["number"] += 1
         self._published = message
 
     def _renew_text(self, *, whole: bool) -> bool:
@@ -86,8 +85,8 @@ class Publisher:
 
     def publish_end(self) -> None:
         """Publish that the user finished this rank's run; it stays so, also if values are published after it."""
-        self._is_over = True
+        self._version["is_over"] = True
         job_store = self._connection.store() if self._keys and self._connection.is_usable else None
         if job_store is not None:
             for key in self._keys:
-                job_store.publish(key + OF_VERSION, Version(number=self._version, is_over=True))
+                job_store.publish(key + OF_VERSION, self._version)
