@@ -24,7 +24,7 @@ demo: $(VENV)/.examples  ## Train on real data in two processes, offline, and sh
 	WANDB_MODE=offline $(BIN)/python examples/lightning/train_digits.py --strategy ddp --devices 2 --log-dir $(DEMO_DIR)
 	$(BIN)/dist-wandb show $(DEMO_DIR)
 
-test: $(VENV)/.development  ## Run all tests; those of whole jobs WORKERS at a time, those with short limits alone
+test: $(VENV)/.development  ## Run all tests; those of whole jobs WORKERS at a time, those with short limits last
 	@$(RUN_ALL) test
 
 test-fast: $(VENV)/.development  ## Check between two edits: lint, unit tests, one job of each integration

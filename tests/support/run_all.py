@@ -58,7 +58,7 @@ class Outcome:
 
 
 def checks(workers: int) -> Mapping[str, tuple[Part, ...]]:
-    """The parts of all checks; tests of whole jobs run `workers` at a time, those with short limits alone."""
+    """The parts of all checks; tests of whole jobs run `workers` at a time, those with short limits after them."""
     newest, oldest = (sys.executable, "-m", "pytest"), (_OLDEST, "-m", "pytest")
     core = ("-n", "4", "--dist", "loadfile")  # many of them wait: four workers keep two cores busy
     jobs = ("-n", str(workers), "--dist", "loadgroup")
@@ -79,7 +79,7 @@ def checks(workers: int) -> Mapping[str, tuple[Part, ...]]:
         "test": (
             Part("core", (*newest, *core, *_CORE, "tests/fuzz"), is_beside=True),
             Part("whole jobs", (*newest, *jobs, "-m", "not alone", "tests/contract", "tests/e2e", "tests/chaos")),
-            Part("alone", (*newest, "-m", "alone", "tests/e2e")),
+            Part("alone", (*newest, "-n", "2", "--dist", "loadgroup", "-m", "alone", "tests/e2e")),
         ),
         "test-oldest": (
             Part("oldest: core", (*oldest, *core, "-m", "not newest", *_CORE), is_beside=True),

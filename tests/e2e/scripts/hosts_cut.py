@@ -21,7 +21,7 @@ def main(directory: str, rows: str, pace: str) -> None:
     logging.basicConfig(format="AT %(created).2f %(message)s")
     dist.init_process_group("gloo")
     rank, slowest = dist.get_rank(), 0.0
-    limits = dist_wandb.Limits(peer_timeout=2.0, join_timeout=15.0, finish_timeout=5.0, heartbeat=0.2)
+    limits = dist_wandb.Limits(peer_timeout=3.0, join_timeout=15.0, finish_timeout=6.0, heartbeat=0.2)
     job = dist_wandb.init("tests", id="job", dir=directory, reinit="create_new", limits=limits)
     host = dist_wandb.init("tests", rank_scope="worker", id="host", dir=directory, reinit="create_new", limits=limits)
     for step in range(int(rows)):
