@@ -20,7 +20,8 @@ MOST_MEMORY = 40.0  # MiB that a rank shares with no other
 
 def play(tmp_path: Path, ranks: int, limit: float) -> tuple[Finished, dict[str, Any]]:
     """At a lower priority: it would take the whole machine from the tests beside it."""
-    command = ["nice", "-n", "10", sys.executable, "-m", "benchmarks.scale", "--ranks", str(ranks), "--limit", str(limit)]
+    program = [sys.executable, "-m", "benchmarks.scale", "--ranks", str(ranks), "--limit", str(limit)]
+    command = ["nice", "-n", "10", *program]
     finished = run_job(command, cwd=ROOT, environment=clean_environment(TMPDIR=str(tmp_path)), timeout=290)
     start, end = finished.output.find("{"), finished.output.rfind("}")
     assert start >= 0, finished.output
