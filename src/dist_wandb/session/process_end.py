@@ -97,7 +97,7 @@ class ProcessEnd:
         """
         if self._pid != os.getpid():  # a fork, such as a DataLoader's worker
             _die_of(number)
-        elif self._finishing:
+        elif self._finishing and self._ending is None:
             self._is_due = True
             _call_in(_AFTER_SIGTERM, os._exit, SIGTERM)
         elif self._ending is None:

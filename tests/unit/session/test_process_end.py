@@ -154,6 +154,35 @@ def test_what_the_interrupted_main_thread_holds_is_let_go_when_the_end_of_a_run_
     assert killed == [[(143, True)]]
 
 
+def test_a_run_that_takes_long_to_end_after_sigterm_still_ends_the_process_by_it(
+    codes: list[tuple[int, bool]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The main thread is interrupted again meanwhile, and the thread that ends the run is in `finishing` then."""
+    exits: list[int] = []
+    killed: list[list[tuple[int, bool]]] = []
+    is_killed = threading.Event()
+
+    def kill(_pid: int, _number: int) -> None:
+        killed.append(codes.copy())
+        is_killed.set()
+
+    def end_slowly(code: int, failed: bool) -> None:
+        with end.finishing():
+            time.sleep(0.5)
+            codes.append((code, failed))
+
+    monkeypatch.setattr(process_end, "_AT_A_TIME", 0.1)
+    monkeypatch.setattr(os, "_exit", exits.append)
+    end = ProcessEnd(end_slowly, lambda: None)
+    end.register()
+    end.catch_sigterm()
+    with instead_of_a_kill(kill):
+        signal.raise_signal(signal.SIGTERM)
+        assert is_killed.wait(20)
+    assert killed == [[(143, True)]]
+    assert exits == []
+
+
 def test_a_main_thread_that_comes_to_its_end_after_sigterm_waits_for_the_end_of_the_run(
     codes: list[tuple[int, bool]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
