@@ -23,6 +23,7 @@ from dist_wandb.errors import ReadError, UnsupportedVersionError, in_words
 from dist_wandb.settings.reduction import LARGEST_EXACT_INTEGER
 from dist_wandb.wandb_files.finding import natural_order
 from dist_wandb.wandb_files.inspection import inspect
+from dist_wandb.wandb_files.interruptible import call_interruptibly
 from dist_wandb.wandb_files.sidecar import Sidecar, read_sidecar
 from dist_wandb.wandb_files.statistics import MetricHistory, RunningMetric
 
@@ -151,12 +152,12 @@ def read_runs(
     paths = list(paths)
     stopped = threading.Event()
     read = partial(_run_or_error, metrics=tuple(metrics), stopped=stopped)
-    with ThreadPoolExecutor(_PARALLEL_READERS) as readers:
-        try:
-            outcomes = list(readers.map(read, paths))
-        except BaseException:  # such as an interrupt: do not wait for the readers
-            stopped.set()
-            raise
+
+    def read_all() -> list[StoredRun | ReadError]:
+        with ThreadPoolExecutor(_PARALLEL_READERS) as readers:
+            return list(readers.map(read, paths))
+
+    outcomes = call_interruptibly(read_all, stopped.set)  # an interrupt does not wait for readers
     runs = [outcome for outcome in outcomes if isinstance(outcome, StoredRun)]
     errors = {path: outcome for path, outcome in zip(paths, outcomes, strict=True) if isinstance(outcome, ReadError)}
     return runs, errors
