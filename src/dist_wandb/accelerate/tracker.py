@@ -26,8 +26,8 @@ from dist_wandb.accelerate.late_join import INTEGRATION, ConfigOnceStarted, Late
 from dist_wandb.accelerate.names import NAME, register
 from dist_wandb.accelerate.world import current_topology
 from dist_wandb.accelerate.wrapping import Trackers, name_as_scripts_do, store_given_configuration, wrap_accelerator
-from dist_wandb.config.view import ConfigView
 from dist_wandb.payloads.media.gathers import gathered, gathered_table
+from dist_wandb.run_config.view import ConfigView
 from dist_wandb.runs import interception, wandb_media
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.session.opener import open_session

@@ -4,7 +4,7 @@
 2. *Topology* (`topology.model`): nothing is guessed.
 3. *Job store* (`store.job_store`): the layout over nodes (`job_identity`); which session it is, and the coordinator's
    mode, scope and describing arguments (`job_description`); the config that the coordinator was given, for the others
-   to compare theirs with (`config.comparison`).
+   to compare theirs with (`run_config.comparison`).
 4. *Earlier start* (`restart.store`): the coordinator alone looks back, so that all ranks decide alike, and nothing
    depends on files that only some nodes see.
 5. *Plan* (`settings.plan`), pure, once: nothing after it asks for the rank again.
@@ -19,11 +19,11 @@ import multiprocessing
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from dist_wandb.config.sync import ConfigSync
 from dist_wandb.errors import ConfigurationError, RendezvousError
 from dist_wandb.restart import resuming
 from dist_wandb.restart.next_row import next_row
 from dist_wandb.restart.store import Earlier, RestartStore
+from dist_wandb.run_config.sync import ConfigSync
 from dist_wandb.runs import argument_checks, axes, job_arguments, requested, run_metadata
 from dist_wandb.runs.axes import STEP_METRIC
 from dist_wandb.runs.opening import Opening, run_key

@@ -23,7 +23,7 @@ from dist_wandb.session import registry
 from dist_wandb.session.notices import print_line
 
 if TYPE_CHECKING:
-    from dist_wandb.config.sync import ConfigSync
+    from dist_wandb.run_config.sync import ConfigSync
     from dist_wandb.runs.null_run import AnyRun
     from dist_wandb.runs.opening import Opening
     from dist_wandb.session.job_link import JobLink

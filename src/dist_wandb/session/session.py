@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from dist_wandb.config.sync import ConfigSync
     from dist_wandb.payloads.scalars import Weight
     from dist_wandb.restart.store import RestartStore
+    from dist_wandb.run_config.sync import ConfigSync
     from dist_wandb.runs.null_run import AnyRun
     from dist_wandb.session.call_site import CallSite
     from dist_wandb.session.job_link import JobLink

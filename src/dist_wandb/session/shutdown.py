@@ -23,9 +23,9 @@ from dist_wandb.session.life_cycle import LifeCycle, Phase
 from dist_wandb.store.timed_caller import briefly
 
 if TYPE_CHECKING:
-    from dist_wandb.config.sync import ConfigSync
     from dist_wandb.exchange.interface import Exchange
     from dist_wandb.restart.store import RestartStore
+    from dist_wandb.run_config.sync import ConfigSync
     from dist_wandb.session.children import Children
     from dist_wandb.session.job_link import JobLink
     from dist_wandb.session.own_run import OwnRun

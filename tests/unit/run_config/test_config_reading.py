@@ -13,9 +13,9 @@ import pytest
 import wandb
 from config_jobs import HEARTBEAT, NESTED, NODES, THREE, TWO, Job, Open, alike, reads
 
-from dist_wandb.config import text as config_text
-from dist_wandb.config.sync import ConfigSync
-from dist_wandb.config.view import ConfigView
+from dist_wandb.run_config import text as config_text
+from dist_wandb.run_config.sync import ConfigSync
+from dist_wandb.run_config.view import ConfigView
 from dist_wandb.runs import config_guard
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.settings.config_values import encoded, given_values

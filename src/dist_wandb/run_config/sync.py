@@ -31,14 +31,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from dist_wandb.config.comparison import Comparison
-from dist_wandb.config.connection import Connection
-from dist_wandb.config.follower import Follower, published_values
-from dist_wandb.config.look import Look
-from dist_wandb.config.messages import REFUSED, run_key
-from dist_wandb.config.publisher import Publisher
-from dist_wandb.config.targets import LocalConfig, RunConfig
-from dist_wandb.config.view import ConfigView
+from dist_wandb.run_config.comparison import Comparison
+from dist_wandb.run_config.connection import Connection
+from dist_wandb.run_config.follower import Follower, published_values
+from dist_wandb.run_config.look import Look
+from dist_wandb.run_config.messages import REFUSED, run_key
+from dist_wandb.run_config.publisher import Publisher
+from dist_wandb.run_config.targets import LocalConfig, RunConfig
+from dist_wandb.run_config.view import ConfigView
 from dist_wandb.runs.config_guard import ConfigGuard
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.settings.plan import unit_run_id

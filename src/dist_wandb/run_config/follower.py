@@ -6,14 +6,14 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from dist_wandb.config.messages import OF_DIGESTS, OF_VERSION, Digests, PublishedRun, Version
+from dist_wandb.run_config.messages import OF_DIGESTS, OF_VERSION, Digests, PublishedRun, Version
 from dist_wandb.runs import run_metadata
 from dist_wandb.settings.config_withheld import MISSING, filled
 
 if TYPE_CHECKING:
-    from dist_wandb.config.comparison import Comparison
-    from dist_wandb.config.connection import Connection
-    from dist_wandb.config.targets import LocalConfig, RunConfig
+    from dist_wandb.run_config.comparison import Comparison
+    from dist_wandb.run_config.connection import Connection
+    from dist_wandb.run_config.targets import LocalConfig, RunConfig
 
 
 class Follower:

@@ -18,8 +18,8 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from dist_wandb.config.messages import ALL_GIVEN, DIFFERS, GIVEN, SALT, VERDICT, Digests, Given, Verdict
 from dist_wandb.errors import ConfigurationError, RendezvousError
+from dist_wandb.run_config.messages import ALL_GIVEN, DIFFERS, GIVEN, SALT, VERDICT, Digests, Given, Verdict
 from dist_wandb.settings.config_values import comparable, differences, given_values, listed, without_ranks
 from dist_wandb.settings.config_withheld import without_secrets
 from dist_wandb.store.rank_values import RankValues
@@ -27,7 +27,7 @@ from dist_wandb.topology.ranges import named
 from dist_wandb.user_lines import users_line, warn
 
 if TYPE_CHECKING:
-    from dist_wandb.config.connection import Connection
+    from dist_wandb.run_config.connection import Connection
     from dist_wandb.settings.options import Options
     from dist_wandb.store.job_store import JobStore
 

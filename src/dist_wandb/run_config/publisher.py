@@ -6,14 +6,14 @@ from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from dist_wandb.config.messages import OF_DIGESTS, OF_VERSION, PublishedRun, Version
-from dist_wandb.config.text import ConfigText
+from dist_wandb.run_config.messages import OF_DIGESTS, OF_VERSION, PublishedRun, Version
+from dist_wandb.run_config.text import ConfigText
 from dist_wandb.runs import config_guard, run_metadata
 from dist_wandb.settings.config_values import given_values
 
 if TYPE_CHECKING:
-    from dist_wandb.config.comparison import Comparison
-    from dist_wandb.config.connection import Connection
+    from dist_wandb.run_config.comparison import Comparison
+    from dist_wandb.run_config.connection import Connection
     from dist_wandb.runs.null_run import AnyRun
 
 

@@ -12,7 +12,7 @@ import pytest
 import wandb
 from config_jobs import LOOP, TWO, Job, Nameless, Open, alike, reads
 
-from dist_wandb.config.sync import ConfigSync
+from dist_wandb.run_config.sync import ConfigSync
 from dist_wandb.session.opener import open_session
 from dist_wandb.settings.options import Options
 from dist_wandb.topology.model import Topology

@@ -6,19 +6,19 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING, Any
 
-from dist_wandb.config.messages import OF_VERSION
 from dist_wandb.errors import RendezvousError
 from dist_wandb.notices import Notices
+from dist_wandb.run_config.messages import OF_VERSION
 from dist_wandb.runs.config_guard import update_unnoticed
 from dist_wandb.settings.config_values import encoded, given_values
 from dist_wandb.settings.config_withheld import MISSING, Known, withheld, without_notes
 from dist_wandb.user_lines import users_line, warn
 
 if TYPE_CHECKING:
-    from dist_wandb.config.comparison import Comparison
-    from dist_wandb.config.connection import Connection
-    from dist_wandb.config.follower import Follower
-    from dist_wandb.config.look import Look
+    from dist_wandb.run_config.comparison import Comparison
+    from dist_wandb.run_config.connection import Connection
+    from dist_wandb.run_config.follower import Follower
+    from dist_wandb.run_config.look import Look
     from dist_wandb.runs.null_run import AnyRun
 
 
