@@ -386,7 +386,7 @@ def test_a_rank_that_only_opens_its_session_slowly_is_waited_for(
     monkeypatch.setattr(presence, "_APART", 0.0)
     unit = ranks(2, 0)
     topology = Topology(1, 1, 0, 2, 2, 1)
-    say_opened(JobStore(unit.store, "test", topology, 20).below("unit/"), Unit("", 1, 2, 1))
+    say_opened(JobStore(unit.store, "test", topology, 20).below("unit/"), Unit("", 1, 2, 1, range(2)))
     unit.log(0, {"loss": 1.0}, 0)
     assert not unit.exchanges[0]._lifecycle.ended.is_set()
     unit.exchanges[0].detach()

@@ -105,7 +105,7 @@ class Ranks:
             plan = plan_run(topology, "auto", "global", "exp")
             run: Any = self.run if rank == 0 else NullRun()
             rows = Rows(RunWriter(run, plan, "global_step"), check_reduce(self.reduce), rank=rank)
-            unit = Unit("", rank, self.size, self.first + rank)
+            unit = Unit("", rank, self.size, self.first + rank, range(self.first, self.first + self.size))
             find = functools.partial(_itself, job_store)
             self.exchanges[rank] = self.kind(unit, find, rows, self.limits, self.spread)
             self.exchanges[rank].start()

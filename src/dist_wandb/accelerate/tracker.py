@@ -24,7 +24,7 @@ except ModuleNotFoundError as error:
 from dist_wandb.accelerate.arguments import InitArguments
 from dist_wandb.accelerate.late_join import INTEGRATION, ConfigOnceStarted, LateJoin
 from dist_wandb.accelerate.names import NAME, register
-from dist_wandb.accelerate.world import current_topology
+from dist_wandb.accelerate.world import MODEL_PARALLEL, current_mesh, current_topology
 from dist_wandb.accelerate.wrapping import Trackers, name_as_scripts_do, store_given_configuration, wrap_accelerator
 from dist_wandb.payloads.media.gathers import gathered, gathered_table
 from dist_wandb.run_config.view import ConfigView
@@ -36,6 +36,7 @@ from dist_wandb.settings.limits import DEFAULT_LIMITS, Limits
 from dist_wandb.settings.options import ConfigSyncMode, Options, SystemMetrics
 from dist_wandb.settings.plan import RankScope, RunMode
 from dist_wandb.settings.reduction import PerRank, Reduce, Spread
+from dist_wandb.topology.units import UnitArgument
 
 if TYPE_CHECKING:
     from dist_wandb.runs.null_run import AnyRun
@@ -61,6 +62,9 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
         config_sync: What to do about ranks that pass different configs: `"warn"`, `"check"` or `"off"`.
         system_metrics: Whose hardware metrics are recorded: `"primary"` or `"all-nodes"`.
         strict: Whether a run that cannot be opened is an error.
+        unit: Which ranks' numbers belong together, where not all do: a group, a mesh, a list of ranks, or the name of a
+            dimension of the framework's mesh.
+        primary_rank: Global rank of the primary; -1 for the last one.
         wrap: Whether to wrap the methods of `Accelerator` that otherwise act on the main process only. Without it,
             call `DistWandbTracker.attach(accelerator)` on every rank.
         **init_kwargs: Further arguments of `wandb.init`. They take precedence over those given to `init_trackers`.
@@ -96,6 +100,8 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
         config_sync: ConfigSyncMode = "warn",
         system_metrics: SystemMetrics = "primary",
         strict: bool = False,
+        unit: UnitArgument = None,
+        primary_rank: int | None = None,
         wrap: bool = True,
         **init_kwargs: Any,
     ) -> None:
@@ -173,7 +179,7 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
             topology = current_topology()
             if self.late_join.is_possible:
                 self.late_join.look_up()  # which passes over what went without this rank
-            options = self.late_join.options
+            options = self.late_join.options.in_mesh(current_mesh(), MODEL_PARALLEL, topology.global_rank)
             self._session = open_session(options, self.arguments.merged, integration=INTEGRATION, topology=topology)
             self.late_join.await_next()
 

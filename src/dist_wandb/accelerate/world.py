@@ -8,12 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import warnings
+from typing import TYPE_CHECKING
 
 from accelerate import PartialState
+from accelerate.state import AcceleratorState, is_initialized
 from accelerate.utils import DistributedType
 
 from dist_wandb.errors import TopologyError
 from dist_wandb.topology.model import Leader, Topology
+
+if TYPE_CHECKING:
+    from dist_wandb.topology.units import Mesh
+
+MODEL_PARALLEL = frozenset({"tp"})
+"""Dimensions of Accelerate's mesh along which ranks hold parts of one replica, and log the same numbers."""
 
 
 def current_topology() -> Topology:
@@ -24,6 +32,11 @@ def current_topology() -> Topology:
     # Megatron-LM has losses on its last rank alone: Accelerate's main process is that one
     leader: Leader = "last" if state.distributed_type == DistributedType.MEGATRON_LM else "first"
     return Topology.from_framework(state.process_index, state.num_processes, "accelerate.PartialState", leader=leader)
+
+
+def current_mesh() -> Mesh | None:
+    """The mesh of a `ParallelismConfig`, in versions of Accelerate that have one; `None` without one."""
+    return getattr(AcceleratorState(), "device_mesh", None) if is_initialized() else None
 
 
 def _warn_of_separate_worlds() -> None:

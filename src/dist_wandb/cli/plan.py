@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,10 +15,12 @@ from dist_wandb.cli.command import Command, add_json_argument
 from dist_wandb.cli.formatting import console, number_of, print_json, table
 from dist_wandb.errors import ConfigurationError, visible
 from dist_wandb.runs.argument_checks import check_id, check_sweep
-from dist_wandb.settings.plan import RANK_SCOPES, RUN_MODES, RunPlan, plan_run
+from dist_wandb.settings.options import Options
+from dist_wandb.settings.plan import RANK_SCOPES, RUN_MODES, RunPlan, is_member, plan_run
 from dist_wandb.settings.recommendations import too_large
 from dist_wandb.topology.model import Topology
 from dist_wandb.topology.ranges import ranges_of
+from dist_wandb.topology.units import ranks_along
 
 _MOST_SHOWN = 64  # ranks with a line each; of larger jobs ranks that do the same share one
 
@@ -37,6 +40,18 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rank-scope", default="global", metavar="SCOPE", help=f"{', '.join(RANK_SCOPES)} (default: %(default)s)"
     )
+    parser.add_argument(
+        "--mesh",
+        type=_mesh,
+        metavar="DIM=SIZE,...",
+        help="dimensions of the DeviceMesh, such as dp=4,tp=2; the last one varies fastest",
+    )
+    parser.add_argument(
+        "--unit",
+        metavar="DIM,...",
+        help="dimensions of the mesh along which numbers are brought together (default: those with dp in their name)",
+    )
+    parser.add_argument("--primary-rank", type=int, metavar="R", help="global rank of the primary; -1 for the last one")
     parser.add_argument("--id", default="exp", help="base id that run ids are made from (default: %(default)s)")
     parser.add_argument("--group", help="group of the runs, as given to wandb.init")
     parser.add_argument("--name", help="display name of the run, as given to wandb.init")
@@ -47,17 +62,27 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     layout = _layout_of(arguments)
     base_id = check_id(arguments.id, f"--id {arguments.id!r}")
-    mode, scope, topologies = arguments.run_mode, arguments.rank_scope, _topologies(layout)
+    options = Options(arguments.run_mode, arguments.rank_scope, primary_rank=arguments.primary_rank)
+    mode, scope = options.run_mode, options.rank_scope
+    topologies = [topology.led_by(options.primary_rank) for topology in _topologies(layout)]
     check_sweep(mode, scope, topologies[0])
-    plans = [plan_run(topology, mode, scope, base_id, group=arguments.group) for topology in topologies]
-    ranks = [_rank(topology, plan, arguments.name) for topology, plan in zip(topologies, plans, strict=True)]
+    units = _units(arguments, len(topologies))
+    plans = [
+        plan_run(topology, mode, scope, base_id, group=arguments.group, unit=unit)
+        for topology, unit in zip(topologies, units, strict=True)
+    ]
+    ranks = [
+        _rank(topology, plan, arguments.name, is_counted=is_member(topology, unit))
+        for topology, plan, unit in zip(topologies, plans, units, strict=True)
+    ]
     writers = [plan for plan in plans if plan.opens_run]
     counts = {
         "runs": len({plan.run_id for plan in writers}),
         "groups": len({plan.group for plan in writers} - {None}),
         "writers": len(writers),
     }
-    doubt = too_large(topologies[0], plans[0], max(layout))
+    primary = topologies[0].coordinator
+    doubt = too_large(topologies[primary], plans[primary], max(layout), units[primary])
     if arguments.json:
         warnings = [doubt] if doubt else []
         about = {"run_mode": mode, "rank_scope": scope, "layout": layout, **counts, "warnings": warnings}
@@ -77,6 +102,8 @@ def _run(arguments: argparse.Namespace) -> int:
 def _layout_of(arguments: argparse.Namespace) -> list[int]:
     """Number of processes on each node."""
     if arguments.layout is None:
+        if arguments.mesh and arguments.procs_per_node is None:
+            return _spread(math.prod(arguments.mesh.values()), arguments.nodes or 1)
         return [arguments.procs_per_node or 1] * (arguments.nodes or 1)
     if arguments.nodes is not None or arguments.procs_per_node is not None:
         raise ConfigurationError(
@@ -84,6 +111,28 @@ def _layout_of(arguments: argparse.Namespace) -> list[int]:
         )
     layout: list[int] = arguments.layout
     return layout
+
+
+def _spread(ranks: int, nodes: int) -> list[int]:
+    """As many of the mesh's ranks on each node."""
+    if ranks % nodes:
+        raise ConfigurationError(f"--mesh has {ranks} ranks, which are not as many on each of --nodes {nodes}.")
+    return [ranks // nodes] * nodes
+
+
+def _units(arguments: argparse.Namespace, world_size: int) -> list[tuple[int, ...] | None]:
+    """By rank the ranks that its numbers are brought together with; `None` for all, or those of its node."""
+    mesh: dict[str, int] | None = arguments.mesh
+    if mesh is None:
+        if arguments.unit is not None:
+            raise ConfigurationError(
+                f"--unit {arguments.unit} names dimensions of a mesh. Give --mesh, such as dp=4,tp=2."
+            )
+        return [None] * world_size
+    if math.prod(mesh.values()) != world_size:
+        raise ConfigurationError(f"--mesh has {math.prod(mesh.values())} ranks, but the job has {world_size}.")
+    names = arguments.unit.split(",") if arguments.unit is not None else [name for name in mesh if "dp" in name]
+    return [ranks_along(mesh, names, rank) for rank in range(world_size)]
 
 
 def _topologies(layout: Sequence[int]) -> list[Topology]:
@@ -95,7 +144,7 @@ def _topologies(layout: Sequence[int]) -> list[Topology]:
     ]
 
 
-def _rank(topology: Topology, plan: RunPlan, name: str | None) -> dict[str, Any]:
+def _rank(topology: Topology, plan: RunPlan, name: str | None, *, is_counted: bool) -> dict[str, Any]:
     """One rank and its run, as JSON."""
     suffix = f"-{plan.name_suffix}" if plan.name_suffix else ""
     return {
@@ -109,12 +158,19 @@ def _rank(topology: Topology, plan: RunPlan, name: str | None) -> dict[str, Any]
         "shared": plan.shared,
         "label": plan.label,
         "primary": plan.primary,
+        "numbers": "counted" if is_counted else "left out",
     }
+
+
+def _columns(ranks: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The optional columns: those in which a rank has a value, and whose numbers count where not all do."""
+    names = [name for name in ("run_id", "name", "group", "label") if any(rank[name] for rank in ranks)]
+    return names + ["numbers"] * any(rank["numbers"] == "left out" for rank in ranks)
 
 
 def _table(ranks: Sequence[Mapping[str, Any]], layout: Sequence[int]) -> Table:
     """One line per rank; optional columns appear only if a rank has a value."""
-    columns = [name for name in ("run_id", "name", "group", "label") if any(rank[name] for rank in ranks)]
+    columns = _columns(ranks)
     shown = table()
     for heading in ("rank", "node", "local rank"):
         shown.add_column(heading, justify="right")
@@ -133,15 +189,15 @@ def _table(ranks: Sequence[Mapping[str, Any]], layout: Sequence[int]) -> Table:
 
 def _summary(ranks: Sequence[Mapping[str, Any]]) -> Table:
     """One line for all ranks that do the same, with the first and the last of what differs."""
-    alike: dict[str, list[Mapping[str, Any]]] = {}
+    alike: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for rank in ranks:
-        alike.setdefault(_what_it_writes(rank), []).append(rank)
-    columns = [name for name in ("run_id", "name", "group", "label") if any(rank[name] for rank in ranks)]
+        alike.setdefault((_what_it_writes(rank), rank["numbers"]), []).append(rank)
+    columns = _columns(ranks)
     shown = table()
     for heading in ("ranks", "of them", *columns, "writes"):
         justify: JustifyMethod = "right" if heading == "of them" else "left"
         shown.add_column(heading.replace("_", " "), justify=justify, overflow="fold")
-    for writes, members in alike.items():
+    for (writes, _), members in alike.items():
         shown.add_row(
             Text(ranges_of([rank["global_rank"] for rank in members])),
             Text(f"{len(members):,}"),
@@ -170,6 +226,14 @@ def _positive(text: str) -> int:
     if not text.strip().isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)
+
+
+def _mesh(text: str) -> dict[str, int]:
+    pairs = [part.partition("=") for part in text.split(",")]
+    sizes = {name.strip(): _positive(size) for name, _, size in pairs if name.strip()}
+    if len(sizes) != len(pairs):
+        raise argparse.ArgumentTypeError(f"{text!r} does not name each dimension once. Give them as in pp=2,dp=4,tp=2")
+    return sizes
 
 
 def _layout(text: str) -> list[int]:

@@ -68,6 +68,9 @@ class DistWandbLogger(WandbLogger):
         config_sync: What to do about ranks that pass different configs: `"warn"`, `"check"` or `"off"`.
         system_metrics: Whose hardware metrics are recorded: `"primary"` or `"all-nodes"`.
         strict: Whether a run that cannot be opened is an error.
+        unit: Which ranks' numbers belong together, where not all do: a group, a mesh, a list of ranks, or the name of a
+            dimension of the framework's mesh.
+        primary_rank: Global rank of the primary; -1 for the last one.
         **kwargs: Further arguments of `wandb.init`; for `resume` see `dist_wandb.init`, and `id_in` for checkpoints.
 
     Raises:
@@ -118,6 +121,8 @@ class DistWandbLogger(WandbLogger):
         config_sync: ConfigSyncMode = "warn",
         system_metrics: SystemMetrics = "primary",
         strict: bool = False,
+        unit: Any = None,  # `UnitArgument`, but LightningCLI resolves the types, also without a ProcessGroup
+        primary_rank: int | None = None,
         **kwargs: Any,
     ) -> None:
         self._options = Options.among(locals())
@@ -138,6 +143,11 @@ class DistWandbLogger(WandbLogger):
             **kwargs,
         )
         argument_checks.check_init_arguments(self._wandb_init, INTEGRATION)
+        if experiment is not None and not self._options.is_rank_0_primary:
+            raise ConfigurationError(
+                f"experiment= hands DistWandbLogger a run of rank 0, but primary_rank={self._options.primary_rank} has "
+                "another rank write. Leave one of them out."
+            )
         if experiment is not None and self._options.run_mode != "auto":
             raise ConfigurationError(
                 f"experiment= hands DistWandbLogger one run, but run_mode={self._options.run_mode!r} needs a run of "

@@ -22,6 +22,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.lightning.launch_state import LaunchState, is_spawning, known_topology
 from dist_wandb.lightning.script_ids import ScriptIds
+from dist_wandb.lightning.strategy_mesh import MODEL_PARALLEL, mesh_in_use
 from dist_wandb.restart import resuming
 from dist_wandb.restart.store import RestartStore
 from dist_wandb.runs import axes, handover, requested, run_metadata
@@ -96,14 +97,19 @@ class SessionHolder:
     def may_hold_run_for_children(self) -> bool:
         """Whether the run of this node's processes is certain before they exist."""
         node_rank = Launch.detect().node_rank
-        return self.options.run_mode == "auto" and (
+        return self._is_run_of_rank_0 and (
             node_rank is None or (node_rank == 0 and self.options.rank_scope == "global")
         )
 
     @property
+    def _is_run_of_rank_0(self) -> bool:
+        """Whether the job has one run, or one of each node, that its first rank opens."""
+        return self.options.run_mode == "auto" and self.options.is_rank_0_primary
+
+    @property
     def may_open(self) -> bool:
         """Whether the run that could be opened now is the right one."""
-        return self.options.run_mode == "auto" or self.session is not None or known_topology() is not None
+        return self._is_run_of_rank_0 or self.session is not None or known_topology() is not None
 
     @property
     def known_id(self) -> str | None:
@@ -148,6 +154,8 @@ class SessionHolder:
             _script_ids.offer(self.number, self.base_id)
 
     def _open(self, topology: Topology, run: Run | None) -> Session:
+        if topology.world_size > 1:
+            self.options = self.options.in_mesh(mesh_in_use(), MODEL_PARALLEL, topology.global_rank)
         provisional, running = self.session, run_metadata.running_run()
         is_another = provisional is None and self._is_another(running)
         in_hand = None if is_another else self._run_in_hand(topology, run)
@@ -197,7 +205,7 @@ class SessionHolder:
         """The run of this process to use: the early one, the user's, or in `auto` mode the running one."""
         if self.session is not None or run is not None:
             return run
-        running = run_metadata.running_run() if self.options.run_mode == "auto" else None
+        running = run_metadata.running_run() if self._is_run_of_rank_0 else None
         if running is None or (topology.world_size > 1 and holds(running)):
             return None
         rank_zero_warn(

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from dist_wandb.session.session import Session
     from dist_wandb.settings.plan import RankScope, RunMode
     from dist_wandb.settings.reduction import PerRank, Reduce, Spread
+    from dist_wandb.topology.units import UnitArgument
 
 _log = logging.getLogger("dist_wandb")
 
@@ -51,6 +52,8 @@ def init(
     config_sync: ConfigSyncMode = "warn",
     system_metrics: SystemMetrics = "primary",
     strict: bool = False,
+    unit: UnitArgument = None,
+    primary_rank: int | None = None,
     **wandb_init: Any,
 ) -> Session:
     """Open the W&B runs of a distributed job. Call it on every rank; it is a context manager too.
@@ -82,6 +85,14 @@ def init(
         system_metrics: With ``run_mode="auto"``: record the hardware of the primary's node (`"primary"`) or of all
             nodes (`"all-nodes"`).
         strict: Whether a run that W&B cannot open is an error. Otherwise it is written to disk, with a warning.
+        unit: The ranks whose numbers belong together, where those are not all: a `ProcessGroup`, a `DeviceMesh` or a
+            dimension of one (``mesh["dp"]``), or a list of global ranks. Pass on each rank the group that it is in: the
+            one with the primary counts. Ranks outside of it, which hold other parts of the same replicas of the model,
+            open no run, and what they log is not written. In `DistWandbLogger` and `DistWandbTracker` it may be the
+            name of a dimension of the framework's mesh, and by itself it leaves out copies: it is ``"data_parallel"``
+            with `ModelParallelStrategy`, and covers all dimensions of a `ParallelismConfig` but ``"tp"``.
+        primary_rank: Global rank of the primary, the same on all ranks: 0 by default, -1 for the last one, as where the
+            last stage of a pipeline has the loss.
         **wandb_init: Further arguments of `wandb.init`. An `id` or `group` replaces the generated one in the ids and
             groups of all runs of the job. With ``resume="auto"`` the runs of the last start in this directory are
             continued, unless it ended well; with ``"never"`` not even those of a job that its launcher restarts.

@@ -93,7 +93,7 @@ class Intake:
                 self._last_step = self._step_of(metrics, step)
             if self._link.reduces:
                 self._put_reduced(metrics, step, weight)
-            else:
+            elif self._link.unit.is_member:
                 self._put_own(metrics, step, weight, commit)
             if commit is not False:  # a row that is not committed goes on in the next call
                 self.rows += 1

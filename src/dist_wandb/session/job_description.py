@@ -62,7 +62,14 @@ def meet(options: Options, topology: Topology, integration: str, number: int | N
 
 def planned(topology: Topology, options: Options, base_id: str | None, group: str | None) -> RunPlan:
     """What this rank does with W&B."""
-    return plan_run(topology, options.run_mode, options.rank_scope, base_id, group=group, all_nodes=options.all_nodes)
+    mode, scope, unit = options.run_mode, options.rank_scope, options.unit_ranks
+    return plan_run(topology, mode, scope, base_id, group=group, all_nodes=options.all_nodes, unit=unit)
+
+
+def needs_base_id_of(topology: Topology, options: Options) -> bool:
+    """Whether what this rank does depends on the base id."""
+    mode, scope, unit = options.run_mode, options.rank_scope, options.unit_ranks
+    return needs_base_id(topology, mode, scope, all_nodes=options.all_nodes, unit=unit)
 
 
 def publish(options: Options, store: JobStore, init_arguments: Mapping[str, Any]) -> None:
@@ -85,7 +92,7 @@ def complete(
     if topology.is_coordinator:
         publish(options, store, init_arguments)
         return init_arguments
-    if not needs_base_id(topology, options.run_mode, options.rank_scope, all_nodes=options.all_nodes):
+    if not needs_base_id_of(topology, options):
         return init_arguments
     described = _checked(store.wait_get(_JOB, f"rank {topology.coordinator}"))
     _check_equal(options, topology, described["options"])

@@ -56,8 +56,8 @@ class JobLink:
         self.topology = topology
         self.plan = plan
         self.store = store
-        self.unit = unit_of(topology, options.rank_scope)
-        self.reduces = self.unit.size > 1 and options.reductions is not None
+        self.unit = unit_of(topology, options.rank_scope, options.unit_ranks)
+        self.reduces = self.unit.is_member and self.unit.size > 1 and options.reductions is not None
         self._name = name
         self._is_counted = is_counted
         self._writers: SharedList | None = None  # of a shared run, as far as this rank has looked
@@ -68,7 +68,7 @@ class JobLink:
 
     def report_opened(self) -> None:
         """Publish for the other ranks of the unit that this one takes part."""
-        if self.store is not None:
+        if self.store is not None and self.unit.is_member:
             say_opened(self.store.below(keys_of(self.unit)), self.unit)
 
     def meet(self, init_arguments: Mapping[str, Any], integration: str, number: int) -> None:

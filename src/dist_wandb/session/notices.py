@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.notices import Notices
 from dist_wandb.runs import console, run_metadata
+from dist_wandb.topology.ranges import named
 from dist_wandb.user_lines import users_line, warn
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from dist_wandb.runs.null_run import AnyRun
     from dist_wandb.session.job_link import JobLink
@@ -54,7 +55,8 @@ class SessionNotices:
         plan = self._link.plan
         if plan.announces:
             plan = replace(plan, run_id=run_id)
-            print_line(announcement(self._link.topology, plan, where or run_metadata.location(run, plan), group_url))
+            place = where or run_metadata.location(run, plan)
+            print_line(announcement(self._link.topology, plan, place, group_url, self._link.options.unit_ranks))
 
     def opened_again(self, line: str, run_id: str | None) -> None:
         """Warn that `init` finishes a run which it has opened at the same line before."""
@@ -111,7 +113,9 @@ def print_line(line: str) -> None:
         print(line, file=sys.stderr, flush=True)  # noqa: T201
 
 
-def announcement(topology: Topology, plan: RunPlan, where: str, group_url: str | None) -> str:
+def announcement(
+    topology: Topology, plan: RunPlan, where: str, group_url: str | None, unit: Sequence[int] | None = None
+) -> str:
     """What was decided, in one line.
 
     Args:
@@ -119,6 +123,7 @@ def announcement(topology: Topology, plan: RunPlan, where: str, group_url: str |
         plan: What it does with W&B.
         where: Where its run is: an address, or a directory.
         group_url: Address of the group's page, if there is one.
+        unit: Global ranks of the unit, in ascending order; `None` for all ranks, or those of a node.
 
     Example:
         ``dist_wandb: run_mode=new, rank_scope=global, 4 ranks on 2 nodes: a run for each rank in the group exp; that of
@@ -127,7 +132,8 @@ def announcement(topology: Topology, plan: RunPlan, where: str, group_url: str |
     mode = f"run_mode={plan.run_mode}, rank_scope={plan.rank_scope}, {_ranks(topology)}"
     run_id = f"{plan.run_id} " if plan.run_id else ""
     group = f" in the group {plan.group}{f' ({group_url})' if group_url else ''}" if plan.group else ""
-    return f"dist_wandb: {mode}: {_runs(topology, plan, group)} {run_id}({where})"
+    members = None if unit is None or len(unit) == topology.world_size else named(unit)
+    return f"dist_wandb: {mode}: {_runs(topology, plan, group, members)} {run_id}({where})"
 
 
 def _ranks(topology: Topology) -> str:
@@ -135,15 +141,16 @@ def _ranks(topology: Topology) -> str:
     return f"{ranks} on {_count(topology.num_nodes, 'node')}" if topology.num_nodes else ranks
 
 
-def _runs(topology: Topology, plan: RunPlan, group: str) -> str:
+def _runs(topology: Topology, plan: RunPlan, group: str, members: str | None) -> str:
     """Which runs this unit has, as seen from its primary."""
     if topology.world_size == 1:
         return f"one run{group}:"
     by_node = plan.rank_scope == "worker" and topology.num_nodes != 1
     if plan.run_mode == "new":
-        ranks = f"each rank of node {topology.node_rank}" if by_node else "each rank"
+        of = f" of node {topology.node_rank}" if by_node else ""
+        ranks = f"each of {members}" if members else f"each rank{of}"
         return f"a run for {ranks}{group}; that of rank {topology.global_rank} is"
-    ranks = f"the ranks of node {topology.node_rank}" if by_node else "all ranks"
+    ranks = f"the ranks of node {topology.node_rank}" if by_node else members or "all ranks"
     return f"one run{group}, written by {ranks}:" if plan.shared else f"one run{group} for {ranks}:"
 
 

@@ -32,7 +32,7 @@ from dist_wandb.session.exit_codes import FAILED
 from dist_wandb.session.job_link import JobLink
 from dist_wandb.session.own_run import OwnRun
 from dist_wandb.session.session import Session
-from dist_wandb.settings.plan import RunPlan, needs_base_id, needs_layout
+from dist_wandb.settings.plan import RunPlan, check_unit, needs_layout
 from dist_wandb.settings.recommendations import too_large
 from dist_wandb.store.job_identity import agree_on_base_id, id_of_job, learn_layout, make_id, refuse
 from dist_wandb.topology.detected import detected_launchers, doubts_of
@@ -133,7 +133,7 @@ class Opener:
     def __init__(self, options: Options, init_arguments: Mapping[str, Any], topology: Topology) -> None:
         self._options = options
         self._arguments = init_arguments
-        self._topology = topology
+        self._topology = topology.led_by(options.primary_rank)
         self._restart_store: RestartStore | None = None
         self._earlier: Earlier | None = None
 
@@ -157,6 +157,7 @@ class Opener:
             self._topology = learn_layout(self._store, self._topology, needed=needed)
         try:
             argument_checks.check_sweep(options.run_mode, options.rank_scope, self._topology)
+            check_unit(self._topology, options.rank_scope, options.unit_ranks)
         except ConfigurationError as error:
             refuse(self._store, self._topology, str(error))  # other ranks may not have the sweep's variables
             raise
@@ -193,7 +194,9 @@ class Opener:
         base_id = self._base_id(proposed_id)
         self._arguments = job_description.complete(options, topology, self._store, self._arguments)
         plan = job_description.planned(topology, options, base_id, requested.wanted(self._arguments, "group"))
-        if topology.is_coordinator and (doubt := too_large(topology, plan, topology.local_world_size)):
+        if topology.is_coordinator and (
+            doubt := too_large(topology, plan, topology.local_world_size, options.unit_ranks)
+        ):
             warn(doubt, users_line())
         self._link = JobLink(options, topology, plan, self._store, self._name, is_counted=self._is_counted)
         self._link.report_opened()
@@ -204,7 +207,7 @@ class Opener:
         if topology.world_size == 1:
             return wanted
         name = resuming.name_for_id(self._name, self._arguments)
-        if not needs_base_id(topology, options.run_mode, options.rank_scope, all_nodes=options.all_nodes):
+        if not job_description.needs_base_id_of(topology, options):
             return wanted or (None if self._has_store else id_of_job(name, topology))
         if self._store is None and options.run_mode == "auto" and options.rank_scope == "global":
             return wanted or id_of_job(name, topology) or proposed or make_id()  # no other rank's plan names it

@@ -38,7 +38,7 @@ class UnitEnd:
     """
 
     def __init__(self, store: JobStore | None, unit: Unit) -> None:
-        self._store = store if unit.size > 1 else None
+        self._store = store
         self._unit = unit
 
     def report(self, exit_code: int | None) -> int | None:

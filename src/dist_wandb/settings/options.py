@@ -9,17 +9,21 @@ ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, fields
-from typing import Any, Generic, Literal, TypeAlias, TypeVar
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
 
 from dist_wandb.errors import ConfigurationError, suggest
 from dist_wandb.settings.limits import DEFAULT_LIMITS, Limits, as_limits
 from dist_wandb.settings.plan import RankScope, RunMode, check_rank_scope, check_run_mode
 from dist_wandb.settings.reduction import PerRank, Reduce, Reduction, Spread, check_reduce, plain_patterns, plain_reduce
 from dist_wandb.topology.launch import job_setting
+from dist_wandb.topology.units import dimension_of, ranks_in_mesh, ranks_of
+
+if TYPE_CHECKING:
+    from dist_wandb.topology.units import Mesh
 
 ConfigSyncMode: TypeAlias = Literal["warn", "check", "off"]
 SystemMetrics: TypeAlias = Literal["primary", "all-nodes"]
@@ -46,10 +50,14 @@ class Options:
     config_sync: ConfigSyncMode = "warn"
     system_metrics: SystemMetrics = "primary"
     strict: bool = False
+    unit: Sequence[int] | str | None = None
+    primary_rank: int | None = None
 
     def __post_init__(self) -> None:
         check_run_mode(self.run_mode)
         check_rank_scope(self.rank_scope)
+        object.__setattr__(self, "unit", ranks_of(self.unit))
+        self._check_primary_rank()
         object.__setattr__(self, "reduce", plain_reduce(self.reduce))  # they are published as JSON
         for selecting in ("spread", "per_rank"):
             object.__setattr__(self, selecting, plain_patterns(selecting, getattr(self, selecting)))
@@ -58,6 +66,19 @@ class Options:
         _check_choice("system_metrics", self.system_metrics, SYSTEM_METRICS)
         if not isinstance(self.strict, bool):
             raise ConfigurationError(f"strict={self.strict!r} is neither True nor False. Pass one of them.")
+
+    def _check_primary_rank(self) -> None:
+        rank = self.primary_rank
+        if rank is None:
+            return
+        if not isinstance(rank, int) or isinstance(rank, bool):
+            raise ConfigurationError(f"primary_rank={rank!r} is no rank. Give a global rank, or -1 for the last one.")
+        for name, value in (("rank_scope", "worker"), ("system_metrics", "all-nodes")):
+            if rank not in (0, -1) and getattr(self, name) == value:
+                raise ConfigurationError(
+                    f'primary_rank={rank} cannot be combined with {name}="{value}", which needs a rank of each node. '
+                    "Give 0, for the first rank of each, or -1, for the last one."
+                )
 
     @classmethod
     def among(cls, arguments: Mapping[str, Any]) -> Options:
@@ -79,6 +100,46 @@ class Options:
     def all_nodes(self) -> bool:
         """Whether the run of `"auto"` also has the hardware metrics of nodes other than its primary's."""
         return self.system_metrics == "all-nodes"
+
+    @property
+    def unit_ranks(self) -> Sequence[int] | None:
+        """Global ranks of the unit that this rank was given; `None` for all ranks, or those of its node.
+
+        Raises:
+            ConfigurationError: `unit` is a name, and no integration has looked it up in a mesh.
+        """
+        if isinstance(self.unit, str):
+            raise ConfigurationError(
+                f"unit={self.unit!r} is the name of a dimension, but there is no DeviceMesh to look it up in. Give the "
+                f"dimension itself: unit=mesh[{self.unit!r}]."
+            )
+        return self.unit
+
+    @property
+    def is_rank_0_primary(self) -> bool:
+        """Whether rank 0 leads the job, also before the ranks are known."""
+        return self.primary_rank in (None, 0)
+
+    def in_mesh(self, mesh: Mesh | None, copies: Collection[str], rank: int) -> Options:
+        """The options with the unit as ranks, where the framework has a mesh.
+
+        Args:
+            mesh: The framework's mesh; `None` if it has none.
+            copies: Dimensions of the mesh along which ranks hold parts of one replica of the model: unless the user has
+                named a unit, it is made of the others.
+            rank: This rank's index in the job.
+
+        Raises:
+            ConfigurationError: The user has named a dimension that the mesh does not have.
+        """
+        if mesh is None:
+            return self
+        if isinstance(self.unit, str):
+            return replace(self, unit=dimension_of(mesh, self.unit))
+        names = mesh.mesh_dim_names or ()
+        if self.unit is not None or self.rank_scope == "worker" or not set(copies) & set(names):
+            return self
+        return replace(self, unit=ranks_in_mesh(mesh, set(names) - set(copies), rank))
 
     @property
     def reductions(self) -> dict[str, Reduction] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -82,15 +83,30 @@ def needs_layout(topology: Topology, run_mode: RunMode, rank_scope: RankScope, *
     return topology.world_size > 1 and (rank_scope == "worker" or run_mode == "shared" or all_nodes)
 
 
-def needs_base_id(topology: Topology, run_mode: RunMode, rank_scope: RankScope, *, all_nodes: bool = False) -> bool:
+def needs_base_id(
+    topology: Topology,
+    run_mode: RunMode,
+    rank_scope: RankScope,
+    *,
+    all_nodes: bool = False,
+    unit: Sequence[int] | None = None,
+) -> bool:
     """Whether this rank's plan names the base id, so that all ranks must have agreed on it."""
     if topology.world_size == 1:
         return False
-    if run_mode == "auto":
-        if all_nodes and _records_hardware(topology, run_mode, rank_scope):
-            return True
-        return _leads(topology, rank_scope)
-    return True
+    if all_nodes and _records_hardware(topology, run_mode, rank_scope):
+        return True
+    return is_member(topology, unit) and (run_mode != "auto" or _leads(topology, rank_scope))
+
+
+def is_member(topology: Topology, unit: Sequence[int] | None) -> bool:
+    """Whether a rank's numbers count: it is in the unit that the job's primary is in.
+
+    Args:
+        topology: The rank.
+        unit: Global ranks of the unit that it was given; `None` for all ranks, or those of its node.
+    """
+    return unit is None or (topology.global_rank in unit and topology.coordinator in unit)
 
 
 def plan_run(
@@ -101,6 +117,7 @@ def plan_run(
     *,
     group: str | None = None,
     all_nodes: bool = False,
+    unit: Sequence[int] | None = None,
 ) -> RunPlan:
     """Decide which run, if any, a rank opens.
 
@@ -113,12 +130,15 @@ def plan_run(
             world of one, and on ranks that open no run.
         group: The user's own group. It replaces the base id in the groups of `"new"`, and is kept as it is elsewhere.
         all_nodes: Whether the run of `"auto"` also has the hardware metrics of nodes other than its primary's.
+        unit: Global ranks of the unit that this rank was given, such as its data-parallel group; `None` for all ranks,
+            or those of its node. Of all units of a job the one counts that has the job's primary
+            (`Topology.coordinator`): ranks of others hold copies of the model's parts, and have no part in its runs.
 
     Returns:
         The plan. A world of one process is always one ordinary run; on one node both scopes are the same.
 
     Raises:
-        ConfigurationError: Unknown mode or scope.
+        ConfigurationError: Unknown mode or scope, or a primary that is not in its unit.
         TopologyError: The plan depends on a node rank or local rank that is not known.
 
     Example:
@@ -135,23 +155,50 @@ def plan_run(
     mode, scope = check_run_mode(run_mode), check_rank_scope(rank_scope)
     if needs_layout(topology, mode, scope, all_nodes=all_nodes):
         _require_layout(topology, mode, scope)
-    if base_id is None and needs_base_id(topology, mode, scope, all_nodes=all_nodes):
+    check_unit(topology, scope, unit)
+    if base_id is None and needs_base_id(topology, mode, scope, all_nodes=all_nodes, unit=unit):
         raise ConfigurationError(
             f"run_mode={mode!r} makes the run id of rank {topology.global_rank} from a base id, but none was given."
         )
-    unit, rank, leads = _rank_in_unit(topology, scope)
+    name, rank, leads = _rank_in_unit(topology, scope)
     hardware = f"worker-{topology.node_rank}" if all_nodes and _records_hardware(topology, mode, scope) else None
     plan = RunPlan(mode, scope, base_id, run_id=base_id, group=group, announces=leads, hardware=hardware)
     if topology.world_size == 1:
         return plan
+    if not is_member(topology, unit):
+        return replace(plan, opens_run=False, run_id=None, group=None, primary=False)
     if mode == "new":
-        suffix = _join(unit, f"rank-{rank}")
-        run_id, group = _join(base_id, suffix), _join(group or base_id, unit)
+        suffix = _join(name, f"rank-{rank}")
+        run_id, group = _join(base_id, suffix), _join(group or base_id, name)
         return replace(plan, run_id=run_id, group=group, name_suffix=suffix, own_directory=True)
-    plan = replace(plan, run_id=_join(base_id, unit), name_suffix=unit, primary=leads)
+    plan = replace(plan, run_id=_join(base_id, name), name_suffix=name, primary=leads)
     if mode == "shared":
         return replace(plan, shared=True, label=_label(topology), own_directory=True)
     return plan if leads else replace(plan, opens_run=False, run_id=None, group=None)
+
+
+def check_unit(topology: Topology, scope: RankScope, unit: Sequence[int] | None) -> None:
+    """Refuse a unit beside another one, and one that leaves the job without a primary.
+
+    Args:
+        topology: The rank.
+        scope: The rank scope.
+        unit: As of `plan_run`.
+
+    Raises:
+        ConfigurationError: Both are given, or this rank is the job's primary and not in its unit.
+    """
+    if unit is None:
+        return
+    if scope == "worker":
+        raise ConfigurationError(
+            'unit= and rank_scope="worker" both decide which ranks belong together. Give only one of them.'
+        )
+    if topology.is_coordinator and topology.global_rank not in unit:
+        raise ConfigurationError(
+            f"Rank {topology.global_rank} is the primary of the job, but it is not in unit={list(unit)[:20]}. Name one "
+            "of these as the primary: primary_rank=..."
+        )
 
 
 def _rank_in_unit(topology: Topology, scope: RankScope) -> tuple[str, int, bool]:
@@ -163,12 +210,11 @@ def _rank_in_unit(topology: Topology, scope: RankScope) -> tuple[str, int, bool]
 
 def _leads(topology: Topology, scope: RankScope) -> bool:
     """Whether a rank is the one that leads its unit: the first, or the last where a framework has its main process."""
-    by_node = scope == "worker"
-    rank = topology.local_rank if by_node else topology.global_rank
-    size = topology.local_world_size if by_node else topology.world_size
+    if scope == "global":
+        return topology.is_coordinator
     if topology.leader == "first":
-        return rank == 0
-    return rank is not None and size is not None and rank == size - 1
+        return topology.local_rank == 0
+    return topology.local_rank is not None and topology.local_rank + 1 == topology.local_world_size
 
 
 def _records_hardware(topology: Topology, mode: RunMode, scope: RankScope) -> bool:
@@ -191,14 +237,14 @@ def _label(topology: Topology) -> str:
 
 @dataclass(frozen=True)
 class Unit:
-    """The ranks whose numbers belong together, seen from one of them.
+    """The ranks whose numbers belong together, seen from one of them or from a rank that is in none.
 
     Args:
-        name: Name of the unit, equal on all its ranks; empty where all ranks of the job are one.
-        index: Index of this rank in the unit; the primary has 0.
+        name: Name of the unit, equal on all its ranks; empty where the job has only one.
+        index: Index of this rank in the unit; the primary has 0, and a rank outside of it -1.
         size: Number of ranks in the unit.
         global_rank: This rank's index in the job.
-        leader: Which of its ranks, in the order of the job, is the primary.
+        ranks: Global ranks of the unit, by their index: in the order of the job, but the primary is the first.
         ranks_per_node: How many ranks in a row each node has, for messages; `None` if that is not known.
     """
 
@@ -206,21 +252,40 @@ class Unit:
     index: int
     size: int
     global_rank: int
-    leader: Literal["first", "last"] = "first"
+    ranks: Sequence[int]
     ranks_per_node: int | None = None
 
+    @property
+    def is_member(self) -> bool:
+        """Whether this rank is in the unit."""
+        return self.index >= 0
+
     def global_rank_of(self, index: int) -> int:
-        """Index in the job of another rank of the unit, as if they followed each other."""
-        before_first = self.leader == "last"
-        return self.global_rank + (index - before_first) % self.size - (self.index - before_first) % self.size
+        """Index in the job of a rank of the unit. Those of a node are taken to follow each other."""
+        return self.ranks[index]
 
 
-def unit_of(topology: Topology, rank_scope: RankScope) -> Unit:
-    """The unit that a rank belongs to. For the scope `"worker"` the layout over nodes must be known."""
+def unit_of(topology: Topology, rank_scope: RankScope, unit: Sequence[int] | None = None) -> Unit:
+    """The unit that a rank belongs to. For the scope `"worker"` the layout over nodes must be known.
+
+    Args:
+        topology: The rank.
+        rank_scope: What a unit is.
+        unit: As of `plan_run`.
+    """
     name, rank, _ = _rank_in_unit(topology, rank_scope)
-    size = _known(topology.local_world_size) if name else topology.world_size
-    index = rank if topology.leader == "first" else (rank + 1) % size
-    return Unit(name, index, size, topology.global_rank, topology.leader, _ranks_per_node(topology))
+    if name:
+        size = _known(topology.local_world_size)
+        ranks: Sequence[int] = range(topology.global_rank - rank, topology.global_rank - rank + size)
+        primary = ranks[0] if topology.leader == "first" else ranks[-1]
+    else:
+        ranks, primary = range(topology.world_size) if unit is None else sorted(set(unit)), topology.coordinator
+    is_outside = not is_member(topology, unit)
+    if not is_outside and primary != ranks[0]:
+        at = ranks.index(primary)
+        ranks = (*ranks[at:], *ranks[:at])
+    index = -1 if is_outside else ranks.index(topology.global_rank)
+    return Unit(name, index, len(ranks), topology.global_rank, ranks, _ranks_per_node(topology))
 
 
 def _ranks_per_node(topology: Topology) -> int | None:

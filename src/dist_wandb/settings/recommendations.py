@@ -7,6 +7,8 @@ project?").
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from dist_wandb.settings.plan import RunPlan
 from dist_wandb.topology.model import Topology
 
@@ -15,26 +17,30 @@ MOST_RUNS = 10_000
 MANY_RUNS = 1_000  # ten starts of the job reach MOST_RUNS
 
 
-def too_large(topology: Topology, plan: RunPlan, largest_node: int | None) -> str | None:
+def too_large(
+    topology: Topology, plan: RunPlan, largest_node: int | None, unit: Sequence[int] | None = None
+) -> str | None:
     """Why a job is too large for its run mode, and what to use instead; `None` if it is not.
 
     Args:
         topology: Any rank of the job.
         plan: What that rank does; one that opens a run, where there is one.
         largest_node: Number of ranks on the node that has most of them; `None` if it is not known.
+        unit: Global ranks of the unit; `None` for all ranks, or those of each node.
 
     Example:
         ``"shared"`` in global scope on 512 ranks, 8 on each node: a run with 512 writers. In worker scope a run has 8.
     """
     by_node = plan.rank_scope == "worker" and topology.num_nodes is not None
-    runs = topology.world_size if plan.run_mode == "new" else topology.num_nodes if by_node else 1
+    members = topology.world_size if unit is None else len(unit)
+    runs = members if plan.run_mode == "new" else topology.num_nodes if by_node else 1
     if runs is not None and runs > MANY_RUNS:
         return (
             f'run_mode="{plan.run_mode}" with rank_scope="{plan.rank_scope}" opens {runs:,} runs at each start of this '
             f'job, but W&B recommends at most about {MOST_RUNS:,} runs in a project. Use run_mode="auto" with '
             'rank_scope="global": one run, with the metrics of all ranks.'
         )
-    writers = largest_node if by_node else topology.world_size
+    writers = largest_node if by_node else members
     if not plan.shared or writers is None or writers <= MOST_WRITERS:
         return None
     worker = f'rank_scope="worker", for a run of each node with {largest_node} writers, or '

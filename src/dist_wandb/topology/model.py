@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
-from dist_wandb.errors import TopologyError
+from dist_wandb.errors import ConfigurationError, TopologyError
 from dist_wandb.topology.detection import complete, started_by
 from dist_wandb.topology.launchers import HINT, Environ, Readings
 
@@ -34,6 +34,7 @@ class Topology:
         sources: For each known field, where it came from (`"RANK (torchrun)"`); used in messages only.
         leader: Whether the first or the last rank of a job, or of a node, leads it. Megatron-LM has the results of the
             model on its last rank, which Accelerate therefore calls the main process.
+        primary_rank: Global rank that leads the job, if the user has named one; `None` for the one that `leader` names.
 
     Raises:
         TopologyError: A value is impossible, or two values contradict each other.
@@ -52,6 +53,7 @@ class Topology:
     num_nodes: int | None
     sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
     leader: Leader = "first"
+    primary_rank: int | None = None
 
     def __post_init__(self) -> None:
         for name, value in _implied(self).items():
@@ -153,6 +155,8 @@ class Topology:
     @property
     def coordinator(self) -> int:
         """Global rank of the coordinator, whose base id and arguments hold for all ranks of the job."""
+        if self.primary_rank is not None:
+            return self.primary_rank
         return 0 if self.leader == "first" else self.world_size - 1
 
     @property
@@ -164,6 +168,26 @@ class Topology:
     def knows_layout(self) -> bool:
         """Whether the position of this process among the nodes is known completely."""
         return None not in (self.local_rank, self.node_rank, self.local_world_size, self.num_nodes)
+
+    def led_by(self, primary_rank: int | None) -> Topology:
+        """The same rank of a job that another rank leads.
+
+        Args:
+            primary_rank: Global rank of the leader; negative ones count from the last, as -1, by which the last rank of
+                each node also leads its node. `None` leaves it to the framework.
+
+        Raises:
+            ConfigurationError: There is no such rank.
+        """
+        if primary_rank is None:
+            return self
+        if not -self.world_size <= primary_rank < self.world_size:
+            raise ConfigurationError(
+                f"primary_rank={primary_rank} is not a rank of this job of {self.world_size} "
+                f"({self.origin('world_size')}). Give one from 0 to {self.world_size - 1}, or -1 for the last."
+            )
+        leader: Leader = "last" if primary_rank == -1 else "first"
+        return replace(self, leader=leader, primary_rank=primary_rank % self.world_size)
 
     def with_layout(self, nodes: Sequence[str]) -> Topology:
         """Complete the layout from the nodes of all ranks.
@@ -200,7 +224,7 @@ class Topology:
         return self.sources.get(name, "given")
 
 
-_FIELDS = tuple(f.name for f in fields(Topology) if f.name not in ("sources", "leader"))
+_FIELDS = tuple(f.name for f in fields(Topology) if f.name not in ("sources", "leader", "primary_rank"))
 _LAYOUT_FIELDS = ("local_rank", "node_rank", "local_world_size", "num_nodes")
 
 

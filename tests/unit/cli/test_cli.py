@@ -239,6 +239,19 @@ def test_the_table_is_neither_cut_nor_folded_in_a_pipe(capsys: Capture) -> None:
     assert f"{base_id}-rank-1" in capsys.readouterr().out
 
 
+def test_the_plan_of_a_mesh_has_the_replicas_of_the_primary(capsys: Capture) -> None:
+    argv = ["plan", "--mesh", "pp=2,dp=2,tp=2", "--nodes", "2", "--run-mode", "shared", "--primary-rank", "-1"]
+    assert main([*argv, "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert [rank["global_rank"] for rank in plan["ranks"] if rank["opens_run"]] == [5, 7]
+    assert [rank["global_rank"] for rank in plan["ranks"] if rank["primary"]] == [7]
+    assert [rank["numbers"] for rank in plan["ranks"]] == ["left out"] * 5 + ["counted", "left out", "counted"]
+    assert plan["layout"] == [4, 4]
+    assert main([*argv, "--unit", "dp,tp"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines if "counted" in line] == ["4", "5", "6", "7"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -253,6 +266,13 @@ def test_the_table_is_neither_cut_nor_folded_in_a_pipe(capsys: Capture) -> None:
         (["--run-mode", "share"], "run_mode='share' is unknown. Allowed: 'auto', 'shared', 'new'. Did you mean"),
         (["--rank-scope", "node"], "rank_scope='node' is unknown. Allowed: 'global', 'worker'."),
         (["--id", "a/b"], "--id 'a/b'"),
+        (["--mesh", "dp=2,dp=4"], "does not name each dimension once"),
+        (["--mesh", "dp"], "'' is not a whole number of at least 1"),
+        (["--mesh", "dp=2", "--layout", "3"], "--mesh has 2 ranks, but the job has 3"),
+        (["--mesh", "dp=3", "--nodes", "2"], "3 ranks, which are not as many on each of --nodes 2"),
+        (["--mesh", "dp=2,tp=2", "--unit", "pp"], "The mesh has no dimension 'pp'. Its dimensions are 'dp', 'tp'."),
+        (["--unit", "dp"], "Give --mesh, such as dp=4,tp=2"),
+        (["--layout", "4", "--primary-rank", "4"], "primary_rank=4 is not a rank of this job of 4"),
     ],
 )
 def test_what_cannot_be_planned_is_refused(arguments: list[str], said: str, capsys: Capture) -> None:

@@ -43,7 +43,7 @@ class Job:
         if index not in self._ranks:
             store = CountedStore(self._store, index, self.counts)
             keys = JobStore(store, "test", Topology(index, index, 0, self.size, self.size, 1), LONG)
-            unit = Unit("", index, self.size, index)
+            unit = Unit("", index, self.size, index, range(self.size))
             self._ranks[index] = Membership(unit, keys, lambda: index in self.stopped)
         return self._ranks[index]
 

@@ -313,6 +313,7 @@ def test_offline_leaves_the_environment_as_the_stock_logger_does(
         ({"id": "a\x1bb"}, "id='a\\x1bb' given to DistWandbLogger has '\\x1b', which cannot be printed"),
         ({"version": "a:b"}, "id='a:b' given to DistWandbLogger has ':'"),
         ({"experiment": mock.Mock(), "run_mode": "new"}, "experiment= hands DistWandbLogger one run, but"),
+        ({"experiment": mock.Mock(), "primary_rank": -1}, "experiment= hands DistWandbLogger a run of rank 0, but"),
     ],
 )
 def test_arguments_that_cannot_be_honoured_are_refused_by_the_constructor(

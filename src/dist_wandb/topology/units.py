@@ -1,0 +1,136 @@
+"""What a user names as the unit: the ranks whose numbers belong together, where those are not all.
+
+Under tensor and pipeline parallelism, ranks hold parts or copies of one replica of the model: their losses are copies,
+or missing. A mean covers the replicas alone, which lie along the data-parallel dimensions of a `DeviceMesh`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias, Union
+
+from dist_wandb.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from torch.distributed import DeviceMesh, ProcessGroup
+
+UnitArgument: TypeAlias = Union["ProcessGroup", "DeviceMesh", Sequence[int], str, None]
+"""What `unit=` takes; the name of a dimension only where the framework has a mesh."""
+Mesh: TypeAlias = "DeviceMesh"
+
+_HOW = 'Give a ProcessGroup, a dimension of a DeviceMesh such as mesh["dp"], or a list of global ranks.'
+
+
+def ranks_of(unit: Any) -> tuple[int, ...] | str | None:
+    """The global ranks that a user names as the unit of this rank.
+
+    Args:
+        unit: A `ProcessGroup`, or a `DeviceMesh` of any number of dimensions, that this rank is in; a sequence of
+            global ranks; a name, or `None`, which are returned as they are. The constant that `new_group` returns to
+            ranks outside of the group names no rank.
+
+    Returns:
+        The ranks, sorted.
+
+    Raises:
+        ConfigurationError: It is something else, or a rank is no whole number.
+
+    Example:
+        Eight ranks, ``mesh = init_device_mesh("cpu", (4, 2), mesh_dim_names=("dp", "tp"))``: ``ranks_of(mesh["dp"])``
+        is ``(0, 2, 4, 6)`` on these ranks, and ``(1, 3, 5, 7)`` on the others.
+    """
+    if unit is None or isinstance(unit, str):
+        return unit
+    found = _of_torch(unit)
+    if found is None:
+        if not isinstance(unit, Iterable) or isinstance(unit, (bytes, Mapping)):
+            raise ConfigurationError(f"unit={unit!r} names no ranks. {_HOW}")
+        found = list(unit)
+    for rank in found:
+        if not isinstance(rank, int) or isinstance(rank, bool) or rank < 0:
+            raise ConfigurationError(f"unit={unit!r} names {rank!r}, which is no rank. {_HOW}")
+    return tuple(sorted(set(found)))
+
+
+def _of_torch(unit: Any) -> list[int] | None:
+    """The ranks of a group or a mesh of torch; `None` for anything else."""
+    import sys
+
+    if "torch.distributed" not in sys.modules:  # nobody can have made one
+        return None
+    import torch.distributed as dist
+
+    if not dist.is_available():
+        return None
+    if unit is dist.GroupMember.NON_GROUP_MEMBER:
+        return []
+    if isinstance(unit, dist.ProcessGroup):
+        return list(dist.get_process_group_ranks(unit))
+    if "torch.distributed.device_mesh" in sys.modules and isinstance(unit, dist.device_mesh.DeviceMesh):
+        return [int(rank) for rank in unit.mesh.flatten().tolist()]
+    return None
+
+
+def ranks_in_mesh(mesh: DeviceMesh, dimensions: Iterable[str], rank: int) -> tuple[int, ...]:
+    """The ranks of a mesh that differ from a rank along some of its dimensions alone; none for a rank outside of it.
+
+    Args:
+        mesh: The mesh, with names of its dimensions.
+        dimensions: Names of dimensions; those that the mesh does not have are left aside.
+        rank: The rank.
+    """
+    along = set(dimensions)
+    position = (mesh.mesh == rank).nonzero().tolist()
+    if not position:
+        return ()
+    part = tuple(
+        slice(None) if name in along else at for name, at in zip(mesh.mesh_dim_names or (), position[0], strict=True)
+    )
+    return tuple(sorted(mesh.mesh[part].flatten().tolist()))
+
+
+def dimension_of(mesh: DeviceMesh, name: str) -> tuple[int, ...]:
+    """The ranks along a dimension of a mesh, or one that was flattened from several, through this rank.
+
+    Raises:
+        ConfigurationError: It has none of this name.
+    """
+    try:
+        return tuple(sorted(mesh[name].mesh.flatten().tolist()))
+    except (KeyError, RuntimeError, ValueError):
+        names = ", ".join(map(repr, mesh.mesh_dim_names or ()))
+        raise ConfigurationError(f"unit={name!r} is no dimension of the mesh. Its dimensions are {names}.") from None
+
+
+def ranks_along(sizes: Mapping[str, int], dimensions: Iterable[str], rank: int) -> tuple[int, ...]:
+    """The ranks that differ from a rank along some dimensions of a mesh alone.
+
+    Args:
+        sizes: The number of ranks along each dimension, by its name; the last dimension varies fastest, as in
+            `torch.distributed.init_device_mesh`.
+        dimensions: The dimensions along which the numbers are brought together.
+        rank: The rank.
+
+    Returns:
+        The ranks, sorted.
+
+    Raises:
+        ConfigurationError: A dimension that the mesh does not have.
+
+    Example:
+        >>> ranks_along({"dp": 4, "tp": 2}, ["dp"], 3)
+        (1, 3, 5, 7)
+    """
+    along = set(dimensions)
+    if unknown := along - set(sizes):
+        raise ConfigurationError(
+            f"The mesh has no dimension {min(unknown)!r}. Its dimensions are {', '.join(map(repr, sizes))}."
+        )
+    ranks, stride = [rank], math.prod(sizes.values())
+    for name, size in sizes.items():
+        stride //= size
+        if name in along:
+            first = [one - one // stride % size * stride for one in ranks]
+            ranks = sorted({one + at * stride for one in first for at in range(size)})
+    return tuple(ranks)

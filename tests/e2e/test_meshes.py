@@ -1,0 +1,52 @@
+"""Training in parallel parts of the model, as whole jobs: the example, and the meshes of Lightning and Accelerate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from history import histories, history
+from processes import clean_environment, run_job, torchrun
+
+SCRIPTS = Path(__file__).parent / "scripts"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "patterns" / "meshes.py"
+
+
+def test_fsdp_over_replicas_of_tensor_parallel_parts(tmp_path: Path) -> None:
+    """Eight ranks: four replicas, each in two parts. Ranks of odd numbers hold second parts, and the same losses."""
+    environment = clean_environment(DIST_WANDB_RUN_MODE="shared")
+    job = torchrun(EXAMPLE, "tensor", processes=8)
+    finished = run_job(*job, cwd=tmp_path, environment=environment, timeout=240).check()
+    assert "written by ranks 0, 2, 4, 6" in finished.output
+    found = histories(tmp_path, 4)
+    own = {rank: found[rank].last(f"rank-{rank}/loss") for rank in (0, 2, 4, 6)}
+    losses = found[0].last("loss")
+    assert len(losses) == 15
+    for step in range(14):  # the last batch is smaller, and its sizes are the weights
+        assert losses[step] == pytest.approx(sum(own[rank][step] for rank in own) / 4)
+    assert losses[14] < losses[0]
+    assert not found[0].is_flagged
+
+
+def test_the_last_stage_of_a_pipeline_has_the_loss(tmp_path: Path) -> None:
+    """Four ranks: two stages of two replicas each. The last rank is the primary."""
+    environment = clean_environment(DIST_WANDB_RUN_MODE="shared")
+    job = torchrun(EXAMPLE, "pipeline", processes=4)
+    finished = run_job(*job, cwd=tmp_path, environment=environment, timeout=240).check()
+    assert "written by ranks 2-3" in finished.output or "written by ranks 2, 3" in finished.output
+    found = histories(tmp_path, 2)
+    assert sorted(found) == [2, 3]
+    own = {rank: found[rank].last(f"rank-{rank}/loss") for rank in (2, 3)}
+    losses = found[3].last("loss")
+    assert losses == pytest.approx({step: (own[2][step] + own[3][step]) / 2 for step in losses})
+    assert len(losses) == 28
+    assert losses[27] < losses[0]
+
+
+@pytest.mark.parametrize("framework", ["lightning", "accelerate"])
+def test_the_mesh_of_a_framework_is_found(framework: str, tmp_path: Path) -> None:
+    """Four ranks, two replicas in two parts: rank r logs 10 ** r, and nobody names the unit."""
+    job = torchrun(SCRIPTS / "mesh_of_frameworks.py", framework, processes=4)
+    run_job(*job, cwd=tmp_path, environment=clean_environment(), timeout=240).check()
+    found = history(tmp_path)
+    assert set(found.values("loss")) == {50.5}  # of ranks 0 and 2

@@ -1,0 +1,157 @@
+"""Units that are not all ranks: which of them count, for any mesh, and who is the primary."""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dist_wandb.errors import ConfigurationError
+from dist_wandb.settings.options import Options
+from dist_wandb.settings.plan import RUN_MODES, RunPlan, needs_base_id, plan_run, unit_of
+from dist_wandb.settings.recommendations import too_large
+from dist_wandb.topology.model import Topology
+from dist_wandb.topology.units import ranks_along
+
+sizes = st.dictionaries(st.sampled_from(["pp", "dp", "tp", "cp"]), st.integers(1, 4), min_size=1)
+modes = st.sampled_from(RUN_MODES)
+
+
+@st.composite
+def meshes(draw: Any) -> tuple[dict[str, int], list[str], int]:
+    """A mesh, the dimensions along which numbers are brought together, and the primary."""
+    mesh = draw(sizes)
+    along = draw(st.lists(st.sampled_from(sorted(mesh)), unique=True))
+    return mesh, along, draw(st.integers(-1, math.prod(mesh.values()) - 1))
+
+
+def topologies(size: int, primary: int | None = None) -> list[Topology]:
+    return [Topology(rank, rank, 0, size, size, 1).led_by(primary) for rank in range(size)]
+
+
+def plans(mesh: dict[str, int], along: list[str], primary: int | None, mode: str) -> list[RunPlan]:
+    return [
+        plan_run(topology, mode, "global", "exp", unit=ranks_along(mesh, along, topology.global_rank))
+        for topology in topologies(math.prod(mesh.values()), primary)
+    ]
+
+
+@given(meshes())
+def test_ranks_along_dimensions_are_those_whose_other_coordinates_are_equal(
+    case: tuple[dict[str, int], list[str], int],
+) -> None:
+    mesh, along, _ = case
+    places = list(product(*map(range, mesh.values())))
+    kept = [at for at, name in enumerate(mesh) if name not in along]
+    for rank, place in enumerate(places):
+        expected = [other for other, at in enumerate(places) if all(at[one] == place[one] for one in kept)]
+        assert list(ranks_along(mesh, along, rank)) == expected
+
+
+@given(meshes(), modes)
+def test_of_any_mesh_one_replica_of_each_part_of_the_data_counts(
+    case: tuple[dict[str, int], list[str], int], mode: str
+) -> None:
+    mesh, along, primary = case
+    size = math.prod(mesh.values())
+    found = plans(mesh, along, primary, mode)
+    counting = ranks_along(mesh, along, primary % size)
+    opened = [rank for rank, plan in enumerate(found) if plan.opens_run]
+    assert opened == ([primary % size] if mode == "auto" and size > 1 else list(counting))
+    assert [rank for rank, plan in enumerate(found) if plan.announces] == [primary % size]
+    assert all(
+        plan.primary == (mode == "new" or rank == primary % size) for rank, plan in enumerate(found) if plan.opens_run
+    )
+    assert not any(plan.primary for rank, plan in enumerate(found) if rank not in counting)
+
+
+@given(meshes())
+def test_the_primary_has_index_0_and_every_index_one_rank(case: tuple[dict[str, int], list[str], int]) -> None:
+    mesh, along, primary = case
+    size = math.prod(mesh.values())
+    members = {}
+    for topology in topologies(size, primary):
+        unit = unit_of(topology, "global", ranks_along(mesh, along, topology.global_rank))
+        if unit.is_member:
+            members[unit.index] = topology.global_rank
+            assert [unit.global_rank_of(index) for index in range(unit.size)] == list(unit.ranks)
+            assert unit.ranks[unit.index] == topology.global_rank
+    assert members[0] == primary % size
+    assert sorted(members.values()) == list(ranks_along(mesh, along, primary % size))
+    assert sorted(members) == list(range(len(members)))
+
+
+def test_ranks_outside_of_the_unit_need_no_base_id() -> None:
+    inside, outside = topologies(2)
+    assert needs_base_id(inside, "new", "global", unit=(0,))
+    assert not needs_base_id(outside, "new", "global", unit=(0,))
+    assert plan_run(outside, "shared", "global", None, unit=(1,)).opens_run is False
+
+
+def test_hardware_of_other_nodes_is_recorded_whoever_counts() -> None:
+    first_of_node_1 = Topology(2, 0, 1, 4, 2, 2)
+    plan = plan_run(first_of_node_1, "auto", "global", "exp", all_nodes=True, unit=(0, 1))
+    assert (plan.opens_run, plan.attaches, plan.hardware) == (False, True, "worker-1")
+    assert needs_base_id(first_of_node_1, "auto", "global", all_nodes=True, unit=(0, 1))
+
+
+def test_a_primary_outside_of_its_unit_is_refused_on_that_rank() -> None:
+    with pytest.raises(ConfigurationError, match=r"Rank 0 is the primary of the job, but it is not in unit=\[2, 3\]"):
+        plan_run(topologies(4)[0], "auto", "global", "exp", unit=(2, 3))
+    plan = plan_run(topologies(4, primary=2)[2], "auto", "global", "exp", unit=(2, 3))
+    assert plan.opens_run
+
+
+def test_a_unit_beside_that_of_the_node_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="Give only one of them"):
+        plan_run(topologies(2)[0], "auto", "worker", "exp", unit=(0, 1))
+
+
+@pytest.mark.parametrize("primary", [-5, 4])
+def test_a_primary_that_is_no_rank_of_the_job_is_refused(primary: int) -> None:
+    with pytest.raises(ConfigurationError, match=rf"primary_rank={primary} is not a rank of this job of 4 \(given\)"):
+        topologies(4, primary)
+
+
+def test_the_last_rank_leads_its_node_too() -> None:
+    nodes = [Topology(rank, rank % 2, rank // 2, 4, 2, 2).led_by(-1) for rank in range(4)]
+    opened = [rank.global_rank for rank in nodes if plan_run(rank, "auto", "worker", "exp").opens_run]
+    assert opened == [1, 3]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"primary_rank": 1.0}, "primary_rank=1.0 is no rank"),
+        ({"primary_rank": True}, "primary_rank=True is no rank"),
+        ({"primary_rank": 1, "rank_scope": "worker"}, 'cannot be combined with rank_scope="worker"'),
+        ({"primary_rank": 1, "system_metrics": "all-nodes"}, 'cannot be combined with system_metrics="all-nodes"'),
+        ({"unit": 3}, "unit=3 names no ranks"),
+        ({"unit": [0, 1.5]}, "names 1.5, which is no rank"),
+        ({"unit": [-1]}, "names -1, which is no rank"),
+    ],
+)
+def test_what_names_no_rank_is_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        Options(**arguments)
+
+
+def test_a_name_needs_a_mesh() -> None:
+    with pytest.raises(ConfigurationError, match=r"unit=mesh\['dp'\]"):
+        _ = Options(unit="dp").unit_ranks
+
+
+def test_options_that_were_published_are_those_that_were_given() -> None:
+    assert Options(unit=[3, 1, 1]).unit == (1, 3)
+    assert Options(unit=list(Options(unit=range(2)).unit_ranks or ())) == Options(unit=(0, 1))
+
+
+def test_only_writers_of_the_unit_are_too_many() -> None:
+    topology = Topology(0, 0, 0, 1024, 8, 128)
+    plan = plan_run(topology, "shared", "global", "exp")
+    assert "1,024 writers" in str(too_large(topology, plan, 8))
+    assert too_large(topology, plan, 8, range(0, 1024, 8)) is None
