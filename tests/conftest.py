@@ -134,7 +134,7 @@ class FakeRun:
     def define_metric(self, name: str, **kwargs: Any) -> None:
         self.defined.append((name, kwargs))
 
-    def finish(self, exit_code: int | None = None) -> None:
+    def finish(self, exit_code: int | None = None, quiet: bool | None = None) -> None:  # noqa: ARG002  # as wandb 0.19
         if not self._is_finished:  # as wandb's
             self.exit_codes.append(exit_code)
         self._is_finished = True

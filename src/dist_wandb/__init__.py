@@ -2,6 +2,9 @@
 
 ``DistWandbLogger`` for Lightning, ``DistWandbTracker`` for Accelerate, ``init`` for plain PyTorch. Importing this
 package imports neither torch nor wandb nor a framework: public names are loaded at their first use.
+
+With ``import dist_wandb as wandb`` a script finds what it looks for in wandb: what is about the current run (`log`,
+`config`, `watch`, `finish`, ...) acts on the current session, and whatever is not found here is wandb's own.
 """
 
 from __future__ import annotations
@@ -12,7 +15,57 @@ from typing import TYPE_CHECKING, Any
 from dist_wandb._version import __version__
 
 if TYPE_CHECKING:
+    from wandb import Api as Api
+    from wandb import Artifact as Artifact
+    from wandb import ArtifactTTL as ArtifactTTL
+    from wandb import Audio as Audio
+    from wandb import Error as Error
+    from wandb import EvalTable as EvalTable
+    from wandb import Graph as Graph
+    from wandb import Histogram as Histogram
+    from wandb import Html as Html
+    from wandb import Image as Image
+    from wandb import Molecule as Molecule
+    from wandb import Object3D as Object3D
+    from wandb import Plotly as Plotly
+    from wandb import Run as Run
+    from wandb import Settings as Settings
+    from wandb import Table as Table
+    from wandb import Video as Video
+    from wandb import agent as agent
+    from wandb import box3d as box3d
+    from wandb import controller as controller
+    from wandb import define_metric as define_metric
+    from wandb import link_model as link_model
+    from wandb import log_artifact as log_artifact
+    from wandb import log_model as log_model
+    from wandb import login as login
+    from wandb import plot as plot
+    from wandb import plot_table as plot_table
+    from wandb import restore as restore
+    from wandb import save as save
+    from wandb import setup as setup
+    from wandb import sweep as sweep
+    from wandb import teardown as teardown
+    from wandb import termerror as termerror
+    from wandb import termlog as termlog
+    from wandb import termwarn as termwarn
+    from wandb import unwatch as unwatch
+    from wandb import use_artifact as use_artifact
+    from wandb import use_model as use_model
+    from wandb import util as util
+    from wandb import watch as watch
+    from wandb.errors import CommError as CommError
+    from wandb.errors import UsageError as UsageError
+    from wandb.sdk.wandb_alerts import AlertLevel as AlertLevel
+
     from dist_wandb.accelerate import DistWandbTracker as DistWandbTracker
+    from dist_wandb.as_wandb import alert as alert
+    from dist_wandb.as_wandb import finish as finish
+    from dist_wandb.as_wandb import join as join
+    from dist_wandb.as_wandb import log as log
+    from dist_wandb.as_wandb import mark_preempting as mark_preempting
+    from dist_wandb.as_wandb import pin_config_keys as pin_config_keys
     from dist_wandb.decorator import wandb_init
     from dist_wandb.errors import (
         ConfigurationError,
@@ -33,6 +86,10 @@ if TYPE_CHECKING:
     from dist_wandb.settings.limits import Limits
     from dist_wandb.settings.plan import RunPlan, plan_run
     from dist_wandb.topology.model import Topology
+
+    run: Session | None
+    config: Any
+    summary: Any
 
 # Without the integrations for the frameworks: `import *` must work where none is installed.
 __all__ = [
@@ -88,15 +145,40 @@ _ROOMS = {
 }
 
 
+# What of wandb's names is about the current run. The last of them came after the oldest supported version of wandb.
+_ACTING = (
+    *("alert", "define_metric", "finish", "join", "link_model", "log", "log_artifact", "log_model", "mark_preempting"),
+    *("restore", "save", "unwatch", "use_artifact", "use_model", "watch", "pin_config_keys"),
+)
+_ROOMS.update(dict.fromkeys(_ACTING, "as_wandb"))
+_OF_CURRENT = ("config", "run", "summary")  # another object with each session
+# wandb's own, in every supported version, to be listed before wandb is imported. What else it has is found as well.
+_OF_WANDB = (
+    *("AlertLevel", "Api", "Artifact", "ArtifactTTL", "Audio", "CommError", "Error", "Graph", "Histogram", "Html"),
+    *("Image", "Molecule", "Object3D", "Plotly", "Settings", "Table", "UsageError", "Video", "agent", "box3d"),
+    *("controller", "login", "plot", "plot_table", "setup", "sweep", "teardown", "termerror", "termlog", "termwarn"),
+    *("util",),
+)
+
+
 def __getattr__(name: str) -> Any:
-    if name == "log":
-        raise AttributeError("module 'dist_wandb' has no attribute 'log'. Use dist_wandb.get_run().log")
-    if name not in _ROOMS:
+    if name in _ROOMS:
+        value = getattr(importlib.import_module(f"dist_wandb.{_ROOMS[name]}"), name)
+        globals()[name] = value
+        return value
+    if name in _OF_CURRENT:
+        return importlib.import_module("dist_wandb.as_wandb").of_current(name)
+    if name == "errors":  # wandb's own are found there, too
+        return importlib.import_module("dist_wandb.errors")
+    if name not in _OF_WANDB and (name.startswith("_") or _is_module(name)):
         raise AttributeError(f"module 'dist_wandb' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"dist_wandb.{_ROOMS[name]}"), name)
-    globals()[name] = value
-    return value
+    return importlib.import_module("dist_wandb.runs.wandb_names").of_wandb(name)
+
+
+def _is_module(name: str) -> bool:
+    """Whether a module of this package that nobody has imported has the name: Python imports it after this error."""
+    return importlib.import_module("importlib.util").find_spec(f"dist_wandb.{name}") is not None
 
 
 def __dir__() -> list[str]:
-    return sorted({*__all__, *_ROOMS})
+    return sorted({*__all__, *_ROOMS, *_OF_CURRENT, *_OF_WANDB})

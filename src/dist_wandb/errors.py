@@ -1,6 +1,7 @@
 """The errors of dist_wandb: every one is a `DistWandbError`, and most are a built-in error too.
 
-A message has three parts: what is wrong (the value, the rank), where it came from, and what to do.
+A message has three parts: what is wrong (the value, the rank), where it came from, and what to do. What else is looked
+for here is wandb's own.
 """
 
 from __future__ import annotations
@@ -8,6 +9,25 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 from os import PathLike, fspath
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from wandb.errors import AuthenticationError as AuthenticationError
+    from wandb.errors import CommError as CommError
+    from wandb.errors import Error as Error
+    from wandb.errors import UnsupportedError as UnsupportedError
+    from wandb.errors import UsageError as UsageError
+else:
+
+    def __getattr__(name: str) -> Any:
+        """Find wandb's own errors here, too: `wandb.errors` after ``import dist_wandb as wandb`` is this module."""
+        if not name.startswith("_"):
+            import wandb.errors
+
+            if hasattr(wandb.errors, name):
+                return getattr(wandb.errors, name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 _LONGEST_SHOWN = 20_000
 

@@ -67,6 +67,7 @@ class GraphQL:
             "CreateArtifactFiles": self._create_artifact_files,
             "CommitArtifact": self._commit_artifact,
             **ArtifactQueries(records, url).answers,
+            "NotifyScriptableRunAlert": lambda *_: {"notifyScriptableRunAlert": {"success": True}},
             # of wandb 0.19 alone
             "ProbeServerCapabilities": lambda *_: {
                 f"{kind}Type": {"fields": [{"name": name} for name in names]} for kind, names in _PROBED.items()

@@ -21,8 +21,9 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb.exchange.rows import Rows
-from dist_wandb.runs import null_run, run_metadata
+from dist_wandb.runs import run_metadata
 from dist_wandb.session import registry
+from dist_wandb.session.as_run import AsRun
 from dist_wandb.session.children import Children
 from dist_wandb.session.exit_codes import exit_code_of
 from dist_wandb.session.intake import Intake, exchange_of
@@ -46,14 +47,12 @@ if TYPE_CHECKING:
     from dist_wandb.session.own_run import OwnRun
     from dist_wandb.settings.plan import RunPlan
 
-_FOR_USERS = ("config", "finish", "flush", "group_url", "id", "log", "plan", "run", "topology", "url")
 
-
-class Session:
+class Session(AsRun):
     """One rank's part in the W&B logging of a job. Made by `dist_wandb.init`, and by the integrations for frameworks.
 
     What is not found on the session is looked up on its W&B run, so ``session.summary``, ``session.watch`` and the like
-    work as on a `wandb.Run`; on a rank without a run they do nothing.
+    work as on a `wandb.Run`; on a rank without a run they do nothing. ``session.name = "late"`` renames the run.
 
     Args:
         link: To the other ranks of the job.
@@ -349,14 +348,6 @@ class Session:
     ) -> None:
         """Finish; with the exit code that the exception means, if there is one."""
         self.finish(exit_code_of(error))
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or "_own" not in self.__dict__:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return getattr(self.run, name)
-
-    def __dir__(self) -> list[str]:
-        return sorted({*_FOR_USERS, *null_run.public_names(self.run)})
 
     def _repr_html_(self) -> str:
         """For notebooks: the run's page, as wandb shows it; without one, its text."""

@@ -1,0 +1,143 @@
+"""What scripts find in wandb's module that is about the current run: for ``import dist_wandb as wandb``.
+
+``wandb.log``, ``wandb.config``, ``wandb.watch`` and the like act on the session that was opened last (`get_run`): on a
+rank without a run they do what the session does there. Where no session is open they are wandb's own, for a run that
+was opened without this package; without such a run they raise `wandb.Error`, as wandb does.
+
+Whatever else a script looks for in this package is wandb's own (`runs.wandb_names`), looked up at each use.
+`dist_wandb.__init__` has the lists; `tests/unit/test_as_wandb.py` compares them with those of wandb.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from dist_wandb.errors import DistWandbError
+from dist_wandb.runs import wandb_names
+from dist_wandb.session.registry import current, history
+from dist_wandb.topology.model import Topology
+
+if TYPE_CHECKING:
+    from dist_wandb.payloads.scalars import Weight
+
+
+def log(
+    data: Mapping[str, Any],
+    step: int | None = None,
+    commit: bool | None = None,
+    sync: bool | None = None,  # noqa: ARG001  # wandb has ignored it for years
+    *,
+    weight: Weight = None,
+) -> None:
+    """Log one row with the current session: `wandb.log`, whose arguments it takes, for the numbers of all ranks.
+
+    Args:
+        data: Values by name, as for `Session.log`.
+        step: Position of the row on the x axis.
+        commit: As in `wandb.Run.log`, where one rank is a unit.
+        sync: Ignored, as by wandb.
+        weight: What a mean over ranks is weighted with, such as the number of samples behind the values.
+
+    Raises:
+        wandb.Error: Nobody has called `init` in this process.
+        ConfigurationError: As `Session.log`.
+    """
+    session = current()
+    if session is None:
+        wandb_names.of_its_run("log", _why_not)(data, step=step, commit=commit)
+    else:
+        session.log(data, step, weight, commit=commit)
+
+
+def finish(exit_code: int | None = None, quiet: bool | None = None) -> None:  # noqa: ARG001  # wandb ignores it, too
+    """End the current session, and on a rank with a run that run: `wandb.finish`. Without a session nothing happens.
+
+    Args:
+        exit_code: Exit code of the job as W&B is to show it; `None` or 0 for success.
+        quiet: Ignored, as by wandb.
+    """
+    session = current()
+    if session is not None:
+        session.finish(exit_code)
+    elif wandb_names.has_run():
+        wandb_names.of_wandb("finish")(exit_code)
+
+
+join = finish
+
+
+def restore(name: str, run_path: str | None = None, *args: Any, **kwargs: Any) -> Any:
+    """Fetch a file of a run from W&B: `wandb.restore`. That of another run is fetched on a rank without one, too.
+
+    Args:
+        name: Name of the file.
+        run_path: The run, as ``ENTITY/PROJECT/ID``; the current one if `None`.
+        args: Further arguments of `wandb.restore`.
+        kwargs: Likewise.
+
+    Returns:
+        The open file; a stand-in for that of the current run on a rank that has none.
+    """
+    session = current()
+    if session is None or run_path is not None:
+        return wandb_names.of_wandb("restore")(name, run_path, *args, **kwargs)
+    return session.restore(name, run_path, *args, **kwargs)
+
+
+def _acting(name: str) -> Callable[..., Any]:
+    """A function that acts on the current session as wandb's of this name does on the current run."""
+
+    def act(*args: Any, **kwargs: Any) -> Any:
+        session = current()
+        function = wandb_names.of_its_run(name, _why_not) if session is None else getattr(session, name)
+        return function(*args, **kwargs)
+
+    act.__name__ = act.__qualname__ = name
+    act.__doc__ = f"`wandb.{name}` for the current session; on a rank without a run it accepts the call, and no more."
+    return act
+
+
+alert = _acting("alert")
+define_metric = _acting("define_metric")
+link_model = _acting("link_model")
+log_artifact = _acting("log_artifact")
+log_model = _acting("log_model")
+mark_preempting = _acting("mark_preempting")
+pin_config_keys = _acting("pin_config_keys")
+save = _acting("save")
+unwatch = _acting("unwatch")
+use_artifact = _acting("use_artifact")
+use_model = _acting("use_model")
+watch = _acting("watch")
+
+
+def of_current(name: str) -> Any:
+    """``wandb.run``, ``wandb.config`` or ``wandb.summary``.
+
+    Args:
+        name: Which of them.
+
+    Returns:
+        The current session, its config, or its summary. Where no session is open it is wandb's own: as long as it has
+        no run, that is `None` for the run, and for the others an object whose use is a `wandb.Error`.
+    """
+    session = current()
+    if session is not None:
+        return session if name == "run" else getattr(session, name)
+    return None if name == "run" and not wandb_names.has_run() else wandb_names.of_wandb(name)
+
+
+def _why_not() -> str:
+    if history.has_begun:
+        return "The session of dist_wandb has been finished."
+    try:
+        topology = Topology.detect()
+    except DistWandbError:  # its error is for who opens a session
+        return "No session of dist_wandb is open in this process."
+    if topology.world_size == 1:
+        return "No session of dist_wandb is open."
+    return (
+        f"No session of dist_wandb is open on rank {topology.global_rank} of {topology.world_size}. Call init on every "
+        "rank, or log under the guard that init is under."
+    )

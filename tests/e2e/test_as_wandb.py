@@ -1,0 +1,133 @@
+"""``import dist_wandb as wandb`` in whole jobs: what scripts do with wandb, and scripts changed by that line."""
+
+from __future__ import annotations
+
+import csv
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from history import History, history_of
+from processes import Finished, clean_environment, run_job, torchrun
+from stored import ended_runs
+from wandb_records import RecordedRun
+from wandb_server import WandbServer
+
+SCRIPTS = Path(__file__).parent / "scripts"
+EXAMPLES = Path(__file__).parents[2] / "examples" / "as_wandb"
+THE_LINE = re.compile(r"^( *)import dist_wandb as wandb$", re.MULTILINE)
+
+Outcome = tuple[Finished, dict[str, RecordedRun]]
+
+
+@pytest.fixture(scope="module")
+def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    directory = tmp_path_factory.mktemp("as_wandb")
+    with WandbServer() as server:
+        job = torchrun(SCRIPTS / "as_wandb.py")
+        finished = run_job(*job, cwd=directory, environment=server.environment(directory), timeout=240).check()
+    assert server.unknown == []
+    return finished, {str(run.display_name): run for run in server.runs.values()}
+
+
+def column(run: RecordedRun, name: str) -> dict[int, Any]:
+    """By place on the x axis the value of a name that was written there last."""
+    return {row["global_step"]: row[name] for row in run.rows if name in row}
+
+
+def test_before_a_run_nothing_is_there_and_log_is_wandbs_error(outcome: Outcome) -> None:
+    finished, _ = outcome
+    assert sorted(finished.lines("SAW before")) == [f"SAW before {rank} None" for rank in (0, 1)]
+    assert sorted(finished.lines("SAW early")) == [
+        f"SAW early {rank} You must call wandb.init() before wandb.log(). No session of dist_wandb is open on rank "
+        f"{rank} of 2. Call init on every rank, or log under the guard that init is under."
+        for rank in (0, 1)
+    ]
+
+
+def test_there_is_one_run_for_each_init_and_all_ended_well(outcome: Outcome) -> None:
+    _, runs = outcome
+    assert runs.keys() == {"all-of-it", "block", "guarded"}
+    assert {name: (run.exit_codes, run.completions) for name, run in runs.items()} == dict.fromkeys(runs, ([0], 1))
+
+
+def test_numbers_cover_all_ranks_or_the_one_that_is_guarded(outcome: Outcome) -> None:
+    run = outcome[1]["all-of-it"]
+    assert column(run, "loss") == {0: 0.5, 1: 2.5, 2: 4.5}
+    assert column(run, "guarded") == {0: 0, 1: 1, 2: 2}
+    assert column(run, "val/accuracy") == dict.fromkeys(range(3), 0.5)
+    assert column(outcome[1]["block"], "loss") == {0: 0.5, 1: 0.75}
+    assert column(outcome[1]["guarded"], "loss") == {0: 1.0}
+    assert not [row for each in outcome[1].values() for row in each.rows if "dist_wandb/degraded" in row]
+
+
+def test_what_is_said_about_the_run_reaches_it_once(outcome: Outcome) -> None:
+    run = outcome[1]["all-of-it"]
+    assert run.tags == ("a", "b")
+    config = {name: run.config[name] for name in ("lr", "parameters", "depth", "width")}
+    assert config == {"lr": 0.1, "parameters": 20, "depth": 2, "width": 3}
+    assert {name: run.summary[name] for name in ("best", "last")} == {"best": 0.5, "last": 0.25}
+    assert run.summary["val/accuracy"] == {"max": 0.5}
+    kinds = {name: run.summary[name]["_type"] for name in ("image", "table", "histogram")}
+    assert kinds == {"image": "image-file", "table": "table-file", "histogram": "histogram"}
+    assert any(name.startswith("gradients/") for name in run.summary)
+
+
+def test_all_ranks_see_the_same_run_and_none_afterwards(outcome: Outcome) -> None:
+    finished, _ = outcome
+    assert sorted(finished.lines("SAW run")) == [f"SAW run {rank} True tests 0.1 0.1 1" for rank in (0, 1)]
+    ids = finished.lines("SAW ids")
+    assert len(ids) == 2
+    assert len(set(ids)) == 1
+    assert ids[0].startswith("SAW ids True ")
+    assert sorted(finished.lines("SAW after")) == [f"SAW after {rank} None" for rank in (0, 0, 1, 1)]
+
+
+# --- the examples -----------------------------------------------------------------------------------------------------
+
+
+def of_example(script: Path, directory: Path, *arguments: str) -> tuple[History, dict[str, Any]]:
+    """Rows and facts of the one run of a script, played by two processes."""
+    directory.mkdir()
+    environment = clean_environment(WANDB_SILENT="true")
+    run_job(*torchrun(script, *arguments), cwd=directory, environment=environment, timeout=240).check()
+    (run,) = ended_runs(directory, 1)
+    assert run.exit_code == 0
+    return history_of(run), {"name": run.name, "project": run.project}
+
+
+def with_the_line_as_it_was(script: Path, directory: Path) -> Path:
+    """The script before it was changed."""
+    text, changed = THE_LINE.subn(r"\1import wandb", script.read_text(encoding="utf-8"))
+    assert changed == 1
+    assert "dist_wandb" not in text.split('"""', 2)[2], "it is no longer one line"
+    before = directory / f"stock_{script.name}"
+    before.write_text(text, encoding="utf-8")
+    return before
+
+
+def test_a_script_like_nanogpt_gives_the_run_that_it_gave(tmp_path: Path) -> None:
+    stock = with_the_line_as_it_was(EXAMPLES / "train_gpt.py", tmp_path)
+    before, facts_before = of_example(stock, tmp_path / "before")
+    now, facts = of_example(EXAMPLES / "train_gpt.py", tmp_path / "now")
+    assert facts == facts_before == {"name": "mini-gpt", "project": "gpt"}
+    assert now.names == before.names == {"iter", "lr", "train/loss", "val/loss"}
+    for name in now.names:
+        assert now.values(name) == pytest.approx(before.values(name)), name
+    assert now.values("iter") == [0, 10, 20, 30, 40]
+    assert now.values("val/loss")[-1] < 0.7 * now.values("val/loss")[0]
+
+
+def test_a_script_like_timms_gives_a_run_with_the_rows_of_its_summary(tmp_path: Path) -> None:
+    script = EXAMPLES / "train_images.py"
+    with_the_line_as_it_was(script, tmp_path)
+    now, facts = of_example(script, tmp_path / "now", "--log-wandb", "--wandb-tags", "small", "quick")
+    assert facts == {"name": "digits", "project": "images"}
+    with (tmp_path / "now" / "output" / "digits" / "summary.csv").open(encoding="utf-8") as file:
+        summary = [{name: float(value) for name, value in row.items()} for row in csv.DictReader(file)]
+    assert len(summary) == 3
+    assert now.names == summary[0].keys() == {"epoch", "train_loss", "eval_loss", "eval_top1", "lr"}
+    for name in now.names:
+        assert now.values(name) == pytest.approx([row[name] for row in summary]), name
+    assert summary[-1]["eval_top1"] > 60

@@ -1,0 +1,330 @@
+"""``import dist_wandb as wandb``: what scripts find there, and what of it is about the current run."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import pickle
+import pkgutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import wandb
+from wandb.sdk.lib import module as module_of_wandb
+from wandb.sdk.wandb_run import Run
+
+import dist_wandb
+from dist_wandb import as_wandb
+from dist_wandb.errors import ConfigurationError
+from dist_wandb.runs.null_run import NullRun
+from dist_wandb.session import registry
+from dist_wandb.session.session import Session
+from dist_wandb.topology.model import Topology
+
+if TYPE_CHECKING:
+    from tests.conftest import FakeWandb, Job
+    from typing_extensions import assert_type
+
+    assert_type(dist_wandb.run, Session | None)
+    assert_type(dist_wandb.Table, type[wandb.Table])
+    assert_type(dist_wandb.errors.CommError, type[wandb.errors.CommError])
+
+ACTING, OF_CURRENT, OF_WANDB = dist_wandb._ACTING, dist_wandb._OF_CURRENT, dist_wandb._OF_WANDB
+HEAVY = ("torch", "wandb", "lightning", "accelerate")
+NEWER = {"EvalTable", "Run"}  # than the oldest supported wandb: found where they are, but not listed
+NOT_OF_A_RUN = {"plot_table"}  # makes a chart
+OURS = {"init", "__version__"}
+OF_BOTH = {"errors", "cli"}  # modules
+TWO_RANKS = [Topology(rank, rank, 0, 2, 2, 1) for rank in range(2)]
+
+
+def run_python(code: str) -> str:
+    """Run `code` in a new interpreter; return what it printed."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+# --- the names --------------------------------------------------------------------------------------------------------
+
+
+def replaced_by_a_run() -> set[str]:
+    """What wandb sets in its module when a run begins."""
+    return set(inspect.signature(module_of_wandb.set_global).parameters)
+
+
+def there_before_a_run() -> set[str]:
+    """What wandb has in its module before a run begins, to say that one must."""
+    tree = ast.parse(inspect.getsource(wandb))
+    return {
+        target.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and "PreInit" in ast.unparse(node.value)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+
+
+def named_as_a_method() -> set[str]:
+    """Functions of wandb's module that a run has as methods."""
+    return {name for name in dir(wandb) if name[0] != "_" and inspect.isfunction(getattr(Run, name, None))}
+
+
+@pytest.mark.parametrize("source", [replaced_by_a_run, there_before_a_run, named_as_a_method])
+def test_all_of_wandbs_names_that_are_about_the_current_run_act_on_the_session(source: Callable[[], set[str]]) -> None:
+    found = source()
+    assert {"log", "save", "watch"} <= found
+    missing = found - {*ACTING, *OF_CURRENT} - NOT_OF_A_RUN
+    assert not missing, (
+        f"wandb {wandb.__version__} has {sorted(missing)} in its module, which seem to act on the current run: with "
+        "`import dist_wandb as wandb` they would miss the session. Add them to dist_wandb._ACTING and as_wandb.py."
+    )
+
+
+def test_what_acts_on_the_session_is_no_more_than_wandb_has() -> None:
+    """But for what came after the oldest supported version."""
+    assert {name for name in (*ACTING, *OF_CURRENT) if not hasattr(wandb, name)} <= {"pin_config_keys"}
+
+
+def test_every_public_name_of_wandb_is_listed_and_found() -> None:
+    names = set(wandb.__all__)
+    assert names - set(dir(dist_wandb)) <= NEWER, "list it in dist_wandb._OF_WANDB, or in NEWER here"
+    for name in names - OURS - {*ACTING, *OF_CURRENT}:
+        assert getattr(dist_wandb, name) is getattr(wandb, name), name
+
+
+@pytest.mark.parametrize("name", OF_WANDB)
+def test_what_is_wandbs_own_is_handed_on_as_it_is(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert getattr(dist_wandb, name) is getattr(wandb, name)
+    monkeypatch.setattr(wandb, name, "replaced")
+    assert getattr(dist_wandb, name) == "replaced"
+
+
+def test_no_other_name_of_ours_hides_one_of_wandbs() -> None:
+    modules = {module.name for module in pkgutil.iter_modules(dist_wandb.__path__)}
+    of_wandb = {*dir(wandb), *(module.name for module in pkgutil.iter_modules(wandb.__path__))}
+    assert modules & {*of_wandb, *OF_CURRENT, *ACTING} == OF_BOTH
+    public = {name for name in of_wandb if not name.startswith("_")} | {"__version__"}
+    assert public & set(dist_wandb.__all__) == OURS
+
+
+def test_type_checkers_are_told_of_all_that_is_listed() -> None:
+    tree = ast.parse(Path(dist_wandb.__file__).read_text(encoding="utf-8"))
+    (told,) = [node for node in tree.body if isinstance(node, ast.If)]
+    imported = {
+        alias.asname or alias.name
+        for node in ast.walk(told)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    declared = {
+        node.target.id for node in told.body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    }
+    assert set(dir(dist_wandb)) - imported - declared == {"__version__"}
+
+
+def test_a_name_that_nobody_has_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match=r"module 'dist_wandb' has no attribute 'Tabel', and wandb .* has none"):
+        _ = dist_wandb.Tabel
+
+
+# --- imports ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "use", ["wandb.run is None", "callable(wandb.log)", "not hasattr(wandb, '_x') and not hasattr(wandb, 'relay')"]
+)
+def test_what_needs_no_wandb_brings_none(use: str) -> None:
+    code = f"import sys, dist_wandb as wandb; assert {use}; print([name for name in {HEAVY!r} if name in sys.modules])"
+    assert run_python(code) == "[]"
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "",
+        "import dist_wandb.session.session, dist_wandb.run_config.sync, dist_wandb.errors",
+        "from dist_wandb.run_config import sync; from dist_wandb import run_config, Session",
+        "from dist_wandb import config; config = None",
+        "import wandb",
+    ],
+)
+def test_the_names_are_the_same_whatever_was_imported_before(before: str) -> None:
+    code = f"""
+{before}
+import dist_wandb as wandb
+print(type(wandb.config).__name__, wandb.errors.__name__, wandb.errors.CommError.__module__, wandb.run)
+"""
+    assert run_python(code) == "PreInitObject dist_wandb.errors wandb.errors.errors None"
+
+
+def test_modules_of_ours_are_still_imported_by_from() -> None:
+    assert run_python("from dist_wandb import relay, cli; print(relay.__name__, cli.__name__)") == (
+        "dist_wandb.relay dist_wandb.cli"
+    )
+
+
+def test_wandbs_errors_are_found_beside_ours() -> None:
+    errors: Any = dist_wandb.errors
+    assert errors.UsageError is wandb.errors.UsageError is dist_wandb.UsageError
+    assert errors.ConfigurationError is ConfigurationError
+    assert errors.term is wandb.errors.term
+    with pytest.raises(AttributeError, match="'UsageEror'"):
+        _ = errors.UsageEror
+
+
+# --- before a session -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if nobody had opened a session in this process."""
+    monkeypatch.setattr(registry.history, "has_begun", False)
+
+
+@pytest.mark.parametrize("name", sorted({*ACTING} - {"finish", "join", "restore"}))
+@pytest.mark.usefixtures("fake_wandb")
+def test_before_a_session_it_is_wandbs_error(name: str) -> None:
+    with pytest.raises(wandb.Error, match=rf"^You must call wandb\.init\(\) before wandb\.{name}\(\)\. No session of"):
+        getattr(dist_wandb, name)({"loss": 1.0})
+
+
+@pytest.mark.parametrize("name", ["config", "summary"])
+@pytest.mark.usefixtures("fake_wandb")
+def test_before_a_session_config_and_summary_cannot_be_used(name: str) -> None:
+    with pytest.raises(wandb.Error, match=rf"You must call wandb\.init\(\) before wandb\.{name}"):
+        _ = getattr(dist_wandb, name)["lr"]
+    with pytest.raises(wandb.Error, match=rf"You must call wandb\.init\(\) before wandb\.{name}"):
+        getattr(dist_wandb, name).lr = 0.1
+
+
+@pytest.mark.usefixtures("fake_wandb")
+def test_a_rank_that_opened_none_is_told_which_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(wandb.Error, match=r"is open on rank 1 of 2\. Call init on every rank, or log under the guard"):
+        dist_wandb.log({"loss": 1.0})
+    monkeypatch.delenv("RANK")
+    with pytest.raises(wandb.Error, match="is open in this process"):
+        dist_wandb.log({"loss": 1.0})
+
+
+@pytest.mark.usefixtures("fake_wandb")
+def test_after_a_session_it_is_said_that_it_has_ended() -> None:
+    dist_wandb.init().finish()
+    with pytest.raises(wandb.Error, match=r"before wandb\.log\(\)\. The session of dist_wandb has been finished\."):
+        dist_wandb.log({"loss": 1.0})
+
+
+@pytest.mark.usefixtures("fake_wandb")
+def test_before_a_session_there_is_no_run_and_nothing_to_finish() -> None:
+    assert dist_wandb.run is None
+    dist_wandb.finish()
+    dist_wandb.join(1)
+
+
+def test_a_run_that_was_opened_without_us_is_used_as_wandb_does(fake_wandb: FakeWandb) -> None:
+    fake_wandb.sets_globals = True
+    wandb.init()
+    found: Any = dist_wandb.run
+    (run,) = fake_wandb.runs
+    assert found is run
+    dist_wandb.log({"loss": 1.0}, 3)
+    assert run.logged == [({"loss": 1.0}, {"step": 3, "commit": None})]
+    dist_wandb.finish(2)
+    assert run.exit_codes == [2]
+    assert dist_wandb.run is None
+
+
+# --- with a session ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted({*ACTING} - {"finish", "join", "log"}))
+def test_it_acts_on_the_run_of_the_session(name: str, fake_wandb: FakeWandb) -> None:
+    session = dist_wandb.init()
+    vars(fake_wandb.runs[0])[name] = lambda *args, **kwargs: (args[0], kwargs)
+    assert getattr(dist_wandb, name)("first", policy="live") == ("first", {"policy": "live"})
+    assert dist_wandb.run is session
+
+
+def test_a_file_of_another_run_is_fetched_by_wandb(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wandb, "restore", lambda *args, **kwargs: (args, kwargs))
+    dist_wandb.init()
+    restored: Any = dist_wandb.restore("model.pt", "team/digits/a", replace=True)
+    assert restored == (("model.pt", "team/digits/a"), {"replace": True})
+    assert len(fake_wandb.runs) == 1
+
+
+def test_log_takes_wandbs_arguments_by_place(fake_wandb: FakeWandb) -> None:
+    dist_wandb.init()
+    dist_wandb.log({"loss": 1.0}, 3, False)
+    dist_wandb.log(data={"accuracy": 0.5}, commit=True)
+    rows = [(row, kwargs.get("commit")) for row, kwargs in fake_wandb.runs[0].logged]
+    assert rows == [({"loss": 1.0, "global_step": 3}, False), ({"accuracy": 0.5, "global_step": 3}, True)]
+
+
+def test_the_weight_reaches_the_mean(job: Job) -> None:
+    first, second = job(TWO_RANKS)
+    for session, loss, weight in ((second, 2.0, 1), (first, 1.0, 3)):
+        registry._sessions.append(session)  # the current one
+        dist_wandb.log({"loss": loss}, step=0, weight=weight)
+    assert first.flush(together=False)
+    run: Any = first.run
+    assert [row["loss"] for row in run.rows] == [1.25]
+
+
+def test_config_and_summary_are_the_runs(fake_wandb: FakeWandb) -> None:
+    dist_wandb.init(config={"lr": 0.1})
+    assert (dist_wandb.config.lr, dist_wandb.config["lr"], dict(dist_wandb.config)) == (0.1, 0.1, {"lr": 0.1})
+    dist_wandb.config.update({"lr": 0.2}, allow_val_change=True)
+    dist_wandb.config.depth = 3
+    dist_wandb.summary["best"] = 0.9
+    assert dict(fake_wandb.runs[0].config) == {"lr": 0.2, "depth": 3}
+    assert fake_wandb.runs[0].summary == {"best": 0.9}
+
+
+def test_a_name_that_is_imported_before_the_session_acts_on_it_and_can_be_pickled(fake_wandb: FakeWandb) -> None:
+    from dist_wandb import finish, init, log
+
+    init()
+    log({"loss": 1.0})
+    finish(3)
+    assert fake_wandb.runs[0].rows == [{"loss": 1.0, "global_step": 0}]
+    assert fake_wandb.runs[0].exit_codes == [3]
+    assert dist_wandb.run is None
+    assert all(pickle.loads(pickle.dumps(getattr(dist_wandb, name))) is getattr(as_wandb, name) for name in ACTING)  # noqa: S301
+
+
+def test_what_is_set_of_a_run_reaches_it(fake_wandb: FakeWandb) -> None:
+    session = dist_wandb.init(name="early")
+    vars(fake_wandb.runs[0])["tags"] = ("a",)
+    session.name = "late"
+    session.tags += ("b",)
+    assert (fake_wandb.runs[0].name, session.name) == ("late", "late")
+    assert vars(fake_wandb.runs[0])["tags"] == ("a", "b")
+    session.anything = 1
+    assert not hasattr(fake_wandb.runs[0], "anything")
+
+
+def test_a_rank_without_a_run_can_use_all_of_it(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = job(TWO_RANKS, lambda _: {"config": {"lr": 0.1}, "name": "digits"})
+    assert isinstance(second.run, NullRun)
+    monkeypatch.setattr(registry, "_sessions", [second])
+    assert dist_wandb.run is second
+    for name in sorted({*ACTING} - {"finish", "join", "log"}):
+        assert not getattr(dist_wandb, name)("anything", step_metric="epoch"), name
+    assert dist_wandb.run is not None
+    dist_wandb.run.name, dist_wandb.run.notes = "mine", "all of it"
+    dist_wandb.summary["best"] = 0.9
+    dist_wandb.run.summary.update({"worst": 0.1})
+    dist_wandb.config.update({"depth": 3}, allow_val_change=True)
+    assert dist_wandb.run.name == "digits"
+    assert (dist_wandb.config.lr, dist_wandb.config["depth"]) == (0.1, 3)
+    run: Any = first.run
+    assert (run.name, run.summary, dict(run.config)) == ("digits", {}, {"lr": 0.1})
+    dist_wandb.finish()
+    assert dist_wandb.run is None
