@@ -259,6 +259,16 @@ def test_a_file_of_another_run_is_fetched_by_wandb(fake_wandb: FakeWandb, monkey
     assert len(fake_wandb.runs) == 1
 
 
+def test_init_elsewhere_opens_a_second_run_which_is_the_current_one(fake_wandb: FakeWandb) -> None:
+    first = dist_wandb.init()
+    second = dist_wandb.init()
+    dist_wandb.log({"loss": 1.0})
+    assert dist_wandb.run is second
+    dist_wandb.finish()
+    assert dist_wandb.run is first
+    assert [run.rows for run in fake_wandb.runs] == [[], [{"loss": 1.0, "global_step": 0}]]
+
+
 def test_log_takes_wandbs_arguments_by_place(fake_wandb: FakeWandb) -> None:
     dist_wandb.init()
     dist_wandb.log({"loss": 1.0}, 3, False)
