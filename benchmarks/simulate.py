@@ -1,15 +1,18 @@
 """One job of many ranks, simulated in one thread: what each asks of the job's store, and what a row costs.
 
-    python -m benchmarks.simulate --ranks 512 [--kill 8 9 10]
+    python -m benchmarks.simulate --ranks 512 [--kill 8 9 10 | --late 8 9 10]
+    python -m benchmarks.simulate --all  # what docs/scaling.md shows; half an hour of processor time, 16 GiB
 
 The product's own code runs, on a clock of its own, over a store and process groups in memory
 (tests/support/simulation). A message takes 0.1 ms, a call of the store 0.2 ms; nothing else takes time on that clock.
 Ranks come within 3 s, eight to a node, open sessions, log rows of 20 numbers and finish; the ranks of ``--kill`` are
-killed after ten rows, a second before the others log the next one.
+killed after ten rows, a second before the others log the next one. Those of ``--late`` come after the others' patience
+(`join_timeout`, 5 s here) and log the last row with them.
 
 It prints JSON: keys and bytes asked of the store, by rank; messages and bytes that a rank sends for a row, and levels
 of the tree; seconds on the job's clock until the last rank had opened, from the deaths until the last rank had flushed
-the next row, and for `finish`; and the processor time of a row for each rank, that of the simulation included.
+the next row, and for `finish`; how many ranks took part in that row; and the processor time of a row for each rank,
+that of the simulation included. With ``--all`` it writes what it finds to benchmarks/measured/simulated.json.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import gc
 import json
 import logging
 import statistics
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -32,6 +36,8 @@ from benchmarks import common
 
 from dist_wandb.exchange.transport import layout, tree
 from dist_wandb.session import opener, registry
+from dist_wandb.session.session import Session
+from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.options import Options
 from dist_wandb.store.job_store import JobStore
 from dist_wandb.topology.model import Topology
@@ -43,6 +49,13 @@ _LOADED = tree  # before names in it are replaced
 _PER_NODE = 8
 _ROWS = 10
 _NAMES = 20
+_PATIENCE = 5.0  # seconds that ranks wait for late ones
+_LATE = 8.0  # seconds after the others
+_LAST_ROW = 20.0  # seconds after the first rank began, where ranks come late
+_SIZES = (2, 8, 64, 512, 1024, 4096, 16384)
+_MOST_WITH_EVENTS = 1024  # ranks
+
+MEASURED = common.ROOT / "benchmarks" / "measured" / "simulated.json"
 
 
 class Job:
@@ -51,11 +64,13 @@ class Job:
     Args:
         ranks: How many there are.
         killed: Those that are killed after ten rows.
+        late: Those that come late.
     """
 
-    def __init__(self, ranks: int, killed: Sequence[int]) -> None:
+    def __init__(self, ranks: int, killed: Sequence[int] = (), late: Sequence[int] = ()) -> None:
         self.world = World(message=1e-4, call=2e-4)
-        self.ranks, self.killed = ranks, killed
+        self.ranks, self.killed, self.late = ranks, killed, frozenset(late)
+        self.members = 0  # of the last row
         self.values: dict[str, bytes] = {}
         self.counts = [Counter[str]() for _ in range(ranks)]
         self.times: dict[str, list[float]] = {name: [] for name in ("opened", "flushed", "logged", "again", "finished")}
@@ -72,7 +87,7 @@ class Job:
         per_node = min(_PER_NODE, self.ranks)
         topology = Topology(rank, rank % per_node, rank // per_node, self.ranks, per_node, self.ranks // per_node)
         session = opener.open_session(
-            Options(),
+            Options(limits=Limits(join_timeout=_PATIENCE)) if self.late else Options(),
             {"mode": "disabled"},
             integration="simulated",
             topology=topology,
@@ -83,15 +98,16 @@ class Job:
             restarts=False,
         )
         self._reached("opened")
-        for step in range(_ROWS + 1):
+        for step in range(_ROWS if rank in self.late else 0, _ROWS + 1):
             if step == _ROWS:
                 self._reached("logged")
-                self.world.pause(1.0)
+                self.world.pause(_LAST_ROW - self.world.now if self.late else 1.0)
             session.log(common.numbers(_NAMES, float(rank + step)), step=step)
             if step in (0, _ROWS):
                 delivered = session.flush()
                 self.delivered += delivered
                 self._reached("flushed" if not step else "again")
+                self.members = max(self.members, _members(session))
             self.world.pause(0.2)
         session.finish()
         self._reached("finished")
@@ -102,33 +118,61 @@ class Job:
     def play(self) -> dict[str, Any]:
         """Play it; what was found."""
         world, times = self.world, self.times
-        left = self.ranks - len(self.killed)
+        left, early = self.ranks - len(self.killed), self.ranks - len(self.late)
         for rank in range(self.ranks):
-            world.start(rank, functools.partial(self.use, rank), world.random.uniform(0.0, 3.0))
-        world.run(lambda: len(times["flushed"]) == self.ranks)
+            begin = world.random.uniform(0.0, 3.0) + (_LATE if rank in self.late else 0.0)
+            world.start(rank, functools.partial(self.use, rank), begin)
+        world.run(lambda: len(times["flushed"]) == early)
         messages, sent, began = Counter(world.messages), Counter(world.sent), time.process_time()
         world.run(lambda: len(times["logged"]) == self.ranks)
         rows_took = time.process_time() - began
         for_row = [(world.messages - messages)[rank] / (_ROWS - 1) for rank in range(self.ranks)]
         bytes_for_row = [(world.sent - sent)[rank] / (_ROWS - 1) for rank in range(self.ranks)]
-        killed_at = world.now
+        killed_at = _LAST_ROW if self.late else world.now
+        self.members = 0
         world.kill(*self.killed)
         world.run(lambda: len(times["finished"]) == left)
         nodes = [rank // _PER_NODE for rank in range(self.ranks)]
         return {
             "ranks": self.ranks,
             "killed": list(self.killed),
-            "delivered": [self.delivered, self.ranks + left],
+            "late": sorted(self.late),
+            "delivered": [self.delivered, early + left],
+            "members": [self.members, left],
             "keys": _spread([counts["keys"] for counts in self.counts]),
             "bytes": _spread([counts["bytes"] for counts in self.counts]),
             "messages_of_a_row": _spread(for_row),
             "bytes_of_a_row": _spread(bytes_for_row),
             "levels": layout.tree_of(range(self.ranks), nodes, 0, layout.FAN_OUT).levels,
             "opened": round(max(times["opened"]), 3),
-            "next_row_after_deaths": round(max(times["again"]) - killed_at, 3),
+            "last_row": round(max(times["again"]) - killed_at, 3),
             "finish": round(max(times["finished"]) - max(times["again"]), 3),
             "cpu_of_a_row_per_rank": round(rows_took / (_ROWS - 1) / self.ranks, 6),
         }
+
+
+def _members(session: Session) -> int:
+    """How many ranks a session's exchange has together; there is no public word for it."""
+    worker: Any = session._exchange  # type: ignore[attr-defined]
+    generation = worker._worker.participation.generation
+    return len(generation.members) if generation is not None else 1
+
+
+def simulate(ranks: int, killed: Sequence[int] = (), late: Sequence[int] = ()) -> dict[str, Any]:
+    """Play one job; what was found.
+
+    Args:
+        ranks: How many there are.
+        killed: Those that are killed after ten rows.
+        late: Those that come late.
+    """
+    job = Job(ranks, killed, late)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(JobStore, "find", staticmethod(job.find))
+        for name in ("add", "remove"):  # each rank has a process of its own
+            patch.setattr(registry, name, lambda _: None)
+        with simulated(job.world):
+            return job.play()
 
 
 def _spread(numbers: Sequence[float]) -> dict[str, float]:
@@ -136,22 +180,35 @@ def _spread(numbers: Sequence[float]) -> dict[str, float]:
     return {"mean": round(mean, 1), "median": round(median, 1), "most": round(max(numbers), 1)}
 
 
+def _play_all() -> None:
+    """Play what docs/scaling.md shows, each in a process of its own, and write what was found."""
+    found = []
+    for ranks in _SIZES:
+        node = [str(rank) for rank in range(_PER_NODE, 2 * _PER_NODE)]
+        events = [[], ["--kill", "9"], ["--kill", "8"], ["--kill", *node], ["--late", *node]]
+        for event in events if 2 * _PER_NODE < ranks <= _MOST_WITH_EVENTS else events[:1]:
+            command = [sys.executable, "-m", "benchmarks.simulate", "--ranks", str(ranks), *event]
+            printed = subprocess.run(command, cwd=common.ROOT, stdout=subprocess.PIPE, check=True, text=True)
+            found.append(json.loads(printed.stdout))
+            MEASURED.parent.mkdir(exist_ok=True)
+            MEASURED.write_text(json.dumps(found, indent=1) + "\n")
+
+
 def main() -> None:
     """Simulate one job, and print what was found."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=64)
     parser.add_argument("--kill", type=int, nargs="*", default=[], help="ranks that are killed after ten rows")
-    told = parser.parse_args()
+    parser.add_argument("--late", type=int, nargs="*", default=[], help="ranks that come late")
+    parser.add_argument("--all", action="store_true", help="play all that docs/scaling.md shows")
+    given = parser.parse_args()
+    if given.all:
+        _play_all()
+        return
     torch.set_num_threads(1)
     logging.getLogger("dist_wandb").setLevel(logging.ERROR)
     gc.disable()
-    job = Job(told.ranks, told.kill)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(JobStore, "find", staticmethod(job.find))
-        for name in ("add", "remove"):  # each rank has a process of its own
-            patch.setattr(registry, name, lambda _: None)
-        with simulated(job.world):
-            print(json.dumps(job.play(), indent=2))
+    print(json.dumps(simulate(given.ranks, given.kill, given.late)))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,45 @@
+"""Jobs of many ranks, simulated: what a rank asks of the store and sends for a row does not depend on their number."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from benchmarks.simulate import simulate
+
+ROW = 1872  # bytes of a row of 20 numbers
+NODE = tuple(range(8, 16))
+
+
+@pytest.fixture(scope="module")
+def small() -> dict[str, Any]:
+    return simulate(32)
+
+
+def test_what_a_rank_asks_of_the_store_and_sends_for_a_row_is_flat(small: dict[str, Any]) -> None:
+    large = simulate(160)
+    for found in (small, large):
+        assert found["delivered"] == [2 * found["ranks"], 2 * found["ranks"]]
+        assert found["members"] == [found["ranks"], found["ranks"]]
+        assert (found["messages_of_a_row"]["median"], found["bytes_of_a_row"]["median"]) == (1, ROW)
+    assert large["keys"]["mean"] == pytest.approx(small["keys"]["mean"], rel=0.2)
+    assert large["bytes"]["mean"] == pytest.approx(small["bytes"]["mean"], rel=0.2)
+    assert (small["levels"], large["levels"]) == (2, 3)
+
+
+@pytest.mark.parametrize("killed", [(9,), (8,), NODE], ids=["a rank", "the first of a node", "a node"])
+def test_after_deaths_the_others_have_the_next_row_together(killed: tuple[int, ...], small: dict[str, Any]) -> None:
+    found = simulate(32, killed)
+    left = 32 - len(killed)
+    assert found["delivered"] == [32 + left, 32 + left]
+    assert found["members"] == [left, left]
+    assert found["last_row"] < 10  # seconds
+    assert found["keys"]["mean"] < 3 * small["keys"]["mean"]
+
+
+def test_a_node_that_comes_late_has_a_part_in_the_next_row(small: dict[str, Any]) -> None:
+    found = simulate(32, late=NODE)
+    assert found["delivered"] == [24 + 32, 24 + 32]
+    assert found["members"] == [32, 32]
+    assert found["last_row"] < 1
+    assert found["keys"]["mean"] < 3 * small["keys"]["mean"]
