@@ -164,6 +164,9 @@ class MemoryGroup:
     def gather(self, data: bytes) -> list[bytes]:
         return list(self._together(data, list))
 
+    def tally(self, data: bytes) -> dict[bytes, int]:
+        return dict(Counter(self.gather(data)))
+
     def collect(self, data: bytes, _deadline: float | None = None) -> list[bytes]:
         gathered = self.gather(data)
         return [] if self.rank else gathered

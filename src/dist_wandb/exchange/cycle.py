@@ -42,7 +42,7 @@ class Cycle:
         self.group: Group | None = None
         self.has_more = False
         self._rows = context.rows
-        self._rank = context.rank
+        self._unit = context.unit
         self._rounds = rounds
         self._output = output
         self._pacer = pacer
@@ -50,12 +50,12 @@ class Cycle:
         self._due: tuple[Finished, ...] = ()  # finished, but not written yet
         self._names_due = False
 
-    def begin(self, group: Group, learn_ranks: Callable[[list[int]], None]) -> None:
+    def begin(self, group: Group, learn_ranks: Callable[[dict[int, int]], None]) -> None:
         """Begin a generation: do what some members had yet to do when the last one broke.
 
         Args:
             group: Its members.
-            learn_ranks: Called with their indices in the job.
+            learn_ranks: Called with the indices in the job of those that are not where `Unit.global_rank_of` has them.
 
         Raises:
             BrokenError: The exchange did not come about.
@@ -65,12 +65,15 @@ class Cycle:
         ledger = rounds.ledger
         state = [ledger.round, list(ledger.names)]
         own = {"state": state, "names": self._names_due, "due": _cells_of(self._due)}
-        own["contributed"], own["held"], own["rank"] = ledger.contributed(), rounds.spreads.held(), self._rank
-        greetings = [json.loads(text) for text in group.gather(json.dumps(own).encode())]
+        own["contributed"], own["held"] = ledger.contributed(), rounds.spreads.held()
+        unit = self._unit  # as a rule its ranks are known, and greetings of thousands of members are equal
+        own["rank"] = None if unit.global_rank_of(unit.index) == unit.global_rank else [unit.index, unit.global_rank]
+        counted = [(json.loads(text), count) for text, count in group.tally(json.dumps(own).encode()).items()]
+        greetings = [greeting for greeting, _ in counted]
         if any(greeting["state"] != state for greeting in greetings):  # gloo would abort the process over it
             raise RuntimeError(f"the members disagree at the beginning of a generation: {greetings}")
-        rounds.recount(*([greeting[kind] for greeting in greetings] for kind in ("contributed", "held")))
-        learn_ranks([greeting["rank"] for greeting in greetings])
+        rounds.recount(*([(greeting[kind], count) for greeting, count in counted] for kind in ("contributed", "held")))
+        learn_ranks(dict(greeting["rank"] for greeting in greetings if greeting["rank"]))
         if any(greeting["names"] for greeting in greetings):
             self._exchange_names(group)
         due = {Key.of(key): None for greeting in greetings for key in greeting["due"]}
@@ -91,8 +94,8 @@ class Cycle:
             raise RuntimeError("a round needs a group")
         rounds, names = self._rounds, self._rounds.ledger.names
         if rounds.negotiation.many_wait:
-            offers = group.gather(json.dumps(rounds.negotiation.offer(rounds.outbox, names)).encode())
-            rounds.negotiation.agree(_unlike(offers), names)
+            offers = group.tally(json.dumps(rounds.negotiation.offer(rounds.outbox, names)).encode())
+            rounds.negotiation.agree([json.loads(offer) for offer in offers], names)
         result = group.reduce(*rounds.pack(regroup=regroup))
         self._rows.held.gathers.passed()
         outcome = self._take(*result)
@@ -111,8 +114,8 @@ class Cycle:
         return outcome
 
     def _exchange_names(self, group: Group) -> None:
-        names = group.gather(json.dumps(self._rounds.outbox.unknown(self._rounds.ledger.names)).encode())
-        self._rounds.learn(_unlike(names))
+        names = group.tally(json.dumps(self._rounds.outbox.unknown(self._rounds.ledger.names)).encode())
+        self._rounds.learn([json.loads(unknown) for unknown in names])
         self._names_due = False
         self._rows.posting.settle(self._rounds)
 
@@ -189,11 +192,6 @@ class Cycle:
             if outcome.closed or not (outcome.more or rounds.outbox.pending or rounds.intent is Intent.CLOSING):
                 break
         self.has_more = False
-
-
-def _unlike(texts: Iterable[bytes]) -> list[Any]:
-    """What ranks sent as JSON, in their order; what several sent, once. With many ranks most send the same."""
-    return [json.loads(text) for text in dict.fromkeys(texts)]
 
 
 def _cells_of(values: Iterable[Finished]) -> list[Key]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from dist_wandb.errors import RendezvousError
@@ -198,10 +198,9 @@ class Participation:
         """Whether the primary, which is away, has not announced that it left."""
         return not self._joined().presence.departures.is_gone(PRIMARY)
 
-    def learn_ranks(self, ranks: Sequence[int]) -> None:
-        """Keep the indices in the job of the members of this generation."""
-        if self.generation is not None:
-            self._joined().presence.learn_ranks(self.generation.members, ranks)
+    def learn_ranks(self, ranks: Mapping[int, int]) -> None:
+        """Keep indices in the job of members of this generation, by their indices in the unit."""
+        self._joined().presence.global_ranks.update(ranks)
 
     def be_alone(self, *, doubts: bool = False) -> None:
         """Continue the rounds without other ranks.

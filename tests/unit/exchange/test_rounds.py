@@ -405,7 +405,7 @@ def test_a_spread_waits_for_those_who_contributed_whoever_else_has_come() -> Non
     first.take(sums, maxima)
     assert [value.spread is None for value in first.spreads.awaiting] == [False]
     first.recount(
-        [[], []], [first.spreads.held(), second.spreads.held()]
+        [([], 2)], [(first.spreads.held(), 1), (second.spreads.held(), 1)]
     )  # the second has not come to the end of the round: it has none
     assert [value.spread is None for value in first.spreads.awaiting] == [True]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -120,7 +121,25 @@ def test_bytes_of_any_length_are_gathered_in_the_order_of_members(
     assert others == [[told, [], nothing, []]] * (size - 1)
 
 
-@pytest.mark.parametrize("how", ["gather", "collect"])
+@pytest.mark.parametrize(("size", "fan_out"), SHAPES)
+@pytest.mark.parametrize("piece", [24, 2**20])
+@pytest.mark.parametrize("different", [1, 3, 100])
+def test_equal_contents_go_up_and_down_once_and_are_counted(
+    form: Form, on_ranks: OnRanks, monkeypatch: pytest.MonkeyPatch, size: int, fan_out: int, piece: int, different: int
+) -> None:
+    monkeypatch.setattr(gloo, "PIECE", piece)
+    groups = form(size, fan_out, per_node=3)
+    given = [bytes([rank % different]) * (rank % different * 40) for rank in range(size)]
+    before = [group.bytes_given for group in groups]
+    tallies = on_ranks(size, lambda rank: list(groups[rank].tally(given[rank]).items()))
+    assert tallies == [tallies[0]] * size
+    assert dict(tallies[0]) == Counter(given)
+    if different == 1:
+        assert max(group.bytes_given - one for group, one in zip(groups, before, strict=True)) < 1000
+    assert on_ranks(size, lambda rank: groups[rank].tally(b"")) == [{b"": size}] * size
+
+
+@pytest.mark.parametrize("how", ["gather", "tally", "collect"])
 def test_nobody_takes_more_than_is_ever_sent_and_the_group_goes_on(
     form: Form, on_ranks: OnRanks, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
@@ -136,22 +155,25 @@ def test_nobody_takes_more_than_is_ever_sent_and_the_group_goes_on(
 
     for refusal in on_ranks(5, lambda rank: give(rank, 101)):
         assert refusal.startswith("Member 1 of the group says that it sends 101 bytes, but 100 are the most.")
-    assert on_ranks(5, lambda rank: give(rank, 100))[0] == [b"y", b"x" * 100, b"y", b"x" * 100, b"y"]
-    monkeypatch.setattr(tree, "_MOST_TOGETHER", 202)
-    if how == "gather":
+    given = [b"y", b"x" * 100, b"y", b"x" * 100, b"y"]
+    assert on_ranks(5, lambda rank: give(rank, 100))[0] == (Counter(given) if how == "tally" else given)
+    together = {"gather": 203, "tally": 101 + 2 * 16}.get(how, 0)
+    monkeypatch.setattr(tree, "_MOST_TOGETHER", together - 1)
+    if together:
         for refusal in on_ranks(5, lambda rank: give(rank, 100)):
-            assert refusal.startswith("All members of the group together say that they send 203 bytes, but 202 are")
+            assert refusal.startswith(f"All members of the group together say that they send {together} bytes, but")
     assert on_ranks(5, lambda rank: groups[rank].reduce([1.0], [])) == [([5.0], [])] * 5
 
 
 @pytest.mark.parametrize("lost", [0, 1, 2, 4, 8])
-@pytest.mark.parametrize("how", ["reduce", "gather", "collect"])
+@pytest.mark.parametrize("how", ["reduce", "gather", "tally", "collect"])
 def test_all_others_see_that_a_member_is_gone(form: Form, on_ranks: OnRanks, lost: int, how: str) -> None:
     """As in the exchange, who sees it closes its groups."""
     groups = form(9, 3, timeout=60.0)
     calls: dict[str, Callable[[TreeGroup], Any]] = {
         "reduce": lambda group: group.reduce([1.0], [1.0]),
         "gather": lambda group: group.gather(b"x" * 100),
+        "tally": lambda group: group.tally(b"x" * 100),
         "collect": lambda group: group.collect(b"x" * 100),
     }
 

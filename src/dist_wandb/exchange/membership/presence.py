@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from dist_wandb.exchange.membership.departures import Departures
 from dist_wandb.exchange.membership.generations import Generation
@@ -44,7 +44,7 @@ class Presence:
         keys: Keys of the unit in the job's store.
 
     Attributes:
-        global_ranks: Indices in the job of ranks that have been met, by their index in the unit.
+        global_ranks: Indices in the job of ranks that were met and may be elsewhere than the unit has them, by index.
         nodes: Ranks of their nodes, -1 where not known, of ranks that have come or want to join.
         departures: Which ranks are gone.
     """
@@ -125,12 +125,8 @@ class Presence:
             return "does not take part"
         return f"did not open a session within {round(self.waited, 1):g} s"
 
-    def learn_ranks(self, members: Iterable[int], ranks: Sequence[int]) -> None:
-        """Keep the indices in the job of some ranks."""
-        self.global_ranks.update(zip(members, ranks, strict=True))
-
     def global_rank(self, index: int) -> int:
-        """Index in the job of a rank of the unit; as if they followed each other, where it is not known."""
+        """Index in the job of a rank of the unit; as `Unit.global_rank_of` has it, where nothing else is known."""
         departure = self.departures.known.get(index)
         if index in self.global_ranks or departure is None:
             return self.global_ranks.get(index, self._unit.global_rank_of(index))

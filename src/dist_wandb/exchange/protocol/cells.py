@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from dist_wandb.exchange.protocol.aggregates import Totals
 
 NOTHING = -math.inf  # the maximum of no numbers
 CALLS = 2**32  # more than a rank ever logs; with ranks below 2**20, origins are exact in float64
+
+
+Counted: TypeAlias = "tuple[Sequence[int], int]"
+"""Positions, and how many ranks gave them."""
+
+
+def total_of(counted: Iterable[Counted]) -> Counter[int]:
+    """How many ranks gave each position."""
+    total: Counter[int] = Counter()
+    for positions, count in counted:
+        for position in positions:
+            total[position] += count
+    return total
 
 
 class Place(NamedTuple):

@@ -14,20 +14,22 @@ written again with a flag.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from dist_wandb.exchange.protocol.aggregates import Totals
 from dist_wandb.exchange.protocol.cells import (
     CALLS,
     Cell,
+    Counted,
     Finished,
     Key,
     Place,
     Spread,
     cell_as_list,
     cell_from_list,
+    total_of,
 )
 from dist_wandb.exchange.protocol.names import Name, Names
 
@@ -224,9 +226,9 @@ class Ledger:
         """Positions, among the open cells, of those to which this rank has contributed."""
         return [position for position, key in enumerate(self.open) if key in self.own]
 
-    def recount(self, contributed: Iterable[Sequence[int]]) -> None:
+    def recount(self, contributed: Iterable[Counted]) -> None:
         """Count, in open cells, the contributors that are gone apart from those that take part."""
-        present = Counter(position for positions in contributed for position in positions)
+        present = total_of(contributed)
         for position, cell in enumerate(self.open.values()):  # of a correction, the earlier contributors are not known
             cell.gone = 0 if cell.corrects else max(0, cell.totals.contributors - present[position])
 

@@ -40,7 +40,7 @@ from enum import Enum, auto
 from typing import Any
 
 from dist_wandb.exchange.protocol.aggregates import Totals
-from dist_wandb.exchange.protocol.cells import NOTHING, Contributed, Finished, Key, Outcome
+from dist_wandb.exchange.protocol.cells import NOTHING, Contributed, Counted, Finished, Key, Outcome
 from dist_wandb.exchange.protocol.finishing import Finishing
 from dist_wandb.exchange.protocol.ledger import Ledger
 from dist_wandb.exchange.protocol.names import Names
@@ -230,14 +230,14 @@ class Rounds:
         self.finishing.reflags = absent > 0
         self.negotiation.begin_anew()
 
-    def recount(self, contributed: Iterable[Sequence[int]], held: Iterable[Sequence[int]]) -> None:
+    def recount(self, contributed: Iterable[Counted], held: Iterable[Counted]) -> None:
         """Count, in open cells, the contributors that are gone apart from those that take part.
 
         A spread is known only if all contributors take part: each of them sends how far it is from the mean.
 
         Args:
-            contributed: From each rank that takes part its `ledger.contributed()`.
-            held: From each its `spreads.held()`.
+            contributed: The `ledger.contributed()` of ranks that take part, each with how many gave the same.
+            held: Likewise of `spreads.held()`.
         """
         self.spreads.recount(held)
         self.ledger.recount(contributed)

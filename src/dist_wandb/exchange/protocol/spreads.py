@@ -8,11 +8,11 @@ its spread wait behind it, so that rows keep their order.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
-from collections.abc import Iterable, Sequence
+from collections import OrderedDict
+from collections.abc import Iterable
 
 from dist_wandb.exchange.protocol.aggregates import Totals
-from dist_wandb.exchange.protocol.cells import NOTHING, Finished, Key
+from dist_wandb.exchange.protocol.cells import NOTHING, Counted, Finished, Key, total_of
 
 
 class Spreads:
@@ -60,9 +60,9 @@ class Spreads:
         """Positions, among the values that await their spread, of those which this rank has contributed to."""
         return [position for position, value in enumerate(self.awaiting) if value.key in self._own]
 
-    def recount(self, held: Iterable[Sequence[int]]) -> None:
+    def recount(self, held: Iterable[Counted]) -> None:
         """Keep the spread of values to which all contributed who take part, by what each of them said by `held`."""
-        holding = Counter(position for positions in held for position in positions)
+        holding = total_of(held)
         for position, value in enumerate(self.awaiting):
             if holding[position] < value.totals.number:
                 self.awaiting[position] = value.without_spread()

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.exchange.transport.group import BrokenError, undestroyed
+from dist_wandb.exchange.transport.group import BrokenError, Gathering, undestroyed
 from dist_wandb.store.timed_caller import TimedCaller, UnansweredError
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def _lasting(options: Any, deadline: float | None) -> Any:
     return longer
 
 
-class GlooGroup:
+class GlooGroup(Gathering):
     """A gloo process group over a store, used by one thread.
 
     Args:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
@@ -51,11 +51,26 @@ class Group(Protocol):
     def gather(self, data: bytes) -> list[bytes]:
         """What all members give, in their order."""
 
+    def tally(self, data: bytes) -> dict[bytes, int]:
+        """What members give, each content once, and how many gave it; in the same order on all of them."""
+
     def collect(self, data: bytes) -> list[bytes]:
         """What all members give, in their order, on the first of them; nothing on the others."""
 
     def close(self) -> None:
         """Detach from the others."""
+
+
+class Gathering:
+    """Counts what it gathers: a group of few members."""
+
+    def gather(self, data: bytes) -> list[bytes]:
+        """As `Group.gather`."""
+        raise NotImplementedError
+
+    def tally(self, data: bytes) -> dict[bytes, int]:
+        """As `Group.tally`."""
+        return dict(Counter(self.gather(data)))
 
 
 class Alone:
@@ -74,6 +89,10 @@ class Alone:
     def gather(self, data: bytes) -> list[bytes]:
         """What was given."""
         return [data]
+
+    def tally(self, data: bytes) -> dict[bytes, int]:
+        """What was given."""
+        return {data: 1}
 
     def collect(self, data: bytes) -> list[bytes]:
         """What was given."""

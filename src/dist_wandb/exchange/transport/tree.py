@@ -15,7 +15,7 @@ from __future__ import annotations
 import struct
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -28,6 +28,7 @@ _MOST_TOGETHER = 2**32  # bytes that all members together give to each of them a
 _EXACT = 2.0**53  # up to which a float64 is every integer
 _MOST_BY_FIRST = 2**13  # numbers of each member that the first one reduces for all, where gloo could
 _SERIAL = 2**15 - 1  # numbers: torch reduces more of them on threads, which the training's would have to compete with
+_COUNT = struct.Struct("<QQ")  # before a content: how many members gave it, and how many bytes follow
 _HEAD = struct.Struct("<IQ")  # before what a member gives: which member it is, and how many bytes follow
 
 
@@ -137,13 +138,40 @@ class TreeGroup:
             raise too_much("All members of the group together say that they send", length, _MOST_TOGETHER)
         if not length:
             return [b""] * self._size
-        deadline = self._deadline(length)
+        deadline = _deadline(self._timeout, length)
         length += self._size * _HEAD.size
         together = bytearray(self._collected(data, deadline)[:length].ljust(length, b"\0"))
         numbers = torch.frombuffer(together, dtype=torch.uint8)
         for start in range(0, length, gloo.PIECE):
             self._hand_down(numbers[start : start + gloo.PIECE], deadline)
         return _apart(bytes(together), self._size)
+
+    def tally(self, data: bytes) -> dict[bytes, int]:
+        """What members give, each content once, and how many gave it; in the same order on all of them.
+
+        The first member of each group puts equal contents together, so what a member handles grows with how many
+        different ones there are, not with the number of members.
+
+        Raises:
+            BrokenError: As of `gather`.
+            ConfigurationError: Likewise.
+        """
+        deadline = _deadline(self._timeout, self._length(data, gloo.MOST_GATHERED))
+        counted = {data: 1}
+        for group in self._groups:
+            together = b"".join(group.collect(_packed(counted), deadline))
+            counted = _unpacked(together) if together else counted
+        packed = bytearray(_packed(counted))
+        number = torch.tensor([len(packed)], dtype=torch.float64)
+        self._hand_down(number, deadline)
+        length = int(number)
+        if length > _MOST_TOGETHER:
+            raise too_much("All members of the group together say that they send", length, _MOST_TOGETHER)
+        packed = packed[:length].ljust(length, b"\0")
+        numbers = torch.frombuffer(packed, dtype=torch.uint8)
+        for start in range(0, len(packed), gloo.PIECE):
+            self._hand_down(numbers[start : start + gloo.PIECE], deadline)
+        return _unpacked(bytes(packed))
 
     def collect(self, data: bytes) -> list[bytes]:
         """What all members give, in their order, on member 0; nothing on the others, which wait until it has all.
@@ -152,7 +180,7 @@ class TreeGroup:
             BrokenError: A member is gone or too late, or waiting was to end.
             ConfigurationError: A member has more than anybody takes. All members raise it, and the group goes on.
         """
-        deadline = self._deadline(self._length(data, gloo.MOST_COLLECTED))
+        deadline = _deadline(self._timeout, self._length(data, gloo.MOST_COLLECTED))
         together = self._collected(data, deadline)
         self._hand_down(torch.zeros(1), deadline)
         return [] if self.rank else _apart(together, self._size)
@@ -167,10 +195,6 @@ class TreeGroup:
         if longest > most:
             raise too_much(f"Member {size - 1 - member} of the group says that it sends", longest, most)
         return int(total)
-
-    def _deadline(self, length: int) -> float:
-        """Until when to wait for members between which so many bytes are on their way, as each piece may take long."""
-        return time.monotonic() + self._timeout * (2 + length // gloo.PIECE)
 
     def _collected(self, data: bytes, deadline: float) -> bytes:
         """What the members below this one have given, itself included, each part with its head."""
@@ -223,9 +247,18 @@ class OneGroup(TreeGroup):
         """As `GlooGroup.gather`."""
         return self._group.gather(data)
 
+    def tally(self, data: bytes) -> dict[bytes, int]:
+        """As `TreeGroup.tally`."""
+        return self._group.tally(data)
+
     def collect(self, data: bytes) -> list[bytes]:
         """As `GlooGroup.collect`."""
         return self._group.collect(data)
+
+
+def _deadline(timeout: float, length: int) -> float:
+    """Until when to wait for members between which so many bytes are on their way, as each piece may take long."""
+    return time.monotonic() + timeout * (2 + length // gloo.PIECE)
 
 
 def _apart(together: bytes, size: int) -> list[bytes]:
@@ -238,11 +271,33 @@ def _apart(together: bytes, size: int) -> list[bytes]:
         parts[member] = together[start : start + length]
         start += length
     if start != len(together) or parts.keys() != set(range(size)):
-        raise ConfigurationError(
-            "What the members of the group sent does not have the form that it should have. Install the same "
-            "version of dist_wandb on all ranks."
-        )
+        raise _malformed()
     return [parts[member] for member in range(size)]
+
+
+def _packed(counted: Mapping[bytes, int]) -> bytes:
+    return b"".join(_COUNT.pack(count, len(content)) + content for content, count in counted.items())
+
+
+def _unpacked(together: bytes) -> dict[bytes, int]:
+    """The contents of several members, with their counts; equal ones are put together."""
+    counted: dict[bytes, int] = {}
+    start = 0
+    while start + _COUNT.size <= len(together):
+        count, length = _COUNT.unpack_from(together, start)
+        start += _COUNT.size + length
+        content = together[start - length : start]
+        counted[content] = counted.get(content, 0) + count
+    if start != len(together):
+        raise _malformed()
+    return counted
+
+
+def _malformed() -> ConfigurationError:
+    return ConfigurationError(
+        "What the members of the group sent does not have the form that it should have. Install the same version of "
+        "dist_wandb on all ranks."
+    )
 
 
 def hand_down(groups: Sequence[GlooGroup], *, formed: bool, deadline: float) -> bool:
