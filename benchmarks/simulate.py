@@ -153,8 +153,8 @@ class Job:
 
 def _members(session: Session) -> int:
     """How many ranks a session's exchange has together; there is no public word for it."""
-    worker: Any = session._exchange  # type: ignore[attr-defined]
-    generation = worker._worker.participation.generation
+    exchange: Any = session._exchange  # noqa: SLF001
+    generation = exchange._worker.participation.generation  # noqa: SLF001
     return len(generation.members) if generation is not None else 1
 
 
