@@ -48,9 +48,9 @@ def _store(axes: Sequence[Any], simulated: Sequence[Any], real: Sequence[Any]) -
     _line(keys, real, lambda job: job["keys_median"], ORANGE, "real processes, median")
     one = [job for job in simulated if len(job["killed"]) == 1]
     _line(keys, [job for job in one if job["killed"] == [9]], lambda job: job["keys"]["mean"], GREY, "one rank dies")
-    _finish(keys, "keys of the job's store asked by a rank, from init to finish", 0)
+    _finish(keys, "keys of the job's store asked by a rank, from init to finish", 260)
     _line(cpu, real, lambda job: 1000 * job["store_cpu_s"] / job["ranks"], ORANGE, "real processes, one run each")
-    _finish(cpu, "processor time of the store's host for a rank, ms", 0)
+    _finish(cpu, "processor time of the store's process for a rank, ms", 5)
 
 
 def _rows(axes: Sequence[Any], simulated: Sequence[Any]) -> None:
@@ -58,30 +58,30 @@ def _rows(axes: Sequence[Any], simulated: Sequence[Any]) -> None:
     sent, after = axes
     _line(sent, undisturbed, lambda job: job["bytes_of_a_row"]["median"] / 1024, BLUE, "median rank")
     _line(sent, undisturbed, lambda job: job["bytes_of_a_row"]["most"] / 1024, ORANGE, "the rank that sends most")
-    sent.set_yscale("log")
-    _finish(sent, "KiB that a rank sends for a row of 20 numbers", None)
+    _finish(sent, "KiB that a rank sends for a row of 20 numbers", 80)
     for label, colour, is_it in (
         ("a rank", BLUE, lambda job: job["killed"] == [9]),
         ("the first rank of a node", GREEN, lambda job: job["killed"] == [8]),
         ("a node of 8", ORANGE, lambda job: len(job["killed"]) > 1),
     ):
         _line(after, list(filter(is_it, simulated)), lambda job: job["last_row"], colour, f"{label} dies")
-    _finish(after, "seconds from a death to the next row of all others", 0)
+    for line, dashes in zip(after.get_lines(), ("-", "--", ":"), strict=True):  # they are nearly the same
+        line.set_linestyle(dashes)
+    _finish(after, "seconds from a death to the next row of all others", 10)
 
 
 def _line(axes: Any, jobs: Sequence[Any], number: Callable[[Any], float], colour: str, label: str) -> None:
     axes.plot([job["ranks"] for job in jobs], [number(job) for job in jobs], color=colour, label=label)
 
 
-def _finish(axes: Any, title: str, bottom: float | None) -> None:
+def _finish(axes: Any, title: str, top: float) -> None:
     axes.set_xscale("log", base=2)
     axes.set_xlabel("ranks")
     axes.set_title(title, fontsize=10, loc="left")
     ranks = sorted({int(rank) for line in axes.get_lines() for rank in line.get_xdata()})
     axes.set_xticks(ranks, [f"{rank:,}" for rank in ranks], fontsize=8)
     axes.minorticks_off()
-    if bottom is not None:
-        axes.set_ylim(bottom=bottom)
+    axes.set_ylim(0, top)
     axes.grid(visible=True, color=GREY, alpha=0.25)
     axes.legend(frameon=False, fontsize=9)
 

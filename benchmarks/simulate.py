@@ -1,7 +1,7 @@
 """One job of many ranks, simulated in one thread: what each asks of the job's store, and what a row costs.
 
     python -m benchmarks.simulate --ranks 512 [--kill 8 9 10 | --late 8 9 10]
-    python -m benchmarks.simulate --all  # what docs/scaling.md shows; half an hour of processor time, 16 GiB
+    python -m benchmarks.simulate --all  # what docs/scaling.md shows; a quarter of an hour of processor time, 18 GiB
 
 The product's own code runs, on a clock of its own, over a store and process groups in memory
 (tests/support/simulation). A message takes 0.1 ms, a call of the store 0.2 ms; nothing else takes time on that clock.
