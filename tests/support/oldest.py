@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 DIFFERENT = frozenset({"accelerate", "lightning", "torchmetrics", "wandb"})
@@ -43,12 +43,25 @@ def _imports(path: Path) -> tuple[frozenset[str], tuple[Path, ...]]:
 
 
 def _modules(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in _nodes(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             yield node.module
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _nodes(node: ast.AST) -> Iterator[ast.AST]:
+    """What a file does by itself: not what it looks up for others, nor what only type checkers read."""
+    if isinstance(node, ast.FunctionDef) and node.name == "__getattr__":
+        return
+    below: Iterable[ast.AST] = ast.iter_child_nodes(node)
+    if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+        below = node.orelse
+    else:
+        yield node
+    for part in below:
+        yield from _nodes(part)
 
 
 def _files(module: str) -> Iterator[Path]:

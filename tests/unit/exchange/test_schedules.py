@@ -108,7 +108,8 @@ class Job:
         tables: dict[int, Any] = {}
         for rank in self.living:
             assert self.ranks.exchanges[rank].has_ended
-            assert self.closed[rank] or 0 in self.world.dead, f"rank {rank} did not deliver"
+            # nobody takes what the others have where the primary is gone, or has given up waiting for them
+            assert self.closed[rank] or 0 in self.world.dead.keys() | self.alone, f"rank {rank} did not deliver"
             for number, lists in self.taken[rank].items():
                 assert tables.setdefault(number, lists) == lists, f"round {number} of rank {rank}"
         if 0 not in self.world.dead.keys() | self.alone:
@@ -207,6 +208,14 @@ def schedules(draw: st.DrawFn) -> Schedule:
         draw(st.one_of(st.none(), st.none(), ranks)),
         draw(st.integers(0, 2**16)),
     )
+
+
+def test_what_a_primary_that_goes_on_alone_did_not_take_counts_as_lost() -> None:
+    """It comes as the leader of the other node and a rank of its own die, and the others are about to close."""
+    deaths = {4: 1, 1: 5}
+    job = Schedule(size=8, per_node=4, rows=[(0, NAMES, 0.0)], deaths=deaths, late=0).play(2)
+    assert job.alone == {0}
+    assert job.closed == {0: True, **dict.fromkeys((2, 3, 5, 6, 7), False)}
 
 
 @pytest.mark.parametrize("fan_out", [2, 3])
