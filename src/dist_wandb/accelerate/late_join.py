@@ -109,6 +109,16 @@ class LateJoin:
         warn(message, users_line(), may_raise=False)  # neither the training nor its end fails over it
 
 
+def await_session(find_session: Callable[[], Session | None], join_timeout: float) -> Session | None:
+    """The session of a rank that joins late, once the main process has begun; `None` if it does not.
+
+    Args:
+        find_session: Returns the session, once the main process has begun.
+        join_timeout: How long to wait for that, in seconds; 0 to look once.
+    """
+    return poll(find_session, join_timeout, _PAUSE, PartialState().num_processes)
+
+
 class ConfigOnceStarted:
     """The source of the config on a rank that joins late.
 
@@ -126,7 +136,7 @@ class ConfigOnceStarted:
         """Wait for the main process, and read its config; an empty one, with a warning, if it does not begin."""
         if name in self._written:
             return self._written
-        session = poll(self._find_session, self._join_timeout, _PAUSE, PartialState().num_processes)
+        session = await_session(self._find_session, self._join_timeout)
         if session is None:
             warnings.warn(
                 f"The config was read on rank {PartialState().process_index}, but the main process did not call "

@@ -22,7 +22,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 from dist_wandb.accelerate.arguments import InitArguments
-from dist_wandb.accelerate.late_join import INTEGRATION, ConfigOnceStarted, LateJoin
+from dist_wandb.accelerate.late_join import INTEGRATION, ConfigOnceStarted, LateJoin, await_session
 from dist_wandb.accelerate.names import NAME, register
 from dist_wandb.accelerate.world import MODEL_PARALLEL, current_mesh, current_topology
 from dist_wandb.accelerate.wrapping import Trackers, name_as_scripts_do, store_given_configuration, wrap_accelerator
@@ -228,10 +228,14 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
     def session(self) -> Session:
         """The session of this rank, with `log`, `flush`, `plan`, `id`, `url` and more.
 
+        Where `init_trackers` is called on the main process alone, other ranks wait for that here, up to `join_timeout`.
+
         Raises:
             ConfigurationError: The tracker of this rank is not started, or finished already.
         """
-        session = self._find_session()
+        may_wait = self.late_join.is_possible and self._last_run is None
+        within = self.late_join.options.limits.join_timeout if may_wait else 0.0
+        session = await_session(self._find_session, within)
         if session is None:
             raise ConfigurationError(
                 f"The DistWandbTracker of rank {PartialState().process_index} is not started, or finished already. "

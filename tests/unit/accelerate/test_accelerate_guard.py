@@ -657,3 +657,24 @@ def test_if_the_main_process_never_begins_the_config_is_empty() -> None:
     )
     with pytest.warns(UserWarning, match="main process did not call accelerator.init_trackers within 0.1 s"):
         assert config.get("lr", 7) == 7
+
+
+@pytest.mark.usefixtures("off_main", "fake_wandb")
+def test_who_asks_for_the_session_before_the_main_process_has_begun_waits_for_it(
+    main_process_at: Callable[..., Session],
+) -> None:
+    tracker = DistWandbTracker(reduce=None, limits=Limits(join_timeout=30.0))
+    main = threading.Timer(0.2, main_process_at, [Options(reduce=None, limits=Limits(join_timeout=30.0)), {"lr": 0.1}])
+    main.start()
+    session = tracker.session
+    main.join()
+    assert dict(session.config) == {"lr": 0.1}
+    tracker.finish()
+    with pytest.raises(ConfigurationError, match="rank 1 is not started, or finished already"):
+        _ = tracker.session
+
+
+@pytest.mark.usefixtures("off_main", "fake_wandb", "main_process_at")
+def test_if_the_main_process_never_begins_there_is_no_session() -> None:
+    with pytest.raises(ConfigurationError, match="rank 1 is not started"):
+        _ = DistWandbTracker(reduce=None, limits=Limits(join_timeout=0.1)).session
