@@ -183,7 +183,7 @@ def test_members_tell_each_other_their_addresses_when_they_meet(
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     monkeypatch.setattr(StoreConnection, "own_address", lambda _: "10.0.0.1")
     store, generation, place = dist.HashStore(), Generation(0, (0, 1)), Place(0, (0, 1), 0)
-    SharedList(job_store(store), "met/0/0/0").append([1, told])
+    assert not SharedList(job_store(store), "met/0/0/0").append_one_of([1, told], 2)
     meeting = Membership(Unit("", 0, 2, 0, range(2)), job_store(store), lambda: False).meeting
     assert meeting.wait(generation, place, SOON)
     assert meeting.address() == wanted

@@ -25,9 +25,9 @@ class RankValues:
         self._said = SharedList(job_store, key)
 
     def publish(self, value: Any) -> bool:
-        """Publish the value of this rank; whether it seems to be the last one."""
+        """Publish the value of this rank; whether it is the last one."""
         topology = self._job_store.topology
-        return self._said.append([topology.global_rank, value]) >= topology.world_size
+        return self._said.append_one_of([topology.global_rank, value], topology.world_size)
 
     def read(self) -> dict[int, Any]:
         """The values that are there, by global rank."""

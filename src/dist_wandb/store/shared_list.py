@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import threading
-import time
 from contextlib import suppress
 from typing import Any
 
 from dist_wandb.store.job_store import JobStore
 from dist_wandb.store.timed_caller import UnansweredError
-
-_SLOW = 0.5  # seconds between the count and the value, less than the last rank waits for values
 
 
 class SharedList:
@@ -36,15 +33,21 @@ class SharedList:
         self._lock = threading.Lock()  # a call that was given up may go on beside the next one
 
     def append(self, value: Any) -> int:
-        """Append a value; how many there are now.
-
-        If this rank was held up between the count and the value, the last rank may have found the value missing. So it
-        counts again: if all have come, it is the last one, too.
-        """
+        """Append a value; which place it has, from 1 on."""
         self._keys.record_key(f"{self._name}/count")
-        place, began = self._keys.count(f"{self._name}/count"), time.monotonic()
+        place = self._keys.count(f"{self._name}/count")
         self._keys.publish(f"{self._name}/{place}", value)
-        return place if time.monotonic() - began < _SLOW else max(place, self.count())
+        return place
+
+    def append_one_of(self, value: Any, number: int) -> bool:
+        """Append a value where a number of ranks append one each; whether all values are there with this one.
+
+        The place does not tell: who has the last one may come to its value before another rank does. So ranks count
+        again, with their values there. One rank alone finds the list complete, and has not to wait for anything.
+        """
+        self.append(value)
+        self._keys.record_key(f"{self._name}/there")
+        return self._keys.count(f"{self._name}/there") >= number
 
     def count(self) -> int:
         """How many values there are, or will be in a moment."""

@@ -115,13 +115,24 @@ def test_a_rank_that_arrives_twice_does_not_count_for_another() -> None:
     assert set_of(job.together(lambda rank: rank.arrive(SHORT), 0, 1)).members == (0, 1)
 
 
-def test_a_rank_that_was_held_up_while_it_arrived_is_waited_for() -> None:
-    """It is counted, but its value comes later: the last one looks again."""
-    job = Job(2)
-    keys = job.rank(0)._keys
-    keys.count("here/count")
-    threading.Timer(SHORT, keys.publish, ("here/1", [0, 0, 0])).start()
-    assert job.rank(1).arrive(LONG).members == (0, 1)
+def test_a_rank_that_was_held_up_while_it_arrived_claims_the_first_generation_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It has its place, but its value comes when the others are there, and have left: they had nothing to say."""
+    job = Job(3)
+    publish = JobStore.publish
+
+    def publish_late(keys: JobStore, key: str, value: Any) -> None:
+        if key == "here/1":
+            job.stopped.update({1, 2})
+            for other in (1, 2):
+                with pytest.raises(Stopped):
+                    job.rank(other).arrive(LONG)
+        publish(keys, key, value)
+
+    monkeypatch.setattr(JobStore, "publish", publish_late)
+    monkeypatch.setattr(membership.Membership, "_elected", None)
+    assert job.rank(0).arrive(LONG).members == (0, 1, 2), "none had to be elected for want of a last one"
 
 
 def test_ranks_that_have_gone_before_are_not_members_and_all_learn_how() -> None:

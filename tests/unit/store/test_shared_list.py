@@ -77,6 +77,20 @@ def test_a_value_that_is_counted_but_not_there_yet_is_read_later(
     assert reading.news() == [11]
 
 
+def test_one_rank_finds_a_list_complete_when_the_last_value_is_there(
+    list_of: ListOf, keys_of: Callable[[int], JobStore]
+) -> None:
+    held_up = keys_of(0)
+    assert held_up.count("list/count") == 1
+    assert not list_of(1).append_one_of("b", 3)
+    assert not list_of(1).append_one_of("c", 3), "the last place, but a value is missing"
+    held_up.publish("list/1", "a")
+    assert held_up.count("list/there") == 3
+    other = SharedList(keys_of(0), "other")
+    assert [other.append_one_of(value, 3) for value in "abc"] == [False, False, True]
+    assert other.news() == ["a", "b", "c"]
+
+
 @pytest.mark.parametrize("kind", ["tcp", "hash", "file"])
 def test_each_kind_of_store_keeps_lists(kind: str, tmp_path: Path) -> None:
     stores = {

@@ -68,7 +68,7 @@ class Meeting:
             self._address = self._keys.connection.own_address()
         members, name = len(place.members), f"met/{generation.number}/{place.name}"
         met = SharedList(self._keys, name)
-        is_last = met.append([self._index, self._address]) >= members
+        is_last = met.append_one_of([self._index, self._address], members)
         look_for_leaving = Interval(interval(_LOOK_FOR_LEAVING, len(generation.members)))
 
         def addresses_or_nothing() -> list[str | None] | None:

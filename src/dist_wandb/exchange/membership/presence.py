@@ -61,9 +61,9 @@ class Presence:
         self._is_accompanied = False
 
     def arrive(self) -> bool:
-        """Say that this rank is here; whether it is the last one, as far as one can tell from how many are."""
+        """Say that this rank is here; whether it is the last one."""
         say_opened(self._keys, self._unit)
-        return self._arrivals.append(self.own_place()) >= self._unit.size
+        return self._arrivals.append_one_of(self.own_place(), self._unit.size)
 
     def own_place(self) -> list[int]:
         """What others learn of this rank: its index in the unit, that in the job, and the rank of its node."""
