@@ -225,7 +225,8 @@ def test_nothing_is_kept_of_what_all_ranks_have_passed_but_for_the_last(ranks: C
     unit.flush()
     assert written(unit) == dict.fromkeys(range(30), whole(1, 1))
     for exchange in unit.exchanges.values():
-        assert len(exchange._rows.held.gathers._kept) <= fused_gathers._REMEMBERED + 1
+        tables: Any = exchange._rows.held.attachments._by_kind["table"]
+        assert len(tables._kept) <= fused_gathers._REMEMBERED + 1
     unit.close()
 
 

@@ -82,7 +82,7 @@ class Ranks:
 
     def bring_together(self, snapshots: Sequence[Snapshot]) -> dict[str, Any]:
         """As `log`, of snapshots."""
-        names = [one.name_of("", snapshot, self.known) for one, snapshot in zip(self._ranks, snapshots, strict=True)]
+        names = [one.series("", snapshot, self.known) for one, snapshot in zip(self._ranks, snapshots, strict=True)]
         for one, name, snapshot in zip(self._ranks, names, snapshots, strict=True):
             one.keep(_key(name), snapshot)
         self.known += dict.fromkeys(name for name in names if name not in self.known)

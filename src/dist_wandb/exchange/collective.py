@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from dist_wandb.exchange.attachments.metrics import is_metric_name
 from dist_wandb.exchange.context import Context
 from dist_wandb.exchange.forming import import_gloo
 from dist_wandb.exchange.interface import WITHOUT_FINISH, Flush, is_set_within, remember
@@ -57,7 +56,7 @@ class CollectiveExchange:
         look: Callable[[], None] = lambda: None,
         is_over: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.rounds = Rounds(unit.index, unit.size, spread=spread, needs_primary=is_metric_name)
+        self.rounds = Rounds(unit.index, unit.size, spread=spread, needs_primary=rows.held.attachments.needs_primary)
         self._limits = limits
         self._rows = rows
         self._lifecycle = Lifecycle()

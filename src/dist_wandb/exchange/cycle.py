@@ -13,14 +13,13 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from dist_wandb.exchange.attachments.gathers import is_gathered_name
-from dist_wandb.exchange.attachments.metrics import is_metric_name
 from dist_wandb.exchange.context import Context
 from dist_wandb.exchange.membership.generations import Checkpoint
 from dist_wandb.exchange.output import Output
 from dist_wandb.exchange.protocol.cells import Finished, Key, Outcome
 from dist_wandb.exchange.protocol.pacing import Pacer
 from dist_wandb.exchange.protocol.rounds import Intent, Rounds
+from dist_wandb.exchange.protocol.series import is_attached
 from dist_wandb.exchange.transport.group import Alone, Group
 
 
@@ -31,7 +30,7 @@ class Cycle:
         context: What the parts of the exchange share.
         rounds: The state machine of this rank.
         output: Takes what is finished.
-        pacer: Does not count the time that tables and images take.
+        pacer: Does not count the time that attachments take.
 
     Attributes:
         group: The members that take part; `None` between two generations.
@@ -97,7 +96,7 @@ class Cycle:
             offers = group.tally(json.dumps(rounds.negotiation.offer(rounds.outbox, names)).encode())
             rounds.negotiation.agree([json.loads(offer) for offer in offers], names)
         result = group.reduce(*rounds.pack(regroup=regroup))
-        self._rows.held.gathers.passed()
+        self._rows.held.attachments.passed()
         outcome = self._take(*result)
         if outcome.needs_names:
             self._exchange_names(group)
@@ -120,14 +119,9 @@ class Cycle:
         self._rows.posting.settle(self._rounds)
 
     def _exchange_attachments(self, group: Group, due: Iterable[Key]) -> None:
-        keys = list(due)
-        metrics = [key for key in keys if is_metric_name(key.name)]
-        if metrics:
-            self._rows.held.metrics.exchange(metrics, group)
-        gathered = [key for key in keys if is_gathered_name(key.name)]
-        if gathered and (self._output.has_primary or self._rows.held.gathers.collects):
+        for attachment, keys in self._rows.held.attachments.due(due, has_primary=self._output.has_primary):
             began = time.monotonic()
-            self._rows.held.gathers.exchange(gathered, group)
+            attachment.exchange(keys, group)
             self._pacer.exclude(time.monotonic() - began)  # on a slow network it is long
 
     def _write_due(self) -> None:
@@ -138,7 +132,7 @@ class Cycle:
         """Whether the others will ask for more than numbers of what this rank contributed: states, tables, spreads."""
         ledger, spreads = self._rounds.ledger, self._rounds.spreads
         names = spreads.awaited_of_own() | {key.name for key in ledger.own}
-        return any(is_metric_name(name) or is_gathered_name(name) or ledger.names.has_spread(name) for name in names)
+        return any(is_attached(name) or ledger.names.has_spread(name) for name in names)
 
     # Between generations
 

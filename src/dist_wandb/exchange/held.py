@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from dist_wandb.exchange.attachments.gathers import FusedGathers
-from dist_wandb.exchange.attachments.metrics import FusedMetrics
+from dist_wandb.exchange.attachments.attachment import Attachments
 from dist_wandb.exchange.protocol.cells import Key
 from dist_wandb.exchange.x_axis import XAxis
 from dist_wandb.settings.reduction import Reduction, reduction_of
@@ -69,14 +68,12 @@ class Held:
 
     Args:
         reductions: How the ranks' numbers of each name become one.
-        metrics: States of metrics.
-        gathers: Tables and images.
+        attachments: States of metrics, tables and images.
         x_axis: Where rows lie.
         extras: By the cell in whose row they are to be: this rank's own values, and their position on the x axis.
     """
 
     reductions: Reductions
-    metrics: FusedMetrics
-    gathers: FusedGathers
+    attachments: Attachments
     x_axis: XAxis
     extras: OrderedDict[Key, tuple[dict[str, Any], int | None]] = field(default_factory=OrderedDict)

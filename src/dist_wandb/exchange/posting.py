@@ -11,16 +11,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dist_wandb.exchange.attachments.gathers import is_gathered_name
+from dist_wandb.exchange.attachments.attachment import ATTACHED
 from dist_wandb.exchange.held import Held, RowWriter
 from dist_wandb.exchange.protocol.aggregates import Totals
 from dist_wandb.exchange.protocol.rounds import Rounds
 from dist_wandb.exchange.x_axis import MOST_CALLS
 from dist_wandb.payloads.checks import checked_weight
 from dist_wandb.payloads.devices import Later, LaterValue, known
-from dist_wandb.payloads.media.gathers import Gathered
 from dist_wandb.payloads.scalars import is_number
-from dist_wandb.payloads.torchmetrics.metrics import Snapshot
 from dist_wandb.settings.reduction import PerRankNames
 
 _NO_NUMBER = Totals(contributors=1)  # what metrics, tables and images are in the rounds, and numbers that do not count
@@ -54,15 +52,13 @@ class Contribution:
             value.is_ready()
             for values in (self.metrics.values(), weights)
             for value in values
-            if isinstance(value, (Later, LaterValue, Snapshot, Gathered))
+            if isinstance(value, (Later, LaterValue, *ATTACHED))
         )
 
     def has_arrived(self) -> bool:
         """Whether all of it can be written, as this rank's own, without waiting for a device."""
         return all(
-            value.has_arrived()
-            for value in self.metrics.values()
-            if isinstance(value, (Later, LaterValue, Snapshot, Gathered))
+            value.has_arrived() for value in self.metrics.values() if isinstance(value, (Later, LaterValue, *ATTACHED))
         )
 
 
@@ -88,10 +84,9 @@ class Posting:
     def write_own(self, contribution: Contribution) -> None:
         """Write what this rank says as a row, without other ranks: the first of a unit under plain names."""
         metrics = known(contribution.metrics)
-        if any(isinstance(value, (Snapshot, Gathered)) for value in metrics.values()):
-            metrics = {
-                key: number for name, value in metrics.items() for key, number in self._alone(name, value).items()
-            }
+        if any(isinstance(value, ATTACHED) for value in metrics.values()):
+            alone = [self._held.attachments.alone(name, value) for name, value in metrics.items()]
+            metrics = {name: value for values in alone for name, value in values.items()}
         row = metrics
         if self._writer.label is not None:
             labelled, axis = self._labelled(metrics), self._writer.step_metric
@@ -99,14 +94,6 @@ class Posting:
             row = {**plain, **labelled} if self._writes or labelled else {}
         if row or not metrics:
             self._writer.write(row, contribution.step, commit=contribution.commit)
-
-    def _alone(self, name: str, value: Any) -> dict[str, Any]:
-        """What this rank alone writes of a value, by the names it has in the row."""
-        if isinstance(value, Snapshot):
-            return self._held.metrics.alone(name, value)
-        if isinstance(value, Gathered):
-            value = self._held.gathers.alone(name, value)
-        return {} if value is None else {name: value}
 
     def post(self, contribution: Contribution, rounds: Rounds) -> Iterable[str]:
         """Hand what this rank says to the rounds; write, or keep for its row, what is this rank's own.
@@ -122,7 +109,7 @@ class Posting:
         if calls == MOST_CALLS and self._writes:
             self._held.x_axis.keep_far(keys, contribution.calls)
         for key in keys[len(unit) :]:
-            (self._held.gathers if is_gathered_name(key.name) else self._held.metrics).keep(key, others[key.name])
+            self._held.attachments.keep(key, others[key.name])
         if mine and keys and self._writes:
             self._held.extras[keys[0]] = mine, self._held.x_axis.x(contribution.step, contribution.calls)
         elif mine:
@@ -131,7 +118,7 @@ class Posting:
 
     def settle(self, rounds: Rounds) -> None:
         """After the ranks agreed on names: what waits for a cell that has another key by this goes with it."""
-        for old, new in self._held.metrics.settle(rounds.outbox, rounds.ledger.names):
+        for old, new in self._held.attachments.settle(rounds.outbox, rounds.ledger.names):
             if old in self._held.extras:
                 self._held.extras[new] = self._held.extras.pop(old)
 
@@ -152,11 +139,8 @@ class Posting:
                 unit[name] = Totals.of(value, weights.get(name, 1.0) if by_name else weights)
             elif is_number(value) and self._writer.has_own_run:  # all runs get the number of the unit's first rank
                 unit[name] = Totals.of(value) if self._is_first else _NO_NUMBER
-            elif isinstance(value, Snapshot):
-                others[self._held.metrics.name_of(name, value, rounds.ledger.names)] = value
-            elif isinstance(value, Gathered):
-                self._held.gathers.check(name, value)
-                others[self._held.gathers.name_of(name, value)] = value
+            elif isinstance(value, ATTACHED):
+                others[self._held.attachments.series(name, value, rounds.ledger.names)] = value
             elif self._writes:
                 mine[name] = value
         return unit, others, {**mine, **self._labelled(values)}
@@ -168,7 +152,7 @@ class Posting:
             return {}
         labelled = {}
         for name, value in values.items():
-            if name == axis or isinstance(value, (Snapshot, Gathered)):
+            if name == axis or isinstance(value, ATTACHED):
                 continue
             number = is_number(value)
             if (number or not self._writes) and names.has(name, is_number=number):

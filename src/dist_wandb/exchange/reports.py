@@ -10,7 +10,6 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from dist_wandb.exchange.attachments.metrics import shown
 from dist_wandb.exchange.protocol.cells import Key
 from dist_wandb.notices import Notices
 
@@ -110,7 +109,7 @@ def place_of(key: Key) -> str:
 
 def _named(keys: Sequence[Key]) -> str:
     """Names and places in words: all of the first place, and how many others there are."""
-    names = list(dict.fromkeys(shown(key.name) for key in keys))
+    names = list(dict.fromkeys(key.series.name for key in keys))
     what = ", ".join(map(repr, names[:_MOST_NAMES]))
     if len(names) > _MOST_NAMES:
         what = f"{len(names)} names ({what}, …)"

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from dist_wandb.exchange.attachments.attachment import Attachments
 from dist_wandb.exchange.attachments.gathers import FusedGathers
 from dist_wandb.exchange.attachments.metrics import FusedMetrics
 from dist_wandb.exchange.held import Held, Reductions, RowWriter
 from dist_wandb.exchange.posting import Posting
 from dist_wandb.exchange.writing import Writing
 from dist_wandb.exchange.x_axis import XAxis
+from dist_wandb.payloads.media.gathers import Gathered
+from dist_wandb.payloads.torchmetrics.metrics import Snapshot
 from dist_wandb.settings.reduction import PerRankNames, Reduction
 
 
@@ -46,8 +49,12 @@ class Rows:
         self.writes = writer.is_primary
         self.held = Held(
             Reductions(reduce),
-            FusedMetrics(rank, computes=self.writes),
-            FusedGathers(rank, collects=self.writes),
+            Attachments(
+                {
+                    Snapshot: FusedMetrics(rank, computes=self.writes),
+                    Gathered: FusedGathers(rank, collects=self.writes),
+                }
+            ),
             XAxis(counts=counts, first=first),
         )
         self.posting = Posting(writer, self.held, per_rank, rank, is_first=is_first)

@@ -7,8 +7,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from dist_wandb.exchange.attachments.gathers import is_gathered_name
-from dist_wandb.exchange.attachments.metrics import is_metric_name
 from dist_wandb.exchange.held import Held, RowWriter
 from dist_wandb.exchange.protocol.cells import Finished
 from dist_wandb.notices import Notices
@@ -30,7 +28,7 @@ class Writing:
         is_over: Whether the run is being finished: nothing more is written.
         unwritten: How many rows came later than that.
         last_place: The position of the last row, for messages.
-        global_rank_of: Tells the index in the job of a rank of the unit.
+        global_rank_of: Returns the index in the job of a rank of the unit.
     """
 
     def __init__(self, writer: RowWriter, held: Held, rank: int) -> None:
@@ -70,18 +68,13 @@ class Writing:
         if self._held.extras:
             row.update(self._held.extras.pop(value.key, ({}, None))[0])
         missing = value.missing
-        if not totals.number and (is_metric_name(name) or is_gathered_name(name)):
-            others, contributors = (self._held.metrics if is_metric_name(name) else self._held.gathers).take_values(
-                value.key
-            )
-            forgotten = totals.contributors - contributors  # parts of ranks that were lost meanwhile, or came too late
-            if forgotten > 0 and value.corrects:
-                if is_gathered_name(name):
-                    self._held.gathers.tell_of_incomplete(value.key)
+        if not totals.number:
+            taken = self._held.attachments.take(value)
+            if taken is None:
                 return  # what was written before it is better
-            row.update(others)
-            missing = max(missing, forgotten if others else 0)
-        if totals.number:
+            row.update(taken[0])
+            missing = max(missing, taken[1])
+        else:
             row[name] = totals.reduced(self._held.reductions.of(name))
         if missing:
             row[DEGRADED] = max(missing, row.get(DEGRADED, 0))

@@ -74,7 +74,7 @@ class Unit:
         for rank, metric in enumerate(self._metrics):
             metric.update(1.0 + rank)
             snapshot = take_snapshot(metric)
-            key = Key(Place(0, step), self.fused(rank).name_of("sum", snapshot, ()), 0)
+            key = Key(Place(0, step), self.fused(rank).series("sum", snapshot, ()), 0)
             if ranks is None or rank in ranks:
                 self.fused(rank).keep(key, snapshot)
         return key
@@ -86,7 +86,9 @@ class Unit:
         self.fused(rank).keep(key, take_snapshot(metric))
 
     def fused(self, rank: int) -> FusedMetrics:
-        return self.ranks[rank].held.metrics
+        found = self.ranks[rank].held.attachments._by_kind["metric"]
+        assert isinstance(found, FusedMetrics)
+        return found
 
     def exchange(self, key: Key, members: Sequence[int], broken_on: Sequence[int] = ()) -> None:
         """Some ranks exchange the states of a cell; on some of them the result does not arrive."""
@@ -239,7 +241,7 @@ def test_states_that_a_peer_makes_up_cost_their_own_value_alone(
     metric = torchmetrics.CatMetric()
     metric.update(1.0)
     snapshot = take_snapshot(metric)
-    key = Key(Place(0, 1), one.name_of("cat", snapshot, ()), 0)
+    key = Key(Place(0, 1), one.series("cat", snapshot, ()), 0)
     one.keep(key, snapshot)
     listening = Listening()
     with pytest.raises(BrokenError):
@@ -251,9 +253,9 @@ def test_states_that_a_peer_makes_up_cost_their_own_value_alone(
 
 def test_a_name_whose_layout_nobody_understands_costs_its_own_value_alone(caplog: pytest.LogCaptureFixture) -> None:
     one = FusedMetrics(0, computes=True)
-    key = Key(Place(0, 1), "odd\0[false,[[1e400]],false]", 0)
+    key = Key(Place(0, 1), "odd\0metric\0[false,[[1e400]],false]", 0)
     one.exchange([key], Listening())  # type: ignore[arg-type]
     assert one.take_values(key) == ({}, 0)
     metric = torchmetrics.SumMetric()
-    assert one.name_of("odd", take_snapshot(metric), [key.name]) != key.name
+    assert one.series("odd", take_snapshot(metric), [key.name]) != key.name
     assert "'odd' is left out of its rows on rank 0" in caplog.text

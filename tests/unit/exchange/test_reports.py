@@ -46,7 +46,7 @@ def test_names_and_places_are_told_a_few_by_name(reports: Reports, caplog: pytes
     reports.values("some", [*cells("a", "b", step=3), *cells("a", step=4), *cells("a", step=5)], late)
     reports.values("many", cells(*"abcde"), late)
     reports.values("without a step", [Key(Place(1, 0), "loss", 6)], late)
-    reports.values("metric", cells("accuracy\0[1, 2]"), late)
+    reports.values("metric", cells("accuracy\0metric\0[1, 2]"), late)
     reports.values("nothing", [], late)
     assert told(caplog) == [
         "dist_wandb: late with 'loss' at step 3.",

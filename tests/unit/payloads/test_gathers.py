@@ -26,6 +26,7 @@ from dist_wandb import DistWandbLogger, DistWandbTracker
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.attachments.gathers import FusedGathers
 from dist_wandb.exchange.protocol.cells import Key, Place
+from dist_wandb.exchange.protocol.series import Series
 from dist_wandb.payloads.framing import framed, unframed
 from dist_wandb.payloads.media import cells, gathers, pictures
 from dist_wandb.payloads.media.cells import Part
@@ -416,7 +417,7 @@ class Peer:
 
 @pytest.mark.parametrize("amounts", [b"", b"[]", b"[[1, 1e400, 5]]", b"[[1, -1, 5]]", b"[[1, 2]]", b"7", b"[" * 999])
 def test_amounts_that_a_peer_makes_up_cost_its_own_part_alone(amounts: bytes) -> None:
-    one, key = FusedGathers(0, collects=True), Key(Place(0, 1), FusedGathers.name_of("t", gathered([], ["a"])), 0)
+    one, key = FusedGathers(0, collects=True), Key(Place(0, 1), Series("t", "table").text, 0)
     one.keep(key, logged(gathered([[1]], ["a"])))
     one.exchange([key], Peer(amounts, framed(b"")))  # type: ignore[arg-type]  # as much of a group as is needed
     assert one.take_values(key)[0]["t"].rows == [[0, 1]]
@@ -426,7 +427,7 @@ def test_amounts_that_a_peer_makes_up_cost_its_own_part_alone(amounts: bytes) ->
 def test_a_part_that_a_peer_makes_up_costs_its_own_table_alone(
     data: bytes | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    one, key = FusedGathers(0, collects=True), Key(Place(0, 1), FusedGathers.name_of("t", gathered([], ["a"])), 0)
+    one, key = FusedGathers(0, collects=True), Key(Place(0, 1), Series("t", "table").text, 0)
     one.keep(key, logged(gathered([[1]], ["a"])))
     one.exchange([key], Peer(b"[[1, 20, 5]]", data))  # type: ignore[arg-type]
     assert one.take_values(key)[0] == {}

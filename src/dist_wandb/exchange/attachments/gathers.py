@@ -1,6 +1,6 @@
 """Tables and images of all ranks on their way through the rounds: when they are sent, and how long they are kept.
 
-In the rounds they are names without a number, as metrics are: they tell which ranks logged one, and when all have. Then
+In the rounds they are series without numbers, as metrics are: they tell which ranks logged one, and when all have. Then
 the ranks exchange numbers of items and bytes, and compute the same shares of the limits
 (`payloads.media.gathers.fair`). Each sends the first items of its share to the primary, which alone needs memory for
 them, in pieces of 1 MiB, each within `peer_timeout`: so a slow network does not look like a dead rank. Numbers wait as
@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.exchange.attachments.metrics import shown
 from dist_wandb.exchange.protocol.cells import Key
+from dist_wandb.exchange.protocol.outbox import Outbox
+from dist_wandb.exchange.protocol.series import Series
 from dist_wandb.notices import Notices
 from dist_wandb.payloads.framing import framed, unframed
 from dist_wandb.payloads.media.cells import Part
@@ -35,28 +36,26 @@ from dist_wandb.topology.ranges import named
 if TYPE_CHECKING:
     from dist_wandb.exchange.transport.group import Group
 
-_MARK = "\0gathered "  # in no name that a user could see, and in none of a metric
 _MOST_SHARES = 10  # that a message has
 _MOST_BYTES = 64 * 2**20  # that all ranks together send at once
 _MOST_HELD = 128 * 2**20  # bytes that wait on a rank for the others
 _REMEMBERED, _MOST_REMEMBERED = 8, 16 * 2**20  # kept for ranks that come late: how many, and how many bytes
 
 
-def is_gathered_name(name: str) -> bool:
-    """Whether a name of the rounds stands for a table or images of all ranks."""
-    return _MARK in name
-
-
 class FusedGathers:
-    """One rank's part in bringing tables and images together.
+    """One rank's part in bringing tables and images together: an `Attachment`.
 
     Args:
         rank: This rank's index in the job.
         collects: Whether it writes the whole, if it is the first of those that take part.
     """
 
+    kinds: tuple[Kind, ...] = ("table", "images")
+    needs_own_part = False
+
     def __init__(self, rank: int, *, collects: bool) -> None:
-        self.collects = collects
+        self.is_for_primary = not collects
+        self._collects = collects
         self._rank = rank
         self._kept: OrderedDict[Key, Encoded] = OrderedDict()  # in the order in which they were logged
         self._last: set[Key] = set()  # sent, but perhaps to be sent again, as the exchange broke on another rank
@@ -64,12 +63,12 @@ class FusedGathers:
         self._values: dict[Key, tuple[dict[str, Any], int]] = {}
         self._notices = Notices()
 
-    @staticmethod
-    def name_of(name: str, value: Gathered) -> str:
-        """The name for the rounds."""
-        return f"{name}{_MARK}{value.kind}"
+    def series(self, name: str, value: Gathered, known: Iterable[str] = ()) -> str:  # noqa: ARG002  # an `Attachment`
+        """The series of a table or of images."""
+        self._check(name, value)
+        return Series(name, value.kind).text
 
-    def check(self, name: str, value: Gathered) -> None:
+    def _check(self, name: str, value: Gathered) -> None:
         """Say what of it had to be replaced."""
         if value.replaced:
             self._notices.warn(
@@ -78,12 +77,16 @@ class FusedGathers:
                 "cells its repr stands in its place; boxes and masks of a wandb.Image are left out.",
             )
 
-    def alone(self, name: str, value: Gathered) -> MergedTable | MergedImages | None:
-        """This rank's part, where nobody else gives anything; `None` for nothing."""
-        self.check(name, value)
+    def alone(self, name: str, value: Gathered) -> dict[str, Any]:
+        """This rank's part by its name, where nobody else gives anything."""
+        self._check(name, value)
         parts = [value.part(self._rank)]
-        self._tell_of_cuts(name, value.kind, parts)
-        return whole(value.kind, parts)
+        self._warn_of_cuts(name, value.kind, parts)
+        return _named(name, whole(value.kind, parts))
+
+    def settle(self, outbox: Outbox, known: Collection[str]) -> list[tuple[Key, Key]]:  # noqa: ARG002  # an `Attachment`
+        """Nothing: a table or images fit to any others."""
+        return []
 
     def keep(self, key: Key, value: Gathered) -> None:
         """Remember what this rank contributes to a cell."""
@@ -91,7 +94,7 @@ class FusedGathers:
             self._kept[key] = value.encoded().within(_MOST_BYTES)  # more is never sent
         except Exception as error:  # noqa: BLE001  # whatever a value raises must not end the exchange
             self._notices.warn(
-                f"encode {key.name}", f"{shown(key.name)!r} on rank {self._rank} cannot be sent: {error!r}"
+                f"encode {key.name}", f"{key.series.name!r} on rank {self._rank} cannot be sent: {error!r}"
             )
         while self._size(self._kept) > _MOST_HELD:
             lost, _ = self._kept.popitem(last=False)
@@ -99,7 +102,7 @@ class FusedGathers:
             self._notices.warn(
                 f"held {key.name}",
                 f"more than {_MOST_HELD // 2**20} MiB of tables and images wait on rank {self._rank} for other ranks. "
-                f"The oldest are dropped, first {shown(lost.name)!r}. Log less often, or pass a smaller limit.",
+                f"The oldest are dropped, first {lost.series.name!r}. Log less often, or pass a smaller limit.",
             )
 
     def exchange(self, keys: Sequence[Key], group: Group) -> None:
@@ -123,9 +126,9 @@ class FusedGathers:
             received = [self._apart(data, len(keys)) for data in group.collect(framed(*sent))]
         except ConfigurationError as error:  # on all ranks alike
             received = []
-            names = ", ".join(repr(shown(key.name)) for key in keys)
+            names = ", ".join(repr(key.series.name) for key in keys)
             self._notices.warn(f"much {names}", f"{names}: left out of their rows on rank {self._rank}. {error}")
-        if self.collects and received:
+        if self._collects and received:
             for key, *blobs in zip(keys, *received, strict=True):
                 self._values[key] = self._whole(key, [blob for blob in blobs if blob])
         self._last.update(keys)
@@ -166,30 +169,23 @@ class FusedGathers:
         while len(self._delivered) > _REMEMBERED or self._size(self._delivered) > _MOST_REMEMBERED:
             self._kept.pop(self._delivered.popitem(last=False)[0])
 
-    def tell_of_incomplete(self, key: Key) -> None:
-        """Say that what came late is not written, as what was written before it is more."""
-        self._notices.warn(
-            f"late {key.name}",
-            f"a part of {shown(key.name)!r} came so long after the others that theirs is forgotten. It is not written.",
-        )
-
     def _size(self, keys: OrderedDict[Key, Any]) -> int:
         return sum(self._kept[key].size for key in keys)
 
     def _whole(self, key: Key, blobs: Sequence[bytes]) -> tuple[dict[str, Any], int]:
-        name, kind = shown(key.name), _kind(key)
+        name, kind = key.series.name, cast("Kind", key.series.kind)
         try:
             parts = sorted((decoded(kind, blob) for blob in blobs), key=lambda part: part.rank)
-            self._tell_of_cuts(name, kind, parts)
+            self._warn_of_cuts(name, kind, parts)
             value = whole(kind, parts)
         except Exception as error:  # noqa: BLE001  # whatever comes of it must not end the exchange
             self._notices.warn(
                 f"whole {name}", f"{name!r} could not be put together from what the ranks sent: {error!r}"
             )
             return {}, len(blobs)
-        return ({} if value is None else {name: value}), len(blobs)
+        return _named(name, value), len(blobs)
 
-    def _tell_of_cuts(self, name: str, kind: Kind, parts: Sequence[Part]) -> None:
+    def _warn_of_cuts(self, name: str, kind: Kind, parts: Sequence[Part]) -> None:
         what = "rows" if kind == "table" else "images"
         if differ(parts):
             self._notices.warn(
@@ -227,5 +223,6 @@ def _is_amount(amount: Any) -> bool:
     return parts and all(type(part) is int and 0 <= part < LARGEST_EXACT_INTEGER for part in amount)
 
 
-def _kind(key: Key) -> Kind:
-    return cast("Kind", key.name.partition(_MARK)[2])
+def _named(name: str, value: MergedTable | MergedImages | None) -> dict[str, Any]:
+    """A whole by its name; nothing if it is none."""
+    return {} if value is None else {name: value}

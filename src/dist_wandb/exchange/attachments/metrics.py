@@ -1,7 +1,7 @@
 """Metrics of torchmetrics on their way through the rounds: which states belong together, and their fused exchange.
 
-In the rounds a metric is a name without a number, made of the user's name and the layout of its states: they find out
-which ranks logged it, and when all of them have. Then its states are exchanged once, together with those of all other
+In the rounds a metric is a series without numbers, with the layout of its states: they find out which ranks logged it,
+and when all of them have. Then its states are exchanged once, together with those of all other
 metrics that are due: one sum, one maximum, and one gather if there are lists of tensors or custom reductions. The
 primary computes on a private copy.
 
@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.exchange.protocol.cells import Key
 from dist_wandb.exchange.protocol.outbox import Outbox
+from dist_wandb.exchange.protocol.series import Series, series_of
 from dist_wandb.notices import Notices
 from dist_wandb.payloads.framing import framed, unframed
 from dist_wandb.payloads.torchmetrics.merging import Layout, Packed
@@ -35,27 +36,13 @@ if TYPE_CHECKING:
 
     from dist_wandb.exchange.transport.group import Group
 
-_SEPARATOR = "\0"  # in no name that a user could see: what follows it is the layout of the states
+_METRIC = "metric"
 _REMEMBERED = 8  # snapshots kept for ranks that come late, beyond those that wait
 
 
-def is_metric_name(name: str) -> bool:
-    """Whether a name of the rounds stands for a metric: it has the layout of its states, which is a list."""
-    return f"{_SEPARATOR}[" in name
-
-
-def shown(name: str) -> str:
-    """A name of the rounds as the user knows it."""
-    return name.partition(_SEPARATOR)[0]
-
-
-def _signature(name: str) -> str:
-    return name.partition(_SEPARATOR)[2]
-
-
 @lru_cache(maxsize=1024)
-def _layout(name: str) -> Layout:
-    return Layout.parse(_signature(name))
+def _layout(series: str) -> Layout:
+    return Layout.parse(series_of(series).layout)
 
 
 class _LeftOutError(Exception):
@@ -63,29 +50,33 @@ class _LeftOutError(Exception):
 
 
 class FusedMetrics:
-    """One rank's part in the exchange of metrics' states.
+    """One rank's part in the exchange of metrics' states: an `Attachment`.
 
     Args:
         rank: This rank, for messages.
         computes: Whether this rank computes the merged values.
     """
 
+    kinds = (_METRIC,)
+    needs_own_part = True  # to compute with
+    is_for_primary = False
+
     def __init__(self, rank: int, *, computes: bool) -> None:
         self._rank = rank
         self._computes = computes
         self._snapshots: OrderedDict[Key, Snapshot] = OrderedDict()
-        self._newest: dict[str, Snapshot] = {}  # by name of the rounds: they know how to compute
+        self._newest: dict[str, Snapshot] = {}  # by series: they know how to compute
         self._values: dict[Key, tuple[dict[str, Any], int]] = {}
         self._last: set[Key] = set()  # of the last exchange: one that broke on another rank is repeated
         self._before: set[Key] = set()  # of those before it, in which all ranks have succeeded
         self._notices = Notices()
 
-    def name_of(self, name: str, snapshot: Snapshot, known: Iterable[str]) -> str:
-        """The name for the rounds: that of a layout which the ranks know already, if the states go with it.
+    def series(self, name: str, value: Snapshot, known: Iterable[str]) -> str:
+        """The series of a metric: that of a layout which the ranks know already, if the states go with it.
 
         All ranks try them in the same order. Those that were made without data come last.
         """
-        prefix = name + _SEPARATOR
+        snapshot, prefix = value, Series(name, _METRIC).text
         others = [other for other in known if other.startswith(prefix) and self._is_understood(other)]
         if len(others) > 1:
             others.sort(key=lambda other: _layout(other).is_tentative)
@@ -94,57 +85,51 @@ class FusedMetrics:
                 return other
         if snapshot.fallback is not None:
             self._notices.warn(name, f"{name!r} on rank {self._rank}: {snapshot.fallback}")
-        return f"{name}{_SEPARATOR}{snapshot.signature}"
+        return Series(name, _METRIC, snapshot.signature).text
 
-    def alone(self, name: str, snapshot: Snapshot) -> dict[str, Any]:
+    def alone(self, name: str, value: Snapshot) -> dict[str, Any]:
         """The values of a metric on this rank, by the names they have in the row. Waits for its device."""
         try:
-            packed = snapshot.packed()
-            values = snapshot.compute(packed.sums, packed.maxima, [packed.blob])
+            packed = value.packed()
+            values = value.compute(packed.sums, packed.maxima, [packed.blob])
         except Exception as error:  # noqa: BLE001  # whatever a metric raises must not cost the rest of the row
-            self._warn_of_left_out(name, snapshot, "its states", error)
+            self._warn_of_left_out(name, value, "its states", error)
             return {}
-        return {name + suffix: value for suffix, value in values.items()}
+        return {name + suffix: number for suffix, number in values.items()}
 
-    def _adopts(self, snapshot: Snapshot, name: str) -> bool:
+    def _adopts(self, snapshot: Snapshot, series: str) -> bool:
         try:
-            return snapshot.adopt(_signature(name))
+            return snapshot.adopt(series_of(series).layout)
         except Exception as error:  # noqa: BLE001  # whatever a metric raises must not end the exchange
             self._notices.warn(
-                f"adopt {name}", f"the states of {shown(name)!r} on rank {self._rank} cannot be sent: {error!r}"
+                f"adopt {series}",
+                f"the states of {series_of(series).name!r} on rank {self._rank} cannot be sent: {error!r}",
             )
             return False
 
-    def _is_understood(self, name: str) -> bool:
-        """Whether a name tells a layout. All ranks judge alike, as the name is the same on all of them."""
+    def _is_understood(self, series: str) -> bool:
+        """Whether a series has a layout. All ranks judge alike, as its text is the same on all of them."""
         try:
-            return is_metric_name(name) and bool(_layout(name))
+            return series_of(series).kind == _METRIC and bool(_layout(series))
         except ConfigurationError as error:
             self._notices.warn(
-                f"layout {name}", f"{shown(name)!r} is left out of its rows on rank {self._rank}: {error}"
+                f"layout {series}",
+                f"{series_of(series).name!r} is left out of its rows on rank {self._rank}: {error}",
             )
             return False
 
-    def keep(self, key: Key, snapshot: Snapshot) -> None:
+    def keep(self, key: Key, value: Snapshot) -> None:
         """Remember what this rank contributes to a cell."""
-        self._snapshots[key] = self._newest[key.name] = snapshot
+        self._snapshots[key] = self._newest[key.name] = value
 
     def settle(self, outbox: Outbox, known: Collection[str]) -> list[tuple[Key, Key]]:
-        """After the ranks agreed on names: take over the layouts of others, where this rank's states fit into them.
-
-        Args:
-            outbox: Where this rank's metrics wait.
-            known: The names that the ranks have agreed on.
-
-        Returns:
-            The cells that have another key by this: the one they had, and the one they have now.
-        """
+        """After the ranks agreed on series: take over the layouts of others, where this rank's states fit into them."""
         renamed = []
-        for name in [name for name in outbox.names if is_metric_name(name)]:
-            waiting = [key for key in self._snapshots if key.name == name]
-            adopted = {self.name_of(shown(name), self._snapshots[key], known) for key in waiting}
-            if len(adopted) == 1 and adopted != {name}:
-                for old, new in outbox.rename(name, adopted.pop()):
+        for series in [series for series in outbox.names if series_of(series).kind == _METRIC]:
+            waiting = [key for key in self._snapshots if key.name == series]
+            adopted = {self.series(series_of(series).name, self._snapshots[key], known) for key in waiting}
+            if len(adopted) == 1 and adopted != {series}:
+                for old, new in outbox.rename(series, adopted.pop()):
                     self.keep(new, self._snapshots.pop(old))
                     renamed.append((old, new))
         return renamed
@@ -160,7 +145,7 @@ class FusedMetrics:
             if understood:
                 self._exchange(understood, group)
         except _LeftOutError as error:  # on all ranks alike, after the same collectives
-            names = ", ".join(repr(shown(key.name)) for key in understood)
+            names = ", ".join(repr(key.series.name) for key in understood)
             self._notices.warn(f"much {names}", f"{names}: left out of their rows on rank {self._rank}. {error}")
         self._forget(keys)
 
@@ -192,9 +177,12 @@ class FusedMetrics:
             return snapshot.in_full(self._rank) if snapshot else b""
         except Exception as error:  # noqa: BLE001  # whatever a metric raises must not end the exchange
             self._notices.warn(
-                f"tell {key.name}", f"{shown(key.name)!r} on rank {self._rank} has no part in its row: {error!r}"
+                f"tell {key.name}", f"{key.series.name!r} on rank {self._rank} has no part in its row: {error!r}"
             )
             return b""
+
+    def passed(self) -> None:
+        """Nothing: snapshots are let go of by exchanges."""
 
     def take_values(self, key: Key) -> tuple[dict[str, Any], int]:
         """The merged values of a cell, by the names they have in the row, and how many ranks had a part in them."""
@@ -214,19 +202,19 @@ class FusedMetrics:
             packed = self._snapshots[key].packed()
         except Exception as error:  # noqa: BLE001  # whatever a metric raises must not end the exchange
             self._notices.warn(
-                f"pack {key.name}", f"{shown(key.name)!r} on rank {self._rank} has no part in its row: {error!r}"
+                f"pack {key.name}", f"{key.series.name!r} on rank {self._rank} has no part in its row: {error!r}"
             )
             del self._snapshots[key]
             return layout.neutral()
         if (packed.sums.numel(), packed.maxima.numel()) == (layout.sums, layout.maxima):
             return packed
-        self._notices.warn(f"layout {key.name}", f"the states of {shown(key.name)!r} on rank {self._rank} do not fit")
+        self._notices.warn(f"layout {key.name}", f"the states of {key.series.name!r} on rank {self._rank} do not fit")
         del self._snapshots[key]  # gloo aborts the process where ranks reduce lists of different lengths
         return layout.neutral()
 
     def _computed(self, key: Key, one: _Reduced, blobs: list[bytes], told: list[bytes]) -> dict[str, Any]:
         snapshot = self._snapshots.get(key) or self._newest.get(key.name)
-        name = shown(key.name)
+        name = key.series.name
         if snapshot is None:
             self._notices.warn(
                 name,

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 from dist_wandb.exchange.protocol.aggregates import Totals
+from dist_wandb.exchange.protocol.series import Series, series_of
 
 NOTHING = -math.inf  # the maximum of no numbers
 CALLS = 2**32  # more than a rank ever logs; with ranks below 2**20, origins are exact in float64
@@ -44,13 +45,18 @@ class Key(NamedTuple):
 
     Args:
         place: Where it belongs.
-        name: The name.
-        occurrence: How often a rank had logged the name there before.
+        name: The text of the series: for a number its name.
+        occurrence: How often a rank had logged the series there before.
     """
 
     place: Place
     name: str
     occurrence: int
+
+    @property
+    def series(self) -> Series:
+        """The series: the name that the user gave, of what kind it is, and its layout."""
+        return series_of(self.name)
 
     @classmethod
     def of(cls, told: Sequence[Any]) -> Key:

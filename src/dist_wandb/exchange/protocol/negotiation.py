@@ -24,13 +24,13 @@ from dist_wandb.exchange.protocol.batches import Row, Run, Slot, decoded, encode
 from dist_wandb.exchange.protocol.cells import Contributed, Key, Place
 from dist_wandb.exchange.protocol.names import Names
 from dist_wandb.exchange.protocol.outbox import Outbox
+from dist_wandb.exchange.protocol.series import is_attached
 from dist_wandb.exchange.protocol.wire import proposals, read_batch, read_row
 
 MANY = 8  # rows that wait on some rank, from which on a round for many cells is worth its three or four collectives
 _MOST_CELLS = 1024  # that a rank contributes to a round; a row that was begun is contributed whole
 _SPARED = 8  # rounds after which there is room for as many rows as these have needed
 _new = tuple.__new__  # of named tuples, without a call in between: it is on the way of every number
-_APART = "\0"  # in names that stand for what has an exchange of its own: each once in a round for many
 
 
 _Taken = tuple[list[Contributed], list[Contributed]]  # by all ranks together, and by this rank
@@ -53,6 +53,11 @@ class _Last(NamedTuple):
 def _most_rows(names: Names) -> int:
     """For how many rows there may be room."""
     return max(1, _MOST_CELLS // max(1, len(names)))
+
+
+def _attached(names: Iterable[str]) -> set[str]:
+    """Those that stand for attachments, which have an exchange of their own: each once in a round for many."""
+    return set(filter(is_attached, names))
 
 
 class Negotiation:
@@ -117,10 +122,10 @@ class Negotiation:
         rows = []
         apart: set[str] = set()
         for row in islice(outbox.rows(names), self.room(names)):
-            own_exchange = {name for name in row[1] if _APART in name} if row else apart
-            if row is None or own_exchange & apart:
+            attached = _attached(row[1]) if row else apart
+            if row is None or attached & apart:
                 break
-            apart |= own_exchange
+            apart |= attached
             rows.append(row)
         return rows
 
@@ -166,10 +171,10 @@ class Negotiation:
                 self.needs_names = True
                 break
             place, values = row
-            own_exchange = {name for name in values if _APART in name}
-            if len(offered) >= _MOST_CELLS or own_exchange & apart:
+            attached = _attached(values)
+            if len(offered) >= _MOST_CELLS or attached & apart:
                 break
-            apart |= own_exchange
+            apart |= attached
             offered.update((one.key, one) for one in values.values())
             rows.append(tuple(Slot(*place, names[name].index, one.key.occurrence) for name, one in values.items()))
         self.offered = offered

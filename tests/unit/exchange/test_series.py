@@ -1,0 +1,72 @@
+"""What ranks agree on: texts of numbers and of attachments."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dist_wandb.exchange.attachments.attachment import Attachments
+from dist_wandb.exchange.attachments.gathers import FusedGathers
+from dist_wandb.exchange.attachments.metrics import FusedMetrics
+from dist_wandb.exchange.protocol.aggregates import Totals
+from dist_wandb.exchange.protocol.cells import Finished, Key, Place
+from dist_wandb.exchange.protocol.series import NUMBER, Series, is_attached, series_of
+from dist_wandb.payloads.media.gathers import Gathered
+from dist_wandb.payloads.torchmetrics.metrics import Snapshot
+
+NAMES = st.text(st.characters(exclude_characters="\0"))
+
+
+def attachments(*, writes: bool) -> Attachments:
+    return Attachments({Snapshot: FusedMetrics(1, computes=writes), Gathered: FusedGathers(1, collects=writes)})
+
+
+def key(series: Series) -> Key:
+    return Key(Place(0, 1), series.text, 0)
+
+
+@given(NAMES, st.sampled_from(["metric", "table", "images"]), NAMES)
+def test_a_series_is_read_as_it_was_named(name: str, kind: str, layout: str) -> None:
+    series = Series(name, kind, layout)
+    assert series_of(series.text) == series
+    assert is_attached(series.text)
+    assert key(series).series == series
+
+
+@given(NAMES)
+def test_the_series_of_a_number_is_its_name(name: str) -> None:
+    assert Series(name).text == name
+    assert series_of(name) == Series(name, NUMBER, "")
+    assert not is_attached(name)
+
+
+@pytest.mark.parametrize("text", ["\0", "a\0", "a\0table", "a\0other\0", "\0\0\0"])
+def test_a_series_that_nobody_knows_brings_nothing_together(text: str) -> None:
+    own, odd = attachments(writes=True), Key(Place(0, 1), text, 0)
+    assert series_of(text).text == text
+    assert own.due([odd], has_primary=True) == []
+    assert not own.needs_primary(text)
+    assert own.take(Finished(odd, Totals(contributors=2), 0, corrects=True, missing=0)) == ({}, 0)
+
+
+@pytest.mark.parametrize(
+    ("writes", "has_primary", "kinds"),
+    [(True, True, "mti"), (False, True, "mti"), (False, False, "m")],
+    ids=["primary", "with the primary", "without it"],
+)
+def test_tables_and_images_wait_for_the_primary(writes: bool, has_primary: bool, kinds: str) -> None:
+    metric, table, images = (key(Series(kind[0], kind)) for kind in ("metric", "table", "images"))
+    due = attachments(writes=writes).due([table, metric, key(Series("loss")), images], has_primary=has_primary)
+    assert "".join(one.name[0] for _, keys in due for one in keys) == kinds
+    assert [attachment.kinds[0] for attachment, _ in due] == ["metric", "table"][: len(due)]  # type: ignore[index]
+
+
+def test_a_metric_alone_needs_the_primarys_own_part() -> None:
+    needs = attachments(writes=True).needs_primary
+    assert [needs(Series("a", kind).text) for kind in ("metric", "table", "images", NUMBER)] == [
+        True,
+        False,
+        False,
+        False,
+    ]
