@@ -3,7 +3,7 @@
 A round reduces what the members pack into two lists, and takes the result. What follows from it is done by all members
 alike: names are exchanged, metric states, tables and images of finished cells are exchanged, finished values are
 written. What is still to be done when the exchange breaks (`_names_due`, `_due`) is done by the next generation, which
-begins with a greeting in which members tell each other of it.
+begins with a greeting in which members exchange what that is.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ gone since the generation was claimed is not waited for. Members that meet but c
 `GLOO_SOCKET_IFNAME`) try it three times. Then each goes on alone, and so do those below them in the tree, with a
 warning that has gloo's reason.
 
-gloo takes the address that the host's name resolves to: on many hosts loopback, or none. So members of a group tell
+gloo takes the address that the host's name resolves to: on many hosts loopback, or none. So members of a group give
 each other from which address they reach the job's store, and, if these differ, each forms the group at its own
 (`store.addresses`). A `GLOO_SOCKET_IFNAME` of the user's takes precedence; on one host nothing is changed.
 """

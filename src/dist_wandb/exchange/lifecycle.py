@@ -32,7 +32,7 @@ class Phase(Enum):
 
     TOGETHER = auto()  # it takes part in rounds, or waits to
     ALONE = auto()  # it writes what this rank logs by itself
-    LEAVING = auto()  # it tells the others that it goes
+    LEAVING = auto()  # it publishes that it goes
     ENDED = auto()
     BROKEN = auto()
 

@@ -22,28 +22,28 @@ class RankValues:
     def __init__(self, job_store: JobStore, key: str) -> None:
         self._job_store = job_store
         self._key = key
-        self._said = SharedList(job_store, key)
+        self._published = SharedList(job_store, key)
 
     def publish(self, value: Any) -> bool:
         """Publish the value of this rank; whether it is the last one."""
         topology = self._job_store.topology
-        return self._said.append_one_of([topology.global_rank, value], topology.world_size)
+        return self._published.append_one_of([topology.global_rank, value], topology.world_size)
 
     def read(self) -> dict[int, Any]:
         """The values that are there, by global rank."""
-        self._said.news()
-        return dict(self._said.values)
+        self._published.news()
+        return dict(self._published.values)
 
     def try_get_all(self, within: float) -> list[Any] | None:
         """The values of all ranks in the order of global ranks; `None` if some are missing after `within` seconds."""
         world_size = self._job_store.topology.world_size
         poll(lambda: len(self.read()) >= world_size or None, within, LONGEST_PAUSE)
-        values = dict(self._said.values)
+        values = dict(self._published.values)
         return [values[rank] for rank in range(world_size)] if len(values) >= world_size else None
 
     def missing(self) -> list[int]:
         """The ranks whose values have not been read."""
-        return sorted(set(range(self._job_store.topology.world_size)) - dict(self._said.values).keys())
+        return sorted(set(range(self._job_store.topology.world_size)) - dict(self._published.values).keys())
 
 
 def missed(job_store: JobStore, key: str, missing: list[int]) -> RendezvousError:

@@ -42,7 +42,7 @@ class SharedList:
     def append_one_of(self, value: Any, number: int) -> bool:
         """Append a value where a number of ranks append one each; whether all values are there with this one.
 
-        The place does not tell: who has the last one may come to its value before another rank does. So ranks count
+        The place does not show it: who has the last one may come to its value before another rank does. So ranks count
         again, with their values there. One rank alone finds the list complete, and has not to wait for anything.
         """
         self.append(value)

@@ -43,10 +43,10 @@ def test_rows_are_told_and_understood(told: list[Row]) -> None:
 
 
 @pytest.mark.parametrize("number", [-1, 1.0, True, "2", None, 12, 10**12, 10**400])
-def test_what_tells_of_more_than_is_ever_told_at_once_is_refused(number: Any) -> None:
-    with pytest.raises(ValueError, match="a rank told of"):
+def test_more_than_is_ever_sent_at_once_is_refused(number: Any) -> None:
+    with pytest.raises(ValueError, match="a rank sent"):
         decoded([Run(0, 0, 1, number, [0, 1], [0, 0])], 20)
-    with pytest.raises(ValueError, match="a rank told of"):
+    with pytest.raises(ValueError, match="a rank sent"):
         decoded([Run(0, 0, 1, 10**9, [], [])], 20)
     assert len(decoded([Run(0, 0, 1, 11, [0, 1], [0, 0])], 20)) == 11
 

@@ -138,10 +138,10 @@ class Attachments:
         values, contributors = attachment.take_values(value.key)
         forgotten = value.totals.contributors - contributors  # of ranks that were lost meanwhile, or came too late
         if forgotten > 0 and value.corrects:
-            name = series_of(value.key.name).name
             self._notices.warn(
                 f"late {value.key.name}",
-                f"a part of {name!r} came so long after the others that theirs is forgotten. It is not written.",
+                f"a part of {value.key.series.name!r} came so long after the others that theirs is forgotten. It is "
+                "not written.",
             )
             return None
         return values, max(0, forgotten) if values else 0

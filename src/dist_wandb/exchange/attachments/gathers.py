@@ -1,6 +1,6 @@
 """Tables and images of all ranks on their way through the rounds: when they are sent, and how long they are kept.
 
-In the rounds they are series without numbers, as metrics are: they tell which ranks logged one, and when all have. Then
+In the rounds they are series without numbers, as metrics are: they show which ranks logged one, and when all have. Then
 the ranks exchange numbers of items and bytes, and compute the same shares of the limits
 (`payloads.media.gathers.fair`). Each sends the first items of its share to the primary, which alone needs memory for
 them, in pieces of 1 MiB, each within `peer_timeout`: so a slow network does not look like a dead rank. Numbers wait as
@@ -112,12 +112,12 @@ class FusedGathers:
             BrokenError: The exchange did not come about.
         """
         mine = [self._kept.get(key) for key in keys]
-        told = [self._amounts(text, len(keys)) for text in group.gather(json.dumps([*map(_amount, mine)]).encode())]
+        amounts = [self._amounts(text, len(keys)) for text in group.gather(json.dumps([*map(_amount, mine)]).encode())]
         shares = [
             fair([count for count, _, _ in column], max(limit for *_, limit in column))
-            for column in zip(*told, strict=True)
+            for column in zip(*amounts, strict=True)
         ]
-        room = fair([size for rank in told for _, size, _ in rank], _MOST_BYTES)[group.rank * len(keys) :]
+        room = fair([size for rank in amounts for _, size, _ in rank], _MOST_BYTES)[group.rank * len(keys) :]
         sent = [
             b"" if own is None else own.within(size, share[group.rank]).as_bytes(self._rank)
             for own, share, size in zip(mine, shares, room, strict=False)

@@ -164,20 +164,21 @@ class FusedMetrics:
             blobs = _gathered(group, [own.blob for own in packed])
         reduced = list(_reduced(layouts, sums, maxima))
         needs = [one.needs_more for one in reduced]
-        told = nothing
+        in_full = nothing
         if any(needs):
-            told = _gathered(group, [self._told(key) if need else b"" for key, need in zip(keys, needs, strict=True)])
+            own = [self._in_full(key) if need else b"" for key, need in zip(keys, needs, strict=True)]
+            in_full = _gathered(group, own)
         if self._computes:
-            for key, one, gathered, more in zip(keys, reduced, blobs, told, strict=True):
+            for key, one, gathered, more in zip(keys, reduced, blobs, in_full, strict=True):
                 self._values[key] = self._computed(key, one, gathered, more), one.contributors
 
-    def _told(self, key: Key) -> bytes:
+    def _in_full(self, key: Key) -> bytes:
         snapshot = self._snapshots.get(key)
         try:
             return snapshot.in_full(self._rank) if snapshot else b""
         except Exception as error:  # noqa: BLE001  # whatever a metric raises must not end the exchange
             self._notices.warn(
-                f"tell {key.name}", f"{key.series.name!r} on rank {self._rank} has no part in its row: {error!r}"
+                f"in full {key.name}", f"{key.series.name!r} on rank {self._rank} has no part in its row: {error!r}"
             )
             return b""
 
@@ -212,7 +213,7 @@ class FusedMetrics:
         del self._snapshots[key]  # gloo aborts the process where ranks reduce lists of different lengths
         return layout.neutral()
 
-    def _computed(self, key: Key, one: _Reduced, blobs: list[bytes], told: list[bytes]) -> dict[str, Any]:
+    def _computed(self, key: Key, one: _Reduced, blobs: list[bytes], in_full: list[bytes]) -> dict[str, Any]:
         snapshot = self._snapshots.get(key) or self._newest.get(key.name)
         name = key.series.name
         if snapshot is None:
@@ -223,7 +224,7 @@ class FusedMetrics:
             )
             return {}
         try:
-            values = snapshot.compute(one.sums, one.maxima, blobs, told)
+            values = snapshot.compute(one.sums, one.maxima, blobs, in_full)
         except Exception as error:  # noqa: BLE001  # whatever a metric raises must not end the exchange
             self._warn_of_left_out(name, snapshot, "the states of all ranks", error)
             return {}
@@ -243,7 +244,7 @@ class _Reduced(NamedTuple):
 
     Args:
         contributors: How many ranks had a part in it.
-        needs_more: Whether ranks tell more: some state does not fit, or the rank that computes has no data.
+        needs_more: Whether ranks send states in full: some state does not fit, or the rank that computes has no data.
         sums: The sums over ranks.
         maxima: The maxima over ranks.
     """

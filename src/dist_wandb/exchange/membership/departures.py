@@ -31,7 +31,7 @@ class Departures:
         self.known: dict[int, Departure] = {}
         self.words: dict[int, dict[int, Word]] = {}
         self._unit = unit
-        self._said = SharedList(keys, "gone")
+        self._entries = SharedList(keys, "gone")
         self._look = Interval(interval(_LOOK, unit.size))
 
     @property
@@ -55,11 +55,11 @@ class Departures:
         """
         how = "failed" if failed else "finished" if delivered else "undelivered"
         unit = self._unit
-        self._said.append([unit.index, how, unit.global_rank, number, checkpoint.round, len(checkpoint.names)])
+        self._entries.append([unit.index, how, unit.global_rank, number, checkpoint.round, len(checkpoint.names)])
 
     def among(self, ranks: Iterable[int]) -> set[int]:
         """Those of some ranks that have said that they are gone."""
-        for index, how, global_rank, number, last_round, names in self._said.news():
+        for index, how, global_rank, number, last_round, names in self._entries.news():
             self.known[index] = Departure(how, global_rank)
             if number is not None:
                 self.words.setdefault(number, {})[index] = Word(index, last_round, names)
@@ -67,7 +67,7 @@ class Departures:
 
     def are_gone(self, ranks: Collection[int]) -> bool:
         """Whether all of some ranks have said that they are gone."""
-        return self._said.count() >= len(ranks) and self.among(ranks) == set(ranks)
+        return self._entries.count() >= len(ranks) and self.among(ranks) == set(ranks)
 
     def is_gone(self, rank: int) -> bool:
         """Whether a rank has said that it is gone; looked up now and then."""

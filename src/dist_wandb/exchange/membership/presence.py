@@ -122,7 +122,7 @@ class Presence:
             how = "failed" if departure.how == "failed" else "ended its session"
             return f"{how} before rank {self._unit.global_rank} began"
         if index in generation.lost:
-            return "does not take part"
+            return "took no part"
         return f"did not open a session within {round(self.waited, 1):g} s"
 
     def global_rank(self, index: int) -> int:

@@ -1,7 +1,7 @@
 """What waits on several ranks, as one list for one round. Pure.
 
-Where many rows wait, each rank tells the others which cells it has to say something in, as runs of equal rows; all of
-them make the same list of what they were told, in an order that agrees with that of each rank.
+Where many rows wait, each rank sends the others which cells it has something for, as runs of equal rows; all of them
+make the same list of what they received, in an order that agrees with that of each rank.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 
 class Slot(NamedTuple):
-    """A cell, told by numbers.
+    """A cell, in numbers.
 
     Args:
         counted: 0 where the user gave a step, else 1.
@@ -82,7 +82,7 @@ def decoded(runs: Iterable[Run], most: int) -> list[Row]:
     """The inverse of `encoded`.
 
     Args:
-        runs: What a rank told.
+        runs: What a rank sent.
         most: How many slots there may be, beside one row.
 
     Raises:
@@ -90,10 +90,10 @@ def decoded(runs: Iterable[Run], most: int) -> list[Row]:
     """
     runs = list(runs)
     if any(type(run.number) is not int or run.number < 0 or not run.names for run in runs):
-        raise ValueError("a rank told of rows that are none")
-    told = sum(run.number * len(run.names) for run in runs)
-    if told > most + max((len(run.names) for run in runs), default=0):
-        raise ValueError("a rank told of more values at once than any rank has")
+        raise ValueError("a rank sent runs that are no rows")
+    sent = sum(run.number * len(run.names) for run in runs)
+    if sent > most + max((len(run.names) for run in runs), default=0):
+        raise ValueError("a rank sent more values at once than any rank has")
     return [
         tuple(
             Slot(run.counted, run.step + index * run.stride, name, occurrence + index * run.counted)

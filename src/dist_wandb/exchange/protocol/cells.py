@@ -59,9 +59,9 @@ class Key(NamedTuple):
         return series_of(self.name)
 
     @classmethod
-    def of(cls, told: Sequence[Any]) -> Key:
-        """The key that was told as JSON."""
-        (counted, step), name, occurrence = told
+    def of(cls, items: Sequence[Any]) -> Key:
+        """The key of which JSON has made lists."""
+        (counted, step), name, occurrence = items
         return cls(Place(counted, step), name, occurrence)
 
 
@@ -146,9 +146,9 @@ class Finished(NamedTuple):
         return [*self.key.place, *self.key[1:], list(self.totals), self.calls, self.corrects, self.missing, spread]
 
     @classmethod
-    def from_list(cls, told: Sequence[Any]) -> Finished:
+    def from_list(cls, items: Sequence[Any]) -> Finished:
         """The inverse of `as_list`."""
-        counted, step, name, occurrence, totals, calls, corrects, missing, spread = told
+        counted, step, name, occurrence, totals, calls, corrects, missing, spread = items
         key = Key(Place(counted, step), name, occurrence)
         return cls(key, Totals(*totals), calls, corrects, missing, None if spread is None else Spread(*spread))
 
@@ -186,8 +186,8 @@ def cell_as_list(key: Key, cell: Cell) -> list[Any]:
     return [*key.place, *key[1:], cell.born, list(cell.totals), cell.origin, cell.corrects, cell.number]
 
 
-def cell_from_list(told: Sequence[Any]) -> tuple[Key, Cell]:
+def cell_from_list(items: Sequence[Any]) -> tuple[Key, Cell]:
     """The inverse of `cell_as_list`."""
-    counted, step, name, occurrence, born, totals, origin, corrects, number = told
+    counted, step, name, occurrence, born, totals, origin, corrects, number = items
     cell = Cell(born, Totals(*totals), origin, corrects=corrects, number=number)
     return Key(Place(counted, step), name, occurrence), cell

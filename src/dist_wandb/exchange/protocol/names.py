@@ -70,8 +70,8 @@ class Names(dict[str, Name]):
             [name, known.usual, known.whole, known.most, known.lacking, known.proven] for name, known in self.items()
         ]
 
-    def restore(self, told: Iterable[Sequence[Any]]) -> None:
+    def restore(self, items: Iterable[Sequence[Any]]) -> None:
         """Take over what others know, given by `as_list`."""
         self.clear()
-        for name, *counts in told:
+        for name, *counts in items:
             self[name] = Name(len(self), matches_any(name, self.spread), *counts)

@@ -10,7 +10,7 @@ States:
   one agrees. Names for which ranks contribute different occurrences at a position take `turns`: the smallest one is
   next. Meanwhile a round is for one row.
 - *Many cells* (`many_wait`): eight rows or more wait on some rank, and the ranks are not in step, or have too many
-  names for room. Before the round each rank tells in which cells it has something (`offer`); all make the same list of
+  names for room. Before the round each rank sends in which cells it has something (`offer`); all make the same list of
   these (`agree`), and the round is for the cells of this `batch`. It ends what `focus` and `turns` were looking for.
 """
 

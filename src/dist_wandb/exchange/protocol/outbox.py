@@ -26,7 +26,7 @@ class Outbox:
 
     Args:
         rank: Index of this rank in the unit.
-        remembered: How many finished cells are kept, which tells for how many steps occurrences are counted.
+        remembered: How many finished cells are kept, which limits for how many steps occurrences are counted.
     """
 
     def __init__(self, rank: int, remembered: int) -> None:

@@ -1,9 +1,9 @@
 """What ranks agree on before they contribute to it: a number under a name, or an attachment. Pure.
 
-An attachment is what the ranks bring together by an exchange of its own: states of a metric, a table, images. In the
-rounds it is a series without numbers, which tells which ranks have one, and when all have. Ranks agree on series as
-texts: that of a number is its name; that of an attachment has its kind and layout as well, because ranks whose metrics
-have other states cannot bring these together.
+An attachment is what the ranks bring together by an exchange of its own: states of a metric, a table, images. The
+rounds have it as a series without numbers, to find out which ranks have one, and when all have. Ranks agree on series
+as texts: that of a number is its name; that of an attachment has its kind and layout as well, because ranks whose
+metrics have other states cannot bring these together.
 """
 
 from __future__ import annotations

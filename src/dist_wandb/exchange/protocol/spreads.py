@@ -1,9 +1,9 @@
 """How far the ranks' numbers are from their mean, which takes one more round. Pure.
 
 States of a finished value whose spread is wanted: *awaiting*, from the round that finished its cell until the next
-one; then written. Invariant: a spread is given only if all ranks take part that contributed,
-because each of them tells how far its own number is from the mean. All values that are finished after one that awaits
-its spread wait behind it, so that rows keep their order.
+one; then written. Invariant: a spread is given only if all ranks take part that contributed, because each of them
+contributes how far its own number is from the mean. All values that are finished after one that awaits its spread wait
+behind it, so that rows keep their order.
 """
 
 from __future__ import annotations

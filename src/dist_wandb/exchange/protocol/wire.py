@@ -24,7 +24,7 @@ Lists = tuple[list[float], list[float]]
 
 _PER_NAME = MAX_LANES + 2
 _PER_CELL = MAX_LANES + 1
-_CONTRIBUTORS = 3  # where the sums of a name tell how many ranks contributed
+_CONTRIBUTORS = 3  # where the sums of a name have how many ranks contributed
 
 _NO_SUMS = (0.0,) * SUM_LANES
 _NO_MAXIMA = (NOTHING,) * _PER_NAME

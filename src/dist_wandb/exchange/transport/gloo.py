@@ -54,7 +54,7 @@ class Buffer:
 
 
 def _options(forming: timedelta, address: str | None) -> Any:
-    """What a group is formed with. Only by private names can it be told an address; without them gloo finds its own."""
+    """What a group is formed with. Only private names give it an address; without them gloo finds its own."""
     try:
         if address is not None:
             device = dist.ProcessGroupGloo.create_device(hostname=address)
@@ -203,8 +203,8 @@ class GlooGroup(Gathering):
         own, first, second = (self._buffer(use, length) for use in ("own", "first", "second"))
         own.numbers[:] = array("d", [*sums, *maxima])
         if length:
-            told = [[first.tensor, second.tensor]]
-            self._wait(lambda group: [group.allgather(told, [own.tensor], self._options.gather)], own.tensor.nbytes)
+            both = [[first.tensor, second.tensor]]
+            self._wait(lambda group: [group.allgather(both, [own.tensor], self._options.gather)], own.tensor.nbytes)
         pairs = zip(first.numbers, second.numbers, strict=True)
         return list(starmap(add, islice(pairs, len(sums)))), list(starmap(max, pairs))
 
@@ -251,7 +251,7 @@ class GlooGroup(Gathering):
         padded = torch.frombuffer(bytearray(data.ljust(longest, b"\0")), dtype=torch.uint8)
         received = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.size)]
         self._wait(lambda group: [group.allgather([received], [padded], self._options.gather)], longest)
-        return [bytes(told.numpy()[:length]) for told, length in zip(received, lengths, strict=True)]
+        return [bytes(tensor.numpy()[:length]) for tensor, length in zip(received, lengths, strict=True)]
 
     def collect(self, data: bytes, deadline: float | None = None) -> list[bytes]:
         """What all members give, in their order, on the first of them; nothing on the others.
@@ -269,15 +269,15 @@ class GlooGroup(Gathering):
             ConfigurationError: A member has more than anybody takes. All members raise it, and the group goes on.
         """
         lengths = self._lengths(data, MOST_COLLECTED if deadline is None else _MOST_PASSED_ON, deadline)
-        told: list[list[bytes]] = [[] for _ in lengths]
+        pieces: list[list[bytes]] = [[] for _ in lengths]
         for start in range(0, max(lengths), PIECE):
             size = min(PIECE, max(lengths) - start)
             piece = torch.frombuffer(bytearray(data[start : start + size].ljust(size, b"\0")), dtype=torch.uint8)
             received = [torch.empty(size, dtype=torch.uint8) for _ in lengths] if self.rank == 0 else []
             self.send_to_first(piece, received)
-            for parts, tensor, length in zip(told, received, lengths, strict=False):
+            for parts, tensor, length in zip(pieces, received, lengths, strict=False):
                 parts.append(bytes(tensor.numpy()[: max(0, length - start)]))
-        return [b"".join(parts) for parts in told] if self.rank == 0 else []
+        return [b"".join(parts) for parts in pieces] if self.rank == 0 else []
 
     def send_to_first(self, own: torch.Tensor, received: list[torch.Tensor], deadline: float | None = None) -> None:
         """Give numbers to the first member.

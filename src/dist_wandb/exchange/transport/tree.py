@@ -301,7 +301,7 @@ def _malformed() -> ConfigurationError:
 
 
 def hand_down(groups: Sequence[GlooGroup], *, formed: bool, deadline: float) -> bool:
-    """Tell the members below whether all groups above them have formed, which those above tell this member.
+    """Send the members below whether all groups above them have formed, which those above send this member.
 
     Args:
         groups: Those that this member is in and that have formed, from the lowest level upwards.
