@@ -147,7 +147,10 @@ class FusedMetrics:
         except _LeftOutError as error:  # on all ranks alike, after the same collectives
             names = ", ".join(repr(key.series.name) for key in understood)
             self._notices.warn(f"much {names}", f"{names}: left out of their rows on rank {self._rank}. {error}")
-        self._forget(keys)
+        self._before |= (self._last - set(keys)) & self._snapshots.keys()
+        self._last = set(keys)
+        while len(self._snapshots) > _REMEMBERED and next(iter(self._snapshots)) in self._before:
+            self._before.discard(self._snapshots.popitem(last=False)[0])  # no rank can need it, but one that is late
 
     def _exchange(self, keys: Sequence[Key], group: Group) -> None:
         import torch
@@ -188,13 +191,6 @@ class FusedMetrics:
     def take_values(self, key: Key) -> tuple[dict[str, Any], int]:
         """The merged values of a cell, by the names they have in the row, and how many ranks had a part in them."""
         return self._values.pop(key, ({}, 0))
-
-    def _forget(self, keys: Sequence[Key]) -> None:
-        """After an exchange: let go of the oldest snapshots that no rank can need, but for some that come late."""
-        self._before |= (self._last - set(keys)) & self._snapshots.keys()
-        self._last = set(keys)
-        while len(self._snapshots) > _REMEMBERED and next(iter(self._snapshots)) in self._before:
-            self._before.discard(self._snapshots.popitem(last=False)[0])
 
     def _packed(self, key: Key, layout: Layout) -> Packed:
         if key not in self._snapshots:
