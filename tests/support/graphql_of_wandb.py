@@ -1,4 +1,4 @@
-"""The GraphQL operations that wandb 0.31 and 0.19 send for runs and artifacts, answered from a server's records."""
+"""The GraphQL operations that wandb 0.31 and 0.19 send for runs, artifacts and sweeps, answered from records."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 from wandb_artifacts import ArtifactQueries
 from wandb_records import ENTITY, EVENTS, HISTORY, PROJECT, RecordedArtifact, RecordedRun, Records, upsert_of
+from wandb_sweeps import SweepQueries
 
 _PROBED = {"Query": ["serverInfo"], "Mutation": [], "ServerInfo": ["cliVersionInfo"]}
 FEATURES = ("CLIENT_IDS", "LARGE_FILENAMES", "ARTIFACT_TAGS", "STRUCTURED_CONSOLE_LOGS")
@@ -50,6 +51,7 @@ class GraphQL:
         self._url = url
         self._features = tuple(features)
         self._counts_lines = counts_lines
+        self.sweeps = SweepQueries()
         self._answers: dict[str, Callable[[_Variables, str], _Data]] = {
             "Viewer": self._viewer,
             "GetDefaultEntity": self._viewer,
@@ -67,6 +69,7 @@ class GraphQL:
             "CreateArtifactFiles": self._create_artifact_files,
             "CommitArtifact": self._commit_artifact,
             **ArtifactQueries(records, url).answers,
+            **self.sweeps.answers,
             "NotifyScriptableRunAlert": lambda *_: {"notifyScriptableRunAlert": {"success": True}},
             # of wandb 0.19 alone
             "ProbeServerCapabilities": lambda *_: {
@@ -106,7 +109,7 @@ class GraphQL:
             "displayName": run.display_name or run.run_id,
             "description": None,
             "config": json.dumps(run.stored_config),
-            "sweepName": None,
+            "sweepName": run.sweep,
             "project": project,
             "historyLineCount": run.line_count(HISTORY) if self._counts_lines else 0,
         }

@@ -31,6 +31,7 @@ class Upsert:
     notes: str | None
     tags: tuple[str, ...] | None
     config: dict[str, Any] | None
+    sweep: str | None
     client: str
 
     @property
@@ -52,6 +53,7 @@ def upsert_of(variables: Mapping[str, Any], client: str) -> Upsert:
         notes=variables.get("notes"),
         tags=None if tags is None else tuple(tags),
         config=None if config is None else json.loads(config),
+        sweep=variables.get("sweep") or None,
         client=client,
     )
 
@@ -194,6 +196,11 @@ class RecordedRun:
     def job_type(self) -> str | None:
         """The last job type that came."""
         return self._latest_text("job_type")
+
+    @property
+    def sweep(self) -> str | None:
+        """The sweep that the run is a trial of, by the last upsert that named one."""
+        return self._latest_text("sweep")
 
     @property
     def notes(self) -> str | None:

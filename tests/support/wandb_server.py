@@ -28,6 +28,7 @@ from urllib.parse import unquote
 from graphql_of_wandb import FEATURES, GraphQL, UnknownOperationError, operation_name
 from processes import clean_environment, free_port
 from wandb_records import PLAIN, RecordedArtifact, RecordedRun, Records
+from wandb_sweeps import Trial
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -212,6 +213,21 @@ class WandbServer:
         with self._changed:
             (found,) = [run for run in self._records.runs.values() if run.run_id == run_id]
             return copy.deepcopy(found)
+
+    def add_sweep(self, config: Mapping[str, Any]) -> str:
+        """Make a sweep over a grid, as ``wandb.sweep`` does; its id."""
+        with self._changed:
+            return self._graphql.sweeps.add(config).name
+
+    def trials(self, sweep: str) -> list[Trial]:
+        """The trials of a sweep, as they are now; copies."""
+        with self._changed:
+            return copy.deepcopy(self._graphql.sweeps.sweeps[sweep].trials)
+
+    def stop_trial(self, sweep: str, number: int) -> None:
+        """Have the agent of a trial stop it at its next heartbeat, as early stopping and W&B's pages do."""
+        with self._changed:
+            self._graphql.sweeps.sweeps[sweep].trials[number].is_stopped = True
 
     @property
     def artifacts(self) -> list[RecordedArtifact]:

@@ -1,0 +1,117 @@
+"""Sweeps of the stand-in for W&B's server: their grids, their agents, and the commands that agents are sent.
+
+What wandb 0.31 and 0.19 ask for: `UpsertSweep` (``wandb.sweep``), `SweepWithRuns` and `CreateAgent` (an agent starts),
+and `Heartbeat`, with which an agent names the trials that it has running, and gets its next commands.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+from wandb_records import ENTITY, PROJECT
+
+_Data = dict[str, Any]
+
+
+@dataclass
+class Trial:
+    """One trial: a run that does not exist before an agent has opened it.
+
+    Args:
+        run_id: The id that the server made for its run.
+        values: The values of the sweep's parameters.
+        agent: The agent that runs it; empty while none does.
+        is_stopped: Whether its agent is to stop it.
+        has_ended: Whether its agent has said that it runs no longer.
+    """
+
+    run_id: str
+    values: dict[str, Any]
+    agent: str = ""
+    is_stopped: bool = False
+    has_ended: bool = False
+
+
+@dataclass
+class RecordedSweep:
+    """A sweep over a grid.
+
+    Args:
+        name: Its id, as users write it.
+        config: As it was given to ``wandb.sweep``.
+        trials: All points of the grid, the last parameter varying fastest.
+    """
+
+    name: str
+    config: dict[str, Any]
+    project: str = PROJECT
+    trials: list[Trial] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        parameters = self.config["parameters"]
+        axes = [item["values"] if "values" in item else [item["value"]] for item in parameters.values()]
+        for number, point in enumerate(itertools.product(*axes)):
+            self.trials.append(Trial(f"{self.name}t{number}", dict(zip(parameters, point, strict=True))))
+
+
+class SweepQueries:
+    """Answers the operations of agents, and of those who make sweeps."""
+
+    def __init__(self) -> None:
+        self.sweeps: dict[str, RecordedSweep] = {}
+        self._agents: dict[str, RecordedSweep] = {}
+        self.answers: dict[str, Callable[[Mapping[str, Any], str], _Data]] = {
+            "UpsertSweep": self._upsert_sweep,
+            "SweepWithRuns": self._sweep_with_runs,
+            "CreateAgent": self._create_agent,
+            "Heartbeat": self._heartbeat,
+        }
+
+    def add(self, config: Mapping[str, Any], project: str = PROJECT) -> RecordedSweep:
+        """Make a sweep over a grid."""
+        sweep = RecordedSweep(f"sweep{len(self.sweeps)}", dict(config), project)
+        self.sweeps[sweep.name] = sweep
+        return sweep
+
+    def _upsert_sweep(self, variables: Mapping[str, Any], _client: str) -> _Data:
+        sweep = self.add(yaml.safe_load(variables["config"]), variables.get("projectName") or PROJECT)
+        entity = {"id": ENTITY, "name": ENTITY}
+        project = {"id": sweep.project, "name": sweep.project, "entity": entity}
+        return {"upsertSweep": {"sweep": {"name": sweep.name, "project": project}, "configValidationWarnings": []}}
+
+    def _sweep_with_runs(self, variables: Mapping[str, Any], _client: str) -> _Data:
+        sweep = self.sweeps[variables["sweep"]]
+        about = {"id": sweep.name, "name": sweep.name, "method": "grid", "state": "RUNNING", "runs": {"edges": []}}
+        return {"project": {"sweep": {**about, "config": yaml.safe_dump(sweep.config)}}}
+
+    def _create_agent(self, variables: Mapping[str, Any], _client: str) -> _Data:
+        name = f"agent-{len(self._agents)}"
+        self._agents[name] = self.sweeps[variables["sweep"]]
+        return {"createAgent": {"agent": {"id": name}}}
+
+    def _heartbeat(self, variables: Mapping[str, Any], _client: str) -> _Data:
+        name, running = variables["id"], json.loads(variables["runState"])
+        commands = self._commands(name, running)
+        return {"agentHeartbeat": {"agent": {"id": name}, "commands": json.dumps(commands)}}
+
+    def _commands(self, agent: str, running: Mapping[str, bool]) -> list[_Data]:
+        """Stop what is to be stopped; else start the next trial, if none runs; else end the agent."""
+        sweep = self._agents[agent]
+        mine = [trial for trial in sweep.trials if trial.agent == agent and not trial.has_ended]
+        for trial in mine:
+            trial.has_ended = trial.run_id not in running
+        left = [trial for trial in mine if not trial.has_ended]
+        if left:
+            return [{"type": "stop", "run_id": trial.run_id} for trial in left if trial.is_stopped]
+        following = next((trial for trial in sweep.trials if not trial.agent), None)
+        if following is None:
+            return [{"type": "exit"}]
+        following.agent = agent
+        values = {name: {"value": value} for name, value in following.values.items()}
+        run = {"type": "run", "run_id": following.run_id, "args": values, "program": sweep.config.get("program")}
+        return [run]
