@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import yaml
+import yaml  # type: ignore[import-untyped]  # what wandb itself uses
 from wandb_records import ENTITY, PROJECT
 
 _Data = dict[str, Any]

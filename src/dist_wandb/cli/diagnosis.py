@@ -13,7 +13,7 @@ from typing import Any
 
 from dist_wandb.cli.server import Server, ask
 from dist_wandb.errors import ConfigurationError, DistWandbError
-from dist_wandb.runs import argument_checks, current_server, directories, requested
+from dist_wandb.runs import current_server, directories, requested, sweeps
 from dist_wandb.settings.options import rank_scope_or_default, run_mode_or_default
 from dist_wandb.settings.plan import (
     RankScope,
@@ -24,7 +24,7 @@ from dist_wandb.settings.plan import (
     needs_layout,
     plan_run,
 )
-from dist_wandb.settings.recommendations import too_large
+from dist_wandb.settings.recommendations import beside_trial, too_large
 from dist_wandb.topology.detected import DetectedLauncher, detected_launchers, doubts_of
 from dist_wandb.topology.launch import Launch, job_name
 from dist_wandb.topology.model import Topology
@@ -110,7 +110,6 @@ def examine(
         mode = check_run_mode(run_mode_or_default(run_mode))
         scope = check_rank_scope(rank_scope_or_default(rank_scope))
         if topology is not None:
-            argument_checks.check_sweep(mode, scope, topology)
             plan = _plan(topology, mode, scope)
     except ConfigurationError as error:
         errors.append(str(error))
@@ -130,7 +129,8 @@ def _plan(topology: Topology, run_mode: RunMode, rank_scope: RankScope) -> RunPl
     if needs_layout(topology, run_mode, rank_scope) and not topology.knows_layout:
         return None  # the ranks exchange it
     base_id = requested.wanted_id({}) or (GENERATED if topology.world_size > 1 else None)
-    return plan_run(topology, run_mode, rank_scope, base_id, group=requested.wanted({}, "group"))
+    group = requested.wanted({}, "group")
+    return plan_run(topology, run_mode, rank_scope, base_id, group=group, in_sweep=sweeps.is_trial())
 
 
 def _versions() -> dict[str, str | None]:
@@ -147,7 +147,8 @@ def _warnings(found: Diagnosis) -> Iterator[str]:
     yield from _about_wandb(found)
     plan, topology = found.plan, found.topology
     if plan is not None and topology is not None:
-        yield from filter(None, [too_large(topology, plan, topology.local_world_size)])
+        doubts = (too_large(topology, plan, topology.local_world_size), beside_trial(topology, plan))
+        yield from filter(None, doubts)
 
 
 def _about_launchers(found: Diagnosis) -> Iterator[str]:

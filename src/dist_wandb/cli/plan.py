@@ -14,10 +14,11 @@ from rich.text import Text
 from dist_wandb.cli.command import Command, add_json_argument
 from dist_wandb.cli.formatting import console, number_of, print_json, table
 from dist_wandb.errors import ConfigurationError, visible
-from dist_wandb.runs.argument_checks import check_id, check_sweep
+from dist_wandb.runs import sweeps
+from dist_wandb.runs.argument_checks import check_id
 from dist_wandb.settings.options import Options
 from dist_wandb.settings.plan import RANK_SCOPES, RUN_MODES, RunPlan, is_member, plan_run
-from dist_wandb.settings.recommendations import too_large
+from dist_wandb.settings.recommendations import beside_trial, too_large
 from dist_wandb.topology.model import Topology
 from dist_wandb.topology.ranges import ranges_of
 from dist_wandb.topology.units import ranks_along
@@ -52,7 +53,14 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         help="dimensions of the mesh along which numbers are brought together (default: those with dp in their name)",
     )
     parser.add_argument("--primary-rank", type=int, metavar="R", help="global rank of the primary; -1 for the last one")
-    parser.add_argument("--id", default="exp", help="base id that run ids are made from (default: %(default)s)")
+    parser.add_argument(
+        "--id", help="base id that run ids are made from (default: exp; in a sweep its trial's, WANDB_RUN_ID)"
+    )
+    parser.add_argument(
+        "--sweep",
+        action="store_true",
+        help="as a trial of a W&B sweep, to which its agent gives the id (default if WANDB_SWEEP_ID is set)",
+    )
     parser.add_argument("--group", help="group of the runs, as given to wandb.init")
     parser.add_argument("--name", help="display name of the run, as given to wandb.init")
     parser.add_argument("--all", action="store_true", help=f"print each rank also of jobs with over {_MOST_SHOWN}")
@@ -61,14 +69,15 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     layout = _layout_of(arguments)
-    base_id = check_id(arguments.id, f"--id {arguments.id!r}")
+    in_sweep = arguments.sweep or sweeps.is_trial()
+    base_id = arguments.id if arguments.id is not None else sweeps.trial_id() or "exp"
+    check_id(base_id, f"--id {base_id!r}")
     options = Options(arguments.run_mode, arguments.rank_scope, primary_rank=arguments.primary_rank)
     mode, scope = options.run_mode, options.rank_scope
     topologies = [topology.led_by(options.primary_rank) for topology in _topologies(layout)]
-    check_sweep(mode, scope, topologies[0])
     units = _units(arguments, len(topologies))
     plans = [
-        plan_run(topology, mode, scope, base_id, group=arguments.group, unit=unit)
+        plan_run(topology, mode, scope, base_id, group=arguments.group, unit=unit, in_sweep=in_sweep)
         for topology, unit in zip(topologies, units, strict=True)
     ]
     ranks = [
@@ -82,9 +91,12 @@ def _run(arguments: argparse.Namespace) -> int:
         "writers": len(writers),
     }
     primary = topologies[0].coordinator
-    doubt = too_large(topologies[primary], plans[primary], max(layout), units[primary])
+    doubts = (
+        too_large(topologies[primary], plans[primary], max(layout), units[primary]),
+        beside_trial(topologies[primary], plans[primary]),
+    )
+    warnings = [doubt for doubt in doubts if doubt]
     if arguments.json:
-        warnings = [doubt] if doubt else []
         about = {"run_mode": mode, "rank_scope": scope, "layout": layout, **counts, "warnings": warnings}
         print_json({**about, "ranks": ranks})
         return 0
@@ -94,8 +106,8 @@ def _run(arguments: argparse.Namespace) -> int:
     ends = ", ".join(number_of(count, what.removesuffix("s")) for what, count in counts.items())
     where = f"{number_of(len(ranks), 'rank')} on {number_of(len(layout), 'node')}"
     out.print(Text(f"\n{where}: {ends}"), soft_wrap=True)
-    if doubt:
-        out.print(Text(f"! {doubt}"), soft_wrap=True)
+    for warning in warnings:
+        out.print(Text(f"! {warning}"), soft_wrap=True)
     return 0
 
 

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import difflib
 import inspect
-import os
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.settings.limits import LIMIT_NAMES
 from dist_wandb.settings.options import OPTION_NAMES
-
-if TYPE_CHECKING:
-    from dist_wandb.topology.model import Topology
 
 # W&B's client refuses the first seven; its documentation adds the backslash and the percent sign.
 _FORBIDDEN_IN_IDS = ":;,#?/'\\%"
@@ -117,25 +113,3 @@ def check_id(run_id: object, origin: str) -> str:
     if run_id in (".", ".."):
         raise ConfigurationError(f"{origin} names a directory, but files are named by a run id. Use another one.")
     return run_id
-
-
-def check_sweep(run_mode: str, rank_scope: str, topology: Topology) -> None:
-    """Refuse to open several runs in a process of a W&B sweep agent, where W&B ignores the ids of runs.
-
-    Args:
-        run_mode: The run mode.
-        rank_scope: The rank scope.
-        topology: This rank's place in the job. An unknown number of nodes counts as one.
-
-    Raises:
-        ConfigurationError: The job would open several runs, all of which W&B would write into one.
-    """
-    sweep = os.environ.get("WANDB_SWEEP_ID")
-    opens_several = run_mode == "new" or (rank_scope == "worker" and (topology.num_nodes or 1) > 1)
-    if sweep and topology.world_size > 1 and opens_several:
-        raise ConfigurationError(
-            f"run_mode={run_mode!r} with rank_scope={rank_scope!r} opens several runs, but an agent of the sweep "
-            f"{sweep!r} has started this job (WANDB_SWEEP_ID on rank {topology.global_rank}), and W&B then ignores "
-            "their ids: all would be written into the agent's one run. Pass run_mode='auto' or 'shared' with "
-            "rank_scope='global'."
-        )

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb.errors import UnavailableError
+from dist_wandb.runs import sweeps
 from dist_wandb.runs.client_settings import check_workspace, one_line
 from dist_wandb.runs.console import sets_verbosity, with_warnings_alone
 from dist_wandb.runs.current_server import warn_of_workspace
@@ -93,8 +94,9 @@ def open_run(
     check_workspace()
     if plan.announces:
         warn_of_workspace(arguments)
-    with with_warnings_alone(on=plan.has_writers and not plan.announces and not sets_verbosity(init_arguments)):
-        run = _init(arguments)
+    is_quiet = plan.has_writers and not plan.announces and not sets_verbosity(init_arguments)
+    with with_warnings_alone(on=is_quiet), sweeps.planned(arguments, plan) as planned_arguments:
+        run = _init(planned_arguments)
     if topology.world_size > 1 and (run.offline or plan.has_writers) and not run.disabled:
         try:
             write_sidecar(Path(run.dir).parent, Sidecar.of(plan, topology))

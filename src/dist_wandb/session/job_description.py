@@ -13,7 +13,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from dist_wandb.errors import ConfigurationError, RendezvousError
-from dist_wandb.runs import job_arguments
+from dist_wandb.runs import job_arguments, sweeps
 from dist_wandb.settings.plan import RunPlan, needs_base_id, plan_run
 from dist_wandb.store import leftovers
 from dist_wandb.store.job_store import JobStore
@@ -63,7 +63,10 @@ def meet(options: Options, topology: Topology, integration: str, number: int | N
 def planned(topology: Topology, options: Options, base_id: str | None, group: str | None) -> RunPlan:
     """What this rank does with W&B."""
     mode, scope, unit = options.run_mode, options.rank_scope, options.unit_ranks
-    return plan_run(topology, mode, scope, base_id, group=group, all_nodes=options.all_nodes, unit=unit)
+    in_sweep = sweeps.is_trial()
+    return plan_run(
+        topology, mode, scope, base_id, group=group, all_nodes=options.all_nodes, unit=unit, in_sweep=in_sweep
+    )
 
 
 def needs_base_id_of(topology: Topology, options: Options) -> bool:

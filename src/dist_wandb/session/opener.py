@@ -24,7 +24,7 @@ from dist_wandb.restart import resuming
 from dist_wandb.restart.next_row import next_row
 from dist_wandb.restart.store import Earlier, RestartStore
 from dist_wandb.run_config.sync import ConfigSync
-from dist_wandb.runs import argument_checks, axes, job_arguments, requested, run_metadata
+from dist_wandb.runs import argument_checks, axes, job_arguments, requested, run_metadata, sweeps
 from dist_wandb.runs.axes import STEP_METRIC
 from dist_wandb.runs.opening import Opening, run_key
 from dist_wandb.session import job_description, registry
@@ -33,7 +33,7 @@ from dist_wandb.session.job_link import JobLink
 from dist_wandb.session.own_run import OwnRun
 from dist_wandb.session.session import Session
 from dist_wandb.settings.plan import RunPlan, check_unit, needs_layout
-from dist_wandb.settings.recommendations import too_large
+from dist_wandb.settings.recommendations import beside_trial, too_large
 from dist_wandb.store.job_identity import agree_on_base_id, id_of_job, learn_layout, make_id, refuse
 from dist_wandb.topology.detected import detected_launchers, doubts_of
 from dist_wandb.topology.model import Topology
@@ -94,7 +94,7 @@ def open_session(
     opener.meet(integration, number)
     opener.compare()
     opener.look_back(integration, number, enabled=restarts)
-    opener.plan(proposed_id)
+    opener.plan(proposed_id, sweeps.not_kept(init_arguments))
     session = opener.open(step_metric, adopt, create_new=create_new, as_given=as_given)
     opener.announce(session, announces=announces, catches_sigterm=catches_sigterm)
     return session
@@ -132,7 +132,7 @@ class Opener:
 
     def __init__(self, options: Options, init_arguments: Mapping[str, Any], topology: Topology) -> None:
         self._options = options
-        self._arguments = init_arguments
+        self._arguments = sweeps.of_trial(init_arguments)
         self._topology = topology.led_by(options.primary_rank)
         self._restart_store: RestartStore | None = None
         self._earlier: Earlier | None = None
@@ -156,10 +156,9 @@ class Opener:
             needed = needs_layout(self._topology, options.run_mode, options.rank_scope, all_nodes=options.all_nodes)
             self._topology = learn_layout(self._store, self._topology, needed=needed)
         try:
-            argument_checks.check_sweep(options.run_mode, options.rank_scope, self._topology)
             check_unit(self._topology, options.rank_scope, options.unit_ranks)
         except ConfigurationError as error:
-            refuse(self._store, self._topology, str(error))  # other ranks may not have the sweep's variables
+            refuse(self._store, self._topology, str(error))
             raise
 
     def compare(self) -> None:
@@ -184,20 +183,21 @@ class Opener:
                 self._earlier = self._restart_store.find()
         self._arguments = resuming.continued(self._arguments, self._earlier, self._topology, has_store=self._has_store)
 
-    def plan(self, proposed_id: str | None) -> None:
+    def plan(self, proposed_id: str | None, not_kept: str | None) -> None:
         """Decide what this rank does, by the base id and the coordinator's arguments.
 
         Args:
             proposed_id: Base id to use unless the user asked for one.
+            not_kept: What the coordinator warns of: arguments that do not hold in a trial of a sweep.
         """
         options, topology = self._options, self._topology
         base_id = self._base_id(proposed_id)
         self._arguments = job_description.complete(options, topology, self._store, self._arguments)
         plan = job_description.planned(topology, options, base_id, requested.wanted(self._arguments, "group"))
-        if topology.is_coordinator and (
-            doubt := too_large(topology, plan, topology.local_world_size, options.unit_ranks)
-        ):
-            warn(doubt, users_line())
+        if topology.is_coordinator:
+            doubt = too_large(topology, plan, topology.local_world_size, options.unit_ranks)
+            for message in filter(None, (doubt, not_kept, beside_trial(topology, plan))):
+                warn(message, users_line())
         self._link = JobLink(options, topology, plan, self._store, self._name, is_counted=self._is_counted)
         self._link.report_opened()
 

@@ -35,6 +35,7 @@ class RunPlan:
         own_directory: Whether this rank needs a directory of its own below the W&B directory.
         hardware: Under which label this rank records the hardware of its node in the unit's run; `None` where W&B's
             own way holds, by which the process that opens a run records its node's.
+        is_trial: Whether the unit's run, or in `new` this rank's, is the trial of a sweep: its id is the base id.
     """
 
     run_mode: RunMode
@@ -50,6 +51,7 @@ class RunPlan:
     name_suffix: str = ""
     own_directory: bool = False
     hardware: str | None = None
+    is_trial: bool = False
 
     @property
     def has_writers(self) -> bool:
@@ -118,6 +120,7 @@ def plan_run(
     group: str | None = None,
     all_nodes: bool = False,
     unit: Sequence[int] | None = None,
+    in_sweep: bool = False,
 ) -> RunPlan:
     """Decide which run, if any, a rank opens.
 
@@ -133,6 +136,8 @@ def plan_run(
         unit: Global ranks of the unit that this rank was given, such as its data-parallel group; `None` for all ranks,
             or those of its node. Of all units of a job the one counts that has the job's primary
             (`Topology.coordinator`): ranks of others hold copies of the model's parts, and have no part in its runs.
+        in_sweep: Whether an agent of a sweep has started the job, and given the base id to its trial: the run that has
+            the job's primary.
 
     Returns:
         The plan. A world of one process is always one ordinary run; on one node both scopes are the same.
@@ -162,16 +167,18 @@ def plan_run(
         )
     name, rank, leads = _rank_in_unit(topology, scope)
     hardware = f"worker-{topology.node_rank}" if all_nodes and _records_hardware(topology, mode, scope) else None
-    plan = RunPlan(mode, scope, base_id, run_id=base_id, group=group, announces=leads, hardware=hardware)
+    is_trial = in_sweep and (topology.is_coordinator if mode == "new" else _has_coordinator(topology, scope))
+    plan = RunPlan(mode, scope, base_id, base_id, group, leads, hardware=hardware, is_trial=is_trial)
     if topology.world_size == 1:
         return plan
     if not is_member(topology, unit):
         return replace(plan, opens_run=False, run_id=None, group=None, primary=False)
     if mode == "new":
         suffix = _join(name, f"rank-{rank}")
-        run_id, group = _join(base_id, suffix), _join(group or base_id, name)
+        run_id = base_id if is_trial else _join(base_id, suffix)
+        group = _join(group or base_id, name)
         return replace(plan, run_id=run_id, group=group, name_suffix=suffix, own_directory=True)
-    plan = replace(plan, run_id=_join(base_id, name), name_suffix=name, primary=leads)
+    plan = replace(plan, run_id=base_id if is_trial else _join(base_id, name), name_suffix=name, primary=leads)
     if mode == "shared":
         return replace(plan, shared=True, label=_label(topology), own_directory=True)
     return plan if leads else replace(plan, opens_run=False, run_id=None, group=None)
@@ -222,11 +229,19 @@ def _records_hardware(topology: Topology, mode: RunMode, scope: RankScope) -> bo
     return mode == "auto" and scope == "global" and topology.num_nodes != 1 and _leads(topology, "worker")
 
 
+def _has_coordinator(topology: Topology, scope: RankScope) -> bool:
+    """Whether the job's primary is in a rank's unit."""
+    if scope == "global" or 1 in (topology.num_nodes, topology.world_size):
+        return True
+    first = topology.global_rank - _known(topology.local_rank)
+    return first <= topology.coordinator < first + (topology.local_world_size or 1)
+
+
 def unit_run_id(plan: RunPlan) -> str | None:
     """Id of the run that the unit's numbers go to, also on a rank that opens none; `None` if it is not known here."""
     if plan.opens_run or plan.base_id is None:
         return plan.run_id
-    return _join(plan.base_id, plan.name_suffix)
+    return plan.base_id if plan.is_trial else _join(plan.base_id, plan.name_suffix)
 
 
 def _label(topology: Topology) -> str:

@@ -1,4 +1,4 @@
-"""Jobs that are larger than what W&B recommends for a run mode, and the mode to take instead. Pure.
+"""Jobs that do not suit a run mode, as larger ones than W&B recommends, and the mode to take instead. Pure.
 
 Sources: W&B's documentation states that 300 concurrent client connections were tested as a hard limit ("Log distributed
 training experiments"), and recommends at most about 10,000 runs in a project ("How many runs can I create per
@@ -48,4 +48,24 @@ def too_large(
     return (
         f'run_mode="shared" opens a run with {writers:,} writers, but W&B has tested at most {MOST_WRITERS} '
         f'connections to one. Use {worker if fits else ""}run_mode="auto": one writer, with the metrics of all ranks.'
+    )
+
+
+def beside_trial(topology: Topology, plan: RunPlan) -> str | None:
+    """Which runs of a job that a sweep's agent has started are no part of the sweep; `None` if there are none.
+
+    Args:
+        topology: The job's primary.
+        plan: What it does.
+    """
+    by_node = plan.rank_scope == "worker" and (topology.num_nodes or 1) > 1
+    if not plan.is_trial or topology.world_size == 1 or not (plan.run_mode == "new" or by_node):
+        return None
+    whose = f"rank {topology.global_rank}" if plan.run_mode == "new" else f"node {topology.node_rank}"
+    others = "ranks" if plan.run_mode == "new" else "nodes"
+    where = f", and are in its group {plan.group!r}" if plan.run_mode == "new" and not by_node else ""
+    return (
+        f"An agent of a sweep has started this job, and W&B takes one run for a trial: the run {plan.base_id!r} of "
+        f"{whose}. The runs of the other {others} have ids that are made from it and the trial's values{where}, but "
+        'are no part of the sweep. With run_mode="auto" or "shared" and rank_scope="global" all ranks have one run.'
     )

@@ -11,7 +11,6 @@ from accelerate import Accelerator
 
 import dist_wandb
 from dist_wandb import DistWandbTracker
-from dist_wandb.errors import ConfigurationError
 
 
 def saw(where: str, config: Any) -> None:
@@ -25,7 +24,7 @@ def main(directory: Path) -> None:
     if rank == 0:
         sweep = directory / "sweep.yaml"
         sweep.write_text("wandb_version: 1\nlr:\n  value: 0.5\n")
-        os.environ.update(WANDB_SWEEP_ID="sweep", WANDB_SWEEP_PARAM_PATH=str(sweep))
+        os.environ.update(WANDB_SWEEP_ID="sweep", WANDB_SWEEP_PARAM_PATH=str(sweep), WANDB_PROJECT="tests")
         accelerator.init_trackers("tests", config={"lr": 0.1, "model": object(), "net": {"h": [1]}})
         accelerator.get_tracker("wandb", unwrap=True).config["steps"] = 7
     accelerator.wait_for_everyone()
@@ -40,10 +39,11 @@ def main(directory: Path) -> None:
             saw(mode, run.config)
             run.log({"loss": 0.5}, step=1)
             dist.barrier()
-    try:
-        dist_wandb.init("tests", run_mode="new", dir=str(directory / "new"))
-    except ConfigurationError as error:
-        sys.stdout.write(f"REFUSED {error}\n")
+    with dist_wandb.init("tests", run_mode="new", id="exp", dir=str(directory / "new"), config={"lr": 0.1}) as run:
+        dist.barrier()
+        run.flush()
+        sys.stdout.write(f"\nSAW new {run.id} {run.config['lr']}\n")
+        dist.barrier()
     accelerator.end_training()
 
 

@@ -279,11 +279,29 @@ def test_what_cannot_be_planned_is_refused(arguments: list[str], said: str, caps
     assert said in refusal(["plan", *arguments], capsys)
 
 
-def test_several_runs_under_a_sweeps_agent_are_refused(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "ids", "said"),
+    [
+        (["--layout", "2"], ["t7", None], ""),
+        (["--layout", "2", "--run-mode", "shared"], ["t7", "t7"], ""),
+        (["--layout", "2", "--run-mode", "new"], ["t7", "t7-rank-1"], "the run 't7' of rank 0"),
+        (["--nodes", "2", "--rank-scope", "worker"], ["t7", "t7-worker-1"], "the run 't7' of node 0"),
+    ],
+)
+def test_the_plan_of_a_trial_has_the_id_that_the_agent_gave(
+    arguments: list[str], ids: list[str | None], said: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    assert main(["plan", *arguments, "--sweep", "--id", "t7", "--json"]) == 0
+    asked_for = json.loads(capsys.readouterr().out)
     monkeypatch.setenv("WANDB_SWEEP_ID", "s1")
-    assert "an agent of the sweep 's1'" in refusal(["plan", "--layout", "2", "--run-mode", "new"], capsys)
-    assert "rank_scope='worker' opens several" in refusal(["plan", "--nodes", "2", "--rank-scope", "worker"], capsys)
-    assert main(["plan", "--layout", "2", "--run-mode", "shared"]) == 0
+    monkeypatch.setenv("WANDB_RUN_ID", "t7")
+    assert main(["plan", *arguments, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == asked_for
+    assert [rank["run_id"] for rank in asked_for["ranks"]] == ids
+    assert said in "".join(asked_for["warnings"])
+    assert len(asked_for["warnings"]) == bool(said)
+    assert main(["plan", *arguments]) == 0
+    assert ("! An agent of a sweep has started this job" in capsys.readouterr().out) is bool(said)
 
 
 # --- show -------------------------------------------------------------------------------------------------------------

@@ -61,10 +61,13 @@ def say(bare_environment: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 # --- who and what -----------------------------------------------------------------------------------------------------
 
 
-def test_several_runs_under_a_sweeps_agent_would_be_an_error(say: Any) -> None:
-    say(**TORCHRUN, WANDB_SWEEP_ID="s1")
-    assert ["W&B then ignores their ids" in error for error in examine("new").errors] == [True]
-    assert examine("auto").errors == ()
+def test_a_trial_has_the_id_of_its_agent_and_other_runs_are_warned_of(say: Any) -> None:
+    say(**{**TORCHRUN, "RANK": "0", "LOCAL_RANK": "0"}, WANDB_SWEEP_ID="s1", WANDB_RUN_ID="t7")
+    found = examine("new")
+    assert found.plan is not None
+    assert (found.plan.run_id, found.plan.is_trial) == ("t7", True)
+    assert sum("takes one run for a trial" in warning for warning in found.warnings) == 1
+    assert not any("a trial" in warning for warning in examine("auto").warnings)
 
 
 @pytest.mark.usefixtures("say")

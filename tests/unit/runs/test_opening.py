@@ -9,12 +9,13 @@ import pytest
 import wandb
 
 import dist_wandb
-from dist_wandb.errors import ConfigurationError, UnavailableError
-from dist_wandb.runs import argument_checks, opening, wandb_init, wandb_private, wandb_process
+from dist_wandb.errors import UnavailableError
+from dist_wandb.runs import opening, wandb_init, wandb_private, wandb_process
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.session import opener
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.options import Options
+from dist_wandb.settings.plan import RunPlan, unit_run_id
 from dist_wandb.store.job_store import JobStore
 from dist_wandb.topology.model import Topology
 
@@ -241,64 +242,38 @@ def test_what_waits_is_written_at_the_end(store: Any, fake_wandb: FakeWandb) -> 
 # --- under a sweep's agent --------------------------------------------------------------------------------------------
 
 TWO_NODES = [Topology(rank, 0, rank, 2, 1, 2) for rank in range(2)]
-AT_THE_AGENT = "would be written into the agent's one run. Pass run_mode='auto' or 'shared' with rank_scope='global'"
 
 
 @pytest.mark.parametrize(
-    ("topologies", "run_mode", "rank_scope", "refused"),
+    ("topologies", "run_mode", "rank_scope", "ids"),
     [
-        (TWO, "new", "global", True),
-        (TWO_NODES, "auto", "worker", True),
-        (TWO_NODES, "shared", "worker", True),
-        (TWO, "auto", "worker", False),  # one node, one run
-        (TWO_NODES, "auto", "global", False),
-        (TWO_NODES, "shared", "global", False),
-        ([Topology(0, 0, 0, 1, 1, 1)], "new", "worker", False),
+        (TWO, "auto", "global", ["t7", "t7"]),
+        (TWO, "new", "global", ["t7", "t7-rank-1"]),
+        (TWO_NODES, "auto", "worker", ["t7", "t7-worker-1"]),
+        (TWO_NODES, "new", "worker", ["t7", "t7-worker-1-rank-0"]),
+        ([Topology(0, 0, 0, 1, 1, 1)], "new", "worker", ["t7"]),
     ],
 )
-@pytest.mark.usefixtures("store")
-def test_under_a_sweeps_agent_several_runs_are_refused_on_all_ranks(
+@pytest.mark.usefixtures("store", "fake_wandb")
+def test_under_a_sweeps_agent_the_run_of_the_jobs_primary_has_the_agents_id(
     topologies: list[Topology],
     run_mode: Any,
     rank_scope: Any,
-    refused: bool,
+    ids: list[str],
     on_ranks: OnRanks,
-    fake_wandb: FakeWandb,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("WANDB_SWEEP_ID", "s1")
+    monkeypatch.setenv("WANDB_RUN_ID", "t7")
     options = Options(run_mode, rank_scope, limits=Limits(join_timeout=30.0, finish_timeout=0.2))
 
-    def open_one(rank: int) -> str:
-        try:
-            opener.open_session(options, {}, integration="test", topology=topologies[rank], number=1, create_new=False)
-        except ConfigurationError as error:
-            return str(error)
-        return ""
+    def open_one(rank: int) -> RunPlan:
+        topology = topologies[rank]
+        return opener.open_session(options, {"id": "mine"}, integration="test", topology=topology, number=1).plan
 
-    said = on_ranks(len(topologies), open_one)
-    assert all(AT_THE_AGENT in text for text in said) if refused else said == [""] * len(topologies)
-    assert bool(fake_wandb.runs) is not refused
-
-
-@pytest.mark.usefixtures("store")
-def test_ranks_without_the_sweeps_variables_do_not_wait_for_the_rank_that_has_them(
-    on_ranks: OnRanks, fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("WANDB_SWEEP_ID", "s1")
-    check = argument_checks.check_sweep
-    monkeypatch.setattr(
-        argument_checks, "check_sweep", lambda *given: check(*given) if given[2].global_rank == 0 else None
-    )
-
-    def open_one(rank: int) -> str:
-        with pytest.raises(ConfigurationError) as raised:
-            opener.open_session(
-                Options("new", limits=Limits(join_timeout=30.0)), {}, integration="test", topology=TWO[rank], number=1
-            )
-        return str(raised.value)
-
-    first, second = on_ranks(2, open_one)
-    assert "WANDB_SWEEP_ID on rank 0" in first
-    assert second == f"Rank 0 opens no run: {first}"
-    assert fake_wandb.runs == []
+    with pytest.warns(UserWarning, match="An agent of ") as warned:
+        plans = on_ranks(len(topologies), open_one)
+    assert list(map(unit_run_id, plans)) == ids
+    said = [str(warning.message) for warning in warned]
+    assert sum("id='mine' is not used, but WANDB_RUN_ID=t7" in text for text in said) == 1  # by one rank
+    assert sum("takes one run for a trial" in text for text in said) == (len(set(ids)) > 1)

@@ -1,0 +1,27 @@
+"""A trial of a sweep on one rank: what it sees of the trial's values, and rows that show them."""
+
+import json
+import sys
+from typing import Any
+
+import torch.distributed as dist
+
+import dist_wandb
+
+
+def main(*arguments: str) -> None:
+    given: Any = dict(argument.lstrip("-").split("=") for argument in arguments)
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    with dist_wandb.init("elsewhere", run_mode=given["run_mode"], id="mine", config={"lr": 7.0, "rank": 0}) as run:
+        sys.stdout.write(f"\nSAW {rank} {run.id} {json.dumps(dict(run.config), sort_keys=True)}\n")
+        for step in range(3):
+            run.log({"loss": run.config["lr"] * (1 + rank)}, step=step)
+        dist.barrier()
+        if (given["lr"], given["run_mode"]) == ("0.25", "shared"):
+            raise ArithmeticError
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,111 @@
+"""Trials of a sweep: what the agent decides, what of the script's does not hold, and runs beside the trial."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import wandb
+from opened_runs import FIRST, SECOND, SINGLE
+
+from dist_wandb.errors import ConfigurationError
+from dist_wandb.runs import sweeps
+from dist_wandb.runs.wandb_init import open_run
+from dist_wandb.settings.plan import plan_run
+from dist_wandb.topology.model import Topology
+
+AGENT = {"WANDB_SWEEP_ID": "s1", "WANDB_RUN_ID": "t7", "WANDB_PROJECT": "digits", "WANDB_ENTITY": "team"}
+
+
+@pytest.fixture
+def agent(monkeypatch: pytest.MonkeyPatch, fresh_wandb: Path) -> Path:
+    """The variables of an agent, and the file with the values of its trial."""
+    values = fresh_wandb / "config-t7.yaml"
+    values.write_text("wandb_version: 1\n\nlr:\n  value: 0.5\n")
+    for name, value in {**AGENT, "WANDB_SWEEP_PARAM_PATH": str(values), "WANDB_MODE": "offline"}.items():
+        monkeypatch.setenv(name, value)
+    return fresh_wandb
+
+
+@pytest.mark.usefixtures("bare_environment")
+def test_without_an_agent_arguments_are_the_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {"id": "mine", "project": "elsewhere"}
+    monkeypatch.setenv("WANDB_RUN_ID", "t7")
+    for sweep in (None, ""):
+        if sweep is not None:
+            monkeypatch.setenv("WANDB_SWEEP_ID", sweep)
+        assert (sweeps.is_trial(), sweeps.trial_id()) == (False, None)
+        assert sweeps.of_trial(given) is given
+        assert sweeps.not_kept(given) is None
+
+
+@pytest.mark.usefixtures("agent")
+def test_in_a_trial_the_agents_id_project_and_entity_hold() -> None:
+    given = {"id": "mine", "project": "elsewhere", "entity": "team", "name": "night"}
+    held = {"id": "t7", "project": "digits", "entity": "team", "name": "night"}
+    assert (sweeps.is_trial(), sweeps.trial_id()) == (True, "t7")
+    assert sweeps.of_trial(given) == held
+    assert sweeps.not_kept(held) is None
+    assert sweeps.not_kept({}) is None
+    assert sweeps.not_kept(given) == (
+        "An agent of the sweep 's1' has started this job, and W&B takes the run from it: id='mine', "
+        "project='elsewhere' are not used, but WANDB_RUN_ID=t7, WANDB_PROJECT=digits."
+    )
+    of_settings = {"settings": wandb.Settings(run_id="mine")}
+    assert "id='mine' is not used, but WANDB_RUN_ID=t7." in str(sweeps.not_kept(of_settings))
+
+
+def test_without_the_agents_project_that_of_the_script_does_not_hold_either(
+    agent: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert agent.exists()
+    for name in ("WANDB_PROJECT", "WANDB_ENTITY", "WANDB_RUN_ID"):
+        monkeypatch.delenv(name)
+    given = {"id": "mine", "project": "elsewhere"}
+    assert sweeps.of_trial(given) == {"id": "mine"}  # as W&B does with the project; the id is needed by all ranks
+    assert str(sweeps.not_kept(given)).endswith("project='elsewhere' is not used.")
+
+
+@pytest.mark.usefixtures("agent")
+def test_an_id_of_the_agents_that_wandb_would_refuse_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_RUN_ID", "a/b")
+    with pytest.raises(ConfigurationError, match="WANDB_RUN_ID='a/b' has '/'"):
+        sweeps.of_trial({})
+
+
+@pytest.mark.parametrize(
+    ("topology", "mode", "agents_id", "run_id", "sweep"),
+    [
+        (SINGLE, "auto", "t7", "t7", "s1"),
+        (FIRST, "auto", "t7", "t7", "s1"),
+        (FIRST, "new", "t7", "t7", "s1"),
+        (SECOND, "new", "t7", "t7-rank-1", None),
+        (FIRST, "auto", None, "mine", "s1"),  # an agent that gives no id
+    ],
+)
+def test_wandb_opens_the_run_that_was_planned(
+    topology: Topology,
+    mode: str,
+    agents_id: str | None,
+    run_id: str,
+    sweep: str | None,
+    agent: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert agent.exists()
+    monkeypatch.delenv("WANDB_SILENT")
+    if agents_id is None:
+        monkeypatch.delenv("WANDB_RUN_ID")
+    arguments = sweeps.of_trial({"id": "mine", "project": "elsewhere", "config": {"lr": 7.0, "width": 3}})
+    plan = plan_run(topology, mode, "global", arguments["id"], in_sweep=sweeps.is_trial())
+    run: Any = open_run(plan, topology, arguments)
+    try:
+        assert (run.id, run.sweep_id, run.project, run.entity) == (run_id, sweep, "digits", "team")
+        assert dict(run.config) == {"lr": 0.5, "width": 3}
+        settings: Any = wandb.setup().settings
+        assert (settings.sweep_id, settings.run_id) == ("s1", agents_id)  # as before
+        assert "Ignoring" not in capsys.readouterr().err
+    finally:
+        run.finish()

@@ -1,0 +1,62 @@
+"""Plans of a job that a sweep's agent has started: one run is the trial, and has the agent's id."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dist_wandb.settings.plan import RANK_SCOPES, RUN_MODES, RunPlan, plan_run, unit_run_id
+from dist_wandb.settings.recommendations import beside_trial
+from dist_wandb.topology.model import Topology
+
+layouts = st.lists(st.integers(1, 4), min_size=1, max_size=4)
+
+
+def ranks(layout: list[int], primary: int | None = None) -> list[Topology]:
+    """All ranks of a job; `layout` has the number of ranks of each node."""
+    places = [(node, local_rank) for node, size in enumerate(layout) for local_rank in range(size)]
+    return [
+        Topology(rank, local_rank, node, len(places), layout[node], len(layout)).led_by(primary)
+        for rank, (node, local_rank) in enumerate(places)
+    ]
+
+
+@given(layouts, st.sampled_from(RUN_MODES), st.sampled_from(RANK_SCOPES), st.data())
+def test_the_trial_is_the_run_of_the_jobs_primary_and_no_other(
+    layout: list[int], mode: str, scope: str, data: st.DataObject
+) -> None:
+    topologies = ranks(layout, data.draw(st.integers(-1, sum(layout) - 1)))
+    alone = [plan_run(topology, mode, scope, "t7") for topology in topologies]
+    plans = [plan_run(topology, mode, scope, "t7", in_sweep=True) for topology in topologies]
+    before, now = (list(map(unit_run_id, of)) for of in (alone, plans))
+    renamed = before[topologies[0].coordinator]
+    assert now == ["t7" if run_id == renamed else run_id for run_id in before]
+    assert [plan.is_trial for plan in plans] == [run_id == renamed for run_id in before]
+    assert not any(plan.is_trial for plan in alone)
+    assert [_others(plan) for plan in plans] == [_others(plan) for plan in alone]
+
+
+def _others(plan: RunPlan) -> tuple[object, ...]:
+    return plan.opens_run, plan.group, plan.label, plan.primary, plan.name_suffix, plan.shared, plan.own_directory
+
+
+@pytest.mark.parametrize(
+    ("layout", "mode", "scope", "said"),
+    [
+        ([1], "new", "worker", ""),
+        ([2], "auto", "worker", ""),
+        ([2, 2], "shared", "global", ""),
+        ([2], "new", "global", "the run 't7' of rank 0. The runs of the other ranks"),
+        ([2], "new", "worker", "and are in its group 't7', but are no part"),
+        ([2, 2], "new", "worker", "the trial's values, but are no part"),
+        ([1, 1], "auto", "worker", "the run 't7' of node 0. The runs of the other nodes"),
+        ([2, 2], "shared", "worker", "the run 't7' of node 0. The runs of the other nodes"),
+    ],
+)
+def test_runs_that_are_no_part_of_the_sweep_are_warned_of(layout: list[int], mode: str, scope: str, said: str) -> None:
+    topology = ranks(layout)[0]
+    text = beside_trial(topology, plan_run(topology, mode, scope, "t7", in_sweep=True))
+    assert bool(text) is bool(said)
+    assert said in (text or "")
+    assert beside_trial(topology, plan_run(topology, mode, scope, "t7")) is None
