@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
-from processes import Finished, run_job
+import pytest
+from processes import run_job, started, wait_until
 from wandb_server import WandbServer
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -14,20 +16,16 @@ TORCHRUN = ("PYTHON", "-m", "torch.distributed.run", "--standalone", "--nproc-pe
 AGENT = SCRIPTS / "sweep_agent.py"
 
 
-def run_agent(
-    server: WandbServer, directory: Path, parameters: dict[str, list[object]], *command: str | Path
-) -> Finished:
-    """Make a grid, and have ``wandb agent`` go through it."""
+def agent(parameters: dict[str, list[object]], *command: str | Path) -> list[str | Path]:
+    """A command that makes a grid, and has ``wandb agent`` go through it."""
     given = json.dumps({name: {"values": values} for name, values in parameters.items()})
-    agent: list[str | Path] = [sys.executable, AGENT, given, *command]
-    finished = run_job(agent, cwd=directory, environment=server.environment(directory), timeout=240).check()
-    assert server.unknown == []
-    return finished
+    return [sys.executable, AGENT, given, *command]
 
 
 def test_a_trial_is_one_run_of_any_mode_with_its_values_on_all_ranks(wandb_server: WandbServer, tmp_path: Path) -> None:
     grid: dict[str, list[object]] = {"lr": [0.5, 0.25], "run_mode": ["auto", "shared", "new"]}
-    finished = run_agent(wandb_server, tmp_path, grid, *TORCHRUN, SCRIPTS / "sweep_trial.py")
+    command = agent(grid, *TORCHRUN, SCRIPTS / "sweep_trial.py")
+    finished = run_job(command, cwd=tmp_path, environment=wandb_server.environment(tmp_path)).check()
     trials = wandb_server.trials("sweep0")
     assert len(trials) == 6
     saw = []
@@ -52,3 +50,60 @@ def test_a_trial_is_one_run_of_any_mode_with_its_values_on_all_ranks(wandb_serve
     assert finished.output.count("id='mine', project='elsewhere' are not used") == 6
     assert finished.output.count("W&B takes one run for a trial") == 2
     assert "Ignoring" not in finished.output  # as W&B says of ids that the script did not pass
+
+
+def test_an_early_stop_reaches_all_ranks_and_ends_the_trial_once(wandb_server: WandbServer, tmp_path: Path) -> None:
+    codes = {"torchrun": 143, "accelerate": 143, "lightning": 1}  # Lightning ends its loop with an exception
+    said = tmp_path / "output.txt"
+    command = agent({"launcher": [*codes], "lr": [0.5]}, "PYTHON", SCRIPTS / "sweep_launched.py")
+    with started(command, cwd=tmp_path, environment=wandb_server.environment(tmp_path), output=said) as job:
+        for number in range(len(codes)):
+            wandb_server.wait_until(partial(logs, wandb_server, f"sweep0t{number}"), within=120)
+            wandb_server.stop_trial("sweep0", number)
+            wandb_server.wait_until(partial(has_ended, wandb_server, number), within=60)
+        assert job.processes[0].wait(60) == 0
+        wait_until(lambda: not job.living(), 60, "processes of a stopped trial live on")
+    output = said.read_text()
+    assert len(wandb_server.runs) == len(codes)
+    for number, code in enumerate(codes.values()):
+        run = wandb_server.run(f"sweep0t{number}")
+        assert (run.sweep, run.completions, run.exit_codes) == ("sweep0", 1, [code]), output
+        for rank in range(2):
+            assert f"\nSAW {rank} sweep0t{number} lr=0.5\n" in output
+
+
+@pytest.mark.parametrize(
+    ("how", "codes"),
+    [
+        ("alone", {"unfinished": 0, "fails": 1, "stopped": 1, "finished": 0}),  # stopped by an exception in its thread
+        ("spawned", {"finished": 0, "stopped": 255}),  # stopped by W&B's interruption of the ranks that have runs
+    ],
+)
+def test_a_function_that_wandbs_agent_calls_is_a_trial_with_its_end(
+    how: str, codes: dict[str, int], wandb_server: WandbServer, tmp_path: Path
+) -> None:
+    said = tmp_path / "output.txt"
+    command: list[str | Path] = [sys.executable, SCRIPTS / "sweep_function.py", how, *codes]
+    with started(command, cwd=tmp_path, environment=wandb_server.environment(tmp_path), output=said) as job:
+        wandb_server.wait_until(partial(logs, wandb_server, f"sweep0t{list(codes).index('stopped')}"), within=120)
+        wandb_server.stop_trial("sweep0", list(codes).index("stopped"))
+        assert job.processes[0].wait(60) == 0
+        wait_until(lambda: not job.living(), 60, "processes of a stopped trial live on")
+    output = said.read_text()
+    assert len(wandb_server.runs) == len(codes)
+    ranks = ("",) if how == "alone" else ("0 ", "1 ")
+    for number, (end, code) in enumerate(codes.items()):
+        run = wandb_server.run(f"sweep0t{number}")
+        assert (run.sweep, run.completions, run.exit_codes) == ("sweep0", 1, [code]), output
+        assert run.config == {"end": end, "lr": 0.5}
+        assert all(f"\nSAW {rank}sweep0t{number} {end} lr=0.5\n" in output for rank in ranks), output
+
+
+def logs(server: WandbServer, run_id: str) -> bool:
+    """Whether a trial has logged rows with numbers of its ranks."""
+    return any(run.run_id == run_id and any("loss" in row for row in run.rows) for run in server.runs.values())
+
+
+def has_ended(server: WandbServer, number: int) -> bool:
+    """Whether the agent has seen that a trial's process has ended."""
+    return server.trials("sweep0")[number].has_ended

@@ -285,7 +285,7 @@ class WandbServer:
             if request.scope == "file_stream":
                 _, _, entity, project, run_id, _ = map(unquote, request.path.split("/"))
                 self._records.stream(f"{entity}/{project}/{run_id}", request.client, request.message)
-                return Answer(200, {"limits": {}})
+                return Answer(200, {"limits": {}, "stopped": self._graphql.sweeps.is_stopped(run_id)})
             if request.scope == "files":
                 _, _, kind, owner, name = map(unquote, request.path.split("/"))
                 if request.operation.startswith("GET "):

@@ -78,6 +78,12 @@ class SweepQueries:
         self.sweeps[sweep.name] = sweep
         return sweep
 
+    def is_stopped(self, run_id: str) -> bool:
+        """Whether a run is a trial that is to be stopped, as its own client is told, too."""
+        return any(
+            trial.is_stopped for sweep in self.sweeps.values() for trial in sweep.trials if trial.run_id == run_id
+        )
+
     def _upsert_sweep(self, variables: Mapping[str, Any], _client: str) -> _Data:
         sweep = self.add(yaml.safe_load(variables["config"]), variables.get("projectName") or PROJECT)
         entity = {"id": ENTITY, "name": ENTITY}
