@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dist_wandb.runs.argument_checks import check_id
@@ -25,6 +26,7 @@ _OF_THE_AGENT = {
     "entity": ("entity", "WANDB_ENTITY"),
 }
 """By argument its setting and the agent's variable."""
+_VALUES = "WANDB_SWEEP_PARAM_PATH"
 
 
 def is_trial() -> bool:
@@ -49,6 +51,16 @@ def of_trial(init_arguments: Mapping[str, Any]) -> Mapping[str, Any]:
     values["id"] = trial_id() or init_arguments.get("id")
     others = {name: value for name, value in init_arguments.items() if name not in values}
     return {**others, **{name: value for name, value in values.items() if value}}
+
+
+def forget_missing_values() -> None:
+    """Do without the file of the trial's values, on a rank that is not the coordinator, if its node does not have it.
+
+    W&B's client raises an error without the file. This rank's config gets the values that the coordinator publishes.
+    """
+    path = os.environ.get(_VALUES)
+    if path and is_trial() and not Path(path).exists():
+        del os.environ[_VALUES]
 
 
 def not_kept(init_arguments: Mapping[str, Any]) -> str | None:
@@ -87,6 +99,8 @@ def planned(arguments: Mapping[str, Any], plan: RunPlan) -> Iterator[Mapping[str
     settings: Any = wandb.setup().settings
     name, value = ("run_id", arguments.get("id")) if plan.is_trial else ("sweep_id", None)
     before = getattr(settings, name)
+    if _VALUES not in os.environ:  # it may have been there when wandb read its settings
+        settings.sweep_param_path = None
     setattr(settings, name, value or None)
     try:
         yield {key: item for key, item in arguments.items() if not plan.is_trial or key not in _OF_THE_AGENT}

@@ -134,6 +134,8 @@ class Opener:
         self._options = options
         self._arguments = sweeps.of_trial(init_arguments)
         self._topology = topology.led_by(options.primary_rank)
+        if not self._topology.is_coordinator:
+            sweeps.forget_missing_values()
         self._restart_store: RestartStore | None = None
         self._earlier: Earlier | None = None
 

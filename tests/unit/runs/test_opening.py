@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -265,6 +266,7 @@ def test_under_a_sweeps_agent_the_run_of_the_jobs_primary_has_the_agents_id(
 ) -> None:
     monkeypatch.setenv("WANDB_SWEEP_ID", "s1")
     monkeypatch.setenv("WANDB_RUN_ID", "t7")
+    monkeypatch.setenv("WANDB_SWEEP_PARAM_PATH", "/nowhere")  # as on a node that the agent is not on
     options = Options(run_mode, rank_scope, limits=Limits(join_timeout=30.0, finish_timeout=0.2))
 
     def open_one(rank: int) -> RunPlan:
@@ -274,6 +276,7 @@ def test_under_a_sweeps_agent_the_run_of_the_jobs_primary_has_the_agents_id(
     with pytest.warns(UserWarning, match="An agent of ") as warned:
         plans = on_ranks(len(topologies), open_one)
     assert list(map(unit_run_id, plans)) == ids
+    assert ("WANDB_SWEEP_PARAM_PATH" in os.environ) is (len(plans) == 1)  # the coordinator keeps it
     said = [str(warning.message) for warning in warned]
     assert sum("id='mine' is not used, but WANDB_RUN_ID=t7" in text for text in said) == 1  # by one rank
     assert sum("takes one run for a trial" in text for text in said) == (len(set(ids)) > 1)

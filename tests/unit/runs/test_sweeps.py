@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -109,3 +110,24 @@ def test_wandb_opens_the_run_that_was_planned(
         assert "Ignoring" not in capsys.readouterr().err
     finally:
         run.finish()
+
+
+@pytest.mark.parametrize("is_set_up", [False, True])
+def test_a_rank_whose_node_lacks_the_file_of_values_opens_its_run_without_it(agent: Path, is_set_up: bool) -> None:
+    if is_set_up:
+        wandb.setup()
+    (agent / "config-t7.yaml").unlink()
+    sweeps.forget_missing_values()
+    run: Any = open_run(plan_run(SECOND, "new", "global", "t7", in_sweep=True), SECOND, {"config": {"lr": 7.0}})
+    assert run.id == "t7-rank-1"
+    assert is_set_up or dict(run.config) == {"lr": 7.0}  # else older versions had read the file
+    run.finish()
+
+
+def test_the_file_of_values_that_is_there_is_kept(agent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweeps.forget_missing_values()
+    assert os.environ["WANDB_SWEEP_PARAM_PATH"] == str(agent / "config-t7.yaml")
+    monkeypatch.delenv("WANDB_SWEEP_ID")
+    (agent / "config-t7.yaml").unlink()
+    sweeps.forget_missing_values()
+    assert "WANDB_SWEEP_PARAM_PATH" in os.environ  # of no sweep
