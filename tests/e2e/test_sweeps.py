@@ -8,10 +8,12 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import yaml  # type: ignore[import-untyped]
 from processes import run_job, started, wait_until
 from wandb_server import WandbServer
 
 SCRIPTS = Path(__file__).parent / "scripts"
+EXAMPLES = Path(__file__).parents[2] / "examples" / "sweeps"
 TORCHRUN = ("PYTHON", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 AGENT = SCRIPTS / "sweep_agent.py"
 
@@ -107,3 +109,17 @@ def logs(server: WandbServer, run_id: str) -> bool:
 def has_ended(server: WandbServer, number: int) -> bool:
     """Whether the agent has seen that a trial's process has ended."""
     return server.trials("sweep0")[number].has_ended
+
+
+def test_the_example_is_a_sweep_of_jobs_with_one_run_each(wandb_server: WandbServer, tmp_path: Path) -> None:
+    sweep = yaml.safe_load((EXAMPLES / "sweep.yaml").read_text())
+    assert sweep["program"] == "examples/sweeps/train_digits.py"
+    words = {"${env}": [], "${interpreter}": ["PYTHON"], "${program}": [str(EXAMPLES / "train_digits.py")]}
+    command = [word for given in sweep["command"] for word in words.get(given, [given])]
+    parameters = {"lr": sweep["parameters"]["lr"]["values"][:1], "epochs": [1]}
+    run_job(agent(parameters, *command), cwd=tmp_path, environment=wandb_server.environment(tmp_path)).check()
+    run = wandb_server.run("sweep0t0")
+    assert (run.sweep, run.exit_codes, run.config) == ("sweep0", [0], {"lr": 0.03, "epochs": 1, "width": 32})
+    losses = [row["loss"] for row in run.rows]
+    assert len(losses) == 15
+    assert losses[-1] < losses[0]
