@@ -4,7 +4,7 @@
 pytest ends with its ten slowest tests.
 
 Whole jobs wait for each other a fifth of their time. The parts that mostly compute run beside them, at a lower
-priority, and are shown after them.
+priority, and are shown after them. So do tests with short limits, which wait most of their time, at a higher one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ _BIN = Path(sys.executable).parent
 _OLDEST = str(ROOT / ".venv-oldest" / "bin" / "python")
 _CORE = ("tests/unit", "tests/distributed")
 _TIME_TO_END = 20.0  # seconds
-_LOW_PRIORITY = ("nice", "-n", "5")
 
 
 @dataclass(frozen=True)
@@ -38,13 +37,15 @@ class Part:
         name: What the summary calls it.
         command: The command; it is told where to write its results, if it is pytest.
         is_pytest: Whether it is: then its tests are counted, else the command counts as one.
-        is_beside: Whether it runs beside the parts after it, up to the first that is not, at a lower priority.
+        is_beside: Whether it runs beside the parts after it, up to the first that is not.
+        niceness: At how much lower a priority it runs, as of `nice`.
     """
 
     name: str
     command: Sequence[str]
     is_pytest: bool = True
     is_beside: bool = False
+    niceness: int = 0
 
 
 @dataclass(frozen=True)
@@ -58,9 +59,9 @@ class Outcome:
 
 
 def checks(workers: int) -> Mapping[str, tuple[Part, ...]]:
-    """The parts of all checks; tests of whole jobs run `workers` at a time, those with short limits after them."""
+    """The parts of all checks; tests of whole jobs run `workers` at a time."""
     newest, oldest = (sys.executable, "-m", "pytest"), (_OLDEST, "-m", "pytest")
-    core = ("-n", "4", "--dist", "loadfile")  # many of them wait: four workers keep two cores busy
+    core = ("-n", "2", "--dist", "loadfile")
     jobs = ("-n", str(workers), "--dist", "loadgroup")
     lint = (
         Part("ruff check", (str(_BIN / "ruff"), "check"), is_pytest=False),
@@ -77,12 +78,16 @@ def checks(workers: int) -> Mapping[str, tuple[Part, ...]]:
             Part("a job of each integration", (*newest, *jobs, "-k", "one_run_has_the_means", "tests/contract")),
         ),
         "test": (
-            Part("core", (*newest, *core, *_CORE, "tests/fuzz"), is_beside=True),
-            Part("whole jobs", (*newest, *jobs, "-m", "not alone", "tests/contract", "tests/e2e", "tests/chaos")),
-            Part("alone", (*newest, "-n", "2", "--dist", "loadgroup", "-m", "alone", "tests/e2e")),
+            Part("short limits", (*newest, "-m", "alone", "tests/e2e"), is_beside=True),
+            Part("core", (*newest, *core, *_CORE, "tests/fuzz"), is_beside=True, niceness=15),
+            Part(
+                "whole jobs",
+                (*newest, *jobs, "-m", "not alone", "tests/contract", "tests/e2e", "tests/chaos"),
+                niceness=10,
+            ),
         ),
         "test-oldest": (
-            Part("oldest: core", (*oldest, *core, "-m", "not newest", *_CORE), is_beside=True),
+            Part("oldest: core", (*oldest, *core, "-m", "not newest", *_CORE), is_beside=True, niceness=5),
             Part(
                 "oldest: whole jobs",
                 (*oldest, *jobs, "-m", "not newest", "tests/contract", "tests/e2e/test_accelerate.py"),
@@ -146,7 +151,7 @@ class Started:
         self._began = time.monotonic()
         self._output = stack.enter_context((directory / "output").open("w+b")) if part.is_beside else None
         told = (f"--junitxml={self._results}", "--durations=10") if part.is_pytest else ()
-        command = [*(_LOW_PRIORITY if part.is_beside else ()), *part.command, *told]
+        command = [*(("nice", "-n", str(part.niceness)) if part.niceness else ()), *part.command, *told]
         if not part.is_beside:
             self._announce()
         self._process: subprocess.Popen[bytes] | None = None

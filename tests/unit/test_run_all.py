@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import re
 import sys
 import time
@@ -101,3 +102,10 @@ def test_every_directory_of_tests_is_in_a_check() -> None:
     assert {path.parent for path in (ROOT / "tests").glob("*/test_*.py")} == {
         ROOT / word for word in words if word.startswith("tests/")
     }
+
+
+@pytest.mark.parametrize("niceness", [0, 7])
+def test_a_part_runs_at_its_priority(niceness: int, capfd: pytest.CaptureFixture[str]) -> None:
+    tells = (sys.executable, "-c", "import os; print('niceness', os.nice(0))")
+    run([Part("tells", tells, is_pytest=False, niceness=niceness)])
+    assert f"niceness {os.nice(0) + niceness}\n" in capfd.readouterr().out
