@@ -397,15 +397,22 @@ def test_a_rank_that_only_opens_its_session_slowly_is_waited_for(
     assert unit.last("loss") == {0: 1.5}
 
 
+def arrived(exchange: CollectiveExchange) -> int:
+    """How many ranks have come, as one of them sees it."""
+    membership = exchange._worker.participation.membership
+    return 0 if membership is None else membership.presence._arrivals.count()
+
+
 @pytest.mark.parametrize("size", [2, 3])
 def test_a_rank_that_opens_its_session_after_all_others_have_ended_is_told_so_and_waits_for_nobody(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
-    monkeypatch.setattr(presence, "_APART", 0.0)
     late = size - 1
     unit = ranks(size, *range(late), limits=replace(QUICK, join_timeout=1))
     for rank in range(late):
         unit.log(rank, {"loss": 1.0}, 0)
+    eventually(lambda: arrived(unit.exchanges[0]) == late)
+    monkeypatch.setattr(presence, "_APART", 0.0)
     unit.close(*range(late))
     eventually(lambda: all(unit.exchanges[rank].has_ended for rank in range(late)))
     unit.limits = replace(QUICK, join_timeout=600, peer_timeout=600, finish_timeout=600)

@@ -36,7 +36,7 @@ LOOP["loop"] = LOOP
 def reads(session: Session, expected: Mapping[str, Any], within: float = 20.0) -> bool:
     """Whether a rank comes to read a config, by itself."""
     deadline = time.monotonic() + within
-    while dict(session.config) != expected and time.monotonic() < deadline:
+    while session.config.as_dict() != expected and time.monotonic() < deadline:
         time.sleep(0.01)
     return dict(session.config) == expected
 

@@ -61,7 +61,7 @@ class Outcome:
 def checks(workers: int) -> Mapping[str, tuple[Part, ...]]:
     """The parts of all checks; tests of whole jobs run `workers` at a time."""
     newest, oldest = (sys.executable, "-m", "pytest"), (_OLDEST, "-m", "pytest")
-    core = ("-n", "2", "--dist", "loadfile")
+    core = ("-n", "3", "--dist", "loadfile")
     jobs = ("-n", str(workers), "--dist", "loadgroup")
     lint = (
         Part("ruff check", (str(_BIN / "ruff"), "check"), is_pytest=False),
@@ -79,11 +79,11 @@ def checks(workers: int) -> Mapping[str, tuple[Part, ...]]:
         ),
         "test": (
             Part("short limits", (*newest, "-m", "alone", "tests/e2e"), is_beside=True),
-            Part("core", (*newest, *core, *_CORE, "tests/fuzz"), is_beside=True, niceness=15),
+            Part("core", (*newest, *core, *_CORE, "tests/fuzz"), is_beside=True, niceness=10),
             Part(
                 "whole jobs",
                 (*newest, *jobs, "-m", "not alone", "tests/contract", "tests/e2e", "tests/chaos"),
-                niceness=10,
+                niceness=5,
             ),
         ),
         "test-oldest": (
