@@ -86,6 +86,7 @@ if TYPE_CHECKING:
     from dist_wandb.settings.limits import Limits
     from dist_wandb.settings.plan import RunPlan, plan_run
     from dist_wandb.topology.model import Topology
+    from dist_wandb.transformers import DistWandbCallback as DistWandbCallback
 
     run: Session | None
     config: Any
@@ -116,6 +117,7 @@ __all__ = [
 ]
 
 _ROOMS = {
+    "DistWandbCallback": "transformers",
     "DistWandbLogger": "lightning",
     "DistWandbTracker": "accelerate",
     "Limits": "settings.limits",

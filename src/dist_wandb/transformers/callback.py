@@ -1,0 +1,203 @@
+"""The integration for the Hugging Face Trainer: `DistWandbCallback`, in place of its `WandbCallback`.
+
+The Trainer calls its callbacks on every rank. The stock one acts where `state.is_world_process_zero`; this one opens a
+session on all ranks, logs on all of them, and lets the stock methods act on the primary, on the run of the session.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from dist_wandb.errors import MissingExtraError
+
+try:
+    from transformers.integrations import integration_utils
+    from transformers.integrations.integration_utils import WandbCallback, rewrite_logs
+except ModuleNotFoundError as error:
+    raise MissingExtraError(
+        f"DistWandbCallback needs transformers, but {error.name!r} is missing. Run: pip install "
+        "'dist-wandb[transformers]'"
+    ) from error
+
+import dist_wandb
+from dist_wandb.notices import Notices
+from dist_wandb.runs.argument_checks import check_init_arguments
+from dist_wandb.session.opener import open_session
+from dist_wandb.session.registry import current
+from dist_wandb.settings.limits import DEFAULT_LIMITS, Limits
+from dist_wandb.settings.options import ConfigSyncMode, Options, SystemMetrics
+from dist_wandb.settings.plan import RankScope, RunMode
+from dist_wandb.settings.reduction import PerRank, Reduce, Spread
+from dist_wandb.topology.model import Topology
+from dist_wandb.topology.units import UnitArgument
+from dist_wandb.transformers.reduced import without_second_sum
+
+if TYPE_CHECKING:
+    from dist_wandb.runs.null_run import AnyRun
+    from dist_wandb.session.session import Session
+
+INTEGRATION = "DistWandbCallback"
+NAME = "dist_wandb"
+_STEP_METRIC = "train/global_step"
+_IN_SUMMARY = ("train_runtime", "train_samples_per_second", "train_steps_per_second", "train_loss", "total_flos")
+
+
+class DistWandbCallback(WandbCallback):  # type: ignore[misc]  # its base class is not typed
+    """Weights & Biases callback for the Hugging Face Trainer that reaches all ranks.
+
+    Give an instance in `callbacks`, with ``report_to="none"``, or ``report_to="dist_wandb"`` once
+    `dist_wandb.transformers` is imported. The variables of the stock callback (`WANDB_PROJECT`, `WANDB_WATCH`,
+    `WANDB_LOG_MODEL`) hold.
+
+    Args:
+        project: Name of the W&B project; `WANDB_PROJECT` by default, else ``"huggingface"``.
+        run_mode: Which ranks open a run: `"auto"`, `"shared"` or `"new"`. All options: see `dist_wandb.init`.
+        rank_scope: Which ranks are one unit: `"global"` (all) or `"worker"` (those of a node).
+        reduce: How one number comes from the ranks' numbers. What the Trainer has reduced is not summed again.
+        spread: Of which names the spread over ranks is written too.
+        per_rank: Which names each rank of a shared run also writes under its label.
+        limits: How long, and how much, is waited: `dist_wandb.Limits`, or a mapping of its arguments.
+        config_sync: What to do about ranks that pass different configs: `"warn"`, `"check"` or `"off"`.
+        system_metrics: Whose hardware metrics are recorded: `"primary"` or `"all-nodes"`.
+        strict: Whether a run that cannot be opened is an error.
+        unit: Which ranks' numbers belong together, where not all do: a group, a mesh, or a list of ranks.
+        primary_rank: Global rank of the primary; -1 for the last one.
+        **init_kwargs: Further arguments of `wandb.init`. They take precedence over those of `TrainingArguments`.
+
+    Raises:
+        ConfigurationError: An argument that cannot be honoured; the nearest argument of `wandb.init` is named.
+    """
+
+    def __init__(
+        self,
+        project: str | None = None,
+        *,
+        run_mode: RunMode | None = None,
+        rank_scope: RankScope | None = None,
+        reduce: Reduce = "auto",
+        spread: Spread = False,
+        per_rank: PerRank = "auto",
+        limits: Limits | Mapping[str, float] = DEFAULT_LIMITS,
+        config_sync: ConfigSyncMode = "warn",
+        system_metrics: SystemMetrics = "primary",
+        strict: bool = False,
+        unit: UnitArgument = None,
+        primary_rank: int | None = None,
+        **init_kwargs: Any,
+    ) -> None:
+        super().__init__()
+        options = {**locals(), "reduce": without_second_sum(reduce)}
+        self._options = Options.among(options)
+        check_init_arguments(init_kwargs, INTEGRATION)
+        self._arguments = init_kwargs if project is None else {"project": project, **init_kwargs}
+        self._session: Session | None = None
+        self._notices = Notices()
+
+    @property
+    def session(self) -> Session | None:
+        """The session of this rank; `None` until the Trainer begins to train, evaluates or logs."""
+        return self._session
+
+    @property
+    def run(self) -> AnyRun | None:
+        """The W&B run of this rank; on a rank without one, something that accepts every use and does nothing."""
+        return None if self._session is None else self._session.run
+
+    def setup(self, args: Any, state: Any, model: Any = None, **kwargs: Any) -> None:
+        """Open this rank's part, and let the stock callback set up the run of the primary."""
+        if "wandb" in args.report_to and args.process_index == 0:
+            self._notices.warn(
+                "both",
+                "the Trainer also reports to wandb (report_to), whose own callback writes the same names a second time "
+                'from rank 0 alone. Pass TrainingArguments(report_to="none").',
+            )
+        self._session = self._session_of_script() or self._open(args, state)
+        self._wandb = _AsWandb(self._session)
+        super().setup(args, self._seen_by_stock(state), model, **kwargs)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        """Begin a training, or another trial of a hyperparameter search in a run of its own."""
+        if state.is_hyper_param_search:
+            if self._session is not None:
+                self._session.finish()
+            self._session, self._initialized = None, False
+            args.run_name = None
+        if not self._initialized:
+            self.setup(args, state, model, **kwargs)
+
+    def on_log(self, args: Any, state: Any, control: Any, model: Any = None, logs: Any = None, **kwargs: Any) -> None:
+        """Log what the Trainer, or a subclass of it, logs on this rank."""
+        session = self._ready(args, state, model)
+        for name in _IN_SUMMARY:
+            if name in logs:
+                session.run.summary[name] = logs[name]
+        rows = rewrite_logs({name: value for name, value in logs.items() if name not in _IN_SUMMARY})
+        session.log(rows, state.global_step)
+
+    def on_predict(self, args: Any, state: Any, control: Any, metrics: Any, **kwargs: Any) -> None:
+        """Log the metrics of a prediction."""
+        self._ready(args, state, kwargs.get("model")).log(rewrite_logs(metrics), state.global_step)
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Upload a checkpoint from the primary, with ``WANDB_LOG_MODEL=checkpoint``."""
+        super().on_save(args, self._seen_by_stock(state), control, **kwargs)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Upload the model from the primary, with `WANDB_LOG_MODEL`."""
+        super().on_train_end(args, self._seen_by_stock(state), control, **kwargs)
+
+    def _ready(self, args: Any, state: Any, model: Any) -> Session:
+        if not self._initialized or self._session is None:
+            self.setup(args, state, model)
+        if self._session is None:  # a subclass with a setup of its own
+            self._session = self._open(args, state)
+        return self._session
+
+    def _session_of_script(self) -> Session | None:
+        """A session that the script has opened before, as the stock callback takes a run that is open."""
+        return current()
+
+    def _open(self, args: Any, state: Any) -> Session:
+        given: dict[str, Any] = {"project": os.getenv("WANDB_PROJECT", "huggingface")}
+        if state.trial_name is not None:
+            given |= {"name": state.trial_name, "group": args.run_name or args.output_dir}
+        elif args.run_name is not None:
+            given["name"] = args.run_name
+        topology = Topology.from_framework(args.process_index, args.world_size, "transformers.TrainingArguments")
+        return open_session(
+            self._options,
+            {**given, **self._arguments},
+            integration=INTEGRATION,
+            topology=topology,
+            step_metric=_STEP_METRIC,
+        )
+
+    def _seen_by_stock(self, state: Any) -> Any:
+        """The state for the stock callback's methods, which act on its process zero: the primary of a unit."""
+        seen = copy.copy(state)
+        seen.is_world_process_zero = self._session is not None and self._session.plan.primary
+        return seen
+
+
+class _AsWandb:
+    """What the stock callback uses as the module wandb: on the run of one session.
+
+    Args:
+        session: The session.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "run":
+            return self._session.run
+        if name in ("config", "summary", "define_metric", "watch", "log_artifact", "log", "finish"):
+            return getattr(self._session, name)
+        return getattr(dist_wandb, name)
+
+
+integration_utils.INTEGRATION_TO_CALLBACK[NAME] = DistWandbCallback

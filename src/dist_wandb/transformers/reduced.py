@@ -1,0 +1,34 @@
+"""Names of the numbers that the Trainer logs, which are the same on all ranks or count all of them already.
+
+The Trainer gathers its loss and the predictions behind the metrics, and its speeds count the samples of all ranks.
+Their mean over ranks is right, and a sum would count each number once for each rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dist_wandb.settings.reduction import Reduce, Reduction
+
+ALREADY_REDUCED = (
+    *("train/loss", "train/grad_norm", "train/learning_rate", "train/epoch", "train/global_step"),
+    *("train/num_input_tokens_seen", "train/train_*", "eval/*", "test/*"),
+)
+
+
+def without_second_sum(reduce: Reduce) -> Reduce:
+    """The reductions, with which what the Trainer has brought together is not summed again.
+
+    Args:
+        reduce: As in `dist_wandb.init`. A name or pattern of the user that is one of `ALREADY_REDUCED` counts as it is.
+    """
+    if reduce == "sum":
+        return {**_means(), "*": "sum"}
+    if isinstance(reduce, Mapping):
+        exact = {name: kind for name, kind in reduce.items() if "*" not in name or name in ALREADY_REDUCED}
+        return {**exact, **(_means() if "sum" in reduce.values() else {}), **reduce} | exact
+    return reduce
+
+
+def _means() -> dict[str, Reduction]:
+    return dict.fromkeys(ALREADY_REDUCED, "mean")
