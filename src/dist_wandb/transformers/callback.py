@@ -24,6 +24,7 @@ except ModuleNotFoundError as error:
 
 import dist_wandb
 from dist_wandb.notices import Notices
+from dist_wandb.runs import run_metadata
 from dist_wandb.runs.argument_checks import check_init_arguments
 from dist_wandb.session.opener import open_session
 from dist_wandb.session.registry import current
@@ -118,7 +119,7 @@ class DistWandbCallback(WandbCallback):  # type: ignore[misc]  # its base class 
         self._wandb = _AsWandb(self._session)
         super().setup(args, self._seen_by_stock(state), model, **kwargs)
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:  # noqa: ARG002
         """Begin a training, or another trial of a hyperparameter search in a run of its own."""
         if state.is_hyper_param_search:
             if self._session is not None:
@@ -128,7 +129,7 @@ class DistWandbCallback(WandbCallback):  # type: ignore[misc]  # its base class 
         if not self._initialized:
             self.setup(args, state, model, **kwargs)
 
-    def on_log(self, args: Any, state: Any, control: Any, model: Any = None, logs: Any = None, **kwargs: Any) -> None:
+    def on_log(self, args: Any, state: Any, control: Any, model: Any = None, logs: Any = None, **kwargs: Any) -> None:  # noqa: ARG002
         """Log what the Trainer, or a subclass of it, logs on this rank."""
         session = self._ready(args, state, model)
         for name in _IN_SUMMARY:
@@ -137,7 +138,7 @@ class DistWandbCallback(WandbCallback):  # type: ignore[misc]  # its base class 
         rows = rewrite_logs({name: value for name, value in logs.items() if name not in _IN_SUMMARY})
         session.log(rows, state.global_step)
 
-    def on_predict(self, args: Any, state: Any, control: Any, metrics: Any, **kwargs: Any) -> None:
+    def on_predict(self, args: Any, state: Any, control: Any, metrics: Any, **kwargs: Any) -> None:  # noqa: ARG002
         """Log the metrics of a prediction."""
         self._ready(args, state, kwargs.get("model")).log(rewrite_logs(metrics), state.global_step)
 
@@ -167,12 +168,15 @@ class DistWandbCallback(WandbCallback):  # type: ignore[misc]  # its base class 
         elif args.run_name is not None:
             given["name"] = args.run_name
         topology = Topology.from_framework(args.process_index, args.world_size, "transformers.TrainingArguments")
+        running = run_metadata.running_run() if self._options.run_mode == "auto" else None
         return open_session(
             self._options,
             {**given, **self._arguments},
             integration=INTEGRATION,
             topology=topology,
             step_metric=_STEP_METRIC,
+            proposed_id=running.id if running else None,
+            adopt=lambda _plan: running,  # as the stock callback takes a run that is open
         )
 
     def _seen_by_stock(self, state: Any) -> Any:

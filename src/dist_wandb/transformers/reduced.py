@@ -20,15 +20,12 @@ def without_second_sum(reduce: Reduce) -> Reduce:
     """The reductions, with which what the Trainer has brought together is not summed again.
 
     Args:
-        reduce: As in `dist_wandb.init`. A name or pattern of the user that is one of `ALREADY_REDUCED` counts as it is.
+        reduce: As in `dist_wandb.init`. In a mapping what comes before ``"*"`` counts as it is.
     """
+    means: dict[str, Reduction] = dict.fromkeys(ALREADY_REDUCED, "mean")
     if reduce == "sum":
-        return {**_means(), "*": "sum"}
-    if isinstance(reduce, Mapping):
-        exact = {name: kind for name, kind in reduce.items() if "*" not in name or name in ALREADY_REDUCED}
-        return {**exact, **(_means() if "sum" in reduce.values() else {}), **reduce} | exact
+        return {**means, "*": "sum"}
+    if isinstance(reduce, Mapping) and reduce.get("*") == "sum":
+        named = {name: kind for name, kind in reduce.items() if name != "*"}
+        return {**named, **{name: kind for name, kind in means.items() if name not in named}, "*": "sum"}
     return reduce
-
-
-def _means() -> dict[str, Reduction]:
-    return dict.fromkeys(ALREADY_REDUCED, "mean")
