@@ -23,6 +23,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 import dist_wandb
+from dist_wandb.accelerate.world import MODEL_PARALLEL, current_mesh
 from dist_wandb.notices import Notices
 from dist_wandb.runs import run_metadata
 from dist_wandb.runs.argument_checks import check_init_arguments
@@ -64,12 +65,24 @@ class DistWandbCallback(WandbCallback):  # type: ignore[misc]  # its base class 
         config_sync: What to do about ranks that pass different configs: `"warn"`, `"check"` or `"off"`.
         system_metrics: Whose hardware metrics are recorded: `"primary"` or `"all-nodes"`.
         strict: Whether a run that cannot be opened is an error.
-        unit: Which ranks' numbers belong together, where not all do: a group, a mesh, or a list of ranks.
+        unit: Which ranks' numbers belong together, where not all do: a group, a mesh, a list of ranks, or the name of a
+            dimension of Accelerate's mesh.
         primary_rank: Global rank of the primary; -1 for the last one.
         **init_kwargs: Further arguments of `wandb.init`. They take precedence over those of `TrainingArguments`.
 
     Raises:
         ConfigurationError: An argument that cannot be honoured; the nearest argument of `wandb.init` is named.
+
+    Example:
+        Two processes under torchrun, of which each computes a number of its own::
+
+            class OwnTrainer(Trainer):
+                def log(self, logs, *args, **kwargs):
+                    logs["reward"] = reward  # rank 0: 1.0, rank 1: 2.0
+                    super().log(logs, *args, **kwargs)
+
+            trainer = OwnTrainer(model, TrainingArguments("out", report_to="none"), ..., callbacks=[DistWandbCallback()])
+            trainer.train()  # rank 0 writes train/reward 1.5, and train/loss as the Trainer has brought it together
     """
 
     def __init__(
@@ -143,12 +156,26 @@ class DistWandbCallback(WandbCallback):  # type: ignore[misc]  # its base class 
         self._ready(args, state, kwargs.get("model")).log(rewrite_logs(metrics), state.global_step)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Upload a checkpoint from the primary, with ``WANDB_LOG_MODEL=checkpoint``."""
-        super().on_save(args, self._seen_by_stock(state), control, **kwargs)
+        """Upload a checkpoint from rank 0, which has saved it, with ``WANDB_LOG_MODEL=checkpoint``."""
+        if self._uploads(state):
+            super().on_save(args, state, control, **kwargs)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Upload the model from the primary, with `WANDB_LOG_MODEL`."""
-        super().on_train_end(args, self._seen_by_stock(state), control, **kwargs)
+        """Upload the model from rank 0, which saves it, with ``WANDB_LOG_MODEL=checkpoint`` or ``end``."""
+        if self._uploads(state):
+            super().on_train_end(args, state, control, **kwargs)
+
+    def _uploads(self, state: Any) -> bool:
+        """Whether this rank uploads the model: the rank that the Trainer saves it on, if it has a run."""
+        if not (state.is_world_process_zero and self._log_model.is_enabled and self._session is not None):
+            return False
+        if not self._session.plan.opens_run:
+            self._notices.warn(
+                "no model",
+                f"WANDB_LOG_MODEL={self._log_model.value}, but rank 0, on which the Trainer saves the model, has no run "
+                "of its own here, so it is not uploaded. Pass run_mode='shared', or leave primary_rank and unit out.",
+            )
+        return bool(self._session.plan.opens_run)
 
     def _ready(self, args: Any, state: Any, model: Any) -> Session:
         if not self._initialized or self._session is None:
@@ -170,7 +197,7 @@ class DistWandbCallback(WandbCallback):  # type: ignore[misc]  # its base class 
         topology = Topology.from_framework(args.process_index, args.world_size, "transformers.TrainingArguments")
         running = run_metadata.running_run() if self._options.run_mode == "auto" else None
         return open_session(
-            self._options,
+            self._options.in_mesh(current_mesh(), MODEL_PARALLEL, topology.global_rank),
             {**given, **self._arguments},
             integration=INTEGRATION,
             topology=topology,

@@ -1,0 +1,286 @@
+"""The callback for the Hugging Face Trainer, called as the Trainer calls it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+import wandb
+from accelerate import PartialState
+from accelerate.utils import DistributedType
+from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
+from transformers.integrations.integration_utils import WandbCallback
+
+import dist_wandb
+from dist_wandb import ConfigurationError, DistWandbCallback
+from dist_wandb.settings.reduction import check_reduce, reduction_of
+from dist_wandb.transformers.reduced import ALREADY_REDUCED, without_second_sum
+
+if TYPE_CHECKING:
+    from tests.conftest import FakeRun, FakeWandb
+
+pytestmark = pytest.mark.usefixtures("fresh_state")
+
+SHAPE = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+
+
+def be_second_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make this process look like the second of two, without a process group or a store."""
+    monkeypatch.setenv("PMIX_NAMESPACE", "prterun-1")  # names the job: no store is needed
+    second = {"num_processes": 2, "process_index": 1, "distributed_type": DistributedType.MULTI_CPU}
+    for name, value in second.items():
+        monkeypatch.setitem(PartialState._shared_state, name, value)
+
+
+@pytest.fixture
+def whole_run(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> FakeWandb:
+    """Runs with what the stock callback uses beside; the module has names for the current one, as wandb's has."""
+    fake, open_run = fake_wandb, fake_wandb.init
+    done: list[tuple[str, Any]] = []
+
+    def init(**arguments: Any) -> FakeRun:
+        run: Any = open_run(**arguments)
+        run.done = done
+        run.watch = lambda model, **how: done.append(("watch", how))
+        run.log_artifact = lambda artifact, aliases: done.append((artifact.name, aliases))
+        run._telemetry_callback = lambda _message: None
+        run.get_url = lambda: run.url  # in versions 4
+        run._label = lambda code: done.append(("label", code))
+        for name in ("config", "summary", "watch", "log_artifact", "finish"):
+            monkeypatch.setattr(wandb, name, getattr(run, name))
+        return run
+
+    fake.sets_globals = True
+    monkeypatch.setattr(fake, "init", init)
+    return fake
+
+
+def model() -> BertForSequenceClassification:
+    torch.manual_seed(0)
+    return BertForSequenceClassification(BertConfig(vocab_size=20, max_position_embeddings=8, **SHAPE))
+
+
+def trainer_with(*callbacks: Any, out: Path, **arguments: Any) -> Trainer:
+    data = [{"input_ids": torch.randint(0, 20, (4,)), "labels": index % 2} for index in range(8)]
+    given = {
+        "use_cpu": True,
+        "max_steps": 2,
+        "logging_steps": 1,
+        "eval_strategy": "steps",
+        "eval_steps": 2,
+        "save_strategy": "no",
+        "report_to": "none",
+        "run_name": "tiny",
+        "per_device_train_batch_size": 2,
+        "disable_tqdm": True,
+    }
+    return Trainer(
+        model=model(),
+        args=TrainingArguments(str(out), **{**given, **arguments}),
+        train_dataset=data,
+        eval_dataset=data,
+        callbacks=list(callbacks),
+    )
+
+
+def used(callback: DistWandbCallback | WandbCallback, whole: FakeWandb, out: Path, **arguments: Any) -> dict[str, Any]:
+    """What came of a training, an evaluation and a prediction with a callback."""
+    before = len(whole.runs)
+    trainer = trainer_with(callback, out=out, **arguments)
+    trainer.train()
+    trainer.evaluate()
+    trainer.predict(trainer.eval_dataset)
+    if isinstance(callback, DistWandbCallback):
+        assert callback.session is not None
+        callback.session.finish()
+    else:
+        whole.runs[before].finish()
+    (run,) = whole.runs[before:]
+    names: dict[str, list[int]] = {}
+    for row in run.rows:
+        for name in row.keys() - {"train/global_step"}:
+            names.setdefault(name, []).append(row.get("train/global_step", 2))
+    done, kept = list(run.done), dict(run.config)  # type: ignore[attr-defined]
+    kept.pop("logging_dir", None)  # in versions 4, made of the time
+    run.done.clear()  # type: ignore[attr-defined]
+    opened = {name: whole.arguments[before].get(name) for name in ("project", "name", "group")}
+    return {"opened": opened, "names": names, "summary": set(run.summary), "config": kept, "done": done}
+
+
+@pytest.mark.parametrize("log_model", ["false", "end", "checkpoint"])
+def test_all_that_the_stock_callback_does_is_done(
+    whole_run: FakeWandb, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log_model: str
+) -> None:
+    monkeypatch.setenv("WANDB_LOG_MODEL", log_model)
+    monkeypatch.setenv("WANDB_WATCH", "gradients")
+    monkeypatch.setenv("WANDB_PROJECT", "bert")
+    others: dict[str, Any] = {} if log_model == "false" else {"eval_strategy": "no"}  # versions 4 could not do both
+    others |= {"save_strategy": "steps", "save_steps": 1} if log_model == "checkpoint" else {}
+    own = used(DistWandbCallback(id="one"), whole_run, tmp_path, **others)
+    stock = used(WandbCallback(), whole_run, tmp_path, **others)
+    assert own["opened"] == stock["opened"] == {"project": "bert", "name": "tiny", "group": None}
+    assert own["config"] == stock["config"]
+    assert own["config"]["model/num_parameters"] > 0
+    assert own["names"] == stock["names"]
+    assert own["names"]["train/loss"] == [1, 2]
+    assert {"eval/loss", "test/loss"} <= own["names"].keys()
+    assert own["summary"] >= stock["summary"] >= {"train_loss", "train_runtime"}
+    kinds = [[name.replace("made-by-wandb-1", "one") for name, _ in one["done"]] for one in (own, stock)]
+    assert kinds[0] == kinds[1]
+    assert [what for name, what in own["done"] if name == "watch"] == [{"log": "gradients", "log_freq": 100}]
+    uploads = {"false": 0, "end": 2, "checkpoint": 4}  # the architecture, checkpoints, the model
+    assert sum(name.startswith("model-") for name, _ in own["done"]) == uploads[log_model]
+
+
+def test_by_name_the_trainer_makes_one(whole_run: FakeWandb, tmp_path: Path) -> None:
+    trainer = trainer_with(out=tmp_path, report_to="dist_wandb")
+    (callback,) = (one for one in trainer.callback_handler.callbacks if isinstance(one, DistWandbCallback))
+    assert callback.session is None
+    assert not whole_run.runs
+
+
+def test_beside_the_stock_callback_it_warns_and_uses_its_run(
+    whole_run: FakeWandb, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    callback = DistWandbCallback()
+    trainer_with(callback, out=tmp_path, report_to=["wandb"], max_steps=1).train()
+    assert "writes the same names a second time" in caplog.text
+    assert 'report_to="none"' in caplog.text
+    assert len(whole_run.runs) == 1
+    assert callback.session is not None
+    callback.session.finish()
+
+
+def test_a_session_of_the_script_is_used(whole_run: FakeWandb, tmp_path: Path) -> None:
+    session = dist_wandb.init(project="own", id="mine")
+    callback = DistWandbCallback()
+    trainer_with(callback, out=tmp_path, max_steps=1).train()
+    assert callback.session is session
+    assert [run.id for run in whole_run.runs] == ["mine"]
+    session.finish()
+    assert "train/loss" in {name for row in whole_run.runs[0].rows for name in row}
+
+
+def test_each_trial_of_a_search_is_a_run(whole_run: FakeWandb, tmp_path: Path) -> None:
+    callback = DistWandbCallback()
+    trainer = trainer_with(callback, out=tmp_path)
+    for trial in range(2):
+        trainer.state.is_hyper_param_search, trainer.state.trial_name = True, f"trial-{trial}"
+        callback.on_train_begin(trainer.args, trainer.state, trainer.control, model=trainer.model)
+        callback.on_log(trainer.args, trainer.state, trainer.control, logs={"loss": float(trial)})
+    assert callback.session is not None
+    callback.session.finish()
+    assert [arguments["name"] for arguments in whole_run.arguments] == ["trial-0", "trial-1"]
+    assert whole_run.arguments[0]["group"] == str(tmp_path)
+    assert [row["train/loss"] for run in whole_run.runs for row in run.rows if "train/loss" in row] == [0.0, 1.0]
+    assert [run.exit_codes for run in whole_run.runs] == [[None], [None]]
+
+
+def test_what_wandb_init_takes_is_handed_to_it(whole_run: FakeWandb, tmp_path: Path) -> None:
+    callback = DistWandbCallback("digits", name="mine", tags=["a"], id="x")
+    trainer = trainer_with(out=tmp_path)
+    callback.setup(trainer.args, trainer.state, trainer.model)
+    assert {name: whole_run.arguments[0][name] for name in ("project", "name", "tags", "id")} == {
+        "project": "digits",
+        "name": "mine",
+        "tags": ["a"],
+        "id": "x",
+    }
+
+
+def test_the_second_rank_has_a_run_of_its_own_and_uploads_no_model(
+    whole_run: FakeWandb, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_LOG_MODEL", "end")
+    trainer = trainer_with(out=tmp_path)
+    be_second_of_two(monkeypatch)
+    callback = DistWandbCallback(run_mode="new")
+    trainer.state.is_world_process_zero = False
+    callback.on_train_begin(trainer.args, trainer.state, trainer.control, model=trainer.model)
+    callback.on_log(trainer.args, trainer.state, trainer.control, logs={"loss": 0.5, "train_loss": 0.4})
+    before = list(whole_run.runs[0].done)  # type: ignore[attr-defined]
+    callback.on_train_end(trainer.args, trainer.state, trainer.control, model=trainer.model)
+    assert callback.run is not None
+    assert callback.run.id.endswith("-rank-1")
+    assert whole_run.runs[0].done == before  # type: ignore[attr-defined]
+    assert dict(whole_run.runs[0].config)["hidden_size"] == 8
+    assert whole_run.runs[0].summary == {"train_loss": 0.4}
+    callback.session.finish()  # type: ignore[union-attr]
+    assert whole_run.runs[0].rows == [{"train/loss": 0.5, "train/global_step": 0}]
+
+
+def test_a_model_that_rank_0_cannot_upload_is_missed_aloud(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("WANDB_LOG_MODEL", "end")
+    callback = DistWandbCallback(primary_rank=-1)
+    callback._session = SimpleNamespace(plan=SimpleNamespace(opens_run=False))  # type: ignore[assignment]
+    for _ in range(2):
+        callback.on_train_end(None, SimpleNamespace(is_world_process_zero=True), None)
+    assert caplog.text.count("has no run of its own here, so it is not uploaded") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [({"run_mode": "each"}, "run_mode"), ({"projekt": "a"}, "projekt"), ({"reduce": "avg"}, "avg")],
+)
+def test_arguments_that_cannot_be_honoured_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        DistWandbCallback(**arguments)
+
+
+# --- what is reduced already ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["train/loss", "train/grad_norm", "eval/accuracy", "test/loss", "train/epoch"])
+@pytest.mark.parametrize("reduce", ["sum", {"*": "sum"}, {"train/own": "max", "*": "sum"}])
+def test_what_the_trainer_has_brought_together_is_not_summed_again(reduce: Any, name: str) -> None:
+    kinds = check_reduce(without_second_sum(reduce))
+    assert kinds is not None
+    assert reduction_of(name, kinds)[1] == "mean"
+    assert reduction_of("train/other", kinds)[1] == "sum"
+
+
+@pytest.mark.parametrize("reduce", ["auto", None, "mean", "max", {"train/*": "sum"}, {"train/loss": "min", "*": "mean"}])
+def test_other_reductions_stay_as_they_were_given(reduce: Any) -> None:
+    assert without_second_sum(reduce) == reduce
+
+
+def test_a_sum_that_is_asked_for_by_name_is_one() -> None:
+    kinds = check_reduce(without_second_sum({"train/loss": "sum", "*": "sum"}))
+    assert kinds is not None
+    assert reduction_of("train/loss", kinds)[1] == "sum"
+    assert reduction_of(ALREADY_REDUCED[1], kinds)[1] == "mean"
+
+
+# --- without transformers ---------------------------------------------------------------------------------------------
+
+
+def test_without_transformers_the_extra_is_named() -> None:
+    code = (
+        "import sys; sys.modules['transformers'] = None\n"
+        "import dist_wandb\n"
+        "try: dist_wandb.DistWandbCallback\n"
+        "except dist_wandb.MissingExtraError as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert "pip install 'dist-wandb[transformers]'" in done.stdout
+
+
+STOCK_USES: list[Callable[[Any], object]] = [
+    lambda callback: callback._initialized,
+    lambda callback: callback._log_model.is_enabled,
+    lambda callback: callback._wandb,
+]
+
+
+@pytest.mark.parametrize("use", STOCK_USES, ids=["_initialized", "_log_model", "_wandb"])
+def test_the_stock_callback_has_the_private_names_that_are_used(use: Callable[[Any], object]) -> None:
+    """`DistWandbCallback` sets `_wandb` and asks the others: where one is gone, the stock methods work otherwise."""
+    use(WandbCallback())
