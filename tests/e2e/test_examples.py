@@ -17,7 +17,9 @@ from dist_wandb.wandb_files.finding import find_runs
 from dist_wandb.wandb_files.reading import read_runs
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-LIGHTNING, ACCELERATE, TORCH = (EXAMPLES / name / "train_digits.py" for name in ("lightning", "accelerate", "torch"))
+LIGHTNING, ACCELERATE, TRANSFORMERS, TORCH = (
+    EXAMPLES / name / "train_digits.py" for name in ("lightning", "accelerate", "transformers", "torch")
+)
 NO_LOGIN = "W&B has no API key, so it writes to disk only."
 
 Commands = tuple[list[str | Path], ...]
@@ -44,10 +46,19 @@ def without_login(home: Path) -> dict[str, str]:
             marks=pytest.mark.cold,
         ),
         (torchrun(ACCELERATE, "--run-mode", "new", "--rank-scope", "worker"), 2, 2),
+        (torchrun(TRANSFORMERS, "--run-mode", "shared"), 2, 1),
         (python(TORCH, "--run-mode", "shared"), 1, 1),
         (torchrun(TORCH, "--run-mode", "shared"), 2, 1),
     ],
-    ids=["lightning", "lightning-ddp", "lightning-spawn-new", "accelerate-new", "torch", "torch-shared"],
+    ids=[
+        "lightning",
+        "lightning-ddp",
+        "lightning-spawn-new",
+        "accelerate-new",
+        "transformers-shared",
+        "torch",
+        "torch-shared",
+    ],
 )
 def test_example_trains_offline_and_says_where_its_runs_are(
     tmp_path: Path, commands: Commands, file_count: int, run_count: int
@@ -59,11 +70,14 @@ def test_example_trains_offline_and_says_where_its_runs_are(
     ).check()
     runs = ended_runs(log_dir, file_count)
     assert len({run.run_id for run in runs}) == run_count
-    accuracies = [run.metrics["val/accuracy"].last for run in runs if "val/accuracy" in run.metrics]
+    val, epoch, rate = (
+        ("eval", "train/epoch", "train/learning_rate") if TRANSFORMERS in command else ("val", "epoch", "lr")
+    )
+    accuracies = [run.metrics[f"{val}/accuracy"].last for run in runs if f"{val}/accuracy" in run.metrics]
     assert len(accuracies) == run_count
     assert min(accuracies) > 0.9
-    assert {"train/loss", "val/loss", "epoch"} <= set(runs[0].metrics)
-    assert any(name.startswith("lr") for name in runs[0].metrics)
+    assert {"train/loss", f"{val}/loss", epoch} <= set(runs[0].metrics)
+    assert any(name.startswith(rate) for name in runs[0].metrics)
 
     assert len(finished.lines(NO_LOGIN)) == 1
     said = finished.lines("dist_wandb: ")

@@ -26,6 +26,7 @@ ROOT = Path(__file__).parents[2]
 _BIN = Path(sys.executable).parent
 _OLDEST = str(ROOT / ".venv-oldest" / "bin" / "python")
 _CORE = ("tests/unit", "tests/distributed")
+_WITH_OLDEST = ("tests/e2e/test_accelerate.py", "tests/e2e/test_transformers.py")
 _TIME_TO_END = 20.0  # seconds
 
 
@@ -90,7 +91,7 @@ def checks(workers: int) -> Mapping[str, tuple[Part, ...]]:
             Part("oldest: core", (*oldest, *core, "-m", "not newest", *_CORE), is_beside=True, niceness=5),
             Part(
                 "oldest: whole jobs",
-                (*oldest, *jobs, "-m", "not newest", "tests/contract", "tests/e2e/test_accelerate.py"),
+                (*oldest, *jobs, "-m", "not newest", "tests/contract", *_WITH_OLDEST),
             ),
         ),
     }

@@ -10,8 +10,15 @@ import pytest
 
 import dist_wandb
 
-HEAVY = ("torch", "wandb", "lightning", "pytorch_lightning", "accelerate", "torchmetrics", "rich", "numpy")
-INTEGRATIONS = [("DistWandbLogger", "lightning", "Lightning"), ("DistWandbTracker", "accelerate", "Accelerate")]
+HEAVY = (
+    *("torch", "wandb", "lightning", "pytorch_lightning", "accelerate", "transformers", "torchmetrics"),
+    *("rich", "numpy"),
+)
+INTEGRATIONS = [
+    ("DistWandbCallback", "transformers", "transformers"),
+    ("DistWandbLogger", "lightning", "Lightning"),
+    ("DistWandbTracker", "accelerate", "Accelerate"),
+]
 BLOCK = """
 import sys
 
@@ -54,7 +61,7 @@ def test_the_import_brings_little_and_nothing_but_the_standard_library() -> None
 def test_the_package_lists_its_public_names_alone() -> None:
     """Those of wandb that are about the current run, and wandb's own, are compared with wandb in test_as_wandb.py."""
     of_wandb = {*dist_wandb._ACTING, *dist_wandb._OF_CURRENT, *dist_wandb._OF_WANDB}
-    assert set(dir(dist_wandb)) - of_wandb == {*dist_wandb.__all__, "DistWandbLogger", "DistWandbTracker"}
+    assert set(dir(dist_wandb)) - of_wandb == {*dist_wandb.__all__, *(name for name, *_ in INTEGRATIONS)}
     assert not [name for name in dir(dist_wandb) if name in sys.stdlib_module_names or hasattr(builtins, name)]
 
 
@@ -76,10 +83,10 @@ except ImportError as error:
 
 def test_without_any_framework_everything_else_can_be_imported_at_once() -> None:
     code = "from dist_wandb import *; print(init.__name__, 'DistWandbLogger' in globals())"
-    assert run_python(BLOCK.format(blocked=["lightning", "accelerate"]) + code) == "init False"
+    assert run_python(BLOCK.format(blocked=["lightning", "accelerate", "transformers"]) + code) == "init False"
 
 
-@pytest.mark.parametrize("integration", ["DistWandbLogger", "DistWandbTracker"])
+@pytest.mark.parametrize("integration", [name for name, *_ in INTEGRATIONS])
 def test_the_integrations_are_listed_before_their_first_use(integration: str) -> None:
     assert run_python(f"import dist_wandb; print({integration!r} in dir(dist_wandb))") == "True"
     assert getattr(dist_wandb, integration).__name__ == integration
@@ -92,7 +99,7 @@ with dist_wandb.init("digits", mode="disabled") as run:
     run.log({"loss": 0.5})
     print(run.plan.opens_run)
 """
-    assert run_python(BLOCK.format(blocked=["lightning", "accelerate"]) + code) == "True"
+    assert run_python(BLOCK.format(blocked=["lightning", "accelerate", "transformers"]) + code) == "True"
 
 
 @pytest.mark.parametrize("name", dist_wandb.__all__)

@@ -81,7 +81,8 @@ class DistWandbCallback(WandbCallback):  # type: ignore[misc]  # its base class 
                     logs["reward"] = reward  # rank 0: 1.0, rank 1: 2.0
                     super().log(logs, *args, **kwargs)
 
-            trainer = OwnTrainer(model, TrainingArguments("out", report_to="none"), ..., callbacks=[DistWandbCallback()])
+            arguments = TrainingArguments("out", report_to="none")
+            trainer = OwnTrainer(model, arguments, ..., callbacks=[DistWandbCallback()])
             trainer.train()  # rank 0 writes train/reward 1.5, and train/loss as the Trainer has brought it together
     """
 
@@ -172,8 +173,8 @@ class DistWandbCallback(WandbCallback):  # type: ignore[misc]  # its base class 
         if not self._session.plan.opens_run:
             self._notices.warn(
                 "no model",
-                f"WANDB_LOG_MODEL={self._log_model.value}, but rank 0, on which the Trainer saves the model, has no run "
-                "of its own here, so it is not uploaded. Pass run_mode='shared', or leave primary_rank and unit out.",
+                f"WANDB_LOG_MODEL={self._log_model.value}, but rank 0, on which the Trainer saves the model, has no "
+                "run, so it is not uploaded. Pass run_mode='shared', or leave primary_rank and unit out.",
             )
         return bool(self._session.plan.opens_run)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +21,7 @@ from dist_wandb.settings.reduction import check_reduce, reduction_of
 from dist_wandb.transformers.reduced import ALREADY_REDUCED, without_second_sum
 
 if TYPE_CHECKING:
-    from tests.conftest import FakeRun, FakeWandb
+    from tests.conftest import FakeWandb
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
 
@@ -44,10 +42,10 @@ def whole_run(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> FakeWan
     fake, open_run = fake_wandb, fake_wandb.init
     done: list[tuple[str, Any]] = []
 
-    def init(**arguments: Any) -> FakeRun:
+    def init(**arguments: Any) -> Any:
         run: Any = open_run(**arguments)
         run.done = done
-        run.watch = lambda model, **how: done.append(("watch", how))
+        run.watch = lambda _model, **how: done.append(("watch", how))
         run.log_artifact = lambda artifact, aliases: done.append((artifact.name, aliases))
         run._telemetry_callback = lambda _message: None
         run.get_url = lambda: run.url  # in versions 4
@@ -207,7 +205,7 @@ def test_the_second_rank_has_a_run_of_its_own_and_uploads_no_model(
     before = list(whole_run.runs[0].done)  # type: ignore[attr-defined]
     callback.on_train_end(trainer.args, trainer.state, trainer.control, model=trainer.model)
     assert callback.run is not None
-    assert callback.run.id.endswith("-rank-1")
+    assert str(callback.run.id).endswith("-rank-1")
     assert whole_run.runs[0].done == before  # type: ignore[attr-defined]
     assert dict(whole_run.runs[0].config)["hidden_size"] == 8
     assert whole_run.runs[0].summary == {"train_loss": 0.4}
@@ -223,7 +221,7 @@ def test_a_model_that_rank_0_cannot_upload_is_missed_aloud(
     callback._session = SimpleNamespace(plan=SimpleNamespace(opens_run=False))  # type: ignore[assignment]
     for _ in range(2):
         callback.on_train_end(None, SimpleNamespace(is_world_process_zero=True), None)
-    assert caplog.text.count("has no run of its own here, so it is not uploaded") == 1
+    assert caplog.text.count("has no run, so it is not uploaded") == 1
 
 
 @pytest.mark.parametrize(
@@ -247,7 +245,9 @@ def test_what_the_trainer_has_brought_together_is_not_summed_again(reduce: Any, 
     assert reduction_of("train/other", kinds)[1] == "sum"
 
 
-@pytest.mark.parametrize("reduce", ["auto", None, "mean", "max", {"train/*": "sum"}, {"train/loss": "min", "*": "mean"}])
+@pytest.mark.parametrize(
+    "reduce", ["auto", None, "mean", "max", {"train/*": "sum"}, {"train/loss": "min", "*": "mean"}]
+)
 def test_other_reductions_stay_as_they_were_given(reduce: Any) -> None:
     assert without_second_sum(reduce) == reduce
 
@@ -257,20 +257,6 @@ def test_a_sum_that_is_asked_for_by_name_is_one() -> None:
     assert kinds is not None
     assert reduction_of("train/loss", kinds)[1] == "sum"
     assert reduction_of(ALREADY_REDUCED[1], kinds)[1] == "mean"
-
-
-# --- without transformers ---------------------------------------------------------------------------------------------
-
-
-def test_without_transformers_the_extra_is_named() -> None:
-    code = (
-        "import sys; sys.modules['transformers'] = None\n"
-        "import dist_wandb\n"
-        "try: dist_wandb.DistWandbCallback\n"
-        "except dist_wandb.MissingExtraError as error: print(error)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
-    assert "pip install 'dist-wandb[transformers]'" in done.stdout
 
 
 STOCK_USES: list[Callable[[Any], object]] = [
