@@ -88,6 +88,22 @@ def test_weights_reductions_and_spread(ranks: Callable[..., Ranks]) -> None:
     assert row == {"loss": 8 / 6, "tokens": 30, "norm_max": 0.0, "lr": 0.5, "global_step": 7, **spread}
 
 
+def test_ranks_with_nan_have_no_part_in_a_mean_nor_in_its_spread(ranks: Callable[..., Ranks]) -> None:
+    unit = ranks(3, reduce={"reward": "nanmean", "*": "mean"}, spread=["reward"])
+    for step in range(3):  # at the last one nobody has a number
+        for rank in range(3):
+            is_nan = step in (2, rank)
+            unit.log(rank, {"reward": math.nan if is_nan else float(-rank), "clipped": None if is_nan else 1.0}, step)
+    unit.close()
+    assert unit.last("reward/argmax_rank") == {0: 1, 1: 0}
+    assert unit.last("reward/std") == {0: 0.5, 1: 1.0}
+    rewards = unit.last("reward")
+    assert math.isnan(rewards.pop(2))
+    assert rewards == {0: -1.5, 1: -1.0}
+    assert unit.last("clipped") == {0: 1.0, 1: 1.0}
+    assert not unit.flagged()
+
+
 def test_nothing_is_looked_up_to_write_a_row(ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch) -> None:
     """The store may be gone by then, with its host, and those who are left are to go on."""
     unit = ranks(3, spread=["loss"], first=10)

@@ -19,7 +19,7 @@ from dist_wandb.exchange.x_axis import MOST_CALLS
 from dist_wandb.payloads.checks import checked_weight
 from dist_wandb.payloads.devices import Later, LaterValue, known
 from dist_wandb.payloads.scalars import is_number
-from dist_wandb.settings.reduction import PerRankNames
+from dist_wandb.settings.reduction import WITHOUT_NANS, PerRankNames
 
 _NO_NUMBER = Totals(contributors=1)  # what metrics, tables and images are in the rounds, and numbers that do not count
 
@@ -135,8 +135,11 @@ class Posting:
         mine: dict[str, Any] = {}
         by_name = isinstance(weights, dict)
         for name, value in values.items():
-            if is_number(value) and self._held.reductions.of(name) != "first":
-                unit[name] = Totals.of(value, weights.get(name, 1.0) if by_name else weights)
+            if is_number(value) and (kind := self._held.reductions.of(name)) != "first":
+                totals = Totals.of(value, weights.get(name, 1.0) if by_name else weights)
+                unit[name] = totals.without_nan() if kind in WITHOUT_NANS else totals
+            elif value is None and self._held.reductions.of(name) != "first":
+                unit[name] = _NO_NUMBER  # a rank without a part, which the others need not wait for
             elif is_number(value) and self._writer.has_own_run:  # all runs get the number of the unit's first rank
                 unit[name] = Totals.of(value) if self._is_first else _NO_NUMBER
             elif isinstance(value, ATTACHED):
@@ -152,7 +155,7 @@ class Posting:
             return {}
         labelled = {}
         for name, value in values.items():
-            if name == axis or isinstance(value, ATTACHED):
+            if name == axis or value is None or isinstance(value, ATTACHED):
                 continue
             number = is_number(value)
             if (number or not self._writes) and names.has(name, is_number=number):

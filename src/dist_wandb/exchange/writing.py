@@ -78,7 +78,7 @@ class Writing:
             row[name] = totals.reduced(self._held.reductions.of(name))
         if missing:
             row[DEGRADED] = max(missing, row.get(DEGRADED, 0))
-        if value.spread is not None and totals.number and self._held.reductions.of(name) != "first":
+        if value.spread is not None and totals.weight and self._held.reductions.of(name) != "first":
             reduced = {"min": totals.reduced("min"), "max": totals.reduced("max")}
             row.update({f"{name}/{kind}": number for kind, number in reduced.items()})
             row[f"{name}/std"] = math.sqrt(value.spread.squares / totals.weight)

@@ -65,9 +65,10 @@ def init(
             given, else that of the variable `DIST_WANDB_RUN_MODE`, else `"auto"`.
         rank_scope: `"global"`: all ranks are one unit. `"worker"`: the ranks of each node are. `None`: likewise, with
             `DIST_WANDB_RANK_SCOPE`; else `"global"`.
-        reduce: How one number comes from the ranks' numbers: `"mean"`, `"sum"`, `"min"`, `"max"`, `"first"`, a mapping
-            of name patterns to those, of which the first that matches counts, or `None` for no reduction: then the
-            primary writes its own numbers. `"auto"` is `"mean"`, but `None` with ``run_mode="new"``.
+        reduce: How one number comes from the ranks' numbers: `"mean"`, `"sum"`, `"min"`, `"max"`, `"first"`,
+            `"nanmean"` and `"nansum"`, in which ranks with NaN have no part, a mapping of name patterns to those, of
+            which the first that matches counts, or `None` for no reduction: then the primary writes its own numbers.
+            `"auto"` is `"mean"`, but `None` with ``run_mode="new"``. A rank that logs `None` has no part either.
         spread: Also write the spread over ranks (``NAME/min``, ``NAME/max``, ``NAME/std``, ``NAME/argmax_rank``), of
             all names or of those that match the patterns. The standard deviation is weighted as the mean m is:
             sqrt(sum(w * (x - m)**2) / sum(w)).

@@ -13,12 +13,13 @@ from typing import Literal, NamedTuple
 
 from dist_wandb.errors import ConfigurationError, suggest
 
-Reduction = Literal["mean", "sum", "min", "max", "first"]
+Reduction = Literal["mean", "sum", "min", "max", "first", "nanmean", "nansum"]
 Reduce = Reduction | Literal["auto"] | Mapping[str, Reduction] | None
 Spread = bool | str | Sequence[str]
 PerRank = bool | str | Sequence[str]
 
-REDUCTIONS: tuple[Reduction, ...] = ("mean", "sum", "min", "max", "first")
+REDUCTIONS: tuple[Reduction, ...] = ("mean", "sum", "min", "max", "first", "nanmean", "nansum")
+WITHOUT_NANS = frozenset({"nanmean", "nansum"})  # a rank whose number is NaN has no part in these
 
 # Numbers that are equal on all ranks by nature, also behind a slash (`trainer/global_step`): counters and schedules.
 EQUAL_BY_NATURE = (

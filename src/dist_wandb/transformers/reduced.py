@@ -23,9 +23,9 @@ def without_second_sum(reduce: Reduce) -> Reduce:
         reduce: As in `dist_wandb.init`. In a mapping what comes before ``"*"`` counts as it is.
     """
     means: dict[str, Reduction] = dict.fromkeys(ALREADY_REDUCED, "mean")
-    if reduce == "sum":
-        return {**means, "*": "sum"}
-    if isinstance(reduce, Mapping) and reduce.get("*") == "sum":
-        named = {name: kind for name, kind in reduce.items() if name != "*"}
-        return {**named, **{name: kind for name, kind in means.items() if name not in named}, "*": "sum"}
-    return reduce
+    given: Mapping[str, Reduction] = reduce if isinstance(reduce, Mapping) else {}
+    of_others = given.get("*") if isinstance(reduce, Mapping) else reduce
+    if of_others not in ("sum", "nansum"):
+        return reduce
+    named = {name: kind for name, kind in given.items() if name != "*"}
+    return {**named, **{name: kind for name, kind in means.items() if name not in named}, "*": of_others}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import warnings
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -55,6 +57,17 @@ def test_integers_are_exact_up_to_2_to_the_53(value: int) -> None:
 
 def test_integers_beyond_are_numbers_like_others() -> None:
     assert isinstance(totals(2**60).reduced("max"), float)
+
+
+@given(st.lists(st.one_of(st.just(math.nan), st.floats(-1e9, 1e9)), min_size=1, max_size=9))
+def test_without_nans_sums_and_means_are_those_of_numpy(values: list[float]) -> None:
+    result = sum((Totals.of(value).without_nan() for value in values), Totals())
+    assert (result.contributors, result.number) == (len(values), len(values))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # numpy's, of a mean of nothing
+        means, sums = np.nanmean(values), np.nansum(values)
+    np.testing.assert_allclose(result.reduced("nanmean"), means, rtol=1e-12, atol=1e-6)
+    np.testing.assert_allclose(result.reduced("nansum"), sums, rtol=1e-12, atol=1e-6)
 
 
 @pytest.mark.parametrize("reduction", [reduction for reduction in REDUCTIONS if reduction != "first"])

@@ -127,6 +127,60 @@ def test_numbers_are_reduced_by_the_first_pattern_that_matches() -> None:
     assert unit.close() == [{"tokens": 7, "t_max": 9, "time": 0.1, "loss": 0.375, "global_step": 7}]
 
 
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("reduce", "values", "expected"),
+    [
+        ("nanmean", [1.0, NAN, 4.0], 2.5),
+        ("nanmean", [NAN, NAN, -3.0], -3.0),
+        ("nanmean", [2, NAN, 2], 2.0),
+        ("nanmean", [1.0, None, 2.0], 1.5),
+        ("nansum", [1.0, NAN, 4.0], 5.0),
+        ("nansum", [NAN, None, NAN], 0.0),
+        ("nansum", [1, 2, None], 3),
+        ("nansum", [float("inf"), NAN, 1.0], float("inf")),
+        ("mean", [1.0, None, 4.0], 2.5),
+        ("sum", [None, None, 4], 4),
+        ("max", [None, -1.0, None], -1.0),
+    ],
+)
+def test_ranks_without_a_number_have_no_part(reduce: Any, values: list[float | None], expected: float) -> None:
+    unit = Unit(3, reduce={"loss": reduce})
+    unit.log_on_all([{"loss": value, "other": 1.0} for value in values], 0)
+    (row,) = unit.close()
+    assert row == {"loss": expected, "other": 1.0, "global_step": 0}
+    assert type(row["loss"]) is type(expected)
+
+
+@pytest.mark.parametrize("reduce", ["nanmean", "mean"])
+def test_where_all_have_nan_the_mean_is_nan(reduce: Any) -> None:
+    unit = Unit(2, reduce=reduce)
+    unit.log_on_all([{"loss": NAN}] * 2, 0)
+    assert math.isnan(unit.close()[0]["loss"])
+
+
+def test_a_name_that_is_none_on_all_ranks_is_not_in_the_row() -> None:
+    unit = Unit(2)
+    unit.log_on_all([{"loss": None, "other": 1.0}] * 2, 0)
+    assert unit.close() == [{"other": 1.0, "global_step": 0}]
+
+
+def test_none_has_no_label() -> None:
+    unit = Unit(2, run_mode="shared")
+    unit.log_on_all([{"loss": None}, {"loss": 3.0}], 0)
+    assert unit.close() == [{"loss": 3.0, "global_step": 0}]
+    assert unit.runs[1].rows == [{"rank-1/loss": 3.0, "global_step": 0}]
+
+
+def test_the_weight_of_a_rank_with_nan_does_not_count() -> None:
+    unit = Unit(3, reduce="nanmean")
+    for rank, (value, weight) in enumerate([(1.0, 3.0), (NAN, 100.0), (5.0, 1.0)]):
+        unit.log(rank, {"loss": value}, 0, weight)
+    assert unit.close() == [{"loss": 2.0, "global_step": 0}]
+
+
 def test_a_name_that_no_pattern_matches_is_a_mean() -> None:
     unit = Unit(reduce={"tokens": "sum"})
     unit.log_on_all([{"loss": 1.0}, {"loss": 2.0}], 0)

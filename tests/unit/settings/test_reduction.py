@@ -22,7 +22,7 @@ def test_one_reduction_is_for_all_names(reduction: str) -> None:
 
 
 def test_the_reductions_are_those_promised() -> None:
-    assert REDUCTIONS == ("mean", "sum", "min", "max", "first")
+    assert REDUCTIONS == ("mean", "sum", "min", "max", "first", "nanmean", "nansum")
 
 
 def test_no_reduction_is_none() -> None:
@@ -73,7 +73,7 @@ def test_a_mapping_is_copied() -> None:
 @pytest.mark.parametrize(
     ("reduce", "message"),
     [
-        ("avg", "reduce='avg' is no reduction. Allowed: 'mean', 'sum', 'min', 'max', 'first'."),
+        ("avg", "reduce='avg' is no reduction. Allowed: 'mean', 'sum', 'min', 'max', 'first', 'nanmean', 'nansum'."),
         ("meen", "Did you mean 'mean'?"),
         ("Sum", "Did you mean 'sum'?"),
         (["mean"], "reduce=['mean'] is no reduction."),

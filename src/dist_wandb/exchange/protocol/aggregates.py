@@ -52,6 +52,10 @@ class Totals(NamedTuple):
         is_integer = isinstance(value, int) and abs(value) <= LARGEST_EXACT_INTEGER
         return _new(cls, (weight * x, weight, x, 1, 1, int(is_integer), 0, x, x))
 
+    def without_nan(self) -> Totals:
+        """The totals of one contribution where NaN has no part: then it is no number that counts, but one was given."""
+        return Totals(contributors=1, number=1) if self.nans else self
+
     def __add__(self, other: Totals) -> Totals:  # type: ignore[override]  # a tuple's would string them together
         return Totals(
             self.weighted + other.weighted,
@@ -80,11 +84,14 @@ class Totals(NamedTuple):
         """What `reduction` makes of the contributions.
 
         The mean is sum(w*x) / sum(w) (https://en.wikipedia.org/wiki/Weighted_arithmetic_mean). Equal numbers have
-        themselves as their mean, and integers stay integers.
+        themselves as their mean, and integers stay integers. Where all ranks gave NaN, which has no part, `"nanmean"`
+        is NaN and `"nansum"` is 0, as in numpy.
         """
         if self.nans:
             return math.nan
-        if reduction == "sum":
+        if self.largest < self.smallest:  # of no number that counts
+            return 0.0 if reduction == "nansum" else math.nan
+        if reduction in ("sum", "nansum"):
             return self._as_integer(self.plain)
         if reduction == "min" or self.smallest == self.largest:
             return self._as_integer(self.smallest)
