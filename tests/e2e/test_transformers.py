@@ -1,44 +1,69 @@
-"""The Hugging Face Trainer under torchrun, as its users write it."""
+"""The Hugging Face Trainer under torchrun, as its users write it: what arrives at W&B."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
-from history import History, history_of
-from processes import clean_environment, run_job, torchrun
-from stored import ended_runs
+from processes import Finished, run_job, torchrun
+from wandb_records import RecordedRun
+from wandb_server import WandbServer
 
 SCRIPT = Path(__file__).parent / "scripts" / "trainer_runs.py"
 
 
-def train(directory: Path, number: int, *arguments: str) -> list[History]:
-    """Train on two ranks; the histories of the runs."""
+def train(server: WandbServer, directory: Path, *arguments: str) -> Finished:
+    """Train on two ranks."""
     mode, *rest = arguments
     job = torchrun(SCRIPT, mode, directory / "out", *rest)
-    run_job(*job, cwd=directory, environment=clean_environment(WANDB_MODE="offline"), timeout=240).check()
-    runs = ended_runs(directory, number)
+    return run_job(*job, cwd=directory, environment=server.environment(directory), timeout=240)
+
+
+def series(recorded: RecordedRun, name: str) -> dict[int, Any]:
+    """By step the value of a name that was written last."""
+    rows = [row for writer in recorded.writers.values() for row in writer.rows]
+    return {row["train/global_step"]: row[name] for row in rows if name in row}
+
+
+def whole(server: WandbServer, number: int) -> list[RecordedRun]:
+    """The runs, all of which ended well, with the config of model and training."""
+    runs = list(server.runs.values())
+    assert len(runs) == number
     for run in runs:
-        assert run.exit_code == 0
-        assert run.config["hidden_size"] == 8
-    return [history_of(run, "train/global_step") for run in runs]
+        assert run.exit_codes == [0]
+        assert (run.config["hidden_size"], run.config["max_steps"]) == (8, 3)
+    return runs
 
 
 @pytest.mark.parametrize("mode", ["auto", "name", "adopt"])
-def test_own_numbers_are_means_and_those_of_the_trainer_stay(mode: str, tmp_path: Path) -> None:
-    (history,) = train(tmp_path, 1, mode)
-    assert history.last("train/mine") == {1: 0.5, 2: 0.5, 3: 0.5}
-    assert list(history.last("train/loss")) == [1, 2, 3]
-    assert list(history.last("eval/loss")) == [2, 3]
+def test_own_numbers_are_means_and_those_of_the_trainer_stay(
+    wandb_server: WandbServer, tmp_path: Path, mode: str
+) -> None:
+    train(wandb_server, tmp_path, mode).check()
+    (run,) = whole(wandb_server, 1)
+    assert series(run, "train/mine") == {1: 0.5, 2: 0.5, 3: 0.5}
+    assert list(series(run, "train/loss")) == [1, 2, 3]
+    assert list(series(run, "eval/loss")) == [2, 3]
 
 
-def test_what_is_reduced_already_is_not_summed_again(tmp_path: Path) -> None:
-    (history,) = train(tmp_path, 1, "auto", "sum")
-    assert history.last("train/mine") == {1: 1.0, 2: 1.0, 3: 1.0}
-    assert history.last("train/epoch") == {1: 0.125, 2: 0.25, 3: 0.375}
-    assert all(loss < 2 for loss in history.last("train/loss").values())
+def test_what_is_reduced_already_is_not_summed_again(wandb_server: WandbServer, tmp_path: Path) -> None:
+    train(wandb_server, tmp_path, "shared", "sum").check()
+    (run,) = whole(wandb_server, 1)
+    assert series(run, "train/mine") == {1: 1.0, 2: 1.0, 3: 1.0}
+    assert series(run, "rank-1/train/mine") == {1: 1.0, 2: 1.0, 3: 1.0}
+    assert series(run, "train/epoch") == {1: 0.125, 2: 0.25, 3: 0.375}
+    assert all(loss < 2 for loss in series(run, "train/loss").values())
 
 
-def test_each_rank_has_a_run_of_its_own(tmp_path: Path) -> None:
-    histories = train(tmp_path, 2, "new")
-    assert sorted(history.last("train/mine")[3] for history in histories) == [0.0, 1.0]
+def test_each_rank_has_a_run_of_its_own(wandb_server: WandbServer, tmp_path: Path) -> None:
+    train(wandb_server, tmp_path, "new").check()
+    assert sorted(series(run, "train/mine")[3] for run in whole(wandb_server, 2)) == [0.0, 1.0]
+
+
+def test_an_exception_in_the_training_marks_the_run_as_failed(wandb_server: WandbServer, tmp_path: Path) -> None:
+    ended = train(wandb_server, tmp_path, "auto", "mean", "break")
+    assert "the second rank breaks" in ended.output
+    (run,) = wandb_server.runs.values()
+    assert run.exit_codes == [1]
+    assert series(run, "train/mine")[1] == 0.5

@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -24,6 +25,7 @@ from dist_wandb.errors import RendezvousError
 from dist_wandb.topology.model import Topology
 
 Said = dict[str, Any]
+LONGEST = 120.0  # seconds
 
 
 def doctor(run_mode: str, rank_scope: str) -> Said:
@@ -51,8 +53,21 @@ def said_to_a_file() -> Iterator[TextIO]:
             os.close(kept)
 
 
+def meet(place: Path) -> None:
+    """Wait until all ranks have come to a place: who ends a session waits 2 s for others that have yet to open it."""
+    who = Topology.detect()
+    place.mkdir(exist_ok=True)
+    (place / str(who.global_rank)).touch()
+    deadline = time.monotonic() + LONGEST
+    while len(list(place.iterdir())) < who.world_size:
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"{sorted(path.name for path in place.iterdir())} of {who.world_size} have come")
+        time.sleep(0.01)
+
+
 def session(project: str, directory: str, run_mode: Any, rank_scope: Any) -> Said:
     """What a session of this mode and scope is, once rows are logged to it."""
+    meet(Path(directory) / f"meet-{project}")
     about: dict[str, Any] = {"name": "nm", "tags": ["online"], "config": {"lr": 0.1}, "dir": directory}
     about["limits"] = {"heartbeat": PATIENT}
     try:
