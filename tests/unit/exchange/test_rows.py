@@ -428,6 +428,14 @@ def test_who_gives_a_number_no_weight_has_no_part_in_the_spread() -> None:
     assert (row["x/min"], row["x/max"], row["x/argmax_rank"]) == (1.0, 2.0, 1)
 
 
+@pytest.mark.parametrize("without_part", [None, math.nan])
+def test_who_has_no_part_does_not_have_the_largest_number(without_part: float | None) -> None:
+    unit = Unit(2, spread=["x"], reduce="nanmean")
+    unit.log_on_all([{"x": without_part}, {"x": -math.inf}], 0)
+    (row,) = unit.close()
+    assert (row["x"], row["x/max"], row["x/argmax_rank"]) == (-math.inf, -math.inf, 1)
+
+
 def test_the_spread_of_some_ranks_is_that_of_those_who_spoke() -> None:
     unit = Unit(3, spread=["x"])
     unit.log(1, {"x": 1.0}, 0)

@@ -46,7 +46,7 @@ class Spreads:
         if own is None or value.spread is None:
             return 0.0, NOTHING
         deviation = own.plain - value.totals.reduced("mean")
-        has_largest = own.nans if value.totals.nans else own.largest == value.totals.largest
+        has_largest = own.nans if value.totals.nans else own.weight and own.largest == value.totals.largest
         # of huge ones infinite, where a power would raise
         squares = own.weight * deviation * deviation if own.weight else 0.0
         return squares, -float(self._rank) if has_largest else NOTHING
