@@ -114,11 +114,13 @@ def test_wandb_opens_the_run_that_was_planned(
 
 @pytest.mark.parametrize("is_set_up", [False, True])
 def test_a_rank_whose_node_lacks_the_file_of_values_opens_its_run_without_it(agent: Path, is_set_up: bool) -> None:
+    wandb.teardown()
     if is_set_up:
         wandb.setup()
     (agent / "config-t7.yaml").unlink()
     sweeps.forget_missing_values()
-    run: Any = open_run(plan_run(SECOND, "new", "global", "t7", in_sweep=True), SECOND, {"config": {"lr": 7.0}})
+    arguments = {"config": {"lr": 7.0}, "mode": "offline"}
+    run: Any = open_run(plan_run(SECOND, "new", "global", "t7", in_sweep=True), SECOND, arguments)
     assert run.id == "t7-rank-1"
     assert is_set_up or dict(run.config) == {"lr": 7.0}  # else older versions had read the file
     run.finish()
