@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from dist_wandb.errors import RendezvousError
 from dist_wandb.store.job_store import LONGEST_PAUSE, JobStore
 from dist_wandb.store.polling import poll
 from dist_wandb.store.shared_list import SharedList
 from dist_wandb.topology.ranges import named
+
+
+class RankValue(NamedTuple):
+    """What a rank publishes.
+
+    Args:
+        rank: Its index in the job.
+        value: Its value.
+    """
+
+    rank: int
+    value: Any
 
 
 class RankValues:
@@ -27,23 +39,26 @@ class RankValues:
     def publish(self, value: Any) -> bool:
         """Publish the value of this rank; whether it is the last one."""
         topology = self._job_store.topology
-        return self._published.append_one_of([topology.global_rank, value], topology.world_size)
+        return self._published.append_one_of(RankValue(topology.global_rank, value), topology.world_size)
 
     def read(self) -> dict[int, Any]:
         """The values that are there, by global rank."""
         self._published.news()
-        return dict(self._published.values)
+        return self._known()
 
     def try_get_all(self, within: float) -> list[Any] | None:
         """The values of all ranks in the order of global ranks; `None` if some are missing after `within` seconds."""
         world_size = self._job_store.topology.world_size
         poll(lambda: len(self.read()) >= world_size or None, within, LONGEST_PAUSE)
-        values = dict(self._published.values)
+        values = self._known()
         return [values[rank] for rank in range(world_size)] if len(values) >= world_size else None
 
     def missing(self) -> list[int]:
         """The ranks whose values have not been read."""
-        return sorted(set(range(self._job_store.topology.world_size)) - dict(self._published.values).keys())
+        return sorted(set(range(self._job_store.topology.world_size)) - self._known().keys())
+
+    def _known(self) -> dict[int, Any]:
+        return {one.rank: one.value for one in (RankValue(*entry) for entry in self._published.values)}
 
 
 def missed(job_store: JobStore, key: str, missing: list[int]) -> RendezvousError:

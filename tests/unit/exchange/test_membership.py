@@ -273,7 +273,7 @@ def test_a_rank_that_leaves_breaks_the_generation_that_it_was_taken_into_meanwhi
     before = set_of(job.together(lambda rank: rank.arrive(SHORT), 0, 1))
     late = job.rank(2)
     assert late.arrive(LONG) == before
-    late.generations.wanting(before).append(late.presence.own_place())
+    late.generations.wanting(before).append(late.presence.own_arrival())
     following = job.rank(0).admit(before, knows(4), {})
     assert following.members == (0, 1, 2)
     assert not job.rank(1).generations.is_broken(following)

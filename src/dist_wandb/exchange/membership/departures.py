@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Mapping
+from typing import NamedTuple
 
 from dist_wandb.exchange.membership.generations import Checkpoint, Departure, Word
 from dist_wandb.exchange.protocol.pacing import Interval
@@ -13,6 +14,26 @@ from dist_wandb.store.polling import interval
 from dist_wandb.store.shared_list import SharedList
 
 _LOOK = 0.5  # seconds between two looks where it does not matter much
+
+
+class LastWords(NamedTuple):
+    """What a rank publishes when it goes.
+
+    Args:
+        member: Its index in the unit.
+        how: As of `Departure`.
+        global_rank: Its index in the job.
+        number: Of the generation that it was in; `None` if it was in none.
+        round: As of `Word`.
+        names: As of `Word`.
+    """
+
+    member: int
+    how: str
+    global_rank: int
+    number: int | None
+    round: int
+    names: int
 
 
 class Departures:
@@ -55,14 +76,16 @@ class Departures:
         """
         how = "failed" if failed else "finished" if delivered else "undelivered"
         unit = self._unit
-        self._entries.append([unit.index, how, unit.global_rank, number, checkpoint.round, len(checkpoint.names)])
+        names = len(checkpoint.names)
+        self._entries.append(LastWords(unit.index, how, unit.global_rank, number, checkpoint.round, names))
 
     def among(self, ranks: Iterable[int]) -> set[int]:
         """Those of some ranks that have said that they are gone."""
-        for index, how, global_rank, number, last_round, names in self._entries.news():
-            self.known[index] = Departure(how, global_rank)
-            if number is not None:
-                self.words.setdefault(number, {})[index] = Word(index, last_round, names)
+        for entry in self._entries.news():
+            last = LastWords(*entry)
+            self.known[last.member] = Departure(last.how, last.global_rank)
+            if last.number is not None:
+                self.words.setdefault(last.number, {})[last.member] = Word(last.member, last.round, last.names)
         return self.known.keys() & set(ranks)
 
     def are_gone(self, ranks: Collection[int]) -> bool:

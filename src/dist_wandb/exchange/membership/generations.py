@@ -131,7 +131,7 @@ class GenerationStore:
         return SharedList(self._keys, f"words/{generation.number}")
 
     def wanting(self, generation: Generation) -> SharedList:
-        """Which ranks outside of a generation want to join the next: see `Presence.own_place`."""
+        """Which ranks outside of a generation want to join the next: see `Presence.own_arrival`."""
         return SharedList(self._keys, f"want/{generation.number}")
 
     def is_elected(self, number: int, term: int) -> bool:

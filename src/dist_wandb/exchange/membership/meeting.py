@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dist_wandb.exchange.membership.generations import Generation
 from dist_wandb.exchange.membership.polling import look_until
@@ -20,6 +20,18 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 _LOOK_FOR_LEAVING = 0.2  # seconds between two looks whether a member has broken off, or is gone
+
+
+class Met(NamedTuple):
+    """What a member publishes when it comes to form a group.
+
+    Args:
+        member: Its index in the unit.
+        address: From where it is reached; `None` if it does not know.
+    """
+
+    member: int
+    address: str | None
 
 
 class Meeting:
@@ -68,14 +80,15 @@ class Meeting:
             self._address = self._keys.connection.own_address()
         members, name = len(place.members), f"met/{generation.number}/{place.name}"
         met = SharedList(self._keys, name)
-        is_last = met.append_one_of([self._index, self._address], members)
+        is_last = met.append_one_of(Met(self._index, self._address), members)
         look_for_leaving = Interval(interval(_LOOK_FOR_LEAVING, len(generation.members)))
 
         def addresses_or_nothing() -> list[str | None] | None:
             if is_last:
                 met.news()
-            if len(dict(met.values)) >= members:
-                self._keys.publish(f"{name}/all", list(dict.fromkeys(address for _, address in met.values)))
+            come = {one.member: one.address for one in (Met(*entry) for entry in met.values)}
+            if len(come) >= members:
+                self._keys.publish(f"{name}/all", list(dict.fromkeys(come.values())))
             found: list[str | None] | None = self._keys.try_get(f"{name}/all")
             if found is None and look_for_leaving.is_over(time.monotonic()):
                 return [] if self._is_broken(generation) else None

@@ -54,7 +54,7 @@ from dist_wandb.errors import RendezvousError
 from dist_wandb.exchange.membership.generations import Checkpoint, Generation, GenerationStore, Word
 from dist_wandb.exchange.membership.meeting import Meeting
 from dist_wandb.exchange.membership.polling import look_until
-from dist_wandb.exchange.membership.presence import Presence
+from dist_wandb.exchange.membership.presence import Arrival, Presence
 from dist_wandb.exchange.protocol.pacing import Interval
 from dist_wandb.settings.plan import Unit
 from dist_wandb.store.job_store import JobStore
@@ -220,7 +220,7 @@ class Membership:
         while self._unit.index not in generation.members:
             if self.has_ended(generation):
                 raise Over
-            self.generations.wanting(generation).append(self.presence.own_place())
+            self.generations.wanting(generation).append(self.presence.own_arrival())
             following = self._until(functools.partial(self._next_or_over, generation), within)
             if following is None:
                 raise RendezvousError(
@@ -246,7 +246,7 @@ class Membership:
             self._wanting = {generation.number: self.generations.wanting(generation)}
         wanting = self._wanting[generation.number]
         wanting.news_soon()
-        return {self.presence.learn_place(*place) for place in wanting.values} - set(generation.members)
+        return {self.presence.learn(Arrival(*arrival)) for arrival in wanting.values} - set(generation.members)
 
     def leave(
         self,

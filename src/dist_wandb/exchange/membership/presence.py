@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from dist_wandb.exchange.membership.departures import Departures
 from dist_wandb.exchange.membership.generations import Generation
@@ -13,6 +14,20 @@ from dist_wandb.store.shared_list import SharedList
 
 _APART = 2.0  # seconds that ranks of one start may be apart: who ends sooner waits as long for a sign of the others
 _OPENED, _ACCOMPANIED = "opened", "accompanied"  # keys
+
+
+class Arrival(NamedTuple):
+    """What a rank publishes of itself when it comes, or wants to join.
+
+    Args:
+        member: Its index in the unit.
+        global_rank: That in the job.
+        node: The rank of its node; -1 where that is not known.
+    """
+
+    member: int
+    global_rank: int
+    node: int
 
 
 def keys_of(unit: Unit) -> str:
@@ -63,17 +78,17 @@ class Presence:
     def arrive(self) -> bool:
         """Say that this rank is here; whether it is the last one."""
         say_opened(self._keys, self._unit)
-        return self._arrivals.append_one_of(self.own_place(), self._unit.size)
+        return self._arrivals.append_one_of(self.own_arrival(), self._unit.size)
 
-    def own_place(self) -> list[int]:
-        """What others learn of this rank: its index in the unit, that in the job, and the rank of its node."""
+    def own_arrival(self) -> Arrival:
+        """What others learn of this rank."""
         node = self._keys.topology.node_rank
-        return [self._unit.index, self._unit.global_rank, -1 if node is None else node]
+        return Arrival(self._unit.index, self._unit.global_rank, -1 if node is None else node)
 
-    def learn_place(self, index: int, global_rank: int, node: int) -> int:
-        """Keep what another rank has published of itself; its index in the unit."""
-        self.global_ranks[index], self.nodes[index] = global_rank, node
-        return index
+    def learn(self, arrival: Arrival) -> int:
+        """Keep what a rank has published of itself; its index in the unit."""
+        self.global_ranks[arrival.member], self.nodes[arrival.member] = arrival.global_rank, arrival.node
+        return arrival.member
 
     def are_all_here(self) -> bool:
         """Whether all ranks of the unit have come; reads who they are."""
@@ -90,7 +105,7 @@ class Presence:
         return bool(self.here() - {self._unit.index})
 
     def _read_arrivals(self) -> None:
-        self._here.update(self.learn_place(*place) for place in self._arrivals.news())
+        self._here.update(self.learn(Arrival(*arrival)) for arrival in self._arrivals.news())
 
     def gone(self, ranks: Iterable[int]) -> set[int]:
         """Those of some ranks that have said that they are gone."""
