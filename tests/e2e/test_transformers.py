@@ -66,4 +66,4 @@ def test_an_exception_in_the_training_marks_the_run_as_failed(wandb_server: Wand
     assert "the second rank breaks" in ended.output
     (run,) = wandb_server.runs.values()
     assert run.exit_codes == [1]
-    assert series(run, "train/mine")[1] == 0.5
+    assert 1 in series(run, "train/mine")

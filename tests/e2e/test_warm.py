@@ -234,6 +234,22 @@ with warm.served():
 """
 
 
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"WANDB_MODE": "online", "WANDB_BASE_URL": "http://127.0.0.1:1", "WANDB_API_KEY": "0" * 40},
+        {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"},
+        {"SLURM_PROCID": "1", "OMPI_COMM_WORLD_RANK": "1", "WANDB_RUN_ID": "exp", "WANDB_SWEEP_ID": "sweep"},
+    ],
+    ids=["server", "torchrun", "launchers"],
+)
+def test_what_whole_jobs_set_starts_no_cold_interpreter(python: str, tmp_path: Path, variables: dict[str, str]) -> None:
+    """A library that reads one of these when it is imported would make nearly all starts cold."""
+    shows = "import sys; print('torch' in sys.modules)"
+    done = run_job([python, "-c", shows], cwd=tmp_path, environment=clean_environment(**variables), timeout=60).check()
+    assert done.output.strip() == "True"
+
+
 def test_nothing_is_left_of_a_run_that_is_killed_and_a_stand_in_without_server_is_cold(tmp_path: Path) -> None:
     mine = tmp_path / "python"
     with started([sys.executable, "-W", "ignore", "-c", OWNER], cwd=tmp_path) as job:

@@ -28,7 +28,7 @@ from dist_wandb.notices import Notices
 from dist_wandb.runs import run_metadata
 from dist_wandb.runs.argument_checks import check_init_arguments
 from dist_wandb.session.opener import open_session
-from dist_wandb.session.registry import current
+from dist_wandb.session.registry import current, open_sessions
 from dist_wandb.settings.limits import DEFAULT_LIMITS, Limits
 from dist_wandb.settings.options import ConfigSyncMode, Options, SystemMetrics
 from dist_wandb.settings.plan import RankScope, RunMode
@@ -109,6 +109,7 @@ class DistWandbCallback(WandbCallback):  # type: ignore[misc]  # its base class 
         check_init_arguments(init_kwargs, INTEGRATION)
         self._arguments = init_kwargs if project is None else {"project": project, **init_kwargs}
         self._session: Session | None = None
+        self._has_other_axis = False
         self._notices = Notices()
 
     @property
@@ -129,7 +130,8 @@ class DistWandbCallback(WandbCallback):  # type: ignore[misc]  # its base class 
                 "the Trainer also reports to wandb (report_to), whose own callback writes the same names a second time "
                 'from rank 0 alone. Pass TrainingArguments(report_to="none").',
             )
-        self._session = self._session_of_script() or self._open(args, state)
+        of_script = self._session_of_script()
+        self._session, self._has_other_axis = of_script or self._open(args, state), of_script is not None
         self._wandb = _AsWandb(self._session)
         super().setup(args, self._seen_by_stock(state), model, **kwargs)
 
@@ -140,7 +142,7 @@ class DistWandbCallback(WandbCallback):  # type: ignore[misc]  # its base class 
                 self._session.finish()
             self._session, self._initialized = None, False
             args.run_name = None
-        if not self._initialized:
+        if not self._is_open():
             self.setup(args, state, model, **kwargs)
 
     def on_log(self, args: Any, state: Any, control: Any, model: Any = None, logs: Any = None, **kwargs: Any) -> None:  # noqa: ARG002
@@ -149,12 +151,11 @@ class DistWandbCallback(WandbCallback):  # type: ignore[misc]  # its base class 
         for name in _IN_SUMMARY:
             if name in logs:
                 session.run.summary[name] = logs[name]
-        rows = rewrite_logs({name: value for name, value in logs.items() if name not in _IN_SUMMARY})
-        session.log(rows, state.global_step)
+        self._log({name: value for name, value in logs.items() if name not in _IN_SUMMARY}, session, state)
 
     def on_predict(self, args: Any, state: Any, control: Any, metrics: Any, **kwargs: Any) -> None:  # noqa: ARG002
         """Log the metrics of a prediction."""
-        self._ready(args, state, kwargs.get("model")).log(rewrite_logs(metrics), state.global_step)
+        self._log(metrics, self._ready(args, state, kwargs.get("model")), state)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Upload a checkpoint from rank 0, which has saved it, with ``WANDB_LOG_MODEL=checkpoint``."""
@@ -178,8 +179,17 @@ class DistWandbCallback(WandbCallback):  # type: ignore[misc]  # its base class 
             )
         return bool(self._session.plan.opens_run)
 
+    def _log(self, values: Mapping[str, Any], session: Session, state: Any) -> None:
+        """Log values under the stock callback's names, with its x axis also where the script's session has another."""
+        axis = {_STEP_METRIC: state.global_step} if self._has_other_axis else {}
+        session.log({**rewrite_logs(values), **axis}, state.global_step)
+
+    def _is_open(self) -> bool:
+        """Whether there is a session that nobody has finished."""
+        return bool(self._initialized) and self._session in open_sessions()
+
     def _ready(self, args: Any, state: Any, model: Any) -> Session:
-        if not self._initialized or self._session is None:
+        if not self._is_open():
             self.setup(args, state, model)
         if self._session is None:  # a subclass with a setup of its own
             self._session = self._open(args, state)

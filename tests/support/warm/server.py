@@ -32,7 +32,6 @@ from .request import ColdError, Known, Request, namespaces_of, open_namespaces, 
 _LIBRARIES = (
     *("torch", "torch.distributed.run", "torch.multiprocessing", "wandb", "torchmetrics"),
     *("accelerate", "accelerate.commands.launch", "lightning", "lightning.pytorch"),
-    *("transformers.trainer", "transformers.models.bert.modeling_bert"),
     "wandb.sdk.launch",  # wandb.init imports it, which takes a second
 )
 _OF_ENVIRON = {os.getenv.__code__.co_filename, Mapping.get.__code__.co_filename}

@@ -162,7 +162,18 @@ def test_a_session_of_the_script_is_used(whole_run: FakeWandb, tmp_path: Path) -
     assert callback.session is session
     assert [run.id for run in whole_run.runs] == ["mine"]
     session.finish()
-    assert "train/loss" in {name for row in whole_run.runs[0].rows for name in row}
+    losses = {row["train/global_step"]: row["global_step"] for row in whole_run.runs[0].rows if "train/loss" in row}
+    assert losses == {1: 1}, "the stock callback's x axis is there, too"
+
+
+def test_a_training_after_the_end_of_a_run_has_another_one(whole_run: FakeWandb, tmp_path: Path) -> None:
+    callback = DistWandbCallback()
+    trainer = trainer_with(callback, out=tmp_path, max_steps=1)
+    for _ in range(2):
+        trainer.train()
+        assert callback.session is not None
+        callback.session.finish()
+    assert [{"train/loss"} <= {name for row in run.rows for name in row} for run in whole_run.runs] == [True, True]
 
 
 def test_each_trial_of_a_search_is_a_run(whole_run: FakeWandb, tmp_path: Path) -> None:
