@@ -130,7 +130,7 @@ class DistWandbCallback(WandbCallback):  # type: ignore[misc]  # its base class 
                 "the Trainer also reports to wandb (report_to), whose own callback writes the same names a second time "
                 'from rank 0 alone. Pass TrainingArguments(report_to="none").',
             )
-        of_script = self._session_of_script()
+        of_script = current()  # as the stock callback takes a run that is open
         self._session, self._has_other_axis = of_script or self._open(args, state), of_script is not None
         self._wandb = _AsWandb(self._session)
         super().setup(args, self._seen_by_stock(state), model, **kwargs)
@@ -194,10 +194,6 @@ class DistWandbCallback(WandbCallback):  # type: ignore[misc]  # its base class 
         if self._session is None:  # a subclass with a setup of its own
             self._session = self._open(args, state)
         return self._session
-
-    def _session_of_script(self) -> Session | None:
-        """A session that the script has opened before, as the stock callback takes a run that is open."""
-        return current()
 
     def _open(self, args: Any, state: Any) -> Session:
         given: dict[str, Any] = {"project": os.getenv("WANDB_PROJECT", "huggingface")}
