@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ PLAY = Path(__file__).parent / "scripts" / "play.py"
 INTEGRATIONS = ("plain", "lightning", "fabric", "accelerate", "accelerate-by-name")
 COLD = ("lightning",)  # a plain script and Accelerate: see test_launchers.py
 ROWS = 4
+CANCELS_UPLOADS = version("wandb").startswith("0.19.")  # its core, where a file is on its way as a short run ends
 
 
 @dataclass(frozen=True)
@@ -149,6 +151,8 @@ def test_no_x_axis_of_the_users_is_overridden_and_none_is_made_up(played: Played
 def test_job_says_one_line_for_each_run_and_no_warning(played: Played) -> None:
     assert len(played.finished.lines("dist_wandb: run_mode=")) == 9
     said = [line for line in played.finished.lines("dist_wandb: ") if "run_mode=" not in line]
+    if CANCELS_UPLOADS:  # seen once: it is true then, and said
+        said = [line for line in said if "CreateRunFiles returned error" not in line or "context canceled" not in line]
     assert said == []
 
 

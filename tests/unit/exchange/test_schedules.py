@@ -137,12 +137,7 @@ class Job:
             assert lacking <= self.world.dead.keys() | self.alone, f"{name} at {step} lacks {lacking}"
             # Who dies before it says anything of a name is not missed in it, once others have left.
             known = {rank for rank in lacking if self.world.dead.get(rank, LONGEST) <= min(self.closing)}
-            # A known limit: a rank that is taken in stands in for one that is lost, as contributors are only counted.
-            comes_late = self.open_until > 0
-            may_stand_in = comes_late and bool(self.world.dead)
-            assert may_stand_in or not known or not found or step in flagged, (
-                f"{name} at {step} lacks {known}, unflagged"
-            )
+            assert not known or not found or step in flagged, f"{name} at {step} lacks {known}, unflagged"
 
 
 def _in_base_4(number: int) -> str:
@@ -229,6 +224,12 @@ def test_what_a_primary_that_goes_on_alone_did_not_take_counts_as_lost() -> None
     job = Schedule(size=8, per_node=4, rows=[(0, NAMES, 0.0)], deaths=deaths, late=0).play(2)
     assert job.alone == {0}
     assert job.closed == {0: True, **dict.fromkeys((2, 3, 5, 6, 7), False)}
+
+
+def test_who_leaves_in_good_order_does_not_stand_in_for_a_rank_that_is_lost() -> None:
+    """Rank 5 dies when three of those that logged a row have left; rank 4 came late, so no row was ever whole."""
+    rows = [(0, ("loss",), 0.7), (1, NAMES, 0.7), (2, NAMES, 0.7), (3, ("loss",), 0.7)]
+    Schedule(6, 1, rows, deaths={5: 4}, late=4, seed=187).play(3)
 
 
 @pytest.mark.parametrize("fan_out", [2, 3])

@@ -233,7 +233,9 @@ class Finishing:
                 self.recheck = True  # other cells of this name may be complete by this
             if ledger.is_by_all(cell):
                 ledger.assumed.prove(key, cell.number, cell.origin)
-            value = ledger.finish(key, cell.totals, cell.origin, corrects=cell.corrects, gave_up=gave_up)
+            value = ledger.finish(
+                key, cell.totals, cell.origin, gone=cell.gone, corrects=cell.corrects, gave_up=gave_up
+            )
             is_of_others = ledger.members.size == 1 and not is_own  # who are gone
             has_gone = bool(cell.gone) or (cell.corrects and ledger.members.has_lost) or is_of_others
             finished.append(value.without_spread() if has_gone else value)

@@ -179,6 +179,7 @@ class Ledger:
 
     def __init__(self, size: int, names: Names, remembered: int) -> None:
         self.members = Members(size)
+        self.unit = size
         self.names = names
         self.round = 0
         self.open = OpenCells()
@@ -241,11 +242,11 @@ class Ledger:
         return key in self.assumed or cell.totals.contributors < self.names[key.name].whole
 
     def finish(
-        self, key: Key, totals: Totals, origin: float, *, corrects: bool = False, gave_up: bool = False
+        self, key: Key, totals: Totals, origin: float, *, gone: int = 0, corrects: bool = False, gave_up: bool = False
     ) -> Finished:
-        """Note what is finished, and what is usual by it."""
+        """Note what is finished, and what is usual by it; `gone` of the contributors do not take part any more."""
         name, contributors = self.names[key.name], totals.contributors
-        missing = self._missing(name, contributors, gave_up=gave_up)
+        missing = self._missing(name, contributors, gone, gave_up=gave_up)
         name.usual = contributors
         name.most = max(name.most, contributors)
         if not missing:
@@ -254,14 +255,16 @@ class Ledger:
         spread = Spread() if name.has_spread and 0 < totals.number <= self.members.size else None
         return _new(Finished, (key, totals, int(-origin) % CALLS, corrects, missing, spread))
 
-    def _missing(self, known: Name, contributors: int, *, gave_up: bool) -> int:
+    def _missing(self, known: Name, contributors: int, gone: int, *, gave_up: bool) -> int:
         """How many ranks are missing: of those whom patience ran out with, or at most those that are not there."""
         size, absent, doubts, _ = self.members
         if contributors == known.whole and not (known.lacking or gave_up or doubts):  # as nearly always
             return 0
+        have_left = self.unit - size - absent  # with a word, after all that they contribute
+        absent -= max(0, gone - have_left)  # those of them that have contributed
         if doubts and not known.proven:
-            return max(0, size + absent - contributors)
-        fewer = max(0, (known.whole or size + absent) - contributors)
+            return min(absent, self.unit - contributors)
+        fewer = max(0, (known.whole or self.unit) - contributors)
         known.lacking = gave_up or (known.lacking and bool(fewer))
         return fewer if known.lacking else min(absent, fewer)
 
