@@ -35,13 +35,18 @@ def check_row(metrics: object, rank: int) -> None:
     Raises:
         ConfigurationError: It is not a mapping, or a name is not a text that W&B can store.
     """
-    if not isinstance(metrics, Mapping):
+    if not isinstance(metrics, (dict, Mapping)):  # a dict is recognised faster
         raise ConfigurationError(
             f"log was given {type(metrics).__name__} on rank {rank}, but it takes a mapping of names "
             'to values, as in log({"loss": 0.5}).'
         )
-    for name in metrics:
-        check_name(name, rank)
+    try:
+        names = "".join(metrics)  # all at once: it is on the way of every row
+    except TypeError:  # some name is not a text
+        names = "\0"
+    if "\0" in names or not names.isascii():
+        for name in metrics:
+            check_name(name, rank)
 
 
 def check_name(name: object, rank: int) -> None:

@@ -25,6 +25,11 @@ Weight: TypeAlias = "float | torch.Tensor | Mapping[str, float | torch.Tensor] |
 _DEEPEST = 8  # levels of lists in lists that are copied: some hold themselves
 
 
+def are_plain(metrics: Mapping[str, Any]) -> bool:
+    """Whether all values of a row are numbers and texts of Python, which cannot change."""
+    return PLAIN.issuperset(map(type, metrics.values()))
+
+
 def copied_row(metrics: Mapping[str, Any], rank: int, *, flat: bool = True) -> dict[str, Any]:
     """A copy of a row: numbers as Python's, or on their way to the host.
 
@@ -41,10 +46,7 @@ def copied_row(metrics: Mapping[str, Any], rank: int, *, flat: bool = True) -> d
     Raises:
         ConfigurationError: A tensor of which this rank has only a part.
     """
-    for value in metrics.values():
-        if type(value) not in PLAIN:
-            return _copied_others(metrics, rank, flat=flat)
-    return dict(metrics)
+    return dict(metrics) if are_plain(metrics) else _copied_others(metrics, rank, flat=flat)
 
 
 def _copied_others(metrics: Mapping[str, Any], rank: int, *, flat: bool) -> dict[str, Any]:

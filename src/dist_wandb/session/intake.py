@@ -14,7 +14,7 @@ from dist_wandb.exchange.rows import Rows
 from dist_wandb.exchange.x_axis import calls_at
 from dist_wandb.payloads.checks import check_row, checked_step
 from dist_wandb.payloads.media.gathers import Gathered
-from dist_wandb.payloads.scalars import Weight, copied_row, copied_weight
+from dist_wandb.payloads.scalars import Weight, are_plain, copied_row, copied_weight
 from dist_wandb.runs import run_metadata, wandb_media
 from dist_wandb.session.life_cycle import LifeCycle, Phase
 from dist_wandb.settings.reduction import check_spread
@@ -83,9 +83,10 @@ class Intake:
         """
         rank = self._link.topology.global_rank
         check_row(metrics, rank)
-        for value in metrics.values():
-            if isinstance(value, Gathered):
-                value.use(rank, wandb_media.image)
+        if not are_plain(metrics):
+            for value in metrics.values():
+                if isinstance(value, Gathered):
+                    value.use(rank, wandb_media.image)
         if step is not None:
             step = checked_step(step, rank)
         with self._counting:
