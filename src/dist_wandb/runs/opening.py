@@ -160,7 +160,7 @@ class Opening:
         self._publish_start()
         self._publish({"url": url, "offline": offline, "first_row": first_row})
         if self.plan.has_writers and self.job_store is not None:
-            attached_writers(self.job_store, self.plan).append(writer)
+            attached_writers(self.job_store, self.plan).append_once(writer)
 
     def _open(self) -> AnyRun:
         offline = self._follows_primary() and self._is_primary_offline()
@@ -239,7 +239,7 @@ def run_key(plan: RunPlan) -> str:
 
 
 def attached_writers(job_store: JobStore, plan: RunPlan) -> SharedList:
-    """The writers of a shared run that are attached: their indices in the unit."""
+    """The writers of a shared run that are attached: their indices in the unit, each of them once."""
     return SharedList(job_store, f"{run_key(plan)}/writers")
 
 

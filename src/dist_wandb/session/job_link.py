@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from dist_wandb.exchange.interface import Exchange
     from dist_wandb.settings.options import Options
     from dist_wandb.settings.plan import RunPlan
-    from dist_wandb.store.shared_list import SharedList
     from dist_wandb.topology.model import Topology
 
 
@@ -60,7 +59,6 @@ class JobLink:
         self.reduces = self.unit.is_member and self.unit.size > 1 and options.reductions is not None
         self._name = name
         self._is_counted = is_counted
-        self._writers: SharedList | None = None  # of a shared run, as far as this rank has looked
 
     def find_store(self) -> JobStore | None:
         """The store; it may appear after the session was opened."""
@@ -102,8 +100,12 @@ class JobLink:
         return store is not None and briefly(lambda: is_accompanied(store.below(keys)), True)
 
     def has_all_writers(self) -> bool:
-        """Whether all writers of a shared run are attached."""
-        return self.store is None or briefly(lambda: len(self._attached()) >= self.unit.size, True)  # it may be over
+        """Whether all writers of a shared run are attached; asks for one key."""
+        store = self.store
+        if store is None:
+            return True
+        writers = attached_writers(store, self.plan)
+        return briefly(lambda: writers.count() >= self.unit.size, True)  # the job may be over
 
     def other_writers(self, deadline: float) -> set[int]:
         """Indices in the unit of the other ranks that write into its run, as far as the store answers in time.
@@ -111,17 +113,12 @@ class JobLink:
         Args:
             deadline: Until when, by the monotonic clock: without an answer the run would end before its writers.
         """
-        none: set[int] = set()
-        within = max(STORE_PATIENCE, deadline - time.monotonic())
-        return briefly(self._attached, none, within) - {self.unit.index}
-
-    def _attached(self) -> set[int]:
-        if self.store is None:
+        store, none = self.store, list[int]()
+        if store is None:
             return set()
-        if self._writers is None:
-            self._writers = attached_writers(self.store, self.plan)
-        self._writers.news()
-        return set(self._writers.values)
+        within = max(STORE_PATIENCE, deadline - time.monotonic())
+        writers = briefly(attached_writers(store, self.plan).news, none, within)
+        return set(writers) - {self.unit.index}
 
     def unit_end(self) -> UnitEnd:
         """How the ranks of the unit report their ends to each other; runs of their own have ends of their own."""

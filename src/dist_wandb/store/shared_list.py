@@ -49,6 +49,12 @@ class SharedList:
         self._keys.record_key(f"{self._name}/there")
         return self._keys.count(f"{self._name}/there") >= number
 
+    def append_once(self, value: str | int) -> None:
+        """Append a value that no other rank appends, unless it is there already: `count` is then how many differ."""
+        self._keys.record_key(f"{self._name}/of/{value}")
+        if self._keys.count(f"{self._name}/of/{value}") == 1:
+            self.append(value)
+
     def count(self) -> int:
         """How many values there are, or will be in a moment."""
         return int(self._keys.try_get(f"{self._name}/count") or 0)

@@ -63,6 +63,15 @@ def test_as_long_as_nothing_is_new_one_key_is_asked_for(list_of: ListOf, counts:
     assert before[1] <= 1 + 2 * 3
 
 
+def test_what_is_appended_once_is_counted_once(list_of: ListOf, counts: Counts) -> None:
+    for rank in (0, 1, 0):
+        list_of(rank).append_once(rank)
+    before = counts.of(1)
+    reading = list_of(1)
+    assert (reading.count(), counts.of(1) - before) == (2, 1)
+    assert reading.news() == [0, 1]
+
+
 def test_a_value_that_is_counted_but_not_there_yet_is_read_later(
     list_of: ListOf, keys_of: Callable[[int], JobStore]
 ) -> None:
