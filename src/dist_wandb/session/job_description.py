@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 
-from dist_wandb.errors import ConfigurationError, RendezvousError
+from dist_wandb.errors import ConfigurationError
 from dist_wandb.runs import job_arguments, sweeps
 from dist_wandb.settings.plan import RunPlan, needs_base_id, plan_run
 from dist_wandb.store import leftovers
-from dist_wandb.store.job_store import JobStore
+from dist_wandb.store.job_store import JobStore, not_of_a_rank
 
 if TYPE_CHECKING:
     from dist_wandb.settings.options import Options
@@ -97,7 +97,7 @@ def complete(
         return init_arguments
     if not needs_base_id_of(topology, options):
         return init_arguments
-    described = _checked(store.wait_get(_JOB, f"rank {topology.coordinator}"))
+    described = _checked(store.wait_get(_JOB, f"rank {topology.coordinator}"), topology)
     _check_equal(options, topology, described["options"])
     own = {name: value for name, value in init_arguments.items() if value is not None}
     given: dict[str, Any] = job_arguments.with_own_secrets(described["arguments"], init_arguments)
@@ -119,11 +119,11 @@ def _check_equal(options: Options, topology: Topology, coordinators: Mapping[str
         )
 
 
-def _checked(message: object) -> JobDescription:
+def _checked(message: object, topology: Topology) -> JobDescription:
     """A message of the store, into which others may write."""
     if isinstance(message, dict) and all(isinstance(message.get(name), dict) for name in ("options", "arguments")):
         return cast("JobDescription", message)
-    raise RendezvousError(f"The job's store holds {repr(message)[:100]} as job, which no rank has written.")
+    raise not_of_a_rank("description of the job", message, topology)
 
 
 def next_job(integration: str, topology: Topology, timeout: float) -> JobDescription | None:
@@ -148,5 +148,5 @@ def next_job(integration: str, topology: Topology, timeout: float) -> JobDescrip
             return None
         if not leftovers.is_over(store):
             message = store.try_get(_JOB)
-            return None if message is None else _checked(message)
+            return None if message is None else _checked(message, topology)
         _opened[integration] = max(_opened[integration], number)  # another thread may look as well

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from typing import NoReturn, TypedDict
 
 from dist_wandb.errors import ConfigurationError, RendezvousError
-from dist_wandb.store.job_store import LONGEST_PAUSE, JobStore
+from dist_wandb.store.job_store import LONGEST_PAUSE, JobStore, not_of_a_rank
 from dist_wandb.store.polling import interval, poll
 from dist_wandb.store.rank_values import RankValues, missed
 from dist_wandb.topology.launch import job_name, node_identity
@@ -155,7 +155,7 @@ def wait_base_id(job_store: JobStore, topology: Topology, within: float | None =
     if isinstance(message, dict) and message.get("refused"):
         raise ConfigurationError(f"Rank {topology.coordinator} opens no run: {message['refused']}")
     if not isinstance(message, dict) or not isinstance(base_id := message.get("base_id"), str):
-        raise RendezvousError(f"The job's store holds {repr(message)[:100]} as base id, which no rank has written.")
+        raise not_of_a_rank("base id", message, topology)
     return base_id
 
 

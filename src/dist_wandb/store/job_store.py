@@ -198,6 +198,20 @@ class JobStore:
         return self.try_get(key)
 
 
+def not_of_a_rank(what: str, message: object, topology: Topology) -> RendezvousError:
+    """The error for a value of the store that no rank has written in this form.
+
+    Args:
+        what: What the value should have been.
+        message: The value.
+        topology: The rank that has read it.
+    """
+    return RendezvousError(
+        f"Rank {topology.global_rank} found {repr(message)[:100]} in the job's store as {what}, which no rank has "
+        "written. Let all ranks use the same version of dist_wandb, and nothing else write into the store."
+    )
+
+
 def _store_of_process_group() -> Store | None:
     import torch.distributed as dist
 

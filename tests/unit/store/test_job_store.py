@@ -106,7 +106,7 @@ def test_what_no_rank_has_written_is_said_by_its_key(at: At, junk: str) -> None:
 def test_a_base_id_that_is_none_is_refused(at: At) -> None:
     for junk in (7, ["a"], {"a": 1}, None):
         at(0).publish("base_id", junk)
-        with pytest.raises(RendezvousError, match="as base id, which no rank has written"):
+        with pytest.raises(RendezvousError, match=r"^Rank 1 found .* as base id, which no rank has written"):
             agree_on_base_id(at(1), Topology(1, 1, 0, 2, 2, 1), None, None, "init/1")
 
 
