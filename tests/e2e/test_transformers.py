@@ -59,11 +59,3 @@ def test_what_is_reduced_already_is_not_summed_again(wandb_server: WandbServer, 
 def test_each_rank_has_a_run_of_its_own(wandb_server: WandbServer, tmp_path: Path) -> None:
     train(wandb_server, tmp_path, "new").check()
     assert sorted(series(run, "train/mine")[3] for run in whole(wandb_server, 2)) == [0.0, 1.0]
-
-
-def test_an_exception_in_the_training_marks_the_run_as_failed(wandb_server: WandbServer, tmp_path: Path) -> None:
-    ended = train(wandb_server, tmp_path, "auto", "mean", "break")
-    assert "the second rank breaks" in ended.output
-    (run,) = wandb_server.runs.values()
-    assert run.exit_codes == [1]
-    assert 1 in series(run, "train/mine")

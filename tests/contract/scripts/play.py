@@ -19,10 +19,13 @@ from lightning.fabric import Fabric
 from lightning.pytorch import LightningModule, Trainer
 from torch.utils.data import DataLoader
 from torchmetrics import MeanMetric
+from transformers import PretrainedConfig, PreTrainedModel, TrainingArguments
+from transformers import Trainer as HuggingFaceTrainer
 
 import dist_wandb
 from dist_wandb import DistWandbLogger, Limits
 from dist_wandb.accelerate import DistWandbTracker
+from dist_wandb.transformers import DistWandbCallback
 
 ROWS = 4
 PROJECT = "contract"
@@ -76,6 +79,26 @@ class Plain(Part):
         self._session.log({name: wandb.Table(columns=columns, data=data)}, step)
 
 
+class Module(Part):
+    """The functions of the package, as those of wandb."""
+
+    def __init__(self) -> None:
+        self.rank = dist.get_rank()
+
+    @property
+    def run(self) -> Any:
+        return dist_wandb.run
+
+    def log(self, values: Mapping[str, Any], step: int) -> None:
+        dist_wandb.log(values, step=step)
+
+    def log_image(self, name: str, pixels: np.ndarray[Any, Any], step: int) -> None:
+        dist_wandb.log({name: dist_wandb.Image(pixels)}, step=step)
+
+    def log_table(self, name: str, columns: list[str | int], data: list[list[Any]], step: int) -> None:
+        dist_wandb.log({name: dist_wandb.Table(columns=columns, data=data)}, step=step)
+
+
 class Logger(Part):
     """What a Lightning logger can be asked for, in the Trainer and in Fabric."""
 
@@ -123,6 +146,19 @@ class Accelerated(Part):
 
     def log_table(self, name: str, columns: list[str | int], data: list[list[Any]], step: int) -> None:
         self._accelerator.get_tracker("dist_wandb").log_table(name, columns, data, step=step)
+
+
+class CaseModel(PreTrainedModel):  # type: ignore[misc]  # transformers is not typed here
+    """Plays a case in its only forward pass."""
+
+    def __init__(self, play: Callable[[], None]) -> None:
+        super().__init__(PretrainedConfig())
+        self.layer = torch.nn.Linear(1, 1)
+        self.play = play
+
+    def forward(self, value: torch.Tensor) -> dict[str, torch.Tensor]:
+        self.play()
+        return {"loss": self.layer(value).mean()}
 
 
 class CaseModule(LightningModule):
@@ -195,6 +231,40 @@ def accelerate_by_name(directory: Path, name: str, config: Mapping[str, Any], ca
     accelerator.init_trackers(PROJECT, config=dict(config), init_kwargs=init_kwargs)
     case(Accelerated(accelerator))
     accelerator.get_tracker("dist_wandb").finish()
+
+
+def as_wandb(directory: Path, name: str, config: Mapping[str, Any], case: Case) -> None:
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
+    dist_wandb.init(
+        project=PROJECT, id=name, dir=str(directory), config=dict(config), limits=Limits(heartbeat=_HEARTBEAT)
+    )
+    case(Module())
+    dist_wandb.finish()
+
+
+def transformers(directory: Path, name: str, config: Mapping[str, Any], case: Case) -> None:
+    callback = DistWandbCallback(
+        PROJECT, id=name, dir=str(directory), config=dict(config), limits=Limits(heartbeat=_HEARTBEAT)
+    )
+
+    def play() -> None:
+        assert callback.session is not None
+        case(Plain(callback.session))
+
+    arguments = TrainingArguments(
+        str(directory / "out"),
+        use_cpu=True,
+        max_steps=1,
+        logging_strategy="no",
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+    )
+    data = [{"value": torch.ones(1)}] * 2
+    HuggingFaceTrainer(CaseModel(play), arguments, train_dataset=data, callbacks=[callback]).train()
+    assert callback.session is not None
+    callback.session.finish()
 
 
 def say(name: str, part: Part, **facts: Any) -> None:
@@ -295,6 +365,8 @@ INTEGRATIONS = {
     "fabric": fabric,
     "accelerate": accelerate,
     "accelerate-by-name": accelerate_by_name,
+    "as-wandb": as_wandb,
+    "transformers": transformers,
 }
 CASES: tuple[Case, ...] = (means, metrics, config, odd_config, media, guarded, silent, unguarded_run, beside)
 CONFIG: dict[str, Any] = {"lr": 0.1}

@@ -1,4 +1,4 @@
-"""A Trainer whose ranks also log a number of their own: MODE OUT [REDUCE [break]]."""
+"""A Trainer whose ranks also log a number of their own: MODE OUT [REDUCE]."""
 
 from __future__ import annotations
 
@@ -13,16 +13,12 @@ from dist_wandb.transformers import DistWandbCallback
 
 
 class OwnNumbers(Trainer):  # type: ignore[misc]  # transformers is not typed here
-    breaks = False
-
     def log(self, logs: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         logs["mine"] = float(self.args.process_index)
-        if self.breaks and self.state.global_step == 2 and self.args.process_index == 1:
-            raise RuntimeError("the second rank breaks")
         super().log(logs, *args, **kwargs)
 
 
-def main(mode: str, out: str, reduce: str = "auto", end: str = "") -> None:
+def main(mode: str, out: str, reduce: str = "auto") -> None:
     torch.manual_seed(0)
     shape = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
     model = BertForSequenceClassification(BertConfig(vocab_size=20, max_position_embeddings=8, **shape))
@@ -45,7 +41,6 @@ def main(mode: str, out: str, reduce: str = "auto", end: str = "") -> None:
     run_mode: Any = "auto" if mode == "adopt" else mode
     callbacks = [] if mode == "name" else [DistWandbCallback(run_mode=run_mode, reduce=reduce)]  # type: ignore[arg-type]
     trainer = OwnNumbers(model=model, args=arguments, train_dataset=data, eval_dataset=data, callbacks=callbacks)
-    trainer.breaks = end == "break"
     trainer.train()
     trainer.evaluate()
 
