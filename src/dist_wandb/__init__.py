@@ -80,6 +80,7 @@ if TYPE_CHECKING:
     )
     from dist_wandb.lightning import DistWandbLogger as DistWandbLogger
     from dist_wandb.payloads.media.gathers import gathered
+    from dist_wandb.reading.runs import LocalRun, read_runs
     from dist_wandb.runs.null_run import NullRun
     from dist_wandb.session.api import get_run, init
     from dist_wandb.session.session import Session
@@ -97,6 +98,7 @@ __all__ = [
     "ConfigurationError",
     "DistWandbError",
     "Limits",
+    "LocalRun",
     "MissingExtraError",
     "NullRun",
     "ReadError",
@@ -113,6 +115,7 @@ __all__ = [
     "get_run",
     "init",
     "plan_run",
+    "read_runs",
     "wandb_init",
 ]
 
@@ -121,6 +124,7 @@ _ROOMS = {
     "DistWandbLogger": "lightning",
     "DistWandbTracker": "accelerate",
     "Limits": "settings.limits",
+    "LocalRun": "reading.runs",
     "NullRun": "runs.null_run",
     "RunPlan": "settings.plan",
     "Session": "session.session",
@@ -129,6 +133,7 @@ _ROOMS = {
     "get_run": "session.api",
     "init": "session.api",
     "plan_run": "settings.plan",
+    "read_runs": "reading.runs",
     "wandb_init": "decorator",
     **dict.fromkeys(
         (

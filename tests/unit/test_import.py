@@ -43,7 +43,7 @@ def test_the_import_brings_neither_torch_nor_wandb_nor_a_framework() -> None:
     assert loaded == "[]"
 
 
-@pytest.mark.parametrize("name", ["init", "plan_run", "Topology", "NullRun", "TopologyError"])
+@pytest.mark.parametrize("name", ["init", "plan_run", "read_runs", "Topology", "NullRun", "TopologyError"])
 def test_names_that_need_no_framework_bring_none(name: str) -> None:
     code = f"import sys; from dist_wandb import {name}; print([name for name in {HEAVY!r} if name in sys.modules])"
     assert run_python(code) == "[]"

@@ -18,9 +18,10 @@ from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from dist_wandb.cli.command import Command, runs_below
+from dist_wandb.cli.command import Command
 from dist_wandb.cli.formatting import console, number, number_of, print_json, shortened, sparkline, table
 from dist_wandb.errors import ReadError, visible
+from dist_wandb.reading.found import runs_below
 from dist_wandb.uploads.plan import is_uploaded
 from dist_wandb.wandb_files.reading import StoredRun
 from dist_wandb.wandb_files.statistics import MetricHistory

@@ -1,4 +1,4 @@
-"""The environment of wandb's own commands that read and upload files."""
+"""The environment of wandb's own commands that read and upload files, and where runs usually lie."""
 
 from __future__ import annotations
 
@@ -47,3 +47,14 @@ def own_environment() -> dict[str, str]:
         if absolute:
             environment[name] = os.pathsep.join(absolute)
     return environment
+
+
+def usual_directories() -> list[Path]:
+    """The existing directories that runs are usually written to, absolute ones and such below the current directory.
+
+    These are W&B's (``$WANDB_DIR``, else the current directory, with ``wandb`` in it), and that of Lightning's loggers.
+    """
+    given = os.environ.get("WANDB_DIR")
+    places = [Path(given) / "wandb", Path(given)] if given else []
+    places += [Path("wandb"), Path("lightning_logs")]
+    return [place for place in places if place.is_dir()]

@@ -34,13 +34,16 @@ _one_large_line = threading.Lock()
 _UNUSED_RECORD = re.compile(rb'\{"num":\d+,"type":"(?:summary|stats|output|output_raw|telemetry)"')
 
 
-def inspect(path: Path, on_record: OnRecord, stopped: threading.Event | None = None) -> list[str]:
+def inspect(
+    path: Path, on_record: OnRecord, stopped: threading.Event | None = None, *, everything: bool = False
+) -> list[str]:
     """Pass the records of a file to a function, except for `_UNUSED_RECORD`.
 
     Args:
         path: The file.
         on_record: Called with each record.
         stopped: Set to stop reading.
+        everything: Pass on those of `_UNUSED_RECORD`, too.
 
     Returns:
         The damaged parts that were skipped.
@@ -51,7 +54,7 @@ def inspect(path: Path, on_record: OnRecord, stopped: threading.Event | None = N
     """
     try:
         limits = Limits.for_file(_size_of(path))
-        records = Records(path)
+        records = Records(path, everything=everything)
         returncode, stderr = _records_of(path, records, on_record, limits, stopped or threading.Event())
     except OSError as error:
         where = "" if error.filename in (None, str(path)) else f" ({error.filename})"  # of temporary files
@@ -138,21 +141,27 @@ def _version_in(directory: str) -> str:
 
 
 class Records:
-    """Parses the lines that the reader prints for one file."""
+    """Parses the lines that the reader prints for one file.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        path: The file.
+        everything: Whether records of `_UNUSED_RECORD` are parsed, too.
+    """
+
+    def __init__(self, path: Path, *, everything: bool = False) -> None:
         self._path = path
+        self._everything = everything
         self._deep = 0
         self.too_long = 0
 
     def parse(self, lines: Iterable[bytes], on_record: OnRecord) -> None:
-        """Pass the records in lines to `on_record`, except for `_UNUSED_RECORD`.
+        """Pass the records in lines to `on_record`, except for `_UNUSED_RECORD` unless all are wanted.
 
         Raises:
             ReadError: A line is not a record.
         """
         for line in lines:
-            if _UNUSED_RECORD.match(line):
+            if not self._everything and _UNUSED_RECORD.match(line):
                 continue
             # Parsed JSON takes up to 25 times as much memory, so large lines are parsed one at a time.
             with _one_large_line if len(line) > _LARGE_LINE else nullcontext():

@@ -63,6 +63,7 @@ class StoredRun:
         has_more_metrics: Whether metrics were dropped: beyond `MOST_METRICS`, or with names of more than 1000
             characters.
         entity: Owner of the run, if the user named one.
+        step_axis: Name of the x axis that is defined for all metrics, if any.
     """
 
     path: Path
@@ -81,6 +82,7 @@ class StoredRun:
     problems: tuple[str, ...]
     has_more_metrics: bool = False
     entity: str | None = None
+    step_axis: str | None = None
 
     @property
     def state(self) -> State:
@@ -213,7 +215,7 @@ def largest_step(path: str | os.PathLike[str], name: str) -> int | None:
 def _read_rows(path: Path, on_row: Callable[[dict[str, Any]], None]) -> None:
     def on_record(record: dict[str, Any]) -> None:
         if record["type"] == "history":
-            on_row({name: _with_floats(value) for name, value in _object(record["history"], "item").items()})
+            on_row({name: with_floats(value) for name, value in _object(record["history"], "item").items()})
 
     inspect(path, on_record)
 
@@ -229,25 +231,45 @@ def _run_or_error(path: Path, *, metrics: tuple[str, ...], stopped: threading.Ev
         return ReadError(in_words(error, path))
 
 
+class BoundedConfig:
+    """A config of bounded size; what goes beyond it is counted."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {}
+        self.left_out = 0
+        self._sizes: dict[str, int] = {}
+        self._size = 0
+
+    def update(self, update: Mapping[str, Any]) -> None:
+        """Set values, in place of earlier ones of their names."""
+        for name, value in update.items():
+            size = _size(value) + _size(name)
+            total = self._size - self._sizes.get(name, 0) + size
+            if total > _LARGEST_CONFIG:
+                self.left_out += 1
+                continue
+            self.values[name] = value
+            self._sizes[name], self._size = size, total
+
+
 class Contents:
     """The accumulated contents of one file's records, of any JSON."""
 
     def __init__(self, metrics: Iterable[str] = ("*",)) -> None:
         self.run: dict[str, Any] = {}
-        self.config: dict[str, Any] = {}
+        self.config = BoundedConfig()
         self.exit_code: int | None = None
+        self.step_axis: str | None = None
         self.rows = 0
         self.metrics: dict[str, RunningMetric] = {}
         self.has_more_metrics = False
         self._is_wanted = re.compile("|".join(map(translate, metrics))).match
-        self._config_sizes: dict[str, int] = {}
-        self._config_size = 0
-        self._left_out = 0
 
     @property
     def problems(self) -> list[str]:
         """The dropped contents, as sentence fragments."""
-        return [f"{self._left_out} values of its config are left out because it is too large"] if self._left_out else []
+        left_out = self.config.left_out
+        return [f"{left_out} values of its config are left out because it is too large"] if left_out else []
 
     def add(self, record: dict[str, Any]) -> None:
         """Add one record; other kinds are skipped."""
@@ -256,11 +278,13 @@ class Contents:
             self._add_row(_object(record["history"], "item"))
         elif kind == "run":  # repeated whenever name, tags or notes change: the last one counts
             self.run = record["run"]
-            self._add_config(_object(_object(self.run, "config"), "update"))
+            self.config.update(_object(_object(self.run, "config"), "update"))
         elif kind == "config":
-            self._add_config(_object(record["config"], "update"))
+            self.config.update(_object(record["config"], "update"))
         elif kind == "exit":
             self.exit_code = _exit_code(record["exit"])
+        elif kind == "metric" and record["metric"].get("glob_name") == "*":
+            self.step_axis = _text(record["metric"], "step_metric")
 
     def as_run(self, path: Path, sidecar: Sidecar | None, problems: list[str]) -> StoredRun:
         """The run that the records describe."""
@@ -272,7 +296,7 @@ class Contents:
             group=_text(self.run, "run_group"),
             job_type=_text(self.run, "job_type"),
             tags=_texts(self.run, "tags"),
-            config={name: value for name, value in self.config.items() if name != "_wandb"},
+            config={name: value for name, value in self.config.values.items() if name != "_wandb"},
             started=_text(self.run, "start_time"),
             exit_code=self.exit_code,
             rows=self.rows,
@@ -281,23 +305,14 @@ class Contents:
             problems=tuple(problems),
             has_more_metrics=self.has_more_metrics,
             entity=self.run.get("entity"),
+            step_axis=self.step_axis,
         )
-
-    def _add_config(self, update: Mapping[str, Any]) -> None:
-        for name, value in update.items():
-            size = _size(value) + _size(name)
-            total = self._config_size - self._config_sizes.get(name, 0) + size
-            if total > _LARGEST_CONFIG:
-                self._left_out += 1
-                continue
-            self.config[name] = value
-            self._config_sizes[name], self._config_size = size, total
 
     def _add_row(self, row: Mapping[str, Any]) -> None:
         self.rows += 1
         media = _of_media(row)
         for name, value in row.items():
-            number = _with_floats(value)
+            number = with_floats(value)
             if isinstance(number, bool) or not isinstance(number, int | float) or name in media or name[:1] == "_":
                 continue
             metric = self.metrics.get(name)
@@ -367,7 +382,7 @@ def _size(value: Any) -> int:
     return size
 
 
-def _with_floats(value: Any) -> Any:
+def with_floats(value: Any) -> Any:
     """A row's value, with W&B's strings for NaN and infinity, and integers beyond any float, as floats."""
     if isinstance(value, str):
         return _NOT_FINITE.get(value, value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 TREND_LENGTH = 256
@@ -30,6 +31,32 @@ class MetricHistory:
     smallest: float
     largest: float
     trend: tuple[float, ...]
+
+
+def joined(histories: Sequence[MetricHistory]) -> MetricHistory:
+    """The statistics of a metric of which the parts follow each other, as before and after a restart.
+
+    The trend has the parts at the lengths that their numbers of values have to each other.
+    """
+    if len(histories) == 1:
+        return histories[0]
+    values = sum(part.count for part in histories)
+    trend: list[float] = []
+    for part in histories:
+        room = max(1, round(TREND_LENGTH * part.count / values))
+        stretch = Trend(room + room % 2)
+        for mean in part.trend:
+            stretch.add(mean)
+        trend += stretch.means()
+    known = [part for part in histories if not math.isnan(part.smallest)]
+    return MetricHistory(
+        count=values,
+        not_finite=sum(part.not_finite for part in histories),
+        last=histories[-1].last,
+        smallest=min((part.smallest for part in known), default=math.nan),
+        largest=max((part.largest for part in known), default=math.nan),
+        trend=tuple(trend),
+    )
 
 
 class RunningMetric:

@@ -1,0 +1,49 @@
+"""The runs of directories, file by file: what all commands begin with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from dist_wandb.errors import ReadError
+from dist_wandb.wandb_files.finding import find_runs
+from dist_wandb.wandb_files.reading import StoredRun, read_runs
+
+
+def files_below(directories: Sequence[Path]) -> tuple[list[Path], list[tuple[Path, ReadError]]]:
+    """Find the files of runs below directories, each once.
+
+    Returns:
+        The files, and the directories that could not be searched as a whole, with the reason.
+
+    Raises:
+        ReadError: A directory does not exist, or there is no file.
+    """
+    files: dict[Path, Path] = {}  # by resolved path
+    unseen: list[tuple[Path, ReadError]] = []
+    for directory in directories:
+        errors: list[ReadError] = []
+        found = find_runs(directory, report=errors.append)
+        files.update({path.parent.resolve() / path.name: path for path in found})
+        unseen += [(directory, error) for error in errors]
+    if not files and not unseen:
+        where = " or ".join(repr(str(directory)) for directory in directories)
+        raise ReadError(
+            f"No W&B run lies below {where}: there is no run-*.wandb file in a run-* or offline-run-* directory. Give "
+            "the directory that W&B wrote to (`dir=`, by default ./wandb)."
+        )
+    return list(files.values()), unseen
+
+
+def runs_below(
+    directories: Sequence[Path], metrics: Iterable[str] = ("*",)
+) -> tuple[list[StoredRun], list[tuple[Path, ReadError]]]:
+    """Read the files below directories; return them, and why files and directories could not be read.
+
+    Raises:
+        ReadError: As of `files_below`.
+        UnsupportedVersionError: The installed wandb cannot print ``.wandb`` files.
+    """
+    files, unseen = files_below(directories)
+    runs, unreadable = read_runs(files, metrics=metrics)
+    return runs, [*unreadable.items(), *unseen]

@@ -1,0 +1,294 @@
+"""`read_runs`: the runs below a directory as objects; the files of a shared or resumed run are one run."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from dist_wandb.errors import ConfigurationError, ReadError, suggest
+from dist_wandb.reading.found import runs_below
+from dist_wandb.reading.frames import pandas_frame, polars_frame
+from dist_wandb.reading.history import columns_of
+from dist_wandb.reading.summary import summary_of
+from dist_wandb.wandb_files.finding import natural_order
+from dist_wandb.wandb_files.reading import State, StoredRun
+from dist_wandb.wandb_files.statistics import MetricHistory, joined
+
+_log = logging.getLogger("dist_wandb")
+_WORST_FIRST: tuple[State, ...] = ("unfinished", "failed", "finished")
+
+
+@dataclass(frozen=True)
+class Writer:
+    """What one process has written of a run: one file, or several after restarts.
+
+    Args:
+        label: Its name within a shared run; `None` in an ordinary run.
+        rank: Its index among all ranks; `None` if the run is not of dist_wandb, as are the next two.
+        node: Index of its node; also `None` if it is not known.
+        primary: Whether it wrote the plain names of the run.
+        parts: Its files, as they were read, in the order of their starts.
+    """
+
+    label: str | None
+    rank: int | None
+    node: int | None
+    primary: bool
+    parts: tuple[StoredRun, ...]
+
+    @property
+    def path(self) -> Path:
+        """Its last ``.wandb`` file."""
+        return self.parts[-1].path
+
+    @property
+    def state(self) -> State:
+        """How its last file ends: `"finished"`, `"failed"` or `"unfinished"` (running, or killed)."""
+        return self.parts[-1].state
+
+    @property
+    def rows(self) -> int:
+        """Number of its history rows."""
+        return sum(part.rows for part in self.parts)
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What is damaged in its files, each as a sentence fragment."""
+        return tuple(problem for part in self.parts for problem in part.problems)
+
+    @cached_property
+    def metrics(self) -> dict[str, MetricHistory]:
+        """Statistics and trend of each numeric metric that it wrote."""
+        found: dict[str, list[MetricHistory]] = defaultdict(list)
+        for part in self.parts:
+            for name, metric in part.metrics.items():
+                found[name].append(metric)
+        return {name: joined(found[name]) for name in sorted(found, key=natural_order)}
+
+
+@dataclass(frozen=True)
+class LocalRun:
+    """One W&B run on disk, whatever the number of its files. Nothing of its history is kept in memory.
+
+    Args:
+        id: Id of the run.
+        name: Display name; `None` if W&B chooses it at the upload.
+        project: Project of the run.
+        group: Group of the run.
+        job_type: Job type of the run.
+        tags: Tags of the run.
+        config: Its last configuration.
+        started: Start time in W&B's format (ISO 8601, UTC); `None` if it is lost.
+        step_axis: Name of its x axis, such as ``global_step``; ``_step``, W&B's count of rows, if none is defined.
+        writers: Who wrote it, the primary first: one for an ordinary run, one for each rank of a shared run.
+
+    Example:
+        >>> for run in dist_wandb.read_runs("wandb"):
+        ...     print(run.id, run.state, run.config.get("lr"), run.history("train/loss")["train/loss"][-1])
+    """
+
+    id: str
+    name: str | None
+    project: str | None
+    group: str | None
+    job_type: str | None
+    tags: tuple[str, ...]
+    config: dict[str, Any]
+    started: str | None
+    step_axis: str
+    writers: tuple[Writer, ...]
+
+    @property
+    def state(self) -> State:
+        """How the run ended: as its primary did, or the worst of its writers if the primary's file is not there."""
+        if self.writers[0].primary or len(self.writers) == 1:
+            return self.writers[0].state
+        return min((writer.state for writer in self.writers), key=_WORST_FIRST.index)
+
+    @property
+    def exit_code(self) -> int | None:
+        """The exit code that goes with `state`; `None` if no end is recorded."""
+        return next(writer.parts[-1].exit_code for writer in self.writers if writer.state == self.state)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The names of its writers, if it is a shared run."""
+        return tuple(writer.label for writer in self.writers if writer.label is not None)
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Its ``.wandb`` files."""
+        return tuple(part.path for writer in self.writers for part in writer.parts)
+
+    @property
+    def rows(self) -> int:
+        """Number of history rows of all writers."""
+        return sum(writer.rows for writer in self.writers)
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What is damaged in its files, each as a sentence fragment."""
+        return tuple(problem for writer in self.writers for problem in writer.problems)
+
+    @cached_property
+    def metrics(self) -> dict[str, MetricHistory]:
+        """Statistics and trend of each numeric metric; of a name of several writers, those of the first one."""
+        found: dict[str, MetricHistory] = {}
+        for writer in self.writers:
+            found = {**writer.metrics, **found}
+        return {name: found[name] for name in sorted(found, key=natural_order)}
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """The last value of each name, and what the script put into ``run.summary``. Files are read at the first use.
+
+        Raises:
+            ReadError: As of `history`.
+        """
+        return summary_of(part.path for writer in reversed(self.writers) for part in writer.parts)
+
+    def history(
+        self, names: str | Iterable[str] | None = None, *, writer: str | int | None = None
+    ) -> dict[str, list[Any]]:
+        """Read the history rows as columns. The files are read again, and only what is asked for is kept.
+
+        Args:
+            names: A name, names, or patterns such as ``val/*``. `None` for all but W&B's own, such as ``_runtime``.
+            writer: Label or rank of one writer of a shared run. `None` for all, one after the other, the primary first.
+
+        Returns:
+            A list for the x axis (`step_axis`), and one for each name, of equal length: one item for each row that has
+            one of the names, `None` where it lacks the value. NaN and infinities are floats.
+
+        Raises:
+            ConfigurationError: There is no such writer.
+            ReadError: A file is gone or cannot be read, or more than 50 million values are asked for.
+            UnsupportedVersionError: The installed wandb cannot print ``.wandb`` files.
+        """
+        wanted = [names] if isinstance(names, str) else None if names is None else list(names)
+        paths = [part.path for found in self._writers(writer) for part in found.parts]
+        return columns_of(paths, self.step_axis, wanted)
+
+    def to_pandas(self, names: str | Iterable[str] | None = None, *, writer: str | int | None = None) -> Any:
+        """As `history`, as a `pandas.DataFrame`.
+
+        Raises:
+            MissingExtraError: pandas is not installed.
+        """
+        return pandas_frame(self.history(names, writer=writer))
+
+    def to_polars(self, names: str | Iterable[str] | None = None, *, writer: str | int | None = None) -> Any:
+        """As `history`, as a `polars.DataFrame`.
+
+        Raises:
+            MissingExtraError: polars is not installed.
+        """
+        return polars_frame(self.history(names, writer=writer))
+
+    def _writers(self, writer: str | int | None) -> Sequence[Writer]:
+        if writer is None:
+            return self.writers
+        found = [each for each in self.writers if writer in (each.label, each.rank)]
+        if not found:
+            ranks = [str(each.rank) for each in self.writers if each.rank is not None]
+            known = suggest(writer, [*self.labels, *ranks])
+            raise ConfigurationError(f"Run {self.id!r} has no writer {writer!r}. {known}")
+        return found
+
+
+def read_runs(
+    directory: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+    *,
+    metrics: Iterable[str] = ("*",),
+    report: Callable[[ReadError], None] | None = None,
+) -> list[LocalRun]:
+    """Read the W&B runs below a directory, written offline or online, by dist_wandb or by wandb alone.
+
+    No account and no network are needed. It needs wandb 0.31 or newer. Files may come from a stranger: see
+    docs/security.md.
+
+    Args:
+        directory: Where to look, at any depth; or one ``.wandb`` file; or several of these.
+        metrics: Patterns such as ``val/*``; `LocalRun.metrics` has only names that match one. It says nothing about
+            `LocalRun.history`.
+        report: Called for each file and directory that cannot be read. Logged as warnings if `None`.
+
+    Returns:
+        The runs by their start, the oldest first. The files of one run are one run: of a shared run its writers', of a
+        resumed run those of its starts.
+
+    Raises:
+        ReadError: A directory does not exist, or there is no run below it.
+        UnsupportedVersionError: The installed wandb cannot print ``.wandb`` files.
+    """
+    directories = [directory] if isinstance(directory, (str, os.PathLike)) else directory
+    files, errors = runs_below([Path(each) for each in directories], tuple(metrics))
+    for _, error in errors:
+        (report or _warn)(error)
+    return brought_together(files)
+
+
+def brought_together(files: Iterable[StoredRun]) -> list[LocalRun]:
+    """The runs that files belong to, the oldest first."""
+    together: dict[tuple[str | None, str], list[StoredRun]] = defaultdict(list)
+    for file in files:
+        together[file.project, file.run_id].append(file)
+    runs = [_run_of(parts) for parts in together.values()]
+    return sorted(runs, key=lambda run: (run.started or "", natural_order(str(run.files[0]))))
+
+
+def _run_of(files: Sequence[StoredRun]) -> LocalRun:
+    writers = _writers_of(files)
+    parts = [part for writer in writers for part in reversed(writer.parts)]  # what counts most comes first
+    config: dict[str, Any] = {}
+    for part in reversed(parts):
+        config.update(part.config)
+
+    def first(name: str) -> Any:
+        return next((value for part in parts if (value := getattr(part, name))), None)
+
+    return LocalRun(
+        id=parts[0].run_id,
+        name=first("name"),
+        project=parts[0].project,
+        group=first("group"),
+        job_type=first("job_type"),
+        tags=first("tags") or (),
+        config=config,
+        started=min((part.started for part in parts if part.started), default=None),
+        step_axis=first("step_axis") or "_step",
+        writers=writers,
+    )
+
+
+def _writers_of(files: Sequence[StoredRun]) -> tuple[Writer, ...]:
+    """The writers of one run: the primary, then by rank."""
+    by_label: dict[str | None, list[StoredRun]] = defaultdict(list)
+    for file in sorted(files, key=lambda file: (file.started or "", natural_order(str(file.path)))):
+        by_label[file.shared_as.label if file.shared_as else None].append(file)
+    writers = []
+    for parts in by_label.values():
+        job = parts[-1].sidecar
+        shared = parts[-1].shared_as
+        writers.append(
+            Writer(
+                label=shared.label if shared else None,
+                rank=job.global_rank if job else None,
+                node=job.node_rank if job else None,
+                primary=shared.primary if shared else True,
+                parts=tuple(parts),
+            )
+        )
+    last = 1_000_001  # beyond every rank
+    order = lambda writer: (not writer.primary, last if writer.rank is None else writer.rank)  # noqa: E731
+    return tuple(sorted(writers, key=order))
+
+
+def _warn(error: ReadError) -> None:
+    _log.warning("dist_wandb: %s", error)
