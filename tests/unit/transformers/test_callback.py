@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -134,6 +135,62 @@ def test_all_that_the_stock_callback_does_is_done(
     assert [what for name, what in own["done"] if name == "watch"] == [{"log": "gradients", "log_freq": 100}]
     uploads = {"false": 0, "end": 2, "checkpoint": 4}  # the architecture, checkpoints, the model
     assert sum(name.startswith("model-") for name, _ in own["done"]) == uploads[log_model]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "steps"),
+    [
+        ({"logging_steps": 2}, [2, 4]),
+        ({"logging_steps": 0.5}, [2, 4]),  # of all steps
+        ({"logging_steps": 3, "logging_first_step": True}, [1, 3]),
+        ({"logging_strategy": "epoch"}, [4]),
+        ({"logging_strategy": "no"}, []),
+    ],
+)
+def test_rows_are_the_trainers_log_history(
+    whole_run: FakeWandb, tmp_path: Path, arguments: dict[str, Any], steps: list[int]
+) -> None:
+    """After `test_logging_steps` and others of transformers' `tests/trainer`: when it logs is the Trainer's to say."""
+    callback = DistWandbCallback()
+    trainer = trainer_with(callback, out=tmp_path, max_steps=4, **arguments)
+    trainer.train()
+    assert callback.session is not None
+    callback.session.finish()
+    (run,) = whole_run.runs
+    for name, logged in (("train/loss", "loss"), ("train/learning_rate", "learning_rate"), ("eval/loss", "eval_loss")):
+        history = [(entry["step"], entry[logged]) for entry in trainer.state.log_history if logged in entry]
+        assert [(row["train/global_step"], row[name]) for row in run.rows if name in row] == history
+    assert [row["train/global_step"] for row in run.rows if "train/loss" in row] == steps
+    assert run.summary["total_flos"] == trainer.state.log_history[-1]["total_flos"] > 0
+
+
+@pytest.mark.parametrize("is_filtered", [True, False])
+def test_a_loss_that_is_not_finite_is_filtered_as_the_trainer_was_told(
+    whole_run: FakeWandb, tmp_path: Path, *, is_filtered: bool
+) -> None:
+    """After `test_logging_inf_nan_filter` of transformers' `tests/trainer/test_trainer.py`."""
+    callback = DistWandbCallback()
+    trainer = trainer_with(callback, out=tmp_path, logging_nan_inf_filter=is_filtered, eval_strategy="no")
+    with torch.no_grad():
+        next(trainer.model.parameters()).fill_(math.nan)
+    trainer.train()
+    assert callback.session is not None
+    callback.session.finish()
+    losses = [row["train/loss"] for row in whole_run.runs[0].rows if "train/loss" in row]
+    assert len(losses) == 2
+    assert [math.isnan(loss) for loss in losses] == [not is_filtered] * 2
+
+
+def test_it_is_added_and_removed_by_its_class(whole_run: FakeWandb, tmp_path: Path) -> None:
+    """After `test_add_remove_callback` of transformers' `tests/trainer/test_trainer_callback.py`."""
+    trainer = trainer_with(out=tmp_path)
+    trainer.add_callback(DistWandbCallback)
+    removed = trainer.pop_callback(DistWandbCallback)
+    assert isinstance(removed, DistWandbCallback)
+    trainer.add_callback(removed)
+    trainer.remove_callback(DistWandbCallback)
+    trainer.train()
+    assert not whole_run.runs
 
 
 def test_by_name_the_trainer_makes_one(whole_run: FakeWandb, tmp_path: Path) -> None:
