@@ -21,6 +21,8 @@ LIMITS = {"methods": 15, "attributes": 10, "constructor": 20, "lines": 400}
 # By class or module: what may be larger, up to which size, and why.
 EXCEPTIONS: dict[str, tuple[dict[str, int], str]] = {
     "exchange/collective.py:CollectiveExchange": ({"methods": 17}, "hands on: most of its methods are one line"),
+    "report/model.py:Run": ({"attributes": 24}, "a record: what the page's script reads"),
+    "report/model.py:Writer": ({"attributes": 13}, "a record: what the page's script reads"),
     "session/session.py:Session": ({"methods": 36, "attributes": 14}, "hands on: most of its methods are one line"),
     "settings/options.py:Options": ({"attributes": 11}, "a record: the arguments of all integrations"),
     "settings/plan.py:RunPlan": ({"attributes": 14}, "a record: its fields are what it is"),

@@ -1,4 +1,4 @@
-"""The command line: ``dist-wandb plan`` and ``doctor`` before a job starts, ``show`` and ``sync`` after it has run."""
+"""The command line: ``dist-wandb plan`` and ``doctor`` before a job; ``show``, ``report`` and ``sync`` after it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dist_wandb._version import __version__
-from dist_wandb.cli import doctor, plan, show, sync
+from dist_wandb.cli import doctor, plan, report, show, sync
 from dist_wandb.errors import ConfigurationError, DistWandbError
 
-_COMMANDS = (plan.COMMAND, doctor.COMMAND, show.COMMAND, sync.COMMAND)
+_COMMANDS = (plan.COMMAND, doctor.COMMAND, show.COMMAND, report.COMMAND, sync.COMMAND)
 _INTERRUPTED = 130  # as shells report SIGINT
 _CONTINUES = "An upload continues where it stopped when it is started again."
 

@@ -1,0 +1,58 @@
+"""``dist-wandb report``: write the W&B runs below a directory into one HTML file."""
+
+from __future__ import annotations
+
+import argparse
+import webbrowser
+from pathlib import Path
+
+from dist_wandb.cli.command import Command
+from dist_wandb.cli.formatting import number_of
+from dist_wandb.errors import ReadError, visible
+from dist_wandb.report.building import build
+from dist_wandb.report.page import check_target, plotly_script, write_page
+
+_OUTPUT = "report.html"
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("directory", metavar="DIR", type=Path, help="where to look, at any depth; or one .wandb file")
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", type=Path, default=Path(_OUTPUT), help=f"the file to write ({_OUTPUT})"
+    )
+    parser.add_argument("--open", action="store_true", help="open it in the browser")
+    parser.add_argument(
+        "--metric",
+        action="append",
+        metavar="GLOB",
+        help="only metrics whose name matches, such as 'val/*'; may be given several times",
+    )
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    output: Path = arguments.output
+    plotly_script()  # before the runs are read, which may take long
+    try:
+        check_target(output)
+        report = build(arguments.directory, arguments.metric or ("*",))
+        size = write_page(report, output)
+    except OSError as error:
+        raise ReadError(f"{output} cannot be written: {error.strerror or error}. Give another -o FILE.") from None
+    for reason in report.unreadable:
+        print(f"not readable: {visible(reason)}")
+    print(f"{number_of(len(report.runs), 'run')} in {visible(str(output))} ({size / 1e6:.1f} MB)")
+    if arguments.open and not webbrowser.open(output.resolve().as_uri()):
+        print("No browser could be started: open the file in one.")
+    return 1 if report.unreadable else 0
+
+
+COMMAND = Command(
+    name="report",
+    summary="write the W&B runs below a directory into one HTML file",
+    description="Write the W&B runs below a directory into one HTML file that needs no network: curves with the ranks' "
+    "spread, who is slow and when, system metrics, config, media and console. Needs plotly: pip install "
+    "'dist-wandb[report]'. Nothing is uploaded or changed. Exit code 1 if a run cannot be read.",
+    example="wandb -o report.html --open",
+    add_arguments=_add_arguments,
+    run=_run,
+)

@@ -1,0 +1,233 @@
+"""Charts and heat maps of one run, from the curves of its files."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from dist_wandb.exchange.writing import DEGRADED
+from dist_wandb.report.blame import Blame
+from dist_wandb.report.console import plain
+from dist_wandb.report.files import FileForReport
+from dist_wandb.report.model import Chart, HeatMap, Line, Slowest, shortened
+from dist_wandb.report.thinning import Cell, Curve, Stretch, cells, edges_of
+from dist_wandb.wandb_files.finding import natural_order
+
+_OF_RANK = re.compile(r"(?:worker-\d{1,7}-)?rank-(\d{1,7})/(.+)", re.DOTALL)
+_SPREAD = ("/min", "/max", "/std", "/argmax_rank")
+_PARTS_OF_BAND, _PARTS_OF_HEAT = 256, 96
+_MOST_POINTS_OF_LINES = 40_000  # of one chart
+_MOST_LINES = 1024  # of one chart
+_MOST_HEAT_MAPS, _MOST_HEAT_CELLS = 24, 200_000  # of one run
+_MINUTES = "minutes"
+_TIME = re.compile(
+    r"(?:^|[/_.\- ])(?:time|times|timing|seconds?|secs?|ms|latency|duration)(?:[/_.\- ]|$)", re.IGNORECASE
+)
+_FIRST = ("time/straggler", "time/step", "time/data", "time/forward", "time/optimizer")
+
+
+@dataclass
+class _Drawn:
+    """The curves of one metric."""
+
+    axis: str
+    line: Curve | None = None
+    low: Curve | None = None
+    high: Curve | None = None
+    ranks: dict[str, Curve] = field(default_factory=dict)
+
+
+class Drawing:
+    """The curves of one run, by metric.
+
+    Args:
+        files: Its files, with the names of their writers.
+        is_job: Whether each of them is a run of its own, of one rank.
+        world: Number of ranks, if known.
+    """
+
+    def __init__(self, files: Sequence[tuple[str, FileForReport]], is_job: bool, world: int | None) -> None:
+        self.metrics: dict[str, _Drawn] = {}
+        self.system: dict[str, dict[str, Curve]] = defaultdict(dict)
+        self.world = world
+        self.blames = [blame for _, file in files for blame in file.rows.blames.values()]
+        for writer, file in files:
+            self._add_history(writer, file, is_job)
+            for (name, part), curve in file.system.items():
+                _put(self.system[plain(name)], f"{writer} · {plain(part)}" if part else writer, curve)
+
+    def slowest(self) -> list[Slowest]:
+        """Of each metric that is a time, and names ranks, the slowest one."""
+        blames = [*self.blames, *(_blame(name, drawn) for name, drawn in self.metrics.items() if len(drawn.ranks) > 1)]
+        found = (blame.slowest(self.world) for blame in blames if _TIME.search(blame.name))
+        return sorted((one for one in found if one), key=lambda one: (_importance(one.name), -one.share))[:50]
+
+    def _add_history(self, writer: str, file: FileForReport, is_job: bool) -> None:
+        rows, sidecar = file.rows, file.stored.sidecar
+        axes = {series.axis for series in rows.curves.values()} | {"global_step", "trainer/global_step", DEGRADED}
+        is_secondary = sidecar is not None and sidecar.shared and not sidecar.primary
+        label = f"{sidecar.label}/" if sidecar is not None and sidecar.shared and sidecar.label else None
+        for name, (axis, curve) in rows.curves.items():
+            if name in axes:
+                continue
+            metric, part = _spread_of(name, rows.curves)
+            if is_job or is_secondary or (label and name.startswith(label)):
+                metric = name.removeprefix(label or "")
+                self._line_of(metric, writer, axis, curve)
+            elif found := _OF_RANK.fullmatch(name):
+                self._line_of(found[2], f"rank {int(found[1])}", axis, curve)
+            elif part != "/argmax_rank":
+                drawn = self.metrics.setdefault(metric, _Drawn(axis))
+                slot = {"/min": "low", "/max": "high"}.get(part, "line")
+                before: Curve | None = getattr(drawn, slot)
+                if before is None:
+                    setattr(drawn, slot, curve)
+                else:
+                    before.absorb(curve)
+
+    def _line_of(self, metric: str, rank: str, axis: str, curve: Curve) -> None:
+        _put(self.metrics.setdefault(metric, _Drawn(axis)).ranks, rank, curve)
+
+
+def _put(curves: dict[str, Curve], name: str, curve: Curve) -> None:
+    if name in curves:  # of a run that was resumed
+        curves[name].absorb(curve)
+    elif len(curves) < _MOST_LINES:
+        curves[name] = curve
+
+
+def _spread_of(name: str, names: Mapping[str, object]) -> tuple[str, str]:
+    """The metric that a column of a spread belongs to, and which one it is; empty for the metric itself.
+
+    A standard deviation is a metric of its own.
+    """
+    for part in _SPREAD:
+        base = name.removesuffix(part)
+        if base != name and base in names and f"{base}/argmax_rank" in names and part != "/std":
+            return base, part
+    return name, ""
+
+
+def charts_of(drawing: Drawing) -> list[Chart]:
+    """The metrics of a run, in natural order."""
+    names = sorted(drawing.metrics, key=natural_order)
+    return [_chart(name, drawing.metrics[name]) for name in names]
+
+
+def system_charts_of(drawing: Drawing) -> list[Chart]:
+    """The system metrics of a run: a line for each writer, or part of one."""
+    names = sorted(drawing.system, key=natural_order)
+    return [_chart(name, _Drawn(_MINUTES, ranks=drawing.system[name])) for name in names]
+
+
+def _chart(name: str, drawn: _Drawn) -> Chart:
+    ranks = dict(sorted(drawn.ranks.items(), key=lambda item: natural_order(item[0])))
+    most = max(8, _MOST_POINTS_OF_LINES // 4 // max(1, len(ranks)))
+    curves = [curve for curve in (drawn.line, drawn.low, drawn.high, *ranks.values()) if curve is not None]
+    stretches = [curve.stretches() for curve in curves]
+    lines = {rank: Line.of(curve.points(most)) for rank, curve in ranks.items()}
+    line, low, high = (
+        None if curve is None else Line.of(curve.points()) for curve in (drawn.line, drawn.low, drawn.high)
+    )
+    if len(ranks) > 1 and low is None and high is None:
+        mean, low, high = _band([curve.stretches(most) for curve in ranks.values()])
+        line = line or mean
+    facts = [curve.facts() for curve in curves]
+    flat = [stretch for one in stretches for stretch in one]
+    return Chart(
+        name=plain(name),
+        axis=plain(drawn.axis),
+        line=line,
+        band=(low, high) if low and high else None,
+        ranks=lines,
+        last=shortened(facts[0].last) if facts else math.nan,
+        least=shortened(min((stretch.smallest[1] for stretch in flat), default=math.nan)),
+        most=shortened(max((stretch.largest[1] for stretch in flat), default=math.nan)),
+        gaps=sum(fact.gaps for fact in facts),
+        thinned=any(stretch.number > 1 for stretch in flat),
+    )
+
+
+def _band(ranks: Sequence[Sequence[Stretch]]) -> tuple[Line, Line, Line]:
+    """Mean, smallest and largest number of all ranks along the x axis."""
+    edges = edges_of(ranks, _PARTS_OF_BAND)
+    rows = [cells(stretches, edges) for stretches in ranks] if edges else []
+    mean, low, high = [], [], []
+    for place, column in enumerate(zip(*rows, strict=True)):
+        found = [cell for cell in column if cell is not None]
+        if found:
+            is_exact = len(edges) - 1 < _PARTS_OF_BAND  # a part has about one point of each rank
+            x = min(cell.place for cell in found) if is_exact else (edges[place] + edges[place + 1]) / 2
+            mean.append((x, sum(cell.mean / len(found) for cell in found)))
+            low.append((x, min(cell.smallest for cell in found)))
+            high.append((x, max(cell.largest for cell in found)))
+    return Line.of(mean), Line.of(low), Line.of(high)
+
+
+def heat_maps_of(drawing: Drawing) -> list[HeatMap]:
+    """Heat maps of a run: timings first, then metrics that name a rank, then those with a line for each rank."""
+    made = [partial(blame.heat_map, drawing.world) for blame in drawing.blames]
+    names = [blame.name for blame in drawing.blames]
+    for name, drawn in drawing.metrics.items():
+        if len(drawn.ranks) > 1:
+            made.append(partial(_heat_map, name, drawn.axis, drawn.ranks))
+            names.append(name)
+    for name, ranks in drawing.system.items():
+        if len(ranks) > 1:
+            made.append(partial(_heat_map, f"system: {name}", _MINUTES, ranks))
+            names.append(f"system: {name}")
+    order = sorted(range(len(names)), key=lambda place: (_importance(names[place]), natural_order(names[place])))
+    found: list[HeatMap] = []
+    room = _MOST_HEAT_CELLS
+    for place in order:
+        heat = made[place]()
+        if heat is None:
+            continue
+        room -= sum(map(len, heat.cells))
+        if found and room < 0:
+            break
+        found.append(heat)
+        if len(found) == _MOST_HEAT_MAPS:
+            break
+    return found
+
+
+def _heat_map(name: str, axis: str, curves: Mapping[str, Curve]) -> HeatMap | None:
+    """The means of each rank's own numbers."""
+    ranks = dict(sorted(curves.items(), key=lambda item: natural_order(item[0])))
+    stretches = [curve.stretches() for curve in ranks.values()]
+    edges = edges_of(stretches, _PARTS_OF_HEAT)
+    if not edges:
+        return None
+    rows = [[_mean(cell) for cell in cells(of_rank, edges)] for of_rank in stretches]
+    return HeatMap(plain(name), "value", plain(axis), list(ranks), [shortened(edge, 8) for edge in edges], rows)
+
+
+def _blame(name: str, drawn: _Drawn) -> Blame:
+    """Which rank has the largest of the ranks' own numbers, by parts of the x axis."""
+    blame = Blame(name, drawn.axis)
+    heat = _heat_map(name, drawn.axis, drawn.ranks) if _TIME.search(name) else None
+    if heat is None or not all(rank.startswith("rank ") for rank in heat.ranks):
+        return blame
+    for begin, column in zip(heat.edges, zip(*heat.cells, strict=True), strict=False):
+        values = [value for value in column if value is not None]
+        if len(values) == len(column):
+            mean = sum(values) / len(values)
+            largest = max(range(len(values)), key=values.__getitem__)
+            blame.add(begin, int(heat.ranks[largest].split()[1]), values[largest] - mean, mean)
+    return blame
+
+
+def _mean(cell: Cell | None) -> float | None:
+    return None if cell is None else shortened(cell.mean, 4)
+
+
+def _importance(name: str) -> tuple[int, str]:
+    """Where a metric comes: timings first."""
+    if name in _FIRST:
+        return _FIRST.index(name), ""
+    return (len(_FIRST), "") if name.startswith("time/") else (len(_FIRST) + 1 + name.startswith("system: "), "")

@@ -1,0 +1,160 @@
+"""One ``.wandb`` file, read for a report."""
+
+from __future__ import annotations
+
+import math
+import re
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from dist_wandb.errors import ReadError
+from dist_wandb.report.console import ConsoleTail
+from dist_wandb.report.rows import Rows
+from dist_wandb.report.thinning import Budget, Curve
+from dist_wandb.wandb_files.inspection import inspect
+from dist_wandb.wandb_files.reading import RUN_RECORD_LOST, Contents, StoredRun
+from dist_wandb.wandb_files.sidecar import read_sidecar
+
+MOST_SYSTEM = 500
+"""Largest number of system metrics of one file that a page has."""
+
+_LONGEST_NAME = 200  # characters
+_LABEL = re.compile(r"/l:.*$", re.DOTALL)  # that W&B adds to the names of a shared writer's system metrics
+_NUMBERED = re.compile(r"^(.*?)\.(\d{1,4})(?=\.|$)(.*)$", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class FileForReport:
+    """What a report takes from one file.
+
+    Args:
+        stored: The run that the file describes; its `metrics` are empty.
+        rows: Its history.
+        system: Curves by name of a system metric, and by the part that it is of (``"gpu 0"``; empty for the whole).
+        console: What its process printed.
+    """
+
+    stored: StoredRun
+    rows: Rows
+    system: dict[tuple[str, str], Curve]
+    console: ConsoleTail
+
+
+class Reader:
+    """Takes the records of one file.
+
+    Args:
+        budget: What the curves of all files share.
+        metrics: Patterns of the names that are wanted.
+    """
+
+    def __init__(self, budget: Budget, metrics: Iterable[str] = ("*",)) -> None:
+        self.rows = Rows(budget, metrics)
+        self.contents = Contents()
+        self.system: dict[tuple[str, str], Curve] = {}
+        self.console = ConsoleTail()
+        self._budget = budget
+        self._started = math.nan
+        self._parts: dict[str, tuple[str, str]] = {}
+
+    def add(self, record: dict[str, Any]) -> None:
+        """Take one record."""
+        kind = record["type"]
+        if kind == "history":
+            item = record["history"].get("item")
+            if isinstance(item, dict):
+                self.rows.add(item)
+        elif kind == "metric":
+            self.rows.axes.define(record["metric"])
+        elif kind == "stats":
+            self._add_sample(record["stats"])
+        elif kind == "output_raw":
+            line = record["output_raw"].get("line")
+            if isinstance(line, str):
+                self.console.add(line)
+        elif kind in ("run", "config", "exit"):
+            self.contents.add(record)
+
+    def result(self, path: Path, problems: list[str]) -> FileForReport:
+        """What the records have.
+
+        Raises:
+            ReadError: Nothing of a run is in them.
+        """
+        self.console.end()
+        self.contents.rows = self.rows.progress.rows
+        if not self.contents.run:
+            if not self.rows.progress.rows:
+                reason = f": {'; '.join(problems)}" if problems else ", or not yet"
+                raise ReadError(f"{path}: nothing of a run can be read from it{reason}.")
+            problems.append(f"{RUN_RECORD_LOST}, and with it name, project, group and config")
+        try:
+            sidecar = read_sidecar(path.parent)
+        except ReadError as error:
+            sidecar = None
+            problems.append(str(error))
+        stored = self.contents.as_run(path, sidecar, problems + self.contents.problems)
+        return FileForReport(stored, self.rows, self.system, self.console)
+
+    def _add_sample(self, stats: dict[str, Any]) -> None:
+        """Add a sample of system metrics, at its minute since the first one."""
+        items, seconds = stats.get("item"), _seconds(stats.get("timestamp"))
+        if not isinstance(items, dict) or seconds is None:
+            return
+        if math.isnan(self._started):
+            self._started = seconds
+        for name, value in items.items():
+            if type(value) is not float and type(value) is not int:
+                continue
+            key = self._parts.get(name) or self._part(name)
+            curve = self.system.get(key)
+            if curve is None:
+                if len(self.system) == MOST_SYSTEM:
+                    continue
+                curve = self.system[key] = Curve(self._budget)
+            curve.add((seconds - self._started) / 60, value)
+
+    def _part(self, name: str) -> tuple[str, str]:
+        """The common name of a system metric, and what numbered part it is of."""
+        plain = _LABEL.sub("", name[:_LONGEST_NAME]).removeprefix("system.")
+        numbered = _NUMBERED.match(plain)
+        found = (f"{numbered[1]}{numbered[3]}", f"{numbered[1]} {numbered[2]}") if numbered else (plain, "")
+        if len(self._parts) < 10 * MOST_SYSTEM:
+            self._parts[name] = found
+        return found
+
+
+def read_for_report(
+    path: Path, budget: Budget, *, metrics: Iterable[str] = ("*",), stopped: threading.Event | None = None
+) -> FileForReport:
+    """Read one file.
+
+    Args:
+        path: The file.
+        budget: What the curves of all files share.
+        metrics: Patterns of the names that are wanted.
+        stopped: Set to stop reading.
+
+    Raises:
+        ReadError: Nothing of a run can be read from it.
+        UnsupportedVersionError: The installed wandb cannot print such files.
+    """
+    reader = Reader(budget, metrics)
+    problems = inspect(path, reader.add, stopped, everything=True)
+    return reader.result(path, problems)
+
+
+def _seconds(timestamp: object) -> float | None:
+    """Seconds since the epoch of a time in W&B's format."""
+    if not isinstance(timestamp, str) or len(timestamp) > 40:  # noqa: PLR2004
+        return None
+    text = re.sub(r"(\.\d{6})\d+", r"\1", timestamp).replace("Z", "+00:00")  # Python 3.10 takes no nanoseconds
+    text = re.sub(r"\.(\d{1,5})(?=[+-])", lambda found: f".{found[1]:0<6}", text)
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError):
+        return None

@@ -1,0 +1,188 @@
+"""Tables and pictures that were logged, read from a run's directory without trust."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from dist_wandb.errors import ReadError
+from dist_wandb.report import pictures
+from dist_wandb.report.console import plain
+from dist_wandb.report.model import Image, Table
+from dist_wandb.wandb_files.small_files import parse_json, read_small
+
+_MOST_NAMES = 50  # of media, of one file
+_STEPS = 4  # last ones, of one name
+_MOST_PICTURES = 24  # of one row
+_LARGEST_PICTURE, _LARGEST_TABLE = 512 * 1024, 4 * 1024 * 1024  # bytes
+_MOST_ROWS, _MOST_COLUMNS, _LONGEST_CELL = 100, 30, 200
+_IMAGE, _IMAGES, _TABLE = "image-file", "images/separated", "table-file"
+
+Logged = tuple[float, dict[str, Any]]
+
+
+class Budget:
+    """Bytes that all pictures and tables of a page may take.
+
+    Args:
+        most: How many there are.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._left = most
+
+    def take(self, size: int) -> bool:
+        """Whether there is room for so many bytes; then they are taken."""
+        if size > self._left:
+            return False
+        self._left -= size
+        return True
+
+
+class LoggedMedia:
+    """Media that rows of one file name; the last ones of each name are kept."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, deque[Logged]] = {}
+        self.left_out = 0
+        """Number of values that are not kept, as they have further names."""
+
+    def add(self, name: str, x: float, value: Mapping[str, Any]) -> None:
+        """Add the value of a row, if it is one of W&B's media."""
+        if value.get("_type") not in (_IMAGE, _IMAGES, _TABLE):
+            return
+        if name not in self.names and len(self.names) == _MOST_NAMES:
+            self.left_out += 1
+            return
+        self.names.setdefault(name, deque(maxlen=_STEPS)).append((x, dict(value)))
+
+
+class MediaReader:
+    """Reads media from the directory of one file.
+
+    Args:
+        directory: The run's directory.
+        budget: Room in the page.
+    """
+
+    def __init__(self, directory: Path, budget: Budget) -> None:
+        self._files = directory / "files"
+        self._budget = budget
+        self._misses: dict[str, int] = {}
+
+    @property
+    def notes(self) -> list[str]:
+        """What is not shown, and why, as sentence fragments."""
+        return [f"{count} {reason}" for reason, count in self._misses.items()]
+
+    def read(self, logged: LoggedMedia) -> tuple[list[Image], list[Table]]:
+        """The pictures and tables that can be shown."""
+        images: list[Image] = []
+        tables: list[Table] = []
+        for name, values in logged.names.items():
+            for x, value in reversed(values):
+                if value["_type"] == _TABLE:
+                    tables += self._table(name, x, value)
+                    break  # the last one only
+                images += self._images(name, x, value)
+        if logged.left_out:
+            self._misses["values of further names are left out"] = logged.left_out
+        return images, tables
+
+    def _images(self, name: str, x: float, value: Mapping[str, Any]) -> Iterator[Image]:
+        for path, caption in _pictures_of(value):
+            content = self._content(path, _LARGEST_PICTURE)
+            if content is None:
+                continue
+            picture = pictures.checked(content)
+            if picture is None:
+                self._miss("pictures are no sound PNG or JPEG")
+            elif not self._budget.take(len(content) * 4 // 3):
+                self._miss("pictures find no room in the page")
+            else:
+                uri = pictures.data_uri(content, picture)
+                yield Image(name, x, uri, plain(caption)[:_LONGEST_CELL], picture.width, picture.height)
+
+    def _table(self, name: str, x: float, value: Mapping[str, Any]) -> Iterator[Table]:
+        content = self._content(value.get("path"), _LARGEST_TABLE)
+        if content is None:
+            return
+        try:
+            found = table_of(name, x, parse_json(content))
+        except ValueError:
+            self._miss("tables are not in W&B's format")
+            return
+        if self._budget.take(sum(len(cell) + 4 for row in found.rows for cell in row)):
+            yield found
+        else:
+            self._miss("tables find no room in the page")
+
+    def _content(self, path: object, limit: int) -> bytes | None:
+        """A file that a row names, if it lies in the run's directory."""
+        if not isinstance(path, str) or len(path) > 1000 or "\0" in path:  # noqa: PLR2004
+            self._miss("media have no path")
+            return None
+        inside = PurePosixPath(path)
+        try:
+            whole = (self._files / inside).resolve()
+            if inside.is_absolute() or not whole.is_relative_to(self._files.parent.resolve() / "files"):
+                self._miss("media lie outside of the run's directory")
+                return None
+            return read_small(whole, limit=limit)
+        except FileNotFoundError:
+            self._miss("media are not there")
+        except (OSError, ReadError, RuntimeError):  # RuntimeError: a loop of links
+            self._miss("media are too large, or cannot be read")
+        return None
+
+    def _miss(self, reason: str) -> None:
+        self._misses[reason] = self._misses.get(reason, 0) + 1
+
+
+def _pictures_of(value: Mapping[str, Any]) -> list[tuple[object, str]]:
+    """Paths and captions of the pictures that a row names."""
+    if value["_type"] == _IMAGE:
+        caption = value.get("caption")
+        return [(value.get("path"), caption if isinstance(caption, str) else "")]
+    names, captions = value.get("filenames"), value.get("captions")
+    if not isinstance(names, list):
+        return []
+    texts = captions if isinstance(captions, list) else []
+    words = [texts[place] if place < len(texts) else "" for place in range(min(len(names), _MOST_PICTURES))]
+    return [(name, word if isinstance(word, str) else "") for name, word in zip(names, words, strict=False)]
+
+
+def table_of(name: str, x: float, content: object) -> Table:
+    """The first rows of a table, as text.
+
+    Raises:
+        ValueError: It is not in W&B's format.
+    """
+    columns, data = (content.get("columns"), content.get("data")) if isinstance(content, dict) else (None, None)
+    if not isinstance(columns, list) or not isinstance(data, list):
+        raise ValueError("it has no columns, or no data")  # noqa: TRY004
+    rows = [row for row in data[:_MOST_ROWS] if isinstance(row, list)]
+    return Table(
+        name,
+        x,
+        [cell_text(column) for column in columns[:_MOST_COLUMNS]],
+        [[cell_text(cell) for cell in row[:_MOST_COLUMNS]] for row in rows],
+        len(data),
+    )
+
+
+def cell_text(value: object) -> str:
+    """A value as text of limited length."""
+    if isinstance(value, str):
+        return plain(value)[:_LONGEST_CELL]
+    if isinstance(value, dict) and isinstance(value.get("_type"), str):
+        return f"[{plain(value['_type'])[:_LONGEST_CELL]}]"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    try:
+        return plain(json.dumps(value, ensure_ascii=False))[:_LONGEST_CELL]
+    except (TypeError, ValueError, RecursionError):
+        return "[value]"

@@ -1,0 +1,218 @@
+"""The history rows of one file, as curves."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from fnmatch import translate
+from itertools import islice
+from typing import Any, NamedTuple
+
+from dist_wandb.exchange.writing import DEGRADED
+from dist_wandb.report.blame import Blame
+from dist_wandb.report.media import LoggedMedia
+from dist_wandb.report.thinning import Budget, Curve
+
+MOST_NAMES = 2000
+"""Largest number of metrics of one file that a page has."""
+
+_LONGEST_NAME = 200  # characters
+_MOST_SPANS = 50
+_MOST_BLAMES = 200
+_MOST_KINDS = 50  # media of one row
+_NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+MAIN_AXES = ("global_step", "trainer/global_step", "_step")
+_ARGMAX = "/argmax_rank"
+_STRAGGLER = "/straggler_rank"
+
+
+class Progress:
+    """How many rows there are, how far they go, and which of them some ranks have no part in."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self.last = math.nan
+        self.degraded = 0
+        self.most = 0
+        self.spans: list[tuple[float, float]] = []
+        self._is_open = False
+
+    def add(self, x: float, missing: float | None) -> None:
+        """Add a row and the number of ranks that it lacks."""
+        self.rows += 1
+        self.last = x
+        if missing is None or not missing > 0:
+            self._is_open = False
+            return
+        self.degraded += 1
+        self.most = max(self.most, int(min(missing, 1e9)))
+        if self._is_open or len(self.spans) == _MOST_SPANS:
+            first, last = self.spans[-1]
+            self.spans[-1] = (min(first, x), max(last, x))
+        else:
+            self.spans.append((x, x))
+            self._is_open = True
+
+
+class Axes:
+    """Which x axis a metric has, by the definitions in a file (``run.define_metric``)."""
+
+    def __init__(self) -> None:
+        self._exact: dict[str, str] = {}
+        self._patterns: dict[str, str] = {}
+
+    def define(self, record: Mapping[str, Any]) -> None:
+        """Take a definition."""
+        axis, name, pattern = (record.get(key) for key in ("step_metric", "name", "glob_name"))
+        if not isinstance(axis, str) or not axis:
+            return
+        if isinstance(name, str) and name:
+            self._exact[name] = axis
+        elif isinstance(pattern, str) and len(self._patterns) < MOST_NAMES:
+            self._patterns[pattern.removesuffix("*")] = axis
+
+    def of(self, name: str) -> str:
+        """The name of a metric's x axis."""
+        if name in self._exact:
+            return self._exact[name]
+        matching = [start for start in self._patterns if name.startswith(start)]
+        return self._patterns[max(matching, key=len)] if matching else "_step"
+
+
+class Series(NamedTuple):
+    """A metric's values, and the name of their x axis."""
+
+    axis: str
+    curve: Curve
+
+
+class Wanted:
+    """Which metrics are wanted, and what their curves share."""
+
+    def __init__(self, budget: Budget, metrics: Iterable[str]) -> None:
+        self.budget = budget
+        self.matches = re.compile("|".join(map(translate, metrics))).match
+
+
+class Rows:
+    """Takes the rows of one file.
+
+    Args:
+        budget: What the curves of all files share.
+        metrics: Patterns of the names that are wanted.
+    """
+
+    def __init__(self, budget: Budget, metrics: Iterable[str] = ("*",)) -> None:
+        self.left_out: set[int] = set()
+        """Hashes of names that are not kept."""
+        self.axes = Axes()
+        self.curves: dict[str, Series] = {}
+        self.blames: dict[str, Blame] = {}
+        self.media = LoggedMedia()
+        self.progress = Progress()
+        self._wanted = Wanted(budget, metrics)
+        self._adders: dict[str, tuple[str, Callable[[float, float], None]] | None] = {}
+        self._places: dict[str, float] = {}  # the last value of each x axis
+
+    def add(self, item: Mapping[str, Any]) -> None:
+        """Add a row."""
+        row = item
+        if any(type(value) is not float and type(value) is not int for value in item.values()):
+            row = self._numbers_of(item)
+        places = self._places
+        for axis in places:
+            place = row.get(axis)
+            if place is not None and place - place == 0:  # false of NaN and infinities
+                places[axis] = place
+        adders = self._adders
+        for name, value in row.items():
+            adder = adders[name] if name in adders else self._new(name, row)
+            if adder is not None:
+                axis, add = adder
+                add(places[axis], value)
+        if self.blames:
+            self._add_blames(row)
+        x = next((row[axis] for axis in MAIN_AXES if axis in row), float(self.progress.rows))
+        self.progress.add(x, row.get(DEGRADED))
+
+    def _numbers_of(self, item: Mapping[str, Any]) -> dict[str, float]:
+        """The numbers of a row; media in it are kept aside."""
+        x = next((item[axis] for axis in MAIN_AXES if _is_number(item.get(axis))), self.progress.rows)
+        numbers: dict[str, float] = {}
+        media: dict[str, dict[str, Any]] = {}
+        for name, value in _flattened(item, media):
+            number = _NOT_FINITE.get(value) if isinstance(value, str) else value
+            if number is not None and _is_number(number):
+                numbers[name] = _as_float(number)
+        for name, value in media.items():
+            self.media.add(name[:_LONGEST_NAME], float(x), value)
+        return numbers
+
+    def _new(self, name: str, row: Mapping[str, float]) -> tuple[str, Callable[[float, float], None]] | None:
+        """Begin the curve of a name; `None` if it is not wanted."""
+        is_asked_for = name[:1] != "_" and self._wanted.matches(name[:_LONGEST_NAME]) is not None
+        if not is_asked_for or len(name) > _LONGEST_NAME or len(self.curves) >= MOST_NAMES:
+            if is_asked_for and len(self.left_out) < 10 * MOST_NAMES:
+                self.left_out.add(hash(name))
+            if len(self._adders) < 10 * MOST_NAMES:
+                self._adders[name] = None
+            return None
+        axis = self.axes.of(name)
+        if axis not in self._places:
+            axis = axis if math.isfinite(row.get(axis, math.nan)) else "_step"
+            self._places.setdefault(axis, row.get(axis, float(self.progress.rows)))
+        if axis == name:
+            self._adders[name] = None
+            return None
+        curve = Curve(self._wanted.budget)
+        self.curves[name] = Series(axis, curve)
+        self._adders[name] = (axis, curve.add)
+        base = name.removesuffix(_ARGMAX) if name.endswith(_ARGMAX) else None
+        if name.endswith(_STRAGGLER):
+            base = name
+        if base and len(self.blames) < _MOST_BLAMES:
+            self.blames[base] = Blame(base.removesuffix("_rank"), axis)
+        return self._adders[name]
+
+    def _add_blames(self, row: Mapping[str, float]) -> None:
+        for base, blame in self.blames.items():
+            if base.endswith(_STRAGGLER):
+                start = base.removesuffix("_rank")
+                if f"{start}_excess" in row:
+                    x = self._places[self.curves[base].axis]
+                    step = row.get(f"{base.removesuffix(_STRAGGLER)}/step", math.nan)
+                    blame.add(x, row.get(base, math.nan), row[f"{start}_excess"], step)
+            elif f"{base}{_ARGMAX}" in row:
+                x, mean = self._places[self.curves[f"{base}{_ARGMAX}"].axis], row.get(base, math.nan)
+                blame.add(x, row[f"{base}{_ARGMAX}"], row.get(f"{base}/max", math.nan) - mean, mean)
+
+
+def _is_number(value: object) -> bool:
+    return type(value) is float or type(value) is int
+
+
+def _as_float(value: float) -> float:
+    try:
+        float(value)
+    except OverflowError:  # an integer beyond any float
+        return math.inf if value > 0 else -math.inf
+    return value
+
+
+def _flattened(
+    item: Mapping[str, Any], media: dict[str, dict[str, Any]], prefix: str = "", depth: int = 0
+) -> Iterator[tuple[str, Any]]:
+    """Names and values as W&B has them: of nested mappings joined by dots. Media go into `media`."""
+    kinds = list(islice((name.removesuffix("._type") for name in item if name.endswith("._type")), _MOST_KINDS))
+    for name, value in item.items():
+        owner = next((kind for kind in kinds if name.startswith(f"{kind}.")), None) if kinds else None
+        if owner is not None:
+            media.setdefault(f"{prefix}{owner}", {})[name[len(owner) + 1 :]] = value
+        elif isinstance(value, dict):
+            if isinstance(value.get("_type"), str):
+                media[f"{prefix}{name}"] = value
+            elif depth < 8:  # noqa: PLR2004
+                yield from _flattened(value, media, f"{prefix}{name}.", depth + 1)
+        else:
+            yield f"{prefix}{name}", value
