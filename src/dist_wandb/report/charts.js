@@ -9,11 +9,30 @@ const watcher = new IntersectionObserver(
     for (const entry of entries) {
       if (entry.isIntersecting) near.add(entry.target.card);
       else near.delete(entry.target.card);
-      if (entry.isIntersecting && entry.target.card.stale) draw(entry.target.card);
+      if (entry.isIntersecting && entry.target.card.stale) drawSoon(entry.target.card);
     }
   },
   { rootMargin: "300px" },
 );
+
+/* One chart at a time, so that the page answers in between. */
+const waiting = new Set();
+let isDrawing = false;
+
+function drawSoon(card) {
+  waiting.add(card);
+  if (isDrawing) return;
+  isDrawing = true;
+  const next = () => {
+    const [first] = waiting;
+    isDrawing = first !== undefined;
+    if (!isDrawing) return;
+    waiting.delete(first);
+    if (first.stale && cards.has(first)) draw(first);
+    setTimeout(next);
+  };
+  setTimeout(next);
+}
 
 function draw(card) {
   card.stale = false;
@@ -26,7 +45,7 @@ function draw(card) {
 
 function refresh() {
   for (const card of cards) card.stale = true;
-  for (const card of near) draw(card);
+  for (const card of near) drawSoon(card);
 }
 
 function baseLayout() {
@@ -49,7 +68,7 @@ function axis() {
 
 /* A card with one plot: `content` makes traces, layout and summary; `rows` the data as a table. */
 function chartCard(title, content, rows, height) {
-  const plot = el("div", { class: "plot", tabindex: "0", role: "img" });
+  const plot = el("div", { class: "plot", tabindex: "0", role: "img", "aria-label": title });
   if (height) plot.style.height = `${height}px`;
   const summary = el("p", { class: "summary" });
   const body = el("div");

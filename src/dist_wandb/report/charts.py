@@ -20,7 +20,7 @@ from dist_wandb.wandb_files.finding import natural_order
 _OF_RANK = re.compile(r"(?:worker-\d{1,7}-)?rank-(\d{1,7})/(.+)", re.DOTALL)
 _SPREAD = ("/min", "/max", "/std", "/argmax_rank")
 _PARTS_OF_BAND, _PARTS_OF_HEAT = 256, 96
-_MOST_POINTS_OF_LINES = 40_000  # of one chart
+_STRETCHES_OF_LINES = 2000  # of one chart
 _MOST_LINES = 1024  # of one chart
 _MOST_HEAT_MAPS, _MOST_HEAT_CELLS = 24, 200_000  # of one run
 _MINUTES = "minutes"
@@ -126,7 +126,7 @@ def system_charts_of(drawing: Drawing) -> list[Chart]:
 
 def _chart(name: str, drawn: _Drawn) -> Chart:
     ranks = dict(sorted(drawn.ranks.items(), key=lambda item: natural_order(item[0])))
-    most = max(8, _MOST_POINTS_OF_LINES // 4 // max(1, len(ranks)))
+    most = max(16, _STRETCHES_OF_LINES // max(1, len(ranks)))
     curves = [curve for curve in (drawn.line, drawn.low, drawn.high, *ranks.values()) if curve is not None]
     stretches = [curve.stretches() for curve in curves]
     lines = {rank: Line.of(curve.points(most)) for rank, curve in ranks.items()}

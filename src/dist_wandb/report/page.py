@@ -11,6 +11,7 @@ import hashlib
 import importlib.metadata
 import json
 import math
+import re
 from dataclasses import fields, is_dataclass, replace
 from html import escape
 from importlib import resources
@@ -170,9 +171,7 @@ def _asset(name: str) -> str:
 
 def _as_element_text(script: str) -> str:
     """A script or style that no HTML parser ends early, and whose text is what it hashes."""
-    lowered = script.lower()
-    if "</script" in lowered or "</style" in lowered or "<!--" in lowered:
-        script = script.replace("</script", "<\\/script").replace("</style", "<\\/style").replace("<!--", "<\\!--")
+    script = re.sub(r"<(/script|/style|!--)", r"<\\\1", script, flags=re.IGNORECASE)
     return script.replace("\r\n", "\n").replace("\r", "\n")
 
 

@@ -1,0 +1,279 @@
+"""The report as a browser shows it: headless Chromium opens the page that `dist-wandb report` has written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from browser import Page, chromium
+from record_files import end, header, run, write_run
+from report_runs import definition, history, printed, reduced_run, shared_run
+
+from dist_wandb.cli.commands import main
+
+pytestmark = pytest.mark.xdist_group("browser")  # one browser for all of them
+EVIL = "</script><script>window.hacked=1</script><img src=http://127.0.0.1:9/x onerror=window.hacked=1><b>&amp;{}"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Page]:
+    with chromium() as page:
+        yield page
+
+
+@pytest.fixture(scope="module")
+def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A report of four ranks: a run with a slow one, one without, and a shared run."""
+    top = tmp_path_factory.mktemp("few")
+    reduced_run(top / "runs", "alike", slow=None)
+    reduced_run(top / "runs", "slow", slow=2, lr=0.05, seed=3)
+    shared_run(top / "runs", "together", slow=1, steps=50)
+    return written(top)
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A report of 256 ranks, and of a shared run with more writers than lines are told apart."""
+    top = tmp_path_factory.mktemp("many")
+    reduced_run(top / "runs", "big", ranks=256, slow=137, steps=60)
+    shared_run(top / "runs", "together", ranks=20, slow=11, steps=30)
+    return written(top)
+
+
+def written(top: Path) -> Path:
+    page = top / "report.html"
+    assert main(["report", str(top / "runs"), "-o", str(page)]) == 0
+    return page
+
+
+@pytest.fixture
+def page(browser: Page) -> Iterator[Page]:
+    """A page that neither complains nor asks for anything."""
+    browser.errors.clear()
+    browser.requests.clear()
+    browser.size(1280, 900)
+    browser.prefer("light")
+    yield browser
+    assert browser.requests == []
+    assert browser.errors == []
+
+
+def texts(page: Page, selector: str) -> list[str]:
+    found: list[str] = page.run(f"[...document.querySelectorAll({json.dumps(selector)})].map((one) => one.textContent)")
+    return found
+
+
+def shown_charts(page: Page) -> list[str]:
+    return texts(page, "#charts .card h4")
+
+
+def choose(page: Page, selector: str, value: str) -> None:
+    """Choose an option as a user does: its value, and the event of the change."""
+    page.run(
+        f"{{const one = document.querySelector({selector!r}); one.value = {json.dumps(value)};"
+        " one.dispatchEvent(new Event('change', {bubbles: true}))}"
+    )
+
+
+def choose_run(page: Page, selector: str, name: str) -> None:
+    choose(page, selector, str(page.run(f"report.runs.find((run) => run.name === {name!r}).index")))
+
+
+def test_charts_are_drawn_with_line_band_and_axis(page: Page, few: Path) -> None:
+    page.open(few)
+    page.wait("document.querySelectorAll('#charts .main-svg').length >= 2 * 3")
+    plot = "[...document.querySelectorAll('#charts .plot')].find((one) => one.card.title === 'train/loss')"
+    page.run(f"{plot}.scrollIntoView()")
+    page.wait(f"{plot}.data && {plot}.data.length")
+    drawn = page.run(f"{plot}.data.map((trace) => [trace.name, trace.x.length, trace.fill || ''])")
+    assert ["slow", 200, ""] in drawn
+    assert ["slow largest", 200, "tonexty"] in drawn
+    assert page.run(f"{plot}.layout.xaxis.title.text") == "global_step"
+    assert "alike: last" in page.run(f"{plot}.getAttribute('aria-label')")
+    assert "train/loss/max" not in shown_charts(page)
+
+
+def test_the_slow_rank_is_named_at_first_sight_and_no_other(page: Page, few: Path) -> None:
+    page.open(few)
+    rows = {
+        row[0]: row[2]
+        for row in page.run(
+            "[...document.querySelectorAll('#overview tbody tr')]"
+            ".map((row) => [...row.cells].map((cell) => cell.textContent))"
+        )
+    }
+    assert rows["slow"].startswith("rank 2 time/straggler, 100 % of rows")
+    assert rows["together"].startswith("rank 1 time/step")
+    assert rows["alike"] == "none stands out"
+    assert page.run("document.querySelector('#overview .bad').getBoundingClientRect().bottom < innerHeight")
+
+
+def test_search_by_keyboard_shows_what_matches(page: Page, few: Path) -> None:
+    page.open(few)
+    all_of_them = shown_charts(page)
+    page.key("/")
+    assert page.run("document.activeElement.id") == "search"
+    for letter in "LOSS":
+        page.key(letter)
+    page.wait("document.querySelector('#chart-count').textContent.includes(' of ')")
+    assert shown_charts(page) == [name for name in all_of_them if "loss" in name] != all_of_them
+    page.key("Escape")
+    page.wait("!document.querySelector('#chart-count').textContent.includes(' of ')")
+    assert shown_charts(page) == all_of_them
+
+
+def test_all_is_reached_and_read_by_keys(page: Page, few: Path) -> None:
+    page.open(few)
+    page.key("Tab")
+    assert page.run("document.activeElement.className") == "skip"
+    page.key("Enter")
+    page.wait("document.activeElement.id === 'charts'")
+    reached = []
+    for _ in range(40):
+        page.key("Tab")
+        reached.append(page.run("document.activeElement.className || document.activeElement.id"))
+        if reached[-1].startswith("plot"):
+            break
+    assert reached[:4] == ["smoothing", "log-x", "log-y", "ranks-as"]
+    page.wait("document.activeElement.data")
+    page.key("ArrowRight")
+    first = page.run("document.getElementById('live').textContent")
+    page.key("ArrowRight")
+    second = page.run("document.getElementById('live').textContent")
+    assert first.endswith("at 0")
+    assert second.endswith("at 1")
+    page.key("+")
+    page.wait("document.activeElement.layout.xaxis.range[0] > 0")
+    unnamed = "input:not([aria-label]):not([aria-labelledby]), select"
+    assert page.run(f"[...document.querySelectorAll({unnamed!r})].filter((one) => !one.labels.length).length") == 0
+    assert page.run("[...document.querySelectorAll('[role=img], [role=region]')].every((one) => one.ariaLabel)")
+
+
+def test_the_heat_map_switches_between_metrics_and_runs(page: Page, few: Path) -> None:
+    page.open(few)
+    page.run("document.getElementById('ranks').scrollIntoView()")
+    page.wait("document.querySelector('#ranks .main-svg')")
+    choose_run(page, "#heat-run", "slow")
+    names = texts(page, "#heat-metric option")
+    assert names[:3] == ["time/straggler", "time/step", "time/forward"]
+    choose(page, "#heat-metric", "time/step")
+    page.wait("document.querySelector('#ranks .plot').data")
+    assert page.run("document.querySelector('#ranks h4').textContent") == "Ranks and time: time/step"
+    means = page.run("document.querySelector('#ranks .plot').data[0].z.map(mean)")
+    assert max(range(4), key=means.__getitem__) == 2
+    choose_run(page, "#heat-run", "together")
+    page.wait("document.querySelector('#ranks .plot').data")
+    means = page.run("document.querySelector('#ranks .plot').data[0].z.map(mean)")
+    assert means[1] == pytest.approx(0.06, rel=0.1)
+    assert all(abs(mean) < 0.01 for rank, mean in enumerate(means) if rank != 1)
+
+
+def test_smoothing_logarithmic_axes_and_runs_change_the_charts(page: Page, few: Path) -> None:
+    page.open(few)
+    page.wait("near.size && [...near].every((card) => !card.stale)")
+    card = "[...near].find((card) => card.kind === 'metric' && card.plot.data)"
+    before = page.run(f"{card}.plot.data.length")
+    page.run(
+        "{const one = document.getElementById('smoothing'); one.value = '0.9'; one.dispatchEvent(new Event('input'))}"
+    )
+    page.wait(f"{card}.plot.data.length > {before}")
+    page.run("document.getElementById('log-y').click()")
+    page.wait(f"{card}.plot.layout.yaxis.type === 'log'")
+    page.run("document.getElementById('no-runs').click()")
+    assert shown_charts(page) == []
+    page.run("document.getElementById('all-runs').click()")
+    assert shown_charts(page)
+
+
+def test_colors_follow_the_system_and_the_switch(page: Page, few: Path) -> None:
+    page.open(few)
+    color = "getComputedStyle(document.body).backgroundColor"
+    light = page.run(color)
+    page.prefer("dark")
+    page.wait(f"{color} !== {light!r}")
+    dark = page.run(color)
+    choose(page, "#theme", "light")
+    assert page.run(color) == light
+    choose(page, "#theme", "dark")
+    page.prefer("light")
+    assert page.run(color) == dark
+
+
+def test_config_media_and_console_are_there(page: Page, few: Path) -> None:
+    page.open(few)
+    differing = texts(page, "#config tr.differs th")
+    assert {"lrdiffers", "local_rankdiffers"} <= set(differing)
+    assert page.run("[...document.querySelectorAll('#media img')].length") == 6
+    page.run("document.getElementById('media').scrollIntoView()")
+    page.wait("[...document.querySelectorAll('#media img')].every((one) => one.complete && one.naturalWidth > 0)")
+    assert "class 1" in texts(page, "#media td")
+    choose_run(page, "#console-run", "slow")
+    assert "step 0: loss" in texts(page, "#console pre")[0]
+    page.run(
+        "{const one = document.getElementById('console-search'); one.value = 'step 19';"
+        " one.dispatchEvent(new Event('input'))}"
+    )
+    assert len(texts(page, "#console pre")[0].splitlines()) == 11
+    assert "12 rows, up to 1 rank missing" in texts(page, "#overview td")
+    assert "3 runs not, or not wholly, uploaded" in texts(page, "#notices")[0]
+
+
+def test_256_ranks_stay_readable(page: Page, many: Path) -> None:
+    page.open(many)
+    page.run("document.getElementById('ranks').scrollIntoView()")
+    page.wait("document.querySelector('#ranks .main-svg')")
+    choose_run(page, "#heat-run", "big")
+    plot = "document.querySelector('#ranks .plot')"
+    page.wait(f"{plot}.data")
+    assert page.run(f"[{plot}.data[0].z.length, {plot}.data[0].y.length]") == [256, 256]
+    assert page.run(f"{plot}.clientHeight >= 2 * 256 && {plot}.clientHeight <= 900")
+    assert "rank 137" in page.run(f"{plot}.getAttribute('aria-label')")
+    assert texts(page, "#ranks tr.slow th")[0].startswith("rank 137")
+    loss = "[...cards].find((card) => card.title === 'loss').content().traces.map((trace) => trace.name)"
+    assert page.run(loss) == ["together smallest", "together largest", "together"]
+    choose(page, "#ranks-as", "lines")
+    assert len(page.run(loss)) == 21
+
+
+def test_on_a_phone_nothing_is_wider_than_the_screen(page: Page, few: Path) -> None:
+    page.size(390, 800, mobile=True)
+    page.open(few)
+    page.wait("document.querySelector('#charts .main-svg')")
+    assert page.run("document.documentElement.scrollWidth") <= 390
+    assert not page.run("document.getElementById('runs-panel').open")
+
+
+def test_what_files_say_is_shown_and_never_run(page: Page, tmp_path: Path) -> None:
+    values = {EVIL: 1.0, f"time/{EVIL}": 2.0, "time/step": 1.0, "_step": 0, "global_step": 0}
+    described = {"display_name": EVIL, "run_group": EVIL, "job_type": EVIL}
+    records = [
+        header(),
+        run(config={EVIL: EVIL}, **described),
+        definition(),
+        history(values),
+        printed(f"{EVIL}\n"),
+        end(),
+    ]
+    write_run(tmp_path / "runs" / "<b>", records=records)
+    page.open(written(tmp_path))
+    page.wait("document.querySelector('#charts .main-svg')")
+    assert EVIL in shown_charts(page)
+    assert texts(page, "#console pre") == [EVIL]
+    assert EVIL in texts(page, "#runs .run-name")
+    assert page.run("window.hacked === undefined")
+    assert page.run("document.querySelectorAll('script').length") == 3
+    assert page.run("[...document.images].length") == 0
+
+
+def test_the_policy_keeps_the_page_from_the_network(browser: Page, few: Path) -> None:
+    browser.open(few)
+    asked = "fetch('http://127.0.0.1:9/').then(() => 'sent', () => 'refused')"
+    assert browser.run(asked) == "refused"
+    browser.run(
+        "{const one = document.createElement('script'); one.text = 'window.hacked = 1'; document.body.append(one)}"
+    )
+    assert browser.run("window.hacked === undefined")
+    violations = [error for error in browser.errors if "Content Security Policy" in error]
+    assert len(violations) >= 2

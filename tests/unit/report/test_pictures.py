@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import struct
+import zlib
+
+import pytest
+from report_runs import jpeg, png
+
+from dist_wandb.report.pictures import checked, data_uri
+
+HEAD = b"\x89PNG\r\n\x1a\n"
+
+
+def chunk(kind: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+
+def small_png(width: int = 1, height: int = 1, data: bytes = b"x") -> bytes:
+    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    return HEAD + chunk(b"IHDR", header) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
+
+
+def test_sound_pictures_pass_with_kind_and_size() -> None:
+    assert checked(png(20, 10)) == ("image/png", 20, 10)
+    assert checked(jpeg()) == ("image/jpeg", 24, 16)
+
+
+def test_the_address_of_a_picture_is_its_bytes() -> None:
+    found = checked(jpeg())
+    assert found is not None
+    assert data_uri(b"\x00\xff<", found) == "data:image/jpeg;base64,AP88"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        HEAD,
+        b"GIF89a" + bytes(100),
+        b"<svg xmlns='http://www.w3.org/2000/svg' onload='alert(1)'/>",
+        png()[:-1],
+        png() + b"<script>alert(1)</script>",
+        png().replace(b"IDAT", b"IDAX"),
+        HEAD + chunk(b"IDAT", b"x") + chunk(b"IEND", b""),
+        HEAD + chunk(b"IHDR", b"short") + chunk(b"IDAT", b"x") + chunk(b"IEND", b""),
+        HEAD + b"\xff\xff\xff\xffIHDR" + bytes(20),
+        small_png(0, 1),
+        small_png(16_385, 1),
+        small_png(16_000, 16_000),
+        jpeg()[:-1],
+        jpeg() + b"x",
+        b"\xff\xd8\xff\xd9",
+        b"\xff\xd8" + b"\xff\xe0\x00\x00" * 1000 + b"\xff\xd9",
+    ],
+)
+def test_anything_else_does_not(content: bytes) -> None:
+    assert checked(content) is None

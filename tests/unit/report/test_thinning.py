@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dist_wandb.report.thinning import MOST_STRETCHES, Budget, Curve, cells, edges_of
+
+finite = st.floats(-1e6, 1e6)
+
+
+def curve_of(ys: list[float], xs: list[float] | None = None, budget: Budget | None = None) -> Curve:
+    curve = Curve(budget or Budget(10**6))
+    for x, y in zip(xs or range(len(ys)), ys, strict=True):
+        curve.add(x, y)
+    return curve
+
+
+def test_a_short_curve_keeps_all_its_points() -> None:
+    ys = [random.Random(1).random() for _ in range(MOST_STRETCHES)]
+    assert curve_of(ys).points() == list(enumerate(ys))
+
+
+def test_a_long_curve_has_few_points_and_both_spikes() -> None:
+    ys = [math.sin(step / 1000) for step in range(100_000)]
+    ys[31_415], ys[77_777] = 50.0, -50.0
+    points = curve_of(ys).points()
+    assert len(points) <= 4 * MOST_STRETCHES
+    assert (31_415, 50.0) in points
+    assert (77_777, -50.0) in points
+    assert points[0] == (0, ys[0])
+    assert points[-1] == (99_999, ys[-1])
+    assert points == sorted(points)
+
+
+@given(st.lists(finite, min_size=1, max_size=300), st.sampled_from([16, 32, 512]))
+def test_minima_maxima_sums_and_numbers_are_kept(ys: list[float], most: int) -> None:
+    curve = curve_of(ys)
+    stretches = curve.stretches(most)
+    points = curve.points(most)
+    assert len(stretches) <= most
+    assert sum(stretch.number for stretch in stretches) == len(ys)
+    assert sum(stretch.total for stretch in stretches) == pytest.approx(sum(ys), abs=1e-3)
+    assert {min(y for _, y in points), max(y for _, y in points)} == {min(ys), max(ys)}
+    assert {(x, y) for x, y in points} <= set(enumerate(ys))
+
+
+def test_curves_share_a_budget() -> None:
+    budget = Budget(1000)
+    curves = [curve_of(list(map(float, range(5000))), budget=budget) for _ in range(20)]
+    assert sum(len(curve.stretches()) for curve in curves) <= 1000
+    for curve in curves:
+        assert {0.0, 4999.0} <= {y for _, y in curve.points()}
+
+
+def test_values_that_are_not_finite_are_counted_and_leave_a_gap() -> None:
+    curve = curve_of([1.0, math.nan, math.inf, 2.0, -math.inf])
+    assert curve.points() == [(0, 1.0), (3, 2.0)]
+    assert (curve.facts().gaps, curve.facts().last) == (3, -math.inf)
+
+
+def test_a_corrected_row_replaces_the_one_before_it() -> None:
+    curve = curve_of([1.0, 2.0, 3.0, 2.5], [0, 1, 2, 1])
+    assert curve.points() == [(0, 1.0), (1, 2.5), (2, 3.0)]
+
+
+def test_a_resumed_run_goes_on() -> None:
+    curve = curve_of([1.0, 2.0])
+    curve.absorb(curve_of([3.0, math.nan], [2, 3]))
+    assert curve.points() == [(0, 1.0), (1, 2.0), (2, 3.0)]
+    assert curve.facts().gaps == 1
+
+
+def test_cells_have_the_means_of_their_points() -> None:
+    stretches = curve_of([1.0, 3.0, 5.0, 7.0]).stretches()
+    edges = edges_of([stretches], 2)
+    found = cells(stretches, edges)
+    assert [cell and (cell.mean, cell.smallest, cell.largest) for cell in found] == [(2.0, 1.0, 3.0), (6.0, 5.0, 7.0)]
+
+
+def test_nothing_has_no_cells() -> None:
+    assert edges_of([[]], 10) == []
+
+
+def test_huge_values_do_not_raise() -> None:
+    points = curve_of([1.7e308, -1.7e308] * 3000).points()
+    assert {y for _, y in points} == {1.7e308, -1.7e308}
