@@ -132,16 +132,20 @@ def _command(name: str, told: dict[str, Any]) -> Command:
 
 @pytest.mark.parametrize("trees", GROUPS.values(), ids=GROUPS)
 def test_among_hostile_trees_a_sound_run_is_shown_and_uploaded(
-    trees: Sequence[Tree], someone: Victim, run: Run, trees_at: Path
+    trees: Sequence[Tree], someone: Victim, run: Run, trees_at: Path, tmp_path: Path
 ) -> None:
     top = trees_at
     hostile.plant(trees, top, someone)
     hostile.healthy(top)
     before = snapshot(top)
-    shown, as_json, planned = run(["show", top], ["show", "--json", top], ["sync", "--dry-run", top])
-    for command in (shown, as_json, planned):
+    page = tmp_path / "report.html"
+    commands = (["show", top], ["show", "--json", top], ["sync", "--dry-run", top], ["report", top, "-o", page])
+    shown, as_json, planned, reported = run(*commands)
+    for command in (shown, as_json, planned, reported):
         command.check(len(trees))
         someone.check_told(command.out, command.err)
+    someone.check_told(page.read_text(), "")
+    assert reported.code == shown.code, reported.err
     assert snapshot(top) == before
     assert not list(someone.own[0].iterdir())
     someone.check()

@@ -12,7 +12,7 @@ import dist_wandb
 
 HEAVY = (
     *("torch", "wandb", "lightning", "pytorch_lightning", "accelerate", "transformers", "torchmetrics"),
-    *("rich", "numpy"),
+    *("rich", "plotly", "numpy"),
 )
 INTEGRATIONS = [
     ("DistWandbCallback", "transformers", "transformers"),

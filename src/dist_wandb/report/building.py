@@ -10,11 +10,11 @@ from pathlib import Path
 
 from dist_wandb._version import __version__
 from dist_wandb.errors import ReadError, UnsupportedVersionError, in_words
+from dist_wandb.reading.found import files_below
 from dist_wandb.report import media, thinning
 from dist_wandb.report.files import FileForReport, read_for_report
 from dist_wandb.report.model import Report
 from dist_wandb.report.sections import sections
-from dist_wandb.wandb_files.finding import find_runs
 from dist_wandb.wandb_files.interruptible import call_interruptibly
 
 _STRETCHES = 120_000  # of all curves: some 6 MB of the page
@@ -33,20 +33,12 @@ def build(directory: Path, metrics: Sequence[str] = ("*",)) -> Report:
         ReadError: There is no directory, or none of the runs below it can be read.
         UnsupportedVersionError: The installed wandb cannot print their files.
     """
-    unseen: list[ReadError] = []
-    paths = find_runs(directory, report=unseen.append)
+    paths, unseen = files_below([directory])
     found, unreadable = _read(paths, metrics)
-    problems = [str(error) for error in (*unreadable, *unseen)]
+    problems = [str(error) for error in (*unreadable, *(error for _, error in unseen))]
     if not found:
-        reasons = (
-            f" {' '.join(problems[:5])}"
-            if problems
-            else (
-                " There is no run-*.wandb file in a run-* or offline-run-* directory. Give the directory that W&B "
-                "wrote to (`dir=`, by default ./wandb)."
-            )
-        )
-        raise ReadError(f"No W&B run below {str(directory)!r} can be read.{reasons}")
+        reasons = " ".join(problems[:5])
+        raise ReadError(f"None of the runs below {str(directory)!r} can be read. {reasons}")
     return Report(
         directory=str(directory),
         made=datetime.now(timezone.utc).isoformat(timespec="seconds"),

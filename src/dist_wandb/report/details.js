@@ -36,21 +36,20 @@ function showOverview() {
     const more = problems.length ? el("details", {}, el("summary", {}, several(problems.length, "note")), el("ul", {}, problems.slice(0, 50).map((text) => el("li", {}, text)))) : "";
     return {
       cells: [
-        [el("span", {}, dot(run), run.name), run.name],
+        [el("span", { class: "one-line" }, dot(run), run.name), run.name],
         [stateBadge(run.state, (run.writers.find((writer) => writer.exit_code) || {}).exit_code), run.state],
-        [slow ? el("span", {}, el("span", { class: "tag bad" }, `rank ${slow.rank}`), ` ${slow.name}, ${percent(slow.share)} of rows, +${number(slow.excess)}`) : run.slowest.length ? "none stands out" : "", slow ? slow.rank : -1],
+        [slow ? el("span", { class: "finding" }, el("span", { class: "tag bad" }, `rank ${slow.rank}`), ` ${slow.name}, ${percent(slow.share)} of rows, +${number(slow.excess)}`) : run.slowest.length ? "none stands out" : "", slow ? slow.rank : -1],
         run.world || run.writers.length,
         run.mode,
         run.rows,
         [degraded, run.degraded.rows],
         [uploadText(run), run.uploaded],
-        [[run.project, run.group].filter(Boolean).join(" / "), run.group || ""],
-        [(run.started || "").replace("T", " ").slice(0, 19), run.started || ""],
+        [el("span", { class: "one-line" }, (run.started || "").replace("T", " ").slice(0, 16)), run.started || ""],
         [more, problems.length],
       ],
     };
   });
-  const columns = ["run", "state", "slowest rank", "ranks", "mode", "rows", "degraded rows", "uploaded", "project / group", "started (UTC)", "notes"].map((heading, place) => ({ heading, numeric: place === 3 || place === 5 }));
+  const columns = ["run", "state", "slowest rank", "ranks", "mode", "rows", "degraded rows", "uploaded", "started (UTC)", "notes"].map((heading, place) => ({ heading, numeric: place === 3 || place === 5 }));
   fill(byId("overview-body"), rows.length ? tableOf("Runs that are shown", columns, rows) : el("p", { class: "empty" }, "No run is shown: choose some on the list of runs."));
 }
 

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from dist_wandb.reading.runs import brought_together
 from dist_wandb.report.charts import Drawing, charts_of, heat_maps_of, system_charts_of
 from dist_wandb.report.console import plain
 from dist_wandb.report.files import FileForReport
@@ -28,10 +29,12 @@ def sections(files: Iterable[FileForReport], room: Budget) -> list[Run]:
         files: What was read.
         room: Room for pictures and tables.
     """
+    by_path = {file.stored.path: file for file in files}
     together: dict[tuple[str, ...], list[FileForReport]] = defaultdict(list)
-    for file in files:
-        together[_key(file.stored)].append(file)
-    runs = [_section(sorted(group, key=_order), room) for group in together.values()]
+    for run in brought_together(file.stored for file in by_path.values()):
+        for writer in run.writers:
+            together[_key(writer.parts[0])] += [by_path[part.path] for part in writer.parts]
+    runs = [_section(sorted(group, key=_rank), room) for group in together.values()]
     runs.sort(key=lambda run: natural_order(run.name))
     runs.sort(key=lambda run: run.started or "", reverse=True)
     runs.sort(key=lambda run: (run.project or "", run.group or ""))
@@ -46,10 +49,11 @@ def _key(stored: StoredRun) -> tuple[str, ...]:
     return "run", stored.project or "", stored.run_id
 
 
-def _order(file: FileForReport) -> tuple[Any, ...]:
+def _rank(file: FileForReport) -> tuple[bool, int]:
+    """Primaries first, then by rank; files of one writer stay in their order."""
     sidecar = file.stored.sidecar
     is_other = sidecar is not None and sidecar.shared and not sidecar.primary
-    return is_other, sidecar.global_rank if sidecar else 0, file.stored.started or "", str(file.stored.path)
+    return is_other, sidecar.global_rank if sidecar else 0
 
 
 def _section(files: Sequence[FileForReport], room: Budget) -> Run:

@@ -124,8 +124,8 @@ class Curve:
 
     def stretches(self, most: int | None = None) -> list[Stretch]:
         """The stretches in the order of the x axis; at most so many, and as many as the budget has."""
-        self._shorten(min(most or MOST_STRETCHES, self._budget.each))
-        return sorted(self._stretches, key=_place)
+        self._shorten(self._budget.each)
+        return sorted(_at_most(most or MOST_STRETCHES, self._stretches), key=_place)
 
     def points(self, most: int | None = None) -> list[Point]:
         """The points to draw, in the order of the x axis. Of several single points at one place the last one counts."""
@@ -139,13 +139,18 @@ class Curve:
         typical = max((stretch.number for stretch in self._stretches), default=1)
         self._stretches += _joined_points(self._x, self._y, typical)
         self._x, self._y = [], []
-        while len(self._stretches) > most:
-            size = 2 * max(stretch.number for stretch in self._stretches)
-            self._stretches = _joined(self._stretches, size)
+        self._stretches = _at_most(most, self._stretches)
 
 
 def _place(stretch: Stretch) -> float:
     return stretch.first[0]
+
+
+def _at_most(most: int, stretches: list[Stretch]) -> list[Stretch]:
+    """Join neighbours until there are at most so many."""
+    while len(stretches) > most:
+        stretches = _joined(stretches, 2 * max(stretch.number for stretch in stretches))
+    return stretches
 
 
 def _joined_points(xs: Sequence[float], ys: Sequence[float], size: int) -> list[Stretch]:

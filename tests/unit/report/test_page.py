@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import importlib.metadata
 import json
 import math
 import os
@@ -137,9 +138,9 @@ def test_no_link_pipe_or_directory_is_replaced(tmp_path: Path, kind: str) -> Non
 
 def test_without_plotly_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> None:
-        raise page.importlib.metadata.PackageNotFoundError(name)
+        raise importlib.metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(page.importlib.metadata, "distribution", missing)
+    monkeypatch.setattr(importlib.metadata, "distribution", missing)
     with pytest.raises(MissingExtraError, match=r"dist-wandb\[report\]"):
         plotly_script()
 

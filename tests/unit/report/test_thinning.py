@@ -48,6 +48,12 @@ def test_minima_maxima_sums_and_numbers_are_kept(ys: list[float], most: int) -> 
     assert {(x, y) for x, y in points} <= set(enumerate(ys))
 
 
+def test_a_chart_with_few_points_leaves_the_curve_as_it_is() -> None:
+    curve = curve_of(list(map(float, range(400))))
+    assert len(curve.stretches(16)) <= 16
+    assert len(curve.stretches()) == 400
+
+
 def test_curves_share_a_budget() -> None:
     budget = Budget(1000)
     curves = [curve_of(list(map(float, range(5000))), budget=budget) for _ in range(20)]

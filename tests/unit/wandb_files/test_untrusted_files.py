@@ -12,7 +12,14 @@ SOURCES = Path(dist_wandb.__file__).parent
 LEFT_OUT = {"wandb_files/small_files.py", "uploads/copy.py"}  # the latter looks up names in folders that it has open
 MODULES = sorted(
     path.relative_to(SOURCES).as_posix()
-    for pattern in ("wandb_files/*.py", "uploads/*.py", "restart/*.py", "runs/destination.py", "*/script_ids.py")
+    for pattern in (
+        "wandb_files/*.py",
+        "report/*.py",
+        "uploads/*.py",
+        "restart/*.py",
+        "runs/destination.py",
+        "*/script_ids.py",
+    )
     for path in SOURCES.glob(pattern)
     if path.relative_to(SOURCES).as_posix() not in LEFT_OUT
 )
@@ -29,6 +36,9 @@ ALLOWED = {
     ("wandb_files", "_records_of"): {"open": "a new file in a private directory"},
     ("wandb_files", "_parsed"): {"loads": "a line of the reader's, of bounded length and depth"},
     ("wandb_files", "copy_without"): {"open": "a new file in the user's own state directory"},
+    ("report", "check_target"): {"open": "a descriptor that small_files has opened"},
+    ("report", "plotly_script"): {"read_text": "a file of the installed plotly"},
+    ("report", "_asset"): {"read_text": "a file of this package"},
     ("uploads", "_mark"): {"open": "made anew or not at all, through no link"},
     ("uploads", "_run_wandb_sync"): {
         "open": "a new file in the user's own state directory",
