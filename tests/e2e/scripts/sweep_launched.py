@@ -9,6 +9,7 @@ from typing import Any
 ACCELERATE = ("--multi_gpu", "--num_processes=2", "--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no")
 LAUNCHERS = {
     "torchrun": ("torch.distributed.run", "--standalone", "--nproc-per-node=2"),
+    "trainer": ("torch.distributed.run", "--standalone", "--nproc-per-node=2"),
     "accelerate": ("accelerate.commands.launch", *ACCELERATE, "--main_process_port=0"),
 }
 AT_LEAST = 120.0  # seconds: a trial that nobody stops ends well, which is not what is expected of it
@@ -89,10 +90,48 @@ def with_lightning() -> None:
     trainer.fit(Model(), torch.utils.data.DataLoader(batches))
 
 
+def with_trainer() -> None:
+    import torch
+    from transformers import PretrainedConfig, PreTrainedModel, Trainer, TrainingArguments
+
+    import dist_wandb
+    from dist_wandb import DistWandbCallback
+
+    class Model(PreTrainedModel):  # type: ignore[misc]  # transformers is not typed here
+        def __init__(self) -> None:
+            super().__init__(PretrainedConfig())
+            self.layer = torch.nn.Linear(1, 1)
+
+        def forward(self, value: torch.Tensor) -> dict[str, torch.Tensor]:
+            time.sleep(0.1)
+            return {"loss": self.layer(value).mean()}
+
+    with dist_wandb.init("digits", config={"lr": 7.0}) as run:  # before what needs the trial's values is made
+        arguments = TrainingArguments(
+            "out",
+            learning_rate=run.config["lr"],
+            use_cpu=True,
+            max_steps=int(AT_LEAST / 0.1),
+            logging_steps=1,
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+        )
+        saw(arguments.process_index, run)
+        data = [{"value": torch.ones(1)}] * 100
+        Trainer(Model(), arguments, train_dataset=data, callbacks=[DistWandbCallback()]).train()
+
+
 def main(launcher: str) -> None:
     if launcher in LAUNCHERS and "RANK" not in os.environ:
         os.execv(sys.executable, [sys.executable, "-m", *LAUNCHERS[launcher], *sys.argv])  # noqa: S606
-    {"torchrun": with_torch, "accelerate": with_accelerate, "lightning": with_lightning}[launcher]()
+    trains = {
+        "torchrun": with_torch,
+        "accelerate": with_accelerate,
+        "lightning": with_lightning,
+        "trainer": with_trainer,
+    }
+    trains[launcher]()
 
 
 if __name__ == "__main__":
