@@ -139,9 +139,15 @@ def test_among_hostile_trees_a_sound_run_is_shown_and_uploaded(
     hostile.healthy(top)
     before = snapshot(top)
     page = tmp_path / "report.html"
-    commands = (["show", top], ["show", "--json", top], ["sync", "--dry-run", top], ["report", top, "-o", page])
-    shown, as_json, planned, reported = run(*commands)
-    for command in (shown, as_json, planned, reported):
+    shown, as_json, planned, reported, in_table, rows = run(
+        ["show", "--details", top],
+        ["show", "--json", top],
+        ["sync", "--dry-run", top],
+        ["report", top, "-o", page],
+        ["show", "--compare", top],
+        ["show", "--rows", "loss", "--csv", "--where", "name=a sound run", top],
+    )
+    for command in (shown, as_json, planned, reported, in_table, rows):
         command.check(len(trees))
         someone.check_told(command.out, command.err)
     someone.check_told(page.read_text(), "")
@@ -150,6 +156,8 @@ def test_among_hostile_trees_a_sound_run_is_shown_and_uploaded(
     assert not list(someone.own[0].iterdir())
     someone.check()
     wrong = [*wrongly_shown(trees, shown, json.loads(as_json.out)), *wrongly_planned(trees, planned)]
+    assert in_table.out.count("a sound run") == 1
+    assert [line.split(",")[0] for line in rows.out.splitlines()] == ["run", *["healthy"] * 3]
     with WandbServer() as server:
         (done,) = run(["sync", top], server=server)
     done.check(6 * len(trees))
@@ -161,7 +169,9 @@ def test_among_hostile_trees_a_sound_run_is_shown_and_uploaded(
 
 
 def wrongly_shown(trees: Sequence[Tree], shown: Command, told: Any) -> Iterator[str]:
-    found = {tree_of(item, trees) for item in told["runs"]}
+    found = {
+        tree_of({"path": path}, trees) for item in told["runs"] for part in item["writers"] for path in part["files"]
+    }
     refused = {tree_of(item, trees) for item in told["unreadable"]}
     for tree in trees:
         what = "shown" if tree.name in found else "refused" if tree.name in refused else "passed over"
@@ -232,7 +242,7 @@ def test_directories_that_cannot_be_entered_are_told(run: Run, trees_at: Path) -
     if os.getuid() == 0:
         hostile.give_away(trees_at / "hidden")
     hidden.parent.chmod(0)
-    shown, planned = run(["show", trees_at], ["sync", "--dry-run", trees_at], obeys_modes=True)
+    shown, planned = run(["show", "--details", trees_at], ["sync", "--dry-run", trees_at], obeys_modes=True)
     hidden.parent.chmod(0o700)
     for command in (shown, planned):
         command.check()

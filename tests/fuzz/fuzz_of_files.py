@@ -19,8 +19,9 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from offline_runs import sidecar_record
 from record_files import content_of, new_record
 
-from dist_wandb.cli import formatting, show
+from dist_wandb.cli import formatting, show, show_cards, show_table
 from dist_wandb.errors import ReadError, UploadError
+from dist_wandb.reading.runs import brought_together
 from dist_wandb.restart.records import RestartRecord
 from dist_wandb.uploads.log import read_entries
 from dist_wandb.uploads.records import Rules, revised
@@ -326,8 +327,10 @@ def _read_inspection(data: bytes) -> None:
     run = contents.as_run(_RUN_FILE, None, contents.problems)
     assert run.rows >= 0
     assert all(0 <= metric.not_finite <= metric.count <= run.rows for metric in run.metrics.values())
-    json.dumps(formatting._json_value({**asdict(run), "path": str(run.path)}), allow_nan=False)
-    show._metrics_table(run, ["*"], 80)
+    (joined,) = brought_together([run, run])
+    json.dumps(formatting._json_value(show._run_as_json(joined, ["*"])), allow_nan=False)
+    show_cards.card(joined, ["*"], 80)
+    show_table.runs_table([joined], None)
 
 
 TARGETS = (

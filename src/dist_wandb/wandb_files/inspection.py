@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import math
 import os
 import re
 import sys
@@ -28,6 +29,7 @@ BINARY_KNOWN = frozenset({"0.31"})  # versions of wandb, without the last number
 _READER_SINCE = "0.31"  # `wandb leet inspect` is older, its --json is not
 _LONGEST_STDERR = 1024 * 1024  # bytes
 _MOST_PROBLEMS, _LONGEST_PROBLEM = 20, 1000  # of one file; characters of each
+_LONGEST_STANDSTILL = "6h"  # of a run that is followed; so a reader that nobody ended is not left for good
 _LARGE_LINE = 256 * 1024
 _one_large_line = threading.Lock()
 # Most records of a file are of these kinds, which are not needed: they are skipped without parsing the line.
@@ -35,7 +37,12 @@ _UNUSED_RECORD = re.compile(rb'\{"num":\d+,"type":"(?:summary|stats|output|outpu
 
 
 def inspect(
-    path: Path, on_record: OnRecord, stopped: threading.Event | None = None, *, everything: bool = False
+    path: Path,
+    on_record: OnRecord,
+    stopped: threading.Event | None = None,
+    *,
+    everything: bool = False,
+    follow: bool = False,
 ) -> list[str]:
     """Pass the records of a file to a function, except for `_UNUSED_RECORD`.
 
@@ -44,6 +51,7 @@ def inspect(
         on_record: Called with each record.
         stopped: Set to stop reading.
         everything: Pass on those of `_UNUSED_RECORD`, too.
+        follow: Go on with the records that are being written, until the run ends or stands still for hours.
 
     Returns:
         The damaged parts that were skipped.
@@ -53,9 +61,10 @@ def inspect(
         UnsupportedVersionError: The installed wandb has no such reader.
     """
     try:
-        limits = Limits.for_file(_size_of(path))
+        size = _size_of(path)
+        limits = Limits(math.inf, silence=math.inf) if follow else Limits.for_file(size)
         records = Records(path, everything=everything)
-        returncode, stderr = _records_of(path, records, on_record, limits, stopped or threading.Event())
+        returncode, stderr = _records_of(path, records, on_record, limits, stopped or threading.Event(), follow=follow)
     except OSError as error:
         where = "" if error.filename in (None, str(path)) else f" ({error.filename})"  # of temporary files
         raise ReadError(f"{path}: cannot be read: {error.strerror or error}{where}.") from None
@@ -85,6 +94,8 @@ def _records_of(
     on_record: OnRecord,
     limits: Limits,
     stopped: threading.Event,
+    *,
+    follow: bool,
 ) -> tuple[int, str]:
     """Run the reader to its end; return its exit code and standard error.
 
@@ -93,7 +104,7 @@ def _records_of(
     with private_directory() as private, (private / "stderr").open("w+b") as errors:
         try:
             with lines_of(
-                reader_command(path.absolute()),
+                reader_command(path.absolute(), follow=follow),
                 directory=private,
                 environment=reader_environment(private),
                 errors=errors,
@@ -109,7 +120,7 @@ def _records_of(
         return returncode, errors.read(_LONGEST_STDERR).decode("utf-8", errors="replace").strip()
 
 
-def reader_command(path: Path) -> list[str]:
+def reader_command(path: Path, *, follow: bool = False) -> list[str]:
     """The command that prints the records of a file.
 
     ``wandb leet inspect`` starts this binary (`launch_inspect` in wandb/cli/leet.py). Starting it directly takes 0.04 s
@@ -118,11 +129,13 @@ def reader_command(path: Path) -> list[str]:
 
     Args:
         path: The file, absolute.
+        follow: As for `inspect`.
     """
     binary = _binary_of_wandb()
+    following = ["--follow", f"--idle-timeout={_LONGEST_STANDSTILL}"] if follow else []
     if binary is None:
-        return [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(path)]
-    options = ["--no-observability", "--json", "--run-file", str(path)]
+        return [sys.executable, "-m", "wandb", "leet", "inspect", "--json", *following, str(path)]
+    options = ["--no-observability", "--json", *following, "--run-file", str(path)]
     return [str(binary), "leet", "inspect", *options, str(path.parent.parent)]
 
 

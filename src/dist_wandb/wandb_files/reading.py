@@ -25,7 +25,7 @@ from dist_wandb.wandb_files.finding import natural_order
 from dist_wandb.wandb_files.inspection import inspect
 from dist_wandb.wandb_files.interruptible import call_interruptibly
 from dist_wandb.wandb_files.sidecar import Sidecar, read_sidecar
-from dist_wandb.wandb_files.statistics import MetricHistory, RunningMetric
+from dist_wandb.wandb_files.statistics import NAMES_OF_RANKS, MetricHistory, RunningMetric
 
 MOST_METRICS = 20_000
 """Largest number of metrics kept of a file; the first ones are kept."""
@@ -327,7 +327,7 @@ class Contents:
             return None
         if not self._is_wanted(name):
             return None
-        self.metrics[name] = metric = RunningMetric()
+        self.metrics[name] = metric = RunningMetric(counted=name.endswith(NAMES_OF_RANKS))
         return metric
 
 

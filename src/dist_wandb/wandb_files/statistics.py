@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import math
 from array import array
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 TREND_LENGTH = 256
 """Largest number of points kept of a metric's history."""
+
+NAMES_OF_RANKS = ("/argmax_rank", "/straggler_rank")
+"""How the names of metrics end whose values are ranks."""
+
+_MOST_COUNTED = 4096  # ranks
+_TOGETHER = 64  # values that are added at once
 
 
 @dataclass(frozen=True)
@@ -23,6 +30,7 @@ class MetricHistory:
         largest: The largest value except NaN; NaN if there is none.
         trend: The means of the finite values in at most `TREND_LENGTH` equal stretches of the history, oldest first;
             NaN for a stretch without any.
+        counts: How often each value occurred, the most frequent first; only of metrics whose values are ranks.
     """
 
     count: int
@@ -31,6 +39,7 @@ class MetricHistory:
     smallest: float
     largest: float
     trend: tuple[float, ...]
+    counts: tuple[tuple[float, int], ...] = ()
 
 
 def joined(histories: Sequence[MetricHistory]) -> MetricHistory:
@@ -45,9 +54,11 @@ def joined(histories: Sequence[MetricHistory]) -> MetricHistory:
     for part in histories:
         room = max(1, round(TREND_LENGTH * part.count / values))
         stretch = Trend(room + room % 2)
-        for mean in part.trend:
-            stretch.add(mean)
+        stretch.add_all(part.trend)
         trend += stretch.means()
+    counts: Counter[float] = Counter()
+    for part in histories:
+        counts.update(dict(part.counts))
     known = [part for part in histories if not math.isnan(part.smallest)]
     return MetricHistory(
         count=values,
@@ -56,34 +67,39 @@ def joined(histories: Sequence[MetricHistory]) -> MetricHistory:
         smallest=min((part.smallest for part in known), default=math.nan),
         largest=max((part.largest for part in known), default=math.nan),
         trend=tuple(trend),
+        counts=tuple(counts.most_common()),
     )
 
 
 class RunningMetric:
-    """Running statistics of one metric."""
+    """Running statistics of one metric.
 
-    __slots__ = ("_count", "_largest", "_last", "_not_finite", "_smallest", "_trend")
+    Args:
+        counted: Whether to count how often each value occurs.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_count", "_counts", "_largest", "_last", "_not_finite", "_smallest", "_trend", "_waiting")
+
+    def __init__(self, *, counted: bool = False) -> None:
+        self._waiting: list[float] = []  # adding many at once takes a fifth of the time
         self._count = 0
         self._not_finite = 0
         self._last = math.nan
         self._smallest = math.inf
         self._largest = -math.inf
         self._trend = Trend()
+        self._counts: Counter[float] | None = Counter() if counted else None
 
     def add(self, value: float) -> None:
         """Add the next value."""
-        self._count += 1
-        self._last = value
-        self._not_finite += not math.isfinite(value)
-        self._trend.add(value)
-        if not math.isnan(value):
-            self._smallest = min(self._smallest, value)
-            self._largest = max(self._largest, value)
+        self._waiting.append(value)
+        if len(self._waiting) == _TOGETHER:
+            self._take()
 
     def history(self) -> MetricHistory:
         """The statistics of all values so far."""
+        if self._waiting:
+            self._take()
         has_any = self._smallest <= self._largest
         return MetricHistory(
             count=self._count,
@@ -92,7 +108,22 @@ class RunningMetric:
             smallest=self._smallest if has_any else math.nan,
             largest=self._largest if has_any else math.nan,
             trend=self._trend.means(),
+            counts=tuple(self._counts.most_common()) if self._counts else (),
         )
+
+    def _take(self) -> None:
+        values, self._waiting = self._waiting, []
+        self._count += len(values)
+        self._last = values[-1]
+        self._trend.add_all(values)
+        finite = list(filter(math.isfinite, values))
+        self._not_finite += len(values) - len(finite)
+        known = finite if len(finite) == len(values) else [value for value in values if not math.isnan(value)]
+        if known:
+            self._smallest = min(self._smallest, *known)
+            self._largest = max(self._largest, *known)
+        if self._counts is not None:
+            self._counts.update(value for value in finite if value in self._counts or len(self._counts) < _MOST_COUNTED)
 
 
 class Trend:
@@ -113,17 +144,23 @@ class Trend:
         self._length = 1  # of every stretch but the last
         self._length_of_last = 0
 
-    def add(self, value: float) -> None:
-        """Add the next value."""
-        if not self._means or self._length_of_last == self._length:
-            if len(self._means) == self._room:
-                self._merge_neighbours()
-            self._means.append(math.nan)
-            self._finite.append(0)
-            self._length_of_last = 0
-        self._length_of_last += 1
-        if math.isfinite(value):
-            self._means[-1], self._finite[-1] = _merged(self._means[-1], self._finite[-1], float(value), 1)
+    def add_all(self, values: Sequence[float]) -> None:
+        """Add the next values."""
+        begin = 0
+        while begin < len(values):
+            if not self._means or self._length_of_last == self._length:
+                if len(self._means) == self._room:
+                    self._merge_neighbours()
+                self._means.append(math.nan)
+                self._finite.append(0)
+                self._length_of_last = 0
+            end = min(len(values), begin + self._length - self._length_of_last)
+            finite = list(filter(math.isfinite, values[begin:end]))
+            if finite:
+                mean = float(finite[0]) if len(finite) == 1 else sum(value / len(finite) for value in finite)
+                self._means[-1], self._finite[-1] = _merged(self._means[-1], self._finite[-1], mean, len(finite))
+            self._length_of_last += end - begin
+            begin = end
 
     def means(self) -> tuple[float, ...]:
         """The mean of the finite values of each stretch, oldest first; NaN for a stretch without any."""

@@ -357,7 +357,7 @@ def test_a_shared_run_in_several_files_counts_as_one(write_run: WriteRun, tmp_pa
         path.write_text(path.read_text().replace(f"writer-{number}", "exp"))
         label(path, name=f"rank-{number}", primary=number == 0)
     assert main(["show", str(tmp_path / "logs")]) == 0
-    assert f"2 runs in 4 files below {tmp_path / 'logs'}: 4 finished\n" in capsys.readouterr().out
+    assert f"2 runs in 4 files below {tmp_path / 'logs'}: 2 finished\n" in capsys.readouterr().out
 
 
 def test_what_is_not_finite_is_counted_beside_the_metric(write_run: WriteRun, tmp_path: Path, capsys: Capture) -> None:
@@ -505,8 +505,10 @@ def test_show_as_json(write_run: WriteRun, tmp_path: Path, capsys: Capture) -> N
     assert "is empty" in shown["unreadable"][0]["reason"]
     (run,) = shown["runs"]
     assert (run["path"], run["run_id"], run["state"], run["exit_code"]) == (str(path), "a", "failed", 1)
-    assert (run["rows"], run["label"], run["config"], run["tags"]) == (65, "worker-1-rank-1", {"lr": 0.1}, ["x"])
-    assert run["sidecar"]["run_mode"] == "shared"
+    assert (run["rows"], run["config"], run["tags"]) == (65, {"lr": 0.1}, ["x"])
+    (writer,) = run["writers"]
+    assert (writer["label"], writer["rank"], writer["files"]) == ("worker-1-rank-1", 3, [str(path)])
+    assert writer["sidecar"]["run_mode"] == "shared"
     loss = run["metrics"]["loss"]
     assert (loss["count"], loss["not_finite"], loss["last"], loss["smallest"], loss["largest"]) == (65, 1, "NaN", 0, 63)
     assert len(loss["trend"]) == 32

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from offline_runs import sidecar_record
 from record_files import Record, end, header, new_record, row, run, write_run
+from shared_runs import write_rank
 
 import dist_wandb
 from dist_wandb import ConfigurationError, LocalRun, MissingExtraError, ReadError, read_runs
@@ -23,32 +23,12 @@ from dist_wandb.wandb_files.statistics import RunningMetric, joined
 pytestmark = pytest.mark.newest  # wandb 0.31 is the first that reads its own files
 
 
-def metric(axis: str) -> Record:
-    """The definition of the x axis of all metrics."""
-    record = new_record()
-    record.metric.glob_name, record.metric.step_metric = "*", axis
-    return record
-
-
 def summary(**values: Any) -> Record:
     record = new_record()
     for name, value in values.items():
         update = record.summary.update.add()
         update.key, update.value_json = name, json.dumps(value)
     return record
-
-
-def write_rank(top: Path, rank: int, *records: Record, ended: int | None = 0, stamp: str = "20260101_000000") -> Path:
-    """The file of one rank of the shared run "exp", whose names have its label, as dist_wandb writes them."""
-    ending = [] if ended is None else [end(ended)]
-    begin = [header(), run("exp", config={"lr": 0.1, "rank": rank}), metric("global_step")]
-    place = top / f"rank-{rank}"
-    directory = write_run(place, "exp", records=[*begin, *records, *ending], stamp=stamp)
-    sidecar = sidecar_record(
-        label=f"rank-{rank}", primary=rank == 0, update_finish_state=rank == 0, global_rank=rank, world_size=16
-    )
-    (directory / "dist-wandb.json").write_text(json.dumps(sidecar))
-    return directory / "run-exp.wandb"
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dist_wandb.wandb_files.statistics import TREND_LENGTH, RunningMetric, Trend
 
 
-@given(st.lists(st.floats(), min_size=1))
+@given(st.lists(st.floats(), min_size=1) | st.lists(st.floats(), min_size=63, max_size=200))
 def test_statistics_are_those_of_the_whole_series(values: list[float]) -> None:
     metric = RunningMetric()
     for value in values:
@@ -24,12 +24,12 @@ def test_statistics_are_those_of_the_whole_series(values: list[float]) -> None:
     assert repr((found.last, found.smallest, found.largest)) == repr((values[-1], min(ordered), max(ordered)))
 
 
-@given(st.lists(st.floats(-1e6, 1e6) | st.just(math.nan) | st.just(math.inf), max_size=150))
-def test_a_trend_is_the_means_of_equal_stretches_in_bounded_room(values: list[float]) -> None:
+@given(st.lists(st.floats(-1e6, 1e6) | st.just(math.nan) | st.just(math.inf), max_size=150), st.integers(1, 40))
+def test_a_trend_is_the_means_of_equal_stretches_in_bounded_room(values: list[float], together: int) -> None:
     room = 8
     trend = Trend(room)
-    for value in values:
-        trend.add(value)
+    for begin in range(0, len(values), together):
+        trend.add_all(values[begin : begin + together])
     length = 1
     while len(values) > room * length:
         length *= 2
@@ -42,8 +42,8 @@ def test_a_trend_is_the_means_of_equal_stretches_in_bounded_room(values: list[fl
 
 def test_a_trend_of_the_largest_floats_does_not_overflow() -> None:
     trend = Trend()
-    for _ in range(4 * TREND_LENGTH):
-        trend.add(1.7e308)
+    for _ in range(2 * TREND_LENGTH):
+        trend.add_all([1.7e308] * 2)
     assert trend.means() == pytest.approx([1.7e308] * TREND_LENGTH)
 
 
@@ -63,3 +63,14 @@ def test_a_history_of_many_metrics_takes_little_room() -> None:
     tracemalloc.stop()
     assert room < 8000  # it was 45,000
     assert metric.history() == before
+
+
+def test_of_metrics_that_name_ranks_the_values_are_counted() -> None:
+    metric, plain = RunningMetric(counted=True), RunningMetric()
+    for value in [3, 1, 3.0, math.nan, 3, *range(10_000)]:
+        metric.add(value)
+        plain.add(value)
+    found = metric.history()
+    assert found.counts[:2] == ((3, 4), (1, 2))
+    assert len(found.counts) <= 4096
+    assert plain.history().counts == ()

@@ -1,0 +1,187 @@
+"""One run in full, as ``dist-wandb show`` prints it: how it stands, who wrote it, and its metrics."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from itertools import groupby, islice
+from pathlib import Path
+
+from rich.cells import cell_len
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.text import Text
+
+from dist_wandb.cli.formatting import number, number_of, sparkline, table
+from dist_wandb.errors import visible
+from dist_wandb.reading.ranks import by_rank, of_rank, slow_rank
+from dist_wandb.reading.runs import LocalRun, Writer
+from dist_wandb.uploads.plan import is_uploaded
+from dist_wandb.wandb_files.statistics import MetricHistory
+
+SPARKLINE_WIDTH = 32
+"""Largest length of a sparkline in characters; less on a narrow terminal."""
+
+STATES = {  # color, and words in the summary
+    "finished": ("green", "finished"),
+    "failed": ("red", "failed"),
+    "unfinished": ("yellow", "without a recorded end"),
+}
+"""By state of a run: its color, and the words for it."""
+
+_SHORTEST_SPARKLINE = 8
+_COLUMN_GAP = 2
+_MOST_METRICS_SHOWN = 1000  # of one run
+_MOST_WRITERS_SHOWN = 16
+_MOST_RANKS_SHOWN = 16  # of one metric
+_INDENT = 2
+
+
+def card(run: LocalRun, patterns: Sequence[str], width: int) -> tuple[Text, RenderableType]:
+    """A run in full: its heading, and the table of its metrics.
+
+    Args:
+        run: The run.
+        patterns: Of the metrics that are shown.
+        width: The room in characters.
+    """
+    has_more = any(part.has_more_metrics for writer in run.writers for part in writer.parts)
+    shown = metrics_table(run.metrics, patterns, width - _INDENT, has_more=has_more)
+    return heading(run), Padding(shown, (0, 0, 0, _INDENT), expand=False)
+
+
+def heading(run: LocalRun) -> Text:
+    """How a run stands, who wrote it, and where it lies."""
+    style, _ = STATES[run.state]
+    facts = [number_of(run.rows, "row")]
+    facts += ["uploaded"] if all(is_uploaded(part) for writer in run.writers for part in writer.parts) else []
+    facts += [f"{what} {visible(value)}" for what, value in (("project", run.project), ("group", run.group)) if value]
+    facts += _facts_of_job(run)
+    found = Text.assemble(("● ", style), (visible(run.id), "bold"), "  ", visible(run.name or ""))
+    found.rstrip()
+    found.append("\n  ").append(_state_in_words(run), style).append("".join(f" · {fact}" for fact in facts))
+    if len(run.writers) == 1:
+        for path in run.files:
+            found.append("\n  ").append(visible(str(path.parent)), "dim")
+        for problem in run.problems:
+            found.append("\n  ").append(f"! {visible(problem)}", "yellow")
+    else:
+        _add_writers(found, run)
+    job = run.writers[0].parts[-1].sidecar
+    slow = slow_rank(run.metrics, job.world_size if job else None)
+    if slow is not None:
+        more = "" if math.isnan(slow.excess) else f", busy {number(slow.excess)} s longer than the median rank"
+        found.append("\n  ").append(f"slowest: rank {slow.rank}", "bold red")
+        found.append(f", in {slow.times} of {slow.rows} rows by {visible(slow.metric)}{more}")
+    return found
+
+
+def _facts_of_job(run: LocalRun) -> list[str]:
+    job = run.writers[0].parts[-1].sidecar
+    if job is None:
+        return []
+    facts = [f"{job.run_mode}/{job.rank_scope}"]
+    if len(run.writers) > 1:
+        return [*facts, f"{len(run.writers)} writers of {number_of(job.world_size, 'rank')}"]
+    facts.append(f"rank {job.global_rank} of {job.world_size}")
+    if job.label is not None:
+        facts.append(f"label {visible(job.label)}{' (primary)' if job.primary else ''}")
+    return facts
+
+
+def _add_writers(text: Text, run: LocalRun) -> None:
+    """A line for each writer: of many for those that differ from the others first."""
+    notable = sorted(
+        run.writers, key=lambda writer: not (writer.primary or writer.problems or writer.state != run.state)
+    )
+    shown = set(map(id, notable[:_MOST_WRITERS_SHOWN]))
+    top = Path(os.path.commonpath([path.parent for path in run.files]))
+    text.append("\n  ").append(visible(str(top)), "dim")
+    labels = [writer.label or "without a label" for writer in run.writers if id(writer) in shown]
+    room = max(map(len, labels), default=0)
+    for writer in run.writers:
+        if id(writer) not in shown:
+            continue
+        style, words = STATES[writer.state]
+        text.append("\n  ").append("● ", style).append(f"{visible(writer.label or 'without a label'):<{room}}  ")
+        text.append(", ".join(_facts_of_writer(writer, words)))
+        for path in dict.fromkeys(part.path.parent for part in writer.parts):
+            text.append(f"  {visible(str(path.relative_to(top)))}", "dim")
+        for problem in writer.problems:
+            text.append("\n    ").append(f"! {visible(problem)}", "yellow")
+    left_out = len(run.writers) - len(shown)
+    if left_out:
+        text.append(f"\n  and {left_out} writers more")
+
+
+def _facts_of_writer(writer: Writer, state: str) -> Iterator[str]:
+    yield f"{state} (exit code {writer.parts[-1].exit_code})" if writer.state == "failed" else state
+    yield number_of(writer.rows, "row")
+    if writer.rank is not None:
+        yield f"rank {writer.rank}"
+    if writer.node is not None:
+        yield f"node {writer.node}"
+    if writer.primary:
+        yield "primary"
+
+
+def _state_in_words(run: LocalRun) -> str:
+    if run.state == "failed":
+        return f"failed (exit code {run.exit_code})"
+    return "finished" if run.state == "finished" else "no end recorded (running, or killed)"
+
+
+def matching(metrics: Mapping[str, MetricHistory], patterns: Sequence[str]) -> dict[str, MetricHistory]:
+    """The metrics whose names match a pattern, those of single ranks behind the one that they are of."""
+    return {name: metrics[name] for name in by_rank(metrics) if any(fnmatchcase(name, pattern) for pattern in patterns)}
+
+
+def metrics_table(
+    metrics: Mapping[str, MetricHistory], patterns: Sequence[str], width: int, *, has_more: bool = False
+) -> RenderableType:
+    """One line for each metric; the sparkline gets the remaining width. Of many ranks the extreme ones are shown."""
+    wanted = matching(metrics, patterns)
+    if not wanted:
+        was_any_logged = metrics or list(patterns) != ["*"]
+        return Text("no metric matches" if was_any_logged else "no metric was logged", "dim")
+    chosen = dict(islice(_without_middle_ranks(wanted), _MOST_METRICS_SHOWN))
+    lines = {name: metric for name, metric in chosen.items() if isinstance(metric, MetricHistory)}
+    columns = {
+        "metric": [visible(name) for name in lines],
+        "last": [number(metric.last) for metric in lines.values()],
+        "min": [number(metric.smallest) for metric in lines.values()],
+        "max": [number(metric.largest) for metric in lines.values()],
+        "values": [str(metric.count) for metric in lines.values()],
+        "NaN/inf": [str(metric.not_finite or "") for metric in lines.values()],
+    }
+    columns = {title: cells for title, cells in columns.items() if any(cells)}
+    shown = table()
+    for title in columns:
+        shown.add_column(title, justify="left" if title == "metric" else "right", overflow="fold")
+    shown.add_column("trend", style="cyan", no_wrap=True)
+    taken = sum(max(map(cell_len, (title, *cells))) + _COLUMN_GAP for title, cells in columns.items())
+    room = min(SPARKLINE_WIDTH, max(_SHORTEST_SPARKLINE, width - taken))
+    for metric, *cells in zip(lines.values(), *columns.values(), strict=True):
+        shown.add_row(*map(Text, cells), Text(sparkline(metric.trend, room)))
+    notes = [Text(note, "dim") for note in chosen.values() if isinstance(note, str)]
+    left_out = len(wanted) - len(chosen) if len(chosen) == _MOST_METRICS_SHOWN else 0
+    if left_out or has_more:
+        many = f"more than {left_out}" if has_more else str(left_out)
+        notes.append(Text(f"and {many} beyond these: --metric GLOB picks", "dim"))
+    return Group(shown, *notes) if notes else shown
+
+
+def _without_middle_ranks(metrics: Mapping[str, MetricHistory]) -> Iterator[tuple[str, MetricHistory | str]]:
+    """Metrics, and of a name that very many ranks have the lowest and highest by their last value, and a note."""
+    for base, names in groupby(metrics, key=lambda name: (of_rank(name) or (None, None))[1]):
+        group = list(names)
+        if base is None or len(group) <= _MOST_RANKS_SHOWN:
+            yield from ((name, metrics[name]) for name in group)
+            continue
+        by_last = sorted(group, key=lambda name: metrics[name].last)
+        half = _MOST_RANKS_SHOWN // 2
+        yield from ((name, metrics[name]) for name in (*by_last[:half], *by_last[-half:]))
+        note = f"{visible(base)}: of {len(group)} ranks those with the {half} lowest and highest last values are shown"
+        yield f"\0{base}", note

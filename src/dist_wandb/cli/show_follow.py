@@ -1,0 +1,194 @@
+"""Runs that go on, shown as their files grow: ``dist-wandb show --follow``."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
+from dist_wandb.cli.formatting import number, number_of
+from dist_wandb.cli.show_cards import STATES, card, matching
+from dist_wandb.errors import DistWandbError, ReadError, in_words, visible
+from dist_wandb.reading.found import files_below
+from dist_wandb.reading.runs import LocalRun, brought_together
+from dist_wandb.wandb_files.inspection import inspect
+from dist_wandb.wandb_files.reading import Contents, StoredRun
+from dist_wandb.wandb_files.sidecar import read_sidecar
+
+_INTERVAL = 1.0  # seconds between two looks at what has come
+_SEARCH = 5.0  # seconds between two searches for files of ranks that come later
+_LATE_ENDS = 20.0  # seconds that writers are waited for whose run has ended
+_MOST_WAITING = 10_000  # records of one file
+_TIME_TO_STOP = 5.0
+_MOST_FILES = 256
+_METRICS_IN_LINE = 4
+
+
+class FollowedFile:
+    """One file, read on a thread of its own while it grows.
+
+    Args:
+        path: The file.
+        metrics: Patterns of the metrics that are wanted.
+        stopped: Set to stop reading.
+    """
+
+    def __init__(self, path: Path, metrics: Iterable[str], stopped: threading.Event) -> None:
+        self.path = path
+        self.error: Exception | None = None
+        """Why the file was not read to its end."""
+        self.contents = Contents(metrics)
+        self.is_read = False
+        """Whether the reader has ended."""
+        self._records: SimpleQueue[dict[str, Any]] = SimpleQueue()  # its locks cannot be left held by an interrupt
+        self._stopped = stopped
+        self._problems: list[str] = []
+        threading.Thread(target=self._read, name="dist_wandb-follow", daemon=True).start()
+
+    def take(self) -> bool:
+        """Take the records that have come; return whether there were any."""
+        took = False
+        with suppress(Empty):
+            for _ in range(2 * _MOST_WAITING):  # not until none is left: the reader may be faster
+                self.contents.add(self._records.get_nowait())
+                took = True
+        return took
+
+    def stored(self) -> StoredRun | None:
+        """The run as it is known now; `None` before its first record."""
+        if not self.contents.run:
+            return None
+        try:
+            sidecar, problems = read_sidecar(self.path.parent), []
+        except ReadError as error:
+            sidecar, problems = None, [str(error)]
+        return self.contents.as_run(self.path, sidecar, [*self._problems, *problems, *self.contents.problems])
+
+    def _read(self) -> None:
+        try:
+            self._problems = inspect(self.path, self._put, self._stopped, follow=True)
+        except Exception as error:  # noqa: BLE001  # told on the main thread
+            self.error = error
+        finally:
+            self.is_read = True
+
+    def _put(self, record: dict[str, Any]) -> None:
+        while self._records.qsize() > _MOST_WAITING and not self._stopped.is_set():
+            time.sleep(0.01)
+        self._records.put(record)
+
+
+class Followed:
+    """The files of the followed runs, those of ranks that come later included.
+
+    Args:
+        directories: Where files are searched for.
+        ids: Ids of the runs.
+        metrics: Patterns of the metrics that are wanted.
+    """
+
+    def __init__(self, directories: Sequence[Path], ids: Iterable[str], metrics: Sequence[str]) -> None:
+        self.files: dict[Path, FollowedFile] = {}
+        self._names = {f"run-{run_id}.wandb" for run_id in ids}
+        self._directories = directories
+        self._metrics = metrics
+        self._stopped = threading.Event()
+
+    def search(self) -> None:
+        """Follow files that are new, and those again of which nothing could be read."""
+        found, _ = files_below(self._directories)
+        for path in found:
+            known = self.files.get(path)
+            is_dead = known is not None and known.is_read and not known.contents.run
+            if path.name in self._names and (known is None or is_dead) and len(self.files) < _MOST_FILES:
+                self.files[path] = FollowedFile(path, self._metrics, self._stopped)
+
+    def take(self) -> bool:
+        """Take what has come; return whether anything has."""
+        return sum(file.take() for file in self.files.values()) > 0
+
+    def runs(self) -> list[LocalRun]:
+        """The runs as they are known now."""
+        return brought_together(run for file in self.files.values() if (run := file.stored()))
+
+    def errors(self) -> list[str]:
+        """Why files cannot be read any more."""
+        return [in_words(file.error, file.path) for file in self.files.values() if file.error]
+
+    def stop(self) -> None:
+        """End all readers."""
+        self._stopped.set()
+        deadline = time.monotonic() + _TIME_TO_STOP
+        while time.monotonic() < deadline and not all(file.is_read for file in self.files.values()):
+            time.sleep(0.02)
+
+
+def follow(directories: Sequence[Path], ids: Sequence[str], patterns: Sequence[str], out: Console) -> list[LocalRun]:
+    """Show runs until they end: on a terminal their cards, elsewhere a line for each change.
+
+    Args:
+        directories: Where their files lie.
+        ids: Their ids.
+        patterns: Of the metrics that are shown.
+        out: Where to print.
+
+    Returns:
+        The runs as they ended.
+
+    Raises:
+        DistWandbError: A file cannot be read at all.
+    """
+    followed = Followed(directories, ids, patterns)
+    try:
+        if not out.is_terminal:
+            return _until_end(followed, lambda runs: _print_lines(out, runs, patterns))
+        with Live(console=out, auto_refresh=False, transient=True) as live:
+            return _until_end(
+                followed,
+                lambda runs: live.update(
+                    Group(*(part for run in runs for part in card(run, patterns, out.width))), refresh=True
+                ),
+            )
+    finally:
+        followed.stop()
+
+
+def _until_end(followed: Followed, show: Callable[[list[LocalRun]], None]) -> list[LocalRun]:
+    searched = last_news = -_SEARCH
+    while True:
+        now = time.monotonic()
+        if now - searched >= _SEARCH:
+            followed.search()
+            searched = now
+        if followed.take():
+            last_news = now
+            show(followed.runs())
+        runs = followed.runs()
+        has_ended = bool(runs) and all(run.state != "unfinished" for run in runs)
+        writers = [writer for run in runs for writer in run.writers]
+        if has_ended and (all(writer.state != "unfinished" for writer in writers) or now - last_news > _LATE_ENDS):
+            return runs
+        if followed.files and all(file.is_read for file in followed.files.values()) and not followed.take():
+            if errors := followed.errors():
+                raise DistWandbError("; ".join(errors))
+            return followed.runs()
+        time.sleep(_INTERVAL)
+
+
+def _print_lines(out: Console, runs: Iterable[LocalRun], patterns: Sequence[str]) -> None:
+    for run in runs:
+        metrics = islice(matching(run.metrics, patterns).items(), _METRICS_IN_LINE)
+        values = "".join(f" · {visible(name)} {number(metric.last)}" for name, metric in metrics)
+        state = STATES[run.state][1] if run.state != "unfinished" else "goes on"
+        line = f"{time.strftime('%H:%M:%S')}  {visible(run.id)}  {state} · {number_of(run.rows, 'row')}{values}"
+        out.print(Text(line), soft_wrap=True)
+    out.file.flush()

@@ -1,0 +1,180 @@
+"""Which runs are meant: by id or name, by conditions on their values, and in which order."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from itertools import islice
+from typing import Any
+
+from dist_wandb.errors import ConfigurationError
+from dist_wandb.reading.runs import LocalRun
+from dist_wandb.wandb_files.finding import natural_order
+
+_CONDITION = re.compile(r"(.+?)\s*(!=|<=|>=|=|<|>)\s*(.*)", re.DOTALL)
+_OWN = ("id", "name", "state", "project", "group", "job_type", "started", "rows")
+_MOST_VALUES, _DEEPEST = 1000, 8  # of a config that is compared
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What a value of a run has to be, such as ``lr>=0.1`` or ``name=night*``.
+
+    Args:
+        key: As for `value_of`.
+        operator: ``=``, ``!=``, ``<``, ``<=``, ``>`` or ``>=``.
+        operand: What it is compared with: by number if both are numbers, else as text; ``=`` takes patterns.
+    """
+
+    key: str
+    operator: str
+    operand: str
+
+    @classmethod
+    def parse(cls, text: str) -> Condition:
+        """Parse a condition as users write it.
+
+        Raises:
+            ConfigurationError: It is none.
+        """
+        found = _CONDITION.fullmatch(text)
+        if found is None:
+            raise ConfigurationError(
+                f"{text!r} is not a condition. Write one such as lr=0.1, val/loss<0.5, name=night*"
+            )
+        return cls(*found.groups())
+
+    def holds(self, run: LocalRun) -> bool:
+        """Whether a run fulfils it. A run without the value fulfils ``!=`` alone."""
+        value = value_of(run, self.key)
+        if value is None:
+            return self.operator == "!="
+        number, operand = _as_number(value), _as_number(self.operand)
+        if number is not None and operand is not None:
+            return {
+                "=": number == operand,
+                "!=": number != operand,
+                "<": number < operand,
+                "<=": number <= operand,
+                ">": number > operand,
+                ">=": number >= operand,
+            }[self.operator]
+        text = _as_text(value)
+        is_same = fnmatchcase(text, self.operand) or text == self.operand
+        return is_same if self.operator == "=" else not is_same if self.operator == "!=" else False
+
+
+def value_of(run: LocalRun, key: str) -> Any:
+    """A value of a run by its name.
+
+    Args:
+        run: The run.
+        key: ``id``, ``name``, ``state``, ``project``, ``group``, ``job_type``, ``started`` or ``rows``; or a name in
+            its config, with dots for nested ones; or a metric, whose last value is taken. ``config.KEY`` is no metric.
+
+    Returns:
+        The value, `None` if there is none.
+    """
+    if key in _OWN:
+        return getattr(run, key)
+    name = key.removeprefix("config.")
+    found = _within(run.config, name)
+    if found is None and name == key and key in run.metrics:
+        return run.metrics[key].last
+    return found
+
+
+def chosen(
+    runs: Iterable[LocalRun], names: Sequence[str], conditions: Sequence[Condition], state: str | None = None
+) -> list[LocalRun]:
+    """The runs that are meant.
+
+    Args:
+        runs: All runs.
+        names: Ids, names, or patterns of them; none means all runs.
+        conditions: All of them have to hold.
+        state: How a run has ended; any if `None`.
+
+    Raises:
+        ConfigurationError: No run has one of the names.
+    """
+    runs = list(runs)
+    for name in names:
+        if not any(_is_called(run, name) for run in runs):
+            known = ", ".join(repr(run.id) for run in islice(reversed(runs), 10))
+            raise ConfigurationError(f"No run has the id or the name {name!r}. The last ones are {known or 'none'}.")
+    return [
+        run
+        for run in runs
+        if (not names or any(_is_called(run, name) for name in names))
+        and all(condition.holds(run) for condition in conditions)
+        and state in (None, run.state)
+    ]
+
+
+def ordered(runs: Iterable[LocalRun], key: str, *, reverse: bool = False) -> list[LocalRun]:
+    """The runs by a value: those without it last, numbers before text.
+
+    Args:
+        runs: The runs.
+        key: As for `value_of`.
+        reverse: Whether the largest value comes first.
+    """
+    values = [(run, value_of(run, key)) for run in runs]
+    known = [(run, value) for run, value in values if value is not None]
+    known.sort(key=lambda pair: _sort_key(pair[1]), reverse=reverse)
+    return [*(run for run, _ in known), *(run for run, value in values if value is None)]
+
+
+def differing(runs: Sequence[LocalRun]) -> list[str]:
+    """The names in the configs of runs whose values are not the same in all of them, those of nested ones with dots."""
+    flat = [dict(islice(_flattened(run.config), _MOST_VALUES)) for run in runs]
+    names = sorted({name for config in flat for name in config}, key=natural_order)
+    return [name for name in names if len({config.get(name) for config in flat}) > 1]
+
+
+def _sort_key(value: Any) -> tuple[bool, float, list[str]]:
+    number = _as_number(value)
+    if number is None or number != number:  # noqa: PLR0124  # NaN
+        return True, 0.0, natural_order(_as_text(value))
+    return False, number, []
+
+
+def _is_called(run: LocalRun, name: str) -> bool:
+    return any(own is not None and (own == name or fnmatchcase(own, name)) for own in (run.id, run.name))
+
+
+def _within(config: Mapping[str, Any], name: str) -> Any:
+    """A value of nested configs."""
+    if name in config:
+        return config[name]
+    value: Any = config
+    for part in name.split("."):
+        if not isinstance(value, dict) or part not in value:
+            return None
+        value = value[part]
+    return value
+
+
+def _flattened(config: Mapping[str, Any], prefix: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
+    for name, value in config.items():
+        if isinstance(value, dict) and value and depth < _DEEPEST:
+            yield from _flattened(value, f"{prefix}{name}.", depth + 1)
+        else:
+            yield f"{prefix}{name}", _as_text(value)
+
+
+def _as_number(value: Any) -> float | None:
+    if isinstance(value, bool):
+        return None
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def _as_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,261 @@
+"""`dist-wandb show` of whole runs: which ones, as cards, a table or rows, and while they go on."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from record_files import end, framed, header, row, run, serialised, write_run
+from shared_runs import write_rank, write_slow_job
+
+from dist_wandb.cli.commands import main
+
+Capture = pytest.CaptureFixture[str]
+COMMAND = "import sys; from dist_wandb.cli import main; sys.exit(main())"
+
+
+def shown(capsys: Capture, *argv: object, code: int = 0) -> str:
+    """What `dist-wandb show` prints."""
+    assert main(["show", *map(str, argv)]) == code
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    return captured.out
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Path:
+    """Seven runs that were started one after the other, in another order than their ids have."""
+    for number in range(7):
+        begun = run(f"r{6 - number}", config={"lr": 10.0**-number, "same": 1, "net": {"depth": number}})
+        begun.run.start_time.FromSeconds(1_700_000_000 + number)
+        begun.run.display_name = f"night-{number}"
+        ends = [end(int(number == 3))] if number != 5 else []
+        rows = [row(0, {"loss": float(number)})]
+        write_run(tmp_path / "sweep", f"r{6 - number}", records=[header(), begun, *rows, *ends])
+    return tmp_path / "sweep"
+
+
+# --- shared runs ------------------------------------------------------------------------------------------------------
+
+
+def test_a_shared_run_is_one_card_with_its_writers(tmp_path: Path, capsys: Capture) -> None:
+    write_rank(tmp_path, 0, *(row(step, {"rank-0/loss": 1.0}) for step in range(3)))
+    write_rank(tmp_path, 1, row(0, {"rank-1/loss": 2.0}), ended=3)
+    write_rank(tmp_path, 10, ended=None)
+    lines = shown(capsys, tmp_path).splitlines()
+    place = "wandb/offline-run-20260101_000000-exp"
+    assert lines[:6] == [
+        "● exp",
+        "  finished · 4 rows · project tests · shared/global · 3 writers of 1024 ranks",
+        f"  {tmp_path}",
+        f"  ● rank-0   finished, 3 rows, rank 0, node 0, primary  rank-0/{place}",
+        f"  ● rank-1   failed (exit code 3), 1 row, rank 1, node 0  rank-1/{place}",
+        f"  ● rank-10  without a recorded end, no rows, rank 10, node 0  rank-10/{place}",
+    ]
+    names = [line.split()[0] for line in lines[8:-2]]
+    assert names == ["global_step", "loss", "rank-0/loss", "rank-1/loss"]  # the ranks behind the name that they are of
+    assert lines[-1] == f"1 run in 3 files below {tmp_path}: 1 finished"
+
+
+def test_of_very_many_ranks_the_extremes_are_shown(tmp_path: Path, capsys: Capture) -> None:
+    for rank in range(20):
+        values = {f"rank-{rank}/loss": float((rank * 7) % 20)}
+        write_rank(tmp_path, rank, row(0, values), ended=4 if rank == 19 else 0)
+    out = shown(capsys, tmp_path)
+    assert out.count("  ● rank-") == 16
+    assert "● rank-19  failed (exit code 4)" in out
+    assert "and 4 writers more" in out
+    lasts = [float(line.split()[1]) for line in out.splitlines() if line.startswith("  rank-")]
+    assert lasts == [*range(8), *range(12, 20)]
+    assert "loss: of 20 ranks those with the 8 lowest and highest last values are shown" in out
+
+
+def test_the_slow_rank_is_named(tmp_path: Path, capsys: Capture) -> None:
+    write_slow_job(tmp_path, ranks=4, slow=2)
+    out = shown(capsys, tmp_path)
+    said = "slowest: rank 2, in 36 of 40 rows by time/straggler_rank, busy 0.03 s longer than the median rank"
+    assert out.count("slowest") == 1
+    assert said in out
+
+
+# --- which runs -------------------------------------------------------------------------------------------------------
+
+
+def order_in(out: str) -> list[str]:
+    """Ids in the lines of a table, in their order."""
+    return [line.split()[1] for line in out.splitlines() if line.startswith("●")]
+
+
+def test_many_runs_are_a_table_of_what_differs_the_oldest_first(sweep: Path, capsys: Capture) -> None:
+    out = shown(capsys, sweep)
+    titles = out.splitlines()[0].split()
+    assert titles == ["run", "name", "started", "rows", "lr", "net.depth", "global_step", "loss"]
+    assert order_in(out) == ["r6", "r5", "r4", "r3", "r2", "r1", "r0"]
+    (line,) = (line.split() for line in out.splitlines() if line.split()[1:2] == ["r2"])
+    assert line == ["●", "r2", "night-4", "2023-11-14", "22:13", "1", "0.0001", "4", "0", "4"]
+    assert f"7 runs below {sweep}: 5 finished, 1 failed, 1 without a recorded end" in out
+    assert shown(capsys, sweep, "--details").count("\n  metric ") == 7
+    assert "net.depth" in shown(capsys, sweep, "r1", "r2", "--compare")
+
+
+@pytest.mark.parametrize(
+    ("argv", "ids"),
+    [
+        (["--last"], ["r0"]),
+        (["r3", "night-1"], ["r5", "r3"]),
+        (["night-[12]"], ["r5", "r4"]),
+        (["--state", "failed"], ["r3"]),
+        (["--where", "lr>=0.01", "--where", "loss!=0"], ["r5", "r4"]),
+        (["--where", "net.depth=6"], ["r0"]),
+        (["--where", "name=night-*", "--where", "config.lr<1e-4", "--sort", "loss"], ["r1", "r0"]),
+        (["--where", "never=1"], []),
+        (["--where", "never!=1", "--sort", "lr", "--reverse", "--last"], ["r0"]),
+        (["--compare", "--sort", "loss", "--reverse"], ["r0", "r1", "r2", "r3", "r4", "r5", "r6"]),
+        (["--compare", "--reverse"], ["r0", "r1", "r2", "r3", "r4", "r5", "r6"]),
+        (["--compare", "--sort", "id"], ["r0", "r1", "r2", "r3", "r4", "r5", "r6"]),
+    ],
+)
+def test_runs_are_chosen_and_sorted(argv: list[str], ids: list[str], sweep: Path, capsys: Capture) -> None:
+    out = shown(capsys, sweep, *argv)
+    assert order_in(out) == ids
+    of_all = "" if len(ids) == 7 else " of 7"
+    assert f"{len(ids) or 'no'} run{'' if len(ids) == 1 else 's'}{of_all} below" in out
+
+
+@pytest.mark.parametrize(
+    ("argv", "reason"),
+    [
+        (["nobody"], "No run has the id or the name 'nobody'"),
+        (["--where", "loss"], "'loss' is not a condition"),
+        (["--csv"], "--csv is for rows"),
+        (["--follow", "--json"], "--follow prints no JSON"),
+    ],
+)
+def test_what_cannot_be_meant_is_told(argv: list[str], reason: str, sweep: Path, capsys: Capture) -> None:
+    assert main(["show", str(sweep), *argv]) == 2
+    assert reason in capsys.readouterr().err
+
+
+def test_without_a_directory_the_usual_places_are_looked_at(
+    sweep: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("WANDB_DIR", raising=False)
+    monkeypatch.chdir(tmp_path)
+    assert main(["show", "r1"]) == 1
+    said = capsys.readouterr().err
+    assert "There is no directory 'r1'" in said
+    assert "none of ./wandb, $WANDB_DIR and ./lightning_logs" in said
+    monkeypatch.chdir(sweep)
+    assert order_in(shown(capsys, "r1")) == ["r1"]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WANDB_DIR", str(sweep))
+    assert order_in(shown(capsys, "--last")) == ["r0"]
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_rows_of_names_are_printed_as_csv_json_and_a_table(tmp_path: Path, capsys: Capture) -> None:
+    rows = [row(0, {"loss": 1.0, "text": "a,b"}), row(1, {"loss": "NaN", "hist": [1, 2]})]
+    write_run(tmp_path, "a", records=[header(), run("a"), *rows])
+    write_run(tmp_path, "b", records=[header(), run("b"), row(5, {"val/acc": 0.5})])
+    lines = list(csv.reader(io.StringIO(shown(capsys, tmp_path, "--rows", "loss", "val/*", "text", "hist", "--csv"))))
+    assert lines == [
+        ["run", "_step", "loss", "text", "hist", "val/acc"],
+        ["a", "0", "1", "a,b", "", ""],
+        ["a", "1", "NaN", "", "[1, 2]", ""],
+        ["b", "5", "0.16666666666666666", "", "", "0.5"],
+    ]
+    found = json.loads(shown(capsys, tmp_path, "a", "--rows", "loss", "--json"))
+    assert found == [{"run_id": "a", "project": "tests", "columns": {"_step": [0, 1], "loss": [1, "NaN"]}}]
+    table = shown(capsys, tmp_path, "a", "--rows", "loss").splitlines()
+    assert [line.split() for line in table if line] == [
+        ["●", "a"],
+        ["_step", "loss"],
+        ["─" * 11],
+        ["0", "1"],
+        ["1", "NaN"],
+    ]
+
+
+def test_no_text_of_a_file_is_obeyed(tmp_path: Path, capsys: Capture) -> None:
+    evil = "=1+\x1b]0;x\x07\u202e[red]"
+    for number in range(6):
+        begun = run(f"r{number}", config={evil: f"{evil}{number}"}, display_name=evil, run_group=evil)
+        write_run(tmp_path, f"r{number}", records=[header(), begun, row(0, {evil: evil, "loss": 1.0, "=x": 1.0})])
+    names = [evil, "=x", "loss"]
+    for argv in ([], ["--details"], ["--rows", *names], ["--rows", *names, "--csv"], ["--compare", "--metric", "*"]):
+        out = shown(capsys, tmp_path, *argv)
+        assert {char for char in out if not (char.isprintable() or char == "\n")} == set()
+        assert "\\x1b" in out
+    cells = [
+        cell for line in csv.reader(io.StringIO(shown(capsys, tmp_path, "--rows", *names, "--csv"))) for cell in line
+    ]
+    assert not [cell for cell in cells if cell.startswith("=")]
+
+
+# --- runs that go on --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def following(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path, bytes]]:
+    """The command following a run; the run's file, and what is still to come of it."""
+    records = [header(), run(), *(row(step) for step in range(3))]
+    path = write_run(tmp_path, records=records) / "run-exp.wandb"
+    path.touch()  # a file without a change for hours is not followed
+    rest = framed(serialised([*records, row(3), row(4), end()])).removeprefix(path.read_bytes())
+    command = [sys.executable, "-c", COMMAND, "show", "--follow", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield process, path, rest
+        finally:
+            process.kill()
+
+
+def readers_of(path: Path) -> list[str]:
+    """The processes that read a file."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = process.read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if os.fsencode(path) in words:
+            found.append(process.parent.name)
+    return found
+
+
+def test_a_run_is_followed_until_it_ends(following: tuple[subprocess.Popen[str], Path, bytes]) -> None:
+    process, path, rest = following
+    assert process.stdout is not None
+    assert "exp  goes on · 3 rows · global_step 2 · loss 0.33333" in process.stdout.readline()
+    with path.open("ab") as file:
+        file.write(rest)
+    out, err = process.communicate(timeout=120)
+    assert (process.returncode, err) == (0, "")
+    assert "exp  finished · 5 rows" in out
+    assert "● exp\n  finished · 5 rows · project tests\n" in out
+    assert readers_of(path) == []
+
+
+def test_an_interrupt_ends_what_is_followed_at_once(following: tuple[subprocess.Popen[str], Path, bytes]) -> None:
+    process, path, _ = following
+    assert process.stdout is not None
+    process.stdout.readline()
+    assert readers_of(path)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=120)
+    assert (process.returncode, "interrupted" in err) == (130, True)
+    deadline = time.monotonic() + 60
+    while readers_of(path) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert readers_of(path) == []
