@@ -21,6 +21,7 @@ from dist_wandb.cli.commands import main
 
 Capture = pytest.CaptureFixture[str]
 COMMAND = "import sys; from dist_wandb.cli import main; sys.exit(main())"
+pytestmark = pytest.mark.newest  # read with W&B's own reader
 
 
 def shown(capsys: Capture, *argv: object, code: int = 0) -> str:
