@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import fuzz_of_files
 import fuzz_of_peers
+import fuzz_of_reports
 import fuzz_of_starts
 import fuzz_planted
 from fuzzing import Target
 
-TARGETS: tuple[Target, ...] = (*fuzz_of_peers.TARGETS, *fuzz_of_files.TARGETS, *fuzz_of_starts.TARGETS)
+TARGETS: tuple[Target, ...] = (
+    *fuzz_of_peers.TARGETS,
+    *fuzz_of_files.TARGETS,
+    *fuzz_of_reports.TARGETS,
+    *fuzz_of_starts.TARGETS,
+)
 
 
 def named(name: str) -> Target:

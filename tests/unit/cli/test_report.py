@@ -1,0 +1,88 @@
+"""`dist-wandb report`: what it prints, its exit codes, and what it writes."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import webbrowser
+from pathlib import Path
+
+import pytest
+from record_files import write_run
+
+from dist_wandb.cli.commands import main
+
+pytestmark = pytest.mark.newest  # wandb 0.31 is the first that reads its own files
+
+
+def test_a_page_is_written_and_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr(webbrowser, "open", lambda address: not opened.append(address))
+    monkeypatch.chdir(tmp_path)
+    write_run(tmp_path)
+    assert main(["report", ".", "--open"]) == 0
+    assert capsys.readouterr().out.startswith("1 run in report.html (")
+    assert opened == [(tmp_path / "report.html").as_uri()]
+    assert b'"run_id":"exp"' in (tmp_path / "report.html").read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "wandb"]
+
+
+def test_without_a_browser_it_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(webbrowser, "open", lambda _: False)
+    write_run(tmp_path)
+    assert main(["report", str(tmp_path), "-o", str(tmp_path / "a.html"), "--open"]) == 0
+    assert "No browser could be started" in capsys.readouterr().out
+
+
+def test_what_cannot_be_read_is_told_with_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(tmp_path / "good")
+    (write_run(tmp_path / "bad\x1b[31m", "bad") / "run-bad.wandb").write_bytes(b"")
+    assert main(["report", str(tmp_path), "-o", str(tmp_path / "a.html")]) == 1
+    out = capsys.readouterr().out
+    assert "run-bad.wandb" in out
+    assert "\x1b" not in out
+    assert (tmp_path / "a.html").exists()
+
+
+@pytest.mark.parametrize("what", ["other", "directory", "nowhere"])
+def test_where_no_page_can_be_written_there_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], what: str
+) -> None:
+    write_run(tmp_path)
+    target = tmp_path / "a.html"
+    if what == "other":
+        target.write_text("my thesis")
+    elif what == "directory":
+        target.mkdir()
+    else:
+        target = tmp_path / "missing" / "a.html"
+    assert main(["report", str(tmp_path), "-o", str(target)]) == 1
+    assert "a.html" in capsys.readouterr().err
+    assert what != "other" or target.read_text() == "my thesis"
+
+
+def test_without_runs_nothing_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(tmp_path), "-o", str(tmp_path / "a.html")]) == 1
+    assert "No W&B run lies below" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_plotly_the_extra_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def missing(name: str) -> None:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    write_run(tmp_path)
+    monkeypatch.setattr(importlib.metadata, "distribution", missing)
+    assert main(["report", str(tmp_path), "-o", str(tmp_path / "a.html")]) == 1
+    assert "pip install 'dist-wandb[report]'" in capsys.readouterr().err
+
+
+def test_only_metrics_that_are_wanted_are_in_the_page(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    assert main(["report", str(tmp_path), "-o", str(tmp_path / "a.html"), "--metric", "val/*"]) == 0
+    assert b'"charts":[]' in (tmp_path / "a.html").read_bytes()
