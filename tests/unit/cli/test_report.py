@@ -18,7 +18,12 @@ def test_a_page_is_written_and_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     opened: list[str] = []
-    monkeypatch.setattr(webbrowser, "open", lambda address: not opened.append(address))
+
+    def open_it(address: str) -> bool:
+        opened.append(address)
+        return True
+
+    monkeypatch.setattr(webbrowser, "open", open_it)
     monkeypatch.chdir(tmp_path)
     write_run(tmp_path)
     assert main(["report", ".", "--open"]) == 0
