@@ -97,7 +97,7 @@ def _add_writers(text: Text, run: LocalRun) -> None:
         run.writers, key=lambda writer: not (writer.primary or writer.problems or writer.state != run.state)
     )
     shown = set(map(id, notable[:_MOST_WRITERS_SHOWN]))
-    top = Path(os.path.commonpath([path.parent for path in run.files]))
+    top = _common([path.parent for path in run.files])
     text.append("\n  ").append(visible(str(top)), "dim")
     labels = [writer.label or "without a label" for writer in run.writers if id(writer) in shown]
     room = max(map(len, labels), default=0)
@@ -108,12 +108,19 @@ def _add_writers(text: Text, run: LocalRun) -> None:
         text.append("\n  ").append("● ", style).append(f"{visible(writer.label or 'without a label'):<{room}}  ")
         text.append(", ".join(_facts_of_writer(writer, words)))
         for path in dict.fromkeys(part.path.parent for part in writer.parts):
-            text.append(f"  {visible(str(path.relative_to(top)))}", "dim")
+            text.append(f"  {visible(os.path.relpath(path, top))}", "dim")
         for problem in writer.problems:
             text.append("\n    ").append(f"! {visible(problem)}", "yellow")
     left_out = len(run.writers) - len(shown)
     if left_out:
         text.append(f"\n  and {left_out} writers more")
+
+
+def _common(paths: Sequence[Path]) -> Path:
+    """The directory in which all paths lie."""
+    if len({path.is_absolute() for path in paths}) > 1:
+        paths = [path.absolute() for path in paths]
+    return Path(os.path.commonpath(paths))
 
 
 def _facts_of_writer(writer: Writer, state: str) -> Iterator[str]:

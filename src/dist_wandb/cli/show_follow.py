@@ -21,13 +21,14 @@ from dist_wandb.errors import DistWandbError, ReadError, in_words, visible
 from dist_wandb.reading.found import files_below
 from dist_wandb.reading.runs import LocalRun, brought_together
 from dist_wandb.wandb_files.inspection import inspect
-from dist_wandb.wandb_files.reading import Contents, StoredRun
+from dist_wandb.wandb_files.reading import Contents, StoredRun, size_of
 from dist_wandb.wandb_files.sidecar import read_sidecar
 
 _INTERVAL = 1.0  # seconds between two looks at what has come
 _SEARCH = 5.0  # seconds between two searches for files of ranks that come later
 _LATE_ENDS = 20.0  # seconds that writers are waited for whose run has ended
-_MOST_WAITING = 10_000  # records of one file
+_MOST_WAITING = 500_000  # values of one file
+_TAKEN_AT_ONCE = 20_000  # records; the reader may be faster
 _TIME_TO_STOP = 5.0
 _MOST_FILES = 256
 _METRICS_IN_LINE = 4
@@ -49,7 +50,8 @@ class FollowedFile:
         self.contents = Contents(metrics)
         self.is_read = False
         """Whether the reader has ended."""
-        self._records: SimpleQueue[dict[str, Any]] = SimpleQueue()  # its locks cannot be left held by an interrupt
+        self._records: SimpleQueue[tuple[int, dict[str, Any]]] = SimpleQueue()  # no lock that an interrupt leaves held
+        self._put_values = self._taken_values = 0  # each is written by one thread
         self._stopped = stopped
         self._problems: list[str] = []
         threading.Thread(target=self._read, name="dist_wandb-follow", daemon=True).start()
@@ -58,8 +60,10 @@ class FollowedFile:
         """Take the records that have come; return whether there were any."""
         took = False
         with suppress(Empty):
-            for _ in range(2 * _MOST_WAITING):  # not until none is left: the reader may be faster
-                self.contents.add(self._records.get_nowait())
+            for _ in range(_TAKEN_AT_ONCE):
+                size, record = self._records.get_nowait()
+                self.contents.add(record)
+                self._taken_values += size
                 took = True
         return took
 
@@ -82,9 +86,11 @@ class FollowedFile:
             self.is_read = True
 
     def _put(self, record: dict[str, Any]) -> None:
-        while self._records.qsize() > _MOST_WAITING and not self._stopped.is_set():
+        size = size_of(record)
+        while self._put_values - self._taken_values > _MOST_WAITING and not self._stopped.is_set():
             time.sleep(0.01)
-        self._records.put(record)
+        self._put_values += size
+        self._records.put((size, record))
 
 
 class Followed:

@@ -37,7 +37,7 @@ def print_rows(runs: Sequence[LocalRun], names: Sequence[str], kind: str) -> Non
         columns = run.history(names)
         shown = table()
         for name in columns:
-            shown.add_column(visible(name), justify="right", overflow="fold")
+            shown.add_column(Text(visible(name)), justify="right", overflow="fold")
         for row in zip(*columns.values(), strict=True):
             shown.add_row(*(Text(_in_words(value)) for value in row))
         out.print(Text.assemble("● ", (visible(run.id), "bold"), f"  {visible(run.name or '')}"), soft_wrap=True)

@@ -36,7 +36,7 @@ def runs_table(runs: Sequence[LocalRun], patterns: Sequence[str] | None) -> Rend
         if _is_needed(title, runs):
             shown.add_column(title, justify="right" if is_number else "left", no_wrap=title in ("", "started"))
     for name in (*settings, *metrics):
-        shown.add_column(_cell(name), justify="right", overflow="fold")
+        shown.add_column(Text(_cell(name)), justify="right", overflow="fold")
     for run in runs:
         _add(shown, run, runs, settings, metrics)
     return shown

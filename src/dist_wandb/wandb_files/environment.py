@@ -55,6 +55,5 @@ def usual_directories() -> list[Path]:
     These are W&B's (``$WANDB_DIR``, else the current directory, with ``wandb`` in it), and that of Lightning's loggers.
     """
     given = os.environ.get("WANDB_DIR")
-    places = [Path(given) / "wandb", Path(given)] if given else []
-    places += [Path("wandb"), Path("lightning_logs")]
-    return [place for place in places if place.is_dir()]
+    places = [Path(given or ".", "wandb"), Path("wandb"), Path("lightning_logs")]
+    return [place for place in dict.fromkeys(places) if place.is_dir()]

@@ -35,7 +35,7 @@ RUN_RECORD_LOST = "its run record is lost"
 
 State = Literal["finished", "failed", "unfinished"]
 
-_PARALLEL_READERS = 4  # each is a process of its own, of about half a second
+_FEWEST_READERS, _MOST_READERS = 4, 16  # at once: one for each processor; each is a process of its own
 _LONGEST_NAME = 1000  # characters of a metric's name
 _LARGEST_CONFIG = 1_000_000  # values, and stretches of 64 characters
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}  # JSON has no numbers for these
@@ -156,7 +156,7 @@ def read_runs(
     read = partial(_run_or_error, metrics=tuple(metrics), stopped=stopped)
 
     def read_all() -> list[StoredRun | ReadError]:
-        with ThreadPoolExecutor(_PARALLEL_READERS) as readers:
+        with ThreadPoolExecutor(min(max(_FEWEST_READERS, os.cpu_count() or 1), _MOST_READERS)) as readers:
             return list(readers.map(read, paths))
 
     outcomes = call_interruptibly(read_all, stopped.set)  # an interrupt does not wait for readers
@@ -243,7 +243,7 @@ class BoundedConfig:
     def update(self, update: Mapping[str, Any]) -> None:
         """Set values, in place of earlier ones of their names."""
         for name, value in update.items():
-            size = _size(value) + _size(name)
+            size = size_of(value) + size_of(name)
             total = self._size - self._sizes.get(name, 0) + size
             if total > _LARGEST_CONFIG:
                 self.left_out += 1
@@ -368,7 +368,7 @@ def _exit_code(record: Mapping[str, Any]) -> int:
     return value if type(value) is int else 1
 
 
-def _size(value: Any) -> int:
+def size_of(value: Any) -> int:
     """The approximate size of a JSON value: number of values, and of stretches of 64 characters."""
     size, left = 0, [value]
     while left:

@@ -427,7 +427,7 @@ def test_a_directory_in_which_nobody_has_looked_is_told_and_the_others_shown(
 
 def test_an_interrupt_does_not_wait_for_readers_that_hang(write_run: WriteRun, tmp_path: Path) -> None:
     """They are in groups of their own, so that the terminal's interrupt does not reach them."""
-    for number in range(6):  # more than are read at once
+    for number in range(20):  # more than are read at once
         write_run(f"r{number}")
     hanging = tmp_path / "hanging"
     begun = tmp_path / "begun"

@@ -67,6 +67,17 @@ def test_a_shared_run_is_one_card_with_its_writers(tmp_path: Path, capsys: Captu
     assert lines[-1] == f"1 run in 3 files below {tmp_path}: 1 finished"
 
 
+def test_the_files_of_a_run_may_be_named_in_different_ways(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for rank in range(2):
+        write_rank(tmp_path, rank)
+    monkeypatch.chdir(tmp_path)
+    out = shown(capsys, tmp_path / "rank-0", "./rank-1")
+    assert f"\n  {tmp_path}\n  ● rank-0" in out
+    assert "primary  rank-0/wandb/" in out
+
+
 def test_of_very_many_ranks_the_extremes_are_shown(tmp_path: Path, capsys: Capture) -> None:
     for rank in range(20):
         values = {f"rank-{rank}/loss": float((rank * 7) % 20)}
@@ -189,7 +200,7 @@ def test_the_rows_of_names_are_printed_as_csv_json_and_a_table(tmp_path: Path, c
 
 
 def test_no_text_of_a_file_is_obeyed(tmp_path: Path, capsys: Capture) -> None:
-    evil = "=1+\x1b]0;x\x07\u202e[red]"
+    evil = "=1+\x1b]0;x\x07[/x]\u202e"
     for number in range(6):
         begun = run(f"r{number}", config={evil: f"{evil}{number}"}, display_name=evil, run_group=evil)
         write_run(tmp_path, f"r{number}", records=[header(), begun, row(0, {evil: evil, "loss": 1.0, "=x": 1.0})])
