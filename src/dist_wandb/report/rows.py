@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import translate
 from itertools import islice
@@ -20,6 +21,7 @@ MOST_NAMES = 2000
 _LONGEST_NAME = 200  # characters
 _MOST_SPANS = 50
 _MOST_BLAMES = 200
+_LARGEST = sys.float_info.max
 _MOST_KINDS = 50  # media of one row
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 MAIN_AXES = ("global_step", "trainer/global_step", "_step")
@@ -123,7 +125,7 @@ class Rows:
         places = self._places
         for axis in places:
             place = row.get(axis)
-            if place is not None and place - place == 0:  # false of NaN and infinities
+            if place is not None and -_LARGEST <= place <= _LARGEST:
                 places[axis] = place
         adders = self._adders
         for name, value in row.items():
@@ -160,8 +162,9 @@ class Rows:
             return None
         axis = self.axes.of(name)
         if axis not in self._places:
-            axis = axis if math.isfinite(row.get(axis, math.nan)) else "_step"
-            self._places.setdefault(axis, row.get(axis, float(self.progress.rows)))
+            axis = axis if -_LARGEST <= row.get(axis, math.nan) <= _LARGEST else "_step"
+            place = row.get(axis, math.nan)
+            self._places.setdefault(axis, place if -_LARGEST <= place <= _LARGEST else float(self.progress.rows))
         if axis == name:
             self._adders[name] = None
             return None

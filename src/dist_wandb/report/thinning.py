@@ -8,6 +8,7 @@ that is drawn of these points looks as the full one does, as long as a stretch i
 from __future__ import annotations
 
 import math
+import sys
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ MOST_STRETCHES = 512
 """Largest number of stretches of one curve."""
 
 _FEWEST_STRETCHES = 16
+_LARGEST = sys.float_info.max
 
 
 class Stretch(NamedTuple):
@@ -102,7 +104,7 @@ class Curve:
     def add(self, x: float, y: float) -> None:
         """Add a point. A value that is not finite leaves a gap, and is counted."""
         self._last = y
-        if y - y != 0:  # true of NaN and infinities
+        if not -_LARGEST <= y <= _LARGEST:  # NaN, an infinity, or an integer beyond any float
             self._not_finite += 1
             return
         self._x.append(x)

@@ -50,6 +50,12 @@ def test_nested_values_text_and_odd_numbers() -> None:
     assert found.curves["huge"].curve.facts().last == math.inf
 
 
+def test_integers_beyond_any_float_cost_nothing_else() -> None:
+    found = rows_of(*({"_step": 10**400, "global_step": 10**400, "a": step, "b": 10**400} for step in range(3000)))
+    assert found.curves["b"].curve.facts().gaps == 3000
+    assert {y for _, y in points(found, "a")} >= {0, 2999}
+
+
 def test_an_axis_that_is_not_finite_keeps_its_last_place() -> None:
     found = rows_of({"global_step": 1, "a": 1.0}, {"global_step": "NaN", "a": 2.0}, {"global_step": 1e999, "a": 3.0})
     assert points(found, "a") == [(1, 3.0)]
