@@ -106,6 +106,7 @@ def test_the_slow_rank_is_named_at_first_sight_and_no_other(page: Page, few: Pat
     }
     assert rows["slow"].startswith("rank 2 time/straggler, 100 % of rows")
     assert rows["together"].startswith("rank 1 time/step")
+    assert rows["slow"].endswith(" s")
     assert rows["alike"] == "none stands out"
     assert page.run("document.querySelector('#overview .bad').getBoundingClientRect().bottom < innerHeight")
 

@@ -38,7 +38,7 @@ function showOverview() {
       cells: [
         [el("span", { class: "one-line" }, dot(run), run.name), run.name],
         [stateBadge(run.state, (run.writers.find((writer) => writer.exit_code) || {}).exit_code), run.state],
-        [slow ? el("span", { class: "finding" }, el("span", { class: "tag bad" }, `rank ${slow.rank}`), ` ${slow.name}, ${percent(slow.share)} of rows, +${number(slow.excess)}`) : run.slowest.length ? "none stands out" : "", slow ? slow.rank : -1],
+        [slow ? el("span", { class: "finding" }, el("span", { class: "tag bad" }, `rank ${slow.rank}`), ` ${slow.name}, ${percent(slow.share)} of rows, +${amount(slow)}`) : run.slowest.length ? "none stands out" : "", slow ? slow.rank : -1],
         run.world || run.writers.length,
         run.mode,
         run.rows,

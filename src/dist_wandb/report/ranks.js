@@ -3,7 +3,12 @@ const heatState = { run: null, name: null, relative: true };
 
 function slowestText(run, one) {
   const relative = one.relative === null ? "" : ` (${percent(one.relative)} of the mean)`;
-  return `Rank ${one.rank} has the largest ${one.name} in ${percent(one.share)} of the rows, by ${number(one.excess)} on average${relative}.`;
+  return `Rank ${one.rank} has the largest ${one.name} in ${percent(one.share)} of the rows, by ${amount(one)} on average${relative}.`;
+}
+
+/* Timings of dist_wandb are seconds; the units of others are not known. */
+function amount(one) {
+  return `${number(one.excess)}${one.name.startsWith("time/") ? " s" : ""}`;
 }
 
 function outstanding(run) {
