@@ -17,7 +17,7 @@ from rich.text import Text
 from dist_wandb.cli.command import Command
 from dist_wandb.cli.formatting import console, number_of, print_json, shortened
 from dist_wandb.cli.show_cards import SPARKLINE_WIDTH, STATES, card, matching
-from dist_wandb.cli.show_follow import follow
+from dist_wandb.cli.show_follow import follow, just_begun
 from dist_wandb.cli.show_rows import print_rows
 from dist_wandb.cli.show_table import runs_table
 from dist_wandb.errors import ConfigurationError, ReadError, visible
@@ -83,8 +83,11 @@ def _run(arguments: argparse.Namespace) -> int:
         runs = ordered(runs, arguments.sort, reverse=arguments.reverse)
     elif arguments.reverse:
         runs = runs[::-1]
-    if arguments.follow and runs:
-        runs = follow(directories, [run.id for run in runs], patterns, console())
+    if arguments.follow:
+        begun = [] if names else just_begun([path for path, _ in errors], runs)
+        ids = begun or [run.id for run in runs]
+        runs = follow(directories, ids, patterns, console()) if ids else runs
+        all_runs, errors = all_runs or runs, [error for error in errors if not _is_of(error[0], runs)]
     if arguments.rows:
         print_rows(runs, arguments.rows, "csv" if arguments.csv else "json" if arguments.json else "table")
     elif arguments.json:
@@ -99,6 +102,10 @@ def _run(arguments: argparse.Namespace) -> int:
         below = " or ".join(repr(str(directory)) for directory in directories)
         raise ReadError(f"None of the runs below {below} could be read: the reasons are above.")
     return 1 if errors else 0
+
+
+def _is_of(path: Path, runs: Sequence[LocalRun]) -> bool:
+    return any(path in run.files for run in runs)
 
 
 def _check(arguments: argparse.Namespace) -> None:

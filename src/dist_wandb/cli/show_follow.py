@@ -31,6 +31,7 @@ _MOST_WAITING = 500_000  # values of one file
 _TAKEN_AT_ONCE = 20_000  # records; the reader may be faster
 _TIME_TO_STOP = 5.0
 _MOST_FILES = 256
+_EMPTY = 7  # bytes of a file into which W&B has written no record yet
 _METRICS_IN_LINE = 4
 
 
@@ -138,6 +139,23 @@ class Followed:
             time.sleep(0.02)
 
 
+def just_begun(unreadable: Iterable[Path], runs: Sequence[LocalRun]) -> list[str]:
+    """The id of the run that was begun last, if its file is newer than all others and has no record yet.
+
+    Args:
+        unreadable: The files that could not be read.
+        runs: The run that was started last, if there is one.
+    """
+    times = {path: path.stat().st_mtime for path in unreadable if _is_empty(path)}
+    before = max((path.stat().st_mtime for run in runs for path in run.files), default=0.0)
+    newest = max(times, key=lambda path: times[path], default=None)
+    return [] if newest is None or times[newest] < before else [newest.stem.removeprefix("run-")]
+
+
+def _is_empty(path: Path) -> bool:
+    return path.suffix == ".wandb" and path.is_file() and path.stat().st_size <= _EMPTY
+
+
 def follow(directories: Sequence[Path], ids: Sequence[str], patterns: Sequence[str], out: Console) -> list[LocalRun]:
     """Show runs until they end: on a terminal their cards, elsewhere a line for each change.
 
@@ -183,7 +201,8 @@ def _until_end(followed: Followed, show: Callable[[list[LocalRun]], None]) -> li
         writers = [writer for run in runs for writer in run.writers]
         if has_ended and (all(writer.state != "unfinished" for writer in writers) or now - last_news > _LATE_ENDS):
             return runs
-        if followed.files and all(file.is_read for file in followed.files.values()) and not followed.take():
+        is_over = all(file.is_read and not _is_empty(file.path) for file in followed.files.values())
+        if is_over and followed.files and not followed.take():
             if errors := followed.errors():
                 raise DistWandbError("; ".join(errors))
             return followed.runs()

@@ -259,6 +259,37 @@ def test_a_run_is_followed_until_it_ends(following: tuple[subprocess.Popen[str],
     assert readers_of(path) == []
 
 
+def test_a_run_that_has_just_begun_is_waited_for(following: tuple[subprocess.Popen[str], Path, bytes]) -> None:
+    """W&B writes the first records into the file after some seconds."""
+    process, path, rest = following
+    process.kill()
+    process.wait()
+    whole = path.read_bytes() + rest
+    path.write_bytes(whole[:7])
+    write_run(path.parents[2], "older")
+    assert process.args
+    with subprocess.Popen(process.args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as again:
+        try:
+            deadline = time.monotonic() + 60
+            while not [pid for pid in readers_of(path) if is_following(pid)] and time.monotonic() < deadline:
+                time.sleep(0.05)
+            with path.open("ab") as file:
+                file.write(whole[7:])
+            out, err = again.communicate(timeout=120)
+        finally:
+            again.kill()
+    assert (again.returncode, err) == (0, "")
+    assert "● exp\n  finished · 5 rows · project tests\n" in out
+    assert "not readable" not in out
+
+
+def is_following(process: str) -> bool:
+    try:
+        return b"--follow" in Path("/proc", process, "cmdline").read_bytes()
+    except OSError:
+        return False
+
+
 def test_an_interrupt_ends_what_is_followed_at_once(following: tuple[subprocess.Popen[str], Path, bytes]) -> None:
     process, path, _ = following
     assert process.stdout is not None
