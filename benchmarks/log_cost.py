@@ -6,6 +6,7 @@ does not hold what happens on other threads afterwards, which `lightning_step` s
 
 - paced: between calls some 5 ms of matrix products and one all_reduce of the training's group, as in a step of ddp.
 - hot: calls as fast as the loop goes. Here the session's thread falls behind, and fights for the interpreter.
+- timed: an empty section of `Session.timed`, the mean of 1,000.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ _WAYS = ("wandb", "dist_wandb")
 _PACES = ("paced", "hot")
 _STEP_SECONDS = 0.005
 _PACED = "paced, median microseconds per call"
+_TIMED = "timed section, microseconds"
+_SECTIONS = 1000
 _TITLES = {
     _PACED: ("paced", "median"),
     "paced, mean microseconds per call": ("paced", "mean"),
@@ -42,6 +45,9 @@ def measure(options: common.Options) -> common.Result:
             {f"{row}: {way}": _slower(reports, f"{pace}, {row}, {way}", kind) for row, way in blocks},
             against="wandb",
         )
+    timed = _slower(reports, "timed", "mean")
+    result.add(_TIMED, {"with run.timed(...)": timed})
+    result.targets.append(common.Target(_TIMED, 5, statistics.median(timed)))
     ratio = result.ratio(_PACED, "20 floats: dist_wandb", "20 floats: wandb")
     result.targets.append(common.Target("log of 20 floats / bare wandb.Run.log, paced", 0.5, ratio))
     return result
@@ -82,6 +88,13 @@ def job(arguments: dict[str, Any]) -> None:
                 times = _block(logs[way], rows[row_name], arguments["steps"][pace], paces[pace])
                 found.setdefault(f"{pace}, {row_name}, {way}, median", []).append(statistics.median(times))
                 found.setdefault(f"{pace}, {row_name}, {way}, mean", []).append(statistics.mean(times))
+    for _ in range(arguments["repeats"]):
+        dist.barrier()
+        begin = time.perf_counter()
+        for _ in range(_SECTIONS):
+            with session.timed("section"):
+                pass
+        found.setdefault("timed, mean", []).append(1e6 * (time.perf_counter() - begin) / _SECTIONS)
     session.finish()
     bare.finish()
     common.report(directory, rank, found)

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from dist_wandb.exchange.attachments.attachment import Attachments
 from dist_wandb.exchange.protocol.cells import Key
 from dist_wandb.exchange.x_axis import XAxis
-from dist_wandb.settings.reduction import Reduction, reduction_of
+from dist_wandb.settings.reduction import TIMES, Reduction, reduction_of
 
 
 class RowWriter(Protocol):
@@ -57,7 +57,9 @@ class Reductions:
     def of(self, name: str) -> Reduction:
         """How the ranks' numbers of a name become one: by the first pattern that matches, else their mean."""
         if name not in self._known:
-            pattern, self._known[name] = reduction_of(name, self._reduce)
+            is_time = name.startswith(TIMES)  # what holds for all names does not hold for seconds
+            reduce = {one: kind for one, kind in self._reduce.items() if not is_time or one.startswith(TIMES)}
+            pattern, self._known[name] = reduction_of(name, reduce)
             self.unused.pop(pattern, None)
         return self._known[name]
 

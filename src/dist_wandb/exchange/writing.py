@@ -9,7 +9,9 @@ from typing import Any
 
 from dist_wandb.exchange.held import Held, RowWriter
 from dist_wandb.exchange.protocol.cells import Finished
+from dist_wandb.exchange.stragglers import Stragglers
 from dist_wandb.notices import Notices
+from dist_wandb.settings.reduction import BUSY, STEP
 
 _log = logging.getLogger("dist_wandb")
 
@@ -40,6 +42,7 @@ class Writing:
         self._held = held
         self._rank = rank
         self._notices = Notices()
+        self._stragglers = Stragglers()
 
     def write_finished(self, values: Sequence[Finished]) -> None:
         """Write finished values: those of one place as one row, unless a name comes twice."""
@@ -83,10 +86,16 @@ class Writing:
             row.update({f"{name}/{kind}": number for kind, number in reduced.items()})
             row[f"{name}/std"] = math.sqrt(value.spread.squares / totals.weight)
             row[f"{name}/argmax_rank"] = self.global_rank_of(value.spread.largest_at)
+            if name == BUSY and totals.contributors > 1:
+                largest, ranks = row[f"{name}/max"], totals.contributors
+                others = (ranks * row[name] - largest) / (ranks - 1)
+                self._stragglers.see(row[f"{name}/argmax_rank"], largest, others)
 
     def _write(self, row: dict[str, Any], value: Finished) -> None:
         if not row:
             return
+        if BUSY in row:
+            row.update(self._stragglers.found(row.get(STEP)))
         if self.is_over:
             self.unwritten += 1
             return

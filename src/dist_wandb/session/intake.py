@@ -17,7 +17,8 @@ from dist_wandb.payloads.media.gathers import Gathered
 from dist_wandb.payloads.scalars import Weight, are_plain, copied_row, copied_weight
 from dist_wandb.runs import run_metadata, wandb_media
 from dist_wandb.session.life_cycle import LifeCycle, Phase
-from dist_wandb.settings.reduction import check_spread
+from dist_wandb.session.sections import Sections
+from dist_wandb.settings.reduction import TIMES, check_spread
 
 if TYPE_CHECKING:
     from dist_wandb.exchange.interface import Exchange
@@ -40,6 +41,7 @@ class Intake:
     Attributes:
         rows: How many rows were taken.
         first_row: Position on the x axis of the first row without a step.
+        sections: What is timed, which rows take along.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class Intake:
         self.first_row = first_row
         self._last_step: int | None = None  # that this rank gave
         self._first_thread = 0  # that logged here
+        self.sections = Sections()
         self._counting = threading.RLock()  # several threads may log; one that is interrupted may log again
 
     def put(
@@ -92,6 +95,9 @@ class Intake:
         with self._counting:
             if leads:
                 self._last_step = self._step_of(metrics, step)
+                times = self.sections.taken_along(metrics, step) if commit is not False else {}
+                if times:
+                    metrics, weight = {**metrics, **times}, _without_times(metrics, weight)
             if self._link.reduces:
                 self._put_reduced(metrics, step, weight)
             elif self._link.unit.is_member:
@@ -143,6 +149,11 @@ class Intake:
         self._exchange.put(Contribution(metrics, step, commit))
 
 
+def _without_times(metrics: Mapping[str, Any], weight: Weight) -> Weight:
+    """The weight of a row for what the user logged alone: timings of all ranks count the same."""
+    return weight if weight is None or isinstance(weight, Mapping) else dict.fromkeys(metrics, weight)
+
+
 def exchange_of(link: JobLink, own: OwnRun, rows: Rows, look: Callable[[], None]) -> Exchange:
     """Where this rank's rows go: together with other ranks' or by themselves.
 
@@ -154,7 +165,7 @@ def exchange_of(link: JobLink, own: OwnRun, rows: Rows, look: Callable[[], None]
     """
     options = link.options
     if link.reduces:
-        spread = check_spread(options.spread)
+        spread = (*check_spread(options.spread), f"{TIMES}*")
         return CollectiveExchange(link.unit, link.find_store, rows, options.limits, spread, look, link.is_over)
     awaits_writers = link.plan.shared and link.store is not None and run_metadata.is_online(own.run)
     return DirectExchange(

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from dist_wandb.session.call_site import CallSite
     from dist_wandb.session.job_link import JobLink
     from dist_wandb.session.own_run import OwnRun
+    from dist_wandb.session.sections import Section
     from dist_wandb.settings.plan import RunPlan
 
 
@@ -225,6 +226,34 @@ class Session(AsRun):
             self._children.remote().log(metrics, step, weight, commit=commit)
         else:
             self._intake.put(metrics, step, weight, commit)
+
+    def timed(self, name: str, *, waits: bool = False) -> Section:
+        """Measure a section of the script: in a ``with`` block, or as a decorator of a function.
+
+        The next row takes along how long the sections took that have ended since the last one: ``time/NAME``, in
+        seconds, the mean over ranks and its spread (``/min``, ``/max``, ``/std``, ``/argmax_rank``). Beside it are
+        ``time/step``, the seconds since the last row with timings, and ``time/busy``, the share of them in sections
+        that do not wait; and where one rank holds the others up, ``time/straggler_rank`` and
+        ``time/straggler_excess``, by how many seconds it was busy longer than the mean of the others. The rule is in
+        ``docs/timings.md``. A section that ends by an exception counts as well, and one of the same name inside it
+        twice. In a process that a rank has started, nothing is measured.
+
+        Args:
+            name: Of the section, such as ``"data"``.
+            waits: Whether other ranks are waited for in it, as in a backward pass that reduces gradients: it does not
+                count as busy.
+
+        Raises:
+            ConfigurationError: The name is not a text that W&B can store, or is of a timing that is written by itself.
+
+        Example:
+            Two ranks, of which rank 1 loads its data more slowly::
+
+                with run.timed("data"):
+                    batch = next(batches)  # rank 0: 0.1 s, rank 1: 0.3 s
+                run.log({"loss": loss}, step=step)  # writes time/data 0.2, time/data/max 0.3, time/data/argmax_rank 1
+        """
+        return self._intake.sections.timed(name, self.topology.global_rank, waits=waits)
 
     def flush(self, timeout: float | None = None, *, together: bool = False) -> bool:
         """Wait until all that was logged is handed to W&B.

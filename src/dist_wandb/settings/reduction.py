@@ -60,6 +60,13 @@ def check_reduce(reduce: object) -> dict[str, Reduction] | None:
     return {pattern: _check_reduction(value, f"reduce[{pattern!r}]") for pattern, value in reduce.items()}
 
 
+TIMES = "time/"
+"""The beginning of the names of timings: the mean over ranks, and the spread, are written of these in any case."""
+
+STEP, BUSY = f"{TIMES}step", f"{TIMES}busy"
+"""Seconds since the last row with timings, and which share of them a rank was busy."""
+
+
 def check_spread(spread: object) -> tuple[str, ...]:
     """Check the argument `spread` of an integration.
 

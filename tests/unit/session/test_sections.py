@@ -1,0 +1,203 @@
+"""Sections of the script that are timed, by a clock and events of the test's own."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+
+import pytest
+
+from dist_wandb import ConfigurationError
+from dist_wandb.session.sections import Sections
+
+MS = 1_000_000  # nanoseconds
+
+
+@dataclass
+class Clock:
+    """A host's clock, and a device that runs behind it."""
+
+    now: int = 0
+    passed: float = 0.0  # milliseconds of the device's time that it has come to
+    device: float | None = None  # its time at which the next event is recorded; `None` for no device
+    events: list[Event] = field(default_factory=list)
+
+    def __call__(self) -> int:
+        return self.now
+
+    def event(self) -> Event | None:
+        if self.device is None:
+            return None
+        self.events.append(Event(self, self.device))
+        return self.events[-1]
+
+    def pass_(self, milliseconds: float) -> None:
+        self.now += int(milliseconds * MS)
+
+
+@dataclass(frozen=True)
+class Event:
+    clock: Clock
+    at: float
+
+    def query(self) -> bool:
+        return self.clock.passed >= self.at
+
+    def elapsed_time(self, end: Event) -> float:
+        assert self.query(), "asked before the device has passed it"
+        assert end.query(), "asked before the device has passed it"
+        return end.at - self.at
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def sections(clock: Clock) -> Sections:
+    return Sections(clock, clock.event)
+
+
+def spend(sections: Sections, clock: Clock, name: str, milliseconds: float, *, waits: bool = False) -> None:
+    with sections.timed(name, 0, waits=waits):
+        clock.pass_(milliseconds)
+
+
+def test_sums_since_the_last_row_are_taken_along_once(sections: Sections, clock: Clock) -> None:
+    for _ in range(2):
+        spend(sections, clock, "data", 10)
+        spend(sections, clock, "forward", 30)
+        clock.pass_(20)
+    assert sections.taken_along(["loss"], 1) == {
+        "time/data": 0.02,
+        "time/forward": 0.06,
+        "time/step": 0.12,
+        "time/busy": pytest.approx(2 / 3),
+    }
+    assert sections.taken_along(["loss"], 2) == {}
+    spend(sections, clock, "data", 10)
+    assert sections.taken_along(["loss"], 3) == {"time/data": 0.01, "time/step": 0.01, "time/busy": 1.0}
+
+
+def test_before_any_section_rows_have_no_timings(sections: Sections) -> None:
+    assert sections.taken_along(["loss"], 1) == {}
+
+
+@pytest.mark.parametrize(
+    ("outer_waits", "inner_waits", "busy"),
+    [(False, False, 1.0), (False, True, 0.6), (True, False, 0.4), (True, True, 0)],
+)
+def test_busy_is_what_does_not_wait(
+    sections: Sections, clock: Clock, *, outer_waits: bool, inner_waits: bool, busy: float
+) -> None:
+    with sections.timed("outer", 0, waits=outer_waits):
+        clock.pass_(60)
+        spend(sections, clock, "inner", 40, waits=inner_waits)
+    taken = sections.taken_along(["loss"], 1)
+    assert (taken["time/outer"], taken["time/inner"]) == (0.1, 0.04)
+    assert taken["time/busy"] == pytest.approx(busy)
+
+
+def test_a_section_that_ends_by_an_exception_counts(sections: Sections, clock: Clock) -> None:
+    def fail() -> None:
+        with sections.timed("data", 0, waits=False):
+            clock.pass_(5)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    spend(sections, clock, "data", 5)
+    assert sections.taken_along(["loss"], 1)["time/data"] == 0.01
+
+
+def test_a_decorated_function_is_a_section_each_time(sections: Sections, clock: Clock) -> None:
+    @sections.timed("forward", 0, waits=False)
+    def forward(depth: int) -> int:
+        """What it does."""
+        clock.pass_(10)
+        return depth and forward(depth - 1)
+
+    assert (forward(1), forward.__doc__) == (0, "What it does.")
+    assert sections.taken_along(["loss"], 1) == {"time/forward": 0.03, "time/step": 0.02, "time/busy": 1.0}
+
+
+def test_what_returns_before_its_work_is_done_is_not_decorated(sections: Sections) -> None:
+    async def coroutine() -> None: ...
+
+    def generator() -> object:
+        yield
+
+    for function in (coroutine, generator):
+        with pytest.raises(ConfigurationError, match=f"{function.__name__}.*Put `with run.timed"):
+            sections.timed("x", 0, waits=False)(function)
+
+
+@pytest.mark.parametrize("name", ["step", "busy", "straggler_rank", "a\0b", 3])
+def test_names_that_cannot_be_are_refused(sections: Sections, name: str) -> None:
+    with pytest.raises(ConfigurationError, match="rank 7"):
+        sections.timed(name, 7, waits=False)
+
+
+def test_sections_of_a_generator_may_end_in_another_order(sections: Sections, clock: Clock) -> None:
+    first, second = sections.timed("first", 0, waits=False), sections.timed("second", 0, waits=True)
+    first.__enter__()
+    clock.pass_(10)
+    second.__enter__()
+    clock.pass_(10)
+    first.__exit__()
+    clock.pass_(10)
+    second.__exit__()
+    spend(sections, clock, "third", 10)
+    taken = sections.taken_along(["loss"], 1)
+    assert [taken[f"time/{name}"] for name in ("first", "second", "third")] == [0.02, 0.02, 0.01]
+    assert 0.0 <= taken["time/busy"] <= 1.0
+
+
+def test_threads_have_sections_of_their_own(sections: Sections, clock: Clock) -> None:
+    with sections.timed("outer", 0, waits=True):
+        thread = threading.Thread(target=spend, args=(sections, clock, "inner", 10))
+        thread.start()
+        thread.join()
+    taken = sections.taken_along(["loss"], 1)
+    assert taken == {"time/inner": 0.01, "time/outer": 0.01, "time/step": 0.01, "time/busy": 1.0}
+
+
+@pytest.mark.parametrize("steps", [range(6), [None] * 6])
+def test_what_one_rank_logs_beside_takes_no_timings(sections: Sections, clock: Clock, steps: list[int | None]) -> None:
+    found = []
+    for number, step in enumerate(steps):
+        spend(sections, clock, "data", 10)
+        found.append(sections.taken_along(["loss"], step))
+        if number % 2:
+            spend(sections, clock, "data", 1)
+            assert sections.taken_along(["lr"], step) == {}
+    assert [round(taken["time/data"], 3) for taken in found] == [0.01, 0.01, 0.011, 0.01, 0.011, 0.01]
+
+
+def test_a_name_that_was_logged_once_does_not_keep_timings_away(sections: Sections, clock: Clock) -> None:
+    found = []
+    for step, name in enumerate(["parameters", *["loss"] * 6]):
+        spend(sections, clock, "data", 10)
+        found.append(sections.taken_along([name], step).get("time/data"))
+    assert found == [0.01, None, None, None, 0.04, 0.01, 0.01]
+
+
+def test_a_device_is_asked_but_not_waited_for(sections: Sections, clock: Clock) -> None:
+    clock.device = 0.0
+    forward = sections.timed("forward", 0, waits=False)
+    forward.__enter__()
+    clock.pass_(2)
+    clock.device = 50.0  # what the host has launched in 2 ms takes the device 50
+    forward.__exit__()
+    clock.pass_(8)
+    assert sections.taken_along(["loss"], 1) == {}, "the device is not there yet"
+    clock.passed = 50.0
+    clock.pass_(90)
+    assert sections.taken_along(["loss"], 2)["time/forward"] == 0.05
+
+
+def test_of_host_and_device_the_longer_one_counts(sections: Sections, clock: Clock) -> None:
+    clock.device = clock.passed = 10.0
+    spend(sections, clock, "data", 30)
+    assert sections.taken_along(["loss"], 1)["time/data"] == 0.03
