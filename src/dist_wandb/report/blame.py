@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 
 from dist_wandb.report.model import HeatMap, Slowest, shortened
 
+STRAGGLER = "time/straggler"
+"""Of timings: rows name a rank only where it holds the others up."""
+
 _MOST_PARTS = 128  # of the x axis
 _MOST_RANKS = 1024  # of one heat map
 _LARGEST_RANK = 1_000_000
@@ -40,7 +43,7 @@ class Blame:
 
     def __init__(self, name: str, axis: str) -> None:
         self.name = name
-        self._axis = axis
+        self.axis = axis
         self._parts: list[_Part] = []
         self._rows_of_each = 1
         self._end = 0.0
@@ -78,7 +81,7 @@ class Blame:
             [shortened(part.excess.get(rank, 0.0) / part.rows, 4) for part in self._parts] for rank in shown
         ]
         edges = [shortened(part.begin, 12) for part in self._parts] + [shortened(self._end, 12)]
-        return HeatMap(self.name, "excess", self._axis, [f"rank {rank}" for rank in shown], edges, cells)
+        return HeatMap(self.name, "excess", self.axis, [f"rank {rank}" for rank in shown], edges, cells)
 
     def slowest(self, world: int | None) -> Slowest | None:
         """The rank that has the largest number most often; `None` if no rank is named."""
@@ -92,7 +95,8 @@ class Blame:
         ranks = max(2, world or 0, max(self._rows) + 1)
         chance = 1 / ranks
         clear = rows * chance + _CLEAR * math.sqrt(rows * chance * (1 - chance))
-        stands_out = (
+        is_judged = self.name == STRAGGLER  # by the rule of the timings, row by row
+        stands_out = is_judged or (
             rows >= _FEWEST_ROWS
             and count > clear
             and count > rows * _ONES_SHARE

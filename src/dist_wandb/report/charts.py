@@ -6,11 +6,11 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from dist_wandb.exchange.writing import DEGRADED
-from dist_wandb.report.blame import Blame
+from dist_wandb.report.blame import STRAGGLER, Blame
 from dist_wandb.report.console import plain
 from dist_wandb.report.files import FileForReport
 from dist_wandb.report.model import Chart, HeatMap, Line, Slowest, shortened
@@ -63,8 +63,13 @@ class Drawing:
     def slowest(self) -> list[Slowest]:
         """Of each metric that is a time, and names ranks, the slowest one."""
         blames = [*self.blames, *(_blame(name, drawn) for name, drawn in self.metrics.items() if len(drawn.ranks) > 1)]
-        found = (blame.slowest(self.world) for blame in blames if _TIME.search(blame.name))
-        return sorted((one for one in found if one), key=lambda one: (_importance(one.name), -one.share))[:50]
+        is_judged = any(blame.name == STRAGGLER for blame in blames)
+        found = (
+            replace(one, stands_out=one.stands_out and (one.name == STRAGGLER or not is_judged))
+            for blame in blames
+            if _TIME.search(blame.name) and (one := blame.slowest(self.world))
+        )
+        return sorted(found, key=lambda one: (_importance(one.name), -one.share))[:50]
 
     def _add_history(self, writer: str, file: FileForReport, is_job: bool) -> None:
         rows, sidecar = file.rows, file.stored.sidecar

@@ -27,6 +27,7 @@ _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 MAIN_AXES = ("global_step", "trainer/global_step", "_step")
 _ARGMAX = "/argmax_rank"
 _STRAGGLER = "/straggler_rank"
+_BUSY = "time/busy"
 
 
 class Progress:
@@ -172,20 +173,21 @@ class Rows:
         self.curves[name] = Series(axis, curve)
         self._adders[name] = (axis, curve.add)
         base = name.removesuffix(_ARGMAX) if name.endswith(_ARGMAX) else None
-        if name.endswith(_STRAGGLER):
+        if name == _BUSY:  # timings: a rank that holds the others up is named in those rows alone where one does
+            base = f"time{_STRAGGLER}"
+        elif name.endswith(_STRAGGLER):
             base = name
-        if base and len(self.blames) < _MOST_BLAMES:
+        if base and base not in self.blames and len(self.blames) < _MOST_BLAMES:
             self.blames[base] = Blame(base.removesuffix("_rank"), axis)
         return self._adders[name]
 
     def _add_blames(self, row: Mapping[str, float]) -> None:
         for base, blame in self.blames.items():
             if base.endswith(_STRAGGLER):
-                start = base.removesuffix("_rank")
-                if f"{start}_excess" in row:
-                    x = self._places[self.curves[base].axis]
-                    step = row.get(f"{base.removesuffix(_STRAGGLER)}/step", math.nan)
-                    blame.add(x, row.get(base, math.nan), row[f"{start}_excess"], step)
+                excess = row.get(f"{base.removesuffix('_rank')}_excess", math.nan)
+                step = row.get(f"{base.removesuffix(_STRAGGLER)}/step", math.nan)
+                if base in row or _BUSY in row:
+                    blame.add(self._places[blame.axis], row.get(base, math.nan), excess, step)
             elif f"{base}{_ARGMAX}" in row:
                 x, mean = self._places[self.curves[f"{base}{_ARGMAX}"].axis], row.get(base, math.nan)
                 blame.add(x, row[f"{base}{_ARGMAX}"], row.get(f"{base}/max", math.nan) - mean, mean)

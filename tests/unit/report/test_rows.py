@@ -92,6 +92,15 @@ def test_beyond_the_limit_names_are_counted_only() -> None:
     assert len(found.left_out) == 2 * rows.MOST_NAMES + 1
 
 
+def test_rows_of_timings_that_name_no_rank_count() -> None:
+    named = {"time/straggler_rank": 2, "time/straggler_excess": 0.25}
+    items = ({"global_step": step, "time/busy": 1.0, **(named if step >= 30 else {})} for step in range(40))
+    (blame,) = rows_of(*items).blames.values()
+    found = blame.slowest(4)
+    assert found is not None
+    assert (found.name, found.rank, found.share, found.stands_out) == ("time/straggler", 2, 0.25, True)
+
+
 def test_rows_name_the_slowest_rank() -> None:
     spread = {"time/step": 1.0, "time/step/max": 1.5, "time/step/argmax_rank": 3}
     straggler = {"time/straggler_rank": 2, "time/straggler_excess": 0.25}

@@ -40,8 +40,8 @@ def test_a_reduced_run_has_lines_bands_times_and_all_else(tmp_path: Path) -> Non
     assert "train/loss/std" in charts(found)
     assert [(one.name, one.rank, one.stands_out) for one in found.slowest] == [
         ("time/straggler", 2, True),
-        ("time/step", 2, True),
-        ("time/forward", 2, True),
+        ("time/step", 2, False),  # the rule of the timings holds
+        ("time/forward", 2, False),
     ]
     assert found.heat[0].name == "time/straggler"
     assert [chart.name for chart in found.system] == ["cpu", "gpu.gpu", "memory_percent"]
