@@ -69,12 +69,11 @@ def heading(run: LocalRun) -> Text:
             found.append("\n  ").append(f"! {visible(problem)}", "yellow")
     else:
         _add_writers(found, run)
-    job = run.writers[0].parts[-1].sidecar
-    slow = slow_rank(run.metrics, job.world_size if job else None)
+    slow = slow_rank(run.metrics)
     if slow is not None:
-        more = "" if math.isnan(slow.excess) else f", busy {number(slow.excess)} s longer than the median rank"
-        found.append("\n  ").append(f"slowest: rank {slow.rank}", "bold red")
-        found.append(f", in {slow.times} of {slow.rows} rows by {visible(slow.metric)}{more}")
+        more = "" if math.isnan(slow.excess) else f", busy {number(slow.excess)} s longer than the others"
+        found.append("\n  ").append(f"rank {slow.rank} held the others up", "bold red")
+        found.append(f" in {slow.times} of {slow.rows} rows ({visible(slow.metric)}){more}")
     return found
 
 

@@ -12,22 +12,19 @@ from dist_wandb.wandb_files.statistics import MetricHistory
 
 _OF_RANK = re.compile(r"((?:worker-\d{1,7}-)?rank-\d{1,7})/(.+)", re.DOTALL)
 _STRAGGLER = "/straggler_rank"
-_FEWEST_ROWS = 10  # in which ranks were compared
-_BY_CHANCE = 0.01  # largest probability that a rank is named though all are alike
-_NOTABLE = 0.05  # of a step's time
+_RARELY = 20  # who was named in less than one of so many rows is not named for the whole run
 
 
 @dataclass(frozen=True)
 class SlowRank:
-    """The rank that holds the others up.
+    """The rank that held the others up.
 
     Args:
         rank: The rank.
-        metric: The metric that shows it.
-        times: Number of rows in which it was the slowest.
-        rows: Number of rows in which ranks were compared.
-        excess: How much longer than the median the slowest rank was busy, on average, in seconds; NaN if not logged.
-        step: How long a step took on average, in seconds; NaN if not logged.
+        metric: The metric that names it.
+        times: Number of rows that name it.
+        rows: Number of rows with timings.
+        excess: How many seconds longer than the others such a rank was busy, on average; NaN if not logged.
     """
 
     rank: int
@@ -35,27 +32,25 @@ class SlowRank:
     times: int
     rows: int
     excess: float
-    step: float
 
 
-def slow_rank(metrics: Mapping[str, MetricHistory], world_size: int | None) -> SlowRank | None:
-    """Find the rank that was the slowest more often than chance explains; `None` if the ranks are alike.
+def slow_rank(metrics: Mapping[str, MetricHistory]) -> SlowRank | None:
+    """Find the rank that held the others up, by what the rows themselves say; `None` if none did in a 20th of them.
+
+    A row has ``time/straggler_rank`` only where one rank was the busiest for some time: see `exchange.stragglers`.
 
     Args:
         metrics: The metrics of a run.
-        world_size: The number of ranks, if it is known.
     """
     for name, metric in metrics.items():
         if not name.endswith(_STRAGGLER) or not metric.counts:
             continue
         start = name.removesuffix("straggler_rank")
-        rows = sum(times for _, times in metric.counts)
+        steps = metrics.get(f"{start}step")
+        rows = max(metric.count, steps.count if steps else 0)
         value, times = metric.counts[0]
-        ranks = max(2, len(metric.counts), world_size or 0)
-        excess, step = _mean(metrics.get(f"{start}straggler_excess")), _mean(metrics.get(f"{start}step"))
-        is_notable = not excess < _NOTABLE * step  # also if one of them is not logged
-        if rows >= _FEWEST_ROWS and is_notable and _chance(times, rows, ranks) < _BY_CHANCE:
-            return SlowRank(int(value), name, times, rows, excess, step)
+        if times * _RARELY >= rows:
+            return SlowRank(int(value), name, times, rows, _mean(metrics.get(f"{start}straggler_excess")))
     return None
 
 
@@ -75,15 +70,6 @@ def of_rank(name: str) -> tuple[str, str] | None:
     """Label and name of a metric of a single rank; `None` for others."""
     found = _OF_RANK.fullmatch(name)
     return (found[1], found[2]) if found else None
-
-
-def _chance(times: int, rows: int, ranks: int) -> float:
-    """An upper bound (Chernoff's) of the probability that any of equal ranks is the slowest in so many rows."""
-    seen, expected = times / rows, 1 / ranks
-    if seen <= expected:
-        return 1.0
-    rest = (1 - seen) * math.log((1 - seen) / (1 - expected)) if seen < 1 else 0.0
-    return min(1.0, ranks * math.exp(-rows * (seen * math.log(seen / expected) + rest)))
 
 
 def _mean(metric: MetricHistory | None) -> float:
