@@ -54,7 +54,7 @@ def test_trackers_initialised_on_main_alone_bring_all_ranks_together(idioms: Wan
     recorded = idioms.run("diffusers")
     assert series(recorded, "train_loss") == {1: 1.0, 2: 3.0, 3: 5.0, 4: 7.0}  # gathered already: equal on all ranks
     assert series(recorded, "own") == dict.fromkeys(range(2 * STEPS), 0.5)
-    assert writes(recorded, "train_loss") == STEPS
+    assert STEPS <= writes(recorded, "train_loss") <= STEPS + 1  # the first, if a rank takes long to join
 
 
 def test_what_is_under_tracker_name_is_wandb_is_logged(idioms: WandbServer) -> None:

@@ -122,7 +122,7 @@ def test_an_offline_shared_run_becomes_what_the_online_one_is(
         monkeypatch.setenv("XDG_STATE_HOME", server.environment(offline)["XDG_STATE_HOME"])
         assert "1 run: 1 uploaded before" in sync(server, offline).check().output
         assert main(["show", str(offline)]) == 0
-        assert capsys.readouterr().out.count("finished · 5 rows · uploaded") == 2
+        assert capsys.readouterr().out.count("finished · 10 rows · uploaded") == 1
         assert len(server.answered) == before
         assert server.unknown == online.unknown == []
 
