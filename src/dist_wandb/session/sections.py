@@ -19,7 +19,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.payloads.checks import check_name
@@ -53,8 +53,36 @@ def device_event() -> Event | None:
     return event  # type: ignore[no-any-return]
 
 
+class _Entry(NamedTuple):
+    """A section that a thread is in.
+
+    Args:
+        section: Which one.
+        began: By the host's clock.
+        event: Where the device was then; `None` without one.
+    """
+
+    section: Section
+    began: int
+    event: Event | None
+
+
+class _Ended(NamedTuple):
+    """A section that has ended on the host.
+
+    Args:
+        name: Its name; `None` inside another one of the same name, for which that counts.
+        sign: Whether its time is added to that in which the rank is busy (1), taken off (-1), or neither.
+        took: Nanoseconds by the host's clock.
+    """
+
+    name: str | None
+    sign: int
+    took: int
+
+
 class Section:
-    """One section of the script: use it in a ``with`` block, or as a decorator.
+    """One section of the script: use it in a ``with`` block, or as a decorator. It may be entered several times.
 
     Args:
         sections: Where its time counts.
@@ -62,31 +90,17 @@ class Section:
         waits: Whether it waits for other ranks.
     """
 
-    __slots__ = ("_began", "_event", "_inside", "_sections", "name", "waits")
+    __slots__ = ("_sections", "name", "waits")
 
     def __init__(self, sections: Sections, name: str, *, waits: bool) -> None:
-        self.name, self.waits = name, waits
         self._sections = sections
-        self._inside: Section | None = None
-        self._event: Event | None = None
-        self._began = 0
+        self.name, self.waits = name, waits
 
     def __enter__(self) -> None:
-        sections = self._sections
-        self._inside = sections.enter(self)
-        self._event = sections.event()
-        self._began = sections.clock()
+        self._sections.enter(self)
 
     def __exit__(self, *exc_info: object) -> None:
-        sections, inside = self._sections, self._inside
-        took = sections.clock() - self._began
-        is_like_outer = inside is not None and inside.waits == self.waits
-        sign = 0 if is_like_outer or (inside is None and self.waits) else -1 if self.waits else 1
-        sections.leave(self, inside)
-        if self._event is None:
-            sections.add(self.name, sign, took)
-        else:
-            sections.add_later(self.name, sign, took, self._event)
+        self._sections.leave(self)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """The function, each call of which is such a section.
@@ -102,7 +116,7 @@ class Section:
 
         @functools.wraps(function)
         def timed(*args: P.args, **kwargs: P.kwargs) -> R:
-            with Section(self._sections, self.name, waits=self.waits):
+            with self:
                 return function(*args, **kwargs)
 
         return timed
@@ -125,7 +139,7 @@ class Sections:
         self._known: set[str] = set()
         self._sums: dict[str, int] = {}  # nanoseconds by name
         self._busy = 0
-        self._waiting: deque[tuple[str, int, int, Event, Event | None]] = deque(maxlen=_MOST_WAITING)
+        self._waiting: deque[tuple[_Ended, Event, Event | None]] = deque()
         self._since: int | None = None
         self._marks = _Marks()
 
@@ -145,34 +159,43 @@ class Sections:
             self._known.add(name)
         return Section(self, name, waits=waits)
 
-    def enter(self, section: Section) -> Section | None:
-        """Begin a section on this thread; the one around it."""
+    def enter(self, section: Section) -> None:
+        """Begin a section on this thread."""
+        entered: list[_Entry] | None = getattr(self._local, "entered", None)
+        if entered is None:
+            entered = self._local.entered = []
+        event = self.event()
+        began = self.clock()
         if self._since is None:
-            self._since = self.clock()
-        inside = getattr(self._local, "innermost", None)
-        self._local.innermost = section
-        return inside
+            self._since = began
+        entered.append(_Entry(section, began, event))
 
-    def leave(self, section: Section, inside: Section | None) -> None:
-        """End a section on this thread; in a generator another one may have begun after it, and goes on."""
-        if getattr(self._local, "innermost", None) is section:
-            self._local.innermost = inside
+    def leave(self, section: Section) -> None:
+        """End a section on this thread: mostly the innermost one; one of a generator may outlive those around it."""
+        now = self.clock()
+        entered: list[_Entry] = self._local.entered
+        at = len(entered) - 1
+        while entered[at].section is not section:
+            at -= 1
+        _, began, event = entered.pop(at)
+        around = [entry.section for entry in entered[:at]]
+        kind = around[-1].waits if around else True
+        sign = 0 if section.waits == kind else -1 if section.waits else 1
+        is_again = any(outer.name == section.name for outer in around)
+        ended = _Ended(None if is_again else section.name, sign, now - began)
+        if event is None:
+            self._add(ended, ended.took)
+            return
+        if len(self._waiting) == _MOST_WAITING:  # the device is far behind: what the host has measured counts
+            first, *_ = self._waiting.popleft()
+            self._add(first, first.took)
+        self._waiting.append((ended, event, self.event()))
 
-    def add(self, name: str, sign: int, took: int) -> None:
-        """Count a section that has ended.
-
-        Args:
-            name: Its name.
-            sign: Whether its time is added to that in which the rank is busy (1), taken off (-1), or neither.
-            took: Nanoseconds.
-        """
+    def _add(self, ended: _Ended, took: int) -> None:
         with self._lock:
-            self._sums[name] = self._sums.get(name, 0) + took
-            self._busy += sign * took
-
-    def add_later(self, name: str, sign: int, took: int, began: Event) -> None:
-        """Count a section that has ended on the host, once the device has passed its end."""
-        self._waiting.append((name, sign, took, began, self.event()))
+            if ended.name is not None:
+                self._sums[ended.name] = self._sums.get(ended.name, 0) + took
+            self._busy += ended.sign * took
 
     def taken_along(self, names: Collection[str], step: int | None) -> dict[str, float]:
         """The timings that a row takes along, in seconds by name; none if it is not the row to take them.
@@ -183,8 +206,7 @@ class Sections:
         """
         if self._since is None or not self._marks.is_next(names, step):
             return {}
-        while self._waiting and self._has_ended(*self._waiting[0]):
-            self._waiting.popleft()
+        self._ask_device()
         now = self.clock()
         with self._lock:
             sums, self._sums = self._sums, {}
@@ -195,12 +217,15 @@ class Sections:
         found = {f"{TIMES}{name}": took / 1e9 for name, took in sums.items()}
         return {**found, STEP: elapsed / 1e9, BUSY: min(1.0, max(0.0, busy / elapsed))}
 
-    def _has_ended(self, name: str, sign: int, took: int, began: Event, ended: Event | None) -> bool:
-        """Whether the device has passed a section, which counts then."""
-        if ended is None or not ended.query():
-            return ended is None
-        self.add(name, sign, max(took, int(began.elapsed_time(ended) * 1e6)))
-        return True
+    def _ask_device(self) -> None:
+        """Count the sections that the device has passed."""
+        while self._waiting:
+            ended, began, end = self._waiting[0]
+            if end is not None and not end.query():
+                return
+            on_device = 0 if end is None else int(began.elapsed_time(end) * 1e6)
+            self._add(ended, max(ended.took, on_device))
+            self._waiting.popleft()
 
 
 class _Marks:

@@ -235,8 +235,8 @@ class Session(AsRun):
         ``time/step``, the seconds since the last row with timings, and ``time/busy``, the share of them in sections
         that do not wait; and where one rank holds the others up, ``time/straggler_rank`` and
         ``time/straggler_excess``, by how many seconds it was busy longer than the mean of the others. The rule is in
-        ``docs/timings.md``. A section that ends by an exception counts as well, and one of the same name inside it
-        twice. In a process that a rank has started, nothing is measured.
+        ``docs/timings.md``. A section that ends by an exception counts as well; inside one of the same name it counts
+        once. In a process that a rank has started, nothing is measured.
 
         Args:
             name: Of the section, such as ``"data"``.
