@@ -240,13 +240,16 @@ with warm.served():
         {"WANDB_MODE": "online", "WANDB_BASE_URL": "http://127.0.0.1:1", "WANDB_API_KEY": "0" * 40},
         {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"},
         {"SLURM_PROCID": "1", "OMPI_COMM_WORLD_RANK": "1", "WANDB_RUN_ID": "exp", "WANDB_SWEEP_ID": "sweep"},
+        {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "GFORTRAN_UNBUFFERED_PRECONNECTED": "y"},
     ],
-    ids=["server", "torchrun", "launchers"],
+    ids=["server", "torchrun", "launchers", "mpich"],
 )
 def test_what_whole_jobs_set_starts_no_cold_interpreter(python: str, tmp_path: Path, variables: dict[str, str]) -> None:
-    """A library that reads one of these when it is imported would make nearly all starts cold."""
-    shows = "import sys; print('torch' in sys.modules)"
-    done = run_job([python, "-c", shows], cwd=tmp_path, environment=clean_environment(**variables), timeout=60).check()
+    """A library that reads one of these when it is imported would make nearly all starts cold, as would a module."""
+    (tmp_path / "__main__.py").touch()
+    (tmp_path / "script.py").write_text("import sys; print('torch' in sys.modules)")
+    job = (python, tmp_path / "script.py")
+    done = run_job(job, cwd=tmp_path, environment=clean_environment(**variables), timeout=60).check()
     assert done.output.strip() == "True"
 
 

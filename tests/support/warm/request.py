@@ -37,7 +37,10 @@ _FAMILIES = (
     *("PYTHON", "LC_", "LANG", "LD_", "MALLOC_", "FSSPEC_", "TQDM_", "OMP_", "GOMP_", "KMP_", "GOTO_", "OPENBLAS_"),
     *("MKL_", "MKLDNN_", "ONEDNN_", "DNNL_", "GFORTRAN_", "NPY_", "NUMPY_", "ATEN_", "C10_", "PYTORCH_", "TORCH_"),
 )
-_READ_LATER = ("TORCH_NCCL_",)  # by torch's NCCL groups
+_WITHOUT_EFFECT = (
+    "TORCH_NCCL_",  # read later, by torch's NCCL groups
+    "GFORTRAN_UNBUFFERED_",  # output of programs in Fortran; MPICH sets one
+)
 
 
 @dataclass(frozen=True)
@@ -212,7 +215,7 @@ def _check_variables(variables: Mapping[str, str], known: Known) -> None:
     counts = known.read | {name for name in {*variables, *known.environment} if name.startswith(_FAMILIES)}
     for name in sorted(counts - _APPLIED):
         mine, yours = known.environment.get(name), variables.get(name)
-        if mine != yours and yours != known.made.get(name, mine) and not name.startswith(_READ_LATER):
+        if mine != yours and yours != known.made.get(name, mine) and not name.startswith(_WITHOUT_EFFECT):
             raise ColdError(f"{name} is read by imports: {yours!r} is not {mine!r}")
 
 

@@ -75,9 +75,10 @@ def _preload() -> Known:
     gc.collect()
     gc.freeze()
     made = {name: value for name, value in os.environ.items() if environment.get(name) != value}
-    modules = frozenset(name.partition(".")[0] for name in sys.modules) | {"sitecustomize", "usercustomize"}
+    modules = {name.partition(".")[0] for name in sys.modules} - {"__main__"}  # nobody imports a package's script by it
+    modules |= {"sitecustomize", "usercustomize"}
     own = os.getpid()
-    return Known(environment, frozenset(read), made, modules, rights_of(own), namespaces_of(own))
+    return Known(environment, frozenset(read), made, frozenset(modules), rights_of(own), namespaces_of(own))
 
 
 @contextlib.contextmanager
