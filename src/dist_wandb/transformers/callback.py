@@ -110,6 +110,7 @@ class DistWandbCallback(WandbCallback):  # type: ignore[misc]  # its base class 
         self._arguments = init_kwargs if project is None else {"project": project, **init_kwargs}
         self._session: Session | None = None
         self._has_other_axis = False
+        self._reports_to_wandb: bool | None = None
         self._notices = Notices()
 
     @property
@@ -122,9 +123,15 @@ class DistWandbCallback(WandbCallback):  # type: ignore[misc]  # its base class 
         """The W&B run of this rank; on a rank without one, something that accepts every use and does nothing."""
         return None if self._session is None else self._session.run
 
+    def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        """Note what the Trainer reports to: a search by W&B writes "wandb" there later, without the stock callback."""
+        self._reports_to_wandb = "wandb" in args.report_to
+
     def setup(self, args: Any, state: Any, model: Any = None, **kwargs: Any) -> None:
         """Open this rank's part, and let the stock callback set up the run of the primary."""
-        if "wandb" in args.report_to and args.process_index == 0:
+        if self._reports_to_wandb is None:  # added to the Trainer after it was made
+            self.on_init_end(args, state, None)
+        if self._reports_to_wandb and args.process_index == 0:
             self._notices.warn(
                 "both",
                 "the Trainer also reports to wandb (report_to), whose own callback writes the same names a second time "
@@ -133,7 +140,7 @@ class DistWandbCallback(WandbCallback):  # type: ignore[misc]  # its base class 
         of_script = current()  # as the stock callback takes a run that is open
         self._session, self._has_other_axis = of_script or self._open(args, state), of_script is not None
         self._wandb = _AsWandb(self._session)
-        super().setup(args, self._seen_by_stock(state), model, **kwargs)
+        super().setup(args, _seen_by_stock(state, self._session.plan.primary), model, **kwargs)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:  # noqa: ARG002
         """Begin a training, or another trial of a hyperparameter search in a run of its own."""
@@ -213,11 +220,12 @@ class DistWandbCallback(WandbCallback):  # type: ignore[misc]  # its base class 
             adopt=lambda _plan: running,  # as the stock callback takes a run that is open
         )
 
-    def _seen_by_stock(self, state: Any) -> Any:
-        """The state for the stock callback's methods, which act on its process zero: the primary of a unit."""
-        seen = copy.copy(state)
-        seen.is_world_process_zero = self._session is not None and self._session.plan.primary
-        return seen
+
+def _seen_by_stock(state: Any, is_primary: bool) -> Any:
+    """The state for the stock callback's methods, which act on its process zero: the primary of a unit."""
+    seen = copy.copy(state)
+    seen.is_world_process_zero = is_primary
+    return seen
 
 
 class _AsWandb:

@@ -248,6 +248,16 @@ def test_each_trial_of_a_search_is_a_run(whole_run: FakeWandb, tmp_path: Path) -
     assert [run.exit_codes for run in whole_run.runs] == [[None], [None]]
 
 
+def test_a_search_by_wandb_is_not_taken_for_a_second_callback(
+    whole_run: FakeWandb, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = trainer_with(DistWandbCallback(), out=tmp_path, max_steps=1)
+    trainer.args.report_to = ["wandb"]  # as Trainer.hyperparameter_search(backend="wandb") does
+    trainer.train()
+    assert len(whole_run.runs) == 1
+    assert "also reports to wandb" not in caplog.text
+
+
 def test_what_wandb_init_takes_is_handed_to_it(whole_run: FakeWandb, tmp_path: Path) -> None:
     callback = DistWandbCallback("digits", name="mine", tags=["a"], id="x")
     trainer = trainer_with(out=tmp_path)
