@@ -16,7 +16,7 @@ from rich.text import Text
 
 from dist_wandb.cli.formatting import number, number_of, sparkline, table
 from dist_wandb.errors import visible
-from dist_wandb.reading.ranks import by_rank, of_rank, slow_rank
+from dist_wandb.reading.ranks import SPREAD, by_rank, of_rank, slow_rank, spreads_among
 from dist_wandb.reading.runs import LocalRun, Writer
 from dist_wandb.uploads.plan import is_uploaded
 from dist_wandb.wandb_files.statistics import MetricHistory
@@ -147,8 +147,14 @@ def matching(metrics: Mapping[str, MetricHistory], patterns: Sequence[str]) -> d
 def metrics_table(
     metrics: Mapping[str, MetricHistory], patterns: Sequence[str], width: int, *, has_more: bool = False
 ) -> RenderableType:
-    """One line for each metric; the sparkline gets the remaining width. Of many ranks the extreme ones are shown."""
+    """One line for each metric; the sparkline gets the remaining width. Of many ranks the extreme ones are shown.
+
+    Where all metrics are shown, the spread over ranks is in the line of what it belongs to, with its last values.
+    """
     wanted = matching(metrics, patterns)
+    spreads = spreads_among(wanted) if list(patterns) == ["*"] else {}
+    folded = {f"{name}/{kind}" for name in spreads for kind in SPREAD}
+    wanted = {name: metric for name, metric in wanted.items() if name not in folded}
     if not wanted:
         was_any_logged = metrics or list(patterns) != ["*"]
         return Text("no metric matches" if was_any_logged else "no metric was logged", "dim")
@@ -159,6 +165,7 @@ def metrics_table(
         "last": [number(metric.last) for metric in lines.values()],
         "min": [number(metric.smallest) for metric in lines.values()],
         "max": [number(metric.largest) for metric in lines.values()],
+        "last over ranks": [_spread_in_words(spreads[name]) if name in spreads else "" for name in lines],
         "values": [str(metric.count) for metric in lines.values()],
         "NaN/inf": [str(metric.not_finite or "") for metric in lines.values()],
     }
@@ -177,6 +184,11 @@ def metrics_table(
         many = f"more than {left_out}" if has_more else str(left_out)
         notes.append(Text(f"and {many} beyond these: --metric GLOB picks", "dim"))
     return Group(shown, *notes) if notes else shown
+
+
+def _spread_in_words(spread: Mapping[str, MetricHistory]) -> str:
+    smallest, largest = number(spread["min"].last), number(spread["max"].last)
+    return f"{smallest} to {largest} (rank {number(spread['argmax_rank'].last)})"
 
 
 def _without_middle_ranks(metrics: Mapping[str, MetricHistory]) -> Iterator[tuple[str, MetricHistory | str]]:

@@ -11,6 +11,9 @@ from dist_wandb.wandb_files.finding import natural_order
 from dist_wandb.wandb_files.statistics import MetricHistory
 
 _OF_RANK = re.compile(r"((?:worker-\d{1,7}-)?rank-\d{1,7})/(.+)", re.DOTALL)
+SPREAD = ("min", "max", "std", "argmax_rank")
+"""What is written beside a mean over ranks, below its name."""
+
 _STRAGGLER = "/straggler_rank"
 _RARELY = 20  # who was named in less than one of so many rows is not named for the whole run
 
@@ -52,6 +55,12 @@ def slow_rank(metrics: Mapping[str, MetricHistory]) -> SlowRank | None:
         if times * _RARELY >= rows:
             return SlowRank(int(value), name, times, rows, _mean(metrics.get(f"{start}straggler_excess")))
     return None
+
+
+def spreads_among(metrics: Mapping[str, MetricHistory]) -> dict[str, dict[str, MetricHistory]]:
+    """By name the spread over ranks, by kind, of those metrics that have all of it beside them."""
+    of_names = {name: {kind: metrics.get(f"{name}/{kind}") for kind in SPREAD} for name in metrics}
+    return {name: found for name, found in of_names.items() if None not in found.values()}  # type: ignore[misc]
 
 
 def by_rank(names: Iterable[str]) -> list[str]:

@@ -98,6 +98,17 @@ def test_the_slow_rank_is_named(tmp_path: Path, capsys: Capture) -> None:
     assert out.count(said) == 1
 
 
+def test_the_spread_over_ranks_is_in_the_line_of_its_metric(tmp_path: Path, capsys: Capture) -> None:
+    spread = {"loss/min": 0.25, "loss/max": 0.75, "loss/std": 0.25, "loss/argmax_rank": 3.0}
+    write_run(tmp_path, "r", records=[header(), run("r"), row(0, {"loss": 0.5, **spread, "lr/min": 0.1, "lr": 0.2})])
+    lines = shown(capsys, tmp_path).splitlines()
+    (loss,) = [line.split() for line in lines if "loss" in line]
+    assert loss[:8] == ["loss", "0.5", "0.5", "0.5", "0.25", "to", "0.75", "(rank"]
+    assert [line.split()[0] for line in lines if "lr" in line] == ["lr", "lr/min"], "without the rest it is a name"
+    picked = shown(capsys, tmp_path, "--metric", "loss/*")
+    assert [line.split()[0] for line in picked.splitlines() if "loss" in line] == sorted(spread)
+
+
 # --- which runs -------------------------------------------------------------------------------------------------------
 
 
