@@ -14,15 +14,16 @@ HASHED ?=
 LISTED := .ci/requirements.txt .ci/requirements-oldest.txt
 RUN_ALL := $(BIN)/python tests/support/run_all.py --workers $(WORKERS)
 
-.PHONY: help demo test test-fast test-oldest lint chaos fuzz format bench lock audit clean
+.PHONY: help demo test test-fast test-oldest lint docs pictures chaos fuzz format bench lock audit clean
 
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
 
-demo: $(VENV)/.examples  ## Train on real data in two processes, offline, and show what was logged
+demo: $(VENV)/.examples  ## Train on real data in four processes, one of them slow, offline; show and report what was logged
 	@rm -rf $(DEMO_DIR)
-	WANDB_MODE=offline $(BIN)/python examples/lightning/train_digits.py --strategy ddp --devices 2 --log-dir $(DEMO_DIR)
+	WANDB_MODE=offline $(BIN)/python examples/lightning/slow_rank.py --log-dir $(DEMO_DIR)
 	$(BIN)/dist-wandb show $(DEMO_DIR)
+	$(BIN)/dist-wandb report $(DEMO_DIR) --output $(DEMO_DIR)/report.html
 
 test: $(VENV)/.development  ## Run all tests; those of whole jobs WORKERS at a time, those with short limits last
 	@$(RUN_ALL) test
@@ -33,7 +34,14 @@ test-fast: $(VENV)/.development  ## Check between two edits: lint, unit tests, o
 test-oldest: $(OLDEST)/.ready  ## Run the tests of the core, the contract and Accelerate with the oldest supported versions
 	@$(RUN_ALL) test-oldest
 
-lint: $(VENV)/.development  ## Check style and types
+docs: $(VENV)/.development  ## Build the site into build/site; any warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+pictures: $(VENV)/.development  ## Draw the pictures of run modes and reports in docs/images anew; needs Chromium
+	$(BIN)/python scripts/diagrams.py
+	$(BIN)/python scripts/screenshots.py
+
+lint: $(VENV)/.development  ## Check style and types, and that the site builds
 	@$(RUN_ALL) lint
 
 chaos: $(VENV)/.development  ## Play random jobs with faults (SEEDS=0-299, JOBS=2), check what they leave
@@ -73,7 +81,7 @@ $(VENV)/.examples: pyproject.toml constraints.txt $(if $(HASHED),$(LISTED))
 	@touch $@
 
 $(VENV)/.development: $(VENV)/.examples
-	@if [ -z "$(HASHED)" ] || ! $(BIN)/python .ci/requirements.py suits; then $(INSTALL) --group test --group lint; fi
+	@if [ -z "$(HASHED)" ] || ! $(BIN)/python .ci/requirements.py suits; then $(INSTALL) --group test --group lint --group docs; fi
 	@touch $@
 
 # What .venv has, torch above all, is not installed again: what is older comes before it on the path.

@@ -23,11 +23,13 @@ from dist_wandb.lightning import stock_methods
 from dist_wandb.lightning.checkpoints import base_id_in, write_base_ids
 from dist_wandb.lightning.experiment import NullExperiment
 from dist_wandb.lightning.session_holder import INTEGRATION, SessionHolder
-from dist_wandb.lightning.trainers import base_ids_of, remember
+from dist_wandb.lightning.timings import measure
+from dist_wandb.lightning.trainers import base_ids_of, remember, trainer_of
 from dist_wandb.lightning.weights import epoch_weights
 from dist_wandb.payloads.media.gathers import gathered, gathered_table
 from dist_wandb.runs import argument_checks
 from dist_wandb.session.session import Session
+from dist_wandb.session.step_timings import check_timings
 from dist_wandb.settings.limits import DEFAULT_LIMITS, Limits
 from dist_wandb.settings.options import ConfigSyncMode, Options, SystemMetrics
 from dist_wandb.settings.plan import RankScope, RunMode
@@ -71,6 +73,9 @@ class DistWandbLogger(WandbLogger):
         unit: Which ranks' numbers belong together, where not all do: a group, a mesh, a list of ranks, or the name of a
             dimension of the framework's mesh.
         primary_rank: Global rank of the primary; -1 for the last one.
+        timings: Whether rows have how long each rank loads data and takes for the passes and the optimizer's step, and
+            which rank holds the others up (``docs/timings.md``). While the Trainer fits, it has one callback more; in
+            Fabric nothing is measured by itself.
         **kwargs: Further arguments of `wandb.init`; for `resume` see `dist_wandb.init`, and `id_in` for checkpoints.
 
     Raises:
@@ -123,6 +128,7 @@ class DistWandbLogger(WandbLogger):
         strict: bool = False,
         unit: Any = None,  # `UnitArgument`, but LightningCLI resolves the types, also without a ProcessGroup
         primary_rank: int | None = None,
+        timings: bool = False,
         **kwargs: Any,
     ) -> None:
         self._options = Options.among(locals())
@@ -153,6 +159,7 @@ class DistWandbLogger(WandbLogger):
                 f"experiment= hands DistWandbLogger one run, but run_mode={self._options.run_mode!r} needs a run of "
                 "its own on every rank. Leave experiment out, or use run_mode='auto'."
             )
+        self._has_timings = check_timings(timings)
         self._module: weakref.ref[LightningModule] | None = None
         self._kept_calls: list[tuple[Callable[..., None], tuple[Any, ...]]] = []  # pickled for ddp_spawn
         self._holder = SessionHolder(self._options, self._wandb_init, is_offline=offline)
@@ -200,6 +207,9 @@ class DistWandbLogger(WandbLogger):
         if isinstance(model, LightningModule):
             self._module = weakref.ref(model)
             remember(model)
+            trainer = trainer_of(model) if self._has_timings else None
+            if trainer is not None:
+                measure(trainer, lambda: self._holder.session)
 
     def log_hyperparams(self, params: dict[str, Any] | Namespace) -> None:
         """Write hyperparameters into the config of this rank's run; kept until the run is open.

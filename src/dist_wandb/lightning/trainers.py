@@ -41,12 +41,12 @@ def _needs_sync_dist(name: str) -> bool:
     It is not if the name goes to our loggers alone, which reduce it over ranks, and no callback or scheduler watches
     it: those read the rank's own value, which Lightning keeps.
     """
-    trainers = [_trainer_of(module) for module in _modules]
+    trainers = [trainer_of(module) for module in _modules]
     running = [trainer for trainer in trainers if trainer and trainer.state.status == TrainerStatus.RUNNING]
     return not running or any(_watches(trainer, name) or not _speak_for_all(trainer) for trainer in running)
 
 
-def _trainer_of(module: LightningModule) -> Trainer | None:
+def trainer_of(module: LightningModule) -> Trainer | None:
     """The Trainer that works with a module, if there is one."""
     with suppress(RuntimeError):  # it has none
         return module.trainer

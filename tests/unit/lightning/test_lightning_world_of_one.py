@@ -261,7 +261,7 @@ def test_the_constructor_begins_with_the_stock_parameters_and_ours_are_keyword_o
         (p.name, p.default, p.kind) for p in positional
     ]
     assert [(p.name, p.kind) for p in ours[len(positional) : -1]] == [
-        (name, inspect.Parameter.KEYWORD_ONLY) for name in OPTION_NAMES
+        (name, inspect.Parameter.KEYWORD_ONLY) for name in (*OPTION_NAMES, "timings")
     ]
     assert (ours[-1].name, ours[-1].kind) == (further.name, further.kind)
 

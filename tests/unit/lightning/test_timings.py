@@ -1,0 +1,137 @@
+"""`DistWandbLogger(timings=True)`: in which part of a step Lightning is."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from dist_wandb import ConfigurationError, DistWandbLogger
+from dist_wandb.session.step_timings import StepTimings
+
+if TYPE_CHECKING:
+    from tests.conftest import FakeWandb
+
+STEP = ["data", "forward", "backward", None, "optimizer"]
+
+
+@pytest.fixture
+def parts(bare_environment: None, fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> list[str | None]:  # noqa: ARG001
+    """The parts that were entered."""
+    found: list[str | None] = []
+    enter = StepTimings.enter
+
+    def noted(self: StepTimings, part: Any) -> None:
+        enter(self, part)
+        found.append(self.part)
+
+    monkeypatch.setattr(StepTimings, "enter", noted)
+    return found
+
+
+class Model(LightningModule):
+    def __init__(self, *, fails: bool = False, is_manual: bool = False) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 1)
+        self.automatic_optimization = not is_manual
+        self.fails = fails
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor | None:
+        loss: Tensor = self.layer(batch).mean()
+        if self.fails and batch_idx == 1:
+            raise ArithmeticError
+        self.log("loss", loss)
+        if self.automatic_optimization:
+            return loss
+        optimizer: Any = self.optimizers()
+        for _ in range(2):
+            self.manual_backward(self.layer(batch).mean())
+            optimizer.step()
+        return None
+
+    def validation_step(self, batch: Tensor) -> None:
+        self.log("validated", self.layer(batch).mean())
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters())
+
+
+def fit(model: Model, out: Path, *, timings: bool = True, **arguments: Any) -> Trainer:
+    data: Any = DataLoader(torch.ones(2, 2))  # type: ignore[arg-type]  # it takes what has a length and items
+    given = {"limit_val_batches": 0, "enable_checkpointing": False, "max_epochs": 1, "accelerator": "cpu"}
+    trainer = Trainer(
+        logger=DistWandbLogger(save_dir=out, timings=timings),
+        log_every_n_steps=1,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **{**given, **arguments},
+    )
+    trainer.fit(model, data, data)
+    return trainer
+
+
+def test_rows_have_the_parts_of_the_steps_before_them(
+    parts: list[str | None], fake_wandb: FakeWandb, tmp_path: Path
+) -> None:
+    trainer = fit(Model(), tmp_path)
+    assert parts == [*STEP, *STEP, "data", None, None]  # the loader has no third batch; the epoch ends; the training
+    assert trainer.callbacks == []  # type: ignore[attr-defined]  # public, but set elsewhere
+    first, second = (row for row in fake_wandb.runs[0].rows if "loss" in row)
+    names = {"time/data", "time/forward", "time/backward", "time/optimizer", "time/step", "time/busy"}
+    assert names <= first.keys()
+    assert names <= second.keys()
+    assert first["time/step"] >= first["time/data"] + first["time/forward"] + first["time/backward"]
+
+
+def test_without_it_nothing_is_measured(parts: list[str | None], fake_wandb: FakeWandb, tmp_path: Path) -> None:
+    fit(Model(), tmp_path, timings=False)
+    assert parts == []
+    assert not any(name.startswith("time/") for row in fake_wandb.runs[0].rows for name in row)
+
+
+@pytest.mark.usefixtures("parts")
+def test_a_value_that_is_no_yes_or_no_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="timings='data' is neither True nor False"):
+        DistWandbLogger(save_dir=tmp_path, timings="data")  # type: ignore[arg-type]
+
+
+def test_validation_between_batches_is_left_out(parts: list[str | None], tmp_path: Path) -> None:
+    fit(Model(), tmp_path, limit_val_batches=1, val_check_interval=1)
+    validated = [*STEP, "data", None]  # to load goes on behind it
+    assert parts == [None, *validated, *validated, "data", None, None]  # the first is the sanity check
+
+
+def test_accumulated_gradients_are_not_stepped_with(parts: list[str | None], tmp_path: Path) -> None:
+    fit(Model(), tmp_path, accumulate_grad_batches=2)
+    assert parts == [*STEP[:-1], *STEP, "data", None, None]
+
+
+def test_manual_optimization_has_several_passes_in_a_step(parts: list[str | None], tmp_path: Path) -> None:
+    fit(Model(is_manual=True), tmp_path, limit_train_batches=1)
+    again = ["backward", "forward", "optimizer"]
+    assert parts == ["data", "forward", *again, *again, "data", None, None]
+
+
+def test_an_exception_leaves_nothing_behind(parts: list[str | None], tmp_path: Path) -> None:
+    with pytest.raises(ArithmeticError):
+        fit(Model(fails=True), tmp_path)
+    assert parts == [*STEP, "data", "forward", None]
+
+
+def test_with_ddp_the_forward_pass_begins_behind_the_copies_of_buffers(parts: list[str | None], tmp_path: Path) -> None:
+    model = Model()
+    with mock.patch.dict(os.environ):  # Lightning changes it
+        try:
+            fit(model, tmp_path, strategy="ddp", devices=1, limit_train_batches=1)
+        finally:
+            dist.destroy_process_group()
+    assert parts == ["data", None, *STEP[1:], "data", None, None]
+    assert not model._forward_pre_hooks

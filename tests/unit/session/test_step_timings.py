@@ -1,0 +1,105 @@
+"""The parts of a training step that an integration measures: one after the other, on one thread."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from torch import nn
+
+from dist_wandb.errors import ConfigurationError
+from dist_wandb.session.sections import Section, Sections
+from dist_wandb.session.step_timings import ForwardHook, StepTimings, check_timings
+
+S = 1_000_000_000  # nanoseconds
+
+
+class Measured:
+    """Stands for a session; a part takes as long as is said."""
+
+    def __init__(self) -> None:
+        self.now = 0
+        self.sections = Sections(lambda: self.now, lambda: None)
+        self.waiting: set[str] = set()
+
+    def timed(self, name: str, *, waits: bool) -> Section:
+        self.waiting |= {name} if waits else set()
+        return self.sections.timed(name, 0, waits=waits)
+
+    def steps(self, timings: StepTimings, *parts: tuple[Any, int]) -> dict[str, float]:
+        for part, seconds in parts:
+            timings.enter(part)
+            self.now += seconds * S
+        timings.enter(None)
+        return self.sections.taken_along({"loss"}, None)
+
+
+def test_each_part_has_its_time_and_those_that_wait_do_not_count_as_busy() -> None:
+    measured: Any = Measured()
+    parts = [("data", 1), ("forward", 2), ("backward", 4), (None, 8), ("optimizer", 1), ("data", 4)]
+    assert measured.steps(StepTimings(lambda: measured), *parts) == {
+        "time/data": 5.0,
+        "time/forward": 2.0,
+        "time/backward": 4.0,
+        "time/optimizer": 1.0,
+        "time/step": 20.0,
+        "time/busy": 0.4,
+    }
+    assert measured.waiting == {"backward"}
+
+
+def test_sharded_parameters_are_waited_for_in_forward_and_update() -> None:
+    measured: Any = Measured()
+    timings = StepTimings(lambda: measured, is_sharded=True)
+    row = measured.steps(timings, ("data", 1), ("forward", 1), ("backward", 1), ("optimizer", 1))
+    assert measured.waiting == {"forward", "backward", "optimizer"}
+    assert row["time/busy"] == 0.25
+
+
+def test_without_a_session_nothing_is_measured_until_there_is_one() -> None:
+    measured: Any = Measured()
+    open_sessions: list[Any] = []
+    timings = StepTimings(lambda: open_sessions[0] if open_sessions else None)
+    assert measured.steps(timings, ("data", 1)) == {}
+    assert timings.part is None
+    open_sessions.append(measured)
+    timings.enter("data")
+    assert timings.part == "data"
+    assert measured.steps(timings, ("forward", 1))["time/forward"] == 1.0
+
+
+def test_another_thread_does_not_change_the_part_until_the_training_has_ended() -> None:
+    measured: Any = Measured()
+    timings = StepTimings(lambda: measured)
+    timings.enter("forward")
+    on_another_thread(timings)
+    assert timings.part == "forward"
+    timings.end()
+    assert timings.part is None
+    on_another_thread(timings)
+    assert timings.part == "data"
+
+
+def on_another_thread(timings: StepTimings) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(timings.enter, "data").result(30)
+
+
+def test_copies_of_a_module_and_what_is_saved_of_it_have_a_hook_that_does_nothing() -> None:
+    called: list[Any] = []
+    module = nn.Identity()
+    module.register_forward_pre_hook(ForwardHook(called.append))
+    for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):  # noqa: S301
+        other(1)
+    assert called == []
+    module(1)
+    assert called == [module]
+
+
+@pytest.mark.parametrize("value", [None, 1, "data"])
+def test_what_is_no_yes_or_no_is_refused(value: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"timings=.* is neither True nor False"):
+        check_timings(value)
