@@ -24,7 +24,7 @@ ROOT = HERE.parent
 SUITS = ("CPython", "3.11", "Linux", "x86_64")
 BY_VERSION_ALONE = ("torch",)
 NEWEST, OLDEST = HERE / "requirements.txt", HERE / "requirements-oldest.txt"
-GROUPS = ("examples", "test", "lint")
+GROUPS = ("examples", "test", "lint", "docs")
 BUILD = ("hatchling>=1.26,<2", "editables>=0.5,<1")  # what an editable installation is made with
 
 

@@ -70,6 +70,7 @@ def checks(workers: int) -> Mapping[str, tuple[Part, ...]]:
         Part("import-linter", (str(_BIN / "lint-imports"),), is_pytest=False),
         Part("sizes", (sys.executable, "scripts/sizes.py"), is_pytest=False),
         Part("mypy", (str(_BIN / "mypy"),), is_pytest=False),
+        Part("site", ("env", "NO_MKDOCS_2_WARNING=1", str(_BIN / "mkdocs"), "build", "--strict"), is_pytest=False),
     )
     return {
         "lint": lint,

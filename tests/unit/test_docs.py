@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
+import diagrams
 import pytest
+from documents import blocks, documents, script
+
+import dist_wandb
+from dist_wandb.cli import commands
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "src" / "dist_wandb"
 DOCUMENTS = sorted(path.relative_to(ROOT).as_posix() for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")))
+INTEGRATIONS = ("DistWandbCallback", "DistWandbLogger", "DistWandbTracker")
 MAPS = ("CONTRIBUTING.md", "docs/architecture.md")
+COMMANDS = {
+    line.partition("dist-wandb ")[2]
+    for path in documents(ROOT)
+    for line in path.read_text(encoding="utf-8").splitlines()
+    if line.startswith("$ ") and "dist-wandb " in line
+}
 _LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
 _MODULE = re.compile(r"[\w/]+\.py\b")
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
@@ -39,3 +52,59 @@ def test_maps_of_the_code_name_modules_that_exist(name: str) -> None:
     missing = {module for module in named if not any(path.endswith(f"/{module}") for path in known)}
     assert named
     assert missing == set()
+
+
+@pytest.mark.parametrize("name", sorted({*dist_wandb.__all__, *INTEGRATIONS} - {"__version__"}))
+def test_the_reference_has_every_public_name(name: str) -> None:
+    described = set(
+        re.findall(r"^::: [\w.]+\.(\w+)$", (ROOT / "docs" / "api.md").read_text(encoding="utf-8"), re.MULTILINE)
+    )
+    assert name in described or hasattr(dist_wandb.errors, name)
+
+
+def test_pictures_of_run_modes_are_those_of_the_plan() -> None:
+    drawn = diagrams.drawn()
+    assert {name: (diagrams.IMAGES / name).read_text(encoding="utf-8") for name in drawn} == drawn
+    shown = (ROOT / "docs" / "run-modes.md").read_text(encoding="utf-8")
+    assert [name for name in drawn if f"](images/{name})" not in shown] == []
+
+
+@pytest.mark.parametrize("path", documents(ROOT), ids=lambda path: path.stem)
+def test_blocks_say_what_language_they_are(path: Path) -> None:
+    """A block of Python that nobody runs would be overlooked otherwise."""
+    languages = {block.language for block in blocks(path.read_text(encoding="utf-8"))}
+    assert languages <= {"python", "console", "text", "yaml"}
+
+
+def test_a_page_is_a_script_with_the_lines_of_the_page() -> None:
+    page = "# A\n\n<!-- before the code:\nx = 1\n-->\n\n    ```python\n    y = x\n    if y:\n        y = 2\n    ```\n"
+    left_out = "\n<!-- not run: needs a GPU -->\n```python\nz\n```\n```console\n$ ls\n```\n```python\ny\n```\n"
+    assert script(page) == "\n\n\nx = 1\n\n\n\ny = x\nif y:\n    y = 2"
+    assert script(page + left_out).splitlines()[10:] == [""] * 10 + ["y"]
+    assert script("<!-- not run: -->\n```python\nz\n```") == "\n\nz"
+
+
+@pytest.mark.parametrize("page", sorted(path.name for path in (ROOT / "docs").glob("*.md")))
+def test_every_page_is_in_the_navigation_of_the_site(page: str) -> None:
+    """`make lint` builds the site, and says so too, but later."""
+    assert re.search(
+        rf"^ +- (?:[^:\n]+: )?{re.escape(page)}$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE
+    )
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_commands_are_understood(command: str) -> None:
+    words = shlex.split(command, comments=True)
+    assert commands._parser().parse_args(words[: words.index(">")] if ">" in words else words)
+
+
+def test_the_plan_that_is_shown_is_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "docs" / "run-modes.md").read_text(encoding="utf-8")
+    (shown,) = [block.text for block in blocks(page) if block.text.startswith("$ dist-wandb plan")]
+    command, _, output = shown.partition("\n")
+    assert commands.main(shlex.split(command)[2:]) == 0
+    assert [line.rstrip() for line in capsys.readouterr().out.splitlines()] == output.splitlines()
+
+
+def test_the_readme_stays_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150

@@ -88,7 +88,7 @@ class LocalRun:
         step_axis: Name of its x axis, such as ``global_step``; ``_step``, W&B's count of rows, if none is defined.
         writers: Who wrote it, the primary first: one for an ordinary run, one for each rank of a shared run.
 
-    Example:
+    Examples:
         >>> for run in dist_wandb.read_runs("wandb"):
         ...     print(run.id, run.state, run.config.get("lr"), run.history("train/loss")["train/loss"][-1])
     """

@@ -147,15 +147,12 @@ def plan_run(
         TopologyError: The plan depends on a node rank or local rank that is not known.
 
     Example:
-        Rank 5 of two nodes with four processes each (node 1, local rank 1), base id ``exp``:
+        Rank 5 of two nodes with four processes each (node 1, local rank 1), base id ``exp``::
 
-        ======  ============================================  =================================================
-        mode    global                                        worker
-        ======  ============================================  =================================================
-        auto    no run                                        no run
-        shared  run ``exp``, label ``worker-1-rank-1``        run ``exp-worker-1``, label ``worker-1-rank-1``
-        new     run ``exp-rank-5`` in group ``exp``           run ``exp-worker-1-rank-1``, group ``exp-worker-1``
-        ======  ============================================  =================================================
+            mode    global                              worker
+            auto    no run                              no run
+            shared  run exp, label worker-1-rank-1      run exp-worker-1, label worker-1-rank-1
+            new     run exp-rank-5 in the group exp     run exp-worker-1-rank-1 in the group exp-worker-1
     """
     mode, scope = check_run_mode(run_mode), check_rank_scope(rank_scope)
     if needs_layout(topology, mode, scope, all_nodes=all_nodes):
