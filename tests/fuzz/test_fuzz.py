@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import fuzz_planted
@@ -9,6 +10,7 @@ import fuzzing
 import pytest
 from fuzz_targets import TARGETS, named
 from fuzzing import FINDINGS, FindingError, Target, fuzz, judging, keep
+from fuzzing import judge as judge_here
 
 _FOUND = sorted(FINDINGS.glob("*/*.bin"))
 
@@ -59,6 +61,18 @@ def test_what_takes_long_is_a_finding(name: str, message: str, monkeypatch: pyte
     monkeypatch.setattr(fuzzing, "_SILENT", 2.0)
     with judging(planted(name)) as judge, pytest.raises(FindingError, match=message):
         judge(b"[[")
+
+
+def test_what_takes_long_once_is_none() -> None:
+    seconds = [1.5, 0.0]
+
+    def read(_: bytes) -> None:
+        until = time.thread_time() + seconds.pop(0)
+        while time.thread_time() < until:
+            pass
+
+    judge_here(Target("collects-garbage", read, list), b"[[")
+    assert not seconds
 
 
 def test_names_are_unlike() -> None:
