@@ -31,6 +31,7 @@ from dist_wandb.restart import records, resuming
 from dist_wandb.runs.job_arguments import chosen_config
 from dist_wandb.session import job_description, opener, registry
 from dist_wandb.session.session import Session
+from dist_wandb.session.step_timings import StepTimings
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.options import Options
 from dist_wandb.store import job_identity, leftovers
@@ -223,6 +224,20 @@ def ended_exchanges(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for exchange in exchanges:
         exchange.leave(failed=True)
     assert all(exchange.has_ended for exchange in exchanges), "a thread of an exchange goes on after its test"
+
+
+@pytest.fixture
+def parts(bare_environment: None, fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> list[str | None]:  # noqa: ARG001
+    """The parts of training steps that were entered with `timings=True`; None for what is none of them."""
+    found: list[str | None] = []
+    enter = StepTimings.enter
+
+    def noted(self: StepTimings, part: Any) -> None:
+        enter(self, part)
+        found.append(self.part)
+
+    monkeypatch.setattr(StepTimings, "enter", noted)
+    return found
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ except ModuleNotFoundError as error:
 from dist_wandb.accelerate.arguments import InitArguments
 from dist_wandb.accelerate.late_join import INTEGRATION, ConfigOnceStarted, LateJoin, await_session
 from dist_wandb.accelerate.names import NAME, register
+from dist_wandb.accelerate.timings import PreparedTimings, wrap_timed
 from dist_wandb.accelerate.world import MODEL_PARALLEL, current_mesh, current_topology
 from dist_wandb.accelerate.wrapping import Trackers, name_as_scripts_do, store_given_configuration, wrap_accelerator
 from dist_wandb.payloads.media.gathers import gathered, gathered_table
@@ -32,6 +33,7 @@ from dist_wandb.runs import interception, wandb_media
 from dist_wandb.runs.null_run import NullRun
 from dist_wandb.session.opener import open_session
 from dist_wandb.session.session import Session
+from dist_wandb.session.step_timings import check_timings
 from dist_wandb.settings.limits import DEFAULT_LIMITS, Limits
 from dist_wandb.settings.options import ConfigSyncMode, Options, SystemMetrics
 from dist_wandb.settings.plan import RankScope, RunMode
@@ -65,6 +67,9 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
         unit: Which ranks' numbers belong together, where not all do: a group, a mesh, a list of ranks, or the name of a
             dimension of the framework's mesh.
         primary_rank: Global rank of the primary; -1 for the last one.
+        timings: Whether to measure loading, forward pass, backward pass and update of each rank, and to name the rank
+            that holds the others up: what `Accelerator.prepare` returns gets hooks, and `prepare` and `backward` are
+            wrapped.
         wrap: Whether to wrap the methods of `Accelerator` that otherwise act on the main process only. Without it,
             call `DistWandbTracker.attach(accelerator)` on every rank.
         **init_kwargs: Further arguments of `wandb.init`. They take precedence over those given to `init_trackers`.
@@ -102,6 +107,7 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
         strict: bool = False,
         unit: UnitArgument = None,
         primary_rank: int | None = None,
+        timings: bool = False,
         wrap: bool = True,
         **init_kwargs: Any,
     ) -> None:
@@ -113,8 +119,11 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
         self._stand_in: NullRun | None = None  # until this rank starts, where it may join late
         self.wraps = wrap
         self.is_for_name = False  # whether it was made because `log_with` had its name
+        self.prepared = PreparedTimings(lambda: self._session) if check_timings(timings) else None
         if wrap:
             wrap_accelerator(DistWandbTracker)
+        if timings:
+            wrap_timed(DistWandbTracker, wrap=wrap)
 
     @classmethod
     def attach(
@@ -332,6 +341,8 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
         if self.late_join.rows or self._last_run is None:  # the main waits for ranks that logged nothing, too
             self._find_session()
         self.late_join.drop_rows()
+        if self.prepared is not None:
+            self.prepared.timings.end()
         if self._session is not None:
             self._session.finish()
             self._last_run = self._session.run

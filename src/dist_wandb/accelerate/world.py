@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 MODEL_PARALLEL = frozenset({"tp"})
 """Dimensions of Accelerate's mesh along which ranks hold parts of one replica, and log the same numbers."""
 
+_SHARDED = (DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM)
+
 
 def current_topology() -> Topology:
     """This rank, always from `PartialState`, because `debug_launcher` leaves RANK=0 in every process."""
@@ -37,6 +39,15 @@ def current_topology() -> Topology:
 def current_mesh() -> Mesh | None:
     """The mesh of a `ParallelismConfig`, in versions of Accelerate that have one; `None` without one."""
     return getattr(AcceleratorState(), "device_mesh", None) if is_initialized() else None
+
+
+def is_sharded() -> bool:
+    """Whether parameters are gathered from other ranks in the forward pass and for the update."""
+    if not is_initialized():
+        return False
+    mesh = current_mesh()
+    names = () if mesh is None else mesh.mesh_dim_names or ()
+    return AcceleratorState().distributed_type in _SHARDED or bool(set(names) - {"dp_replicate"})
 
 
 def _warn_of_separate_worlds() -> None:

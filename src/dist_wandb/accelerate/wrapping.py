@@ -1,20 +1,21 @@
 """The methods of `Accelerator` that act on the main process only, wrapped so that trackers are called on all ranks.
 
-They are wrapped once, at class level. Accelerators without a tracker of ours in `log_with` are not affected.
+They are wrapped once, at class level, as are those that timings need (`timings`). Accelerators without a tracker of
+ours in `log_with` are not affected.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import accelerate
 from accelerate import Accelerator
 
 from dist_wandb.accelerate.names import NAME, STOCK_NAME, StandInName, stands_in
-from dist_wandb.errors import UnsupportedVersionError
+from dist_wandb.errors import ConfigurationError, UnsupportedVersionError
 
 if TYPE_CHECKING:
     from dist_wandb.accelerate.tracker import DistWandbTracker
@@ -50,6 +51,11 @@ class Trackers:
         """The tracker that `init_trackers` is to start, with its arguments; for a name these are the constructor's."""
         tracker = self.find(accelerator)
         if tracker is None or (tracker.is_for_name and not tracker.is_open):
+            if arguments.get("timings"):
+                raise ConfigurationError(
+                    f"timings={arguments['timings']!r} in init_kwargs comes too late: what Accelerator.prepare returns "
+                    f"is measured. Pass log_with=DistWandbTracker(timings=True) in place of the name {NAME!r}."
+                )
             tracker = self._put_for_name(accelerator, self._class(project, **arguments))
             tracker.arguments.asked = {"project": project, **arguments}
         else:
@@ -153,39 +159,62 @@ def _end_training(original: Callable[..., None], trackers: Trackers) -> Callable
     return end_training
 
 
-# What is wrapped: the method, the parameters it is known to have, its wrapper.
-_WRAPPED: tuple[tuple[str, tuple[str, ...], Callable[[Callable[..., Any], Trackers], Callable[..., Any]]], ...] = (
-    ("init_trackers", ("self", "project_name", "config", "init_kwargs"), _init_trackers),
-    ("log", ("self", "values", "step", "log_kwargs"), _log),
-    ("get_tracker", ("self", "name", "unwrap"), _get_tracker),
-    ("end_training", ("self",), _end_training),
+class Wrapped(NamedTuple):
+    """A method of `Accelerator` that is wrapped.
+
+    Args:
+        name: Its name.
+        parameters: Those that it is known to have.
+        wrapper: Makes what replaces it, of it and of what finds an accelerator's tracker.
+    """
+
+    name: str
+    parameters: tuple[str, ...]
+    wrapper: Callable[[Callable[..., Any], Trackers], Callable[..., Any]]
+
+
+_WRAPPED = (
+    Wrapped("init_trackers", ("self", "project_name", "config", "init_kwargs"), _init_trackers),
+    Wrapped("log", ("self", "values", "step", "log_kwargs"), _log),
+    Wrapped("get_tracker", ("self", "name", "unwrap"), _get_tracker),
+    Wrapped("end_training", ("self",), _end_training),
 )
 _MARK = "__wrapped_by_dist_wandb__"
+_REMEDY = (
+    "wraps it to reach all ranks. Pass wrap=False and call DistWandbTracker.attach(accelerator) on every rank instead"
+)
 
 
-def wrap_accelerator(tracker_class: type[DistWandbTracker]) -> None:
-    """Wrap the methods of `Accelerator` that act on the main process only, once in a process.
+def wrap_accelerator(
+    tracker_class: type[DistWandbTracker],
+    methods: Sequence[Wrapped] = _WRAPPED,
+    mark: str = _MARK,
+    remedy: str = _REMEDY,
+) -> None:
+    """Wrap methods of `Accelerator`, once in a process; by default those that act on the main process only.
 
     Args:
         tracker_class: `DistWandbTracker`.
+        methods: The methods.
+        mark: Attribute of `Accelerator` that says that they are wrapped.
+        remedy: What a method is wrapped for, and what to do without; a part of a sentence.
 
     Raises:
         UnsupportedVersionError: A method is missing, or its parameters are not those of any version that is known.
     """
-    if getattr(Accelerator, _MARK, False):
+    if getattr(Accelerator, mark, False):
         return
-    for name, known, _ in _WRAPPED:
+    for name, known, _ in methods:
         found = _parameters(getattr(Accelerator, name, None))
         if found != known:
             raise UnsupportedVersionError(
                 f"Accelerator.{name} of accelerate {accelerate.__version__} has the parameters {found}, but "
-                f"DistWandbTracker knows it with {known}, and wraps it to reach all ranks. Pass wrap=False and call "
-                "DistWandbTracker.attach(accelerator) on every rank instead."
+                f"DistWandbTracker knows it with {known}, and {remedy}."
             )
     trackers = Trackers(tracker_class)
-    for name, _, wrapper in _WRAPPED:
+    for name, _, wrapper in methods:
         setattr(Accelerator, name, wrapper(getattr(Accelerator, name), trackers))
-    setattr(Accelerator, _MARK, True)
+    setattr(Accelerator, mark, True)
 
 
 def _parameters(method: Callable[..., Any] | None) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from lightning.pytorch import Trainer
 from lightning.pytorch.trainer.connectors.logger_connector import result
 from lightning.pytorch.trainer.states import TrainerStatus
 from lightning.pytorch.utilities.rank_zero import WarningCache
@@ -16,7 +17,7 @@ from lightning.pytorch.utilities.rank_zero import WarningCache
 from dist_wandb.lightning.session_holder import holder_of
 
 if TYPE_CHECKING:
-    from lightning.pytorch import LightningModule, Trainer
+    from lightning.pytorch import LightningModule
 
 _ADVICE = re.compile(r"It is recommended to use `self\.log\((.+), \.\.\., sync_dist=True\)`")
 _modules: weakref.WeakSet[LightningModule] = weakref.WeakSet()  # passed to our loggers; they lead to their Trainers
@@ -49,7 +50,8 @@ def _needs_sync_dist(name: str) -> bool:
 def trainer_of(module: LightningModule) -> Trainer | None:
     """The Trainer that works with a module, if there is one."""
     with suppress(RuntimeError):  # it has none
-        return module.trainer
+        trainer = module.trainer
+        return trainer if isinstance(trainer, Trainer) else None  # Fabric, too, calls itself the trainer of its modules
     return None
 
 

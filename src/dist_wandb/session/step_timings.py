@@ -39,7 +39,7 @@ class StepTimings:
 
     def __init__(self, session: Callable[[], Session | None], *, is_sharded: bool = False) -> None:
         self._session = session
-        self._waiting = {"backward", "forward", "optimizer"} if is_sharded else {"backward"}
+        self._waiting: set[Part] = {"backward", "forward", "optimizer"} if is_sharded else {"backward"}
         self._thread: int | None = None
         self._current: Section | None = None
 
@@ -47,6 +47,10 @@ class StepTimings:
     def part(self) -> Part | None:
         """The part that is measured now."""
         return None if self._current is None else self._current.name  # type: ignore[return-value]
+
+    def waits_in(self, part: Part) -> None:
+        """Other ranks are waited for in a part, from now on."""
+        self._waiting.add(part)
 
     def enter(self, part: Part | None) -> None:
         """Be in a part, or in none, from now on; a call on another thread than the first one changes nothing."""

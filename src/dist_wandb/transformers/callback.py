@@ -23,12 +23,14 @@ except ModuleNotFoundError as error:
     ) from error
 
 import dist_wandb
+from dist_wandb.accelerate.timings import PreparedTimings
 from dist_wandb.accelerate.world import MODEL_PARALLEL, current_mesh
 from dist_wandb.notices import Notices
 from dist_wandb.runs import run_metadata
 from dist_wandb.runs.argument_checks import check_init_arguments
 from dist_wandb.session.opener import open_session
 from dist_wandb.session.registry import current, open_sessions
+from dist_wandb.session.step_timings import check_timings
 from dist_wandb.settings.limits import DEFAULT_LIMITS, Limits
 from dist_wandb.settings.options import ConfigSyncMode, Options, SystemMetrics
 from dist_wandb.settings.plan import RankScope, RunMode
@@ -68,6 +70,8 @@ class DistWandbCallback(WandbCallback):  # type: ignore[misc]  # its base class 
         unit: Which ranks' numbers belong together, where not all do: a group, a mesh, a list of ranks, or the name of a
             dimension of Accelerate's mesh.
         primary_rank: Global rank of the primary; -1 for the last one.
+        timings: Whether to measure loading, forward pass, backward pass and update of each rank while the Trainer
+            trains, and to name the rank that holds the others up: its loader, model and optimizer have hooks meanwhile.
         **init_kwargs: Further arguments of `wandb.init`. They take precedence over those of `TrainingArguments`.
 
     Raises:
@@ -101,6 +105,7 @@ class DistWandbCallback(WandbCallback):  # type: ignore[misc]  # its base class 
         strict: bool = False,
         unit: UnitArgument = None,
         primary_rank: int | None = None,
+        timings: bool = False,
         **init_kwargs: Any,
     ) -> None:
         super().__init__()
@@ -112,6 +117,8 @@ class DistWandbCallback(WandbCallback):  # type: ignore[misc]  # its base class 
         self._has_other_axis = False
         self._reports_to_wandb: bool | None = None
         self._notices = Notices()
+        measured = PreparedTimings(lambda: self._session, after_forward="backward", train_only=True)
+        self._prepared = measured if check_timings(timings) else None
 
     @property
     def session(self) -> Session | None:
@@ -151,6 +158,11 @@ class DistWandbCallback(WandbCallback):  # type: ignore[misc]  # its base class 
             args.run_name = None
         if not self._is_open():
             self.setup(args, state, model, **kwargs)
+        if self._prepared is not None:
+            self._prepared.end()  # of a training that has failed
+            is_compiled = getattr(args, "torch_compile", False)  # hooks inside would be compiled as well
+            trained = [kwargs.get("train_dataloader"), kwargs.get("optimizer"), None if is_compiled else model]
+            self._prepared.measure(trained)
 
     def on_log(self, args: Any, state: Any, control: Any, model: Any = None, logs: Any = None, **kwargs: Any) -> None:  # noqa: ARG002
         """Log what the Trainer, or a subclass of it, logs on this rank."""
@@ -171,6 +183,8 @@ class DistWandbCallback(WandbCallback):  # type: ignore[misc]  # its base class 
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Upload the model from rank 0, which saves it, with ``WANDB_LOG_MODEL=checkpoint`` or ``end``."""
+        if self._prepared is not None:
+            self._prepared.end()
         if self._uploads(state):
             super().on_train_end(args, state, control, **kwargs)
 

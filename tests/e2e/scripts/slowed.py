@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,18 +27,31 @@ class Read(Dataset[Tensor]):
         return torch.full((2,), float(index))
 
 
+class Model(torch.nn.Module):
+    """Its buffers are copied by ddp before each forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = torch.nn.BatchNorm1d(2, momentum=None)
+        self.layer = torch.nn.Linear(2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        loss: Tensor = self.layer(self.norm.eval()(x)).mean()  # of one sample there is no variance
+        return loss
+
+
 def lightning(out: str) -> None:
     from lightning.pytorch import LightningModule, Trainer
 
     from dist_wandb import DistWandbLogger
 
-    class Model(LightningModule):
+    class Module(LightningModule):
         def __init__(self) -> None:
             super().__init__()
-            self.model = torch.nn.Sequential(torch.nn.BatchNorm1d(2, momentum=None), torch.nn.Linear(2, 1)).eval()
+            self.model = Model()
 
         def training_step(self, batch: Tensor) -> Tensor:
-            loss: Tensor = self.model.eval()(batch).mean()
+            loss: Tensor = self.model(batch)
             self.log("loss", loss)
             return loss
 
@@ -55,8 +69,55 @@ def lightning(out: str) -> None:
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    trainer.fit(Model(), DataLoader(Read()))
+    trainer.fit(Module(), DataLoader(Read()))
+
+
+def accelerate(out: str) -> None:
+    from accelerate import Accelerator
+
+    from dist_wandb import DistWandbTracker
+
+    accelerator = Accelerator(cpu=True, log_with=DistWandbTracker(timings=True, dir=out))
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(Read()))
+    accelerator.init_trackers("slowed")
+    for step, batch in enumerate(loader):
+        loss = model(batch)
+        accelerator.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        accelerator.log({"loss": loss.item()}, step=step)
+    accelerator.end_training()
+
+
+def transformers(out: str) -> None:
+    from transformers import Trainer, TrainingArguments
+
+    from dist_wandb import DistWandbCallback
+
+    arguments = TrainingArguments(
+        out,
+        use_cpu=True,
+        num_train_epochs=1,
+        per_device_train_batch_size=1,
+        logging_steps=1,
+        report_to="none",
+        save_strategy="no",
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+    )
+    callback = DistWandbCallback(timings=True, dir=out)
+
+    class WithLoss(Trainer):  # type: ignore[misc]  # its base class is not typed
+        def compute_loss(self, model: Any, inputs: Any, *_: Any, **__: Any) -> Any:
+            return model(inputs["x"])
+
+    trainer = WithLoss(
+        Model(), arguments, train_dataset=Read(), callbacks=[callback], data_collator=lambda one: {"x": one[0][None]}
+    )
+    trainer.train()
 
 
 if __name__ == "__main__":
-    {"lightning": lightning}[sys.argv[1]](sys.argv[2])
+    {"lightning": lightning, "accelerate": accelerate, "transformers": transformers}[sys.argv[1]](sys.argv[2])

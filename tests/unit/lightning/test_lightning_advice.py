@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from lightning.fabric import Fabric
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.demos.boring_classes import BoringModel
@@ -71,6 +72,13 @@ def test_it_is_said_where_ranks_are_not_brought_together(tmp_path: Path) -> None
     assert advised(DistWandbLogger(reduce=None)) == ["loss", "val's"]
     result.warning_cache.clear()
     assert advised([DistWandbLogger(), CSVLogger(tmp_path)]) == ["loss", "val's"]
+
+
+def test_a_module_that_fabric_has_set_up_beside_does_not_matter() -> None:
+    model = Module()
+    assert advised(DistWandbLogger(), model) == []
+    Fabric(accelerator="cpu", devices=1).setup(model)  # a trainer of its own kind
+    assert advised(DistWandbLogger()) == []
 
 
 @pytest.mark.parametrize("monitored", ["val's", "loss_epoch"])

@@ -15,26 +15,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from dist_wandb import ConfigurationError, DistWandbLogger
-from dist_wandb.session.step_timings import StepTimings
 
 if TYPE_CHECKING:
     from tests.conftest import FakeWandb
 
 STEP = ["data", "forward", "backward", None, "optimizer"]
-
-
-@pytest.fixture
-def parts(bare_environment: None, fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> list[str | None]:  # noqa: ARG001
-    """The parts that were entered."""
-    found: list[str | None] = []
-    enter = StepTimings.enter
-
-    def noted(self: StepTimings, part: Any) -> None:
-        enter(self, part)
-        found.append(self.part)
-
-    monkeypatch.setattr(StepTimings, "enter", noted)
-    return found
 
 
 class Model(LightningModule):

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-import wandb
 from accelerate import PartialState
 from accelerate.utils import DistributedType
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
@@ -35,29 +34,6 @@ def be_second_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
     second = {"num_processes": 2, "process_index": 1, "distributed_type": DistributedType.MULTI_CPU}
     for name, value in second.items():
         monkeypatch.setitem(PartialState._shared_state, name, value)
-
-
-@pytest.fixture
-def whole_run(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> FakeWandb:
-    """Runs with what the stock callback uses beside; the module has names for the current one, as wandb's has."""
-    fake, open_run = fake_wandb, fake_wandb.init
-    done: list[tuple[str, Any]] = []
-
-    def init(**arguments: Any) -> Any:
-        run: Any = open_run(**arguments)
-        run.done = done
-        run.watch = lambda _model, **how: done.append(("watch", how))
-        run.log_artifact = lambda artifact, aliases: done.append((artifact.name, aliases))
-        run._telemetry_callback = lambda _message: None
-        run.get_url = lambda: run.url  # in versions 4
-        run._label = lambda code: done.append(("label", code))
-        for name in ("config", "summary", "watch", "log_artifact", "finish"):
-            monkeypatch.setattr(wandb, name, getattr(run, name))
-        return run
-
-    fake.sets_globals = True
-    monkeypatch.setattr(fake, "init", init)
-    return fake
 
 
 def model() -> BertForSequenceClassification:

@@ -1,0 +1,202 @@
+"""What is measured of the objects that Accelerate has prepared: the loader, the model and the optimizer of a training.
+
+Hooks that torch has for that are registered with the model and the optimizer. The backward pass has none: the Trainer's
+is what lies between forward pass and update, Accelerate's is `Accelerator.backward`. Of a prepared loader the
+`base_dataloader` is measured, which reads this rank's batches.
+
+What waits for other ranks is left out. With ddp the forward pass first copies buffers from rank 0: the module inside
+has the hooks. A prepared loader begins an epoch with the random state of rank 0, before it asks its `base_dataloader`;
+where rank 0 reads for all (`DataLoaderDispatcher`) no loading is measured.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from accelerate.data_loader import DataLoaderDispatcher
+from accelerate.utils.other import is_compiled_module
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+
+from dist_wandb.accelerate.world import is_sharded
+from dist_wandb.accelerate.wrapping import Trackers, Wrapped, wrap_accelerator
+from dist_wandb.errors import ConfigurationError
+from dist_wandb.session.session import Session
+from dist_wandb.session.step_timings import ForwardHook, Part, StepTimings
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+    from dist_wandb.accelerate.tracker import DistWandbTracker
+
+_MARK = "__timed_by_dist_wandb__"
+_REMEDY = "wraps it to measure timings. Leave timings=True out, and measure with dist_wandb.get_run().timed"
+
+
+class PreparedTimings:
+    """Measures the parts of training steps by what is called of prepared objects.
+
+    Args:
+        session: The session of this rank; `None` while there is none, and nothing is measured.
+        after_forward: What follows a forward pass: the backward pass, or something that is not measured.
+        train_only: Whether what is prepared is for trainings alone, not for evaluations.
+    """
+
+    def __init__(
+        self,
+        session: Callable[[], Session | None],
+        *,
+        after_forward: Part | None = None,
+        train_only: bool = False,
+    ) -> None:
+        self._session = session
+        self._after_forward = after_forward
+        self._train_only = train_only
+        self._known: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._models: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self._loaders: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._hooks: list[Any] = []
+
+    @functools.cached_property
+    def timings(self) -> StepTimings:
+        """In which part of a step this rank is; made once Accelerate knows how parameters are kept."""
+        return StepTimings(self._session, is_sharded=is_sharded())
+
+    def measure(self, prepared: Iterable[Any]) -> None:
+        """Measure what there is to measure of some objects; once, however often they are given."""
+        for one in prepared:
+            if not isinstance(one, (torch.nn.Module, torch.optim.Optimizer, DataLoader)) or one in self._known:
+                continue
+            self._known.add(one)
+            if isinstance(one, torch.nn.Module):
+                self._measure_model(one)
+            elif isinstance(one, torch.optim.Optimizer):
+                self._measure_optimizer(getattr(one, "optimizer", one))
+            elif not isinstance(one, DataLoaderDispatcher):
+                self._measure_loader(getattr(one, "base_dataloader", one))
+
+    def end(self) -> None:
+        """Leave nothing behind."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        for loader in self._loaders:
+            vars(loader).pop("__iter__", None)
+        self._loaders.clear()
+        self._known.clear()
+        self._models.clear()
+        self.timings.end()
+
+    def _measure_loader(self, loader: Any) -> None:
+        """Measure how long a loader takes for each batch: Accelerate's loaders call its `__iter__`, by this name."""
+        self._loaders.add(loader)
+        loader.__iter__ = functools.partial(_iterated, loader, self._loads, self.timings)
+
+    def _loads(self) -> None:
+        """A batch is asked for. Where all models are in evaluation, it is none of a training step."""
+        if self._train_only or not self._models or any(model.training for model in self._models):
+            self.timings.enter("data")
+
+    def _measure_model(self, model: torch.nn.Module) -> None:
+        inner = model.module if isinstance(model, DistributedDataParallel) else model
+        if "torch._dynamo" in sys.modules and is_compiled_module(model):
+            self.timings.waits_in("forward")  # what is compiled may be ddp's module, which copies buffers first
+        self._models.add(inner)
+        self._hooks += [
+            inner.register_forward_pre_hook(ForwardHook(self._in_forward)),
+            inner.register_forward_hook(ForwardHook(self._behind_forward), always_call=True),
+        ]
+
+    def _measure_optimizer(self, optimizer: Any) -> None:
+        if isinstance(optimizer, torch.optim.Optimizer):  # DeepSpeed's is none, and updates in its backward pass
+            self._hooks += [
+                optimizer.register_step_pre_hook(self._in_update),
+                optimizer.register_step_post_hook(self._behind_update),
+            ]
+
+    def _in_forward(self, _model: Any) -> None:
+        if torch.is_grad_enabled():
+            self.timings.enter("forward")
+
+    def _behind_forward(self, _model: Any) -> None:
+        if torch.is_grad_enabled():
+            self.timings.enter(self._after_forward)
+
+    def _in_update(self, *_: Any) -> None:
+        self.timings.enter("optimizer")
+
+    def _behind_update(self, *_: Any) -> None:
+        self.timings.enter(None)
+
+
+def _iterated(loader: Any, begin: Callable[[], None], timings: StepTimings) -> Iterator[Any]:
+    """The batches of a loader, between whose beginning and end it is measured."""
+    begin()
+    batches = type(loader).__iter__(loader)
+    while True:
+        try:
+            batch = next(batches)
+        except StopIteration:
+            return
+        finally:
+            timings.enter(None)
+        yield batch
+        begin()
+
+
+def wrap_timed(tracker_class: type[DistWandbTracker], *, wrap: bool) -> None:
+    """Wrap the methods of `Accelerator` by which timings are measured, once in a process.
+
+    Args:
+        tracker_class: `DistWandbTracker`.
+        wrap: Whether methods of `Accelerator` may be wrapped.
+
+    Raises:
+        ConfigurationError: They may not.
+        UnsupportedVersionError: As `wrap_accelerator` does.
+    """
+    if not wrap:
+        raise ConfigurationError(
+            "timings=True measures what Accelerator.prepare returns, for which it is wrapped, but wrap=False was given "
+            "(or attach made the tracker). Pass log_with=DistWandbTracker(timings=True) to Accelerator, or measure "
+            "with dist_wandb.get_run().timed."
+        )
+    wrap_accelerator(tracker_class, _TIMED, _MARK, _REMEDY)
+
+
+def _prepare(original: Callable[..., Any], trackers: Trackers) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def prepare(self: Accelerator, *args: Any, device_placement: Any = None) -> Any:
+        prepared = original(self, *args, device_placement=device_placement)
+        tracker = trackers.find(self)
+        if tracker is not None and tracker.prepared is not None:
+            tracker.prepared.measure(prepared if isinstance(prepared, tuple) else (prepared,))
+        return prepared
+
+    return prepare
+
+
+def _backward(original: Callable[..., None], trackers: Trackers) -> Callable[..., None]:
+    @functools.wraps(original)
+    def backward(self: Accelerator, loss: Any, **kwargs: Any) -> None:
+        tracker = trackers.find(self)
+        if tracker is None or tracker.prepared is None:
+            return original(self, loss, **kwargs)
+        tracker.prepared.timings.enter("backward")
+        try:
+            return original(self, loss, **kwargs)
+        finally:
+            tracker.prepared.timings.enter(None)
+
+    return backward
+
+
+_TIMED = (
+    Wrapped("prepare", ("self", "args", "device_placement"), _prepare),
+    Wrapped("backward", ("self", "loss", "kwargs"), _backward),
+)

@@ -1,0 +1,173 @@
+"""`DistWandbTracker(timings=True)`: in which part of a step a script with Accelerate is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from accelerate import Accelerator, DataLoaderConfiguration, PartialState
+from accelerate.state import AcceleratorState
+from accelerate.utils import DistributedType
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from dist_wandb import ConfigurationError, DistWandbTracker
+from dist_wandb.accelerate import timings
+from dist_wandb.accelerate.timings import PreparedTimings
+from dist_wandb.errors import UnsupportedVersionError
+
+if TYPE_CHECKING:
+    from tests.conftest import FakeWandb
+
+pytestmark = pytest.mark.usefixtures("fresh_state")
+
+LOADED = ["data", None]
+STEP = ["forward", None, "backward", None, "optimizer", None]
+EPOCH = [*LOADED, *LOADED, *STEP, *LOADED, *STEP]
+
+
+@pytest.fixture(autouse=True)
+def _untimed_afterwards() -> Iterator[None]:
+    """`Accelerator` as it was before timings were wanted."""
+    before = {name: getattr(Accelerator, name) for name in ("prepare", "backward")}
+    yield
+    for name, method in before.items():
+        setattr(Accelerator, name, method)
+    if hasattr(Accelerator, timings._MARK):
+        delattr(Accelerator, timings._MARK)
+
+
+class Script:
+    """A script: two batches of one sample."""
+
+    def __init__(self, tracker: Any = None, **arguments: Any) -> None:
+        self.accelerator = Accelerator(cpu=True, log_with=tracker or DistWandbTracker(timings=True), **arguments)
+        self.layer = nn.Linear(2, 1)
+        self.loader: Any = DataLoader(torch.ones(2, 2))  # type: ignore[arg-type]  # it takes what has length and items
+        self.given = (self.layer, torch.optim.SGD(self.layer.parameters()), self.loader)
+        self.model, self.optimizer, self.batches = self.accelerator.prepare(*self.given)
+
+    def start(self) -> Script:
+        self.accelerator.init_trackers("digits")
+        return self
+
+    def train(self, batches: Any = None) -> None:
+        for step, batch in enumerate(batches or self.batches):
+            loss: Tensor = self.model(batch).sum()
+            self.accelerator.backward(loss)
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            self.accelerator.log({"loss": loss.item()}, step=step)
+
+
+def test_a_step_is_in_one_part_after_the_other(parts: list[str | None], fake_wandb: FakeWandb) -> None:
+    script = Script().start()
+    script.train()
+    # Accelerate reads one batch ahead
+    assert parts == EPOCH
+    script.accelerator.end_training()
+    rows = [row for row in fake_wandb.runs[0].rows if "time/forward" in row]
+    assert len(rows) == 2
+    assert all(row[f"time/{part}"] > 0 for row in rows for part in ("data", "forward", "backward", "optimizer"))
+
+
+def test_without_it_nothing_is_measured(parts: list[str | None], fake_wandb: FakeWandb) -> None:
+    Script(DistWandbTracker(timings=True))  # another accelerator
+    script = Script(DistWandbTracker()).start()
+    script.train()
+    script.accelerator.end_training()
+    assert parts == []
+    assert not any("time/forward" in row for row in fake_wandb.runs[0].rows)
+
+
+@pytest.mark.usefixtures("fake_wandb")
+def test_what_is_prepared_again_is_measured_once(parts: list[str | None]) -> None:
+    script = Script()
+    script.accelerator.prepare(script.model, script.optimizer)
+    script.start().train()
+    assert [part for part in parts if part not in ("data", None)] == ["forward", "backward", "optimizer"] * 2
+
+
+@pytest.mark.usefixtures("fake_wandb")
+def test_an_evaluation_is_left_out(parts: list[str | None]) -> None:
+    script = Script().start()
+    held_out = script.accelerator.prepare(DataLoader(torch.ones(3, 2)))  # type: ignore[arg-type]  # as above
+    script.train()
+    before = len(parts)
+    script.model.eval()
+    for batch in held_out:
+        with torch.no_grad():
+            script.model(batch)
+    assert not any(parts[before:])
+    script.model.train()
+    script.train(held_out)
+    assert parts[before:].count("forward") == 3
+
+
+@pytest.mark.usefixtures("fake_wandb")
+def test_a_backward_pass_that_fails_has_ended(parts: list[str | None]) -> None:
+    script = Script().start()
+    with pytest.raises(RuntimeError, match="grad"):
+        script.accelerator.backward(torch.ones(1))
+    assert parts == ["backward", None]
+
+
+def test_the_run_that_follows_has_timings_too(parts: list[str | None], fake_wandb: FakeWandb) -> None:
+    script = Script()
+    for _ in range(2):
+        script.start().train()
+        script.accelerator.end_training()
+    assert parts.count("optimizer") == 4
+    assert [sum("time/optimizer" in row for row in run.rows) for run in fake_wandb.runs] == [2, 2]
+
+
+@pytest.mark.usefixtures("fake_wandb")
+def test_what_rank_0_reads_for_all_is_not_measured(parts: list[str | None]) -> None:
+    script = Script(dataloader_config=DataLoaderConfiguration(dispatch_batches=True)).start()
+    script.train()
+    assert "data" not in parts
+    assert parts.count("forward") == 2
+
+
+@pytest.mark.usefixtures("fake_wandb")
+def test_a_model_that_is_compiled_is_measured_around_and_may_wait(parts: list[str | None]) -> None:
+    script = Script(dynamo_backend="eager").start()
+    script.train()
+    assert parts.count("forward") == 2
+    tracker: Any = script.accelerator.get_tracker("dist_wandb")
+    assert tracker.prepared.timings._waiting == {"forward", "backward"}
+
+
+@pytest.mark.usefixtures("fake_wandb")
+@pytest.mark.parametrize("kind", [DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.MULTI_CPU])
+def test_sharded_parameters_are_waited_for(kind: DistributedType, monkeypatch: pytest.MonkeyPatch) -> None:
+    Accelerator(cpu=True)
+    monkeypatch.setitem(PartialState._shared_state, "distributed_type", kind)  # where both states keep it
+    waiting = PreparedTimings(lambda: None).timings._waiting
+    assert ("forward" in waiting) is ("optimizer" in waiting) is (kind != DistributedType.MULTI_CPU)
+
+
+@pytest.mark.parametrize(("names", "is_sharded"), [(("dp_replicate",), False), (("dp_replicate", "tp"), True)])
+def test_dimensions_of_a_mesh_shard(names: tuple[str, ...], is_sharded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Mesh:
+        mesh_dim_names = names
+
+    Accelerator(cpu=True)
+    monkeypatch.setitem(AcceleratorState._shared_state, "device_mesh", Mesh())
+    assert ("forward" in PreparedTimings(lambda: None).timings._waiting) is is_sharded
+
+
+def test_what_cannot_be_measured_is_refused(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigurationError, match="timings=1 is neither True nor False"):
+        DistWandbTracker(timings=1)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="wrap=False was given"):
+        DistWandbTracker(timings=True, wrap=False)
+    accelerator = Accelerator(cpu=True, log_with="dist_wandb")
+    with pytest.raises(ConfigurationError, match=r"comes too late.*log_with=DistWandbTracker\(timings=True\)"):
+        accelerator.init_trackers("digits", init_kwargs={"dist_wandb": {"timings": True}})
+    assert fake_wandb.runs == []
+    monkeypatch.setattr(Accelerator, "backward", lambda _self, _loss: None)
+    with pytest.raises(UnsupportedVersionError, match=r"Accelerator\.backward .* Leave timings=True out"):
+        DistWandbTracker(timings=True)

@@ -1,0 +1,105 @@
+"""`DistWandbCallback(timings=True)`: in which part of a step the Trainer is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import Trainer, TrainingArguments
+
+from dist_wandb import ConfigurationError, DistWandbCallback
+
+if TYPE_CHECKING:
+    from tests.conftest import FakeWandb
+
+pytestmark = pytest.mark.usefixtures("fresh_state")
+
+LOADED = ["data", None]
+STEP = ["forward", "backward", "optimizer", None]
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 1)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        if bool((x < 0).any()):
+            raise ArithmeticError
+        return {"loss": self.layer(x).mean()}
+
+
+def train(out: Path, *, callback: DistWandbCallback | None = None, fails: bool = False, **arguments: Any) -> Trainer:
+    data = [{"x": torch.ones(2)}, {"x": torch.full((2,), -1.0 if fails else 1.0)}]
+    given = {"max_steps": 2, "logging_steps": 1, "report_to": "none", "save_strategy": "no", "disable_tqdm": True}
+    batch = {"per_device_train_batch_size": 1, "use_cpu": True, "dataloader_pin_memory": False}
+    trainer = Trainer(
+        model=Model(),
+        args=TrainingArguments(str(out), **{**given, **batch, **arguments}),
+        train_dataset=data,
+        eval_dataset=data,
+        callbacks=[callback or DistWandbCallback(timings=True)],
+    )
+    trainer.train()
+    return trainer
+
+
+def measured(trainer: Trainer) -> list[Any]:
+    """What of a Trainer is measured by something that was added to it."""
+    optimizer: Any = trainer.optimizer
+    model: Any = trainer.model
+    return [*optimizer.optimizer._optimizer_step_pre_hooks.values(), *model._forward_pre_hooks.values()]
+
+
+def test_a_step_is_in_one_part_after_the_other(parts: list[str | None], whole_run: FakeWandb, tmp_path: Path) -> None:
+    train(tmp_path)
+    # Accelerate reads one batch ahead
+    assert parts == [None, *LOADED, *LOADED, *STEP, *LOADED, *STEP, None]
+    rows = [row for row in whole_run.runs[0].rows if "time/forward" in row]
+    assert len(rows) == 2
+    assert all(row[f"time/{part}"] > 0 for row in rows for part in ("data", "forward", "backward", "optimizer"))
+
+
+def test_without_it_nothing_is_measured(parts: list[str | None], whole_run: FakeWandb, tmp_path: Path) -> None:
+    train(tmp_path, callback=DistWandbCallback())
+    assert parts == []
+    assert not any("time/forward" in row for row in whole_run.runs[0].rows)
+
+
+@pytest.mark.usefixtures("whole_run")
+def test_gradients_that_are_accumulated_are_one_update(parts: list[str | None], tmp_path: Path) -> None:
+    train(tmp_path, gradient_accumulation_steps=2, max_steps=1)
+    assert [part for part in parts if part not in ("data", None)] == ["forward", "backward"] * 2 + ["optimizer"]
+
+
+@pytest.mark.usefixtures("whole_run")
+def test_an_evaluation_between_two_steps_is_left_out(parts: list[str | None], tmp_path: Path) -> None:
+    train(tmp_path, eval_strategy="steps", eval_steps=1)
+    assert [part for part in parts if part is not None].count("forward") == 2
+    assert parts.count("data") == 3
+
+
+@pytest.mark.usefixtures("whole_run")
+def test_all_that_was_added_is_gone_at_the_end_and_after_a_failure(parts: list[str | None], tmp_path: Path) -> None:
+    callback = DistWandbCallback(timings=True)
+    assert measured(train(tmp_path, callback=callback)) == []
+    with pytest.raises(ArithmeticError):
+        train(tmp_path, callback=callback, fails=True)
+    del parts[:]
+    trainer = train(tmp_path, callback=callback)
+    assert [part for part in parts if part not in ("data", None)] == ["forward", "backward", "optimizer"] * 2
+    assert measured(trainer) == []
+
+
+@pytest.mark.usefixtures("whole_run")
+def test_a_model_that_is_compiled_is_left_alone(parts: list[str | None], tmp_path: Path) -> None:
+    train(tmp_path, torch_compile=True, torch_compile_backend="eager")
+    assert [part for part in parts if part is not None] == ["data", "data", "optimizer", "data", "optimizer"]
+
+
+def test_what_is_no_yes_or_no_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="timings='data' is neither True nor False"):
+        DistWandbCallback(timings="data")  # type: ignore[arg-type]
