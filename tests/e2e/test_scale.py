@@ -18,9 +18,9 @@ RANKS = 128
 MOST_MEMORY = 40.0  # MiB that a rank shares with no other
 
 
-def play(tmp_path: Path, ranks: int, limit: float) -> tuple[Finished, dict[str, Any]]:
+def play(tmp_path: Path, ranks: int, limit: float, *options: str) -> tuple[Finished, dict[str, Any]]:
     """At a lower priority: it would take the whole machine from the tests beside it."""
-    program = [sys.executable, "-m", "benchmarks.scale", "--ranks", str(ranks), "--limit", str(limit)]
+    program = [sys.executable, "-m", "benchmarks.scale", "--ranks", str(ranks), "--limit", str(limit), *options]
     command = ["nice", "-n", "10", *program]
     finished = run_job(command, cwd=ROOT, environment=clean_environment(TMPDIR=str(tmp_path)), timeout=290)
     start, end = finished.output.find("{"), finished.output.rfind("}")
@@ -41,7 +41,7 @@ def test_all_rows_of_many_ranks_are_brought_together(tmp_path: Path) -> None:
 
 
 def test_a_job_that_does_not_end_in_time_is_a_failure(tmp_path: Path) -> None:
-    finished, report = play(tmp_path, 2, 0.01)
+    finished, report = play(tmp_path, 2, 0.01, "--pause", "60")  # so no rank ends by itself before it is killed
     (code,) = finished.exit_codes
     assert code == 1
     assert report["failures"][0] == "2 ranks: exit codes {-9: 2}"
