@@ -259,8 +259,9 @@ def _check(topology: Topology) -> None:
     ):
         value, bound = getattr(topology, name), getattr(topology, limit)
         if value is not None and bound is not None and value > bound - is_rank:
-            must = "must be less than" if is_rank else "must not be greater than"
-            raise TopologyError(f"{named(name)} {must} {named(limit)}. {HINT}")
+            if is_rank:
+                raise TopologyError(f"{named(name)} must be less than {named(limit)}. {HINT}")
+            raise TopologyError(f"{named(name)} must not be greater than {named(limit)}. {HINT}")
     if topology.local_world_size is None or topology.num_nodes is None:
         return
     elsewhere = topology.world_size - topology.local_world_size  # at least one rank on every other node

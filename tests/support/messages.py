@@ -1,0 +1,80 @@
+"""The texts of all warnings and errors that the package emits, found in its source.
+
+A text is what a call raises or warns with: a literal, with ``…`` for each value that is put into it. Where the call is
+given a variable, the literals that the function around it assigns to it are its texts. What has hardly a word of its
+own passes the text of another message on, and is left out.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+SOURCE = Path(__file__).parents[2] / "src" / "dist_wandb"
+ERRORS = {
+    *("DistWandbError", "ConfigurationError", "TopologyError", "RendezvousError", "MissingExtraError"),
+    *("UnsupportedVersionError", "UnavailableError", "ReadError", "UploadError"),
+}
+WARNINGS = {"warn", "warning", "rank_zero_warn", "warn_explicit", "_warn_once"}
+_PLACEHOLDER = re.compile(r"%[srd%]|%\.?\d*[fgd]")
+_FEWEST_WORDS = 3  # of a text's own
+_NO_TEXTS = {"unwritten in time", "too late in all", "it has ended", "Its repr is written", "It is left out"}
+"""Parts of other texts, and keys under which a warning is given once."""
+_NOT_ITS_OWN = re.compile(r"dist_wandb:|\b(on )?rank|[^\w\s]")
+
+
+class Message(NamedTuple):
+    """One text.
+
+    Args:
+        text: The text, with ``…`` for values.
+        place: File and line.
+    """
+
+    text: str
+    place: str
+
+
+def messages() -> list[Message]:
+    """All texts of warnings and errors."""
+    return [message for path in sorted(SOURCE.rglob("*.py")) for message in _of_file(path)]
+
+
+def _of_file(path: Path) -> Iterator[Message]:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    functions = [node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and _name(node.func) in ERRORS | WARNINGS:
+            around = [one for one in functions if one.lineno <= node.lineno <= (one.end_lineno or 0)]
+            for given in [*node.args, *(keyword.value for keyword in node.keywords)]:
+                for text in _texts(given, around[-1] if around else tree):
+                    if text not in _NO_TEXTS and len(_NOT_ITS_OWN.sub(" ", text).split()) >= _FEWEST_WORDS:
+                        yield Message(text, f"{path.relative_to(SOURCE.parent)}:{node.lineno}")
+
+
+def _name(function: ast.expr) -> str:
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+
+
+def _texts(node: ast.expr, around: ast.AST) -> list[str]:
+    """The texts that an expression may be."""
+    if isinstance(node, ast.Constant):
+        return [_PLACEHOLDER.sub("…", node.value)] if isinstance(node.value, str) else []
+    if isinstance(node, ast.JoinedStr):
+        return ["".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values)]
+    if isinstance(node, ast.IfExp):
+        return _texts(node.body, around) + _texts(node.orelse, around)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        left, right = (_texts(side, around) or ["…"] for side in (node.left, node.right))
+        return [one + other for one in left for other in right]
+    if isinstance(node, ast.Name):
+        given = [one for one in ast.walk(around) if isinstance(one, ast.Assign) and _assigns(one, node.id)]
+        return [text for one in given for text in _texts(one.value, around)]
+    return []
+
+
+def _assigns(node: ast.Assign, name: str) -> bool:
+    return any(isinstance(target, ast.Name) and target.id == name for target in node.targets)
