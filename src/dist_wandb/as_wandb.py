@@ -11,7 +11,7 @@ Whatever else a script looks for in this package is wandb's own (`runs.wandb_nam
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dist_wandb.errors import DistWandbError
 from dist_wandb.runs import wandb_names
@@ -85,7 +85,10 @@ def restore(name: str, run_path: str | None = None, *args: Any, **kwargs: Any) -
     return session.restore(name, run_path, *args, **kwargs)
 
 
-def _acting(name: str) -> Callable[..., Any]:
+_Acting: TypeAlias = Callable[..., Any]
+
+
+def _acting(name: str) -> _Acting:
     """A function that acts on the current session as wandb's of this name does on the current run."""
 
     def act(*args: Any, **kwargs: Any) -> Any:
@@ -98,18 +101,18 @@ def _acting(name: str) -> Callable[..., Any]:
     return act
 
 
-alert = _acting("alert")
-define_metric = _acting("define_metric")
-link_model = _acting("link_model")
-log_artifact = _acting("log_artifact")
-log_model = _acting("log_model")
-mark_preempting = _acting("mark_preempting")
-pin_config_keys = _acting("pin_config_keys")
-save = _acting("save")
-unwatch = _acting("unwatch")
-use_artifact = _acting("use_artifact")
-use_model = _acting("use_model")
-watch = _acting("watch")
+alert: _Acting = _acting("alert")
+define_metric: _Acting = _acting("define_metric")
+link_model: _Acting = _acting("link_model")
+log_artifact: _Acting = _acting("log_artifact")
+log_model: _Acting = _acting("log_model")
+mark_preempting: _Acting = _acting("mark_preempting")
+pin_config_keys: _Acting = _acting("pin_config_keys")
+save: _Acting = _acting("save")
+unwatch: _Acting = _acting("unwatch")
+use_artifact: _Acting = _acting("use_artifact")
+use_model: _Acting = _acting("use_model")
+watch: _Acting = _acting("watch")
 
 
 def of_current(name: str) -> Any:

@@ -49,7 +49,7 @@ class LateJoin:
     """
 
     def __init__(self, options: Options) -> None:
-        self.options = options
+        self.options: Options = options
         self.rows: deque[tuple[Mapping[str, Any], int | None, dict[str, Any]]] = deque(maxlen=_MOST_ROWS)
         self.await_next()
 

@@ -34,7 +34,8 @@ class StandInName(str):
     def __ne__(self, other: object) -> bool:
         return not self == other
 
-    __hash__ = str.__hash__
+    def __hash__(self) -> int:
+        return str.__hash__(self)
 
 
 def stands_in(log_with: Iterable[Any]) -> bool:

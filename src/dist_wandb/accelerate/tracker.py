@@ -16,10 +16,10 @@ from dist_wandb.errors import ConfigurationError, MissingExtraError, RendezvousE
 try:
     from accelerate import Accelerator, PartialState
     from accelerate.tracking import GeneralTracker
-except ModuleNotFoundError as error:
+except ModuleNotFoundError as _error:
     raise MissingExtraError(
-        f"DistWandbTracker needs Accelerate, but {error.name!r} is missing. Run: pip install 'dist-wandb[accelerate]'"
-    ) from error
+        f"DistWandbTracker needs Accelerate, but {_error.name!r} is missing. Run: pip install 'dist-wandb[accelerate]'"
+    ) from _error
 
 from dist_wandb.accelerate.arguments import InitArguments
 from dist_wandb.accelerate.late_join import INTEGRATION, ConfigOnceStarted, LateJoin, await_session
@@ -112,14 +112,16 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
         **init_kwargs: Any,
     ) -> None:
         super().__init__()
-        self.late_join = LateJoin(Options.among(locals()))
-        self.arguments = InitArguments(init_kwargs, project, run_name)
+        self.late_join: LateJoin = LateJoin(Options.among(locals()))
+        self.arguments: InitArguments = InitArguments(init_kwargs, project, run_name)
         self._session: Session | None = None
         self._last_run: AnyRun | None = None  # of the session that is finished
         self._stand_in: NullRun | None = None  # until this rank starts, where it may join late
         self.wraps = wrap
         self.is_for_name = False  # whether it was made because `log_with` had its name
-        self.prepared = PreparedTimings(lambda: self._session) if check_timings(timings) else None
+        self.prepared: PreparedTimings | None = (
+            PreparedTimings(lambda: self._session) if check_timings(timings) else None
+        )
         if wrap:
             wrap_accelerator(DistWandbTracker)
         if timings:

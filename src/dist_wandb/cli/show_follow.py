@@ -48,8 +48,8 @@ class FollowedFile:
         self.path = path
         self.error: Exception | None = None
         """Why the file was not read to its end."""
-        self.contents = Contents(metrics)
-        self.is_read = False
+        self.contents: Contents = Contents(metrics)
+        self.is_read: bool = False
         """Whether the reader has ended."""
         self._records: SimpleQueue[tuple[int, dict[str, Any]]] = SimpleQueue()  # no lock that an interrupt leaves held
         self._put_values = self._taken_values = 0  # each is written by one thread

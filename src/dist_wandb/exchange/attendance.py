@@ -23,7 +23,7 @@ class Attendance:
     """
 
     def __init__(self, context: Context) -> None:
-        self.is_only_one = False
+        self.is_only_one: bool = False
         self.lost: frozenset[int] = frozenset()
         self._context = context
 

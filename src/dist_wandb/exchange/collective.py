@@ -56,7 +56,9 @@ class CollectiveExchange:
         look: Callable[[], None] = lambda: None,
         is_over: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.rounds = Rounds(unit.index, unit.size, spread=spread, needs_primary=rows.held.attachments.needs_primary)
+        self.rounds: Rounds = Rounds(
+            unit.index, unit.size, spread=spread, needs_primary=rows.held.attachments.needs_primary
+        )
         self._limits = limits
         self._rows = rows
         self._lifecycle = Lifecycle()

@@ -39,7 +39,7 @@ class Cycle:
 
     def __init__(self, context: Context, rounds: Rounds, output: Output, pacer: Pacer) -> None:
         self.group: Group | None = None
-        self.has_more = False
+        self.has_more: bool = False
         self._rows = context.rows
         self._unit = context.unit
         self._rounds = rounds

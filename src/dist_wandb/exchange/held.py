@@ -50,7 +50,7 @@ class Reductions:
     """
 
     def __init__(self, reduce: Mapping[str, Reduction] | None) -> None:
-        self.unused = dict.fromkeys(reduce or ())
+        self.unused: dict[str, Any | None] = dict.fromkeys(reduce or ())
         self._reduce = reduce or {}
         self._known: dict[str, Reduction] = {}
 

@@ -50,10 +50,10 @@ class Lifecycle:
     """
 
     def __init__(self) -> None:
-        self.demand = Demand.NONE
-        self.phase = Phase.TOGETHER
-        self.delivered = threading.Event()
-        self.ended = threading.Event()
+        self.demand: Demand = Demand.NONE
+        self.phase: Phase = Phase.TOGETHER
+        self.delivered: threading.Event = threading.Event()
+        self.ended: threading.Event = threading.Event()
         self.is_needed = False
         self.may_have_lost = False
         self._lock = threading.RLock()

@@ -35,9 +35,9 @@ class Output:
     """
 
     def __init__(self, context: Context) -> None:
-        self.has_primary = False
-        self.kept_after = ""
-        self.seconds_per_row = _FIRST_GUESS
+        self.has_primary: bool = False
+        self.kept_after: str = ""
+        self.seconds_per_row: float = _FIRST_GUESS
         self._context = context
         self._kept: deque[Finished] = deque(maxlen=_MOST_KEPT)
 

@@ -44,7 +44,7 @@ class Participation:
     """
 
     def __init__(self, context: Context, rounds: Rounds, cycle: Cycle, output: Output) -> None:
-        self.attendance = Attendance(context)
+        self.attendance: Attendance = Attendance(context)
         self.generation: Generation | None = None
         self.membership: Membership | None = None
         self._context = context

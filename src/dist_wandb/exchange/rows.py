@@ -46,8 +46,8 @@ class Rows:
         rank: int = 0,
         is_first: bool = True,
     ) -> None:
-        self.writes = writer.is_primary
-        self.held = Held(
+        self.writes: bool = writer.is_primary
+        self.held: Held = Held(
             Reductions(reduce),
             Attachments(
                 {
@@ -57,8 +57,8 @@ class Rows:
             ),
             XAxis(counts=counts, first=first),
         )
-        self.posting = Posting(writer, self.held, per_rank, rank, is_first=is_first)
-        self.writing = Writing(writer, self.held, rank)
+        self.posting: Posting = Posting(writer, self.held, per_rank, rank, is_first=is_first)
+        self.writing: Writing = Writing(writer, self.held, rank)
         self._writer = writer
 
     @property

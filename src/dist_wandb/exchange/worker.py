@@ -76,16 +76,16 @@ class Worker:
     """
 
     def __init__(self, context: Context, rounds: Rounds, hooks: Hooks) -> None:
-        self.inbox = Inbox(self._post)
-        self.messages = Messages(context)
-        self.pacer = Pacer(context.limits, time.monotonic())
-        self.output = Output(context)
-        self.cycle = Cycle(context, rounds, self.output, self.pacer)
-        self.participation = Participation(context, rounds, self.cycle, self.output)
+        self.inbox: Inbox = Inbox(self._post)
+        self.messages: Messages = Messages(context)
+        self.pacer: Pacer = Pacer(context.limits, time.monotonic())
+        self.output: Output = Output(context)
+        self.cycle: Cycle = Cycle(context, rounds, self.output, self.pacer)
+        self.participation: Participation = Participation(context, rounds, self.cycle, self.output)
         self._context = context
         self._rounds = rounds
         self._hooks = hooks
-        self.turns = Turns(context, rounds, self.inbox, self.pacer, self.messages)
+        self.turns: Turns = Turns(context, rounds, self.inbox, self.pacer, self.messages)
 
     def run(self) -> None:
         """Take part until the end."""

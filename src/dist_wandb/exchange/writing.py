@@ -35,8 +35,8 @@ class Writing:
 
     def __init__(self, writer: RowWriter, held: Held, rank: int) -> None:
         self.is_over = False
-        self.unwritten = 0
-        self.last_place = "the start"
+        self.unwritten: int = 0
+        self.last_place: str = "the start"
         self.global_rank_of: Any = lambda index: index
         self._writer = writer
         self._held = held

@@ -14,10 +14,10 @@ from dist_wandb.errors import ConfigurationError, MissingExtraError
 try:
     from lightning.pytorch import LightningModule
     from lightning.pytorch.loggers import WandbLogger
-except ModuleNotFoundError as error:
+except ModuleNotFoundError as _error:
     raise MissingExtraError(
-        f"DistWandbLogger needs Lightning, but {error.name!r} is missing. Run: pip install 'dist-wandb[lightning]'"
-    ) from error
+        f"DistWandbLogger needs Lightning, but {_error.name!r} is missing. Run: pip install 'dist-wandb[lightning]'"
+    ) from _error
 
 from dist_wandb.lightning import stock_methods
 from dist_wandb.lightning.checkpoints import base_id_in, write_base_ids
@@ -233,10 +233,11 @@ class DistWandbLogger(WandbLogger):
         self._once_open(stock_methods.watch, model, log, log_freq, log_graph)
 
     _log_table = stock_methods.where_runs_are(WandbLogger.log_table)
-    log_text = stock_methods.where_runs_are(WandbLogger.log_text)
     _log_image = stock_methods.where_runs_are(WandbLogger.log_image)
-    log_audio = stock_methods.where_runs_are(WandbLogger.log_audio)
-    log_video = stock_methods.where_runs_are(WandbLogger.log_video)
+    if not TYPE_CHECKING:  # for type checkers they are the stock logger's
+        log_text = stock_methods.where_runs_are(WandbLogger.log_text)
+        log_audio = stock_methods.where_runs_are(WandbLogger.log_audio)
+        log_video = stock_methods.where_runs_are(WandbLogger.log_video)
 
     def log_table(
         self,

@@ -60,12 +60,14 @@ class SessionHolder:
     """
 
     def __init__(self, options: Options, arguments: dict[str, Any], *, is_offline: bool) -> None:
-        self.options = options
+        self.options: Options = options
         self.session: Session | None = None
-        self.launch = LaunchState()
+        self.launch: LaunchState = LaunchState()
         self._arguments = arguments
         self._is_offline = is_offline
         self._wanted_id: str | None = arguments.get("id")
+        self.number: int
+        self.base_id: str
         self.number, self.base_id = _script_ids.take(self._wanted_id or make_id())
         self._look_back()
 

@@ -28,7 +28,7 @@ class Columns:
 
     def __init__(self, axis: str, names: Sequence[str] | None) -> None:
         self.axis = axis
-        self.rows = 0
+        self.rows: int = 0
         exact = [name for name in names or () if name != axis]
         self._exact = set(exact) | {axis}
         patterns = ["[!_]*"] if names is None else [name for name in exact if re.search(r"[*?\[]", name)]

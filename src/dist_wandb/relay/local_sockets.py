@@ -69,7 +69,7 @@ class Listener:
     def _listen(self, directory: Path, backlog: int) -> None:
         private = tempfile.mkdtemp(prefix="dist-wandb-", dir=directory)  # mode 0700
         remove = weakref.finalize(self, _remove, private, os.getpid())
-        self.path = str(Path(private, "socket"))
+        self.path: str = str(Path(private, "socket"))
         self._socket = socket.socket(socket.AF_UNIX)
         try:
             if len(os.fsencode(self.path)) > _LONGEST:

@@ -61,7 +61,7 @@ class RemoteSession:
         self.topology = topology
         self.id: str | None = metadata.get("id")
         self.url: str | None = metadata.get("url")
-        self.config = ConfigCopy(metadata.get("config", {}))
+        self.config: ConfigCopy = ConfigCopy(metadata.get("config", {}))
         self._arguments = address, topology, metadata
         self._reset()
         _remotes.add(self)

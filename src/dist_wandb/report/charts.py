@@ -54,7 +54,7 @@ class Drawing:
         self.metrics: dict[str, _Drawn] = {}
         self.system: dict[str, dict[str, Curve]] = defaultdict(dict)
         self.world = world
-        self.blames = [blame for _, file in files for blame in file.rows.blames.values()]
+        self.blames: list[Blame] = [blame for _, file in files for blame in file.rows.blames.values()]
         for writer, file in files:
             self._add_history(writer, file, is_job)
             for (name, part), curve in file.system.items():

@@ -17,7 +17,7 @@ class ConsoleTail:
 
     def __init__(self) -> None:
         self.lines: deque[str] = deque(maxlen=_MOST_LINES)
-        self.count = 0
+        self.count: int = 0
         """Number of all lines, those that were dropped included."""
         self._pending = ""
 

@@ -53,10 +53,10 @@ class Reader:
     """
 
     def __init__(self, budget: Budget, metrics: Iterable[str] = ("*",)) -> None:
-        self.rows = Rows(budget, metrics)
-        self.contents = Contents()
+        self.rows: Rows = Rows(budget, metrics)
+        self.contents: Contents = Contents()
         self.system: dict[tuple[str, str], Curve] = {}
-        self.console = ConsoleTail()
+        self.console: ConsoleTail = ConsoleTail()
         self._budget = budget
         self._started = math.nan
         self._parts: dict[str, tuple[str, str]] = {}

@@ -47,7 +47,7 @@ class LoggedMedia:
 
     def __init__(self) -> None:
         self.names: dict[str, deque[Logged]] = {}
-        self.left_out = 0
+        self.left_out: int = 0
         """Number of values that are not kept, as they have further names."""
 
     def add(self, name: str, x: float, value: Mapping[str, Any]) -> None:

@@ -34,10 +34,10 @@ class Progress:
     """How many rows there are, how far they go, and which of them some ranks have no part in."""
 
     def __init__(self) -> None:
-        self.rows = 0
-        self.last = math.nan
-        self.degraded = 0
-        self.most = 0
+        self.rows: int = 0
+        self.last: float = math.nan
+        self.degraded: int = 0
+        self.most: int = 0
         self.spans: list[tuple[float, float]] = []
         self._is_open = False
 
@@ -95,7 +95,7 @@ class Wanted:
 
     def __init__(self, budget: Budget, metrics: Iterable[str]) -> None:
         self.budget = budget
-        self.matches = re.compile("|".join(map(translate, metrics))).match
+        self.matches: Callable[[str], re.Match[str] | None] = re.compile("|".join(map(translate, metrics))).match
 
 
 class Rows:
@@ -109,11 +109,11 @@ class Rows:
     def __init__(self, budget: Budget, metrics: Iterable[str] = ("*",)) -> None:
         self.left_out: set[int] = set()
         """Hashes of names that are not kept."""
-        self.axes = Axes()
+        self.axes: Axes = Axes()
         self.curves: dict[str, Series] = {}
         self.blames: dict[str, Blame] = {}
-        self.media = LoggedMedia()
-        self.progress = Progress()
+        self.media: LoggedMedia = LoggedMedia()
+        self.progress: Progress = Progress()
         self._wanted = Wanted(budget, metrics)
         self._adders: dict[str, tuple[str, Callable[[float, float], None]] | None] = {}
         self._places: dict[str, float] = {}  # the last value of each x axis

@@ -24,7 +24,7 @@ from dist_wandb.settings.config_values import comparable, differences, given_val
 from dist_wandb.settings.config_withheld import without_secrets
 from dist_wandb.store.rank_values import RankValues
 from dist_wandb.topology.ranges import named
-from dist_wandb.user_lines import users_line, warn
+from dist_wandb.user_lines import Line, users_line, warn
 
 if TYPE_CHECKING:
     from dist_wandb.run_config.connection import Connection
@@ -46,8 +46,8 @@ class Comparison:
     """
 
     def __init__(self, options: Options, connection: Connection, config: object) -> None:
-        self.given = given_values(config)
-        self.opened_at = users_line()
+        self.given: dict[str, Any] = given_values(config)
+        self.opened_at: Line | None = users_line()
         self._options = options
         self._connection = connection
         self._salt = secrets.token_hex(16)  # of digests that this rank publishes

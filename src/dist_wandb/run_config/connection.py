@@ -35,8 +35,8 @@ class Connection:
 
     def __init__(self, limits: Limits, topology: Topology) -> None:
         self.topology = topology
-        self.rank = topology.global_rank
-        self.join_timeout = limits.join_timeout
+        self.rank: int = topology.global_rank
+        self.join_timeout: float = limits.join_timeout
         self.find: Callable[[], JobStore | None] = lambda: None
         self.has_ended: Callable[[], bool] = lambda: False
         # The exchange's thread uses it as well: a stalled store must not make it look dead to the other ranks.

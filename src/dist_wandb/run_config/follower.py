@@ -31,7 +31,7 @@ class Follower:
 
     def __init__(self, connection: Connection, comparison: Comparison) -> None:
         self.key: str | None = None
-        self.has_ended = False
+        self.has_ended: bool = False
         self.metadata: Mapping[str, Any] = {}
         self._connection = connection
         self._comparison = comparison

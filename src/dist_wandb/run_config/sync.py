@@ -76,7 +76,7 @@ class ConfigSync:
             self._comparison.opened_at,
             lambda names: self._connection.is_first(f"{REFUSED}/{names}"),
         )
-        self.look = Look(self._connection, interval(options.limits.heartbeat, topology.world_size), self._update)
+        self.look: Look = Look(self._connection, interval(options.limits.heartbeat, topology.world_size), self._update)
         self._follower = Follower(self._connection, self._comparison)
         self._publisher = Publisher(self._connection, self._comparison)
         self._run_config = RunConfig(self.look, self._follower, self._publisher.notice)

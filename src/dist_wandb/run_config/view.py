@@ -94,7 +94,8 @@ class ConfigView(Mapping[str, Any]):
         """Keep values for this rank."""
         self._source.write(given_values(values))
 
-    update_locked = merge_locked = update
+    update_locked = update
+    merge_locked = update
 
     def setdefaults(self, values: Any = None) -> None:
         """Keep values of names that are not there, for this rank."""

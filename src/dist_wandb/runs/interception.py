@@ -41,7 +41,7 @@ class Interception:
         self._name = name
         self._own = vars(owner).get(name)  # a module's function; a method of a disabled run in older versions
         self._handlers: list[Handler] = []
-        self.method = self._method()
+        self.method: Callable[..., Any] = self._method()
         vars(owner)[name] = self.method  # setattr does nothing on a NullRun
 
     def _method(self) -> Callable[..., Any]:

@@ -39,9 +39,9 @@ class RunWriter:
     """
 
     def __init__(self, run: AnyRun | Record | Axes, plan: RunPlan, step_metric: str | None, rank: int = 0) -> None:
-        self.label = plan.label
-        self.is_primary = plan.primary
-        self.has_own_run = plan.run_mode == "new"
+        self.label: str | None = plan.label
+        self.is_primary: bool = plan.primary
+        self.has_own_run: bool = plan.run_mode == "new"
         self._run = run
         self.step_metric = step_metric
         self._rescue = _Rescue(rank)

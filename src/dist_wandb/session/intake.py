@@ -54,7 +54,7 @@ class Intake:
         *,
         first_row: int,
     ) -> None:
-        self.rows = 0
+        self.rows: int = 0
         self._link = link
         self._own = own
         self._exchange = exchange
@@ -63,7 +63,7 @@ class Intake:
         self.first_row = first_row
         self._last_step: int | None = None  # that this rank gave
         self._first_thread = 0  # that logged here
-        self.sections = Sections()
+        self.sections: Sections = Sections()
         self._counting = threading.RLock()  # several threads may log; one that is interrupted may log again
 
     def put(

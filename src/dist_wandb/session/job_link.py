@@ -12,7 +12,7 @@ from dist_wandb.exchange.membership.presence import is_accompanied, keys_of, say
 from dist_wandb.runs.opening import attached_writers, run_key
 from dist_wandb.session import job_description
 from dist_wandb.session.unit_end import UnitEnd
-from dist_wandb.settings.plan import unit_of, unit_run_id
+from dist_wandb.settings.plan import Unit, unit_of, unit_run_id
 from dist_wandb.store import leftovers
 from dist_wandb.store.job_identity import publish_base_id, wait_base_id
 from dist_wandb.store.job_store import JobStore
@@ -53,10 +53,10 @@ class JobLink:
     ) -> None:
         self.options = options
         self.topology = topology
-        self.plan = plan
+        self.plan: RunPlan = plan
         self.store = store
-        self.unit = unit_of(topology, options.rank_scope, options.unit_ranks)
-        self.reduces = self.unit.is_member and self.unit.size > 1 and options.reductions is not None
+        self.unit: Unit = unit_of(topology, options.rank_scope, options.unit_ranks)
+        self.reduces: bool = self.unit.is_member and self.unit.size > 1 and options.reductions is not None
         self._name = name
         self._is_counted = is_counted
 

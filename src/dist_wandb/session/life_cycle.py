@@ -38,7 +38,7 @@ class LifeCycle:
     """
 
     def __init__(self) -> None:
-        self.phase = Phase.OPEN
+        self.phase: Phase = Phase.OPEN
         self._claims: dict[str, tuple[int]] = {}
         self._finished = threading.Event()
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 entered: Current[Session | None] = Current("entered", None)
 """The session of the decorated function around the code that runs."""
-is_nested_on_purpose = Current("is_nested_on_purpose", default=False)
+is_nested_on_purpose: Current[bool] = Current("is_nested_on_purpose", default=False)
 """Whether `init` is called for a decorated function, which ends what it opens."""
 
 _sessions: list[Session] = []
@@ -32,7 +32,7 @@ class History:
     has_begun = False
 
 
-history = History()
+history: History = History()
 
 
 def add(session: Session) -> None:
@@ -92,6 +92,6 @@ def _after_fork() -> None:
         session.after_fork()
 
 
-process_end = ProcessEnd(_end_with_process, wandb_private.code_of_exit)
+process_end: ProcessEnd = ProcessEnd(_end_with_process, wandb_private.code_of_exit)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_prepare_fork, after_in_child=_after_fork)

@@ -94,7 +94,8 @@ class Section:
 
     def __init__(self, sections: Sections, name: str, *, waits: bool) -> None:
         self._sections = sections
-        self.name, self.waits = name, waits
+        self.name: str = name
+        self.waits: bool = waits
 
     def __enter__(self) -> None:
         self._sections.enter(self)
@@ -133,7 +134,8 @@ class Sections:
     def __init__(
         self, clock: Callable[[], int] = time.perf_counter_ns, event: Callable[[], Event | None] = device_event
     ) -> None:
-        self.clock, self.event = clock, event
+        self.clock: Callable[[], int] = clock
+        self.event: Callable[[], Event | None] = event
         self._local = threading.local()
         self._lock = threading.Lock()
         self._known: set[str] = set()

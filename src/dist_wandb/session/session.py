@@ -46,7 +46,9 @@ if TYPE_CHECKING:
     from dist_wandb.session.job_link import JobLink
     from dist_wandb.session.own_run import OwnRun
     from dist_wandb.session.sections import Section
+    from dist_wandb.settings.options import Options
     from dist_wandb.settings.plan import RunPlan
+    from dist_wandb.topology.model import Topology
 
 
 class Session(AsRun):
@@ -78,8 +80,9 @@ class Session(AsRun):
         *,
         first_row: int = 0,
     ) -> None:
-        self.options, self.topology = link.options, link.topology
-        self.opened_inside = registry.entered()
+        self.options: Options = link.options
+        self.topology: Topology = link.topology
+        self.opened_inside: Session | None = registry.entered()
         self.opened_at: CallSite | None = None
         self._is_block = False
         self._pid = os.getpid()

@@ -183,7 +183,7 @@ class Current(Generic[_T]):
 
 
 _NOTHING: Mapping[str, Any] = {}
-around = Current("around", _NOTHING)
+around: Current[Mapping[str, Any]] = Current("around", _NOTHING)
 """The arguments of the decorator `wandb_init` around the code that runs."""
 
 

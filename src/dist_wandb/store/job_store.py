@@ -64,7 +64,7 @@ class JobStore:
         self.namespace = namespace
         self.topology = topology
         self.timeout = timeout
-        self.connection = connection or StoreConnection(store, topology.global_rank, timeout)
+        self.connection: StoreConnection = connection or StoreConnection(store, topology.global_rank, timeout)
         self.own_keys: set[str] = set()
         self._whole: JobStore | None = None
         self._store = dist.PrefixStore(namespace, store)

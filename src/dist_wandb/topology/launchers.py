@@ -98,6 +98,7 @@ class _Torchrun(Launcher):
     """torchrun's variables. `--virtual-local-rank` sets LOCAL_RANK=0 in every process, which must not be believed."""
 
     def read(self, environ: Environ) -> Readings:
+        """Read its variables, and how many tasks the nodes have, which one variable says of all nodes."""
         readings = super().read(environ)
         if readings.values.get("local_rank") == 0 and readings.values.get("local_world_size", 1) > 1:
             local_rank = _local_rank_by_position(readings.values, environ)
@@ -111,6 +112,7 @@ class _Slurm(Launcher):
     """SLURM's variables. An sbatch shell has them as well, though only one process runs there: no step, no srun."""
 
     def is_present(self, environ: Environ) -> bool:
+        """Whether srun started the process."""
         step = environ.get("SLURM_STEP_ID", environ.get("SLURM_STEPID"))
         if step is None:
             return environ.get("SLURM_PROCID", "0") != "0"
@@ -118,6 +120,7 @@ class _Slurm(Launcher):
         return "SLURM_PROCID" in environ and not (is_number and int(step) >= _SLURM_BATCH_STEP)
 
     def read(self, environ: Environ) -> Readings:
+        """Read its variables, and how many tasks the nodes have, which one variable says of all nodes."""
         readings = super().read(environ)
         for variable in ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"):
             if variable in environ:

@@ -16,11 +16,11 @@ from dist_wandb.errors import MissingExtraError
 try:
     from transformers.integrations import integration_utils
     from transformers.integrations.integration_utils import WandbCallback, rewrite_logs
-except ModuleNotFoundError as error:
+except ModuleNotFoundError as _error:
     raise MissingExtraError(
-        f"DistWandbCallback needs transformers, but {error.name!r} is missing. Run: pip install "
+        f"DistWandbCallback needs transformers, but {_error.name!r} is missing. Run: pip install "
         "'dist-wandb[transformers]'"
-    ) from error
+    ) from _error
 
 import dist_wandb
 from dist_wandb.accelerate.timings import PreparedTimings

@@ -76,7 +76,7 @@ class FileState:
         except RuntimeError as error:
             raise UploadError(f"{error} Set XDG_STATE_HOME to a directory of yours.") from None
         self.path = path
-        self.directory = top / "uploads" / _key(path)
+        self.directory: Path = top / "uploads" / _key(path)
 
     def sent(self) -> Sent | None:
         """Return the lines of the file that W&B confirmed in this user's uploads; `None` without uploads.

@@ -62,7 +62,7 @@ class OutputLines:
     """
 
     def __init__(self, process: subprocess.Popen[bytes], limits: Limits, stopped: threading.Event) -> None:
-        self.too_long = 0
+        self.too_long: int = 0
         """Number of lines that were skipped because they were too long."""
         self._process = process
         self._limits = limits

@@ -236,7 +236,7 @@ class BoundedConfig:
 
     def __init__(self) -> None:
         self.values: dict[str, Any] = {}
-        self.left_out = 0
+        self.left_out: int = 0
         self._sizes: dict[str, int] = {}
         self._size = 0
 
@@ -257,12 +257,12 @@ class Contents:
 
     def __init__(self, metrics: Iterable[str] = ("*",)) -> None:
         self.run: dict[str, Any] = {}
-        self.config = BoundedConfig()
+        self.config: BoundedConfig = BoundedConfig()
         self.exit_code: int | None = None
         self.step_axis: str | None = None
-        self.rows = 0
+        self.rows: int = 0
         self.metrics: dict[str, RunningMetric] = {}
-        self.has_more_metrics = False
+        self.has_more_metrics: bool = False
         self._is_wanted = re.compile("|".join(map(translate, metrics))).match
 
     @property

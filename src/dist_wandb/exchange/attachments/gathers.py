@@ -54,7 +54,7 @@ class FusedGathers:
     needs_own_part = False
 
     def __init__(self, rank: int, *, collects: bool) -> None:
-        self.is_for_primary = not collects
+        self.is_for_primary: bool = not collects
         self._collects = collects
         self._rank = rank
         self._kept: OrderedDict[Key, Encoded] = OrderedDict()  # in the order in which they were logged

@@ -57,7 +57,7 @@ class FusedMetrics:
         computes: Whether this rank computes the merged values.
     """
 
-    kinds = (_METRIC,)
+    kinds: tuple[str, ...] = (_METRIC,)
     needs_own_part = True  # to compute with
     is_for_primary = False
 

@@ -79,9 +79,9 @@ class Membership:
     """
 
     def __init__(self, unit: Unit, keys: JobStore, is_stopped: Callable[[], bool]) -> None:
-        self.presence = Presence(unit, keys)
-        self.generations = GenerationStore(keys, unit.index)
-        self.meeting = Meeting(keys, unit.index, self.generations.is_broken, is_stopped)
+        self.presence: Presence = Presence(unit, keys)
+        self.generations: GenerationStore = GenerationStore(keys, unit.index)
+        self.meeting: Meeting = Meeting(keys, unit.index, self.generations.is_broken, is_stopped)
         self._unit = unit
         self._keys = keys
         self._is_stopped = is_stopped

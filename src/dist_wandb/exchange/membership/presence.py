@@ -67,7 +67,7 @@ class Presence:
     def __init__(self, unit: Unit, keys: JobStore) -> None:
         self.global_ranks: dict[int, int] = {unit.index: unit.global_rank}
         self.nodes: dict[int, int] = {}
-        self.departures = Departures(unit, keys)
+        self.departures: Departures = Departures(unit, keys)
         self._unit = unit
         self._keys = keys
         self._here: set[int] = set()  # as far as it was read

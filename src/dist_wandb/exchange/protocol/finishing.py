@@ -57,8 +57,8 @@ class Finishing:
     """
 
     def __init__(self, ledger: Ledger, needs_primary: Callable[[str], bool]) -> None:
-        self.recheck = False  # cells that nothing is contributed to now may be complete
-        self.reflags = False  # a rank is lost that may have been about to contribute
+        self.recheck: bool = False  # cells that nothing is contributed to now may be complete
+        self.reflags: bool = False  # a rank is lost that may have been about to contribute
         self.has_mingled = False  # some rank: then to be in a later row is not to have passed the earlier ones
         self.silent: tuple[Key, ...] = ()  # cells given up in the last round that lack this rank
         self._ledger = ledger

@@ -178,14 +178,14 @@ class Ledger:
     """
 
     def __init__(self, size: int, names: Names, remembered: int) -> None:
-        self.members = Members(size)
+        self.members: Members = Members(size)
         self.unit = size
         self.names = names
-        self.round = 0
-        self.open = OpenCells()
-        self.opened = 0
-        self.finished = FinishedCells(remembered)
-        self.assumed = AssumedCells(names, _MOST_ASSUMED * remembered)
+        self.round: int = 0
+        self.open: OpenCells = OpenCells()
+        self.opened: int = 0
+        self.finished: FinishedCells = FinishedCells(remembered)
+        self.assumed: AssumedCells = AssumedCells(names, _MOST_ASSUMED * remembered)
         self.own: set[Key] = set()  # open cells that this rank contributed to
 
     def resize(self, size: int, absent: int, *, doubts: bool) -> None:

@@ -46,7 +46,7 @@ class Names(dict[str, Name]):
 
     def __init__(self, spread: Sequence[str]) -> None:
         super().__init__()
-        self.spread = tuple(spread)
+        self.spread: tuple[str, ...] = tuple(spread)
 
     def learn(self, names: Iterable[str]) -> None:
         """Add those that are not known, in this order."""

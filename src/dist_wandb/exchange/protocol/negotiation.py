@@ -64,9 +64,9 @@ class Negotiation:
     """Finds out which rows the next round is for, and what this rank contributes to it."""
 
     def __init__(self) -> None:
-        self.many_wait = False  # on some rank: the next round is one for many cells
+        self.many_wait: bool = False  # on some rank: the next round is one for many cells
         self.batch: list[Key] | None = None  # its cells
-        self.needs_names = False  # for the next thing that this rank would contribute
+        self.needs_names: bool = False  # for the next thing that this rank would contribute
         self._proposed: list[dict[str, Contributed]] = []  # what this rank contributes to the next round, row by row
         self.offered: dict[Key, Contributed] = {}  # and to one for many cells
         self._focus: tuple[int, ...] = ()

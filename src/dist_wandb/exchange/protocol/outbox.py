@@ -31,7 +31,7 @@ class Outbox:
 
     def __init__(self, rank: int, remembered: int) -> None:
         self.waiting: OrderedDict[Place, dict[str, _Queue]] = OrderedDict()
-        self.contributions = 0  # that wait
+        self.contributions: int = 0  # that wait
         self._rank = rank
         self._remembered = remembered
         self._occurrences: OrderedDict[int, _Counts] = OrderedDict()  # by step: how often each name was logged

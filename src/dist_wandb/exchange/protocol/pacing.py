@@ -51,7 +51,7 @@ class Pacer:
     """
 
     def __init__(self, limits: Limits, now: float) -> None:
-        self.new_name_patience = NEW_NAME_HEARTBEATS * limits.heartbeat
+        self.new_name_patience: float = NEW_NAME_HEARTBEATS * limits.heartbeat
         self._limits = limits
         self._pause = _FIRST_PAUSE
         self._last_row = -math.inf

@@ -87,11 +87,11 @@ class Rounds:
     ) -> None:
         self.intent = Intent.OPEN
         self.mingles = False  # this rank's contributions come from several threads or processes, each in its order
-        self.outbox = Outbox(rank, remembered)
-        self.ledger = Ledger(size, Names(spread), remembered)
-        self.finishing = Finishing(self.ledger, needs_primary)
-        self.spreads = Spreads(rank)
-        self.negotiation = Negotiation()
+        self.outbox: Outbox = Outbox(rank, remembered)
+        self.ledger: Ledger = Ledger(size, Names(spread), remembered)
+        self.finishing: Finishing = Finishing(self.ledger, needs_primary)
+        self.spreads: Spreads = Spreads(rank)
+        self.negotiation: Negotiation = Negotiation()
         self._remembered = remembered
         self._gives_up = (NOTHING, NOTHING)  # up to which rounds: cells of new names, and all cells
         self._contributed: list[Contributed] = []  # by this rank in the last round

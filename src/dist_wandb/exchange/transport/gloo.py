@@ -48,9 +48,9 @@ class Buffer:
     """
 
     def __init__(self, length: int) -> None:
-        self.numbers = array("d", bytes(8 * length))
+        self.numbers: array[float] = array("d", bytes(8 * length))
         empty = torch.empty(0, dtype=torch.float64)
-        self.tensor = torch.frombuffer(self.numbers, dtype=torch.float64) if length else empty
+        self.tensor: Any = torch.frombuffer(self.numbers, dtype=torch.float64) if length else empty
 
 
 def _options(forming: timedelta, address: str | None) -> Any:
@@ -177,8 +177,8 @@ class GlooGroup(Gathering):
         except (RuntimeError, UnansweredError) as error:
             raise BrokenError(str(error)) from error
         self._options = _Collectives.with_timeout(timedelta(seconds=timeout))
-        self.collectives = 0
-        self.bytes_given = 0
+        self.collectives: int = 0
+        self.bytes_given: int = 0
 
     def reduce(self, sums: Sequence[float], maxima: Sequence[float]) -> tuple[list[float], list[float]]:
         """The sums and the maxima, number by number, of what all members give.

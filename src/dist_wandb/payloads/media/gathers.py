@@ -85,7 +85,7 @@ class Gathered:
     ) -> None:
         self.kind = kind
         self.limit = limit
-        self.replaced = sorted(copies.replaced)
+        self.replaced: list[str] = sorted(copies.replaced)
         self._items = items
         self._total = total
         self._columns = columns or []

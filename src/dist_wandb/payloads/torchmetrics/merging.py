@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torchmetrics import Metric
 
-
 _MOST_NUMBERS = 2**28  # of one logged value: 2 GiB, which all ranks exchange
 _KINDS = frozenset((*IN_SUMS, *IN_MAXIMA, "cat", "list", "stack"))
 _MOMENTS = ("total", "mean_val", "var_val", "min_val", "max_val", "target_squared")
@@ -73,9 +72,9 @@ class Layout:
         states = [state for node in nodes for state in node.states]
         # First come two numbers of each node: how often it was updated, and how many ranks with data have states that
         # fit into the layout. NaNs of extrema are counted among the sums.
-        self.sum_sizes = [2 * len(nodes)] + [state.numel for state in states if state.kind in IN_SUMS + IN_MAXIMA]
-        self.max_sizes = [state.numel for state in states if state.kind in IN_MAXIMA]
-        self.gathered = sum(state.kind not in IN_SUMS + IN_MAXIMA for state in states)
+        self.sum_sizes: list[int] = [2 * len(nodes), *(one.numel for one in states if one.kind in IN_SUMS + IN_MAXIMA)]
+        self.max_sizes: list[int] = [state.numel for state in states if state.kind in IN_MAXIMA]
+        self.gathered: int = sum(state.kind not in IN_SUMS + IN_MAXIMA for state in states)
 
     @property
     def sums(self) -> int:
@@ -222,7 +221,8 @@ class Merging:
         self._gathered = gathered
         self._in_full = in_full
         counts = next(self._sums).tolist()
-        self.updates, self._holders = [int(count) for count in counts[::2]], counts[1::2]
+        self.updates: list[int] = list(map(int, counts[::2]))
+        self._holders = counts[1::2]
 
     def attributes(self, position: int) -> dict[str, Any] | None:
         """The other attributes of a node on the first rank with data, if any rank sent them."""

@@ -274,8 +274,8 @@ class Shell:
     """
 
     def __init__(self, value: Any) -> None:
-        self.value = _private_copy(value)
-        self.metrics = [metric for _, metric in walk(self.value)]
+        self.value: Any = _private_copy(value)
+        self.metrics: list[Any] = [metric for _, metric in walk(self.value)]
         self._on_host = False
         self._sources: dict[tuple[int, str], tuple[Tensor, int]] = {}
 
