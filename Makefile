@@ -10,11 +10,12 @@ SEEDS ?= 0-299
 JOBS ?= 2
 MINUTES ?= 10
 OLDEST := .venv-oldest
+RELEASE := .venv-release
 HASHED ?=
 LISTED := .ci/requirements.txt .ci/requirements-oldest.txt
 RUN_ALL := $(BIN)/python tests/support/run_all.py --workers $(WORKERS)
 
-.PHONY: help demo test test-fast test-oldest lint docs pictures chaos fuzz format bench lock audit clean
+.PHONY: help demo test test-fast test-oldest lint docs pictures chaos fuzz format bench release-check lock audit clean
 
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -57,6 +58,9 @@ format: $(VENV)/.development  ## Format the code and fix what can be fixed
 bench: $(VENV)/.development  ## Run the benchmarks (BENCH=--quick to try them); JSON in benchmarks/results
 	$(BIN)/python -m benchmarks.run_all $(BENCH)
 
+release-check: $(RELEASE)/.ready  ## Build, install and test what would be released; sdist, wheel and SBOM are left in dist
+	$(RELEASE)/bin/python scripts/release_check.py
+
 lock: $(VENV)/.development  ## Write anew what CI installs, with hashes (.ci/requirements*.txt)
 	$(BIN)/python .ci/requirements.py lock $(BIN)/python
 
@@ -66,7 +70,7 @@ audit: $(VENV)/.development  ## Look for known vulnerabilities of what CI instal
 		{ echo "audit: failed: a vulnerability is listed above, or the service could not be asked (the error says)."; exit 1; }; done
 
 clean:  ## Remove the environment and everything that was made
-	rm -rf $(VENV) $(OLDEST) runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis benchmarks/results
+	rm -rf $(VENV) $(OLDEST) $(RELEASE) runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis benchmarks/results
 
 # HASHED=1, as in CI: what .ci/requirements.txt pins by version and hash, where that list holds; elsewhere it says so, and
 # what is installed is chosen by the constraints. pip learnt dependency groups in 25.1.
@@ -96,4 +100,11 @@ $(OLDEST)/.ready: $(VENV)/.development pyproject.toml constraints-oldest.txt
 		$(BIN)/python -m pip --python $(OLDEST)/bin/python install --quiet --no-warn-conflicts \
 			--constraint constraints-oldest.txt --editable '.[all]' --group test setuptools; \
 	fi
+	@touch $@
+
+$(RELEASE)/.ready: pyproject.toml
+	@echo "Setting up $(RELEASE) ..."
+	@test -x $(RELEASE)/bin/python || $(PYTHON) -m venv $(RELEASE)
+	@$(RELEASE)/bin/python -m pip install --quiet --upgrade 'pip>=25.1,<27'
+	@$(RELEASE)/bin/python -m pip install --quiet --group release
 	@touch $@

@@ -45,6 +45,7 @@ def test_links_lead_to_files_and_sections(name: str) -> None:
             assert anchor in anchors(path), f"{name} links to {target}#{anchor}"
 
 
+@pytest.mark.source
 @pytest.mark.parametrize("name", MAPS)
 def test_maps_of_the_code_name_modules_that_exist(name: str) -> None:
     named = set(_MODULE.findall((ROOT / name).read_text(encoding="utf-8")))

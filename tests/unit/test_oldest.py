@@ -20,6 +20,7 @@ def test_the_packages_of_which_there_are_older_versions_are_known() -> None:
     assert {name for name in oldest if newest.get(name) not in (None, oldest[name])} == DIFFERENT
 
 
+@pytest.mark.source
 @pytest.mark.parametrize(
     ("file", "left_out"),
     [
