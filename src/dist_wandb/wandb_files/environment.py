@@ -30,6 +30,8 @@ def reader_environment(directory: Path) -> dict[str, str]:
         **dict.fromkeys(directories, str(state)),
         "WANDB_ERROR_REPORTING": "false",
         "WANDB_MODE": "offline",
+        "GOGC": "400",  # a sixth less time of the processor, for 83 MB in place of 55
+        "GOMEMLIMIT": "256MiB",  # above it collects as often as it has to: the reader has a limit
     }
 
 
