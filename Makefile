@@ -15,7 +15,7 @@ HASHED ?=
 LISTED := .ci/requirements.txt .ci/requirements-oldest.txt
 RUN_ALL := $(BIN)/python tests/support/run_all.py --workers $(WORKERS)
 
-.PHONY: help demo test test-fast test-oldest lint docs pictures chaos fuzz format bench release-check lock audit clean
+.PHONY: help demo test test-fast test-oldest lint docs pictures chaos coverage fuzz format bench release-check lock audit clean
 
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -47,6 +47,13 @@ lint: $(VENV)/.development  ## Check style and types, and that the site builds
 
 chaos: $(VENV)/.development  ## Play random jobs with faults (SEEDS=0-299, JOBS=2), check what they leave
 	$(BIN)/python tests/chaos --seeds $(SEEDS) --jobs $(JOBS)
+
+coverage: $(VENV)/.development  ## Count which lines and branches the tests of the core reach; under 95 % is an error
+	@$(INSTALL) 'coverage>=7.10'
+	@rm -rf build/coverage && mkdir -p build/coverage
+	$(BIN)/coverage run -m pytest -q -n $(WORKERS) --dist loadfile tests/unit tests/distributed
+	$(BIN)/coverage combine -q
+	$(BIN)/coverage report
 
 fuzz: $(VENV)/.development  ## Read random bytes for MINUTES=10, with each parser of what comes from elsewhere (TARGETS="blob table")
 	$(BIN)/python tests/fuzz/run_fuzz.py --minutes $(MINUTES) $(TARGETS)

@@ -94,6 +94,46 @@ def test_time_that_is_excluded_does_not_count(pacer: Pacer) -> None:
     assert pacer.begin_round(105.0, 5, 1) == Overdue(new=1)
 
 
+def test_excluded_time_is_added_to_what_was_excluded_before(pacer: Pacer) -> None:
+    pacer.begin_round(10.0, 1, 1)
+    pacer.exclude(3.0)
+    pacer.exclude(4.0)
+    assert not pacer.is_held_up(22.0)
+    assert pacer.is_held_up(22.1)
+
+
+def test_patience_is_in_heartbeats() -> None:
+    pacer = Pacer(Limits(peer_timeout=60.0, heartbeat=0.25), 0.0)
+    assert pacer.new_name_patience == 1.25
+    pacer.begin_round(0.0, 1, 1)
+    assert not pacer.is_held_up(1.25)
+    assert pacer.is_held_up(1.26)
+    assert pacer.begin_round(0.75, 2, 1) == Overdue()  # of which half a second counts
+    assert pacer.begin_round(1.125, 3, 1) == Overdue()
+    assert pacer.begin_round(1.49, 4, 1) == Overdue()
+    assert pacer.begin_round(1.5, 5, 1) == Overdue(new=1)
+    assert not pacer.has_flushed_alone(2.0, is_settled=True)
+    assert not pacer.has_flushed_alone(2.5, is_settled=True)
+    assert pacer.has_flushed_alone(2.51, is_settled=True)
+
+
+def test_rounds_that_follow_each_other_quickly_are_noted_once_in_a_while(pacer: Pacer) -> None:
+    for number in range(100):
+        pacer.begin_round(number / 128, number, 0)
+    noted = [number for number, _ in pacer._rounds]
+    assert noted == list(range(0, 100, 3))
+
+
+@pytest.mark.parametrize(("oldest", "first"), [(0, 0), (3, 0), (4, 4), (7, 4), (8, 8), (9, 8), (100, 8)])
+def test_what_is_noted_begins_with_the_oldest_cells_round_or_the_last_one_before(
+    pacer: Pacer, oldest: int, first: int
+) -> None:
+    for number in (0, 4, 8):
+        pacer.begin_round(number / 4, number, 0)
+    pacer.begin_round(2.01, 9, oldest)  # too soon to be noted
+    assert next(number for number, _ in pacer._rounds) == first
+
+
 # --- flushes, and what is done once in a while ------------------------------------------------------------------------
 
 

@@ -1,0 +1,90 @@
+"""What a unit knows of its cells: contributors that are gone, flags of what was finished by a guess."""
+
+from __future__ import annotations
+
+import pytest
+
+from dist_wandb.exchange.protocol.aggregates import Totals
+from dist_wandb.exchange.protocol.cells import Key, Place, total_of
+from dist_wandb.exchange.protocol.ledger import Assumed, Ledger
+from dist_wandb.exchange.protocol.names import Names
+
+RANK_1 = -(1.0 * 2**32 + 7.0)  # the origin of rank 1's seventh call
+
+
+def key(step: int, name: str = "loss") -> Key:
+    return Key(Place(0, step), name, 0)
+
+
+def contributed(ranks: int, number: int | None = None) -> Totals:
+    """Of so many ranks, which all gave 1."""
+    count = ranks if number is None else number
+    return Totals(
+        weighted=count, weight=count, plain=count, contributors=ranks, number=count, largest=1.0, smallest=1.0
+    )
+
+
+@pytest.fixture
+def ledger() -> Ledger:
+    names = Names(())
+    names.learn(["loss", "acc"])
+    return Ledger(4, names, 100)
+
+
+def test_positions_are_counted_once_for_each_rank_that_gave_them() -> None:
+    assert total_of([([0, 1], 2), ([1, 3], 1), ([1], 4)]) == {0: 2, 1: 7, 3: 1}
+
+
+def test_contributors_that_do_not_take_part_any_more_are_gone(ledger: Ledger) -> None:
+    cells = [ledger.open_cell(key(step)) for step in range(4)]
+    for cell, ranks in zip(cells, (3, 3, 1, 3), strict=True):
+        cell.totals = contributed(ranks)
+    cells[3].corrects = True
+    ledger.recount([([0, 1, 2], 1), ([1, 2], 1), ([1], 1)])
+    assert [cell.gone for cell in cells] == [2, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("absent", "most", "missing"),
+    [(0, 3, 1), (1, 3, 1), (2, 3, 1), (2, 4, 2), (1, 4, 1), (9, 4, 2)],
+)
+def test_a_flag_says_how_many_are_missing_at_most(ledger: Ledger, absent: int, most: int, missing: int) -> None:
+    ledger.resize(3, absent, doubts=False)
+    ledger.names["loss"].most = most
+    ledger.finished[key(5)] = contributed(2), RANK_1
+    ledger.assumed[key(5)] = Assumed(0, RANK_1, 2)
+    flagged = ledger.flag(key(5))
+    assert flagged == (key(5), contributed(2), 7, True, missing, None)
+    assert key(5) not in ledger.assumed
+
+
+def test_a_flag_of_what_is_forgotten_or_has_no_number_has_no_value(ledger: Ledger) -> None:
+    ledger.assumed[key(5)] = Assumed(0, RANK_1, 2)
+    ledger.assumed[key(6)] = Assumed(1, RANK_1, 2)
+    ledger.finished[key(6)] = contributed(2, number=0), RANK_1
+    for step in (5, 6):
+        assert ledger.flag(key(step)).totals == Totals()
+
+
+def test_ranks_that_were_lost_once_were_lost(ledger: Ledger) -> None:
+    ledger.resize(4, 0, doubts=False)
+    assert not ledger.members.has_lost
+    ledger.resize(3, 1, doubts=False)
+    assert ledger.members.has_lost
+    ledger.resize(4, 0, doubts=False)
+    assert ledger.members.has_lost
+
+
+def test_what_all_have_passed_rests_on_no_guess(ledger: Ledger) -> None:
+    for number, name in enumerate(("loss", "acc", "loss")):
+        ledger.assumed[key(number, name)] = Assumed(number, -1.0 - number, 2)
+    ledger.assumed.prove(key(9), 2, -9.0)
+    assert list(ledger.assumed) == [key(2)], "only what was opened before"
+    assert ledger.names["loss"].proven
+    assert ledger.names["acc"].proven
+
+
+def test_cells_of_the_same_row_prove_nothing_of_each_other(ledger: Ledger) -> None:
+    ledger.assumed[key(3, "acc")] = Assumed(0, RANK_1, 2)
+    ledger.assumed.prove(key(3), 5, RANK_1)
+    assert list(ledger.assumed) == [key(3, "acc")]
