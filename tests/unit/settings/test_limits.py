@@ -8,7 +8,7 @@ import pytest
 
 import dist_wandb
 from dist_wandb.errors import ConfigurationError
-from dist_wandb.settings.limits import Limits
+from dist_wandb.settings.limits import Limits, as_limits
 
 SECONDS = ("join_timeout", "peer_timeout", "finish_timeout", "heartbeat")
 NOT_POSITIVE = ("60", True, False, 0, -1.5, float("nan"), [1.0])
@@ -59,3 +59,14 @@ def test_a_limit_given_by_itself_is_sent_into_limits(name: str) -> None:
     )
     with pytest.raises(ConfigurationError, match=re.escape(message)):
         dist_wandb.init(**given)
+
+
+def test_limits_may_be_given_by_name_as_in_a_configuration_file() -> None:
+    given = Limits(heartbeat=0.5)
+    assert as_limits(given) is given
+    assert as_limits({"heartbeat": 0.5}) == given
+    assert as_limits({}) == Limits()
+    with pytest.raises(ConfigurationError, match=re.escape("mapping of its arguments, got 5.")):
+        as_limits(5)
+    with pytest.raises(ConfigurationError, match=r"unknown name 'heartbeats'.*heartbeat"):
+        as_limits({"heartbeat": 0.5, "heartbeats": 1})

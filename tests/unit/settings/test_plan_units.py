@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.settings.options import Options
-from dist_wandb.settings.plan import RUN_MODES, RunPlan, needs_base_id, plan_run, unit_of
+from dist_wandb.settings.plan import RUN_MODES, RunPlan, Unit, needs_base_id, needs_layout, plan_run, unit_of
 from dist_wandb.settings.recommendations import too_large
 from dist_wandb.topology.model import Topology
 from dist_wandb.topology.units import ranks_along
@@ -155,3 +155,58 @@ def test_only_writers_of_the_unit_are_too_many() -> None:
     plan = plan_run(topology, "shared", "global", "exp")
     assert "1,024 writers" in str(too_large(topology, plan, 8))
     assert too_large(topology, plan, 8, range(0, 1024, 8)) is None
+
+
+# --- the unit of a rank -----------------------------------------------------------------------------------------------
+
+
+def test_a_node_is_the_unit_of_its_ranks_and_its_first_rank_leads() -> None:
+    uneven = [Topology(0, 0, 0, 5, 2, 2), Topology(3, 1, 1, 5, 3, 2)]
+    assert [unit_of(one, "worker") for one in uneven] == [
+        Unit("worker-0", 0, 2, 0, range(2), None),
+        Unit("worker-1", 1, 3, 3, range(2, 5), None),
+    ]
+
+
+def test_the_primary_is_the_first_of_its_unit_and_the_others_follow_in_their_order() -> None:
+    job = [Topology(rank, rank % 2, rank // 2, 4, 2, 2, primary_rank=2) for rank in range(4)]
+    assert [unit_of(one, "global").ranks for one in job] == [(2, 3, 0, 1)] * 4
+    assert [unit_of(one, "global").index for one in job] == [2, 3, 0, 1]
+    last = [Topology(rank, rank % 2, rank // 2, 4, 2, 2, leader="last") for rank in range(4)]
+    assert [tuple(unit_of(one, "worker").ranks) for one in last] == [(1, 0), (1, 0), (3, 2), (3, 2)]
+
+
+def test_a_rank_outside_of_the_unit_has_no_index() -> None:
+    outside = unit_of(Topology(3, 3, 0, 4, 4, 1), "global", [2, 0, 2])
+    assert outside == Unit("", -1, 2, 3, [0, 2], None)
+    assert not outside.is_member
+
+
+@pytest.mark.parametrize(
+    ("topology", "ranks"),
+    [
+        (Topology(5, 1, 1, 8, 4, 2), 4),
+        (Topology(3, 3, 0, 4, 4, 1), None),  # one node needs no name
+        (Topology(3, 1, 1, 5, 3, 2), None),  # nodes are uneven
+        (Topology(5, 2, 0, 8, 4, 2), None),  # ranks go round the nodes
+        (Topology(1, 0, 1, 6, 2, 3), None),
+        (Topology(5, 1, None, 8, 4, 2), None),
+    ],
+)
+def test_ranks_of_a_node_are_known_where_they_follow_each_other(topology: Topology, ranks: int | None) -> None:
+    assert unit_of(topology, "global").ranks_per_node == ranks
+
+
+@pytest.mark.parametrize(
+    ("size", "mode", "scope", "all_nodes", "needs"),
+    [
+        *((2, "auto", "worker", False, True), (2, "shared", "global", False, True), (2, "auto", "global", True, True)),
+        *(
+            (2, "new", "global", False, False),
+            (2, "auto", "global", False, False),
+            (1, "shared", "worker", True, False),
+        ),
+    ],
+)
+def test_what_depends_on_nodes(size: int, mode: Any, scope: Any, all_nodes: bool, needs: bool) -> None:
+    assert needs_layout(Topology(0, 0, 0, size, size, 1), mode, scope, all_nodes=all_nodes) is needs

@@ -12,6 +12,8 @@ from dist_wandb.settings.reduction import (
     check_per_rank,
     check_reduce,
     check_spread,
+    plain_patterns,
+    plain_reduce,
     reduction_of,
 )
 
@@ -135,3 +137,25 @@ def test_per_rank_leaves_out_what_is_equal_by_nature_unless_it_is_asked_for(
     assert names.has("loss", is_number=True) is names.has("loss", is_number=False) is loss
     assert names.has("epoch", is_number=True) is epoch
     assert names.has("epoch", is_number=False) is (epoch or per_rank == "auto")
+
+
+@pytest.mark.parametrize(
+    ("given", "plain"),
+    [
+        *(("auto", "auto"), ("sum", "sum"), (None, None)),
+        (MappingProxyType({"loss": "max", "*": "mean"}), {"loss": "max", "*": "mean"}),
+    ],
+)
+def test_a_reduction_is_kept_as_json_and_pickle_know_it(given: object, plain: object) -> None:
+    found = plain_reduce(given)
+    assert found == plain
+    assert type(found) in (str, dict, type(None))
+
+
+@pytest.mark.parametrize("given", [True, False, "loss/*", ["a", "b"], ("a", "b")])
+def test_names_are_kept_as_json_and_pickle_know_them(given: object) -> None:
+    found = plain_patterns("spread", given)
+    assert found == (list(given) if isinstance(given, tuple) else given)
+    assert type(found) in (bool, str, list)
+    with pytest.raises(ConfigurationError, match="spread=5"):
+        plain_patterns("spread", 5)

@@ -107,7 +107,7 @@ class Pacer:
             self._move_rounds(stood_still)
         if not self._rounds or now - self._rounds[-1][1] >= _APART:
             self._rounds.append((number, now))
-        while len(self._rounds) > 1 and self._rounds[0][0] < oldest and self._rounds[1][0] <= oldest:
+        while len(self._rounds) > 1 and self._rounds[1][0] <= oldest:
             self._rounds.popleft()
 
     def _last_before(self, since: float) -> int | None:

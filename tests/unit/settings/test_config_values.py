@@ -1,0 +1,77 @@
+"""Values of a config: what was given, what W&B surely takes, what differs between ranks by nature."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from typing import Any
+
+import pytest
+
+from dist_wandb.settings.config_values import differs_by_rank, given_values, is_plain
+from dist_wandb.settings.config_withheld import without_notes, without_secrets
+
+
+class Settings:
+    """As a script may keep its hyperparameters."""
+
+    def __init__(self) -> None:
+        self.lr = 0.1
+        self.__dict__["__hidden"] = 1
+
+
+@pytest.mark.parametrize(
+    ("config", "values"),
+    [
+        *(
+            ({"lr": 0.1, 2: "two"}, {"lr": 0.1, "2": "two"}),
+            (Namespace(lr=0.1), {"lr": 0.1}),
+            (Settings(), {"lr": 0.1}),
+        ),
+        *((None, {}), ("config.yaml", {}), (Settings, {}), (5, {}), ([1], {})),
+    ],
+)
+def test_what_was_given_by_name(config: object, values: dict[str, Any]) -> None:
+    assert given_values(config) == values
+
+
+NESTED: Any = [1]
+for _ in range(100):
+    NESTED = [NESTED]
+
+
+@pytest.mark.parametrize("value", [None, True, "text", 0.5, float("nan"), 2**63, [], (1, "a"), {"a": [{"b": None}]}])
+def test_what_wandb_takes_is_plain(value: object) -> None:
+    assert is_plain(value)
+
+
+@pytest.mark.parametrize("value", [object(), {1}, {1: 2}, [object()], {"a": {2: 3}}, NESTED, int, b"bytes"], ids=repr)
+def test_what_wandb_may_not_take_is_not_plain(value: object) -> None:
+    assert not is_plain(value)
+
+
+def test_a_number_that_python_does_not_write_is_not_plain() -> None:
+    assert is_plain(2**9_999)
+    assert not is_plain(2**10_000)
+
+
+@pytest.mark.parametrize(
+    "name", ["rank", "local-rank", "GPU", "ddp.local_rank", "cluster/host", "_pid_", "a.b-c/Device"]
+)
+def test_names_of_what_differs_by_rank(name: str) -> None:
+    assert differs_by_rank(name)
+
+
+@pytest.mark.parametrize("name", ["gpus", "lora_rank", "rank.size", "hosts", "lr", ""])
+def test_names_of_what_does_not(name: str) -> None:
+    assert not differs_by_rank(name)
+
+
+def test_secrets_are_left_out_and_hidden_where_they_are_inside() -> None:
+    given = {"lr": 0.1, "api_key": "k", "server": {"password": "p", "port": 1}}
+    kept = without_secrets(given)
+    assert kept.keys() == {"lr", "server"}
+    assert kept["lr"] == 0.1
+    assert kept["server"]["port"] == 1
+    assert "p" not in kept["server"].values()
+    assert given["server"] == {"password": "p", "port": 1}, "what was given stays as it is"
+    assert without_notes([{"a": 1}, 2]) == [{"a": 1}, 2]
