@@ -334,6 +334,8 @@ def wandb_server() -> Iterator[WandbServer]:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Begin with what takes longest; tests that show nothing new with the oldest versions are for the newest alone."""
+    if unstable := scheduling.names_of_one_process(item.nodeid for item in items):
+        raise pytest.UsageError(f"the names of tests hold addresses of objects: {unstable}; give them with ids=[...]")
     items.sort(key=scheduling.order)
     if "newest" in config.getoption("markexpr"):
         left_out = {path for path in {item.path for item in items} if oldest.shows_nothing_new(path)}

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +49,17 @@ def order(item: pytest.Item) -> int:
     """Sorts the files with the longest tests to the front."""
     name = item.path.stem.removeprefix("test_")
     return _LONGEST.index(name) if name in _LONGEST else len(_LONGEST)
+
+
+def names_of_one_process(names: Iterable[str]) -> list[str]:
+    """Those names of tests that hold the address of an object, as ``test_it[<object object at 0x7f>]`` does.
+
+    Each worker gives such a test another name, and pytest-xdist then runs no test at all. One worker does not show it.
+
+    Args:
+        names: Ids of tests.
+    """
+    return [name for name in names if re.search(r" at 0x[0-9a-f]{6,}>", name)]
 
 
 def group_of(nodeid: str, root: Path) -> str:

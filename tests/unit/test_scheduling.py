@@ -54,3 +54,8 @@ def test_the_jobs_that_tests_share_are_found_in_the_test_files() -> None:
         for fixture, _ in scheduling._shared(path).values()
     }
     assert {"test_contract: played", "test_promises: plain", "test_patterns: outcome"} <= shared
+
+
+def test_a_name_that_differs_between_workers_is_found() -> None:
+    names = [f"test_it.py::test_it[{value!r}]" for value in (object(), 7, "at 0x", {"a": 1})]
+    assert scheduling.names_of_one_process(names) == names[:1]

@@ -44,7 +44,11 @@ def test_what_wandb_takes_is_plain(value: object) -> None:
     assert is_plain(value)
 
 
-@pytest.mark.parametrize("value", [object(), {1}, {1: 2}, [object()], {"a": {2: 3}}, NESTED, int, b"bytes"], ids=repr)
+@pytest.mark.parametrize(
+    "value",
+    [object(), {1}, {1: 2}, [object()], {"a": {2: 3}}, NESTED, int, b"bytes"],
+    ids=["object", "set", "number as a name", "object in a list", "number as an inner name", "deep", "class", "bytes"],
+)
 def test_what_wandb_may_not_take_is_not_plain(value: object) -> None:
     assert not is_plain(value)
 
