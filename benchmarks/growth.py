@@ -159,7 +159,9 @@ class _Unit:
         plan = plan_run(topology, "auto", "global", "growth")
         rows = Rows(RunWriter(self._run(), plan, "global_step"), check_reduce("mean"))
         job_store = JobStore(store, "growth", topology, _TIMEOUT)
-        return CollectiveExchange(unit_of(topology, "global"), lambda: job_store, rows, _LIMITS)
+        exchange = CollectiveExchange(unit_of(topology, "global"), lambda: job_store, rows, _LIMITS)
+        exchange.start()
+        return exchange
 
     def _run(self) -> Any:
         """Stands for rank 0's W&B run; notes when a row comes, and forgets it."""
