@@ -9,12 +9,13 @@ import re
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from fuzzing import Target
+from fuzzing import MIB, Target
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from offline_runs import sidecar_record
 from record_files import content_of, new_record
@@ -25,8 +26,8 @@ from dist_wandb.reading.runs import brought_together
 from dist_wandb.restart.records import RestartRecord
 from dist_wandb.uploads.log import read_entries
 from dist_wandb.uploads.records import Rules, revised
-from dist_wandb.wandb_files import debug_log, inspection, reading
-from dist_wandb.wandb_files.record_file import NOTHING, Lines, MalformedError, fields, write_without
+from dist_wandb.wandb_files import debug_log, history, inspection, reading
+from dist_wandb.wandb_files.record_file import NOTHING, Lines, MalformedError, field_of, fields, write_without
 from dist_wandb.wandb_files.sidecar import Sidecar
 from dist_wandb.wandb_files.small_files import parse_json
 
@@ -153,6 +154,67 @@ def _read_fields(data: bytes) -> None:
     ends = [0, *(end for _, _, end in found)]
     assert list(accumulate(ends, max)) == ends  # one behind the other, within the message
     assert ends[-1] <= len(data)
+
+
+# --- history rows -----------------------------------------------------------------------------------------------------
+
+
+def _history_rows() -> list[bytes]:
+    made = []
+    for values in (
+        {"loss": "0.5", "_step": "1", "_timestamp": "1.7e+09", "nan": "NaN"},
+        {
+            "text": '"a"',
+            "list": "[1,[2]]",
+            "map": '{"a":{"b":null}}',
+            "no": "no JSON",
+            "empty": "",
+            "half": '"\\ud800"',
+        },
+        {"x" * 130: "1", "あ": "1", "many": "9" * 60},
+    ):
+        row = _messages()[2].history
+        for name, value in values.items():
+            item = row.item.add()
+            item.nested_key.extend(name.split("_"))
+            item.value_json = value
+        row.step.num = 3
+        made += [row.SerializeToString(), row.item[0].SerializeToString()]
+    return [b"", *made]
+
+
+def _with_some_items(data: bytes) -> bytes:
+    """A row of items with odd names and values, some of them written in another order, some with a wrong byte."""
+    chance = random.Random(data)
+    row = b""
+    for _ in range(chance.randint(1, 8)):
+        names = [
+            chance.choice((b"a", b"b", b"a.b", b"", b"x" * 130, b"\xe3\x81\x82", b"\n\x12", data[:9])) for _ in "ab"
+        ]
+        parts = [field_of(2, name) for name in names[: chance.choice((1, 1, 1, 2))]]
+        parts.append(field_of(16, chance.choice((*_ODD, b"1.5", b"-3", b"1e+09", data[9:30]))))
+        if chance.random() < 0.1:
+            parts.append(field_of(1, names[0]))
+            chance.shuffle(parts)
+        row += field_of(1, b"".join(parts))
+    row += b"\x12\x02\x08\x03" if chance.random() < 0.5 else b""
+    if chance.random() < 0.3:
+        at = chance.randrange(len(row))
+        row = row[:at] + bytes([chance.randrange(256)]) + row[at + 1 :]
+    return row
+
+
+def _read_row(data: bytes) -> None:
+    """Names are those that protobuf finds, and a row is the same with and without names that are known before."""
+    names = history._Names()
+    row, again = names.row(data, 0), names.row(data, 0)
+    assert sorted(row) == sorted(again)
+    assert repr(list(map(row.get, sorted(row)))) == repr(list(map(again.get, sorted(row))))
+    json.dumps(row).encode()
+    repr(row).encode()
+    with suppress(DecodeError):  # in fields that no row has
+        read = type(_messages()[2].history).FromString(data)
+        assert {".".join(item.nested_key) if item.nested_key else item.key for item in read.item} == row.keys()
 
 
 # --- what an upload takes of a record ---------------------------------------------------------------------------------
@@ -341,6 +403,15 @@ TARGETS = (
         lambda: [message.SerializeToString() for message in _messages()],
         (ReadError, MalformedError),
         _PROTOBUF,
+    ),
+    Target(
+        "row",
+        _read_row,
+        _history_rows,
+        (ReadError, MalformedError, history._TooDeepError),
+        (*_PROTOBUF, b"\x82\x01", b"\n\x09\x12\x01a\x82\x01\x031.5"),
+        _with_some_items,
+        slack=24 * MIB,  # of many short items, as they are in memory: at most 100,000
     ),
     Target(
         "uploaded",

@@ -48,7 +48,7 @@ def _inspections() -> list[bytes]:
 
 
 def _read_inspection(data: bytes) -> None:
-    reader, records = Reader(Budget(1000)), inspection.Records(_RUN_FILE, everything=True)
+    reader, records = Reader(Budget(1000)), inspection.Records(_RUN_FILE, skipped=())
     records.parse(data.split(b"\n")[:-1], reader.add)
     file = reader.result(_RUN_FILE, [])
     runs = sections([file], media.Budget(1000))

@@ -99,5 +99,5 @@ def columns_of(paths: Iterable[Path], axis: str, names: Sequence[str] | None) ->
                 columns.add(item)
 
     for path in paths:
-        inspect(path, on_record)
+        inspect(path, on_record, in_order=False)
     return columns.filled()

@@ -32,7 +32,7 @@ def summary_of(paths: Iterable[Path]) -> dict[str, Any]:
             _update(summary, {"update": record["history"].get("item")})
 
     for path in paths:
-        inspect(path, on_record, everything=True)
+        inspect(path, on_record, skipped=())
     return summary
 
 

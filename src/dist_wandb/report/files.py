@@ -15,7 +15,7 @@ from dist_wandb.errors import ReadError
 from dist_wandb.report.console import ConsoleTail
 from dist_wandb.report.rows import Rows
 from dist_wandb.report.thinning import Budget, Curve
-from dist_wandb.wandb_files.inspection import inspect
+from dist_wandb.wandb_files.inspection import UNUSED, inspect
 from dist_wandb.wandb_files.reading import RUN_RECORD_LOST, Contents, StoredRun
 from dist_wandb.wandb_files.sidecar import read_sidecar
 
@@ -144,7 +144,7 @@ def read_for_report(
         UnsupportedVersionError: The installed wandb cannot print such files.
     """
     reader = Reader(budget, metrics)
-    problems = inspect(path, reader.add, stopped, everything=True)
+    problems = inspect(path, reader.add, stopped, skipped=UNUSED - {"stats", "output_raw"}, in_order=False)
     return reader.result(path, problems)
 
 

@@ -23,6 +23,7 @@ _MOST_SPANS = 50
 _MOST_BLAMES = 200
 _LARGEST = sys.float_info.max
 _MOST_KINDS = 50  # media of one row
+_NUMBERS = frozenset({int, float})  # without bool
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 MAIN_AXES = ("global_step", "trainer/global_step", "_step")
 _ARGMAX = "/argmax_rank"
@@ -121,7 +122,7 @@ class Rows:
     def add(self, item: Mapping[str, Any]) -> None:
         """Add a row."""
         row = item
-        if any(type(value) is not float and type(value) is not int for value in item.values()):
+        if not _NUMBERS.issuperset(map(type, item.values())):
             row = self._numbers_of(item)
         places = self._places
         for axis in places:

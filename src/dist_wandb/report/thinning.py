@@ -104,13 +104,13 @@ class Curve:
     def add(self, x: float, y: float) -> None:
         """Add a point. A value that is not finite leaves a gap, and is counted."""
         self._last = y
-        if not -_LARGEST <= y <= _LARGEST:  # NaN, an infinity, or an integer beyond any float
+        if -_LARGEST <= y <= _LARGEST:
+            self._x.append(x)
+            self._y.append(y)
+            if len(self._y) >= 2 * MOST_STRETCHES:
+                self._shorten(self._budget.each)
+        else:  # NaN, an infinity, or an integer beyond any float
             self._not_finite += 1
-            return
-        self._x.append(x)
-        self._y.append(y)
-        if len(self._x) >= 2 * MOST_STRETCHES:
-            self._shorten(self._budget.each)
 
     def absorb(self, other: Curve) -> None:
         """Add the points of a curve that came later, such as those of a run that was resumed."""

@@ -13,7 +13,7 @@ import re
 import sys
 import sysconfig
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
@@ -22,6 +22,7 @@ from typing import Any, TypeAlias
 from dist_wandb.errors import ReadError, UnsupportedVersionError, in_words
 from dist_wandb.wandb_files.bounded_reader import Limits, lines_of
 from dist_wandb.wandb_files.environment import reader_environment
+from dist_wandb.wandb_files.history import LARGE, Rows, split
 from dist_wandb.wandb_files.small_files import is_deeper, open_ordinary, private_directory
 
 OnRecord: TypeAlias = "Callable[[dict[str, Any]], None]"
@@ -32,8 +33,8 @@ _MOST_PROBLEMS, _LONGEST_PROBLEM = 20, 1000  # of one file; characters of each
 _LONGEST_STANDSTILL = "6h"  # of a run that is followed; so a reader that nobody ended is not left for good
 _LARGE_LINE = 256 * 1024
 _one_large_line = threading.Lock()
-# Most records of a file are of these kinds, which are not needed: they are skipped without parsing the line.
-_UNUSED_RECORD = re.compile(rb'\{"num":\d+,"type":"(?:summary|stats|output|output_raw|telemetry)"')
+UNUSED = frozenset({"summary", "stats", "output", "output_raw", "telemetry"})
+"""Kinds of records that most readers have no use for; most records of a file are of these kinds."""
 
 
 def inspect(
@@ -41,16 +42,19 @@ def inspect(
     on_record: OnRecord,
     stopped: threading.Event | None = None,
     *,
-    everything: bool = False,
+    skipped: Collection[str] = UNUSED,
+    in_order: bool = True,
     follow: bool = False,
 ) -> list[str]:
-    """Pass the records of a file to a function, except for `_UNUSED_RECORD`.
+    """Pass the records of a file to a function.
 
     Args:
         path: The file.
         on_record: Called with each record.
         stopped: Set to stop reading.
-        everything: Pass on those of `_UNUSED_RECORD`, too.
+        skipped: Kinds of records that are not passed on, of those in `UNUSED`.
+        in_order: Whether records come in the order of the file. Otherwise history rows may come after all others,
+            with NaN and infinities as floats: a large file is read five times as fast then.
         follow: Go on with the records that are being written, until the run ends or stands still for hours.
 
     Returns:
@@ -60,20 +64,36 @@ def inspect(
         ReadError: The reader refused the file or exceeded its limits, or it is not an ordinary file.
         UnsupportedVersionError: The installed wandb has no such reader.
     """
+    stopped = stopped or threading.Event()
     try:
         size = _size_of(path)
         limits = Limits(math.inf, silence=math.inf) if follow else Limits.for_file(size)
-        records = Records(path, everything=everything)
-        returncode, stderr = _records_of(path, records, on_record, limits, stopped or threading.Event(), follow=follow)
+        records = Records(path, skipped)
+        # Python and wandb look for modules and settings in the working directory, so that is an empty private one.
+        with private_directory() as private:
+            others = private / "files" / "run" / "others.wandb"
+            count = None if in_order or follow or size < LARGE else split(path, others, skipped, stopped)
+            read = path if count is None else others
+            returncode, stderr = _records_of(read, private, records, on_record, limits, stopped, follow=follow)
+            if returncode:
+                raise _reader_failed(path, returncode, stderr.replace(str(read), str(path)))
+            rows = Rows(path, count or 0, stopped)
+            for row in rows:
+                on_record({"type": "history", "history": {"item": row}})
     except OSError as error:
         where = "" if error.filename in (None, str(path)) else f" ({error.filename})"  # of temporary files
         raise ReadError(f"{path}: cannot be read: {error.strerror or error}{where}.") from None
-    if returncode:
-        raise _reader_failed(path, returncode, stderr)
+    except ReadError as error:
+        raise ReadError(in_words(error, path)) from None
     prefix = "wandb leet inspect: "  # other lines are general warnings of Python or wandb
     found = [line.removeprefix(prefix) for line in stderr.splitlines() if line.startswith(prefix)]
     more = [f"and {len(found) - _MOST_PROBLEMS} problems more"] if len(found) > _MOST_PROBLEMS else []
-    return [*(problem[:_LONGEST_PROBLEM] for problem in found[:_MOST_PROBLEMS]), *more, *records.problems(limits)]
+    return [
+        *(problem[:_LONGEST_PROBLEM] for problem in found[:_MOST_PROBLEMS]),
+        *more,
+        *records.problems(limits),
+        *rows.problems,
+    ]
 
 
 def _size_of(path: Path) -> int:
@@ -90,6 +110,7 @@ def _size_of(path: Path) -> int:
 
 def _records_of(
     path: Path,
+    private: Path,
     records: Records,
     on_record: OnRecord,
     limits: Limits,
@@ -97,25 +118,19 @@ def _records_of(
     *,
     follow: bool,
 ) -> tuple[int, str]:
-    """Run the reader to its end; return its exit code and standard error.
-
-    Python and wandb look for modules and settings in the working directory, so that is an empty private one.
-    """
-    with private_directory() as private, (private / "stderr").open("w+b") as errors:
-        try:
-            with lines_of(
-                reader_command(path.absolute(), follow=follow),
-                directory=private,
-                environment=reader_environment(private),
-                errors=errors,
-                limits=limits,
-                stopped=stopped,
-            ) as lines:
-                records.parse(lines, on_record)
-                returncode = lines.wait()
-                records.too_long += lines.too_long
-        except ReadError as error:
-            raise ReadError(in_words(error, path)) from None
+    """Run the reader to its end; return its exit code and standard error."""
+    with (private / "stderr").open("w+b") as errors:
+        with lines_of(
+            reader_command(path.absolute(), follow=follow),
+            directory=private,
+            environment=reader_environment(private),
+            errors=errors,
+            limits=limits,
+            stopped=stopped,
+        ) as lines:
+            records.parse(lines, on_record)
+            returncode = lines.wait()
+            records.too_long += lines.too_long
         errors.seek(0)
         return returncode, errors.read(_LONGEST_STDERR).decode("utf-8", errors="replace").strip()
 
@@ -158,23 +173,23 @@ class Records:
 
     Args:
         path: The file.
-        everything: Whether records of `_UNUSED_RECORD` are parsed, too.
+        skipped: Kinds of records that are skipped without parsing the line.
     """
 
-    def __init__(self, path: Path, *, everything: bool = False) -> None:
+    def __init__(self, path: Path, skipped: Collection[str] = UNUSED) -> None:
         self._path = path
-        self._everything = everything
+        self._is_skipped = re.compile(rb'\{"num":\d+,"type":"(?:%s)"' % "|".join(sorted(skipped)).encode()).match
         self._deep = 0
         self.too_long = 0
 
     def parse(self, lines: Iterable[bytes], on_record: OnRecord) -> None:
-        """Pass the records in lines to `on_record`, except for `_UNUSED_RECORD` unless all are wanted.
+        """Pass the records in lines to `on_record`, except for those of kinds that are skipped.
 
         Raises:
             ReadError: A line is not a record.
         """
         for line in lines:
-            if not self._everything and _UNUSED_RECORD.match(line):
+            if self._is_skipped(line):
                 continue
             # Parsed JSON takes up to 25 times as much memory, so large lines are parsed one at a time.
             with _one_large_line if len(line) > _LARGE_LINE else nullcontext():

@@ -38,6 +38,7 @@ State = Literal["finished", "failed", "unfinished"]
 _FEWEST_READERS, _MOST_READERS = 4, 16  # at once: one for each processor; each is a process of its own
 _LONGEST_NAME = 1000  # characters of a metric's name
 _LARGEST_CONFIG = 1_000_000  # values, and stretches of 64 characters
+_NUMBERS = frozenset({int, float})  # without bool
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}  # JSON has no numbers for these
 
 
@@ -123,7 +124,7 @@ def read_run(
     """
     path = Path(path)
     contents = Contents(metrics)
-    problems = inspect(path, contents.add, stopped) + contents.problems
+    problems = inspect(path, contents.add, stopped, in_order=False) + contents.problems
     if not contents.run and not contents.rows:
         raise ReadError(_nothing_in(path, problems))
     if not contents.run:
@@ -217,7 +218,7 @@ def _read_rows(path: Path, on_row: Callable[[dict[str, Any]], None]) -> None:
         if record["type"] == "history":
             on_row({name: with_floats(value) for name, value in _object(record["history"], "item").items()})
 
-    inspect(path, on_record)
+    inspect(path, on_record, in_order=False)
 
 
 def _run_or_error(path: Path, *, metrics: tuple[str, ...], stopped: threading.Event) -> StoredRun | ReadError:
@@ -310,14 +311,13 @@ class Contents:
 
     def _add_row(self, row: Mapping[str, Any]) -> None:
         self.rows += 1
-        media = _of_media(row)
+        is_plain = _NUMBERS.issuperset(map(type, row.values()))
+        media = () if is_plain else _of_media(row)
         for name, value in row.items():
-            number = with_floats(value)
-            if isinstance(number, bool) or not isinstance(number, int | float) or name in media or name[:1] == "_":
+            number = value if type(value) is float else with_floats(value)
+            if name[:1] == "_" or not (is_plain or (type(number) in _NUMBERS and name not in media)):
                 continue
-            metric = self.metrics.get(name)
-            if metric is None:
-                metric = self._new_metric(name)
+            metric = self.metrics.get(name) or self._new_metric(name)
             if metric is not None:
                 metric.add(number)
 

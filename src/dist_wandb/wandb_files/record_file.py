@@ -23,17 +23,22 @@ from dist_wandb.wandb_files.small_files import open_ordinary
 _FILE_HEADER = b":W&B\xe1\xbe\x00"
 _BLOCK = 32_768
 _CHUNK_HEADER = struct.Struct("<IHB")  # checksum, length, kind
-_KINDS = _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
-_DAMAGED = 0
-_VARINT, _FIXED_64, _BYTES, _GROUP, _END_OF_GROUP, _FIXED_32 = range(6)  # protobuf's wire types
+FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4
+"""Kinds of chunks: a record, or a part of one."""
+
+DAMAGED = 0
+"""In place of the kind of a chunk that cannot be read."""
+
+_CHECKSUMS = {kind: zlib.crc32(bytes([kind])) for kind in (FULL, FIRST, MIDDLE, LAST)}
+_VARINT, _FIXED_64, BYTES, _GROUP, _END_OF_GROUP, _FIXED_32 = range(6)  # protobuf's wire types
 _HISTORY, _STATS, _OUTPUT_RAW = 2, 7, 13  # numbers of fields of W&B's Record
 _RUN = 17
 _NEAR_THE_START = 64  # records; W&B writes a header, and then the run
 _LINE_OF_OUTPUT = 3  # and of its OutputRawRecord
-_CONTINUES = 0x80
+CONTINUES = 0x80
 _LONGEST_VARINT, _LARGEST_VARINT = 10, 2**64 - 1
 _LARGEST_NUMBER = 2**29 - 1  # of a field
-_MOST_FIELDS = 1000  # of a message; W&B's have fewer than ten
+MOST_FIELDS = 1000  # of a message; W&B's have fewer than ten
 
 MOST_BYTES = 256 * 2**20
 """Largest size of a record."""
@@ -133,7 +138,7 @@ def run_record_of(source: Path) -> bytes | None:
 def write_without(opened: BinaryIO, copy: BinaryIO, first: Lines, revise: Revise | None = None) -> None:
     """As `copy_without`, from one open file to another; errors do not name the file."""
     history, events, console = first.history, first.events, first.console
-    writer = _Writer(copy)
+    writer = Writer(copy)
     for record in records(opened):
         try:
             parts = fields(record)
@@ -156,14 +161,13 @@ def records(opened: BinaryIO) -> Iterator[bytes]:
     Raises:
         ReadError: It does not begin like a record file, or a record has more than `MOST_BYTES`.
     """
-    if opened.read(len(_FILE_HEADER)) != _FILE_HEADER:
-        raise ReadError("does not begin like a .wandb file.")
+    check_header(opened)
     begun: list[bytes] | None = None  # joined at the end: repeated addition would take quadratic time
     size = 0
-    for kind, chunk in _chunks(opened):
-        if kind in (_FULL, _FIRST):  # an earlier incomplete record is dropped
+    for kind, chunk in chunks(opened):
+        if kind in (FULL, FIRST):  # an earlier incomplete record is dropped
             begun, size = [], 0
-        elif kind == _DAMAGED:
+        elif kind == DAMAGED:
             begun = None
         if begun is None:
             continue
@@ -172,40 +176,58 @@ def records(opened: BinaryIO) -> Iterator[bytes]:
             raise ReadError(f"has a record of more than {MOST_BYTES} bytes, which W&B never writes.")
         if chunk:
             begun.append(chunk)
-        if kind in (_FULL, _LAST):
+        if kind in (FULL, LAST):
             record, begun = b"".join(begun), None
             yield record
 
 
-def _chunks(opened: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """Yield the kinds and contents of chunks. After a damaged chunk the rest of its block is skipped."""
-    while True:
-        left = _BLOCK - opened.tell() % _BLOCK
-        if left < _CHUNK_HEADER.size:  # padding
-            opened.seek(left, os.SEEK_CUR)
-            continue
-        header = opened.read(_CHUNK_HEADER.size)
-        if len(header) < _CHUNK_HEADER.size:
-            return
-        checksum, length, kind = _CHUNK_HEADER.unpack(header)
-        chunk = opened.read(min(length, left - _CHUNK_HEADER.size))
-        if kind in _KINDS and len(chunk) == length and _checksum(kind, chunk) == checksum:
+def check_header(opened: BinaryIO) -> None:
+    """Read the header of a file.
+
+    Raises:
+        ReadError: It does not begin like a record file.
+    """
+    if opened.read(len(_FILE_HEADER)) != _FILE_HEADER:
+        raise ReadError("does not begin like a .wandb file.")
+
+
+def chunks(opened: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """Yield kinds and contents of the chunks behind the header. The rest of a damaged one's block is skipped."""
+    room = _BLOCK - len(_FILE_HEADER)  # left of the block
+    while block := opened.read(room):
+        position = 0
+        while (left := len(block) - position) >= _CHUNK_HEADER.size:
+            checksum, length, kind = _CHUNK_HEADER.unpack_from(block, position)
+            begin = position + _CHUNK_HEADER.size
+            position = begin + length
+            chunk = block[begin:position]
+            if kind not in _CHECKSUMS or len(chunk) != length or zlib.crc32(chunk, _CHECKSUMS[kind]) != checksum:
+                yield DAMAGED, b""
+                break
             yield kind, chunk
         else:
-            opened.seek(-opened.tell() % _BLOCK, os.SEEK_CUR)
-            yield _DAMAGED, b""
+            if left and len(block) < room:  # the file ends in a header; at the end of a block it is padding
+                yield DAMAGED, b""
+        room = _BLOCK
 
 
 def _checksum(kind: int, chunk: bytes | memoryview) -> int:
-    return zlib.crc32(chunk, zlib.crc32(bytes([kind])))
+    return zlib.crc32(chunk, _CHECKSUMS[kind])
 
 
-class _Writer:
+class Writer:
+    """Writes records behind each other.
+
+    Args:
+        opened: The empty file.
+    """
+
     def __init__(self, opened: BinaryIO) -> None:
         self._opened = opened
         self._position = opened.write(_FILE_HEADER)
 
     def write(self, record: bytes) -> None:
+        """Write a record."""
         rest, is_first = memoryview(record), True
         while True:
             room = _BLOCK - self._position % _BLOCK - _CHUNK_HEADER.size
@@ -213,7 +235,7 @@ class _Writer:
                 self._position += self._opened.write(bytes(room + _CHUNK_HEADER.size))
                 continue
             chunk, rest = rest[:room], rest[room:]
-            self._write_chunk((_FIRST if rest else _FULL) if is_first else (_MIDDLE if rest else _LAST), chunk)
+            self._write_chunk((FIRST if rest else FULL) if is_first else (MIDDLE if rest else LAST), chunk)
             is_first = False
             if not rest:
                 return
@@ -254,7 +276,7 @@ def fields(message: bytes, start: int = 0, stop: int | None = None) -> list[Fiel
         ReadError: The message is valid, but not in W&B's format.
     """
     stop = len(message) if stop is None else stop
-    return [(number, begin, end) for number, _, begin, end in parts_of(message, start, stop, _MOST_FIELDS)]
+    return [(number, begin, end) for number, _, begin, end in parts_of(message, start, stop, MOST_FIELDS)]
 
 
 def parts_of(message: bytes, start: int, stop: int, most: int) -> list[Part]:
@@ -263,13 +285,13 @@ def parts_of(message: bytes, start: int, stop: int, most: int) -> list[Part]:
     found: list[Part] = []
     while position < stop:
         first = position
-        tag, position = _varint(message, position, stop)
+        tag, position = varint(message, position, stop)
         number, wire_type = tag >> 3, tag & 7
         begin = end = position
         if wire_type == _VARINT:
-            _, position = _varint(message, position, stop)
-        elif wire_type == _BYTES:
-            length, begin = _varint(message, position, stop)
+            _, position = varint(message, position, stop)
+        elif wire_type == BYTES:
+            length, begin = varint(message, position, stop)
             position = end = begin + length
         elif wire_type in (_FIXED_32, _FIXED_64):
             position += 4 if wire_type == _FIXED_32 else 8
@@ -289,26 +311,26 @@ def parts_of(message: bytes, start: int, stop: int, most: int) -> list[Part]:
 
 def field_of(number: int, content: bytes) -> bytes:
     """Encode a field of bytes."""
-    return _as_varint(number << 3 | _BYTES) + _as_varint(len(content)) + content
+    return _as_varint(number << 3 | BYTES) + _as_varint(len(content)) + content
 
 
 def _as_varint(value: int) -> bytes:
     written = bytearray()
-    while value >= _CONTINUES:
-        written.append(value & ~_CONTINUES & 0xFF | _CONTINUES)
+    while value >= CONTINUES:
+        written.append(value & ~CONTINUES & 0xFF | CONTINUES)
         value >>= 7
     written.append(value)
     return bytes(written)
 
 
-def _varint(message: bytes, position: int, stop: int) -> tuple[int, int]:
+def varint(message: bytes, position: int, stop: int) -> tuple[int, int]:
     """Parse a varint; return it and the position behind it."""
-    if position < stop and not message[position] & _CONTINUES:  # the most frequent case
+    if position < stop and not message[position] & CONTINUES:  # the most frequent case
         return message[position], position + 1
     value = 0
     for count, byte in enumerate(message[position : min(position + _LONGEST_VARINT, stop)]):
-        value |= (byte & ~_CONTINUES) << 7 * count
-        if not byte & _CONTINUES:
+        value |= (byte & ~CONTINUES) << 7 * count
+        if not byte & CONTINUES:
             if value > _LARGEST_VARINT:
                 break
             return value, position + count + 1

@@ -27,7 +27,7 @@ MODULES = sorted(
 OPENS = frozenset(
     {
         *("open", "read_text", "read_bytes", "write_text", "write_bytes", "touch", "symlink_to", "hardlink_to"),
-        *("load", "loads", "copy", "copy2", "copyfile", "copytree", "move", "mkstemp"),
+        *("load", "loads", "raw_decode", "copy", "copy2", "copyfile", "copytree", "move", "mkstemp"),
         *("NamedTemporaryFile", "TemporaryFile", "ZipFile", "mkfifo", "truncate"),
     }
 )
@@ -35,6 +35,9 @@ OPENS = frozenset(
 ALLOWED = {
     ("wandb_files", "_records_of"): {"open": "a new file in a private directory"},
     ("wandb_files", "_parsed"): {"loads": "a line of the reader's, of bounded length and depth"},
+    ("wandb_files", "split"): {"open": "a new file in a private directory"},
+    ("wandb_files", "row"): {"raw_decode": "numbers that a pattern has found"},
+    ("wandb_files", "_value"): {"loads": "a value of a row of bounded length and depth"},
     ("wandb_files", "copy_without"): {"open": "a new file in the user's own state directory"},
     ("report", "check_target"): {"open": "a descriptor that small_files has opened"},
     ("report", "plotly_script"): {"read_text": "a file of the installed plotly"},
