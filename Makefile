@@ -29,7 +29,7 @@ demo: $(VENV)/.examples  ## Train on real data in four processes, one of them sl
 test: $(VENV)/.development  ## Run all tests; those of whole jobs WORKERS at a time, those with short limits last
 	@$(RUN_ALL) test
 
-test-fast: $(VENV)/.development  ## Check between two edits: lint, unit tests, one job of each integration
+test-fast: $(VENV)/.development  ## Check between two edits: lint, unit tests that are not slow, one job of each integration
 	@$(RUN_ALL) test-fast
 
 test-oldest: $(OLDEST)/.ready  ## Run the tests of the core, the contract and Accelerate with the oldest supported versions

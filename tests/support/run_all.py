@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -27,6 +27,7 @@ _BIN = Path(sys.executable).parent
 _OLDEST = str(ROOT / ".venv-oldest" / "bin" / "python")
 _CORE = ("tests/unit", "tests/distributed")
 _WITH_OLDEST = ("tests/e2e/test_accelerate.py", "tests/e2e/test_transformers.py")
+_JOBS = "tests/contract/test_contract.py::test_one_run_has_the_means_of_all_ranks"
 _TIME_TO_END = 20.0  # seconds
 
 
@@ -63,6 +64,7 @@ def checks(workers: int) -> Mapping[str, tuple[Part, ...]]:
     """The parts of all checks; tests of whole jobs run `workers` at a time."""
     newest, oldest = (sys.executable, "-m", "pytest"), (_OLDEST, "-m", "pytest")
     core = ("-n", "3", "--dist", "loadfile")
+    first = ("-n", "4", "--dist", "loadfile", "--no-loadscope-reorder")  # else jobs come last, as they are few
     jobs = ("-n", str(workers), "--dist", "loadgroup")
     lint = (
         Part("ruff check", (str(_BIN / "ruff"), "check"), is_pytest=False),
@@ -75,9 +77,8 @@ def checks(workers: int) -> Mapping[str, tuple[Part, ...]]:
     return {
         "lint": lint,
         "test-fast": (
-            *lint,
-            Part("unit", (*newest, *core, "tests/unit")),
-            Part("a job of each integration", (*newest, *jobs, "-k", "one_run_has_the_means", "tests/contract")),
+            *(replace(part, is_beside=True) for part in lint),
+            Part("unit, and a job of each integration", (*newest, *first, "-m", "not slow", _JOBS, "tests/unit")),
         ),
         "test": (
             Part("short limits", (*newest, "-m", "alone", "tests/e2e"), is_beside=True),

@@ -143,6 +143,7 @@ def test_what_needs_no_wandb_brings_none(use: str) -> None:
     assert run_python(code) == "[]"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "before",
     [

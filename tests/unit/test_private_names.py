@@ -63,6 +63,7 @@ run.finish()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("bare_environment")
 def test_a_forked_process_that_exits_leaves_its_parents_run_alone(tmp_path: Path) -> None:
     """By private names of wandb's, guarded: without them a fork's end removes the parent's files for media."""
@@ -111,6 +112,7 @@ def test_torchs_gloo_groups_can_be_told_an_address() -> None:
     assert dist.ProcessGroupGloo(dist.HashStore(), 0, 1, options).size() == 1
 
 
+@pytest.mark.slow
 @pytest.mark.newest
 def test_wandbs_binary_prints_what_its_command_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The binary of the installed version is the one that is started directly, and takes the same arguments."""

@@ -48,6 +48,7 @@ def test_messages_are_found_in_the_source() -> None:
     assert any("came back when the other ranks had ended" in text for text in texts)  # of a variable
 
 
+@pytest.mark.slow
 @pytest.mark.source
 def test_no_part_is_in_too_many_messages() -> None:
     """It would find all of them, and hide that one has no entry."""

@@ -108,6 +108,7 @@ def test_the_command_line_imports_neither_torch_nor_wandb() -> None:
     assert done.stdout == "set()\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("extra", [["--all"], ["--json"]])
 def test_a_reader_of_the_pipe_may_leave_early(extra: list[str]) -> None:
     command = [sys.executable, "-c", COMMAND, "plan", "--layout", "3000", *extra]
@@ -120,6 +121,7 @@ def test_a_reader_of_the_pipe_may_leave_early(extra: list[str]) -> None:
     assert process.returncode == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command", ["plan --layout 2", "plan --layout 2 --json", "doctor --timeout 0", "show .", "sync ."]
 )
@@ -394,6 +396,7 @@ def test_where_no_file_can_be_read_the_exit_code_tells_it(write_run: WriteRun, t
     assert "None of the runs below" in captured.err
 
 
+@pytest.mark.slow
 def test_of_thousands_of_metrics_the_first_are_shown_and_the_others_counted(
     write_run: WriteRun, tmp_path: Path, capsys: Capture
 ) -> None:

@@ -436,6 +436,7 @@ def test_directory_may_not_choose_wandbs_own_server_for_who_has_another_one(say:
     assert (current_server.destination().origin, current_server.destination().takes_key) == ("default", True)
 
 
+@pytest.mark.slow
 def test_key_that_is_noted_down_for_a_host_may_go_there_and_one_for_any_host_may_not(say: Any, tmp_path: Path) -> None:
     settings(tmp_path / "wandb" / "settings", base_url="https://team.example:8443")
     place = tmp_path / ".netrc"

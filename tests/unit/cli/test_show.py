@@ -256,6 +256,7 @@ def readers_of(path: Path) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_a_run_is_followed_until_it_ends(following: tuple[subprocess.Popen[str], Path, bytes]) -> None:
     process, path, rest = following
     assert process.stdout is not None
@@ -269,6 +270,7 @@ def test_a_run_is_followed_until_it_ends(following: tuple[subprocess.Popen[str],
     assert readers_of(path) == []
 
 
+@pytest.mark.slow
 def test_a_run_that_has_just_begun_is_waited_for(following: tuple[subprocess.Popen[str], Path, bytes]) -> None:
     """W&B writes the first records into the file after some seconds."""
     process, path, rest = following

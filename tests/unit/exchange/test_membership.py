@@ -214,6 +214,7 @@ def test_where_the_one_that_reads_the_words_dies_another_one_does() -> None:
     assert time.monotonic() - began < LONG / 2
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("brief_terms")
 def test_where_one_elected_after_another_dies_the_next_one_does_it() -> None:
     job = Job(5)

@@ -223,6 +223,7 @@ def bursts(draw: st.DrawFn) -> list[tuple[int | None, dict[str, float], float]]:
     ]
 
 
+@pytest.mark.slow
 @given(
     st.data(), st.integers(1, 4), st.sampled_from([(), ("*",), ("l*",)]), st.sampled_from([1, 4, 8]), st.integers(1, 20)
 )

@@ -232,6 +232,7 @@ def test_who_leaves_in_good_order_does_not_stand_in_for_a_rank_that_is_lost() ->
     Schedule(6, 1, rows, deaths={5: 4}, late=4, seed=187).play(3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fan_out", [2, 3])
 @pytest.mark.parametrize("half", [1, 2])
 def test_any_schedule_of_a_tree_ends_with_equal_tables_and_exact_sums(fan_out: int, half: int) -> None:

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from benchmarks.simulate import simulate
 
+pytestmark = pytest.mark.slow
+
 ROW = 1872  # bytes of a row of 20 numbers
 NODE = tuple(range(8, 16))
 

@@ -121,6 +121,7 @@ def test_bytes_of_any_length_are_gathered_in_the_order_of_members(
     assert others == [[told, [], nothing, []]] * (size - 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "fan_out"), SHAPES)
 @pytest.mark.parametrize("piece", [24, 2**20])
 @pytest.mark.parametrize("different", [1, 3, 100])
@@ -193,6 +194,7 @@ def test_all_others_see_that_a_member_is_gone(form: Form, on_ranks: OnRanks, los
     assert time.monotonic() - began < SOON
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("late", [0, 1, 3, 8])
 def test_nobody_waits_longer_than_the_limit_for_a_member_that_stalls(form: Form, late: int) -> None:
     groups = form(9, 3)

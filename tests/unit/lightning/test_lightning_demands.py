@@ -570,6 +570,7 @@ def test_an_unknown_mode_is_refused_by_a_lightning_cli(capsys: pytest.CaptureFix
 # --- whichever is imported first --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_our_modules_may_be_imported_while_wandb_is_a_mock() -> None:
     script = """
 import sys, types

@@ -103,6 +103,7 @@ TUNING: dict[str, Callable[[Tuner, LightningModule], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", TUNING)
 def test_a_trainer_is_as_it_was_after_tuning(tmp_path: Path, what: str) -> None:
     """As Lightning's own tests ask of its tuner."""

@@ -16,6 +16,8 @@ from torchmetrics.wrappers import MinMaxMetric
 from torchmetrics_cases import LEFT_OUT, Case, all_names, cases, configurations, public_classes
 from torchmetrics_inputs import Draw, Inputs
 
+pytestmark = pytest.mark.slow
+
 # Batches of each rank. Rank 0, which computes, first comes without data: what some classes learn from their first
 # batch it must learn from others. The objects are the same in all of them.
 SPLITS = ((0, 1, 2), (0, 0, 3), (1, 1, 1), (1, 2, 1), (2, 0, 1))

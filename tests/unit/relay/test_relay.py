@@ -474,6 +474,7 @@ def test_session_in_a_fork_of_a_fork_is_the_same(fake_wandb: FakeWandb) -> None:
     assert [row["depth"] for row in fake_wandb.runs[0].rows] == [1, 2]
 
 
+@pytest.mark.slow
 def test_rows_of_who_was_let_in_at_last_arrive(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:
     begin = Relay._begin
 

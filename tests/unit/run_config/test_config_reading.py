@@ -257,6 +257,7 @@ def test_what_wandb_itself_sets_later_is_told(job: Job, write: str) -> None:
     assert second.config.lr == 0.2
 
 
+@pytest.mark.slow
 def test_what_is_changed_behind_wandbs_back_is_told_in_flush(job: Job) -> None:
     first, second = job(TWO, alike({"lr": 0.1}), limits={"heartbeat": 1000.0})
     first.config._items["lr"] = 0.2

@@ -182,6 +182,7 @@ def test_where_all_ranks_come_they_tell_each_other_their_nodes_without_need(
     assert [session.topology.knows_layout for session in sessions] == [True, True]
 
 
+@pytest.mark.slow
 def test_a_rank_alone_does_not_wait_for_nodes_that_its_plan_can_do_without(store: dist.Store) -> None:
     """Rank 0 uses the run in `prepare_data`, say, while the others stand at a barrier."""
     assert store is not None

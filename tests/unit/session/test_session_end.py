@@ -129,6 +129,7 @@ def test_ranks_without_a_run_hear_that_the_user_has_finished_it(
     assert not get_run()
 
 
+@pytest.mark.slow
 def test_to_finish_the_run_takes_no_longer_than_to_finish_the_session(
     fake_wandb: FakeWandb, job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:

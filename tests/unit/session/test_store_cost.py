@@ -13,6 +13,8 @@ from dist_wandb.session.session import Session
 from dist_wandb.store.job_store import JobStore
 from dist_wandb.topology.model import Topology
 
+pytestmark = pytest.mark.slow
+
 OnRanks = Callable[[int, Callable[[int], Any]], list[Any]]
 
 MOST = 110  # keys of a rank, on average, from `init` to `finish`; polls of a busy machine included

@@ -217,6 +217,7 @@ def test_long_text_is_looked_through_in_time_that_grows_with_it(text: str) -> No
     assert time.perf_counter() - began < 5.0
 
 
+@pytest.mark.slow
 def test_names_are_not_kept_without_a_limit() -> None:
     tracemalloc.start()
     for number in range(100_000):

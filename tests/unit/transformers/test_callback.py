@@ -23,7 +23,7 @@ from dist_wandb.transformers.reduced import ALREADY_REDUCED, without_second_sum
 if TYPE_CHECKING:
     from tests.conftest import FakeWandb
 
-pytestmark = pytest.mark.usefixtures("fresh_state")
+pytestmark = [pytest.mark.usefixtures("fresh_state"), pytest.mark.slow]
 
 SHAPE = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
 

@@ -15,7 +15,7 @@ from dist_wandb import ConfigurationError, DistWandbCallback
 if TYPE_CHECKING:
     from tests.conftest import FakeWandb
 
-pytestmark = pytest.mark.usefixtures("fresh_state")
+pytestmark = [pytest.mark.usefixtures("fresh_state"), pytest.mark.slow]
 
 LOADED = ["data", None]
 STEP = ["forward", "backward", "optimizer", None]

@@ -15,6 +15,8 @@ import pytest
 from dist_wandb.errors import ReadError
 from dist_wandb.wandb_files.bounded_reader import Limits, lines_of
 
+pytestmark = pytest.mark.slow
+
 PLENTY = Limits(seconds=120)
 
 
