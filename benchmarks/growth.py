@@ -29,6 +29,7 @@ from dist_wandb.exchange.posting import Contribution
 from dist_wandb.exchange.rows import Rows
 from dist_wandb.exchange.transport.gloo import GlooGroup
 from dist_wandb.exchange.transport.tree import TreeGroup
+from dist_wandb.exchange.worker import Hooks
 from dist_wandb.runs.writer import RunWriter
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.plan import plan_run, unit_of
@@ -159,7 +160,7 @@ class _Unit:
         plan = plan_run(topology, "auto", "global", "growth")
         rows = Rows(RunWriter(self._run(), plan, "global_step"), check_reduce("mean"))
         job_store = JobStore(store, "growth", topology, _TIMEOUT)
-        exchange = CollectiveExchange(unit_of(topology, "global"), lambda: job_store, rows, _LIMITS)
+        exchange = CollectiveExchange(unit_of(topology, "global"), Hooks(lambda: job_store), rows, _LIMITS)
         exchange.start()
         return exchange
 

@@ -20,6 +20,7 @@ from dist_wandb.exchange import collective, worker
 from dist_wandb.exchange.collective import CollectiveExchange
 from dist_wandb.exchange.posting import Contribution
 from dist_wandb.exchange.rows import Rows
+from dist_wandb.exchange.worker import Hooks
 from dist_wandb.exchange.writing import DEGRADED
 from dist_wandb.payloads.devices import HostCopy, Later
 from dist_wandb.payloads.media.gathers import Gathered
@@ -107,7 +108,7 @@ class Ranks:
             rows = Rows(RunWriter(run, plan, "global_step"), check_reduce(self.reduce), rank=rank)
             unit = Unit("", rank, self.size, self.first + rank, range(self.first, self.first + self.size))
             find = functools.partial(_itself, job_store)
-            self.exchanges[rank] = self.kind(unit, find, rows, self.limits, self.spread)
+            self.exchanges[rank] = self.kind(unit, Hooks(find), rows, self.limits, self.spread)
             self.exchanges[rank].start()
         return self
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from dist_wandb.exchange.context import Context
 from dist_wandb.exchange.forming import import_gloo
@@ -24,7 +24,6 @@ from dist_wandb.exchange.transport.group import Group
 from dist_wandb.exchange.worker import Hooks, Worker
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.plan import Unit
-from dist_wandb.store.job_store import JobStore
 
 _LAST_WORDS = 2.0  # seconds that the thread is given to write what is there, when its time is over
 _LAST_ROUND = 1.0  # seconds that a process which ends gives the others to end as well
@@ -38,23 +37,19 @@ class CollectiveExchange:
 
     Args:
         unit: The unit, seen from this rank.
-        find: Finds the job's store; asked until there is one.
+        hooks: What its thread calls of the session.
         rows: Makes totals of contributions, and rows of what is finished.
         limits: How long, and how much, to wait.
         spread: Patterns of names whose spread over ranks is wanted.
-        look: Called now and then on the thread.
-        is_over: Whether the coordinator has ended this session already.
     """
 
     def __init__(
         self,
         unit: Unit,
-        find: Callable[[], JobStore | None],
+        hooks: Hooks,
         rows: Rows,
         limits: Limits,
         spread: Sequence[str] = (),
-        look: Callable[[], None] = lambda: None,
-        is_over: Callable[[], bool] = lambda: False,
     ) -> None:
         self.rounds: Rounds = Rounds(
             unit.index, unit.size, spread=spread, needs_primary=rows.held.attachments.needs_primary
@@ -64,13 +59,13 @@ class CollectiveExchange:
         self._lifecycle = Lifecycle()
         reports = Reports(max(limits.peer_timeout, NEW_NAME_HEARTBEATS * limits.heartbeat), time.monotonic)
         context = Context(unit, limits, rows, reports, self._lifecycle)
-        self._worker = Worker(context, self.rounds, Hooks(find, look, is_over))
+        self._worker = Worker(context, self.rounds, hooks)
         self._inbox = self._worker.inbox
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._worker.run, name=f"dist_wandb-{unit.name or 'unit'}", daemon=True)
 
     def start(self) -> None:
-        """Start the thread; `look`, which it calls, has to be able to from now on."""
+        """Start the thread; what it calls of the session has to be able to from now on."""
         import_gloo()
         self._thread.start()
         remember(self)

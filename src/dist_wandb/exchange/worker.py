@@ -51,13 +51,15 @@ class Hooks:
 
     Args:
         find: Finds the job's store; asked until there is one.
-        look: Called now and then.
+        look: Called now and then, with how often any rank has published something through the job's store.
         is_over: Whether the coordinator has ended this session already.
+        news: How often this rank has.
     """
 
     find: Callable[[], JobStore | None] = lambda: None
-    look: Callable[[], None] = lambda: None
+    look: Callable[[float], None] = lambda _: None
     is_over: Callable[[], bool] = lambda: False
+    news: Callable[[], int] = lambda: 0
 
 
 class Worker:
@@ -172,8 +174,9 @@ class Worker:
 
     def _await_turn(self) -> None:
         destroy_closed()
-        self._hooks.look()
+        self._hooks.look(self._rounds.heard)
         self.turns.wait(has_more=self.cycle.has_more, awaits_primary=self._awaits_primary)
+        self._rounds.news = self._hooks.news()
 
     def _post(self, contribution: Contribution) -> None:
         try:

@@ -43,11 +43,13 @@ class Comparison:
     Attributes:
         given: Values by name.
         opened_at: The user's line that opened the session, for warnings.
+        news: How often this rank has published what it was given.
     """
 
     def __init__(self, options: Options, connection: Connection, config: object) -> None:
         self.given: dict[str, Any] = given_values(config)
         self.opened_at: Line | None = users_line()
+        self.news: int = 0
         self._options = options
         self._connection = connection
         self._salt = secrets.token_hex(16)  # of digests that this rank publishes
@@ -109,6 +111,7 @@ class Comparison:
         if job_store is not None:
             job_store.publish(f"{GIVEN}/{self._connection.topology.coordinator}", self._message())
             self._has_published = True
+            self.news += 1
 
     def compare(self) -> None:
         """On the other ranks, compare what they were given with the coordinator's, once it is published."""

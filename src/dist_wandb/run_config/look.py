@@ -1,8 +1,10 @@
 """When the config is brought up to date: once in a heartbeat, or at once; never twice at the same time.
 
-A session's thread looks once in a heartbeat; so does a reader, but for names that are not there at most once in a
-heartbeat too. `flush` and `finish` look, for a second at most. `log` never does. Where a unit has one rank, or with
-``reduce=None``, there is no thread: then reads, writes, `flush` and `finish` look.
+A session's thread looks once in a heartbeat at what is new here. What is new elsewhere costs a request to the job's
+store, so it looks at that when the exchange brings word that some rank has published something; otherwise after pauses
+that double from a heartbeat up to `_SELDOM`, for what comes from a rank of another unit. A reader looks once in a
+heartbeat, but for names that are not there at once. `flush` and `finish` look, for a second at most. `log` never does.
+Where a unit has one rank, or with ``reduce=None``, there is no thread: then reads, writes, `flush` and `finish` look.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("dist_wandb")
 
 _PATIENCE = 1.0  # seconds that a write waits for a look that another thread is making
+_SELDOM = 10.0  # seconds between two looks at what is new elsewhere, at most, where nobody brings word of it
 
 
 class Look:
@@ -31,16 +34,20 @@ class Look:
     Args:
         connection: To the other ranks.
         heartbeat: How often to look, in seconds: more than the exchange's where there are very many ranks.
-        update: Publishes and applies what is new; its argument is whether to look into all values.
+        update: Publishes what is new here, and applies what is new elsewhere; its arguments are whether to look into
+            all values, and whether to look elsewhere.
     """
 
-    def __init__(self, connection: Connection, heartbeat: float, update: Callable[[bool], None]) -> None:
+    def __init__(self, connection: Connection, heartbeat: float, update: Callable[[bool, bool], None]) -> None:
         self._connection = connection
         self._heartbeat = heartbeat
         self._update = update
         self._lock = threading.RLock()
         self._is_busy = False  # reads and writes of the config by this thread do not start another look
         self._next = 0.0
+        self._next_here = self._next_elsewhere = 0.0  # on the session's thread
+        self._pause = heartbeat  # before the latter
+        self._heard = 0.0
         self._notices = Notices()
 
     def __call__(self, *, at_once: bool = False, whole: bool = False) -> None:
@@ -49,18 +56,39 @@ class Look:
         Args:
             at_once: Whether to do so now. Otherwise it is done once in a heartbeat.
             whole: Whether to look into all values. Otherwise into those that were written, and into a few of those
-                that may have changed inside: this is done on a thread whose rounds others wait for.
+                that may have changed inside.
         """
-        now = time.monotonic()
-        if not (at_once or now >= self._next) or not self._connection.is_usable:
+        if at_once or time.monotonic() >= self._next:
+            self._look(_PATIENCE if at_once else 0.0, whole=whole, elsewhere=True)
+
+    def in_background(self, heard: float) -> None:
+        """Look, if it is time to, on a thread whose rounds others wait for.
+
+        Args:
+            heard: How often any rank has published something, as the exchange brings word of it.
+        """
+        now, has_news = time.monotonic(), heard != self._heard
+        if not (has_news or now >= self._next_here):
             return
-        if not self._lock.acquire(timeout=_PATIENCE if at_once else 0.0):
+        elsewhere = has_news or now >= self._next_elsewhere
+        if not self._look(0.0, whole=False, elsewhere=elsewhere):
             return
+        self._next_here = now + self._heartbeat
+        if elsewhere:
+            longer = max(self._heartbeat, min(2 * self._pause, _SELDOM))
+            self._heard, self._pause = heard, self._heartbeat if has_news else longer
+            self._next_elsewhere = now + self._pause
+
+    def _look(self, patience: float, *, whole: bool, elsewhere: bool) -> bool:
+        """Look, unless another thread does so for longer than `patience` seconds; whether this one could."""
+        if not self._connection.is_usable or not self._lock.acquire(timeout=patience):
+            return False
         was_busy, self._is_busy = self._is_busy, True
         try:
             if not was_busy:
-                self._next = now + self._heartbeat
-                self._update(whole)
+                if elsewhere:
+                    self._next = time.monotonic() + self._heartbeat
+                self._update(whole, elsewhere)
         except RendezvousError as error:  # the store is gone, and mostly the job with it
             _log.debug("dist_wandb: rank %d can neither publish nor read its config: %s", self._connection.rank, error)
         except Exception:  # noqa: BLE001  # the training must not suffer
@@ -69,6 +97,7 @@ class Look:
         finally:
             self._is_busy = was_busy
             self._lock.release()
+        return True
 
     @contextmanager
     def undisturbed(self) -> Iterator[None]:

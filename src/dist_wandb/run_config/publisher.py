@@ -23,9 +23,13 @@ class Publisher:
     Args:
         connection: To the other ranks.
         comparison: What this rank was given.
+
+    Attributes:
+        news: How often something was published.
     """
 
     def __init__(self, connection: Connection, comparison: Comparison) -> None:
+        self.news: int = 0
         self._connection = connection
         self._comparison = comparison
         self._keys: tuple[str, ...] = ()
@@ -71,6 +75,7 @@ class Publisher:
             version = {**self._version, "number": self._version["number"] + 1}
             job_store.publish(key + OF_VERSION, version)  # last: it makes the others read the rest
         self._version["number"] += 1
+        self.news += 1
         self._published = message
 
     def _renew_text(self, *, whole: bool) -> bool:
@@ -90,3 +95,4 @@ class Publisher:
         if job_store is not None:
             for key in self._keys:
                 job_store.publish(key + OF_VERSION, self._version)
+            self.news += 1

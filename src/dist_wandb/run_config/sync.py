@@ -4,11 +4,11 @@ Only the job's store is used, on a connection of its own, so nobody waits for a 
 it is asked for: a rank that reads the config of a run which another rank opens, and ranks with ``config_sync="check"``.
 
 Parts: `Comparison` (what the ranks were given), `Publisher` (a primary's end), `Follower` (the others'), with a
-`RunConfig` or a `LocalConfig` as its target, and `Look`, which brings all of them up to date once in a heartbeat.
+`RunConfig` or a `LocalConfig` as its target, and `Look`, which brings all of them up to date.
 `runs.config_guard` notices what users write into the config of a run, and keeps wandb from raising over it.
 
 A primary publishes its run's config and metadata as JSON whenever they have changed (so a sweep's values, too), with a
-number of how often: that is all that a heartbeat asks for. Values are published at once, not when somebody asks:
+number of how often: that is all that a look asks for. Values are published at once, not when somebody asks:
 whoever asks first would wait until the primary's thread looks, and for ever once it is gone. Who follows whom:
 
 - A rank without a run its unit's primary: `ConfigView` in place of `NullRun.config` looks once in a heartbeat, and at
@@ -142,11 +142,12 @@ class ConfigSync:
             self._guard.guard(run, self._target)
         self.look(at_once=True, whole=True)
 
-    def _update(self, whole: bool) -> None:
+    def _update(self, whole: bool, elsewhere: bool) -> None:
         self._comparison.publish_given()
-        self._comparison.compare()
-        if self._target is not None:
-            self._follower.follow(self._target)
+        if elsewhere:
+            self._comparison.compare()
+            if self._target is not None:
+                self._follower.follow(self._target)
         self._publisher.publish(whole=whole)
 
     def catch_up(self) -> None:
@@ -162,6 +163,11 @@ class ConfigSync:
     def has_run_ended(self) -> bool:
         """Whether this rank has no run, and the user was found to have finished the run that it logs to."""
         return isinstance(self._target, LocalConfig) and self._follower.has_ended
+
+    @property
+    def news(self) -> int:
+        """How often this rank has published something for those that follow it."""
+        return self._publisher.news + self._comparison.news
 
     def publish_end(self) -> None:
         """Publish that the user finished this rank's run, for the ranks without one."""

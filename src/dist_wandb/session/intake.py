@@ -11,6 +11,7 @@ from dist_wandb.exchange.collective import CollectiveExchange
 from dist_wandb.exchange.direct import DirectExchange
 from dist_wandb.exchange.posting import Contribution
 from dist_wandb.exchange.rows import Rows
+from dist_wandb.exchange.worker import Hooks
 from dist_wandb.exchange.x_axis import calls_at
 from dist_wandb.payloads.checks import check_row, checked_step
 from dist_wandb.payloads.media.gathers import Gathered
@@ -154,19 +155,23 @@ def _without_times(metrics: Mapping[str, Any], weight: Weight) -> Weight:
     return weight if weight is None or isinstance(weight, Mapping) else dict.fromkeys(metrics, weight)
 
 
-def exchange_of(link: JobLink, own: OwnRun, rows: Rows, look: Callable[[], None]) -> Exchange:
+def exchange_of(
+    link: JobLink, own: OwnRun, rows: Rows, look: Callable[[float], None], news: Callable[[], int]
+) -> Exchange:
     """Where this rank's rows go: together with other ranks' or by themselves.
 
     Args:
         link: To the other ranks.
         own: This rank's run.
         rows: Makes rows of what is logged.
-        look: Called now and then on the thread of the exchange.
+        look: Called now and then on the thread of the exchange, with how often any rank has published something.
+        news: How often this rank has.
     """
     options = link.options
     if link.reduces:
         spread = (*check_spread(options.spread), f"{TIMES}*")
-        return CollectiveExchange(link.unit, link.find_store, rows, options.limits, spread, look, link.is_over)
+        hooks = Hooks(link.find_store, look, link.is_over, news)
+        return CollectiveExchange(link.unit, hooks, rows, options.limits, spread)
     awaits_writers = link.plan.shared and link.store is not None and run_metadata.is_online(own.run)
     return DirectExchange(
         rows,

@@ -96,7 +96,7 @@ class Session(AsRun):
             rank=self.topology.global_rank,
             is_first=not link.unit.index,
         )
-        self._exchange = exchange_of(link, own, rows, self._look)
+        self._exchange = exchange_of(link, own, rows, self._look, lambda: config_sync.news)
         life = LifeCycle()
         self._notices = SessionNotices(link)
         self._intake = Intake(link, own, self._exchange, life, self._notices, first_row=first_row)
@@ -104,9 +104,9 @@ class Session(AsRun):
         parts = (life, link, own, config_sync, self._exchange, self._children, restart_store)
         self._shutdown = Shutdown(*parts, closed=lambda handed_over: self._closed(rows if handed_over else None))
 
-    def _look(self) -> None:
+    def _look(self, heard: float) -> None:
         """Now and then, on the thread of the exchange."""
-        self._shutdown.look()
+        self._shutdown.look(heard)
 
     def _closed(self, handed_over: Rows | None) -> None:
         registry.remove(self)

@@ -119,9 +119,13 @@ class Shutdown:
             within = max(within - (time.monotonic() - began), min(within, _LEAST_TO_END))
         self.finish(exit_code, within)
 
-    def look(self) -> None:
-        """Bring the config up to date, and detach after the run was finished on the rank that has it."""
-        self._config_sync.look()
+    def look(self, heard: float) -> None:
+        """Bring the config up to date, and detach after the run was finished on the rank that has it.
+
+        Args:
+            heard: How often any rank has published something.
+        """
+        self._config_sync.look.in_background(heard)
         if self._config_sync.has_run_ended and self._life.detach():
             self._exchange.detach()
             self._close(handed_over=False)

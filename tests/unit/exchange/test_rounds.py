@@ -421,6 +421,18 @@ def settle(unit: Unit) -> None:
         assert unit.rounds < MOST_ROUNDS, "the rounds do not end"
 
 
+def test_all_ranks_hear_with_the_next_round_how_often_one_of_them_has_published_something() -> None:
+    unit = Unit.of(3)
+    unit.log_on_all({"loss": 1.0}, 0)
+    settle(unit)
+    assert [machine.heard for machine in unit.machines] == [0.0, 0.0, 0.0]
+    unit.machines[1].news = 2
+    unit.machines[2].news = 1
+    unit.log_on_all({"loss": 1.0}, 1)
+    settle(unit)
+    assert [machine.heard for machine in unit.machines] == [2.0, 2.0, 2.0]
+
+
 def test_a_rank_that_does_not_log_a_name_is_no_zero() -> None:
     unit = Unit.of(3)
     unit.log(0, {"loss": 4.0}, 0)

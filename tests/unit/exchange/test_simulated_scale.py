@@ -9,7 +9,7 @@ from benchmarks.simulate import simulate
 
 pytestmark = pytest.mark.slow
 
-ROW = 1872  # bytes of a row of 20 numbers
+ROW = 1880  # bytes of a row of 20 numbers
 NODE = tuple(range(8, 16))
 
 

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import wandb
 from config_jobs import HEARTBEAT, NESTED, NODES, THREE, TWO, Job, Open, alike, reads
+from processes import wait_until
 
 from dist_wandb.run_config import text as config_text
 from dist_wandb.run_config.sync import ConfigSync
 from dist_wandb.run_config.view import ConfigView
 from dist_wandb.runs import config_guard
 from dist_wandb.runs.null_run import NullRun
+from dist_wandb.session.session import Session
 from dist_wandb.settings.config_values import encoded, given_values
 from dist_wandb.store.job_store import JobStore
 from dist_wandb.topology.model import Topology
@@ -191,6 +193,24 @@ def test_the_other_writers_of_a_shared_run_send_what_the_primary_set_without_bei
         time.sleep(0.01)
     assert theirs.sent == [{"steps": 7}]
     assert len(fake_wandb.runs) == 2
+
+
+@pytest.mark.parametrize("mode", ["auto", "shared"])
+def test_the_exchange_brings_word_of_a_change_to_ranks_that_would_not_look_by_themselves(job: Job, mode: str) -> None:
+    sessions = job(THREE, alike({"lr": 0.1}), run_mode=mode)
+    assert all(reads(session, {"lr": 0.1}) for session in sessions)
+    for session in sessions:
+        session._config_sync.look._next_elsewhere = math.inf
+    sessions[0].config.update({"steps": 7})
+    for session in sessions[1:]:
+        wait_until(lambda session=session: known(session).get("steps") == 7, within=20.0)  # type: ignore[misc]
+
+
+def known(session: Session) -> Mapping[str, Any]:
+    """The config of a rank as its thread has brought it up to date: reading it would look."""
+    own: Any = session._own.run
+    items: Mapping[str, Any] = session._config_sync.known() if isinstance(own, NullRun) else own.config._items
+    return items
 
 
 def test_what_the_primary_set_last_is_taken_over_in_flush_and_finish(job: Job) -> None:

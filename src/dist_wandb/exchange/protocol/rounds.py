@@ -87,6 +87,8 @@ class Rounds:
     ) -> None:
         self.intent = Intent.OPEN
         self.mingles = False  # this rank's contributions come from several threads or processes, each in its order
+        self.news = 0  # how often this rank has published something through the job's store
+        self.heard: float = 0.0  # the most that any rank had published, by the last round
         self.outbox: Outbox = Outbox(rank, remembered)
         self.ledger: Ledger = Ledger(size, Names(spread), remembered)
         self.finishing: Finishing = Finishing(self.ledger, needs_primary)
@@ -143,6 +145,7 @@ class Rounds:
             regroup=float(regroup),
             speaking=float(self.intent is Intent.OPEN or bool(waiting)),
             mingled=float(self.mingles),
+            news=float(self.news),
         )
         if negotiation.batch is not None:
             left = self.outbox.pending - negotiation.rows_offered()
@@ -165,6 +168,7 @@ class Rounds:
         """
         header, names, negotiation = header_of(maxima), self.ledger.names, self.negotiation
         self.ledger.round += 1
+        self.heard = header.news
         self._contributed = []
         batch, negotiation.batch = negotiation.batch, None
         written = self._take_spreads(sums, maxima)

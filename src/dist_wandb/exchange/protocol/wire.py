@@ -43,6 +43,7 @@ class Header(NamedTuple):
         speaking: Whether it may contribute more: not, if it closes or pauses and has nothing left.
         backlog: How many more rows wait on it.
         mingled: Whether it logs from several threads or processes, each of which has an order of its own.
+        news: How often it has published something through the job's store.
     """
 
     unknown: float = NOTHING
@@ -54,6 +55,7 @@ class Header(NamedTuple):
     speaking: float = NOTHING
     backlog: float = NOTHING
     mingled: float = NOTHING
+    news: float = NOTHING
 
 
 class Proposal(NamedTuple):
