@@ -28,6 +28,41 @@ _PATIENCE = 1.0  # seconds that a write waits for a look that another thread is 
 _SELDOM = 10.0  # seconds between two looks at what is new elsewhere, at most, where nobody brings word of it
 
 
+class Background:
+    """When a session's thread looks. Pure: the time is an argument, in seconds.
+
+    Args:
+        heartbeat: How often to look at what is new here, and how often elsewhere at first, in seconds.
+
+    Attributes:
+        heard: How often any rank had published something when it looked elsewhere last.
+        next_elsewhere: When to look there again, if nobody brings word of something new.
+    """
+
+    def __init__(self, heartbeat: float) -> None:
+        self._heartbeat = heartbeat
+        self.heard: float = 0.0
+        self.next_elsewhere: float = 0.0
+        self._next_here = 0.0
+        self._pause = heartbeat  # before looking elsewhere
+
+    def is_due(self, now: float, heard: float) -> bool:
+        """Whether to look at what is new here."""
+        return heard != self.heard or now >= self._next_here
+
+    def is_due_elsewhere(self, now: float, heard: float) -> bool:
+        """Whether to look at what is new elsewhere as well."""
+        return heard != self.heard or now >= self.next_elsewhere
+
+    def looked(self, now: float, heard: float, *, elsewhere: bool) -> None:
+        """Note that it has looked."""
+        self._next_here = now + self._heartbeat
+        if elsewhere:
+            longer = max(self._heartbeat, min(2 * self._pause, _SELDOM))
+            self.heard, self._pause = heard, self._heartbeat if heard != self.heard else longer
+            self.next_elsewhere = now + self._pause
+
+
 class Look:
     """Brings the config up to date on this rank. Never waits for a rank, and raises nothing.
 
@@ -45,9 +80,7 @@ class Look:
         self._lock = threading.RLock()
         self._is_busy = False  # reads and writes of the config by this thread do not start another look
         self._next = 0.0
-        self._next_here = self._next_elsewhere = 0.0  # on the session's thread
-        self._pause = heartbeat  # before the latter
-        self._heard = 0.0
+        self._background = Background(heartbeat)
         self._notices = Notices()
 
     def __call__(self, *, at_once: bool = False, whole: bool = False) -> None:
@@ -67,17 +100,12 @@ class Look:
         Args:
             heard: How often any rank has published something, as the exchange brings word of it.
         """
-        now, has_news = time.monotonic(), heard != self._heard
-        if not (has_news or now >= self._next_here):
+        now = time.monotonic()
+        if not self._background.is_due(now, heard):
             return
-        elsewhere = has_news or now >= self._next_elsewhere
-        if not self._look(0.0, whole=False, elsewhere=elsewhere):
-            return
-        self._next_here = now + self._heartbeat
-        if elsewhere:
-            longer = max(self._heartbeat, min(2 * self._pause, _SELDOM))
-            self._heard, self._pause = heard, self._heartbeat if has_news else longer
-            self._next_elsewhere = now + self._pause
+        elsewhere = self._background.is_due_elsewhere(now, heard)
+        if self._look(0.0, whole=False, elsewhere=elsewhere):
+            self._background.looked(now, heard, elsewhere=elsewhere)
 
     def _look(self, patience: float, *, whole: bool, elsewhere: bool) -> bool:
         """Look, unless another thread does so for longer than `patience` seconds; whether this one could."""

@@ -23,13 +23,9 @@ class Publisher:
     Args:
         connection: To the other ranks.
         comparison: What this rank was given.
-
-    Attributes:
-        news: How often something was published.
     """
 
     def __init__(self, connection: Connection, comparison: Comparison) -> None:
-        self.news: int = 0
         self._connection = connection
         self._comparison = comparison
         self._keys: tuple[str, ...] = ()
@@ -75,7 +71,6 @@ class Publisher:
             version = {**self._version, "number": self._version["number"] + 1}
             job_store.publish(key + OF_VERSION, version)  # last: it makes the others read the rest
         self._version["number"] += 1
-        self.news += 1
         self._published = message
 
     def _renew_text(self, *, whole: bool) -> bool:
@@ -88,11 +83,15 @@ class Publisher:
         is_new = self._text.renew({name: config[name] for name in names if not name.startswith("_")})
         return self._text.renew_some(config.__getitem__) or is_new
 
+    @property
+    def news(self) -> int:
+        """How often something was published."""
+        return self._version["number"] + self._version["is_over"]
+
     def publish_end(self) -> None:
         """Publish that the user finished this rank's run; it stays so, also if values are published after it."""
-        self._version["is_over"] = True
         job_store = self._connection.store() if self._keys and self._connection.is_usable else None
         if job_store is not None:
             for key in self._keys:
-                job_store.publish(key + OF_VERSION, self._version)
-            self.news += 1
+                job_store.publish(key + OF_VERSION, {**self._version, "is_over": True})
+        self._version["is_over"] = True

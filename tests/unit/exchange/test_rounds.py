@@ -425,12 +425,12 @@ def test_all_ranks_hear_with_the_next_round_how_often_one_of_them_has_published_
     unit = Unit.of(3)
     unit.log_on_all({"loss": 1.0}, 0)
     settle(unit)
-    assert [machine.heard for machine in unit.machines] == [0.0, 0.0, 0.0]
-    unit.machines[1].news = 2
-    unit.machines[2].news = 1
+    assert [machine.aside.heard for machine in unit.machines] == [0.0, 0.0, 0.0]
+    unit.machines[1].aside.news = 2
+    unit.machines[2].aside.news = 1
     unit.log_on_all({"loss": 1.0}, 1)
     settle(unit)
-    assert [machine.heard for machine in unit.machines] == [2.0, 2.0, 2.0]
+    assert [machine.aside.heard for machine in unit.machines] == [2.0, 2.0, 2.0]
 
 
 def test_a_rank_that_does_not_log_a_name_is_no_zero() -> None:
@@ -546,7 +546,7 @@ def test_a_value_that_all_ranks_have_passed_is_finished() -> None:
 def test_a_rank_that_logs_from_several_threads_has_not_passed_a_row_by_speaking_in_a_later_one(mingles: bool) -> None:
     """The loss of rank 1 comes behind what workers of its data loader, which are ahead of it, log for later steps."""
     unit = Unit.of(2)
-    unit.machines[1].mingles = mingles
+    unit.machines[1].aside.mingles = mingles
     unit.log(0, {"loss": 1.0}, 0)
     settle(unit)
     unit.log_on_all({"by_worker": 2.0}, 1)
@@ -565,7 +565,7 @@ def test_a_rank_that_logs_from_several_threads_has_not_passed_a_row_by_speaking_
 def test_steps_of_a_rank_that_logs_from_several_threads_may_come_in_another_order(mingles: bool) -> None:
     """Its worker had something for step 2 first, so that rank 0 is at step 2 with its loss before it is at step 1."""
     unit = Unit.of(2)
-    unit.machines[0].mingles = mingles
+    unit.machines[0].aside.mingles = mingles
     unit.log_on_all({"loss": 0.0}, 0)
     settle(unit)
     unit.log(0, {"loss": 1.0}, 2)
@@ -581,7 +581,7 @@ def test_steps_of_a_rank_that_logs_from_several_threads_may_come_in_another_orde
 
 def test_a_step_that_a_rank_leaves_out_is_passed_after_some_time_where_ranks_log_from_several_threads() -> None:
     unit = Unit.of(2)
-    unit.machines[0].mingles = True
+    unit.machines[0].aside.mingles = True
     unit.log_on_all({"val": 0.0}, 0)
     settle(unit)
     unit.log(0, {"val": 1.0}, 1)

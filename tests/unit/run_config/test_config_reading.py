@@ -199,11 +199,22 @@ def test_the_other_writers_of_a_shared_run_send_what_the_primary_set_without_bei
 def test_the_exchange_brings_word_of_a_change_to_ranks_that_would_not_look_by_themselves(job: Job, mode: str) -> None:
     sessions = job(THREE, alike({"lr": 0.1}), run_mode=mode)
     assert all(reads(session, {"lr": 0.1}) for session in sessions)
-    for session in sessions:
-        session._config_sync.look._next_elsewhere = math.inf
+    syncs = [session._config_sync for session in sessions]
+    wait_until(lambda: all(sync.look._background.heard == syncs[0].news for sync in syncs), within=20.0)
+    for sync in syncs:
+        sync.look._background.next_elsewhere = math.inf
     sessions[0].config.update({"steps": 7})
     for session in sessions[1:]:
         wait_until(lambda session=session: known(session).get("steps") == 7, within=20.0)  # type: ignore[misc]
+
+
+def test_the_exchange_brings_word_that_the_user_has_finished_the_run(job: Job) -> None:
+    first, second = job(TWO, alike({"lr": 0.1}))
+    mine, theirs = first._config_sync, second._config_sync
+    wait_until(lambda: theirs.look._background.heard == mine.news, within=20.0)
+    theirs.look._background.next_elsewhere = math.inf
+    mine.publish_end()
+    wait_until(lambda: theirs.has_run_ended, within=20.0)
 
 
 def known(session: Session) -> Mapping[str, Any]:

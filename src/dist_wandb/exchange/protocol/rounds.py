@@ -36,6 +36,7 @@ Invariants
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
@@ -65,6 +66,21 @@ class Intent(Enum):
     CLOSING = auto()  # contributes nothing more
 
 
+@dataclass
+class Aside:
+    """What a rank says beside its numbers, and hears.
+
+    Args:
+        mingles: Whether its contributions come from several threads or processes, each in its order.
+        news: How often it has published something through the job's store.
+        heard: The most that any rank had published, by the last round.
+    """
+
+    mingles: bool = False
+    news: int = 0
+    heard: float = 0.0
+
+
 class Rounds:
     """One rank's part in the rounds of its unit.
 
@@ -86,9 +102,7 @@ class Rounds:
         remembered: int = 32_768,
     ) -> None:
         self.intent = Intent.OPEN
-        self.mingles = False  # this rank's contributions come from several threads or processes, each in its order
-        self.news = 0  # how often this rank has published something through the job's store
-        self.heard: float = 0.0  # the most that any rank had published, by the last round
+        self.aside: Aside = Aside()
         self.outbox: Outbox = Outbox(rank, remembered)
         self.ledger: Ledger = Ledger(size, Names(spread), remembered)
         self.finishing: Finishing = Finishing(self.ledger, needs_primary)
@@ -144,8 +158,8 @@ class Rounds:
             more=float(bool(waiting)),  # also where it is another rank's turn
             regroup=float(regroup),
             speaking=float(self.intent is Intent.OPEN or bool(waiting)),
-            mingled=float(self.mingles),
-            news=float(self.news),
+            mingled=float(self.aside.mingles),
+            news=float(self.aside.news),
         )
         if negotiation.batch is not None:
             left = self.outbox.pending - negotiation.rows_offered()
@@ -168,7 +182,7 @@ class Rounds:
         """
         header, names, negotiation = header_of(maxima), self.ledger.names, self.negotiation
         self.ledger.round += 1
-        self.heard = header.news
+        self.aside.heard = header.news
         self._contributed = []
         batch, negotiation.batch = negotiation.batch, None
         written = self._take_spreads(sums, maxima)
