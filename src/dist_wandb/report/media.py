@@ -134,7 +134,7 @@ class MediaReader:
             return read_small(whole, limit=limit)
         except FileNotFoundError:
             self._miss("media are not there")
-        except (OSError, ReadError, RuntimeError):  # RuntimeError: a loop of links
+        except (OSError, ReadError, RuntimeError, UnicodeEncodeError):  # a loop of links; half a character
             self._miss("media are too large, or cannot be read")
         return None
 
