@@ -142,7 +142,7 @@ class Rows:
 
     def _numbers_of(self, item: Mapping[str, Any]) -> dict[str, float]:
         """The numbers of a row; media in it are kept aside."""
-        x = next((item[axis] for axis in MAIN_AXES if _is_number(item.get(axis))), self.progress.rows)
+        x = next((item[axis] for axis in MAIN_AXES if _is_place(item.get(axis))), self.progress.rows)
         numbers: dict[str, float] = {}
         media: dict[str, dict[str, Any]] = {}
         for name, value in _flattened(item, media):
@@ -164,9 +164,9 @@ class Rows:
             return None
         axis = self.axes.of(name)
         if axis not in self._places:
-            axis = axis if -_LARGEST <= row.get(axis, math.nan) <= _LARGEST else "_step"
+            axis = axis if _is_place(row.get(axis)) else "_step"
             place = row.get(axis, math.nan)
-            self._places.setdefault(axis, place if -_LARGEST <= place <= _LARGEST else float(self.progress.rows))
+            self._places.setdefault(axis, place if _is_place(place) else float(self.progress.rows))
         if axis == name:
             self._adders[name] = None
             return None
@@ -196,6 +196,11 @@ class Rows:
 
 def _is_number(value: object) -> bool:
     return type(value) is float or type(value) is int
+
+
+def _is_place(value: object) -> bool:
+    """Whether a value can be a position on an x axis: a number that is finite as a float."""
+    return _is_number(value) and -_LARGEST <= value <= _LARGEST  # type: ignore[operator]
 
 
 def _as_float(value: float) -> float:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from report_runs import definition, history, png, reduced_run, shared_run
 from dist_wandb.errors import ReadError
 from dist_wandb.report.building import build
 from dist_wandb.report.model import Chart, Run
+from dist_wandb.report.rows import Rows
+from dist_wandb.report.thinning import Budget
 
 pytestmark = pytest.mark.newest  # wandb 0.31 is the first that reads its own files
 ESCAPES = "\x1b[31m<img src=x onerror=alert(1)>\x07"
@@ -141,6 +144,16 @@ def test_no_picture_from_elsewhere_is_shown(tmp_path: Path, path: str) -> None:
     found = one_run(tmp_path / "runs")
     assert found.images == []
     assert len(found.notes) == 1
+
+
+@pytest.mark.parametrize("step", [10**400, -(10**400), math.nan], ids=["beyond a float", "below any", "NaN"])
+def test_a_picture_at_no_place_of_the_x_axis_is_shown_at_its_row(step: float) -> None:
+    rows = Rows(Budget(1000))
+    rows.add({"_step": 0, "loss": 1.0})
+    rows.add({"_step": step, "loss": 2.0, "img": {"_type": "image-file", "path": "a.png"}})
+    assert {name: list(logged) for name, logged in rows.media.names.items()} == {
+        "img": [(1.0, {"_type": "image-file", "path": "a.png"})]
+    }
 
 
 @pytest.mark.parametrize(
