@@ -48,8 +48,8 @@ def measure(options: common.Options) -> common.Result:
     result.targets.append(common.Target("rows a second in a burst", 5000, burst, at_least=True))
     for skew, collectives in result.series[_COLLECTIVES].items():
         result.targets.append(common.Target(f"collectives for each row, {skew}", 2, statistics.median(collectives)))
-    idle = statistics.median(result.series[_IDLE][_OURS])  # each loop of gloo wakes every 10 ms, the training's too
-    result.targets.append(common.Target("wake-ups a second of an idle session", 5, idle))
+    idle = [sum(both) for both in zip(*result.series[_IDLE].values(), strict=True)]
+    result.targets.append(common.Target("wake-ups a second of an idle session", 5, statistics.median(idle)))
     return result
 
 

@@ -58,7 +58,7 @@ class Background:
         """Note that it has looked."""
         self._next_here = now + self._heartbeat
         if elsewhere:
-            longer = max(self._heartbeat, min(2 * self._pause, _SELDOM))
+            longer = min(2 * self._pause, max(self._heartbeat, _SELDOM))
             self.heard, self._pause = heard, self._heartbeat if heard != self.heard else longer
             self.next_elsewhere = now + self._pause
 

@@ -22,7 +22,6 @@ class Looked:
 
     def __init__(self, heartbeat: float, patch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
-        self.rounds = 0
         self.here: list[float] = []
         self.elsewhere: list[float] = []
         self.failure: Exception | None = None
