@@ -80,19 +80,21 @@ clean:  ## Remove the environment and everything that was made
 	rm -rf $(VENV) $(OLDEST) $(RELEASE) runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis benchmarks/results
 
 # HASHED=1, as in CI: what .ci/requirements.txt pins by version and hash, where that list holds; elsewhere it says so, and
-# what is installed is chosen by the constraints. pip learnt dependency groups in 25.1.
+# what is installed is chosen by the constraints. That list has all groups; $(VENV)/.hashed says that it was installed, as
+# `make demo` without HASHED may have set up the environment before. pip learnt dependency groups in 25.1.
 $(VENV)/.examples: pyproject.toml constraints.txt $(if $(HASHED),$(LISTED))
 	@echo "Setting up $(VENV) (a minute or two) ..."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@if [ -n "$(HASHED)" ] && $(BIN)/python .ci/requirements.py suits; then \
-		$(BIN)/python .ci/requirements.py install newest $(BIN)/python; \
+		$(BIN)/python .ci/requirements.py install newest $(BIN)/python && touch $(VENV)/.hashed; \
 	else \
+		rm -f $(VENV)/.hashed; \
 		$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1,<27' && $(INSTALL) --editable '.[all]' --group examples; \
 	fi
 	@touch $@
 
 $(VENV)/.development: $(VENV)/.examples
-	@if [ -z "$(HASHED)" ] || ! $(BIN)/python .ci/requirements.py suits; then $(INSTALL) --group test --group lint --group docs; fi
+	@test -e $(VENV)/.hashed || $(INSTALL) --group test --group lint --group docs
 	@touch $@
 
 # What .venv has, torch above all, is not installed again: what is older comes before it on the path.
@@ -101,7 +103,7 @@ $(OLDEST)/.ready: $(VENV)/.development pyproject.toml constraints-oldest.txt
 	@test -x $(OLDEST)/bin/python || $(BIN)/python -m venv --without-pip $(OLDEST)
 	@$(BIN)/python -c "import sysconfig as s; print(s.get_path('purelib'))" > \
 		"$$($(OLDEST)/bin/python -c "import sysconfig as s; print(s.get_path('purelib'))")/newest.pth"
-	@if [ -n "$(HASHED)" ] && $(BIN)/python .ci/requirements.py suits; then \
+	@if [ -n "$(HASHED)" ] && test -e $(VENV)/.hashed; then \
 		$(BIN)/python .ci/requirements.py install oldest $(OLDEST)/bin/python; \
 	else \
 		$(BIN)/python -m pip --python $(OLDEST)/bin/python install --quiet --no-warn-conflicts \
