@@ -1,4 +1,4 @@
-# Two targets do everything on a fresh machine: `make demo` and `make test`.
+# On a fresh machine start with `make demo` or `make test`: each sets up everything it needs.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -18,70 +18,70 @@ RUN_ALL := $(BIN)/python tests/support/run_all.py --workers $(WORKERS)
 .PHONY: help demo test test-fast test-oldest lint docs pictures chaos coverage fuzz format bench release-check lock audit clean
 
 help:  ## List the targets
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
 
-demo: $(VENV)/.examples  ## Train on real data in four processes, one of them slow, offline; show and report what was logged
+demo: $(VENV)/.examples  ## Train on real data in four processes, one of them slow, offline; show the runs and write a report
 	@rm -rf $(DEMO_DIR)
 	WANDB_MODE=offline $(BIN)/python examples/lightning/slow_rank.py --log-dir $(DEMO_DIR)
 	$(BIN)/dist-wandb show $(DEMO_DIR)
 	$(BIN)/dist-wandb report $(DEMO_DIR) --output $(DEMO_DIR)/report.html
 
-test: $(VENV)/.development  ## Run all tests; those of whole jobs WORKERS at a time, those with short limits last
+test: $(VENV)/.development  ## Run all tests, with WORKERS=3 whole jobs at a time
 	@$(RUN_ALL) test
 
-test-fast: $(VENV)/.development  ## Check between two edits: lint, unit tests that are not slow, one job of each integration
+test-fast: $(VENV)/.development  ## Run a quick check between edits: lint, fast unit tests, one job of each integration
 	@$(RUN_ALL) test-fast
 
-test-oldest: $(OLDEST)/.ready  ## Run the tests of the core, the contract and Accelerate with the oldest supported versions
+test-oldest: $(OLDEST)/.ready  ## Run the core, contract, Accelerate and Trainer tests with the oldest supported versions
 	@$(RUN_ALL) test-oldest
 
-docs: $(VENV)/.development  ## Build the site into build/site; any warning is an error
+docs: $(VENV)/.development  ## Build the documentation into build/site; any warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-pictures: $(VENV)/.development  ## Draw the pictures of run modes and reports in docs/images anew; needs Chromium
+pictures: $(VENV)/.development  ## Redraw the pictures of run modes and reports in docs/images; needs Chromium
 	$(BIN)/python scripts/diagrams.py
 	$(BIN)/python scripts/screenshots.py
 
-lint: $(VENV)/.development  ## Check style and types, and that the site builds
+lint: $(VENV)/.development  ## Check style, imports, sizes and types, and that the documentation builds
 	@$(RUN_ALL) lint
 
-chaos: $(VENV)/.development  ## Play random jobs with faults (SEEDS=0-299, JOBS=2), check what they leave
+chaos: $(VENV)/.development  ## Run random jobs with faults (SEEDS=0-299, JOBS=2) and check their runs
 	$(BIN)/python tests/chaos --seeds $(SEEDS) --jobs $(JOBS)
 
-coverage: $(VENV)/.development  ## Count which lines and branches the tests of the core reach; under 95 % is an error
+coverage: $(VENV)/.development  ## Measure the line and branch coverage of unit and distributed tests; under 95 % is an error
 	@$(INSTALL) 'coverage>=7.10'
 	@rm -rf build/coverage && mkdir -p build/coverage
 	$(BIN)/coverage run -m pytest -q -n $(WORKERS) --dist loadfile tests/unit tests/distributed
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report
 
-fuzz: $(VENV)/.development  ## Read random bytes for MINUTES=10, with each parser of what comes from elsewhere (TARGETS="blob table")
+fuzz: $(VENV)/.development  ## Fuzz the parsers of untrusted input for MINUTES=10 (TARGETS="blob table" selects some)
 	$(BIN)/python tests/fuzz/run_fuzz.py --minutes $(MINUTES) $(TARGETS)
 
-format: $(VENV)/.development  ## Format the code and fix what can be fixed
+format: $(VENV)/.development  ## Format the code and apply automatic fixes
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-bench: $(VENV)/.development  ## Run the benchmarks (BENCH=--quick to try them); JSON in benchmarks/results
+bench: $(VENV)/.development  ## Run the benchmarks (BENCH=--quick to try them); results in benchmarks/results
 	$(BIN)/python -m benchmarks.run_all $(BENCH)
 
-release-check: $(RELEASE)/.ready  ## Build, install and test what would be released; sdist, wheel and SBOM are left in dist
+release-check: $(RELEASE)/.ready  ## Build, install and test the release; sdist, wheel and SBOM are in dist afterwards
 	$(RELEASE)/bin/python scripts/release_check.py
 
-lock: $(VENV)/.development  ## Write anew what CI installs, with hashes (.ci/requirements*.txt)
+lock: $(VENV)/.development  ## Regenerate the hashed requirements of CI (.ci/requirements*.txt)
 	$(BIN)/python .ci/requirements.py lock $(BIN)/python
 
-audit: $(VENV)/.development  ## Look for known vulnerabilities of what CI installs; asks PyPI's service on the internet
+audit: $(VENV)/.development  ## Look up known vulnerabilities of the packages of CI; queries PyPI over the internet
 	@$(INSTALL) 'pip-audit>=2.7,<3'
 	@for listed in $(LISTED); do $(BIN)/pip-audit --strict --disable-pip --require-hashes --requirement "$$listed" || \
-		{ echo "audit: failed: a vulnerability is listed above, or the service could not be asked (the error says)."; exit 1; }; done
+		{ echo "audit: failed: a vulnerability is listed above, or the query failed (see the error)."; exit 1; }; done
 
-clean:  ## Remove the environment and everything that was made
+clean:  ## Remove the environments and all generated files
 	rm -rf $(VENV) $(OLDEST) $(RELEASE) runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis benchmarks/results
 
-# HASHED=1, as in CI: what .ci/requirements.txt pins by version and hash, where that list holds; elsewhere it says so, and
-# what is installed is chosen by the constraints. That list has all groups; $(VENV)/.hashed says that it was installed, as
-# `make demo` without HASHED may have set up the environment before. pip learnt dependency groups in 25.1.
+# HASHED=1, as in CI: install what .ci/requirements.txt pins by version and hash, if that list is valid for this platform.
+# Otherwise print a note and install by the constraints. The list covers all dependency groups. $(VENV)/.hashed records that
+# it was installed, because `make demo` without HASHED may have set up the environment before. Dependency groups need pip 25.1.
 $(VENV)/.examples: pyproject.toml constraints.txt $(if $(HASHED),$(LISTED))
 	@echo "Setting up $(VENV) (a minute or two) ..."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -97,7 +97,7 @@ $(VENV)/.development: $(VENV)/.examples
 	@test -e $(VENV)/.hashed || $(INSTALL) --group test --group lint --group docs
 	@touch $@
 
-# What .venv has, torch above all, is not installed again: what is older comes before it on the path.
+# Packages of .venv, above all torch, are not installed again: the older versions come before them on the path.
 $(OLDEST)/.ready: $(VENV)/.development pyproject.toml constraints-oldest.txt
 	@echo "Setting up $(OLDEST) ..."
 	@test -x $(OLDEST)/bin/python || $(BIN)/python -m venv --without-pip $(OLDEST)

@@ -1,11 +1,11 @@
-"""What CI installs, by version and hash: `requirements.txt` for .venv, `requirements-oldest.txt` for .venv-oldest.
+"""What CI installs by version and hash: `requirements.txt` for .venv, `requirements-oldest.txt` for .venv-oldest.
 
-    suits                               whether the lists hold for this Python; exit code 1, and why, if not
-    install (newest | oldest) PYTHON    install one of them into an environment
-    lock PYTHON                         write them anew, from pyproject.toml and the constraints
+    suits                               check that the lists are valid for this Python; if not, exit with 1
+    install (newest | oldest) PYTHON    install one of the lists into an environment
+    lock PYTHON                         regenerate the lists from pyproject.toml and the constraints
 
-A hash is that of one file, so the lists hold for one platform and one Python: those of CI. Torch is pinned by its
-version alone: CPU builds have hashes of their own, which depend on the index that serves them.
+A hash identifies one file, so the lists are valid for one platform and one Python version: those of CI. Torch is pinned
+by version only: CPU builds have different hashes, which depend on the index.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ SUITS = ("CPython", "3.11", "Linux", "x86_64")
 BY_VERSION_ALONE = ("torch",)
 NEWEST, OLDEST = HERE / "requirements.txt", HERE / "requirements-oldest.txt"
 GROUPS = ("examples", "test", "lint", "docs")
-BUILD = ("hatchling>=1.26,<2", "editables>=0.5,<1")  # what an editable installation is made with
+BUILD = ("hatchling>=1.26,<2", "editables>=0.5,<1")  # needed for an editable installation
 
 
 def pip(python: str, *words: str) -> None:
-    """Run pip for an environment, that of this Python installing into `python`'s; end this process if it fails."""
+    """Run this Python's pip on the environment of `python`; exit if it fails."""
     command = [sys.executable, "-m", "pip", "--python", python, *words]
     code = subprocess.run(command, cwd=ROOT, check=False).returncode
     if code:
@@ -37,26 +37,26 @@ def pip(python: str, *words: str) -> None:
 
 
 def here() -> tuple[str, ...]:
-    """This Python and platform, as `SUITS` names them."""
+    """Return this Python and platform, in the form of `SUITS`."""
     version = ".".join(platform.python_version_tuple()[:2])
     return platform.python_implementation(), version, platform.system(), platform.machine()
 
 
 def suits() -> int:
-    """Say whether the lists hold here."""
+    """Check that the lists are valid for this platform; return the exit code."""
     if here() == SUITS:
         return 0
     sys.stderr.write(
-        f"HASHED: .ci/requirements.txt is for {' '.join(SUITS)}, and this is {' '.join(here())}. What is installed is "
-        "chosen by the constraints files, WITHOUT hashes.\n"
+        f"HASHED: .ci/requirements.txt is for {' '.join(SUITS)}, but this is {' '.join(here())}. Packages are "
+        "installed by the constraints files, WITHOUT hashes.\n"
     )
     return 1
 
 
 def install(target: str, python: str) -> int:
-    """Install one of the lists, and this package without what it needs, which is in the list."""
+    """Install one of the lists, and this package without its dependencies, which are in the list."""
     listed = {"newest": NEWEST, "oldest": OLDEST}[target]
-    if target == "newest":  # the second environment has torch from the first
+    if target == "newest":  # the second environment uses torch from the first
         constraints = str(ROOT / "constraints.txt")
         pip(python, "install", "--quiet", "--no-deps", "--constraint", constraints, *BY_VERSION_ALONE)
         sys.stdout.write(
@@ -73,13 +73,13 @@ def install(target: str, python: str) -> int:
         str(listed),
     )
     pip(python, "install", "--quiet", "--no-deps", "--no-build-isolation", "--editable", ".")
-    if target == "newest":  # the oldest versions come before newer ones on the path, and pip sees both
+    if target == "newest":  # in the other one pip sees both the oldest and the newer versions
         pip(python, "check")
     return 0
 
 
 def resolved(python: str, *words: str) -> list[dict[str, Any]]:
-    """What pip would install."""
+    """Return what pip would install."""
     with tempfile.TemporaryDirectory() as directory:
         report = Path(directory) / "report.json"
         pip(python, "install", "--quiet", "--dry-run", "--ignore-installed", "--report", str(report), *words)
@@ -88,7 +88,7 @@ def resolved(python: str, *words: str) -> list[dict[str, Any]]:
 
 
 def pins(chosen: Sequence[dict[str, Any]]) -> dict[str, str]:
-    """A requirement with its hash for each package but those that CI installs otherwise."""
+    """Return a requirement with its hash for each package, except those that CI installs differently."""
     found = {}
     for item in chosen:
         name, version = item["metadata"]["name"].lower().replace("_", "-"), item["metadata"]["version"]
@@ -99,29 +99,28 @@ def pins(chosen: Sequence[dict[str, Any]]) -> dict[str, str]:
 
 def write(path: Path, what: str, lines: Sequence[str]) -> None:
     """Write one of the lists."""
-    head = f"# {what}, for {' '.join(SUITS)}. Made by `make lock`; not edited by hand."
+    head = f"# {what}, for {' '.join(SUITS)}. Generated by `make lock`; do not edit."
     path.write_text("\n".join([head, *sorted(lines)]) + "\n")
 
 
 def lock(python: str) -> int:
-    """Write both lists: the second has what .venv lacks, or has in another version."""
+    """Write both lists; the second has the packages that .venv lacks or has in another version."""
     if suits():
         return 1
     groups = [word for group in GROUPS for word in ("--group", group)]
     newest = pins(resolved(python, "--constraint", "constraints.txt", ".[all]", *groups, *BUILD))
-    write(NEWEST, "What CI installs into .venv", list(newest.values()))
+    write(NEWEST, "Packages that CI installs into .venv", list(newest.values()))
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as both:
         both.write(oldest_constraints())
         both.flush()
         oldest = pins(resolved(python, "--constraint", both.name, ".[all]", "--group", "test", "setuptools"))
-    write(
-        OLDEST, "What CI installs into .venv-oldest", [pin for name, pin in oldest.items() if newest.get(name) != pin]
-    )
+    others = [pin for name, pin in oldest.items() if newest.get(name) != pin]
+    write(OLDEST, "Packages that CI installs into .venv-oldest", others)
     return 0
 
 
 def oldest_constraints() -> str:
-    """The oldest versions, and for all else the constraints of .venv."""
+    """Return the oldest versions, and the constraints of .venv for all other packages."""
     newest, oldest = (
         {line.partition("==")[0]: line for line in (ROOT / name).read_text().splitlines() if "==" in line}
         for name in ("constraints.txt", "constraints-oldest.txt")
