@@ -27,13 +27,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory, chromium() as page:
         top = Path(directory)
         reduced_run(top / "night-7", "night-7", slow=2, group=None)
-        _take(page, top / "night-7", "report_slow_rank", (1280, 690), beside="#ranks")
+        _take(page, top / "night-7", "report_slow_rank", (820, 492), beside="#ranks")
         reduced_run(top / "four", "baseline", slow=None)
         reduced_run(top / "four", "slow-node", slow=2, lr=0.05, seed=3)
         shared_run(top / "four", "shared-4", slow=1)
-        _take(page, top / "four", "report_4_ranks", (1280, 1000))
+        _take(page, top / "four", "report_4_ranks", (1000, 900))
         reduced_run(top / "many", "big", ranks=256, slow=137, steps=120)
-        _take(page, top / "many", "report_256_ranks", (1280, 860), beside="#ranks")
+        _take(page, top / "many", "report_256_ranks", (1000, 760), beside="#ranks")
 
 
 def _take(page: Page, runs: Path, name: str, size: tuple[int, int], *, beside: str | None = None) -> None:
@@ -43,6 +43,7 @@ def _take(page: Page, runs: Path, name: str, size: tuple[int, int], *, beside: s
         raise SystemExit(1)
     page.size(*size)
     page.open(report)
+    page.run("document.documentElement.style.scrollbarWidth = 'none'")
     page.wait("document.querySelectorAll('.main-svg').length > 0")
     if beside is not None:  # charts are drawn when they come near, and those above move it meanwhile
         there = f"document.querySelector({beside!r})"
