@@ -39,7 +39,7 @@ def test_every_rank_reads_the_config_of_a_sweep_with_what_rank_0_sets_later(tmp_
     )
     assert 1 <= shown[0] <= 2
     assert 2 <= shown[1] <= 4
-    assert finished.output.count("W&B takes one run for a trial") == 1  # by rank 0, which knows of the sweep
+    assert finished.output.count("W&B accepts one run as a trial") == 1  # by rank 0, which knows of the sweep
     assert finished.output.count("UserWarning") == sum(shown) + 1
     assert finished.lines("SAW new ") == ["SAW new exp 0.5", "SAW new exp-rank-1 0.5"]
     assert [stored.config["lr"] for stored in ended_runs(tmp_path / "new", 2)] == [0.5] * 2

@@ -166,7 +166,7 @@ def test_a_server_that_is_gone_at_the_end(wandb_server: WandbServer, tmp_path: P
 
     outcome = train(wandb_server, tmp_path, meanwhile, waits=True, finish=6.0)
     assert outcome.exit_codes == (0, 0)
-    assert "did not take all of the run exp" in outcome.output
+    assert "did not accept all of the run exp" in outcome.output
     assert "upload it with: dist-wandb sync" in outcome.output
     assert outcome.on_disk == ALL
 
@@ -175,7 +175,7 @@ def test_an_upload_that_is_refused(wandb_server: WandbServer, tmp_path: Path) ->
     wandb_server.fail("file_stream", status=404)
     outcome = train(wandb_server, tmp_path)
     assert outcome.exit_codes == (0, 0)
-    assert "did not take all of the run exp" in outcome.output
+    assert "did not accept all of the run exp" in outcome.output
     assert "404" in outcome.output
     assert outcome.on_disk == ALL
 

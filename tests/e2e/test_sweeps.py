@@ -50,7 +50,7 @@ def test_a_trial_is_one_run_of_any_mode_with_its_values_on_all_ranks(wandb_serve
     assert finished.lines("SAW ") == sorted(saw)
     assert len(wandb_server.runs) == 8
     assert finished.output.count("id='mine', project='elsewhere' are not used") == 6
-    assert finished.output.count("W&B takes one run for a trial") == 2
+    assert finished.output.count("W&B accepts one run as a trial") == 2
     assert "Ignoring" not in finished.output  # as W&B says of ids that the script did not pass
 
 

@@ -418,7 +418,7 @@ def test_project_of_the_decorator_holds_before_wandbs_variable(fake_wandb: FakeW
     [
         ({"run_mode": "share"}, "run_mode='share' is unknown"),
         ({"rank_scope": "node"}, "rank_scope='node' is unknown"),
-        ({"reduce": "avg"}, "reduce='avg' is no reduction"),
+        ({"reduce": "avg"}, "reduce='avg' is not a reduction"),
         ({"limits": {"finish_timeout": -1}}, "finish_timeout must be a positive number of seconds, got -1."),
         ({"projekt": "digits"}, "projekt.*project"),
     ],

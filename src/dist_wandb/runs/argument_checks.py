@@ -66,7 +66,7 @@ def _check_against_signature(unknown: list[str], integration: str) -> None:
     for name in unknown:
         if name in OPTION_NAMES:
             raise ConfigurationError(
-                f"{integration} got the argument {name!r}, which is dist_wandb's own, not one of wandb.init. Give it "
+                f"{integration} got the argument {name!r}, which belongs to dist_wandb, not to wandb.init. Give it "
                 "to the constructor of the logger or tracker, or to dist_wandb.init."
             )
         if name not in parameters:
@@ -111,5 +111,5 @@ def check_id(run_id: object, origin: str) -> str:
             f"{_LONGEST_ID} ({_LONGEST_ID_IN_BYTES} bytes) at most. Shorten it."
         )
     if run_id in (".", ".."):
-        raise ConfigurationError(f"{origin} names a directory, but files are named by a run id. Use another one.")
+        raise ConfigurationError(f"{origin} names a directory, but W&B names files after the run id. Use another id.")
     return run_id

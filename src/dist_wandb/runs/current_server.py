@@ -111,8 +111,8 @@ def destination(init_arguments: Mapping[str, Any] | None = None, *, trusted: str
     url = str(given or settings.base_url)
     if not is_address(url):
         raise ConfigurationError(
-            "W&B's settings name a server by an address that not everybody reads alike: it has several '@', or "
-            "characters that belong into no address. See WANDB_BASE_URL, and base_url in wandb/settings."
+            "W&B's settings name a server by an ambiguous address: it has several '@', or characters that an address "
+            "must not have. Check WANDB_BASE_URL, and base_url in wandb/settings."
         )
     origin: Origin
     origin, source = ("argument", "settings=") if given else _who_named(url)
@@ -138,9 +138,9 @@ def warn_of_workspace(init_arguments: Mapping[str, Any]) -> None:
         found += [name for name in _ON_THE_WAY if _is_from(places, name, init_arguments)]
     if found and _notices.is_first("workspace"):
         _log.warning(
-            "dist_wandb: %s of %s decides where your runs and your API key go, which nothing of your own names. If it "
-            "is not yours, end the job and make a new key. If it is, set it in the environment (WANDB_BASE_URL), or in "
-            "your own settings file, to have this warning gone.",
+            "dist_wandb: %s of %s decides where your runs and your API key go, and your own settings do not name it. "
+            "If that file is not yours, end the job and create a new key. If it is, set the same value in the "
+            "environment (WANDB_BASE_URL) or in your own settings file, and this warning will not appear again.",
             " and ".join(found),
             " and ".join(map(str, places)),
         )

@@ -74,13 +74,16 @@ def refusal_of(url: str, origin: Origin, source: str, *, has_own_key: bool = Fal
             f"The server {shown} is named by {source} alone, not by you, so the API key is not sent there"
             f"{', and it would go over plain http' if is_open else ''}."
         )
-        otherwise = "Else remove base_url from that file, or set WANDB_BASE_URL to your server."
+        otherwise = "Otherwise, remove base_url from that file, or set WANDB_BASE_URL to your server."
     elif is_open:
-        why = f"The API key is not sent to {shown} (from {source}): over plain http everybody on the way reads it."
-        otherwise = "Else use an address with https."
+        why = (
+            f"The API key is not sent to {shown} (from {source}): over plain http, anyone on the network path could "
+            "read it."
+        )
+        otherwise = "Otherwise, use an https address."
     else:
         return ""
-    answer = f" {TRUST_OPTION} names another one, {without_password(trusted)}." if trusted is not None else ""
+    answer = f" {TRUST_OPTION} names another server, {without_password(trusted)}." if trusted is not None else ""
     return f"{why}{answer} If you trust it, pass {TRUST_OPTION} {shlex.quote(shown)}. {otherwise}"
 
 

@@ -33,10 +33,9 @@ def upload_hint(run: AnyRun, plan: RunPlan, topology: Topology) -> str | None:
         return None
     directory = Path(run.dir).parent.parents[2] if plan.shared else Path(run.dir).parent.parent
     has_nodes = plan.rank_scope == "global" and (topology.num_nodes or 1) > 1
-    together = ", with those of all nodes together" if has_nodes else ""
     return (
-        f"dist_wandb: the run {run.id} is on disk, in several files{together}. Upload it with: "
-        f"dist-wandb sync {directory}"
+        f"dist_wandb: the run {run.id} is on disk, in several files{' on all nodes' if has_nodes else ''}. Upload "
+        f"{'all of them together' if has_nodes else 'it'} with: dist-wandb sync {directory}"
     )
 
 
@@ -66,6 +65,6 @@ def finish(run: AnyRun, exit_code: int | None) -> str | None:
     if is_offline(run):
         return f"not all of the run {run.id} could be written to disk ({reasons}). Missing data is lost."
     return (
-        f"W&B's server did not take all of the run {run.id} ({reasons}). It is on disk. Once the server answers, "
+        f"W&B's server did not accept all of the run {run.id} ({reasons}). It is on disk. Once the server answers, "
         f"upload it with: dist-wandb sync {directory}"
     )

@@ -36,7 +36,7 @@ def unpickled(data: bytes) -> Run | None:
         _ = getattr(run, "config", None)  # wandb attaches at the first use
     except Exception as error:  # noqa: BLE001  # of wandb's own types: WANDB_SERVICE is unset, or its process has ended
         _log.warning(
-            "dist_wandb: this process opens the run of its parent anew, because wandb could not attach to it: %s",
+            "dist_wandb: this process reopens the run of its parent, because wandb could not attach to it: %s",
             one_line(error),
         )
         return None

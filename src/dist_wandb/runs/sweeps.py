@@ -75,7 +75,7 @@ def not_kept(init_arguments: Mapping[str, Any]) -> str | None:
     held = ", ".join(f"{_OF_THE_AGENT[name][1]}={now[name]}" for name in lost if name in now)
     sweep = os.environ["WANDB_SWEEP_ID"]
     return (
-        f"An agent of the sweep {sweep!r} has started this job, and W&B takes the run from it: {given} "
+        f"An agent of the sweep {sweep!r} has started this job, and the agent determines the run: {given} "
         f"{'is' if len(lost) == 1 else 'are'} not used{f', but {held}' if held else ''}."
     )
 

@@ -143,7 +143,7 @@ class Known(dict[str, Any]):
         if name not in self.hidden:
             return name
         return (
-            f"{name!r} is in the config of the run, but by its name or its text it is a secret. Whoever reaches "
-            "the job's store can read it, so secrets are not sent to other ranks. Give it to this rank in config= as "
-            "well, or read it from where the rank with the run has it"
+            f"{name!r} is in the config of the run, but by its name or its text it is a secret. Anyone who can connect "
+            "to the job's store can read it, so secrets are not sent to other ranks. Pass it to this rank in config= "
+            "as well, or read it from the same source as the rank that opened the run"
         )

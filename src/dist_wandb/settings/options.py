@@ -72,7 +72,7 @@ class Options:
         if rank is None:
             return
         if not isinstance(rank, int) or isinstance(rank, bool):
-            raise ConfigurationError(f"primary_rank={rank!r} is no rank. Give a global rank, or -1 for the last one.")
+            raise ConfigurationError(f"primary_rank={rank!r} is not a rank. Give a global rank, or -1 for the last one.")
         for name, value in (("rank_scope", "worker"), ("system_metrics", "all-nodes")):
             if rank not in (0, -1) and getattr(self, name) == value:
                 raise ConfigurationError(

@@ -328,6 +328,6 @@ def _require_layout(topology: Topology, mode: RunMode, scope: RankScope) -> None
             raise TopologyError(
                 f"run_mode={mode!r} with rank_scope={scope!r} needs the {name} of rank {topology.global_rank} of "
                 f"{topology.world_size} ({topology.origin('global_rank')}), but it is not known. Initialise "
-                "torch.distributed before the run is opened, so that the ranks can exchange their nodes, or start "
+                "torch.distributed before the run is opened, so that the ranks can exchange their layout, or start "
                 "the job with torchrun."
             )

@@ -65,7 +65,7 @@ def beside_trial(topology: Topology, plan: RunPlan) -> str | None:
     others = "ranks" if plan.run_mode == "new" else "nodes"
     where = f", and are in its group {plan.group!r}" if plan.run_mode == "new" and not by_node else ""
     return (
-        f"An agent of a sweep has started this job, and W&B takes one run for a trial: the run {plan.base_id!r} of "
-        f"{whose}. The runs of the other {others} have ids that are made from it and the trial's values{where}, but "
-        'are no part of the sweep. With run_mode="auto" or "shared" and rank_scope="global" all ranks have one run.'
+        f"An agent of a sweep has started this job, and W&B accepts one run as a trial: the run {plan.base_id!r} of "
+        f"{whose}. The runs of the other {others} have ids derived from it and the trial's values{where}, but are "
+        'not part of the sweep. With run_mode="auto" or "shared" and rank_scope="global" all ranks share one run.'
     )

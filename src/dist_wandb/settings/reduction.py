@@ -56,7 +56,7 @@ def check_reduce(reduce: object) -> dict[str, Reduction] | None:
         return {"*": _check_reduction(reduce, "reduce")}
     for pattern in reduce:
         if not isinstance(pattern, str):
-            raise ConfigurationError(f"reduce has {pattern!r} as a name pattern, which is no text. Use e.g. 'loss/*'.")
+            raise ConfigurationError(f"reduce has {pattern!r} as a name pattern, which is not text. Use e.g. 'loss/*'.")
     return {pattern: _check_reduction(value, f"reduce[{pattern!r}]") for pattern, value in reduce.items()}
 
 
@@ -174,7 +174,7 @@ def _check_reduction(value: object, argument: str) -> Reduction:
     for known in REDUCTIONS:
         if value == known:
             return known
-    raise ConfigurationError(f"{argument}={value!r} is no reduction. {suggest(value, REDUCTIONS)} None: no reduction.")
+    raise ConfigurationError(f"{argument}={value!r} is not a reduction. {suggest(value, REDUCTIONS)} Pass None for no reduction.")
 
 
 def matches_any(name: str, patterns: Iterable[str]) -> bool:

@@ -230,7 +230,7 @@ def test_accelerate_is_told_what_kind_of_tracker_it_is() -> None:
         ({"runmode": "new"}, "Did you mean 'run_mode'?"),
         ({"run_mode": "share"}, "run_mode='share' is unknown."),
         ({"rank_scope": "node"}, "rank_scope='node' is unknown."),
-        ({"reduce": "avg"}, "reduce='avg' is no reduction."),
+        ({"reduce": "avg"}, "reduce='avg' is not a reduction."),
         ({"id": "a/b"}, "id='a/b' given to DistWandbTracker has '/'"),
         ({"id": "a\x1bb"}, "id='a\\x1bb' given to DistWandbTracker has '\\x1b', which cannot be printed"),
         ({"mode": "shared"}, "Pass run_mode='shared'"),

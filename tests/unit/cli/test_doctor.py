@@ -66,7 +66,7 @@ def test_a_trial_has_the_id_of_its_agent_and_other_runs_are_warned_of(say: Any) 
     found = examine("new")
     assert found.plan is not None
     assert (found.plan.run_id, found.plan.is_trial) == ("t7", True)
-    assert sum("takes one run for a trial" in warning for warning in found.warnings) == 1
+    assert sum("accepts one run as a trial" in warning for warning in found.warnings) == 1
     assert not any("a trial" in warning for warning in examine("auto").warnings)
 
 
@@ -473,7 +473,7 @@ def test_address_that_is_read_in_two_ways_is_an_error(say: Any, tmp_path: Path) 
     say(WANDB_MODE="online", WANDB_API_KEY=KEY)
     found = examine()
     assert found.server is None
-    assert "an address that not everybody reads alike" in found.errors[0]
+    assert "an ambiguous address" in found.errors[0]
 
 
 def test_key_for_this_host_goes_through_no_proxy(say: Any) -> None:

@@ -479,7 +479,7 @@ def test_a_child_that_cannot_attach_to_its_parents_run_opens_it_anew(
     logger._holder.launch.parents_run = pickle.dumps((Lost(), {}))
     monkeypatch.setattr(wandb, "run", None)
     assert logger.experiment is told
-    assert "opens the run of its parent anew, because wandb could not attach to it: no such run" in caplog.text
+    assert "reopens the run of its parent, because wandb could not attach to it: no such run" in caplog.text
     assert wandb.init.call_args.kwargs["id"] == "exp"
 
 

@@ -302,7 +302,7 @@ def test_offline_leaves_the_environment_as_the_stock_logger_does(
         ({"rank_scope": "node"}, "rank_scope='node' is unknown. Allowed: 'global', 'worker'."),
         (
             {"reduce": "avg"},
-            "reduce='avg' is no reduction. Allowed: 'mean', 'sum', 'min', 'max', 'first', 'nanmean', 'nansum'.",
+            "reduce='avg' is not a reduction. Allowed: 'mean', 'sum', 'min', 'max', 'first', 'nanmean', 'nansum'.",
         ),
         ({"spread": 7}, "spread=7 is neither a bool nor name patterns."),
         ({"limits": {"join_timeout": 0}}, "join_timeout must be a positive number of seconds, got 0."),

@@ -39,7 +39,7 @@ def test_an_argument_that_wandb_does_not_know_is_refused_with_the_nearest(name: 
 
 @pytest.mark.parametrize("name", ["run_mode", "rank_scope", "reduce", "spread", "limits"])
 def test_our_own_arguments_in_the_wrong_place_are_sent_to_the_right_one(name: str) -> None:
-    message = f"init_trackers got the argument '{name}', which is dist_wandb's own, not one of wandb.init. Give it to"
+    message = f"init_trackers got the argument '{name}', which belongs to dist_wandb, not to wandb.init. Give it to"
     with pytest.raises(ConfigurationError, match=re.escape(message)):
         check_init_arguments({name: "new"}, "init_trackers")
 

@@ -279,4 +279,4 @@ def test_under_a_sweeps_agent_the_run_of_the_jobs_primary_has_the_agents_id(
     assert ("WANDB_SWEEP_PARAM_PATH" in os.environ) is (len(plans) == 1)  # the coordinator keeps it
     said = [str(warning.message) for warning in warned]
     assert sum("id='mine' is not used, but WANDB_RUN_ID=t7" in text for text in said) == 1  # by one rank
-    assert sum("takes one run for a trial" in text for text in said) == (len(set(ids)) > 1)
+    assert sum("accepts one run as a trial" in text for text in said) == (len(set(ids)) > 1)

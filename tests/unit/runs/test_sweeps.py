@@ -50,7 +50,7 @@ def test_in_a_trial_the_agents_id_project_and_entity_hold() -> None:
     assert sweeps.not_kept(held) is None
     assert sweeps.not_kept({}) is None
     assert sweeps.not_kept(given) == (
-        "An agent of the sweep 's1' has started this job, and W&B takes the run from it: id='mine', "
+        "An agent of the sweep 's1' has started this job, and the agent determines the run: id='mine', "
         "project='elsewhere' are not used, but WANDB_RUN_ID=t7, WANDB_PROJECT=digits."
     )
     of_settings = {"settings": wandb.Settings(run_id="mine")}

@@ -371,8 +371,8 @@ def test_a_session_that_is_not_made_yet_raises_instead_of_recurring() -> None:
     [
         ({"run_mode": "share"}, "run_mode='share' is unknown. Allowed: 'auto', 'shared', 'new'. Did you mean 'shared'"),
         ({"rank_scope": "node"}, "rank_scope='node' is unknown. Allowed: 'global', 'worker'."),
-        ({"reduce": "avg"}, "reduce='avg' is no reduction."),
-        ({"reduce": {"loss": "avg"}}, "reduce['loss']='avg' is no reduction."),
+        ({"reduce": "avg"}, "reduce='avg' is not a reduction."),
+        ({"reduce": {"loss": "avg"}}, "reduce['loss']='avg' is not a reduction."),
         ({"spread": 7}, "spread=7 is neither a bool nor name patterns."),
         ({"per_rank": 7}, "per_rank=7 is neither a bool nor name patterns."),
         ({"limits": {"heartbeat": "x"}}, "heartbeat must be a positive number of seconds, got 'x'."),

@@ -126,8 +126,8 @@ def test_the_last_rank_leads_its_node_too() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"primary_rank": 1.0}, "primary_rank=1.0 is no rank"),
-        ({"primary_rank": True}, "primary_rank=True is no rank"),
+        ({"primary_rank": 1.0}, "primary_rank=1.0 is not a rank"),
+        ({"primary_rank": True}, "primary_rank=True is not a rank"),
         ({"primary_rank": 1, "rank_scope": "worker"}, 'cannot be combined with rank_scope="worker"'),
         ({"primary_rank": 1, "system_metrics": "all-nodes"}, 'cannot be combined with system_metrics="all-nodes"'),
         ({"unit": 3}, "unit=3 names no ranks"),

@@ -36,7 +36,7 @@ def test_auto_is_the_mean() -> None:
 
 
 def test_auto_is_no_reduction_of_a_single_name() -> None:
-    with pytest.raises(ConfigurationError, match=re.escape("reduce['loss']='auto' is no reduction.")):
+    with pytest.raises(ConfigurationError, match=re.escape("reduce['loss']='auto' is not a reduction.")):
         check_reduce({"loss": "auto"})
 
 
@@ -75,14 +75,14 @@ def test_a_mapping_is_copied() -> None:
 @pytest.mark.parametrize(
     ("reduce", "message"),
     [
-        ("avg", "reduce='avg' is no reduction. Allowed: 'mean', 'sum', 'min', 'max', 'first', 'nanmean', 'nansum'."),
+        ("avg", "reduce='avg' is not a reduction. Allowed: 'mean', 'sum', 'min', 'max', 'first', 'nanmean', 'nansum'."),
         ("meen", "Did you mean 'mean'?"),
         ("Sum", "Did you mean 'sum'?"),
-        (["mean"], "reduce=['mean'] is no reduction."),
-        (True, "reduce=True is no reduction."),
-        ({"loss": "mean", "tokens": "summ"}, "reduce['tokens']='summ' is no reduction."),
+        (["mean"], "reduce=['mean'] is not a reduction."),
+        (True, "reduce=True is not a reduction."),
+        ({"loss": "mean", "tokens": "summ"}, "reduce['tokens']='summ' is not a reduction."),
         ({"tokens": "summ"}, "Did you mean 'sum'?"),
-        ({"loss": None}, "reduce['loss']=None is no reduction."),
+        ({"loss": None}, "reduce['loss']=None is not a reduction."),
         ({7: "mean"}, "reduce has 7 as a name pattern"),
     ],
 )
