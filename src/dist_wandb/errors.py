@@ -1,7 +1,7 @@
-"""The errors of dist_wandb: every one is a `DistWandbError`, and most are a built-in error too.
+"""The errors of dist_wandb: each is a `DistWandbError`, and several are also a built-in error.
 
-A message has three parts: what is wrong (the value, the rank), where it came from, and what to do. What else is looked
-for here is wandb's own.
+A message has three parts: what is wrong (the value, the rank), where it came from, and what to do. All other names in
+this module are wandb's own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> Any:
-        """Find wandb's own errors here, too: `wandb.errors` after ``import dist_wandb as wandb`` is this module."""
+        """Return one of wandb's own errors: after ``import dist_wandb as wandb``, `wandb.errors` is this module."""
         if not name.startswith("_"):
             import wandb.errors
 
@@ -33,9 +33,9 @@ _LONGEST_SHOWN = 20_000
 
 
 class DistWandbError(Exception):
-    """Base of all errors that dist_wandb raises on purpose.
+    """Base of all errors that dist_wandb raises deliberately.
 
-    Its text can be printed: names and contents of files may have escape sequences, which it spells out.
+    Its text is safe to print: escape sequences, which names and contents of files may have, are spelled out.
     """
 
     def __str__(self) -> str:
@@ -43,15 +43,15 @@ class DistWandbError(Exception):
 
 
 class ConfigurationError(DistWandbError, ValueError):
-    """An argument, or a combination of arguments, that cannot be honoured."""
+    """An invalid argument, or an invalid combination of arguments."""
 
 
 class TopologyError(DistWandbError):
-    """This process's rank or the layout of the ranks is unknown, inconsistent or impossible."""
+    """The rank of this process, or the layout of the ranks, is unknown, inconsistent or impossible."""
 
 
 class RendezvousError(DistWandbError):
-    """The ranks could not agree on something all of them need, within the time limit."""
+    """The ranks did not agree in time on information that all of them need."""
 
 
 class MissingExtraError(DistWandbError, ImportError):
@@ -67,15 +67,15 @@ class UnavailableError(DistWandbError):
 
 
 class ReadError(DistWandbError):
-    """A run's files on disk cannot be read."""
+    """The files of a run on disk cannot be read."""
 
 
 class UploadError(DistWandbError):
-    """A run's file cannot be uploaded now."""
+    """A file of a run cannot be uploaded now."""
 
 
 def in_words(error: Exception, path: PathLike[str]) -> str:
-    """An error that a file has caused, with the file's path in front unless it is in it."""
+    """Return the text of an error that a file has caused, prefixed with the path unless the text contains it."""
     if isinstance(error, DistWandbError):
         text = str(error)
     else:
@@ -84,9 +84,9 @@ def in_words(error: Exception, path: PathLike[str]) -> str:
 
 
 def visible(text: str) -> str:
-    """`text` with line breaks, escape sequences and the like spelled out, so that a terminal does not obey it.
+    """Return `text` with line breaks, escape sequences and similar characters spelled out, so that it is safe to print.
 
-    Of a text of more than 20,000 characters the rest is counted.
+    Text beyond 20,000 characters is replaced by the number of its characters.
     """
     if len(text) > _LONGEST_SHOWN:
         return f"{visible(text[:_LONGEST_SHOWN])}... ({len(text) - _LONGEST_SHOWN} more characters)"
@@ -94,11 +94,11 @@ def visible(text: str) -> str:
 
 
 def suggest(value: object, allowed: Iterable[str]) -> str:
-    """The allowed values as text, with the nearest match of `value`, if any.
+    """Return the allowed values as text, with the nearest match of `value`, if any.
 
     Args:
         value: The given value, which is not allowed.
-        allowed: The allowed values, in the order in which they are listed.
+        allowed: The allowed values, in the order of the list.
 
     Returns:
         For example `"Allowed: 'auto', 'shared', 'new'. Did you mean 'shared'?"`.

@@ -1,4 +1,4 @@
-"""Warnings that are logged once each."""
+"""Warnings that are logged only once."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ _log = logging.getLogger("dist_wandb")
 
 
 class Notices:
-    """The warnings given so far, for one object or one process."""
+    """The warnings logged so far, for one object or one process."""
 
     def __init__(self) -> None:
         self._given: set[object] = set()
 
     def is_first(self, kind: object) -> bool:
-        """Whether this is the first notice of its kind; record it."""
+        """Record a notice; return whether it is the first of its kind."""
         if kind in self._given:
             return False
         self._given.add(kind)
         return True
 
     def warn(self, kind: object, message: str) -> None:
-        """Log a warning, unless there was one of its kind."""
+        """Log a warning, unless one of its kind has been logged."""
         if self.is_first(kind):
             _log.warning("dist_wandb: %s", message)

@@ -1,4 +1,4 @@
-"""Lines of the user's code, which warnings name that our threads or frameworks give. Pure."""
+"""Lines of the user's code, to which warnings from our threads or from inside of frameworks are attributed. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 _log = logging.getLogger("dist_wandb")
 
 _OURS = "dist_wandb"
-# May lie on the stack between the user's code and ours.
+# Packages that may be on the stack between the user's code and ours.
 _FRAMEWORKS = frozenset(
     {
         *("lightning", "lightning_fabric", "lightning_utilities", "pytorch_lightning", "accelerate", "torch", "wandb"),
@@ -25,10 +25,10 @@ class Line:
     """A line of code.
 
     Args:
-        file: Its file.
-        number: Its number there.
-        module: The module's name.
-        names: The module's names, among which Python keeps the warnings it has shown.
+        file: Path of the file.
+        number: Line number.
+        module: Name of the module.
+        names: Globals of the module, in which Python records the warnings that it has shown.
     """
 
     file: str
@@ -38,11 +38,10 @@ class Line:
 
 
 def users_line() -> Line | None:
-    """The line of the user's code that has led to this call.
+    """Return the line of the user's code that led to this call.
 
-    Returns:
-        The innermost one that is neither ours nor a framework's; where there is none, as in a process that Lightning
-        has started, the innermost one that is not ours; `None` on a thread of ours.
+    It is the innermost line outside of our code and of frameworks; without such a line, as in a process that Lightning
+    has started, the innermost line outside of our code; `None` on one of our threads.
     """
     frame, nearest = inspect.currentframe(), None
     while frame is not None:
@@ -58,20 +57,20 @@ def users_line() -> Line | None:
 
 
 def warn(message: str, line: Line | None, *, may_raise: bool = True) -> None:
-    """Warn in the name of a line of the user's code.
+    """Issue a warning that is attributed to a line of the user's code.
 
     Args:
         message: The message.
-        line: The line; `None` if unknown: the message is logged then.
-        may_raise: Whether the warning may become an error where the user asked for that (``-W error``). On a thread of
-            ours nobody would catch it; the message is logged then.
+        line: The line; `None` to log the message instead.
+        may_raise: Whether the warning may become an error at the user's request (``-W error``). On our threads nobody
+            would catch the error, so the message is logged instead.
     """
     if line is None:
         _log.warning("dist_wandb: %s", message)
         return
-    shown_already = line.names.setdefault("__warningregistry__", {})
+    registry = line.names.setdefault("__warningregistry__", {})
     try:
-        warnings.warn_explicit(message, UserWarning, line.file, line.number, line.module, shown_already)
+        warnings.warn_explicit(message, UserWarning, line.file, line.number, line.module, registry)
     except UserWarning:
         if may_raise:
             raise

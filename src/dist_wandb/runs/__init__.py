@@ -1,1 +1,1 @@
-"""W&B runs: the requests of the user, opening, writing and finishing. The only room that imports wandb."""
+"""W&B runs: the user's arguments, and opening, writing and finishing runs. The only room that imports wandb."""

@@ -1,4 +1,4 @@
-"""Checks of the arguments of `wandb.init`, made before anything is started."""
+"""Checks of the arguments of `wandb.init`, before anything is started."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from dist_wandb.settings.options import OPTION_NAMES
 
 # W&B's client refuses the first seven; its documentation adds the backslash and the percent sign.
 _FORBIDDEN_IN_IDS = ":;,#?/'\\%"
-_LONGEST_ID = 128  # characters. W&B states a limit for names alone, which is this one
-_LONGEST_ID_IN_BYTES = 192  # W&B puts it into file names, which may have 255 bytes
+_LONGEST_ID = 128  # characters. W&B documents this limit only for names
+_LONGEST_ID_IN_BYTES = 192  # W&B puts the id into file names, which may have 255 bytes
 _SHOWN_OF_AN_ORIGIN = 200
-# Arguments of wandb.init in every supported version. Only for others wandb is imported, to read its signature.
+# Arguments of wandb.init in every supported version. For any other argument, wandb is imported to read its signature.
 _COMMON_INIT_ARGUMENTS = frozenset(
     {
         *("entity", "project", "dir", "id", "name", "notes", "tags", "group", "job_type"),
@@ -29,15 +29,15 @@ _COMMON_INIT_ARGUMENTS = frozenset(
 
 
 def check_init_arguments(given: Mapping[str, Any], integration: str) -> None:
-    """Refuse arguments that `wandb.init` would not take.
+    """Refuse arguments that `wandb.init` would not accept.
 
     Args:
-        given: Keyword arguments meant for `wandb.init`.
-        integration: The integration that was given them, for the message.
+        given: Keyword arguments for `wandb.init`.
+        integration: Name of the integration that received them, for the message.
 
     Raises:
-        ConfigurationError: An unknown argument (the nearest known one is named), ``mode="shared"``, or an id that W&B
-            refuses.
+        ConfigurationError: An unknown argument (the message suggests the nearest known one), ``mode="shared"``, or an
+            id that W&B refuses.
     """
     unknown = [name for name in given if name not in _COMMON_INIT_ARGUMENTS]
     if unknown:
@@ -76,15 +76,15 @@ def _check_against_signature(unknown: list[str], integration: str) -> None:
 
 
 def check_id(run_id: object, origin: str) -> str:
-    """Return `run_id` if W&B takes it.
+    """Return `run_id` if W&B accepts it.
 
     Args:
         run_id: The id to check.
-        origin: Where it came from, with its value, for the message.
+        origin: Source of the id, with its value, for the message.
 
     Raises:
-        ConfigurationError: It is not a str, is empty, begins or ends with white space, is too long, or has a character
-            that W&B refuses in run ids or that is not printable.
+        ConfigurationError: It is not a str, is empty, begins or ends with white space, is too long, names a directory,
+            or has a character that W&B refuses in run ids or that is not printable.
     """
     if len(origin) > _SHOWN_OF_AN_ORIGIN:
         origin = f"{origin[:_SHOWN_OF_AN_ORIGIN]}…"

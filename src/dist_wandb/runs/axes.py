@@ -1,8 +1,8 @@
-"""The x axis of a run's metrics: ours, unless the user defines another, before or after ours.
+"""The x axis of a run's metrics: ours, unless the user defines another one, before or after ours.
 
-It is a step metric (`global_step`, for Lightning `trainer/global_step`), never wandb's `step=`: so late rows are not
-dropped. For Lightning ``*`` is defined as by the stock logger, with `step_sync`; otherwise without, so that rows which
-do not come through a session get no ``global_step=0``. Of a run that was open before, nothing is defined.
+It is a step metric (`global_step`, for Lightning `trainer/global_step`), never wandb's `step=`, so late rows are not
+dropped. For Lightning ``*`` is defined with `step_sync`, as the stock logger does; otherwise without, so that rows
+logged outside of a session do not get ``global_step=0``. For a run that was already open, nothing is defined.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
     from dist_wandb.runs.record import Record
 
 STEP_METRIC = "global_step"
-"""Name of the x axis of runs, unless an integration has one of its own."""
+"""Name of the x axis of runs, unless an integration uses another one."""
 _PARAMETERS = ("step_metric", "step_sync", "hidden", "summary", "goal", "overwrite")  # of define_metric, by position
 
 
 class Axes:
-    """Passes rows on to a record, in a session that has defined an x axis for all names (the pattern ``*``).
+    """Passes rows to a record, in a session that has defined an x axis for all names (the pattern ``*``).
 
-    Of several patterns that match a name W&B applies any (wandb-core goes through a Go map), and keeps to it: beside
-    our ``*`` a pattern of the user's could lose. So each name that matches one is defined individually, by the longest
-    such pattern, before it is logged for the first time; or before it is logged again, if it was logged before the user
-    defined the pattern. ``*`` of the user's replaces ours.
+    If several patterns match a name, W&B applies an arbitrary one (wandb-core iterates over a Go map) and keeps it: our
+    ``*`` could take precedence over a pattern of the user. Therefore each name that matches a user's pattern is defined
+    individually, by the longest such pattern, before it is logged for the first time; or before it is logged again, if
+    the user defined the pattern later. A ``*`` of the user replaces ours.
 
     Args:
-        record: Gets the rows.
+        record: Receives the rows.
         axis: Name of our x axis.
 
     Example:
@@ -42,9 +42,9 @@ class Axes:
         self._record = record
         self._axis = axis
         self._ours = {"step_metric": axis, "step_sync": False}
-        self._patterns: dict[str, dict[str, Any]] = {}  # of the user's
-        self._exact: dict[str, dict[str, Any]] = {}  # of the user's
-        self._seen: set[str] = set()  # names that were logged
+        self._patterns: dict[str, dict[str, Any]] = {}  # the user's definitions of patterns
+        self._exact: dict[str, dict[str, Any]] = {}  # the user's definitions of single names
+        self._seen: set[str] = set()  # logged names
         self._settled: set[str] = set()  # names that need no further definition
 
     def __bool__(self) -> bool:
@@ -52,7 +52,7 @@ class Axes:
         return bool(self._record)
 
     def log(self, row: dict[str, Any], **kwargs: Any) -> None:
-        """Define the names of a row that need it, then log the row."""
+        """Define those names of a row that need it, then log the row."""
         if self._patterns:
             for name in _names(row):
                 if name not in self._settled:
@@ -61,14 +61,7 @@ class Axes:
         self._record.log(row, **kwargs)
 
     def define(self, define_metric: Any, name: Any, *args: Any, **kwargs: Any) -> Any:
-        """Record a definition by the user, and pass it on to W&B.
-
-        Args:
-            define_metric: The run's method.
-            name: A name or pattern.
-            *args: As the method takes them.
-            **kwargs: Likewise.
-        """
+        """Record a definition by the user, and pass it to `define_metric`, the original method of the run."""
         given = {**dict(zip(_PARAMETERS, args, strict=False)), **kwargs}
         if isinstance(name, str) and name.endswith("*"):
             self._patterns = {**self._patterns, name: given}  # another thread logs
@@ -87,15 +80,15 @@ class Axes:
         self._settled = set(self._exact)
 
     def _on_our_axis(self, name: str, given: dict[str, Any]) -> dict[str, Any]:
-        """Keep our x axis in a definition of a summary or the like. An empty definition is one of another axis."""
-        says_nothing = given.get("step_metric") is None and "step_metric" not in self._exact.get(name, {})
+        """Add our x axis to a definition without one, such as of a summary. An empty definition means another axis."""
+        has_no_axis = given.get("step_metric") is None and "step_metric" not in self._exact.get(name, {})
         is_ours = name != self._axis and self._pattern(name) is None
-        return {**given, **self._ours} if given and says_nothing and is_ours else given
+        return {**given, **self._ours} if given and has_no_axis and is_ours else given
 
     def _settle(self, name: str) -> None:
         self._settled.add(name)
         pattern = self._pattern(name)
-        is_left_to_wandb = pattern == "*" and name not in self._seen  # ours is replaced by it
+        is_left_to_wandb = pattern == "*" and name not in self._seen  # it replaces our pattern
         if pattern is None or is_left_to_wandb or name in (self._axis, *self._steps()):
             return
         given, of_all = self._patterns[pattern], self._patterns.get("*", {})
@@ -104,18 +97,18 @@ class Axes:
         original(self._record.run, "define_metric")(name, **given)
 
     def _pattern(self, name: str) -> str | None:
-        """The longest pattern of the user's that matches."""
+        """Return the user's longest pattern that matches."""
         matching = [pattern for pattern in self._patterns if name.startswith(pattern.removesuffix("*"))]
         return max(matching, key=len, default=None)
 
     def _steps(self) -> Iterator[Any]:
-        """Names that are x axes of the user's."""
+        """Return the names of the user's x axes."""
         steps = (given.get("step_metric") for given in (*self._patterns.values(), *self._exact.values()))
         return (getattr(step, "name", step) for step in steps)  # wandb also accepts what define_metric returned
 
 
 def _names(row: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """The names that W&B makes of a row: values of a nested mapping are named ``outer.inner``."""
+    """Yield the names that W&B gives to the values of a row: in a nested mapping ``outer.inner``."""
     for name, value in row.items():
         if isinstance(value, Mapping):
             yield from _names(value, f"{prefix}{name}.")
@@ -124,10 +117,10 @@ def _names(row: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def define_step_metric(run: AnyRun, step_metric: str) -> None:
-    """Make `step_metric` the x axis of every metric that the user defines no other for.
+    """Make `step_metric` the x axis of every metric for which the user defines no other one.
 
-    For ``trainer/global_step`` as Lightning's own logger does it: W&B writes its last value into rows without one. All
-    rows that go through a session have `global_step`, and W&B is not to write it into others.
+    For ``trainer/global_step``, as in Lightning's own logger, W&B writes the last value into rows without one. All rows
+    that pass through a session have `global_step`, and W&B must not write it into other rows.
     """
     if hasattr(run, "define_metric"):  # a mock of a run may not have it
         run.define_metric(step_metric)

@@ -1,4 +1,4 @@
-"""W&B's settings outside of any run, and the files that they are read from."""
+"""W&B's settings outside of any run, and the files that contain them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def client_settings() -> wandb.Settings:
-    """W&B's settings outside of any run, which it reads once in a process.
+    """Return W&B's settings outside of any run, which W&B reads once per process.
 
     Raises:
         ConfigurationError: A settings file of the current directory is not a regular file of a few kilobytes.
@@ -31,14 +31,14 @@ def client_settings() -> wandb.Settings:
 
 
 def check_workspace() -> None:
-    """Refuse a settings file of the current directory that would block wandb for ever, or exhaust the memory.
+    """Refuse a settings file of the current directory that would block wandb forever, or exhaust the memory.
 
     Raises:
-        ConfigurationError: It is a pipe, a device or the like, or too large.
+        ConfigurationError: It is a pipe, a device or similar, or too large.
     """
     for place in workspace_settings():
-        with suppress(OSError):  # as a rule it does not exist
-            found = place.stat()  # a link to a file is fine, as for wandb
+        with suppress(OSError):  # usually it does not exist
+            found = place.stat()  # links to files are allowed, as by wandb
             if not stat.S_ISREG(found.st_mode) or found.st_size > LIMIT:
                 raise ConfigurationError(
                     f"{place}, which W&B reads its settings from, is not a regular file of at most {LIMIT} bytes. "
@@ -47,12 +47,12 @@ def check_workspace() -> None:
 
 
 def workspace_settings() -> list[Path]:
-    """The paths where wandb may find settings of the current directory, even if `WANDB_DIR` names another one."""
+    """Return the paths of wandb's settings files for the current directory, even if `WANDB_DIR` names another one."""
     return [Path(directory, "settings").absolute() for directory in (".wandb", "wandb")]
 
 
 def users_settings() -> list[Path]:
-    """The user's own settings files, which belong to no project. Older versions of wandb know only the second."""
+    """Return the user's own settings files, independent of any project. Older versions of wandb read only the last."""
     directories = (os.environ.get("WANDB_CONFIG_DIR"), "~/.config/wandb")
     with suppress(RuntimeError):  # there is no home directory
         return [Path(directory).expanduser() / "settings" for directory in directories if directory]
@@ -60,16 +60,16 @@ def users_settings() -> list[Path]:
 
 
 def own_entities() -> frozenset[str]:
-    """The owners of runs that the user has named: by `WANDB_ENTITY`, or in the user's own settings file.
+    """Return the owners of runs that the user has set: by `WANDB_ENTITY`, or in the user's own settings file.
 
-    An owner named in a settings file of the current directory does not count: that file may be a stranger's.
+    A settings file of the current directory does not count: it may be a stranger's.
     """
     named = [setting_in(path, "entity", Path.read_bytes) for path in users_settings()]
     return frozenset(filter(None, (os.environ.get("WANDB_ENTITY"), *named)))
 
 
 def default_entity() -> str | None:
-    """The owner of runs that name none, whoever has set it; see `own_entities` for those that the user has set."""
+    """Return the default owner of runs, from any source; see `own_entities` for owners that the user has set."""
     try:
         entity: str | None = client_settings().entity
     except Exception as error:  # noqa: BLE001  # pydantic's, or what an inherited WANDB_SERVICE leads to
@@ -78,7 +78,7 @@ def default_entity() -> str | None:
 
 
 def setting_in(path: Path, name: str, read: Callable[[Path], bytes]) -> str | None:
-    """The value of a setting in a settings file of W&B's, parsed as wandb does; `None` if it has none."""
+    """Return a setting in one of W&B's settings files, parsed as wandb does; `None` if it is not set."""
     parser = ConfigParser()
     try:
         parser.read_string(read(path).decode("utf-8"))
@@ -88,14 +88,14 @@ def setting_in(path: Path, name: str, read: Callable[[Path], bytes]) -> str | No
 
 
 def without_values(error: Exception) -> str:
-    """The message of an error on one line, without the values that pydantic repeats: they may be secrets."""
+    """Return the message of an error on one line, without the values that pydantic repeats: they may be secrets."""
     errors = getattr(error, "errors", None)
     if not callable(errors):
         return one_line(error)
-    complaints = (f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in errors())
-    return f"W&B refuses its settings (WANDB_*, settings=, its settings files): {'; '.join(complaints)}"
+    problems = (f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in errors())
+    return f"W&B refuses its settings (WANDB_*, settings=, its settings files): {'; '.join(problems)}"
 
 
 def one_line(error: BaseException) -> str:
-    """The message of an error on one line; its kind, if it has none."""
+    """Return the message of an error on one line; if it is empty, the error's type."""
     return " ".join(str(error).split()) or type(error).__name__

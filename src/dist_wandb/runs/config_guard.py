@@ -1,19 +1,20 @@
-"""The config of a run of W&B's, guarded: what users write is noticed, and wandb does not raise over values.
+"""A guard around the config of a W&B run: it detects the user's writes, and keeps wandb from raising over values.
 
-wandb has no callback for changes of a run's config by the user, and raises over values that it cannot hold. So as long
-as a session is open, the config object of its run has a class derived from its own (`__class__` is set), which notices
-and does not raise. It stays the same object and a wandb.Config, needs no private name of wandb, and gets its own class
-back when the session ends. Values over which wandb raises are written as their repr, in a world of one too. What wandb
-refuses for other reasons (a changed value without `allow_val_change`) still raises; names that came from the primary
-may be set once more without it.
+wandb has no callback for changes of a run's config by the user, and raises over values that it cannot hold. Therefore,
+while a session is open, the config object of its run has a class derived from its original one (by setting
+`__class__`), which reports writes and does not raise. It remains the same object and a wandb.Config, relies on no
+private name of wandb, and gets its original class back when the session ends. Values that wandb cannot hold are written
+as their repr, also in a world of one. Writes that wandb refuses for other reasons (a changed value without
+`allow_val_change`) still raise; names that came from the primary may be set once more without it.
 
 A change costs the JSON of the changed values; a heartbeat without a change costs nothing that grows with the config.
-Changes *inside* of a value notify nobody: heartbeats look into values that can change so, for a millisecond at a time
-and 1 % of the time at most; `flush` and `finish` look into all.
+Changes *inside* a value are not reported: heartbeats inspect mutable values, for a millisecond at a time and at most
+1 % of the time; `flush` and `finish` inspect all values.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, suppress
@@ -34,34 +35,34 @@ class Listener(Protocol):
     """Called before and after a config is read and written."""
 
     def undisturbed(self) -> AbstractContextManager[None]:
-        """Change nothing meanwhile."""
+        """Return a context in which the listener leaves the config unchanged."""
 
     def before_read(self, name: str | None = None) -> None:
-        """The config is about to be read; `name` is one that is not there."""
+        """Handle a coming read of the config; `name` is a requested name that is missing."""
 
     def before_write(self) -> None:
-        """The config is about to be written."""
+        """Handle a coming write."""
 
     def after_write(self, names: Iterable[str]) -> None:
-        """The user has written values of these names."""
+        """Handle values of these names, written by the user."""
 
     def after_change(self, names: Iterable[str]) -> None:
-        """W&B has written values of these names."""
+        """Handle values of these names, written by W&B."""
 
     def may_change(self, name: str) -> bool:
-        """Whether a value may be changed without `allow_val_change`."""
+        """Return whether a value may be changed without `allow_val_change`."""
 
 
 class ConfigGuard:
     """Keeps wandb from raising over values of this rank's config.
 
     Args:
-        rank: This rank, for messages.
+        rank: Global rank, for messages.
         opened_at: The user's line that opened the session, for warnings.
-        is_first: Whether no other rank warns of the same names.
+        is_first: Returns whether this rank is the first to warn of a list of names.
 
     Attributes:
-        replace_run: Called if wandb's own process is lost; it has to `guard` the run's replacement.
+        replace_run: Called if wandb's own process is lost; it must `guard` the replacement of the run.
         listener: Called before and after the guarded config is read and written.
     """
 
@@ -71,7 +72,7 @@ class ConfigGuard:
         self._rank = rank
         self._opened_at = opened_at
         self._is_first = is_first
-        self._refused: set[str] = set()  # names of which was warned
+        self._refused: set[str] = set()  # names with a warning
         self._run: AnyRun = NullRun()
         self._config: Any = None
 
@@ -80,8 +81,8 @@ class ConfigGuard:
         self.listener = listener
         self._run = run
         self._config = getattr(run, "config", None)  # a mock of a run may have none
-        if is_wandb_config(self._config):  # changes of another one are noticed later
-            with suppress(TypeError):  # likewise, if wandb's config does not allow another class
+        if is_wandb_config(self._config):  # changes of any other config are detected later
+            with suppress(TypeError):  # the same applies if wandb's config does not allow another class
                 if not isinstance(self._config, _Guarded):
                     object.__setattr__(self._config, "__class__", _guarded_kind(type(self._config)))
                 object.__setattr__(self._config, _GUARD, self)
@@ -94,14 +95,13 @@ class ConfigGuard:
             object.__delattr__(config, _GUARD)
 
     def writable(self, init_arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The arguments of `wandb.init`, without values of `config` that it would raise over.
+        """Replace values of the argument `config` of `wandb.init` that W&B cannot hold by their repr, with a warning.
 
         Args:
             init_arguments: Keyword arguments of `wandb.init`.
 
         Returns:
-            The same object if wandb accepts all of it; otherwise a copy in which such values are replaced by their
-            repr, with a warning.
+            The same object if W&B can hold all values; otherwise a copy.
         """
         config = init_arguments.get("config")
         values = given_values(config)
@@ -129,11 +129,11 @@ class ConfigGuard:
             )
 
     def write(self, config: Any, given: Any, write: Callable[[Any, bool], None]) -> None:
-        """Write values; those that this rank did not set itself also if wandb would refuse to change them.
+        """Write values; values that this rank did not set itself are changed even if wandb would refuse the change.
 
         Args:
             config: The guarded config.
-            given: Values, as its `update` takes them.
+            given: Values, as accepted by its `update`.
             write: Writes values into it; its second argument is whether to allow changes in any case.
         """
         self.listener.before_write()
@@ -156,24 +156,26 @@ class ConfigGuard:
             self.warn_of_refused(refused)
 
     def _is_written(self, config: Any, values: Any, write: Callable[[Any], None]) -> bool:
-        """Write values; whether wandb can hold all of them. Raises what wandb refuses for other reasons."""
+        """Write values; return whether wandb can hold all of them. Raise if wandb refuses them for another reason."""
+        import wandb
+
         try:
             write(values)
         except Exception as error:
             if self._rescue(config, values, error):
                 return True
-            if is_wandb_error(error) or not isinstance(values, dict):
+            if isinstance(error, wandb.Error) or not isinstance(values, dict):
                 raise
             return False
         return True
 
     def _rescue(self, config: object, values: Any, error: Exception) -> bool:
-        """Write values that `config` refused because wandb's own process is lost; whether it is."""
+        """Write values that `config` refused because wandb's own process is lost; return whether it is."""
         if not wandb_process.has_lost_service(self._run, error):
             return False
         if self.replace_run is None:
             raise error
-        if self._config is config:  # otherwise somebody else has replaced its run meanwhile
+        if self._config is config:  # otherwise the run has already been replaced
             self.replace_run(self._run, error)
         if self._config is not None:
             update_unnoticed(self._config, given_values(values))
@@ -181,22 +183,22 @@ class ConfigGuard:
 
 
 def is_guarded(config: object) -> bool:
-    """Whether writes into a config are noticed."""
+    """Return whether writes into a config are reported."""
     return isinstance(config, _Guarded)
 
 
 def update_unnoticed(config: Any, values: Mapping[str, Any]) -> None:
-    """Write values without noticing it."""
+    """Write values without reporting them to the listener."""
     above: Any = super(_Guarded, config) if isinstance(config, _Guarded) else config
     above.update(dict(values), allow_val_change=True)
 
 
 class _Guarded:
-    """The base class that is put before the class of wandb's config; so it cannot be a mapping of Python's."""
+    """Inserted before the class of wandb's config as a base class, so it cannot be a Python mapping."""
 
     @property
     def _base(self) -> Any:
-        """The config, as its own class has it."""
+        """The config with the methods of its original class."""
         return super()
 
     @property
@@ -254,10 +256,10 @@ class _Guarded:
         return self._base.items()
 
     def __len__(self) -> int:
-        return len(self.keys())  # wandb's own has no length, a `ConfigView` has
+        return len(self.keys())  # wandb's config has no length, but a `ConfigView` does
 
     def __bool__(self) -> bool:
-        return True  # as wandb's own
+        return True  # as for wandb's config
 
     def _before_read(self, name: Any) -> None:
         listener = self._guard.listener
@@ -266,17 +268,13 @@ class _Guarded:
             listener.before_read(name)
 
 
-_guarded_kinds: dict[Any, Any] = {}
-
-
-def _guarded_kind(kind: Any) -> Any:
-    if kind not in _guarded_kinds:
-        _guarded_kinds[kind] = type(kind.__name__, (_Guarded, kind), {"__module__": kind.__module__})
-    return _guarded_kinds[kind]
+@functools.cache
+def _guarded_kind(kind: type[Any]) -> type[Any]:
+    return type(kind.__name__, (_Guarded, kind), {"__module__": kind.__module__})
 
 
 def can_hold(value: object) -> bool:
-    """Whether W&B can hold a value in the config of a run. Tried on a config that belongs to no run."""
+    """Return whether W&B can hold a value in the config of a run, tested with a config that belongs to no run."""
     import wandb
 
     kind = _kind_of_config()
@@ -286,20 +284,20 @@ def can_hold(value: object) -> bool:
     try:
         probe.update({"value": value}, allow_val_change=True)
         json.dumps(probe["value"], default=_json_of_builtin)
-    except Exception:  # noqa: BLE001  # values have code of their own, which may raise anything
+    except Exception:  # noqa: BLE001  # values execute their own code, which may raise anything
         return False
     return True
 
 
 def _kind_of_config() -> type[Any] | None:
-    """The class of the configs of runs. The name is public, but wandb hides it from type checkers."""
+    """Return the class of the configs of runs. The name is public, but wandb hides it from type checkers."""
     import wandb
 
     return getattr(wandb, "Config", None)
 
 
 def _json_of_builtin(value: object) -> Any:
-    """W&B's JSON of built-in objects that JSON does not know."""
+    """Convert built-in objects without a JSON form as W&B does."""
     if isinstance(value, (set, frozenset)):
         return list(value)
     if isinstance(value, complex):
@@ -307,14 +305,7 @@ def _json_of_builtin(value: object) -> Any:
     raise TypeError(type(value).__name__)
 
 
-def is_wandb_error(error: Exception) -> bool:
-    """Whether W&B raised an error on purpose, such as for a config value that may not be changed."""
-    import wandb
-
-    return isinstance(error, wandb.Error)
-
-
 def is_wandb_config(config: object) -> bool:
-    """Whether this is the config of a run of wandb's, rather than a mock of one."""
+    """Return whether this is the config of a wandb run, rather than a mock."""
     kind = _kind_of_config()
     return kind is not None and issubclass(type(config), kind)

@@ -1,4 +1,4 @@
-"""The console output of wandb."""
+"""wandb's console output."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def with_warnings_alone(*, on: bool) -> Iterator[None]:
 
 
 def sets_verbosity(init_arguments: Mapping[str, Any]) -> bool:
-    """Whether the user has set the verbosity of wandb."""
+    """Return whether the user has set the verbosity of wandb."""
     names = ("quiet", "silent", "show_info")
     return any(
         user_setting(init_arguments, name) is not None or f"WANDB_{name.upper()}" in os.environ for name in names
@@ -35,5 +35,5 @@ def sets_verbosity(init_arguments: Mapping[str, Any]) -> bool:
 
 
 def is_silent() -> bool:
-    """Whether the user asked wandb, by `WANDB_SILENT`, to print nothing."""
+    """Return whether the user has silenced wandb with `WANDB_SILENT`."""
     return os.environ.get("WANDB_SILENT", "").lower() in ("true", "1", "yes")

@@ -1,9 +1,9 @@
-"""Which server W&B's client would talk to, who named it, and whether it gets the API key.
+"""Which server W&B's client would connect to, which source names it, and whether it receives the API key.
 
-W&B also takes the server from ``wandb/settings`` in the current directory, ahead of the user's own file, and sends the
-key there. `destination` trusts what the *user* names (environment, own settings file, default), whatever else wandb
-goes by: so a source of settings that is not known counts as a stranger's. ``doctor`` and ``sync`` refuse; a training,
-which W&B's users start in a directory of their own, warns once.
+W&B also reads the server from ``wandb/settings`` in the current directory, with precedence over the user's own file,
+and sends the key there. `destination` trusts only servers that the *user* names (environment, own settings file,
+default). Any other source of settings, also one unknown to this module, counts as a stranger's. ``doctor`` and ``sync``
+refuse such a server; a training, which users normally start in a directory of their own, warns once.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("dist_wandb")
 
-_ON_THE_WAY = ("insecure_disable_ssl", "http_proxy", "https_proxy", "x_extra_http_headers")  # to the right server
+# Settings that can expose the key on its way to the right server.
+_ON_THE_WAY = ("insecure_disable_ssl", "http_proxy", "https_proxy", "x_extra_http_headers")
 _notices = Notices()
 
 
@@ -49,14 +50,14 @@ class Setup:
     """How wandb is set up in this environment.
 
     Args:
-        mode: What `wandb.init` would do: `"online"`, `"offline"` or `"disabled"`; `None` if it would raise.
-        problem: Why it would; empty otherwise.
-        server: The server, who named it, and whether the API key may go there; `None` if `wandb.init` would raise.
-        entity: Owner of new runs, if one is set.
-        project: Project of new runs, if one is set.
-        key: The API key, if there is one.
-        key_from: Where it comes from.
-        inherits_service: Whether this process is to use the wandb process of another one.
+        mode: Mode of `wandb.init`: `"online"`, `"offline"` or `"disabled"`; `None` if it would raise.
+        problem: Why it would raise; empty otherwise.
+        server: The server, its source, and whether the API key may go there; `None` if `wandb.init` would raise.
+        entity: Owner of new runs, if set.
+        project: Project of new runs, if set.
+        key: The API key, if any.
+        key_from: Source of the API key.
+        inherits_service: Whether this process would use the wandb process of another process.
     """
 
     mode: Mode | None
@@ -70,10 +71,10 @@ class Setup:
 
 
 def setup(trusted: str | None = None) -> Setup:
-    """Find out how wandb is set up in this environment. Opens nothing, and asks no server.
+    """Determine how wandb is set up in this environment, without opening a run or contacting a server.
 
     Args:
-        trusted: The server that the user allows the API key to go to in any case, if any.
+        trusted: The server to which the user allows the API key to go in any case, if any.
     """
     try:
         mode, settings = wanted_mode({}), client_settings()
@@ -85,20 +86,20 @@ def setup(trusted: str | None = None) -> Setup:
 
 
 def destination(init_arguments: Mapping[str, Any] | None = None, *, trusted: str | None = None) -> Destination:
-    """Find out which server W&B's client would talk to, who named it, and whether the API key may go there.
+    """Determine which server W&B's client would connect to, its source, and whether the API key may go there.
 
-    The user names a server by `WANDB_BASE_URL`, in the user's own settings file, or by leaving W&B's default. All other
-    sources, above all ``./wandb/settings``, may be a stranger's. A server that only they name gets the key if the
-    user's netrc has one for that host, or if the user allows it. No server but one on this host gets it over plain
-    http, unless the user allows it. The user allows it with ``--trust-server URL``
-    (`dist_wandb.runs.destination.TRUST_OPTION`), the same for all commands. Opens nothing, and asks no server.
+    The user names a server by `WANDB_BASE_URL`, in the user's own settings file, or by keeping W&B's default. All other
+    sources, above all ``./wandb/settings``, may be a stranger's. A server that only such a source names gets the key if
+    the user's netrc has a key for that host, or if the user allows it. Over plain http only a server on this host gets
+    the key, unless the user allows it. The user allows it with ``--trust-server URL`` (`destination.TRUST_OPTION`), in
+    all commands. This function opens no run and contacts no server.
 
     Args:
         init_arguments: Keyword arguments of `wandb.init`, whose `settings` may name a server.
-        trusted: The value of ``--trust-server``, if it was given.
+        trusted: The value of ``--trust-server``, if given.
 
     Returns:
-        The server. Where `refusal` is not empty, neither the key nor runs may go there.
+        The server. If its `refusal` is not empty, neither the key nor runs may go there.
 
     Raises:
         ConfigurationError: wandb refuses its settings, or the address is ambiguous.
@@ -121,9 +122,10 @@ def destination(init_arguments: Mapping[str, Any] | None = None, *, trusted: str
 
 
 def warn_of_workspace(init_arguments: Mapping[str, Any]) -> None:
-    """Warn once of settings of the current directory that decide, by themselves, who gets the API key of an online run.
+    """Warn once if only settings of the current directory determine who gets the API key of an online run.
 
-    wandb reads them, and whoever starts a training in a directory mostly knows it. But a stolen key cannot be recalled.
+    wandb reads them, and users mostly know the directory in which they start a training. But a stolen key cannot be
+    recalled.
     """
     places = [place for place in workspace_settings() if place.exists()]
     if not places:
@@ -147,7 +149,7 @@ def warn_of_workspace(init_arguments: Mapping[str, Any]) -> None:
 
 
 def _is_from(places: Iterable[Path], name: str, init_arguments: Mapping[str, Any]) -> bool:
-    """Whether a setting is made only by settings files of the current directory."""
+    """Return whether only settings files of the current directory set a value."""
     if user_setting(init_arguments, name) is not None or f"WANDB_{name.upper()}" in os.environ:
         return False
     own = {setting_in(path, name, Path.read_bytes) for path in users_settings()}
@@ -155,13 +157,13 @@ def _is_from(places: Iterable[Path], name: str, init_arguments: Mapping[str, Any
 
 
 def _who_named(url: str) -> tuple[Origin, str]:
-    """Who named the server that wandb uses. Only what the user is known to have named counts as the user's."""
+    """Return the origin and source of the server that wandb uses. Only sources known to be the user's count as such."""
     import wandb
 
     in_environment = os.environ.get("WANDB_BASE_URL")
     if in_environment and _is_read_as(in_environment, url):
         return "environment", "WANDB_BASE_URL"
-    own = [(path, setting_in(path, "base_url", Path.read_bytes)) for path in users_settings()]  # links, in one's home
+    own = [(path, setting_in(path, "base_url", Path.read_bytes)) for path in users_settings()]  # may be links
     for path, named in own:
         if named and _is_read_as(named, url):
             return "user settings", str(path)
@@ -175,7 +177,7 @@ def _who_named(url: str) -> tuple[Origin, str]:
 
 
 def _is_read_as(named: str, url: str) -> bool:
-    """Whether wandb reads a written address as `url`: it rewrites some."""
+    """Return whether wandb reads a configured address as `url`: it rewrites some."""
     import wandb
 
     if is_same_server(named, url):
@@ -187,37 +189,33 @@ def _is_read_as(named: str, url: str) -> bool:
 
 
 def _api_key(settings: wandb.Settings, url: str) -> tuple[str | None, str | None]:
-    """The API key that wandb would send to a server, and where it comes from."""
+    """Return the API key that wandb would send to a server, and its source."""
     if settings.api_key:
         in_environment = settings.api_key == os.environ.get("WANDB_API_KEY")
         return settings.api_key, "WANDB_API_KEY" if in_environment else "a settings file of W&B's"
-    return _key_in_netrc(url)
+    for path, hosts in _netrcs():
+        for name in (*_names_in_netrc(url), "default"):
+            if name in hosts:
+                return hosts[name][2], path
+    return None, None
 
 
 def _has_own_key(settings: wandb.Settings, url: str) -> bool:
-    """Whether the key that wandb would send is the one that the user's netrc has for this very host."""
+    """Return whether the key that wandb would send is the key for this very host in the user's netrc."""
     if settings.api_key or settings.identity_token_file:
         return False
     names = _names_in_netrc(without_password(url))
     return any(name in names and name != "default" for _, hosts in _netrcs() for name in hosts)
 
 
-def _key_in_netrc(base_url: str) -> tuple[str | None, str | None]:
-    for path, hosts in _netrcs():
-        for name in (*_names_in_netrc(base_url), "default"):
-            if name in hosts:
-                return hosts[name][2], path
-    return None, None
-
-
 def _netrcs() -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The netrc files that exist: path, and logins by host."""
+    """Yield the existing netrc files: path, and logins by host."""
     for path in filter(None, (os.environ.get("NETRC"), "~/.netrc", "~/_netrc")):
         with suppress(OSError, RuntimeError, NetrcParseError):
             yield path, netrc(Path(path).expanduser()).hosts
 
 
 def _names_in_netrc(base_url: str) -> tuple[str, str]:
-    """The names under which netrc may have a server's key: newer versions of wandb write the port as well."""
+    """Return the names under which netrc may have a server's key: newer versions of wandb include the port."""
     parts = urlsplit(base_url)
     return parts.netloc, parts.hostname or ""

@@ -1,9 +1,9 @@
-"""Pure: which server runs go to, who named it, and whether the API key may go there.
+"""The server that receives runs, its source, and whether the API key may go there. Pure.
 
-W&B's client also reads the server's address from files, one of them in the current directory. So whoever wrote that
-directory could choose who gets the API key. Hence one rule for all commands that send it: a server that the user has
-named gets the key, a server that only the directory names does not, and no server gets it in clear text over a network;
-unless the user names that very server on the command line (`TRUST_OPTION`).
+W&B's client also reads the server's address from files, one of them in the current directory. The author of that
+directory could therefore choose who gets the API key. Hence one rule for all commands that send it: a server named by
+the user gets the key, a server named only by the directory does not, and no server gets it in clear text over a
+network, unless the user names that very server on the command line (`TRUST_OPTION`).
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Literal
 from urllib.parse import urlsplit, urlunsplit
 
 TRUST_OPTION = "--trust-server"
-"""The option of all commands by which the user allows the API key to go to a server; its value is the address."""
+"""Option of all commands that allows the API key to go to a server; its value is the server's address."""
 
 Origin = Literal["argument", "environment", "user settings", "default", "workspace settings", "elsewhere"]
-"""Who named a server: the script, the user's environment, the user's own settings file, W&B's default, the settings
-file of the current directory, or an unknown source."""
+"""Source of a server's address: the script, the user's environment, the user's own settings file, W&B's default, the
+settings file of the current directory, or an unknown source."""
 
 _CHARACTERS = re.compile(r"[A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=%-]+")  # RFC 3986
 _PORTS = {"http": 80, "https": 443}
@@ -29,13 +29,13 @@ _UNNAMED = ("workspace settings", "elsewhere")
 
 @dataclass(frozen=True)
 class Destination:
-    """The server that runs go to.
+    """The server that receives runs.
 
     Args:
-        url: Its address, with a password if the address has one. For connections only, never for output.
-        shown: Its address without name and password.
-        origin: Who named it.
-        source: Where it was named, for people: a variable, a file.
+        url: Address of the server, with its password, if any. For connections only, never for output.
+        shown: Address without user name and password.
+        origin: Kind of source of the address.
+        source: Source of the address for messages: a variable, a file.
         refusal: Why the API key may not go there, and what the user can do, as text; empty if it may.
     """
 
@@ -52,18 +52,15 @@ class Destination:
 
 
 def refusal_of(url: str, origin: Origin, source: str, *, has_own_key: bool = False, trusted: str | None = None) -> str:
-    """Why the API key may not go to a server; empty if it may.
+    """Return why the API key may not go to a server, and what to do, as text; empty if it may.
 
     Args:
-        url: The server's address.
-        origin: Who named it.
-        source: Where it was named, for people.
-        has_own_key: Whether the key is the one that the user's netrc has for this very host, so that no other server
-            gets it.
-        trusted: The address that the user has allowed, if any, by `TRUST_OPTION`.
-
-    Returns:
-        What is wrong, where it comes from, and what to do.
+        url: Address of the server.
+        origin: Kind of source of the address.
+        source: Source of the address for messages.
+        has_own_key: Whether the key is the one for this very host in the user's netrc, so that no key of another server
+            is sent.
+        trusted: The address that the user has allowed by `TRUST_OPTION`, if any.
     """
     shown = without_password(url)
     if trusted is not None and is_same_server(trusted, url):
@@ -88,16 +85,16 @@ def refusal_of(url: str, origin: Origin, source: str, *, has_own_key: bool = Fal
 
 
 def without_password(url: str) -> str:
-    """An address without name and password."""
+    """Return an address without user name and password."""
     parts = urlsplit(url)
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
 
 def is_address(url: str) -> bool:
-    """Whether this is the address of a server that all URL parsers read in the same way.
+    """Return whether this is the address of a server that all URL parsers read in the same way.
 
-    They differ about a backslash, white space and several ``@``, and so about the host: the checked host would not be
-    the one that is connected to.
+    They disagree about a backslash, white space and several ``@``, and thus about the host: the connection could go to
+    another host than the one that was checked.
     """
     try:
         parts = urlsplit(url)
@@ -109,14 +106,14 @@ def is_address(url: str) -> bool:
 
 
 def is_same_server(one: str, other: str) -> bool:
-    """Whether two addresses lead to the same place, apart from names and passwords in them."""
+    """Return whether two addresses, ignoring user names and passwords, refer to the same server."""
     if one.rstrip("/") == other.rstrip("/"):
         return True
     return is_address(one) and is_address(other) and _location(one) == _location(other)
 
 
 def is_loopback(url: str) -> bool:
-    """Whether an address is on this host."""
+    """Return whether an address is on this host."""
     host = (urlsplit(url).hostname or "").rstrip(".")
     try:
         return ip_address(host).is_loopback
@@ -125,7 +122,7 @@ def is_loopback(url: str) -> bool:
 
 
 def _is_private(url: str) -> bool:
-    """Whether nobody in between can read what is sent there."""
+    """Return whether data sent to an address cannot be read on the way."""
     return urlsplit(url).scheme == "https" or is_loopback(url)
 
 

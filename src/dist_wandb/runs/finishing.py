@@ -1,4 +1,4 @@
-"""The end of a run: missing data, and how to upload it."""
+"""End a run, and report missing data and how to upload it."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 
 def quiet_finish(run: AnyRun, plan: RunPlan, init_arguments: Mapping[str, Any]) -> AbstractContextManager[None]:
-    """Limit wandb to warnings at the end of a run of several writers.
+    """Limit wandb to warnings at the end of a run with several writers.
 
-    That is on all ranks but one, and offline on that one too, because "wandb sync" is not the way to upload it. The
-    user's own verbosity takes precedence.
+    This applies to all ranks except one, and offline to that one too, because W&B's hint to "wandb sync" is wrong for
+    such a run. The user's own verbosity takes precedence.
     """
     is_one_of_several = plan.has_writers and (not plan.announces or is_offline(run))
     return with_warnings_alone(on=bool(run) and is_one_of_several and not sets_verbosity(init_arguments))
 
 
 def upload_hint(run: AnyRun, plan: RunPlan, topology: Topology) -> str | None:
-    """How to upload a shared run on disk, as a line for one of its ranks; `None` for other runs and ranks."""
+    """Return a line for one rank on how to upload a shared run on disk; `None` for other runs and ranks."""
     if not run or not plan.has_writers or not plan.announces or is_disabled(run) or not is_offline(run):
         return None
     directory = Path(run.dir).parent.parents[2] if plan.shared else Path(run.dir).parent.parent
@@ -44,7 +44,7 @@ def finish(run: AnyRun, exit_code: int | None) -> str | None:
 
     Args:
         run: The run, or a `NullRun`.
-        exit_code: The exit code of the run; `None` for that of the process.
+        exit_code: Exit code of the run; `None` for the exit code of the process.
 
     Returns:
         The problem and what to do, as a sentence; `None` if the run is complete.

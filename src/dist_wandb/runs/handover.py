@@ -1,4 +1,4 @@
-"""Handing a run over to a child process, with its config: wandb attaches it with an empty one."""
+"""Pass a run to a child process, with its config: wandb attaches the run with an empty config."""
 
 from __future__ import annotations
 
@@ -25,11 +25,7 @@ def pickled(run: AnyRun | None) -> bytes | None:
 
 
 def unpickled(data: bytes) -> Run | None:
-    """In the child, the run of the parent process, attached to the parent's service.
-
-    Returns:
-        The run; `None`, with a warning, if wandb cannot attach to it.
-    """
+    """In the child: return the parent's run, attached to the parent's service; `None`, with a warning, if it fails."""
     run: Run
     run, config = pickle.loads(data)  # noqa: S301  # written by `pickled` in the parent of this very process
     try:

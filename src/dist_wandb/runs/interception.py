@@ -1,8 +1,8 @@
-"""Methods of one object, a run or a module, that call a session's handler first; the object's class is unchanged.
+"""Interception of methods of one object, a run or a module, by a session's handlers; its class is unchanged.
 
-So `wandb.log` in a library, or `run.log`, goes a session's way as long as one is open, and `run.finish` ends it. With
-`log` of a run object also ``wandb.log`` is intercepted, where ``wandb.run`` is that run; on a rank without a run the
-stand-in's `log`, and ``wandb.log``. `Record` calls the original. Of several sessions on one run the last one is called.
+While a session is open, `run.log` and `wandb.log`, also in libraries, pass through it, and `run.finish` ends it.
+Together with `log` of a run, ``wandb.log`` is intercepted if ``wandb.run`` is that run; on a rank without a run, `log`
+of the stand-in and ``wandb.log``. `Record` calls the original. If several sessions share a run, the last one is called.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
     from dist_wandb.runs.null_run import AnyRun
 
-_OF_THE_MODULE = frozenset({"log", "define_metric"})  # wandb has these as functions of `wandb.run`, too
+_OF_THE_MODULE = frozenset({"log", "define_metric"})  # module functions of wandb that act on `wandb.run`
 
 Handler: TypeAlias = Callable[..., Any]
 """Called in place of a method, with the original method and the arguments of the call."""
 
 
 class Interception:
-    """Replaces a method of one object: the handler that was added last is called instead.
+    """Replaces a method of one object by the handler that was added last.
 
     Args:
         owner: The object. It must have a `__dict__`.
@@ -46,8 +46,8 @@ class Interception:
 
     def _method(self) -> Callable[..., Any]:
         def method(*args: Any, **kwargs: Any) -> Any:
-            handlers = self._handlers  # without handlers, a kept reference calls the original
-            if not handlers or (id(self._owner), self._name) in _passing():
+            handlers = self._handlers  # without handlers, an old reference to this method calls the original
+            if not handlers or (id(self._owner), self._name) in _bypassed():
                 return self.original(*args, **kwargs)
             return handlers[-1](self.original, *args, **kwargs)
 
@@ -62,7 +62,7 @@ class Interception:
         return not self._handlers
 
     def add(self, handler: Handler) -> Callable[[], None]:
-        """Call `handler` from now on, until the returned function is called."""
+        """Call `handler` until the returned function is called."""
         self._handlers.append(handler)
 
         def remove() -> None:
@@ -80,12 +80,12 @@ _MARK = "__intercepted_by_dist_wandb__"
 
 
 def intercept(owner: object, name: str, handler: Handler) -> tuple[Interception, Callable[[], None]]:
-    """Call `handler` in place of a method of `owner`, and of no other object.
+    """Call `handler` in place of a method of `owner`, but of no other object.
 
     Args:
         owner: The object.
         name: Name of the method.
-        handler: Called with the original method, and the arguments of the call.
+        handler: Called with the original method and the arguments of the call.
 
     Returns:
         The interception, and a function that removes the handler.
@@ -95,33 +95,33 @@ def intercept(owner: object, name: str, handler: Handler) -> tuple[Interception,
 
 
 def original(owner: Any, name: str) -> Callable[..., Any]:
-    """The method of an object without handlers.
+    """Return the method of an object without handlers.
 
-    If other code has replaced the method meanwhile, it is that replacement, and handlers are skipped inside it.
+    If other code has replaced the method meanwhile, return that replacement, and skip handlers inside it.
     """
     interception = _found(owner, name)
     if interception is not None:
         return interception.original
     method: Callable[..., Any] = getattr(owner, name)
-    return functools.partial(_past, (id(owner), name), method)
+    return functools.partial(_bypass, (id(owner), name), method)
 
 
-def _past(which: tuple[int, str], method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    passing = _passing()
-    passing.append(which)
+def _bypass(which: tuple[int, str], method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    bypassed = _bypassed()
+    bypassed.append(which)
     try:
         return method(*args, **kwargs)
     finally:
-        passing.remove(which)
+        bypassed.remove(which)
 
 
 _in_thread = threading.local()
 
 
-def _passing() -> list[tuple[int, str]]:
-    """The methods of objects whose handlers are skipped in this thread."""
-    passing: list[tuple[int, str]] = _in_thread.__dict__.setdefault("passing", [])
-    return passing
+def _bypassed() -> list[tuple[int, str]]:
+    """Return the methods of objects whose handlers are skipped in this thread."""
+    bypassed: list[tuple[int, str]] = _in_thread.__dict__.setdefault("bypassed", [])
+    return bypassed
 
 
 def _found(owner: object, name: str) -> Interception | None:
@@ -131,17 +131,17 @@ def _found(owner: object, name: str) -> Interception | None:
 
 
 def intercept_methods(run: AnyRun, handlers: Mapping[str, Handler]) -> Callable[[], None]:
-    """Call a session's handlers whenever methods of its run are called directly.
+    """Call a session's handlers when methods of its run are called directly.
 
     Only the methods of this object are replaced, not those of its class. ``wandb.log`` and ``wandb.define_metric`` are
     replaced as well if ``wandb.run`` is this run; ``wandb.log`` also if this process has no run.
 
     Args:
         run: The run, or a `NullRun`.
-        handlers: By the name of a method its handler, called with the original method and the arguments.
+        handlers: Handlers by method name, called with the original method and the arguments.
 
     Returns:
-        A function that undoes it. wandb's functions are restored unless wandb has replaced them meanwhile.
+        A function that removes the handlers. It restores wandb's functions unless wandb has replaced them meanwhile.
     """
     removals = [remove for name, handler in handlers.items() for remove in _replaced(run, name, handler)]
 
@@ -169,13 +169,13 @@ def _replaced(run: AnyRun, name: str, handler: Handler) -> Iterator[Callable[[],
 
 
 def _has_method(run: AnyRun, name: str) -> bool:
-    """Whether a run has a method that may be replaced: the `log` of a mock is inspected by the test that made it."""
+    """Return whether a run has a method that may be replaced; not that of a mock, which a test inspects."""
     if not hasattr(run, "__dict__") or not hasattr(run, name):
         return False
     return isinstance(run, NullRun) or name == "finish" or callable(getattr(type(run), name, None))
 
 
 def _restore(module: ModuleType, name: str, interception: Interception) -> None:
-    """Restore one of wandb's functions, unless wandb has replaced it or other sessions still handle it."""
+    """Restore a function of wandb, unless wandb has replaced it or other sessions still intercept it."""
     if interception.is_idle and vars(module).get(name) is interception.method:
         vars(module)[name] = interception.original

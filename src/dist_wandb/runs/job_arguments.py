@@ -1,4 +1,4 @@
-"""The arguments that describe a job, as they may be published for ranks that were given none or others."""
+"""The arguments that describe a job, in publishable form, for ranks that were given none or other ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _DESCRIBING = ("entity", "project", "name", "notes", "tags", "group", "job_type"
 
 
 def arguments_for_others(init_arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments that describe the job, for ranks that were given none or others; only what JSON can hold."""
+    """Return those arguments that describe the job and that JSON can hold, for other ranks."""
     described = {name: init_arguments[name] for name in _DESCRIBING if init_arguments.get(name) is not None}
     if "dir" in described:
         described["dir"] = os.fspath(described["dir"])
@@ -26,7 +26,7 @@ def arguments_for_others(init_arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_own_secrets(described: Mapping[str, Any], init_arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The result of `arguments_for_others` on another rank, with its secrets as this rank was given them."""
+    """Complete a result of `arguments_for_others` from another rank with this rank's own secrets."""
     config = described.get("config")
     if not isinstance(config, dict):
         return dict(described)
@@ -36,7 +36,7 @@ def with_own_secrets(described: Mapping[str, Any], init_arguments: Mapping[str, 
 
 
 def _plain_part(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Those values that JSON can hold, without secrets, with tuples as lists; the run's config has the others."""
+    """Return the values that JSON can hold, without secrets, with tuples as lists; the run's config has the others."""
     values = {name: withheld(name, value, value) for name, value in values.items()}
     return {
         name: value if is_json({name: value}) else encoded(value)
@@ -46,14 +46,14 @@ def _plain_part(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def chosen_config(init_arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The argument `config` as a dict, without the names that W&B is to leave out."""
+    """Return the argument `config` as a dict, without the names that W&B should leave out."""
     values = given_values(init_arguments.get("config"))
     without, only = init_arguments.get("config_exclude_keys"), init_arguments.get("config_include_keys")
     return {name: value for name, value in values.items() if name not in (without or ()) and (not only or name in only)}
 
 
 def is_json(value: object) -> bool:
-    """Whether JSON can hold a value; tuples become lists."""
+    """Return whether JSON can hold a value; tuples become lists."""
     try:
         return bool(json.loads(json.dumps(value)) == value or isinstance(value, (list, tuple)))
     except (TypeError, ValueError):

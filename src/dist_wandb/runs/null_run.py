@@ -1,4 +1,4 @@
-"""`NullRun`: the stand-in for a W&B run on a rank that opens none, with its summary and its parts.
+"""`NullRun`: the stand-in for a W&B run on a rank without a run, with its summary and its parts.
 
 The primary publishes the run's metadata and config in one message, so both are equally recent here.
 """
@@ -25,17 +25,17 @@ _notices = Notices()
 
 
 class StandIn:
-    """Accepts every use, at any depth of attributes and items, and does nothing. It is empty and falsy."""
+    """Accepts any use, at any depth of attributes and items, and does nothing. It is empty and falsy."""
 
     def __bool__(self) -> Literal[False]:
         return False
 
     def __call__(self, *_args: Any, **_kwargs: Any) -> StandIn:
-        """Accept a call of anything."""
+        """Accept any call."""
         return NullPart()
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # protocols like copy and pickle must see that they are not implemented
+        if name.startswith("__"):  # protocols such as copy and pickle must detect that they are not implemented
             raise AttributeError(name)
         return NullPart()
 
@@ -73,21 +73,21 @@ class StandIn:
 class NullRun(StandIn):
     """Stands in for a W&B run on a rank that opens none.
 
-    Every call on it is accepted and does nothing, at any depth of attributes and items, so that the same script runs
-    on all ranks: ``run.config.update({...})``, ``run.summary["best"] = 0.9``. It is falsy: ask ``if run:``.
+    It accepts every call, at any depth of attributes and items, and does nothing, so that the same script runs on all
+    ranks: ``run.config.update({...})``, ``run.summary["best"] = 0.9``. It is falsy: test it with ``if run:``.
 
-    Its `summary` reads what was written into it on this rank, else the defaults of `get`; what is logged does not show
-    in it.
+    Its `summary` returns the values written into it on this rank, else the defaults of `get`; logged values do not
+    appear in it.
 
-    It has the metadata of the run that this rank's numbers go to, as that run's primary has published it: `id`, `name`,
-    `url`, `entity`, `project`, `project_url`, `path`, `group`, `job_type`, `tags`, `notes`, `dir` (on the primary's
-    node), `start_time`, `sweep_id`, `offline`, `disabled`, `resumed` and `config`. The first read waits for the primary
-    to open its run, up to `join_timeout`; later changes by the primary show within a heartbeat.
+    It has the metadata of the run that receives this rank's numbers, as published by the primary of that run: `id`,
+    `name`, `url`, `entity`, `project`, `project_url`, `path`, `group`, `job_type`, `tags`, `notes`, `dir` (on the
+    primary's node), `start_time`, `sweep_id`, `offline`, `disabled`, `resumed` and `config`. The first read waits for
+    the primary to open its run, up to `join_timeout`; later changes by the primary appear within a heartbeat.
 
     Args:
-        id: Id of the run that this rank's numbers go to, if it is known.
-        name: Display name of that run, if it is known.
-        url: Address of that run, if it is known.
+        id: Id of the run that receives this rank's numbers, if known.
+        name: Display name of that run, if known.
+        url: Address of that run, if known.
 
     Example:
         With ``run_mode="auto"`` on two ranks::
@@ -108,7 +108,7 @@ class NullRun(StandIn):
 
     @property
     def summary(self) -> NullSummary:
-        """The values written into the summary on this rank: ranks that write the same read the same."""
+        """The values written into the summary on this rank: ranks that write the same values read the same values."""
         summary: NullSummary = self.__dict__.setdefault("_summary", NullSummary())
         return summary
 
@@ -117,29 +117,27 @@ class NullRun(StandIn):
         """Accept and discard."""
 
     def show_config(self, config: object) -> None:
-        """Show `config` as the config of the run that this rank's numbers go to."""
+        """Set the config of the run that receives this rank's numbers."""
         self.__dict__["config"] = config
 
     def show_metadata(self, read: Callable[[], Mapping[str, Any]], planned_id: str | None) -> None:
-        """Show metadata as that of the run that this rank's numbers go to.
+        """Set the source of the metadata of the run that receives this rank's numbers.
 
         Args:
             read: Returns the currently known metadata by name.
-            planned_id: Id of the run while `read` does not know it.
+            planned_id: Id of the run until `read` returns one.
         """
         self.__dict__["_read"] = read
         self.__dict__["_known"] = {**self.__dict__["_known"], "id": planned_id}
 
     def metadata(self) -> Mapping[str, Any]:
-        """The known metadata of the run that this rank's numbers go to, by attribute of `wandb.Run`."""
+        """Return the known metadata of the run that receives this rank's numbers, by attribute of `wandb.Run`."""
         read: Callable[[], Mapping[str, Any]] | None = self.__dict__["_read"]
         return {**self.__dict__["_known"], **(read() if read is not None else {})}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Keep the current metadata in a copy, also in another process."""
-        own = {
-            name: value for name, value in self.__dict__.items() if name not in ("finish", "log")
-        }  # see interception
+        """Keep the current metadata in a copy, also in another process, without the intercepted methods."""
+        own = {name: value for name, value in self.__dict__.items() if name not in ("finish", "log")}
         return {**own, "_known": dict(self.metadata()), "_read": None}
 
     def __getattr__(self, name: str) -> Any:
@@ -154,52 +152,33 @@ class NullRun(StandIn):
 
 
 class NullPart(StandIn):
-    """Stands in for a part of a run, such as an artifact: all of it is of this kind, names included.
+    """Stands in for a part of a run, such as an artifact: all its attributes and items are of this class, too.
 
-    As a number it is NaN: it can be computed with, and no comparison with it is true.
+    As a number it is NaN: arithmetic with it works, and every comparison with it is false.
     """
 
     def get(self, name: object, default: Any = None) -> Any:  # noqa: ARG002  # nothing is known of a part
-        """The default; without one, a `NullPart`."""
+        """Return the default; without one, a `NullPart`."""
         return NullPart() if default is None else default
 
     def keys(self) -> tuple[Any, ...]:
-        """No names."""
+        """Return no names."""
         return ()
 
-    values = keys
-    items = keys
+    values = items = keys
 
     def _computed(self, *_others: object) -> NullPart:
         return NullPart()
 
-    __add__ = _computed
-    __radd__ = _computed
-    __sub__ = _computed
-    __rsub__ = _computed
-    __mul__ = _computed
-    __rmul__ = _computed
-    __truediv__ = _computed
-    __rtruediv__ = _computed
-    __floordiv__ = _computed
-    __rfloordiv__ = _computed
-    __mod__ = _computed
-    __rmod__ = _computed
-    __pow__ = _computed
-    __rpow__ = _computed
-    __neg__ = _computed
-    __pos__ = _computed
-    __abs__ = _computed
-    __round__ = _computed
+    __add__ = __sub__ = __mul__ = __truediv__ = __floordiv__ = __mod__ = __pow__ = _computed
+    __radd__ = __rsub__ = __rmul__ = __rtruediv__ = __rfloordiv__ = __rmod__ = __rpow__ = _computed
+    __neg__ = __pos__ = __abs__ = __round__ = _computed
 
     def _compared(self, _other: object) -> bool:
         _warn_of_unknown()
         return False
 
-    __lt__ = _compared
-    __le__ = _compared
-    __gt__ = _compared
-    __ge__ = _compared
+    __lt__ = __le__ = __gt__ = __ge__ = _compared
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, (int, float, str)):
@@ -225,14 +204,14 @@ class NullPart(StandIn):
 
 
 class NullSummary(MutableMapping[Any, Any], StandIn):
-    """The summary of a run on a rank without it: values written there can be read there."""
+    """The summary of a run on a rank without it: values written on this rank can be read on this rank."""
 
     def _own(self) -> dict[Any, Any]:
         own: dict[Any, Any] = self.__dict__.setdefault("_written", {})
         return own
 
     def get(self, name: object, default: Any = None) -> Any:
-        """The value that this rank has written under a name, else the default."""
+        """Return the value that this rank has written under a name, else the default."""
         return self._own().get(name, default)
 
     def __getattr__(self, name: str) -> Any:
@@ -262,7 +241,7 @@ class NullSummary(MutableMapping[Any, Any], StandIn):
 
 
 def _warn_of_unknown() -> None:
-    """Warn once that a script depends on a value that this rank cannot have: other ranks may branch differently."""
+    """Warn once that a script depends on a value that is unknown on this rank: other ranks may branch differently."""
     _notices.warn(
         "unknown",
         "a value of the run, for example of its summary, was compared or used as a number on a rank without a run, "
@@ -272,7 +251,7 @@ def _warn_of_unknown() -> None:
 
 
 def public_names(run: AnyRun) -> set[str]:
-    """The names that a W&B run has for its users; of a stand-in as well, provided that wandb is imported."""
+    """Return the public names of a W&B run; also for a stand-in, provided that wandb is imported."""
     if run or not isinstance(run, NullRun):
         return {name for name in dir(run) if not name.startswith("_")}
     kind = getattr(getattr(sys.modules.get("wandb.sdk"), "wandb_run", None), "Run", None)

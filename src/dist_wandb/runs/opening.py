@@ -1,14 +1,14 @@
-"""Opening the run of one rank: after its primary, with retries, and on disk if W&B cannot be reached.
+"""Open the run of one rank: after its primary, with retries, and on disk if W&B cannot be reached.
 
 Under `run_key` the primary of a unit publishes that its run is open, or why it is not. The secondaries of a shared run
-wait for it, open theirs and publish by `attached_writers` that they are attached. They try several times, because the
-server may not know the run yet.
+wait for this message, open their runs, and add themselves to `attached_writers`. They retry, because the server may not
+know the run yet.
 
-If W&B cannot be reached, the run is opened offline with one warning; the primary publishes which of the two it is, so
-that no secondary waits for a dead server. With ``strict=True`` it is an error instead, on all ranks of a shared run.
-Only failures of W&B are treated so, not wrong arguments. A run that could not be opened holds its id in wandb's
-process: that is torn down if no other run is open, else left to those, and the next run starts another one
-(`wandb_private.detach_service`).
+If W&B cannot be reached, the run is opened offline with one warning. The primary publishes whether its run is online or
+offline, so that no secondary waits for a dead server. With ``strict=True`` it is an error instead, on all ranks of a
+shared run. This applies to failures of W&B only, not to wrong arguments. wandb's process keeps the id of a run that
+could not be opened in use. It is torn down if no other run is open; otherwise the other runs keep it, and the next run
+starts another process (`wandb_private.detach_service`).
 
 With ``system_metrics="all-nodes"`` local rank 0 of each other node attaches to the run of `auto` as a writer without
 rows.
@@ -44,8 +44,8 @@ class OpenedRun(TypedDict):
     """A primary's message about its open run.
 
     Attributes:
-        url: Its address; `None` if it is not at the server.
-        offline: Whether it is anywhere but at the server.
+        url: Address of the run; `None` if it is not on the server.
+        offline: Whether the run is not on the server.
         first_row: Position on the x axis of the first row without a step.
     """
 
@@ -66,14 +66,14 @@ class Opening:
 
     Args:
         options: The options of the integration.
-        topology: This rank's place in the job.
-        plan: What this rank does with W&B.
-        job_store: The job's store, if there is one.
+        topology: This rank.
+        plan: The plan of this rank.
+        job_store: The job's store, if any.
         arguments: Keyword arguments of `wandb.init`.
         complete: Adds the config, which is known only after the primary has opened its run.
         create_new: Whether this process may already have another run.
         is_alone: Whether no other run of this process is open.
-        as_given: Whether wandb is to get no settings but the user's.
+        as_given: Whether wandb gets only the user's settings.
     """
 
     options: Options
@@ -90,7 +90,7 @@ class Opening:
         """Open the run.
 
         Online, a secondary of a shared run waits until the primary has opened it: if it attaches earlier, it may lose
-        rows (wandb issue 12269). If the primary's run is on disk, the others' are, too.
+        rows (wandb issue 12269). If the primary's run is on disk, so are the others.
 
         Raises:
             UnavailableError: W&B cannot be reached and `strict` makes it an error, on all ranks of the unit.
@@ -106,7 +106,7 @@ class Opening:
                 raise
             return self._open_on_disk(error)
         except Exception as error:
-            self._publish({"error": client_settings.without_values(error)})  # of the arguments: nobody is to wait
+            self._publish({"error": client_settings.without_values(error)})  # wrong arguments: no rank has to wait
             raise
 
     def attach(self) -> AnyRun:
@@ -123,23 +123,16 @@ class Opening:
             return NullRun()
 
     def on_disk(self) -> AnyRun:
-        """Open the run on disk.
-
-        Raises:
-            UnavailableError: Not even that is possible.
-        """
+        """Open the run on disk; raise an `UnavailableError` if this fails, too."""
         return self._try(offline=True)
 
     def again(self, run_id: str, config: Mapping[str, Any], step_metric: str | None) -> AnyRun:
-        """Open the same run again, on disk.
+        """Open the same run again, on disk; raise an `UnavailableError` if this fails.
 
         Args:
-            run_id: Its id, which may be W&B's choice.
-            config: Its config.
+            run_id: Id of the run, which W&B may have generated.
+            config: Config of the run.
             step_metric: Name of its x axis; `None` for none.
-
-        Raises:
-            UnavailableError: Not even that is possible.
         """
         kept = {name: value for name, value in self.arguments.items() if name not in ("fork_from", "resume_from")}
         arguments = {**kept, "config": config, "id": run_id}
@@ -149,11 +142,11 @@ class Opening:
         return run
 
     def publish(self, url: str | None, *, offline: bool, writer: int, first_row: int = 0) -> None:
-        """Publish that this rank's run is open, for ranks without one and the other writers of a shared one.
+        """Publish that this rank's run is open, for ranks without a run and the other writers of a shared run.
 
         Args:
             url: Address of the run.
-            offline: Whether it is anywhere but at the server.
+            offline: Whether the run is not on the server.
             writer: Index of this rank in its unit.
             first_row: Position on the x axis of the first row without a step.
         """
@@ -204,7 +197,7 @@ class Opening:
             return NullRun()
 
     def _drop_failed_run(self) -> None:
-        """Drop the wandb process that keeps the id of a run that could not be opened in use."""
+        """Drop the wandb process that keeps the id of the failed run in use."""
         if self.is_alone:
             wandb_process.tear_down_service()
         else:
@@ -213,11 +206,11 @@ class Opening:
     def _follows_primary(self) -> bool:
         if not self.plan.has_writers or self.plan.primary or self.job_store is None:
             return False
-        wandb_process.drop_inherited_service()  # the mode is read with wandb's help
+        wandb_process.drop_inherited_service()  # reading the mode uses wandb
         return requested.wanted_mode(self.arguments) == "online"
 
     def _is_primary_offline(self) -> bool:
-        assert self.job_store is not None, "only ranks that follow a primary ask"  # noqa: S101
+        assert self.job_store is not None, "only ranks that follow a primary get here"  # noqa: S101
         self.job_store.wait_get(_opening_key(self.plan), "its primary")
         published = self.job_store.wait_get(run_key(self.plan), "its primary", requested.init_timeout(self.arguments))
         if "error" in published:
@@ -234,12 +227,12 @@ class Opening:
 
 
 def run_key(plan: RunPlan) -> str:
-    """The key of a primary's `OpenedRun` or `FailedRun`."""
+    """Return the key of a primary's `OpenedRun` or `FailedRun`."""
     return f"run/{plan.name_suffix}"
 
 
 def attached_writers(job_store: JobStore, plan: RunPlan) -> SharedList:
-    """The writers of a shared run that are attached: their indices in the unit, each of them once."""
+    """Return the list of attached writers of a shared run: their indices in the unit, each once."""
     return SharedList(job_store, f"{run_key(plan)}/writers")
 
 

@@ -1,12 +1,17 @@
-"""Logging rows into a run, which is replaced by another one on disk if wandb's own process dies.
+"""Log rows into a run, and replace it by another run on disk if wandb's own process dies.
 
-States: the run; replacing (one thread opens another run of the same id, offline, and repeats those of the last seconds'
-rows that the lost one's file does not have; a signal handler that interrupts it keeps its rows until then); the other
-run, of which the same holds. If it cannot be opened, a `NullRun` takes its place. Invariant: each row is logged into
-one run, or repeated if it is not in the file of the lost one.
+States:
 
-Only the loss of the connection counts (`wandb_process.has_lost_service`: in doubt the run is asked by a call that
-changes nothing); any other error is that row's alone: `writer` handles it.
+1. The run is intact.
+2. Replacing: one thread opens another run of the same id, offline, and logs again those rows of the last seconds that
+   are not in the file of the lost run. A signal handler that interrupts this thread keeps its rows until then.
+3. The replacement has taken the place of the run, and can be lost in turn. If it cannot be opened, a `NullRun` takes
+   its place.
+
+Invariant: each row is logged into one run, and again into its replacement if the file of the lost run does not have it.
+
+Only a lost connection has this effect (`wandb_process.has_lost_service`, which in doubt probes the run by a call
+without effect). Any other error concerns only its row, and `writer` handles it.
 """
 
 from __future__ import annotations
@@ -32,17 +37,17 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("dist_wandb")
 
-_UNSAFE = 4.0  # seconds that a row may take to be on disk; wandb's process flushes every second
+_UNSAFE = 4.0  # seconds until a row is certainly on disk; wandb's process flushes every second
 _MOST_UNSAFE = 20_000  # rows kept for that time
 
 
 class Record:
-    """Logs rows into a run, or into the one on disk that replaces it.
+    """Logs rows into a run, or into its replacement on disk.
 
     Args:
         run: The run, or a `NullRun`.
-        rank: Index of this rank in the job, for messages.
-        reopen: Opens another run on disk, given the id and config of the lost one.
+        rank: Global rank, for messages.
+        reopen: Opens another run on disk, given the id and config of the lost run.
     """
 
     def __init__(self, run: AnyRun, rank: int, reopen: Callable[[str, Mapping[str, Any]], AnyRun]) -> None:
@@ -53,7 +58,7 @@ class Record:
         self._unsafe: deque[_LoggedRow] = deque(maxlen=_MOST_UNSAFE)
         self._lock = threading.RLock()  # a signal handler may log in the middle of the replacement
         self._is_replacing = False
-        self._late: deque[_LoggedRow] = deque()  # rows that it logged then
+        self._late: deque[_LoggedRow] = deque()  # rows logged by the signal handler during the replacement
 
     def __bool__(self) -> bool:
         """Whether there is a run."""
@@ -63,8 +68,8 @@ class Record:
         """Log a row as `wandb.Run.log` does; if wandb's own process is lost, into another run on disk.
 
         Raises:
-            Exception: wandb's, about this row: a value that it cannot write, or no space for a file of the row's. The
-                run is intact, and the row is not written.
+            Exception: An error of wandb about this row: a value that it cannot write, or no space for a file of the
+                row. The run is intact, and the row is not written.
         """
         logged = _LoggedRow(time.monotonic(), row, kwargs)
         run = self.run
@@ -86,28 +91,25 @@ class Record:
         """End the run; return the problem as `finishing.finish` does. Never raises."""
         run = self.run
         try:
-            return finishing.finish(run, exit_code)
-        except Exception as error:  # noqa: BLE001  # the training has succeeded
-            if not wandb_process.is_loss_of_service(error):
-                return f"the run {run.id} could not be ended: {error!r}"
-            self._switch(run, error)
-        try:
+            try:
+                return finishing.finish(run, exit_code)
+            except Exception as error:
+                if not wandb_process.is_loss_of_service(error):
+                    raise
+                self._switch(run, error)
             return finishing.finish(self.run, exit_code)
-        except Exception as error:  # noqa: BLE001  # likewise
+        except Exception as error:  # noqa: BLE001  # the training has succeeded
             return f"the run {run.id} could not be ended: {error!r}"
 
     def replace(self, run: AnyRun, error: Exception) -> None:
-        """Replace `run` because a caller has noticed that wandb's own process is lost.
-
-        Does nothing if `run` has been replaced already.
-        """
+        """Replace `run`, unless it has been replaced already: a caller has detected the loss of wandb's own process."""
         self._switch(run, error)
 
     def _switch(self, lost: AnyRun, error: Exception) -> bool:
-        """Replace a lost run by another one of the same id, on disk, and repeat the rows that it had not written.
+        """Replace a lost run by another run of the same id, on disk, and log the rows again that it had not written.
 
         Returns:
-            Whether it is replaced. It is not yet if a signal handler interrupts the thread that replaces it.
+            Whether the run is replaced: `False` in a signal handler that interrupts the replacement.
         """
         with self._lock:
             if self._is_replacing:
@@ -116,12 +118,12 @@ class Record:
                 return True  # another thread was faster
             self._is_replacing = True
             try:
-                self._go_on_on_disk(lost, error)
+                self._continue_on_disk(lost, error)
             finally:
                 self._is_replacing = False
             return True
 
-    def _go_on_on_disk(self, lost: AnyRun, error: Exception) -> None:
+    def _continue_on_disk(self, lost: AnyRun, error: Exception) -> None:
         directory = Path(str(lost.dir)).parent
         _log.warning(
             "dist_wandb: Lost wandb's own process on rank %d (%s). The run %s continues on disk, beside %s. Upload "
@@ -142,7 +144,7 @@ class Record:
         self._replay(self._not_in(directory))
 
     def _replay(self, rows: list[_LoggedRow]) -> None:
-        """Log rows again; only the numbers of those whose files are gone."""
+        """Log rows again; if the files of a row are gone, only its numbers."""
         shortened = 0
         while rows or self._late:
             logged = rows.pop(0) if rows else self._late.popleft()
@@ -160,7 +162,7 @@ class Record:
             )
 
     def _not_in(self, directory: Path) -> list[_LoggedRow]:
-        """The latest rows that are not in the file of the lost run."""
+        """Return the latest rows that are not in the file of the lost run."""
         unsafe = list(self._unsafe)
         written: set[Any] = set()
         with suppress(DistWandbError):
@@ -170,7 +172,7 @@ class Record:
 
 
 class _LoggedRow(NamedTuple):
-    """A row, the time when it was logged, and the other arguments of `log`."""
+    """A row, its time (`time.monotonic`), and the other arguments of `log`."""
 
     time: float
     row: dict[str, Any]
@@ -180,7 +182,7 @@ class _LoggedRow(NamedTuple):
 def _log_with_retry(run: AnyRun, logged: _LoggedRow) -> None:
     """Log a row; try again if the directory for files of tables and other media was missing.
 
-    Forked processes remove it when they end, and so do programs that clean up the temporary directory.
+    Forked processes remove this directory when they end, as do programs that clean up temporary files.
     """
     try:
         original(run, "log")(logged.row, **logged.arguments)
@@ -191,14 +193,14 @@ def _log_with_retry(run: AnyRun, logged: _LoggedRow) -> None:
 
 
 class _Service:
-    """How often wandb's own process, which writes all runs of this process, was replaced."""
+    """Counts the replacements of wandb's own process, which writes all runs of this process."""
 
     current = 0
     _lock = threading.Lock()
 
     @classmethod
     def replace(cls, seen: int) -> int:
-        """Stop the process that was found dead, unless another run has done so; a new run starts a new one."""
+        """Tear down the lost process, unless another run has done so; a new run starts a new process."""
         with cls._lock:
             if seen == cls.current:
                 wandb_process.tear_down_service()
@@ -207,7 +209,7 @@ class _Service:
 
 
 def _fingerprint(row: Mapping[str, Any]) -> frozenset[tuple[str, float | str]]:
-    """The numbers of a row, which identify it both as it is logged and as it is read back."""
+    """Return the numbers of a row, which identify it both when it is logged and when it is read back."""
     numbers = {name: _number(value) for name, value in row.items() if not name.startswith("_")}
     return frozenset(
         (name, "NaN" if math.isnan(number) else number) for name, number in numbers.items() if number is not None
@@ -219,8 +221,8 @@ def _numbers_of(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _number(value: Any) -> float | None:
-    """The value of a number of Python or numpy, or of a tensor of one element; `None` for all else."""
-    with suppress(Exception):  # values have code of their own
+    """Return a number of Python or NumPy, or a tensor of one element, as a float; `None` for any other value."""
+    with suppress(Exception):  # values execute their own code
         plain = value.item() if hasattr(value, "item") else value
         return float(plain) if isinstance(plain, (int, float)) else None
     return None

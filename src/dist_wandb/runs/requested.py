@@ -1,4 +1,4 @@
-"""The user's requests to W&B: in the arguments, else in the settings, else in the environment."""
+"""What the user requests from W&B: by the arguments, else by the settings, else by the environment."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dist_wandb.runs.client_settings import client_settings
 
 Mode = Literal["online", "offline", "disabled"]
 _BEYOND_INIT_TIMEOUT = 30.0  # seconds
-# The setting and the variable of an argument.
+# Setting and environment variable by argument.
 _ELSEWHERE = {
     "project": ("project", "WANDB_PROJECT"),
     "entity": ("entity", "WANDB_ENTITY"),
@@ -30,26 +30,20 @@ _WANDB_MODES: dict[str, Mode] = {
 
 
 def wanted_id(init_arguments: Mapping[str, Any]) -> str | None:
-    """The run id the user asked for: the argument, else the settings, else `WANDB_RUN_ID`; `None` for none."""
+    """Return the requested run id: from the arguments, else the settings, else `WANDB_RUN_ID`; `None` for none."""
     given = init_arguments.get("id") or user_setting(init_arguments, "run_id")
-    given = _forked_id(init_arguments) if given is None else given
+    if given is None and init_arguments.get("resume_from"):  # W&B rewinds that run, so the opened run has its id
+        given = str(init_arguments["resume_from"]).partition("?")[0]
     if given is not None:
         return check_id(given, f"id={given!r}")
     in_environment = os.environ.get("WANDB_RUN_ID")
     return check_id(in_environment, f"WANDB_RUN_ID={in_environment!r}") if in_environment else None
 
 
-def _forked_id(init_arguments: Mapping[str, Any]) -> str | None:
-    """The run that `resume_from` names: W&B rewinds that run, so its id is this one's."""
-    resume_from = init_arguments.get("resume_from")
-    return str(resume_from).partition("?")[0] if resume_from else None
-
-
 def wanted_resume(init_arguments: Mapping[str, Any]) -> str | None:
-    """The resume mode that the user asked for: the argument, else the settings, else `WANDB_RESUME`; `None` for none.
+    """Return the requested resume mode: from the arguments, else the settings, else `WANDB_RESUME`; `None` for none.
 
-    Returns:
-        `"allow"`, `"must"`, `"never"` or `"auto"`; `True` means `"auto"` to W&B.
+    It is `"allow"`, `"must"`, `"never"` or `"auto"`; for W&B, `True` means `"auto"`.
     """
     given = init_arguments.get("resume")
     if given is None:
@@ -58,7 +52,7 @@ def wanted_resume(init_arguments: Mapping[str, Any]) -> str | None:
 
 
 def sets_reinit(init_arguments: Mapping[str, Any]) -> bool:
-    """Whether the user sets `reinit`, which decides about a run that is already open."""
+    """Return whether the user sets `reinit`, which determines what happens to an open run."""
     given = init_arguments.get("reinit")
     if given is None:
         given = user_setting(init_arguments, "reinit") or os.environ.get("WANDB_REINIT")
@@ -66,18 +60,18 @@ def sets_reinit(init_arguments: Mapping[str, Any]) -> bool:
 
 
 def continues(init_arguments: Mapping[str, Any]) -> bool:
-    """Whether the arguments allow W&B to resume a run."""
+    """Return whether the arguments allow W&B to resume a run."""
     return wanted_resume(init_arguments) in ("allow", "must", "auto")
 
 
 def rewinds(init_arguments: Mapping[str, Any]) -> bool:
-    """Whether the user asks W&B to rewind or fork a run, which excludes `resume`."""
+    """Return whether the user asks W&B to rewind or fork a run, which excludes `resume`."""
     names = ("resume_from", "fork_from")
     return any(init_arguments.get(name) or user_setting(init_arguments, name) for name in names)
 
 
 def wanted(init_arguments: Mapping[str, Any], name: str) -> str | None:
-    """The value that the user requested: the argument, else the settings, else the variable; `None` for none.
+    """Return a requested value: from the arguments, else the settings, else the environment; `None` for none.
 
     Args:
         init_arguments: Keyword arguments of `wandb.init`.
@@ -89,25 +83,23 @@ def wanted(init_arguments: Mapping[str, Any], name: str) -> str | None:
 
 
 def wanted_mode(init_arguments: Mapping[str, Any]) -> Mode:
-    """Which W&B mode the user wants: the argument, else the settings, `WANDB_MODE`, or what ``wandb offline`` wrote.
+    """Return the requested W&B mode: from the arguments, else the settings, `WANDB_MODE`, or ``wandb offline``.
 
     Raises:
-        ConfigurationError: A mode W&B does not know, or an empty `WANDB_MODE`.
+        ConfigurationError: A mode that W&B does not know, or an empty `WANDB_MODE`.
     """
-    mode = init_arguments.get("mode") or user_setting(init_arguments, "mode") or _mode_outside()
+    in_environment = os.environ.get("WANDB_MODE")
+    mode = init_arguments.get("mode") or user_setting(init_arguments, "mode") or in_environment
+    if not mode and in_environment is not None:
+        raise ConfigurationError("WANDB_MODE is set but empty, which W&B refuses. Unset it, or set it to 'offline'.")
+    mode = mode or str(client_settings().mode)
     if mode not in _WANDB_MODES:
         raise ConfigurationError(f"The W&B mode {mode!r} is unknown. {suggest(mode, _WANDB_MODES)}")
     return _WANDB_MODES[mode]
 
 
-def _mode_outside() -> str:
-    if os.environ.get("WANDB_MODE") == "":
-        raise ConfigurationError("WANDB_MODE is set but empty, which W&B refuses. Unset it, or set it to 'offline'.")
-    return os.environ.get("WANDB_MODE") or str(client_settings().mode)
-
-
 def user_setting(init_arguments: Mapping[str, Any], name: str) -> Any:
-    """A value that the user put into `settings`; `None` for defaults of wandb's."""
+    """Return a value that the user has set in `settings`; `None` for a default of wandb."""
     settings = init_arguments.get("settings")
     if settings is None:
         return None
@@ -117,11 +109,11 @@ def user_setting(init_arguments: Mapping[str, Any], name: str) -> Any:
 
 
 def init_timeout(init_arguments: Mapping[str, Any]) -> float:
-    """How long opening a run may take, in seconds: wandb's own limit, and the time that wandb needs to give up."""
+    """Return how long opening a run may take, in seconds: wandb's limit plus the time that wandb needs to give up."""
     given = user_setting(init_arguments, "init_timeout") or client_settings().init_timeout
     return float(given) + _BEYOND_INIT_TIMEOUT
 
 
 def set_offline() -> None:
-    """Set `WANDB_MODE` to offline as Lightning's own logger does, for all runs that this process opens from now on."""
+    """Set `WANDB_MODE` to offline, as Lightning's own logger does, for all runs opened later in this process."""
     os.environ["WANDB_MODE"] = "dryrun"

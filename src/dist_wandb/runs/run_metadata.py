@@ -26,19 +26,19 @@ METADATA = frozenset(
 
 
 def running_run() -> Run | None:
-    """The run that `wandb.run` names in this process, if any."""
-    module = sys.modules.get("wandb")  # nobody has opened a run without importing it
+    """Return the run of `wandb.run` in this process, if any."""
+    module = sys.modules.get("wandb")  # without an import there is no run
     return module.run if module is not None else None
 
 
 def last_logged(run: AnyRun, name: str) -> int | None:
-    """The integer that was logged last under `name` before the run was resumed; `None` for a new run."""
+    """Return the last integer logged under `name` before the run was resumed; `None` for a new run."""
     value: object = run.summary.get(name) if run and run.resumed else None  # type: ignore[no-untyped-call]
     return int(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
 
 
 def location(run: AnyRun, plan: RunPlan | None = None) -> str:
-    """Where to find a run, as text: its address, or the directory it is written to."""
+    """Return the location of a run, as text: its address, or its directory on disk."""
     if not run:
         return "nowhere"
     if is_disabled(run):
@@ -52,47 +52,46 @@ def location(run: AnyRun, plan: RunPlan | None = None) -> str:
 
 
 def is_disabled(run: AnyRun) -> bool:
-    """Whether a run goes nowhere. A mock of a run may not have the attribute."""
+    """Return whether a run is disabled. A mock of a run may not have the attribute."""
     return bool(getattr(run, "disabled", False))
 
 
 def is_offline(run: AnyRun) -> bool:
-    """Whether a run is on disk alone. A mock of a run may not have the attribute."""
+    """Return whether a run is only on disk. A mock of a run may not have the attribute."""
     return bool(getattr(run, "offline", False))
 
 
 def is_online(run: AnyRun) -> bool:
-    """Whether a run is sent to W&B's server."""
+    """Return whether a run is sent to W&B's server."""
     return bool(run) and not is_offline(run) and not is_disabled(run)
 
 
 def url(run: AnyRun) -> str | None:
-    """Address of a run in W&B; `None` if it is not online. wandb warns when an offline run is asked."""
-    address = getattr(run, "url", None) if is_online(run) else None
-    shown: str | None = _shown_url(address)
-    return shown
+    """Return the address of a run in W&B; `None` if it is not online: wandb warns about reading it offline."""
+    address: str | None = _shown_url(getattr(run, "url", None)) if is_online(run) else None
+    return address
 
 
 def _shown_url(address: Any) -> Any:
-    """An address of W&B's without the name and password that it takes over from the server's address."""
+    """Return an address without the user name and password that W&B copies from the server's address."""
     return without_password(address) if isinstance(address, str) and "@" in address else address
 
 
 def metadata_of(run: AnyRun) -> dict[str, Any]:
-    """The metadata of a run for ranks without it: those attributes of `METADATA` that JSON can hold."""
-    read = METADATA if is_online(run) else METADATA - {"url", "project_url"}  # wandb warns when an offline run is read
+    """Return the metadata of a run for ranks without it: those attributes of `METADATA` that JSON can hold."""
+    read = METADATA if is_online(run) else METADATA - {"url", "project_url"}  # wandb warns about reading them offline
     values = {name: getattr(run, name, None) for name in read}
     values.update({name: _shown_url(values[name]) for name in ("url", "project_url") if name in values})
     return {name: values.get(name) for name in sorted(METADATA) if is_json(values.get(name))}
 
 
 def from_json(received: Mapping[str, Any]) -> dict[str, Any]:
-    """The result of `metadata_of`, read from JSON: W&B's tags are a tuple."""
+    """Return a result of `metadata_of` that was read from JSON, with lists as tuples, as for W&B's tags."""
     return {name: tuple(value) if isinstance(value, list) else value for name, value in received.items()}
 
 
 def group_url(run: AnyRun, group: str | None) -> str | None:
-    """Address of the page of a group of runs in W&B; `None` offline, or without a group."""
+    """Return the address of a group's page in W&B; `None` offline, or without a group."""
     address = url(run)
     if address is None or group is None:
         return None

@@ -1,9 +1,9 @@
-"""Trials of W&B's sweeps: what the agent that started this job decides, and runs beside the trial.
+"""Trials of W&B's sweeps: the arguments determined by the agent, and further runs of the job.
 
-An agent names its sweep and its trial in the environment (``WANDB_SWEEP_ID``, ``WANDB_RUN_ID``, project and entity),
-and the trial's values in a file. In such a process W&B ignores the id, project and entity that a script passes: every
-run would be the trial. So the trial gets none of them, and a run beside it (another rank's in `new`, another node's) is
-opened while wandb's settings name no sweep. It has the trial's values all the same.
+An agent publishes its sweep and its trial in the environment (``WANDB_SWEEP_ID``, ``WANDB_RUN_ID``, project and
+entity), and the trial's values in a file. In such a process W&B ignores the id, project and entity passed by a script:
+every run would be the trial. Therefore none of them is passed for the trial, and any other run of the job (of another
+rank in `new`, or of another node) is opened while wandb's settings name no sweep. It still has the trial's values.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ _OF_THE_AGENT = {
     "project": ("project", "WANDB_PROJECT"),
     "entity": ("entity", "WANDB_ENTITY"),
 }
-"""By argument its setting and the agent's variable."""
+"""Setting and environment variable of the agent, by argument."""
 _VALUES = "WANDB_SWEEP_PARAM_PATH"
 
 
 def is_trial() -> bool:
-    """Whether an agent of a sweep has started this job."""
+    """Return whether an agent of a sweep has started this job."""
     return bool(os.environ.get("WANDB_SWEEP_ID"))
 
 
 def trial_id() -> str | None:
-    """The run id that the agent has given to its trial; `None` without an agent."""
+    """Return the run id that the agent has given to its trial; `None` without an agent."""
     given = os.environ.get("WANDB_RUN_ID") if is_trial() else None
     return check_id(given, f"WANDB_RUN_ID={given!r}") if given else None
 
 
 def of_trial(init_arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The arguments of `wandb.init` with the agent's id, project and entity, where an agent has started this job.
+    """Return the arguments of `wandb.init` with the agent's id, project and entity, if an agent has started this job.
 
-    Without an id of the agent's that of the script holds.
+    If the agent has given no id, the script's id is kept.
     """
     if not is_trial():
         return init_arguments
@@ -54,9 +54,10 @@ def of_trial(init_arguments: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def forget_missing_values() -> None:
-    """Do without the file of the trial's values, on a rank that is not the coordinator, if its node does not have it.
+    """Unset the file of the trial's values if this node does not have it. For ranks other than the coordinator.
 
-    W&B's client raises an error without the file. This rank's config gets the values that the coordinator publishes.
+    W&B's client would raise an error for a missing file. The config of this rank gets the values that the coordinator
+    publishes.
     """
     path = os.environ.get(_VALUES)
     if path and is_trial() and not Path(path).exists():
@@ -64,32 +65,32 @@ def forget_missing_values() -> None:
 
 
 def not_kept(init_arguments: Mapping[str, Any]) -> str | None:
-    """Which of the script's arguments do not hold in a trial, for a warning; `None` if all do."""
-    now = of_trial(init_arguments)
+    """Return a warning about the script's arguments that have no effect in a trial; `None` if there are none."""
+    actual = of_trial(init_arguments)
     settings = {name: user_setting(init_arguments, setting) for name, (setting, _) in _OF_THE_AGENT.items()}
-    asked = {name: init_arguments.get(name) or value for name, value in settings.items()}
-    lost = [name for name, value in asked.items() if value and value != now.get(name)]
-    if not is_trial() or not lost:
+    requested = {name: init_arguments.get(name) or value for name, value in settings.items()}
+    unused = [name for name, value in requested.items() if value and value != actual.get(name)]
+    if not is_trial() or not unused:
         return None
-    given = ", ".join(f"{name}={asked[name]!r}" for name in lost)
-    held = ", ".join(f"{_OF_THE_AGENT[name][1]}={now[name]}" for name in lost if name in now)
+    given = ", ".join(f"{name}={requested[name]!r}" for name in unused)
+    used = ", ".join(f"{_OF_THE_AGENT[name][1]}={actual[name]}" for name in unused if name in actual)
     sweep = os.environ["WANDB_SWEEP_ID"]
     return (
         f"An agent of the sweep {sweep!r} has started this job, and the agent determines the run: {given} "
-        f"{'is' if len(lost) == 1 else 'are'} not used{f', but {held}' if held else ''}."
+        f"{'is' if len(unused) == 1 else 'are'} not used{f', but {used}' if used else ''}."
     )
 
 
 @contextmanager
 def planned(arguments: Mapping[str, Any], plan: RunPlan) -> Iterator[Mapping[str, Any]]:
-    """Have `wandb.init` open the planned run where an agent's variables would decide otherwise.
+    """Make `wandb.init` open the planned run even if an agent's variables name another one.
 
     Args:
         arguments: The arguments of `wandb.init`.
-        plan: What this rank does.
+        plan: The plan of this rank.
 
     Yields:
-        The arguments to call it with.
+        The arguments to use instead.
     """
     if not is_trial():
         yield arguments
@@ -99,7 +100,7 @@ def planned(arguments: Mapping[str, Any], plan: RunPlan) -> Iterator[Mapping[str
     settings: Any = wandb.setup().settings
     name, value = ("run_id", arguments.get("id")) if plan.is_trial else ("sweep_id", None)
     before = getattr(settings, name)
-    if _VALUES not in os.environ:  # it may have been there when wandb read its settings
+    if _VALUES not in os.environ:  # it may have been set when wandb read its settings
         settings.sweep_param_path = None
     setattr(settings, name, value or None)
     try:

@@ -13,7 +13,7 @@ _OF_ONE_RUN = frozenset(
         *("MODE", "SILENT", "QUIET", "X_LABEL", "X_PRIMARY", "X_UPDATE_FINISH_STATE"),
     )
 )
-_UPLOAD_PATIENCE = {  # W&B waits 2 s after the first failure, and twice as long after each further one
+_RETRY_LIMITS = {  # W&B waits 2 s after the first failure, and twice as long after each further failure
     f"WANDB_X_{client}_RETRY_MAX": "6" for client in ("GRAPHQL", "FILE_STREAM", "FILE_TRANSFER")
 }
 
@@ -28,24 +28,21 @@ def upload_environment(
     resume: str | None,
     server: str | None = None,
 ) -> dict[str, str]:
-    """The environment in which ``wandb sync`` uploads one file, made from that of this process.
+    """Return the environment in which ``wandb sync`` uploads one file, derived from that of this process.
 
-    Settings of one run (its id, name, tags, group, …) are left out, because they are meant for another one. Python
-    imports nothing from the directory in which it is started. Settings files of the current directory do not count: one
-    that sets a proxy, and no check of certificates, would get the API key on its way to the right server.
-    Unless the user sets other limits, W&B gives up after about two minutes without a server, instead of two hours.
+    Settings of a single run (id, name, tags, group, …) are left out, because they belong to another run. Python imports
+    nothing from its working directory. Settings files of the current directory are ignored: one that sets a proxy and
+    disables the check of certificates could intercept the API key on its way to the right server. Unless the user sets
+    other limits, W&B gives up after about two minutes without a server, instead of two hours.
 
     Args:
-        directory: Where W&B is to keep its log, for this user alone.
-        shared: Whether the file is that of a writer of a shared run.
+        directory: Directory for W&B's log, for this user alone.
+        shared: Whether a writer of a shared run wrote the file.
         label: The writer's label; `None` in a plain run.
-        primary: Whether the writer is the shared run's primary, or the run is a plain one.
+        primary: Whether the writer is the primary of the shared run, or the run is a plain one.
         finishes: Whether the end of the file is the end of the run.
-        resume: W&B's ``resume``, for a plain run that goes on; `None` for a run of its own.
-        server: The server's address; `None` for the one of the user's own settings, or W&B's.
-
-    Returns:
-        A copy of the environment.
+        resume: W&B's ``resume``, for a plain run that continues; `None` for a new run.
+        server: Address of the server; `None` for the user's own setting, or W&B's default.
     """
     environment = {name: value for name, value in own_environment().items() if name not in _OF_ONE_RUN}
     roles = {"X_PRIMARY": primary, "X_UPDATE_FINISH_STATE": finishes}
@@ -58,7 +55,7 @@ def upload_environment(
         environment["WANDB_RESUME"] = resume
     if server is not None:
         environment["WANDB_BASE_URL"] = server
-    for name, value in _UPLOAD_PATIENCE.items():
+    for name, value in _RETRY_LIMITS.items():
         environment.setdefault(name, value)
     (directory / "wandb").mkdir(parents=True, exist_ok=True)
     return environment

@@ -1,14 +1,15 @@
 """The call of `wandb.init` for a `RunPlan`.
 
-In a world of one, Lightning's integration gives `wandb.init` exactly the user's arguments. Elsewhere a copy of the
-user's settings comes with them, with limits that they do not set: `finish_timeout`, and a second until rows are on
-disk. In a world of several there are also id, group, name suffix, a directory of the rank's own (``DIR/wandb/rank-R``,
-where every rank writes) and, online, W&B's shared mode.
+In a world of one, Lightning's integration passes exactly the user's arguments to `wandb.init`. In all other cases a
+copy of the user's settings is passed as well, with limits that the user has not set: `finish_timeout`, and one second
+until rows are on disk. In a world of several ranks the call also has id, group, name suffix, a separate directory for
+the rank (``DIR/wandb/rank-R``) if every rank writes and, online, W&B's shared mode.
 
-W&B's modes exclude each other, so the wanted mode is looked up first, and offline or disabled stay so. Every rank then
-writes an offline run of its own; `wandb_files.sidecar` beside it keeps label, primary and finish flag for the upload.
-Online shared writers have it too, because their upload may be cut off. W&B labels system metrics when it takes them, so
-offline writers of a shared run get their `x_label` too; the rest of shared mode comes with the upload.
+W&B's modes exclude each other. The user's mode is therefore determined first; offline and disabled are kept. Offline,
+each rank writes an offline run of its own, and a sidecar next to it (`wandb_files.sidecar`) records label, primary and
+finish flag for the upload. Online shared writers have a sidecar too, because their upload may be interrupted. W&B
+labels system metrics when it records them, so offline writers of a shared run get their `x_label`, too; the other
+properties of shared mode are applied by the upload.
 
 A shared writer drops a `WANDB_SERVICE` inherited from another process: that service refuses a second writer.
 """
@@ -45,8 +46,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("dist_wandb")
 
-_FLUSH_INTERVAL = 1.0  # seconds until rows are on disk, which a killed process may lose. wandb's own is 15
-_NO_CREDENTIALS = re.compile(r"api[ _]key|log ?in", re.IGNORECASE)  # wandb takes their absence for wrong usage
+_FLUSH_INTERVAL = 1.0  # seconds until rows are on disk; a killed process may lose newer rows. wandb's default is 15
+_NO_CREDENTIALS = re.compile(r"api[ _]key|log ?in", re.IGNORECASE)  # wandb reports missing ones as wrong usage
 
 
 def open_run(
@@ -58,28 +59,28 @@ def open_run(
     upload_timeout: float | None = None,
     offline: bool = False,
 ) -> AnyRun:
-    """Open the run that the plan asks for.
+    """Open the run of a plan.
 
     Args:
-        plan: What this rank does with W&B.
-        topology: This rank's place in the job. In a world of one, `wandb.init` gets exactly `init_arguments`.
-        init_arguments: Keyword arguments of `wandb.init`, as the user gave them. They are not changed.
-        create_new: Whether the run is a new one even if this process already has one. Otherwise wandb's own rule
-            holds: it returns the run that is open.
-        upload_timeout: How long the run's end may wait for the server, in seconds, unless the user has set it; `None`
-            gives wandb no settings but the user's.
-        offline: Whether to open it offline, whatever the user asked for.
+        plan: The plan of this rank.
+        topology: This rank. In a world of one, `wandb.init` gets `init_arguments` without planned arguments.
+        init_arguments: Keyword arguments of `wandb.init`, as given by the user. They are not changed.
+        create_new: Whether to open a new run even if this process already has one. Otherwise wandb's own rule applies:
+            it returns the open run.
+        upload_timeout: How long the end of the run may wait for the server, in seconds, unless the user has set it;
+            `None` passes only the user's settings to wandb.
+        offline: Whether to open the run offline, regardless of the user's mode.
 
     Returns:
-        The W&B run, or a `NullRun` where the plan opens none.
+        The W&B run, or a `NullRun` if the plan opens none.
 
     Raises:
         UnavailableError: W&B could not open the run: its server does not answer, or refuses.
-        wandb.Error: wandb does not take the arguments.
+        wandb.Error: wandb does not accept the arguments.
     """
     if not plan.opens_run and not plan.attaches:
         return NullRun()
-    if plan.has_writers:  # before the first use of wandb in this process, because the mode is read with wandb's help
+    if plan.has_writers:  # before the first use of wandb in this process, which reading the mode is
         drop_inherited_service()
     arguments = dict(init_arguments)
     if offline:
@@ -88,7 +89,7 @@ def open_run(
         arguments.update(_planned_arguments(plan, topology, arguments))
     if upload_timeout is not None:
         arguments["settings"] = _settings_with_limits(arguments.get("settings"), upload_timeout)
-    if create_new and arguments.get("reinit") is None:  # LightningCLI passes None for all that is not in its config
+    if create_new and arguments.get("reinit") is None:  # LightningCLI passes None for arguments missing in its config
         arguments["reinit"] = "create_new"
     _make_directory(arguments)
     check_workspace()
@@ -117,18 +118,18 @@ def _init(arguments: Mapping[str, Any]) -> Run:
 
     try:
         return wandb.init(**_without_stale(arguments))
-    except (TypeError, ValueError):  # arguments, or settings, that wandb does not know
+    except (TypeError, ValueError):  # unknown arguments or settings
         raise
     except wandb.errors.UsageError as error:
         if not _NO_CREDENTIALS.search(str(error)):
             raise
         raise UnavailableError(one_line(error)) from error
-    except Exception as error:  # a dead or refusing server, a dead process of wandb's own, a fault of wandb's
+    except Exception as error:  # a dead or refusing server, a dead process of wandb's own, a bug in wandb
         raise UnavailableError(one_line(error)) from error
 
 
 def _without_stale(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Leave out ``anonymous=None`` for versions of wandb that warn of it because it is not the default."""
+    """Leave out ``anonymous=None`` for versions of wandb that warn of it because it differs from the default."""
     import wandb
 
     parameter = inspect.signature(wandb.init, follow_wrapped=False).parameters.get("anonymous")
@@ -138,7 +139,7 @@ def _without_stale(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _planned_arguments(plan: RunPlan, topology: Topology, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of `wandb.init` that the plan changes."""
+    """Return the arguments of `wandb.init` that the plan changes."""
     arguments: dict[str, Any] = {"id": unit_run_id(plan)}
     name = wanted(given, "name")
     if name and plan.name_suffix:
@@ -151,7 +152,7 @@ def _planned_arguments(plan: RunPlan, topology: Topology, given: Mapping[str, An
     mode = wanted_mode(given) if has_own_directory or plan.has_writers else None
     if has_own_directory and mode != "disabled":
         arguments["dir"] = _own_directory(given, topology)
-    if wanted_resume(given) == "auto":  # the id is known, whereas W&B keeps one for each directory
+    if wanted_resume(given) == "auto":  # the id is known; W&B would use the last id of the directory
         arguments["resume"] = "allow"
     if plan.has_writers and mode != "disabled":
         arguments["settings"] = _writer_settings(given.get("settings"), plan, is_online=mode == "online")
@@ -167,9 +168,10 @@ def _copied_settings(given: wandb.Settings | Mapping[str, Any] | None) -> wandb.
 
 
 def _settings_with_limits(given: wandb.Settings | Mapping[str, Any] | None, upload_timeout: float) -> wandb.Settings:
-    """A copy of the user's settings with limits for a dead server and for the loss of a killed rank.
+    """Return a copy of the user's settings with limits for a dead server and for the loss of a killed rank.
 
-    Values that the user has set, also in the environment, are kept. Limits unknown to this wandb are left out.
+    Values that the user has set, also in the environment, are kept. Limits unknown to this version of wandb are left
+    out.
     """
     settings = _copied_settings(given)
     limits = {"finish_timeout": upload_timeout, "x_transaction_log_flush_interval": _FLUSH_INTERVAL}
@@ -182,9 +184,9 @@ def _settings_with_limits(given: wandb.Settings | Mapping[str, Any] | None, uplo
 def _writer_settings(
     given: wandb.Settings | Mapping[str, Any] | None, plan: RunPlan, *, is_online: bool
 ) -> wandb.Settings:
-    """A copy of the user's settings for a writer of a shared run: its label and, online, W&B's shared mode."""
+    """Return a copy of the user's settings for a writer of a shared run: its label and, online, W&B's shared mode."""
     settings = _copied_settings(given)
-    settings.x_label = plan.label or plan.hardware  # offline too: system metrics get it when they are taken, not later
+    settings.x_label = plan.label or plan.hardware  # offline too: system metrics are labelled when they are recorded
     if is_online:
         settings.mode = "shared"
         settings.x_primary = settings.x_update_finish_state = plan.primary
@@ -192,12 +194,12 @@ def _writer_settings(
 
 
 def _own_directory(given: Mapping[str, Any], topology: Topology) -> str:
-    """A directory below the W&B directory that no other rank writes to: equal ids at equal times would collide."""
+    """Return a directory below the W&B directory for this rank alone: equal ids at equal times would collide."""
     return str(wandb_directory(given) / f"rank-{topology.global_rank}")
 
 
 def _make_directory(arguments: Mapping[str, Any]) -> None:
-    """Create the user's directory. wandb would, too, but only after a warning about a missing git repository."""
+    """Create the user's directory. wandb would create it only after a warning about a missing git repository."""
     if arguments.get("dir") and "disabled" not in (arguments.get("mode"), os.environ.get("WANDB_MODE")):
         with suppress(OSError):  # wandb reports a directory that it cannot write to
             Path(arguments["dir"]).mkdir(parents=True, exist_ok=True)

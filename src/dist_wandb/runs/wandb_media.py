@@ -1,7 +1,7 @@
-"""W&B's tables and images.
+"""Create W&B's tables and images.
 
-wandb finds out the types of columns row by row, in tens of microseconds each: where types are certain, it gets a few
-rows that have every type, and then the others. PNGs are handed to it as files, not encoded anew.
+wandb infers the types of columns row by row, at tens of microseconds each: if the types are certain, it first gets a
+few rows that contain every type, and then the others. PNGs are passed to it as files, without encoding them again.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ _PLAIN_TYPES = frozenset({int, float, str, bool, type(None), None})  # `None` fo
 
 
 def images(values: Iterable[Any]) -> list[Any]:
-    """Arrays or PIL images as W&B's."""
+    """Return arrays or PIL images as W&B images."""
     import wandb
 
     return [wandb.Image(value) for value in values]
 
 
 def image(value: Any, files: Path | None = None, **arguments: Any) -> Any:
-    """A W&B image.
+    """Return a W&B image.
 
     Args:
-        value: What `wandb.Image` takes, or the bytes of a PNG, which are not encoded anew.
-        files: Directory for a file of these bytes; it is needed until the image is logged.
-        **arguments: Of `wandb.Image`.
+        value: A value for `wandb.Image`, or the bytes of a PNG, which are not encoded again.
+        files: Directory for a file with these bytes; it must exist until the image is logged.
+        **arguments: Further arguments of `wandb.Image`.
     """
     import wandb
 
@@ -47,17 +47,17 @@ def image(value: Any, files: Path | None = None, **arguments: Any) -> Any:
 
 
 def table(columns: list[str | int] | None, data: list[list[Any]] | None, dataframe: Any) -> Any:
-    """A W&B table, from `columns` and `data` or from `dataframe`."""
+    """Return a W&B table, from `columns` and `data` or from `dataframe`."""
     import wandb
 
     return wandb.Table(columns=columns, data=data, dataframe=dataframe)
 
 
 def table_of_any(columns: list[str | int], data: list[list[Any]]) -> Any:
-    """A W&B table, also of columns that have cells of different types.
+    """Return a W&B table, also if cells of one column have different types.
 
-    wandb infers the types of columns row by row, which is slow. For numbers, text and the like it gets a few rows that
-    have the same types as all.
+    wandb infers the types of columns row by row, which is slow. For plain types such as numbers and text, it gets a few
+    rows with the same types as all rows.
     """
     import wandb
 
@@ -71,7 +71,7 @@ def table_of_any(columns: list[str | int], data: list[list[Any]]) -> Any:
 
 
 def _typical_rows(data: list[list[Any]]) -> list[list[Any]]:
-    """Rows that have all types of cells of each column; all rows if some cell's type is not plain."""
+    """Return rows with all cell types of each column; all rows if the type of any cell is not plain."""
     seen: set[tuple[Any, ...]] = set()
     typical = []
     for row in data:
@@ -85,13 +85,13 @@ def _typical_rows(data: list[list[Any]]) -> list[list[Any]]:
 
 
 def is_media(value: object) -> bool:
-    """Whether a value is one of wandb's own objects (an image, a table), or a list with one."""
+    """Return whether a value is one of wandb's own objects (an image, a table), or a list that contains one."""
     values = value if isinstance(value, (list, tuple)) else [value]
     return any(type(item).__module__.partition(".")[0] == "wandb" for item in values)
 
 
 def has_merged(row: Mapping[str, Any]) -> bool:
-    """Whether a row has tables or images of all ranks, of which W&B's objects are yet to be made."""
+    """Return whether a row has merged tables or images of all ranks, not yet converted to W&B's objects."""
     return not _MERGED.isdisjoint(map(type, row.values()))
 
 
@@ -99,18 +99,18 @@ def has_merged(row: Mapping[str, Any]) -> bool:
 def made_of_merged(
     row: Mapping[str, Any], warn: Callable[[str, Exception], None] | None = None
 ) -> Iterator[dict[str, Any]]:
-    """A row with W&B's objects in place of the tables and images of all ranks; to be logged before this ends.
+    """Convert the merged tables and images of a row to W&B's objects. The row must be logged inside the context.
 
     Args:
         row: Values by name.
-        warn: Called for values that cannot be made; these are left out. `None`: they raise.
+        warn: Called for values that cannot be converted, which are then left out; `None` to raise the error instead.
     """
     with TemporaryDirectory(prefix="dist_wandb-", ignore_cleanup_errors=True) as directory:
         made: dict[str, Any] = {}
         for name, value in row.items():
             try:
                 made[name] = _made_of(value, Path(directory))
-            except Exception as error:  # noqa: PERF203  # whatever a peer sent must not cost the rest of the row
+            except Exception as error:  # noqa: PERF203  # data sent by a peer must not cost the rest of the row
                 if warn is None:
                     raise
                 warn(name, error)

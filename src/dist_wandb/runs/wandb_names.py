@@ -1,4 +1,4 @@
-"""Names of wandb's module that this package hands on: as they are there at that moment, so nothing is kept."""
+"""Names of wandb's module that this package re-exports: looked up at each use, never cached."""
 
 from __future__ import annotations
 
@@ -8,11 +8,7 @@ from typing import Any
 
 
 def of_wandb(name: str) -> Any:
-    """The attribute of wandb's module.
-
-    Raises:
-        AttributeError: It has none of this name.
-    """
+    """Return an attribute of wandb's module, or raise an `AttributeError`."""
     import wandb
 
     try:
@@ -24,19 +20,19 @@ def of_wandb(name: str) -> Any:
 
 
 def has_run() -> bool:
-    """Whether ``wandb.run`` is a run in this process."""
+    """Return whether ``wandb.run`` is a run in this process."""
     return getattr(sys.modules.get("wandb"), "run", None) is not None
 
 
 def of_its_run(name: str, why_not: Callable[[], str]) -> Callable[..., Any]:
-    """The function of wandb's that acts on the run which ``wandb.run`` is.
+    """Return the function of wandb that acts on ``wandb.run``.
 
     Args:
-        name: Its name.
-        why_not: Explains why this package knows no run.
+        name: Name of the function.
+        why_not: Returns an explanation why this package has no run.
 
     Raises:
-        wandb.Error: There is no such run; as wandb does.
+        wandb.Error: There is no such run. wandb raises the same error.
     """
     if not has_run():
         import wandb

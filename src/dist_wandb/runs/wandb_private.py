@@ -1,4 +1,4 @@
-"""The private names of wandb that are used, because it has no public ones. Versions without them are supported."""
+"""The uses of private names of wandb for which no public ones exist. Versions without these names are supported."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dist_wandb.runs.null_run import AnyRun, Run
 
-LOST_SERVICE = frozenset({"MailboxClosedError", "HandleAbandonedError", "SockClientClosedError"})  # wandb's, private
+LOST_SERVICE = frozenset({"MailboxClosedError", "HandleAbandonedError", "SockClientClosedError"})  # private errors
 _SETUP = "wandb.sdk.wandb_setup"
 
 
 def detach_service() -> None:
-    """Make the next run start a wandb process of its own, because the current one holds the id of a failed run.
+    """Make the next run start a new wandb process, because the current one keeps the id of a failed run in use.
 
-    Runs that are open keep the current one. Without wandb's private name for it, nothing is done.
+    Open runs keep the current process. If wandb does not have the private name, this has no effect.
     """
     setup = sys.modules.get(_SETUP)
     if hasattr(setup, "_singleton"):
@@ -28,20 +28,20 @@ def detach_service() -> None:
 
 
 def uses_current_service(run: AnyRun) -> bool:
-    """Whether new runs would be written by the same wandb process as `run`; also if that is not known."""
+    """Return whether the same wandb process would write new runs as `run`; `True` if unknown."""
     mine, now = getattr(run, "_wl", None), getattr(sys.modules.get(_SETUP), "_singleton", None)
     return mine is None or now is None or mine is now
 
 
 def is_finished(run: AnyRun) -> bool:
-    """Whether a run has been finished, by us or by the user."""
+    """Return whether a run has been finished, by us or by the user."""
     return bool(run) and bool(getattr(run, "_is_finished", False))
 
 
 def disarm_exit_hooks() -> None:
-    """In a forked process: cancel wandb's exit hooks, which would end the parent's resources.
+    """In a forked process: cancel wandb's exit hooks, which would release the parent's resources.
 
-    They remove the parent's directory for media and, before 0.20, stop the parent's wandb process.
+    They remove the parent's directory for media and, before wandb 0.20, stop the parent's wandb process.
     """
     media = getattr(sys.modules.get("wandb.sdk.data_types._private"), "MEDIA_TMP", None)
     with suppress(AttributeError):
@@ -55,15 +55,15 @@ def disarm_exit_hooks() -> None:
 
 
 def code_of_exit() -> int | None:
-    """The argument of `sys.exit`, if wandb has seen it: it replaces `sys.exit`."""
-    noticed = getattr(getattr(sys.exit, "__self__", None), "exit_code", None)
-    return noticed if isinstance(noticed, int) else None
+    """Return the argument of `sys.exit`, if wandb has recorded it: it replaces `sys.exit`."""
+    recorded = getattr(getattr(sys.exit, "__self__", None), "exit_code", None)
+    return recorded if isinstance(recorded, int) else None
 
 
 def fill_config(run: Run, values: Mapping[str, Any]) -> None:
     """Put values into the config of an attached run, which wandb leaves empty, without sending them.
 
-    W&B has them already, perhaps with newer values that another child has set.
+    W&B already has them, possibly with newer values set by another child.
     """
     update = getattr(run.config, "_update", None)
     if update is not None:

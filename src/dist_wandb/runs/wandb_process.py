@@ -1,4 +1,4 @@
-"""wandb's own process (its "service"), which writes all runs of this process: signs of its loss, and its teardown."""
+"""wandb's own process (its "service"), which writes all runs of this process: detect its loss, and tear it down."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from dist_wandb.runs.null_run import AnyRun
 
 _LOST_SOCKET = frozenset({errno.EBADF, errno.ENOTCONN, errno.EPIPE, errno.ESHUTDOWN})
-_MEDIA_DIRECTORY = "wandb-media"  # the end of its name
+_MEDIA_DIRECTORY = "wandb-media"  # suffix of the directory's name
 
 
 def tear_down_service() -> None:
     """Stop wandb's own process after a run could not be opened: it would keep the id in use.
 
-    This ends all open runs of this process. Call it only if there are none, or if they are lost anyway.
+    This ends all open runs of this process. Call it only if no run is open, or if the open runs are lost anyway.
     """
     import wandb
 
@@ -32,27 +32,27 @@ def tear_down_service() -> None:
 
 
 def drop_inherited_service() -> None:
-    """Remove a `WANDB_SERVICE` that another process has set, so that this rank starts a wandb process of its own.
+    """Remove a `WANDB_SERVICE` that another process has set, so that this rank starts its own wandb process.
 
     Call it before the first use of wandb in this process, also before its settings are read.
 
-    Ranks that are children of one process which used wandb would share that process's service, and it refuses a run
-    id that a sibling has open: "run ID X is in use". The service writes its owner's process id into the variable.
+    Ranks whose common parent process used wandb would share the parent's service, which refuses a run id that a sibling
+    has open: "run ID X is in use". The service writes the process id of its owner into the variable.
     """
     if inherits_service():
         del os.environ["WANDB_SERVICE"]
 
 
 def inherits_service() -> bool:
-    """Whether `WANDB_SERVICE` names the wandb process of another process."""
+    """Return whether `WANDB_SERVICE` names the wandb process of another process."""
     owner = re.match(r"\d+-(\d+)-", os.environ.get("WANDB_SERVICE", ""))
     return owner is not None and int(owner[1]) != os.getpid()
 
 
 def is_loss_of_service(error: Exception) -> bool:
-    """Whether an error is of a kind that a lost connection to wandb's own process raises.
+    """Return whether a lost connection to wandb's own process raises errors of this type.
 
-    While values of the user's are written, their own code may raise such an error as well: see `has_lost_service`.
+    The code of values that are written may raise such an error as well: see `has_lost_service`.
     """
     if isinstance(error, OSError):  # older versions: BrokenPipeError; newer ones: ConnectionResetError
         return isinstance(error, ConnectionError) or error.errno in _LOST_SOCKET
@@ -60,9 +60,9 @@ def is_loss_of_service(error: Exception) -> bool:
 
 
 def has_lost_service(run: AnyRun, error: Exception) -> bool:
-    """Whether a call of `run` failed because wandb's own process is lost, rather than because of a value.
+    """Return whether a call of `run` failed because wandb's own process is lost, rather than because of a value.
 
-    In doubt the run is probed: a call that adds nothing to the row in progress fails as well if the process is lost.
+    In doubt the run is probed by a call that adds nothing to the row in progress: if the process is lost, it fails.
     """
     if not isinstance(error, OSError) or not is_loss_of_service(error):
         return is_loss_of_service(error)
@@ -74,10 +74,10 @@ def has_lost_service(run: AnyRun, error: Exception) -> bool:
 
 
 def restore_media_directory(error: FileNotFoundError) -> bool:
-    """Recreate the directory in which wandb prepares the files of tables and media, if the error is about it.
+    """Recreate wandb's directory for files of tables and media if the error is about it.
 
     Returns:
-        Whether it was missing and exists now.
+        Whether it was missing and now exists.
     """
     path = Path(str(error.filename or ""))
     if not path.parent.name.endswith(_MEDIA_DIRECTORY) or path.parent.exists():

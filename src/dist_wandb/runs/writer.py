@@ -1,7 +1,7 @@
-"""Rows of one rank, written into its run; also rows with a value that W&B cannot write.
+"""Write the rows of one rank into its run, including rows with a value that W&B cannot write.
 
-A value over which wandb raises is replaced by its repr (media are left out), with one warning for each name. A
-directory for media that was removed is made again first. Names that cannot be stored are refused by `log` already.
+A value for which wandb raises is replaced by its repr (media are left out), with one warning for each name. Before
+that, a removed directory for media is created again. `log` already refuses names that cannot be stored.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ _log = logging.getLogger("dist_wandb")
 
 _WRITABLE = frozenset({float, int, bool, str, type(None)})
 _LONGEST = 1000  # characters of a repr
-_MOST_WARNED = 10  # names that are warned of, if they change from row to row
+_MOST_WARNED = 10  # names with a warning, in case they change from row to row
 
 
 class RunWriter:
     """Writes the rows of one rank into its run.
 
     Args:
-        run: The run, or a wrapper of it; a `NullRun` on a rank without one.
-        plan: Decides whether this rank writes the plain names, and its label in a shared run.
+        run: The run, or a wrapper of it; a `NullRun` on a rank without a run.
+        plan: Determines whether this rank writes the plain names, and its label in a shared run.
         step_metric: Name of the x axis in every row; `None` for none.
-        rank: This rank's index in the job, for messages.
+        rank: Global rank, for messages.
     """
 
     def __init__(self, run: AnyRun | Record | Axes, plan: RunPlan, step_metric: str | None, rank: int = 0) -> None:
@@ -56,8 +56,8 @@ class RunWriter:
         """Write one row. Tables and images of the ranks that W&B refuses are left out, with a warning.
 
         Args:
-            row: Values by the names they are to have.
-            x: Its position on the x axis; `None` leaves the x axis out of the row.
+            row: Values by final name.
+            x: Position of the row on the x axis; `None` leaves the x axis out of the row.
         """
         self._write(row, x, self._warn)
 
@@ -65,9 +65,9 @@ class RunWriter:
         """Write one row.
 
         Args:
-            metrics: The values of this rank, by the names that they are to have.
-            step: Its position on the x axis; `None` leaves the x axis out of the row.
-            commit: As in `wandb.Run.log`; `None` leaves it to wandb.
+            metrics: The values of this rank by final name.
+            step: Position of the row on the x axis; `None` leaves the x axis out of the row.
+            commit: As in `wandb.Run.log`; `None` for wandb's default.
         """
         self._write(metrics, step, None, **({} if commit is None else {"commit": commit}))
 
@@ -95,30 +95,17 @@ class RunWriter:
 
 
 class _Rescue:
-    """Writes rows for which `run.log` has raised.
-
-    Args:
-        rank: This rank's index in the job, for messages.
-    """
+    """Writes rows for which `run.log` has raised."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self._warned: set[str] = set()
 
     def write(self, log: Callable[..., None], row: dict[str, Any], error: Exception, **kwargs: Any) -> None:
-        """Write a row value by value.
+        """Write a row value by value after `log(row, **kwargs)` has raised `error`; raise it if no value is the cause.
 
-        wandb raises before it accepts anything of a row. Each value that could be the cause is logged individually, as
-        a part of the row that is not committed yet; the other values come last and commit the row.
-
-        Args:
-            log: The run's method.
-            row: Its argument.
-            error: The error that it raised.
-            **kwargs: Its other arguments.
-
-        Raises:
-            Exception: No value was the cause.
+        wandb raises before it accepts any part of a row. Each value that could be the cause is logged individually, as
+        a part of the uncommitted row; the other values come last and commit the row.
         """
         doubtful = [name for name, value in row.items() if type(value) not in _WRITABLE]
         if not doubtful:
@@ -132,7 +119,7 @@ class _Rescue:
             self._warn(name, row[name], why, is_text=name in rest)
 
     def _as_text(self, name: str, value: Any) -> dict[str, str]:
-        if not is_media(value):  # their repr is useless
+        if not is_media(value):  # the repr of media is useless
             with suppress(Exception):
                 return {name: repr(value)[:_LONGEST].encode(errors="replace").decode()}
         return {}
@@ -158,9 +145,9 @@ class _Rescue:
 
 
 def _cause(log: Callable[..., None], name: str, value: Any) -> Exception | None:
-    """The error that `log` raises for a value as a part of a row; `None` if it accepts it."""
+    """Return the error that `log` raises for a value as a part of a row; `None` if it accepts it."""
     try:
         log({name: value}, commit=False)
-    except Exception as error:  # noqa: BLE001  # of any kind, because values have code of their own
+    except Exception as error:  # noqa: BLE001  # of any kind, because values execute their own code
         return error
     return None

@@ -1,4 +1,4 @@
-"""A copy of a config, in this process or another one. Pure."""
+"""A copy of a config, in this process or in another one. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class ConfigCopy(dict[str, Any]):
-    """The config of a run as it was when it was copied. Names can be read as attributes; changes stay here."""
+    """The config of a run at the time of the copy. Names can be read as attributes; changes affect only the copy."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -15,17 +15,17 @@ class ConfigCopy(dict[str, Any]):
             raise AttributeError(f"the config has no {name!r}") from None
 
     def as_dict(self) -> dict[str, Any]:
-        """Values by name."""
+        """Return the values by name."""
         return dict(self)
 
     def update(  # type: ignore[override]  # as W&B's config
         self, values: Any = (), allow_val_change: bool | None = None, **kwargs: Any
     ) -> None:
-        """Change values, here alone.
+        """Change values, in this copy only.
 
         Args:
             values: Values by name.
-            allow_val_change: As in W&B's config; not needed here.
+            allow_val_change: Accepted as by W&B's config, without effect.
             **kwargs: Further values.
         """
         del allow_val_change

@@ -1,8 +1,8 @@
-"""Which values of a config are taken for secrets, by their names, and how others are shown. Pure.
+"""Which values of a config are classified as secrets, and how values are shown without them. Pure.
 
-By the words of a name, at any depth, and in text such as an address with a password. Numbers under words that trainings
-use for counts (`max_tokens`, `num_key_value_heads`) are no secrets. A text that only W&B makes of an object counts by
-its own words.
+A value is classified by the words of its name, at any depth; text also by its content, such as an address with a
+password. Numbers under words that trainings use for counts (`max_tokens`, `num_key_value_heads`) are not secrets. For
+an object that W&B turns into text, the words of that text count.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from numbers import Number
 from typing import Any
 
 HIDDEN = "…"
-"""What is shown in the place of a secret."""
+"""Shown in place of a secret."""
 
 DEEPEST = 50
-"""How deep values are looked into; beyond it, one is taken for one that holds itself."""
+"""Depth limit for nested values; a deeper value is assumed to contain itself."""
 
 _LEVEL = re.compile(r"[./]")  # between the parts of a name
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")  # of hf_token, hfToken, HFToken, HF-TOKEN
-# Words by which a value is a secret, be it text or a number.
+# Words that mark a value as a secret, whether it is text or a number.
 _SECRETS = re.compile(
     r"\w*(secrets?|passwords?|passwd|passwort|passphrases?|passcodes?|credentials?|auth)"
     r"|pwd|creds?|auth[nz]|authori[sz]ation|authentication|auth(headers?|data|info)|bearer|jwt|cookies?"
 )
-# Words by which it is one if it is text. A number is one only where the word comes last, as in `hf_token`: what
-# `max_tokens`, `num_key_value_heads` and `token_dim` say, all ranks need.
+# Words that mark text as a secret. They mark a number only if the word comes last, as in `hf_token`: all ranks need the
+# values of `max_tokens`, `num_key_value_heads` and `token_dim`.
 _DOUBTFUL = re.compile(r"\w*tokens?|\w*keys?|pass|pat|dsn|webhooks?")
 _HARMLESS = re.compile(r"(monkey|turkey|donkey|hockey|whiskey|jockey|hotkey|turnkey|mickey)s?")
 _IN_ONE = re.compile(r"password|passwd|passphrase|api_?key|private_?key", re.IGNORECASE)  # passWord, pass_word
-# A name before a value in text, as the repr of an object has: Config(lr=0.1, password='x'), {'password': 'x'}
+# A name before a value in text, as in the repr of an object: Config(lr=0.1, password='x'), {'password': 'x'}
 _NAMED = re.compile(r"(?<![\w.])([A-Za-z_][\w.-]{0,63})(?:\s{0,2}=|['\"]\s{0,2}[=:])")
 _WITH_PASSWORD = re.compile(r"\s{0,9}[A-Za-z][A-Za-z0-9+.-]{0,30}://[^/?#\s@]{0,256}:[^/?#\s@]{1,256}@")
 _ORDINARY, _IN_DOUBT, _SURE = range(3)
@@ -39,7 +39,7 @@ _ORDINARY, _IN_DOUBT, _SURE = range(3)
 
 @functools.lru_cache(maxsize=1 << 15)
 def _kind(name: str) -> int:
-    """What a name reveals of its value: nothing, that it is a secret if it is text, or that it is one."""
+    """Classify a name: its value is not a secret, is a secret if it is text, or is always a secret."""
     kind = _ORDINARY
     for part in _LEVEL.split(name):
         words = [word.lower() for word in _WORD.findall(part)]
@@ -53,12 +53,12 @@ def _kind(name: str) -> int:
 
 
 def is_secret(name: object, value: object) -> bool:
-    """Whether a value of a config is taken for a secret: by its name, or as text with a password in it.
+    """Return whether a value of a config is classified as a secret: by its name, or as text that contains a password.
 
     Args:
-        name: Its name, with or without those of what it is in.
-        value: The value. `None`, truth values and empty text are no secrets. A list or dict under the name of a secret
-            is one as a whole; what is in a dict under another name is judged by its own names.
+        name: Name of the value, with or without the names that enclose it.
+        value: The value. `None`, booleans and empty text are not secrets. A list or dict under the name of a secret is
+            a secret as a whole; the items of a dict under another name are classified by their own names.
 
     Example:
         ``is_secret("hf_token", "hf_1")``, ``is_secret("db.passWord", 1234)``, ``is_secret("auth", {"user": "me"})``,
@@ -82,14 +82,14 @@ def _holds_secret(value: object, kind: int, depth: int) -> bool:
 
 
 def _looks_secret(text: str) -> bool:
-    """Whether text has a secret in it: an address such as ``postgresql://user:password@host``, ``password='x'``."""
+    """Return whether text contains a secret, as ``postgresql://user:password@host`` and ``password='x'`` do."""
     if "://" in text and _WITH_PASSWORD.match(text) is not None:
         return True
     return ("=" in text or ":" in text) and any(_kind(name) == _SURE for name in _NAMED.findall(text))
 
 
 class _Shown:
-    """Something that is shown as a given text."""
+    """An object with a given text as its repr."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -102,15 +102,15 @@ _HIDDEN = _Shown(HIDDEN)
 
 
 def redacted(value: Any, depth: int = 0) -> Any:
-    """Something whose repr is that of a value, but for the secrets in it, as far as names show.
+    """Return an object with the repr of a value, without the secrets that names and text reveal.
 
     Args:
         value: Any value.
-        depth: How deep in the config it is.
+        depth: Nesting depth of the value in the config.
 
     Returns:
-        The value itself if there is no secret in it. Otherwise something to be shown in its place, with `HIDDEN` for
-        each; of an object whose repr has the name of a secret, the class alone.
+        The value itself if it contains no secret. Otherwise an object to show in its place, with `HIDDEN` for each
+        secret; for an object whose repr contains the name of a secret, only its class is shown.
     """
     if value is None or isinstance(value, (bool, int, float, bytes)):
         return value
@@ -129,5 +129,5 @@ def redacted(value: Any, depth: int = 0) -> Any:
 def _names_secret(value: object) -> bool:
     try:
         return _looks_secret(repr(value))
-    except Exception:  # noqa: BLE001  # whatever it raises, who shows it deals with it
+    except Exception:  # noqa: BLE001  # the caller that shows the value handles errors of its repr
         return False

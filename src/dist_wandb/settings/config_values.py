@@ -1,4 +1,4 @@
-"""Values of a run's config, for ranks that have to show or compare what another rank has. Pure."""
+"""Values of a run's config, in forms that other ranks can show and compare. Pure."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from dist_wandb.settings.config_secrets import DEEPEST, redacted
 PAIRS = "__dist_wandb_pairs__"
 """Name under which `encoded` puts the pairs of a mapping whose names are not all text."""
 
-_LONGEST_NUMBER = 10_000  # bits: Python refuses to write longer ones
+_LONGEST_NUMBER = 10_000  # bits: Python refuses to print longer ones
 _LONGEST_SHOWN = 40  # characters of a value in a message
 _MOST_SHOWN = 10  # differences in a message
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _LEVEL = re.compile(r"[./]")  # between the parts of a name
-# What differs between ranks by nature. `-` counts as `_`, and capital letters as small ones.
+# Names of values that differ between ranks by nature. `-` counts as `_`; case is ignored.
 _NAMES_OF_RANKS = frozenset(
     {
         *("rank", "local_rank", "global_rank", "world_rank", "node_rank", "group_rank", "machine_rank"),
@@ -31,27 +31,27 @@ _NAMES_OF_RANKS = frozenset(
 
 
 def given_values(config: object) -> dict[str, Any]:
-    """Names and values of what was passed as `config`.
+    """Return the values of an argument `config` by name.
 
     Args:
         config: A mapping, a config of a run, a namespace of an argument parser, or anything else.
 
     Returns:
-        Values by name; none for what wandb reads by itself, such as the name of a file.
+        Values by name; none for an argument that wandb itself reads, such as the name of a file.
     """
     if hasattr(config, "keys") and hasattr(config, "__getitem__"):
-        return {str(name): config[name] for name in config.keys()}  # noqa: SIM118  # wandb's config is no mapping
+        return {str(name): config[name] for name in config.keys()}  # noqa: SIM118  # wandb's config is not a mapping
     if isinstance(config, (str, type)) or not hasattr(config, "__dict__"):
         return {}
     return {name: value for name, value in vars(config).items() if not name.startswith("__")}
 
 
 def encoded(value: Any, depth: int = 0) -> Any:
-    """A value as JSON can hold it, so that `decoded` makes of it what W&B shows on the rank that has the run.
+    """Return a value in a form for JSON that `decoded` turns into the value shown by W&B on the rank with the run.
 
     Args:
-        value: Anything; what JSON cannot hold becomes its repr.
-        depth: How deep in the config it is.
+        value: Anything; a value that JSON cannot hold is replaced by its repr.
+        depth: Nesting depth of the value in the config.
 
     Returns:
         Text, numbers, `None`, and lists and dicts of them.
@@ -69,7 +69,7 @@ def encoded(value: Any, depth: int = 0) -> Any:
             return _encoded_mapping(value, depth)
         if isinstance(value, (list, tuple)):
             return [encoded(item, depth + 1) for item in value]
-        if isinstance(value, (set, frozenset)):  # their order is another one on each rank
+        if isinstance(value, (set, frozenset)):  # their order differs between ranks
             return sorted((encoded(item, depth + 1) for item in value), key=repr)
     return _encoded_object(value)
 
@@ -88,7 +88,7 @@ def _encoded_name(name: object) -> object:
 def _encoded_object(value: Any) -> Any:
     if isinstance(value, Enum):  # as wandb does
         return value.name
-    if getattr(value, "shape", None) == () and hasattr(value, "item"):  # a number of numpy, or a tensor of one
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):  # a NumPy scalar, or a tensor of no dimensions
         number = value.item()
         if type(number) in (bool, int, float):
             return number
@@ -96,7 +96,7 @@ def _encoded_object(value: Any) -> Any:
 
 
 def decoded(value: Any) -> Any:
-    """The opposite of `encoded`."""
+    """Reverse `encoded`."""
     if isinstance(value, list):
         return [decoded(item) for item in value]
     if not isinstance(value, dict):
@@ -106,15 +106,15 @@ def decoded(value: Any) -> Any:
 
 
 def shown(value: object) -> str:
-    """The repr of a value, also of one that has none, without secrets and without addresses in memory."""
+    """Return the repr of a value, or a placeholder if it raises, without secrets and without memory addresses."""
     try:
         return _ADDRESS.sub("", repr(redacted(value)))
-    except Exception:  # noqa: BLE001  # whatever it raises, the training must not suffer
+    except Exception:  # noqa: BLE001  # no error of a repr may affect the training
         return f"<{type(value).__name__} without a repr>"
 
 
 def is_plain(value: object, depth: int = 0) -> bool:
-    """Whether W&B surely takes a value: text, numbers, and lists and dicts of them."""
+    """Return whether W&B is certain to accept a value: text, numbers, and lists and dicts of them."""
     if value is None or type(value) in (bool, str, float):
         return True
     if type(value) is int:
@@ -127,10 +127,10 @@ def is_plain(value: object, depth: int = 0) -> bool:
 
 
 def differs_by_rank(name: str) -> bool:
-    """Whether what has this name differs between ranks by nature.
+    """Return whether values of this name differ between ranks by nature.
 
     Args:
-        name: A name in a config, with or without those of what it is in.
+        name: A name in a config, with or without the names that enclose it.
 
     Example:
         ``differs_by_rank("ddp.local-rank")`` and ``differs_by_rank("GPU")``, but not ``differs_by_rank("gpus")``.
@@ -139,17 +139,17 @@ def differs_by_rank(name: str) -> bool:
 
 
 def comparable(values: Mapping[str, Any], salt: str = "") -> dict[str, list[str]]:
-    """What other ranks need to compare values with theirs: for each name how it is shown, and what has to be equal.
+    """Return what other ranks need to compare values with their own: by name, the shortened repr and a digest.
 
     Args:
         values: Values by name, without secrets.
-        salt: Makes the digests say nothing about values elsewhere; the same on all ranks that compare theirs.
+        salt: Makes the digests useless outside of this job; the same on all ranks that compare their values.
     """
     return {name: [_in_short(value), _digest(encoded(value), salt)] for name, value in values.items()}
 
 
 def without_ranks(values: Mapping[str, Any], made: Mapping[str, list[str]], salt: str = "") -> dict[str, list[str]]:
-    """What `comparable` made of values, without what differs between ranks by nature, such as ``local_rank``."""
+    """Return `made`, a result of `comparable`, without values that differ by rank by nature, such as ``local_rank``."""
     return {
         name: [made[name][0], _digest(_without_ranks(encoded(value)), salt)]
         if isinstance(value, (Mapping, list, tuple))
@@ -160,7 +160,7 @@ def without_ranks(values: Mapping[str, Any], made: Mapping[str, list[str]], salt
 
 
 def _without_ranks(value: Any) -> Any:
-    """What `encoded` made of a value, without what differs between ranks by nature."""
+    """Return a result of `encoded` without values that differ between ranks by nature."""
     if isinstance(value, list):
         return [_without_ranks(item) for item in value]
     if isinstance(value, dict):
@@ -173,21 +173,21 @@ def _in_short(value: object) -> str:
     return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 1]}…"
 
 
-def _digest(told_value: object, salt: str) -> str:
-    text = json.dumps(told_value, sort_keys=True)
+def _digest(encoded_value: object, salt: str) -> str:
+    text = json.dumps(encoded_value, sort_keys=True)
     return hashlib.blake2b(text.encode(), key=salt.encode(), digest_size=32).hexdigest()
 
 
 def differences(
     mine: Mapping[str, list[str]], rank: int, theirs: Mapping[str, list[str]], other_rank: int
 ) -> list[str]:
-    """Say for each name that two ranks were given with different values what they are.
+    """Describe each name that two ranks were given with different values.
 
     Args:
-        mine: What `comparable` made of the config of `rank`.
-        rank: A rank.
-        theirs: What it made of the config of `other_rank`.
-        other_rank: The rank whose values hold.
+        mine: The result of `comparable` for the config of `rank`.
+        rank: A global rank.
+        theirs: The result of `comparable` for the config of `other_rank`.
+        other_rank: The global rank whose values take precedence.
 
     Returns:
         For example ``["'lr' is 0.2 on rank 1, but 0.1 on rank 0"]``.
@@ -200,6 +200,6 @@ def differences(
 
 
 def listed(items: list[str]) -> str:
-    """Items of a message in one line, not too many of them."""
+    """Join items of a message in one line, limited to the first ten."""
     more = f"; and {len(items) - _MOST_SHOWN} more" if len(items) > _MOST_SHOWN else ""
     return "; ".join(items[:_MOST_SHOWN]) + more

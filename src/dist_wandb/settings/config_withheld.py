@@ -1,9 +1,9 @@
-"""Configs without their secrets, for the job's store; and such a config completed by who was given them too. Pure.
+"""Configs without their secrets, for the job's store, and their completion on ranks that have the secrets. Pure.
 
-The job's store asks nobody who they are: whoever reaches it reads all of it. So a value that is taken for a secret
-(`config_secrets`) never gets there, not even as a digest, from which short ones can be guessed. In its place is a note
-that there is one, and whether it is still what the publishing rank was given. If it is, a rank that was given one under
-the same name reads its own; nobody reads an older or another value than the run has without noticing.
+The job's store does not authenticate clients: anyone who can connect reads all of it. So a value that is classified as
+a secret (`config_secrets`) is never stored, not even as a digest, from which short secrets can be guessed. A note takes
+its place, and records whether the value is still the one that the publishing rank was given. If so, a rank that was
+given a value of the same name uses its own; no rank silently uses a value that is outdated or differs from the run's.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from dist_wandb.settings.config_secrets import DEEPEST, HIDDEN, is_secret
 from dist_wandb.settings.config_values import PAIRS, decoded, encoded, shown
 
 MISSING: Final = object()
-"""No value."""
+"""Marks a missing value."""
 
 _NOTE = "__dist_wandb_withheld__"
-_SINGLE = (str, int, float, type(None))  # what holds no other values: most of a config
-_ANOTHER, _AS_GIVEN, _AS_TEXT = range(3)  # kinds of notes: W&B cannot hold some values, so it has their repr
+_SINGLE = (str, int, float, type(None))  # types that hold no other values: most of a config
+_ANOTHER, _AS_GIVEN, _AS_TEXT = range(3)  # kinds of notes: W&B stores the repr of values that it cannot hold
 
 
 class _Note(dict[str, int]):
-    """In the place of a secret: whether it is what the publishing rank was given."""
+    """Replaces a secret, and records whether the value is the one that the publishing rank was given."""
 
     def __repr__(self) -> str:
         return HIDDEN
 
 
 def withheld(name: object, value: Any, given: Any = MISSING) -> Any:
-    """A value of a config as it may be published: with notes in the place of secrets.
+    """Return a value of a config in publishable form, with notes in place of secrets.
 
     Args:
-        name: Its name.
+        name: Name of the value.
         value: The value.
-        given: What this rank was given under that name; `MISSING` if nothing.
+        given: The value that this rank was given under that name; `MISSING` if none.
 
     Returns:
-        The value itself if there is no secret in it.
+        The value itself if it contains no secret.
     """
     if is_secret(name, value):
         return _Note({_NOTE: _compared(value, given)})
@@ -71,12 +71,12 @@ def _withheld_inside(value: Any, given: Any, depth: int) -> Any:
 
 
 def without_secrets(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What a rank was given, as it may be compared: without secrets, and with notes in the place of those inside."""
+    """Return values for a comparison between ranks: without secrets, and with notes in place of nested secrets."""
     return {name: withheld(name, value, value) for name, value in values.items() if not is_secret(name, value)}
 
 
 def without_notes(value: Any) -> Any:
-    """What `withheld` made of a value, but for what its notes say: the same, whatever the secrets are."""
+    """Return a result of `withheld` with blank notes, so that it does not depend on the secrets."""
     if isinstance(value, list):
         return [without_notes(item) for item in value]
     if isinstance(value, dict):
@@ -85,15 +85,15 @@ def without_notes(value: Any) -> Any:
 
 
 def filled(value: Any, own: Any = MISSING) -> Any:
-    """A value that another rank has published, with this rank's own secrets.
+    """Complete a value published by another rank with this rank's own secrets.
 
     Args:
-        value: What `encoded` made of what `withheld` made of it.
-        own: What this rank was given under that name; `MISSING` if nothing.
+        value: The published value: the result of `encoded`, applied to the result of `withheld`.
+        own: The value that this rank was given under that name; `MISSING` if none.
 
     Returns:
-        The value, as `decoded` makes it. A secret that this rank was not given, or that the other rank has changed
-        since it was given it, is left out of what it is in; if it is all of the value, `MISSING` is returned.
+        The value, as returned by `decoded`. A nested secret is left out if this rank was not given it, or if the
+        other rank has changed it since; `MISSING` if the whole value is such a secret.
     """
     if own is not MISSING and isinstance(value, dict) and value.get(_NOTE) == _AS_TEXT:
         return shown(own)
@@ -115,7 +115,7 @@ def _filled(value: Any, own: Any) -> Any:
 
 
 def _by_name(value: Any) -> dict[Any, Any]:
-    """Names and values of a mapping that `encoded` made; none of anything else."""
+    """Return the items of a mapping in the form of `encoded`; none for any other value."""
     if not isinstance(value, dict):
         return {}
     pairs: Iterable[Any] = value[PAIRS] if PAIRS in value else value.items()
@@ -123,7 +123,7 @@ def _by_name(value: Any) -> dict[Any, Any]:
 
 
 class Known(dict[str, Any]):
-    """A config as a rank without a run knows it.
+    """A config as known to a rank without a run.
 
     Args:
         values: Values by name.
@@ -135,11 +135,11 @@ class Known(dict[str, Any]):
         self.hidden = hidden
 
     def __missing__(self, name: str) -> Any:
-        """Say why a value is not here."""
+        """Explain why the value is missing."""
         raise KeyError(self.why_not(name))
 
     def why_not(self, name: str) -> str:
-        """Why there is no value of a name, as text: its name alone where nobody has one."""
+        """Return why a name has no value, as text: the name alone if no rank has a value."""
         if name not in self.hidden:
             return name
         return (

@@ -1,4 +1,4 @@
-"""How long, and how much, the logging of one rank waits."""
+"""Limits on how long a rank waits, and for how many rows."""
 
 from __future__ import annotations
 
@@ -20,26 +20,28 @@ def _check(name: str, value: object, kinds: tuple[type, ...], what: str) -> None
 
 @dataclass(frozen=True)
 class Limits:
-    """How long, and how much, a rank waits for others and for W&B. Times are in seconds.
+    """Limits on how long a rank waits for other ranks and for W&B, and for how many rows. Times are in seconds.
 
-    Given to `dist_wandb.init`, `DistWandbLogger` and `DistWandbTracker` as ``limits=``. Give all ranks the same ones.
+    Pass it as ``limits=`` to `dist_wandb.init`, `DistWandbLogger` and `DistWandbTracker`, with the same values on all
+    ranks.
 
     Args:
-        join_timeout: How long to wait for ranks that have not opened their session, before the others begin without
+        join_timeout: How long to wait for ranks that have not opened their session. After it, the others begin without
             them.
-        peer_timeout: How long a rank that takes part may keep the others waiting: because it does not answer, or does
-            not log a name that it usually does. Then they go on without it, and flag their rows.
-        finish_timeout: How long `finish` and `flush` wait for other ranks; `finish` then waits as long again for W&B
-            to take what is left, and reports what it did not take. `None` for 60 s, and 600 s for the upload.
-        max_pending_rows: How many rows may wait for ranks that have not logged them; beyond it the oldest are written
-            with those who have. Where nothing is brought together: how many may wait for wandb's own process while it
-            stands still; further ones are lost.
-        heartbeat: After how many seconds a rank that logs nothing takes part in an exchange all the same, so that
-            what only others log is written.
+        peer_timeout: How long a participating rank may keep the others waiting, because it does not answer or does not
+            log a name that it usually logs. After it, they continue without it and mark their rows as degraded.
+        finish_timeout: How long `finish` and `flush` wait for other ranks. `finish` then waits for the same time again
+            for W&B to accept the remaining data, and reports the data that it did not accept. `None` for 60 s, and
+            600 s for the upload.
+        max_pending_rows: How many rows may wait for ranks that have not logged them. Beyond this number, the oldest
+            rows are written from the ranks that have. Without a reduction: how many rows may wait for wandb's own
+            process while it is stalled; further rows are lost.
+        heartbeat: Interval after which a rank that logs nothing takes part in an exchange anyway, so that rows which
+            only other ranks log are written.
 
     Attributes:
-        linger: How long a row waits for the next ones, where rows follow each other quickly: several rounds in a row
-            cost the training less than each by itself.
+        linger: How long a row waits for subsequent rows when rows are logged in quick succession: several rounds in a
+            row cost the training less than individual rounds.
 
     Raises:
         ConfigurationError: A limit that is not a positive number.
@@ -65,7 +67,7 @@ class Limits:
 
     @property
     def upload_timeout(self) -> float:
-        """How long `finish` waits for W&B to take what is left. Checkpoints may take minutes."""
+        """How long `finish` waits for W&B to accept the remaining data. Checkpoints may take minutes."""
         return 600.0 if self.finish_timeout is None else self.finish_timeout
 
 
@@ -74,10 +76,10 @@ LIMIT_NAMES = tuple(field.name for field in fields(Limits))
 
 
 def as_limits(given: object) -> Limits:
-    """The limits that were given as an object, or by name, as in a configuration file.
+    """Return limits that were given as an object, or by name as in a configuration file.
 
     Args:
-        given: `Limits`, or a mapping with its arguments.
+        given: `Limits`, or a mapping of its arguments.
 
     Raises:
         ConfigurationError: It is neither, or a limit is unknown or not a positive number.

@@ -1,10 +1,9 @@
 """The arguments that all integrations share.
 
-An argument that is not given comes from the decorator `wandb_init` around the call, then from the environment, then
-from the defaults. Decorator and session around a call are context variables (`around`, `registry.entered`), so calls
-that run side by side, as threads or tasks, have a session each, and nested ones share one. Sessions of several ranks
-belong together by the order in which they are opened: calls that run side by side must begin in the same order on all
-ranks.
+A missing argument is taken from the enclosing decorator `wandb_init`, then from the environment, then from the
+defaults. The enclosing decorator and session are context variables (`around`, `registry.entered`), so concurrent calls
+(threads or tasks) have separate sessions, and nested calls share one. Sessions of several ranks are matched by the
+order in which they are opened: concurrent calls must begin in the same order on all ranks.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
 
-from dist_wandb.errors import ConfigurationError, suggest
+from dist_wandb.errors import ConfigurationError
 from dist_wandb.settings.limits import DEFAULT_LIMITS, Limits, as_limits
-from dist_wandb.settings.plan import RankScope, RunMode, check_rank_scope, check_run_mode
+from dist_wandb.settings.plan import RankScope, RunMode, check_choice, check_rank_scope, check_run_mode
 from dist_wandb.settings.reduction import PerRank, Reduce, Reduction, Spread, check_reduce, plain_patterns, plain_reduce
 from dist_wandb.topology.launch import job_setting
 from dist_wandb.topology.units import dimension_of, ranks_in_mesh, ranks_of
@@ -62,8 +61,8 @@ class Options:
         for selecting in ("spread", "per_rank"):
             object.__setattr__(self, selecting, plain_patterns(selecting, getattr(self, selecting)))
         object.__setattr__(self, "limits", as_limits(self.limits))
-        _check_choice("config_sync", self.config_sync, CONFIG_SYNCS)
-        _check_choice("system_metrics", self.system_metrics, SYSTEM_METRICS)
+        check_choice("config_sync", self.config_sync, CONFIG_SYNCS)
+        check_choice("system_metrics", self.system_metrics, SYSTEM_METRICS)
         if not isinstance(self.strict, bool):
             raise ConfigurationError(f"strict={self.strict!r} is neither True nor False. Pass one of them.")
 
@@ -72,7 +71,7 @@ class Options:
         if rank is None:
             return
         if not isinstance(rank, int) or isinstance(rank, bool):
-            raise ConfigurationError(f"primary_rank={rank!r} is not a rank. Give a global rank, or -1 for the last one.")
+            raise ConfigurationError(f"primary_rank={rank!r} is not a rank. Give a global rank, or -1 for the last.")
         for name, value in (("rank_scope", "worker"), ("system_metrics", "all-nodes")):
             if rank not in (0, -1) and getattr(self, name) == value:
                 raise ConfigurationError(
@@ -82,11 +81,11 @@ class Options:
 
     @classmethod
     def among(cls, arguments: Mapping[str, Any]) -> Options:
-        """The options among the arguments of a call, such as its `locals()`.
+        """Select the options from the arguments of a call, such as its `locals()`.
 
         Args:
-            arguments: Arguments by name. Where `run_mode` or `rank_scope` is `None` or missing, what the decorator
-                around was given holds, else the environment, else the default.
+            arguments: Arguments by name. If `run_mode` or `rank_scope` is `None` or missing, the argument of the
+                enclosing decorator applies, else the environment, else the default.
 
         Raises:
             ConfigurationError: A value that cannot be honoured.
@@ -98,12 +97,12 @@ class Options:
 
     @property
     def all_nodes(self) -> bool:
-        """Whether the run of `"auto"` also has the hardware metrics of nodes other than its primary's."""
+        """Whether the run of `"auto"` also has the hardware metrics of nodes other than the primary's."""
         return self.system_metrics == "all-nodes"
 
     @property
     def unit_ranks(self) -> Sequence[int] | None:
-        """Global ranks of the unit that this rank was given; `None` for all ranks, or those of its node.
+        """Global ranks of the unit that this rank was given; `None` for all ranks, or all ranks of its node.
 
         Raises:
             ConfigurationError: `unit` is a name, and no integration has looked it up in a mesh.
@@ -117,20 +116,20 @@ class Options:
 
     @property
     def is_rank_0_primary(self) -> bool:
-        """Whether rank 0 leads the job, also before the ranks are known."""
+        """Whether rank 0 leads the job; available before the ranks are known."""
         return self.primary_rank in (None, 0)
 
     def in_mesh(self, mesh: Mesh | None, copies: Collection[str], rank: int) -> Options:
-        """The options with the unit as ranks, where the framework has a mesh.
+        """Return the options with the unit resolved to ranks, if the framework has a mesh.
 
         Args:
             mesh: The framework's mesh; `None` if it has none.
-            copies: Dimensions of the mesh along which ranks hold parts of one replica of the model: unless the user has
-                named a unit, it is made of the others.
-            rank: This rank's index in the job.
+            copies: Dimensions of the mesh along which ranks hold parts of one replica of the model. Unless the user
+                passed a unit, the other dimensions form it.
+            rank: Global rank of this rank.
 
         Raises:
-            ConfigurationError: The user has named a dimension that the mesh does not have.
+            ConfigurationError: The user passed the name of a dimension that the mesh does not have.
         """
         if mesh is None:
             return self
@@ -143,7 +142,7 @@ class Options:
 
     @property
     def reductions(self) -> dict[str, Reduction] | None:
-        """Name patterns and reductions; `None` where ranks' numbers are not brought together."""
+        """Reductions by name pattern; `None` if the numbers of the ranks are not reduced."""
         if self.reduce == "auto":
             return None if self.run_mode == "new" else check_reduce("mean")
         return check_reduce(self.reduce)
@@ -152,29 +151,24 @@ class Options:
 OPTION_NAMES = tuple(field.name for field in fields(Options))
 
 
-def _check_choice(name: str, value: object, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise ConfigurationError(f"{name}={value!r} is unknown. {suggest(value, known)}")
-
-
 class Current(Generic[_T]):
-    """What holds in this thread or task as long as a block lasts.
+    """A value that applies in this thread or task for the duration of a block.
 
     Args:
-        name: For debuggers.
-        default: What holds outside of any block.
+        name: Name of the context variable, for debuggers.
+        default: The value outside of any block.
     """
 
     def __init__(self, name: str, default: _T) -> None:
         self._variable = ContextVar(name, default=default)
 
     def __call__(self) -> _T:
-        """What holds here."""
+        """Return the current value."""
         return self._variable.get()
 
     @contextmanager
     def by(self, value: _T) -> Iterator[None]:
-        """Have `value` hold in a block."""
+        """Apply `value` inside a block."""
         token = self._variable.set(value)
         try:
             yield
@@ -184,28 +178,29 @@ class Current(Generic[_T]):
 
 _NOTHING: Mapping[str, Any] = {}
 around: Current[Mapping[str, Any]] = Current("around", _NOTHING)
-"""The arguments of the decorator `wandb_init` around the code that runs."""
+"""The arguments of the enclosing decorator `wandb_init`."""
 
 
 def run_mode_or_default(run_mode: RunMode | None) -> RunMode:
-    """The run mode that holds: the given one, else the decorator's around, else the environment's, else `"auto"`.
+    """Return the run mode: as given, else from the enclosing decorator, else from the environment, else `"auto"`.
 
     Raises:
-        ConfigurationError: `DIST_WANDB_RUN_MODE` is none of them.
+        ConfigurationError: `DIST_WANDB_RUN_MODE` is not a run mode.
     """
-    return run_mode if run_mode is not None else _wish("run_mode", check_run_mode) or "auto"
+    return run_mode if run_mode is not None else _ambient("run_mode", check_run_mode) or "auto"
 
 
 def rank_scope_or_default(rank_scope: RankScope | None) -> RankScope:
-    """The rank scope that holds, as in `run_mode_or_default`; else `"global"`.
+    """Return the rank scope, looked up as in `run_mode_or_default`; else `"global"`.
 
     Raises:
-        ConfigurationError: `DIST_WANDB_RANK_SCOPE` is none of them.
+        ConfigurationError: `DIST_WANDB_RANK_SCOPE` is not a rank scope.
     """
-    return rank_scope if rank_scope is not None else _wish("rank_scope", check_rank_scope) or "global"
+    return rank_scope if rank_scope is not None else _ambient("rank_scope", check_rank_scope) or "global"
 
 
-def _wish(name: str, check: Callable[[object], _T]) -> _T | None:
+def _ambient(name: str, check: Callable[[object], _T]) -> _T | None:
+    """Return an argument of the enclosing decorator, else the environment's; `None` if neither sets it."""
     decorator: _T | None = around().get(name)
     if decorator is not None:
         return decorator

@@ -1,10 +1,10 @@
-"""Which ranks open which W&B runs. Pure: the one place where rank and run mode are decided."""
+"""Which ranks open which W&B runs. Pure: the only module that makes decisions by rank and run mode."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, TypeVar
 
 from dist_wandb.errors import ConfigurationError, TopologyError, suggest
 from dist_wandb.topology.model import Topology
@@ -14,6 +14,7 @@ RankScope = Literal["global", "worker"]
 
 RUN_MODES: tuple[RunMode, ...] = ("auto", "shared", "new")
 RANK_SCOPES: tuple[RankScope, ...] = ("global", "worker")
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -21,20 +22,21 @@ class RunPlan:
     """What one rank does with W&B.
 
     Args:
-        run_mode: The run mode that was decided by.
-        rank_scope: The rank scope that was decided by.
-        base_id: The id that all run ids of the job are made from, as far as this rank knows it.
-        run_id: Id of the run it opens; `None` on a rank without a run, or where W&B is to make the id (a world of one).
+        run_mode: The run mode behind this plan.
+        rank_scope: The rank scope behind this plan.
+        base_id: The base id of the job; `None` if this rank does not know it.
+        run_id: Id of the run that this rank opens; `None` if it opens no run, or if W&B generates the id (a world of
+            one).
         group: Group of the run.
-        announces: Whether this rank prints the line at the start for its unit.
+        announces: Whether this rank prints the start line of its unit.
         opens_run: Whether this rank opens a W&B run.
         shared: Whether several ranks write into this run (W&B's shared mode).
         label: This rank's name within a shared run.
         primary: Whether this rank writes the plain names of its run, and completes it.
-        name_suffix: What is added to the display name, to distinguish sibling runs.
-        own_directory: Whether this rank needs a directory of its own below the W&B directory.
-        hardware: Under which label this rank records the hardware of its node in the unit's run; `None` where W&B's
-            own way holds, by which the process that opens a run records its node's.
+        name_suffix: Suffix of the display name, to distinguish sibling runs.
+        own_directory: Whether this rank needs a separate directory below the W&B directory.
+        hardware: Label under which this rank records the hardware of its node in the unit's run; `None` for W&B's
+            default: the process that opens a run records the hardware of its own node.
         is_trial: Whether the unit's run, or in `new` this rank's, is the trial of a sweep: its id is the base id.
     """
 
@@ -55,33 +57,35 @@ class RunPlan:
 
     @property
     def has_writers(self) -> bool:
-        """Whether several processes write into the unit's run, so that W&B's shared mode is needed."""
+        """Whether several processes write into the unit's run, which requires W&B's shared mode."""
         return self.shared or self.hardware is not None
 
     @property
     def attaches(self) -> bool:
-        """Whether this rank opens no run, but attaches to the unit's for the hardware of its node."""
+        """Whether this rank opens no run, but attaches to the unit's run to record the hardware of its node."""
         return self.hardware is not None and not self.opens_run
 
 
+def check_choice(name: str, value: object, known: Sequence[_T]) -> _T:
+    """Return the value of an argument if it is a known one; raise a `ConfigurationError` that lists them otherwise."""
+    for choice in known:
+        if value == choice:
+            return choice
+    raise ConfigurationError(f"{name}={value!r} is unknown. {suggest(value, map(str, known))}")
+
+
 def check_run_mode(run_mode: object) -> RunMode:
-    """Return `run_mode` if it is one; raise a `ConfigurationError` that lists them otherwise."""
-    for known in RUN_MODES:
-        if run_mode == known:
-            return known
-    raise ConfigurationError(f"run_mode={run_mode!r} is unknown. {suggest(run_mode, RUN_MODES)}")
+    """Return `run_mode` if it is known, as `check_choice` does."""
+    return check_choice("run_mode", run_mode, RUN_MODES)
 
 
 def check_rank_scope(rank_scope: object) -> RankScope:
-    """Return `rank_scope` if it is one; raise a `ConfigurationError` that lists them otherwise."""
-    for known in RANK_SCOPES:
-        if rank_scope == known:
-            return known
-    raise ConfigurationError(f"rank_scope={rank_scope!r} is unknown. {suggest(rank_scope, RANK_SCOPES)}")
+    """Return `rank_scope` if it is known, as `check_choice` does."""
+    return check_choice("rank_scope", rank_scope, RANK_SCOPES)
 
 
 def needs_layout(topology: Topology, run_mode: RunMode, rank_scope: RankScope, *, all_nodes: bool = False) -> bool:
-    """Whether the plan depends on how ranks lie over nodes, rather than on the global rank alone."""
+    """Whether the plan depends on the layout of ranks over nodes, rather than on the global rank alone."""
     return topology.world_size > 1 and (rank_scope == "worker" or run_mode == "shared" or all_nodes)
 
 
@@ -93,7 +97,7 @@ def needs_base_id(
     all_nodes: bool = False,
     unit: Sequence[int] | None = None,
 ) -> bool:
-    """Whether this rank's plan names the base id, so that all ranks must have agreed on it."""
+    """Whether this rank's plan uses the base id, so that all ranks must agree on it first."""
     if topology.world_size == 1:
         return False
     if all_nodes and _records_hardware(topology, run_mode, rank_scope):
@@ -102,11 +106,11 @@ def needs_base_id(
 
 
 def is_member(topology: Topology, unit: Sequence[int] | None) -> bool:
-    """Whether a rank's numbers count: it is in the unit that the job's primary is in.
+    """Whether a rank's numbers count: it belongs to the same unit as the job's primary.
 
     Args:
         topology: The rank.
-        unit: Global ranks of the unit that it was given; `None` for all ranks, or those of its node.
+        unit: Global ranks of the unit that it was given; `None` for all ranks, or all ranks of its node.
     """
     return unit is None or (topology.global_rank in unit and topology.coordinator in unit)
 
@@ -126,25 +130,25 @@ def plan_run(
 
     Args:
         topology: The rank, and the layout of all ranks over nodes.
-        run_mode: `"auto"`: one run per unit; `"shared"`: one run per unit that all its ranks write into; `"new"`: one
-            run per rank.
-        rank_scope: `"global"`: the whole job is one unit; `"worker"`: each node is one.
-        base_id: The id that all run ids of the job are made from. May be `None` only where the plan needs none: in a
-            world of one, and on ranks that open no run.
-        group: The user's own group. It replaces the base id in the groups of `"new"`, and is kept as it is elsewhere.
-        all_nodes: Whether the run of `"auto"` also has the hardware metrics of nodes other than its primary's.
+        run_mode: `"auto"`: one run per unit; `"shared"`: one run per unit, written by all its ranks; `"new"`: one run
+            per rank.
+        rank_scope: `"global"`: the whole job is one unit; `"worker"`: each node is a unit.
+        base_id: The base id of the job. It may be `None` only if the plan does not need it: in a world of one, and on
+            ranks that open no run.
+        group: The user's own group. In `"new"` it replaces the base id in the groups; the other modes use it unchanged.
+        all_nodes: Whether the run of `"auto"` also has the hardware metrics of nodes other than the primary's.
         unit: Global ranks of the unit that this rank was given, such as its data-parallel group; `None` for all ranks,
-            or those of its node. Of all units of a job the one counts that has the job's primary
-            (`Topology.coordinator`): ranks of others hold copies of the model's parts, and have no part in its runs.
-        in_sweep: Whether an agent of a sweep has started the job, and given the base id to its trial: the run that has
-            the job's primary.
+            or all ranks of its node. Only the unit with the job's primary (`Topology.coordinator`) is logged: ranks of
+            other units hold copies of the model's parts, and do not contribute to its runs.
+        in_sweep: Whether an agent of a sweep has started the job, and given the base id to its trial: the run of the
+            job's primary.
 
     Returns:
-        The plan. A world of one process is always one ordinary run; on one node both scopes are the same.
+        The plan. A world of one process always has one ordinary run; on one node both scopes are the same.
 
     Raises:
         ConfigurationError: Unknown mode or scope, or a primary that is not in its unit.
-        TopologyError: The plan depends on a node rank or local rank that is not known.
+        TopologyError: The plan depends on an unknown node rank or local rank.
 
     Example:
         Rank 5 of two nodes with four processes each (node 1, local rank 1), base id ``exp``::
@@ -182,15 +186,10 @@ def plan_run(
 
 
 def check_unit(topology: Topology, scope: RankScope, unit: Sequence[int] | None) -> None:
-    """Refuse a unit beside another one, and one that leaves the job without a primary.
-
-    Args:
-        topology: The rank.
-        scope: The rank scope.
-        unit: As of `plan_run`.
+    """Refuse a unit together with the scope `"worker"`, and a unit without the job's primary on that primary.
 
     Raises:
-        ConfigurationError: Both are given, or this rank is the job's primary and not in its unit.
+        ConfigurationError: Both are given, or this rank is the job's primary and is not in its unit.
     """
     if unit is None:
         return
@@ -206,14 +205,14 @@ def check_unit(topology: Topology, scope: RankScope, unit: Sequence[int] | None)
 
 
 def _rank_in_unit(topology: Topology, scope: RankScope) -> tuple[str, int, bool]:
-    """Name of a rank's unit, its rank there, and whether it leads. The size of the unit may be unknown."""
+    """Return the name of a rank's unit, its rank there, and whether it leads. The unit's size may be unknown."""
     if scope == "global" or topology.num_nodes == 1:
         return "", topology.global_rank, _leads(topology, "global")
     return f"worker-{_known(topology.node_rank)}", _known(topology.local_rank), _leads(topology, "worker")
 
 
 def _leads(topology: Topology, scope: RankScope) -> bool:
-    """Whether a rank is the one that leads its unit: the first, or the last where a framework has its main process."""
+    """Whether a rank leads its unit: the first rank does, or the last if the framework's main process is the last."""
     if scope == "global":
         return topology.is_coordinator
     if topology.leader == "first":
@@ -222,12 +221,12 @@ def _leads(topology: Topology, scope: RankScope) -> bool:
 
 
 def _records_hardware(topology: Topology, mode: RunMode, scope: RankScope) -> bool:
-    """Whether a rank is the one of its node that records the node's hardware, where there is one run for all nodes."""
+    """Whether a rank is the one that records its node's hardware, if all nodes have one run."""
     return mode == "auto" and scope == "global" and topology.num_nodes != 1 and _leads(topology, "worker")
 
 
 def _has_coordinator(topology: Topology, scope: RankScope) -> bool:
-    """Whether the job's primary is in a rank's unit."""
+    """Whether the job's primary belongs to a rank's unit."""
     if scope == "global" or 1 in (topology.num_nodes, topology.world_size):
         return True
     first = topology.global_rank - _known(topology.local_rank)
@@ -235,7 +234,7 @@ def _has_coordinator(topology: Topology, scope: RankScope) -> bool:
 
 
 def unit_run_id(plan: RunPlan) -> str | None:
-    """Id of the run that the unit's numbers go to, also on a rank that opens none; `None` if it is not known here."""
+    """Return the id of the run that receives the unit's numbers, even on a rank without a run; `None` if unknown."""
     if plan.opens_run or plan.base_id is None:
         return plan.run_id
     return plan.base_id if plan.is_trial else _join(plan.base_id, plan.name_suffix)
@@ -249,15 +248,15 @@ def _label(topology: Topology) -> str:
 
 @dataclass(frozen=True)
 class Unit:
-    """The ranks whose numbers belong together, seen from one of them or from a rank that is in none.
+    """The ranks whose numbers belong together, from the point of view of one rank inside or outside of the unit.
 
     Args:
-        name: Name of the unit, equal on all its ranks; empty where the job has only one.
-        index: Index of this rank in the unit; the primary has 0, and a rank outside of it -1.
+        name: Name of the unit, equal on all its ranks; empty if the job has only one.
+        index: Index of this rank in the unit: 0 for the primary, -1 for a rank outside of the unit.
         size: Number of ranks in the unit.
-        global_rank: This rank's index in the job.
-        ranks: Global ranks of the unit, by their index: in the order of the job, but the primary is the first.
-        ranks_per_node: How many ranks in a row each node has, for messages; `None` if that is not known.
+        global_rank: Global rank of this rank.
+        ranks: Global ranks of the unit by index: in the order of the job, except that the primary comes first.
+        ranks_per_node: Number of consecutive ranks on each node, for messages; `None` if unknown.
     """
 
     name: str
@@ -273,18 +272,12 @@ class Unit:
         return self.index >= 0
 
     def global_rank_of(self, index: int) -> int:
-        """Index in the job of a rank of the unit. Those of a node are taken to follow each other."""
+        """Return the global rank of an index in the unit, assuming that ranks of a node are consecutive."""
         return self.ranks[index]
 
 
 def unit_of(topology: Topology, rank_scope: RankScope, unit: Sequence[int] | None = None) -> Unit:
-    """The unit that a rank belongs to. For the scope `"worker"` the layout over nodes must be known.
-
-    Args:
-        topology: The rank.
-        rank_scope: What a unit is.
-        unit: As of `plan_run`.
-    """
+    """Return the unit that a rank belongs to. For the scope `"worker"` the layout over nodes must be known."""
     name, rank, _ = _rank_in_unit(topology, rank_scope)
     if name:
         size = _known(topology.local_world_size)
@@ -301,13 +294,13 @@ def unit_of(topology: Topology, rank_scope: RankScope, unit: Sequence[int] | Non
 
 
 def _ranks_per_node(topology: Topology) -> int | None:
-    """How many ranks in a row each node has, as far as this rank's own place shows it."""
+    """Return the number of consecutive ranks on each node, as far as this rank's own layout shows it."""
     known = (topology.local_world_size, topology.num_nodes, topology.node_rank, topology.local_rank)
     if None in known:
         return None
-    many, nodes, node, local = map(_known, known)
-    is_even = many * nodes == topology.world_size and node * many + local == topology.global_rank
-    return many if is_even and nodes > 1 else None
+    per_node, nodes, node, local = map(_known, known)
+    is_even = per_node * nodes == topology.world_size and node * per_node + local == topology.global_rank
+    return per_node if is_even and nodes > 1 else None
 
 
 def _join(*parts: str | None) -> str:
@@ -320,7 +313,7 @@ def _known(value: int | None) -> int:
 
 
 def _require_layout(topology: Topology, mode: RunMode, scope: RankScope) -> None:
-    """Refuse to guess: a node rank taken for 0 would write into another node's run."""
+    """Refuse to guess: a node rank assumed to be 0 would write into another node's run."""
     if topology.num_nodes == 1:
         return
     for name in ("num_nodes", "node_rank", "local_rank", *(["local_world_size"] * (topology.leader == "last"))):

@@ -1,4 +1,4 @@
-"""Jobs that do not suit a run mode, as larger ones than W&B recommends, and the mode to take instead. Pure.
+"""Jobs that a run mode does not suit, such as jobs larger than W&B recommends, and the mode to use instead. Pure.
 
 Sources: W&B's documentation states that 300 concurrent client connections were tested as a hard limit ("Log distributed
 training experiments"), and recommends at most about 10,000 runs in a project ("How many runs can I create per
@@ -20,13 +20,13 @@ MANY_RUNS = 1_000  # ten starts of the job reach MOST_RUNS
 def too_large(
     topology: Topology, plan: RunPlan, largest_node: int | None, unit: Sequence[int] | None = None
 ) -> str | None:
-    """Why a job is too large for its run mode, and what to use instead; `None` if it is not.
+    """Return why a job is too large for its run mode, and what to use instead; `None` if it is not too large.
 
     Args:
         topology: Any rank of the job.
-        plan: What that rank does; one that opens a run, where there is one.
-        largest_node: Number of ranks on the node that has most of them; `None` if it is not known.
-        unit: Global ranks of the unit; `None` for all ranks, or those of each node.
+        plan: The plan of that rank; if any rank opens a run, this one does.
+        largest_node: Number of ranks on the node with the most ranks; `None` if unknown.
+        unit: Global ranks of the unit; `None` for all ranks, or all ranks of each node.
 
     Example:
         ``"shared"`` in global scope on 512 ranks, 8 on each node: a run with 512 writers. In worker scope a run has 8.
@@ -52,11 +52,11 @@ def too_large(
 
 
 def beside_trial(topology: Topology, plan: RunPlan) -> str | None:
-    """Which runs of a job that a sweep's agent has started are no part of the sweep; `None` if there are none.
+    """Return which runs of a job, started by a sweep's agent, do not belong to the sweep; `None` if all do.
 
     Args:
         topology: The job's primary.
-        plan: What it does.
+        plan: The plan of the primary.
     """
     by_node = plan.rank_scope == "worker" and (topology.num_nodes or 1) > 1
     if not plan.is_trial or topology.world_size == 1 or not (plan.run_mode == "new" or by_node):

@@ -1,7 +1,7 @@
-"""How one number comes from the numbers of many ranks: the words for it, checked. Pure.
+"""How the numbers of several ranks become one: the arguments that select it, checked. Pure.
 
-The default ``"auto"`` is the mean, and no reduction with ``run_mode="new"``, where each rank's run has its own numbers
-unless a reduction is asked for: a default of ``"mean"`` could not be distinguished from one that was asked for.
+The default ``"auto"`` is the mean, except with ``run_mode="new"``: there each rank's run keeps its own numbers unless
+the user requests a reduction. A default of ``"mean"`` could not be distinguished from a requested ``"mean"``.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ Spread = bool | str | Sequence[str]
 PerRank = bool | str | Sequence[str]
 
 REDUCTIONS: tuple[Reduction, ...] = ("mean", "sum", "min", "max", "first", "nanmean", "nansum")
-WITHOUT_NANS = frozenset({"nanmean", "nansum"})  # a rank whose number is NaN has no part in these
+WITHOUT_NANS = frozenset({"nanmean", "nansum"})  # these ignore ranks whose number is NaN
 
-# Numbers that are equal on all ranks by nature, also behind a slash (`trainer/global_step`): counters and schedules.
+# Numbers that are equal on all ranks by nature, also after a slash (`trainer/global_step`): counters and schedules.
 EQUAL_BY_NATURE = (
     *("epoch", "iter", "iteration", "step", "global_step", "tokens"),
     *("lr", "lr-*", "learning_rate"),
@@ -34,13 +34,13 @@ def check_reduce(reduce: object) -> dict[str, Reduction] | None:
 
     Args:
         reduce: `"auto"` for the mean, one reduction for all names, or any mapping of name patterns (as in `fnmatch`) to
-            reductions, of which the first that matches counts; `None` for no reduction at all.
+            reductions, of which the first match applies; `None` for no reduction at all.
 
     Returns:
-        A mapping of name patterns to reductions, in their order, or `None`.
+        A mapping of name patterns to reductions, in the given order, or `None`.
 
     Raises:
-        ConfigurationError: A reduction that does not exist (the nearest one is named), or a pattern that is no text.
+        ConfigurationError: An unknown reduction (the message suggests the nearest one), or a pattern that is not text.
 
     Example:
         >>> check_reduce("mean")
@@ -61,23 +61,14 @@ def check_reduce(reduce: object) -> dict[str, Reduction] | None:
 
 
 TIMES = "time/"
-"""The beginning of the names of timings: the mean over ranks, and the spread, are written of these in any case."""
+"""Prefix of the names of timings. Their mean over ranks and their spread are always written."""
 
 STEP, BUSY = f"{TIMES}step", f"{TIMES}busy"
-"""Seconds since the last row with timings, and which share of them a rank was busy."""
+"""Seconds since the last row with timings, and the fraction of that time for which a rank was busy."""
 
 
 def check_spread(spread: object) -> tuple[str, ...]:
-    """Check the argument `spread` of an integration.
-
-    Args:
-        spread: `True` for all names, `False` for none, or name patterns (as in `fnmatch`).
-
-    Returns:
-        The patterns of names whose spread is wanted.
-
-    Raises:
-        ConfigurationError: Something else was given.
+    """Return the patterns of the names whose spread is written, checked by `check_patterns`.
 
     Example:
         >>> check_spread(True), check_spread("loss"), check_spread(False)
@@ -87,14 +78,14 @@ def check_spread(spread: object) -> tuple[str, ...]:
 
 
 def check_patterns(argument: str, given: object) -> tuple[str, ...]:
-    """Check an argument that selects names.
+    """Return the patterns of an argument that selects names.
 
     Args:
-        argument: Its name, for the message.
+        argument: Name of the argument, for the message.
         given: `True` for all names, `False` for none, or name patterns (as in `fnmatch`).
 
     Raises:
-        ConfigurationError: Something else was given.
+        ConfigurationError: Anything else was given.
     """
     if isinstance(given, bool):
         return ("*",) if given else ()
@@ -106,11 +97,7 @@ def check_patterns(argument: str, given: object) -> tuple[str, ...]:
 
 
 def plain_reduce(reduce: object) -> Reduce:
-    """The argument `reduce` of an integration, checked, and of types that JSON and pickle know.
-
-    Raises:
-        ConfigurationError: As `check_reduce`.
-    """
+    """Return the argument `reduce`, checked by `check_reduce`, in types that JSON and pickle support."""
     checked = check_reduce(reduce)
     if checked is None or isinstance(reduce, Mapping):
         return checked
@@ -118,11 +105,11 @@ def plain_reduce(reduce: object) -> Reduce:
 
 
 class PerRankNames(NamedTuple):
-    """Of which names each rank of a shared run also writes what it logs under its label.
+    """The names that each rank of a shared run also writes under its label.
 
     Args:
         patterns: Patterns of the names.
-        skips_equal: Whether numbers that are equal on all ranks by nature are left out.
+        skips_equal: Whether to leave out numbers that are equal on all ranks by nature.
     """
 
     patterns: tuple[str, ...] = ("*",)
@@ -139,11 +126,11 @@ def check_per_rank(per_rank: object) -> PerRankNames:
     """Check the argument `per_rank` of an integration.
 
     Args:
-        per_rank: `"auto"` for all names but those of numbers that are equal on all ranks by nature
+        per_rank: `"auto"` for all names except those of numbers that are equal on all ranks by nature
             (`EQUAL_BY_NATURE`); `True` for all, `False` for none, or name patterns (as in `fnmatch`).
 
     Raises:
-        ConfigurationError: Something else was given.
+        ConfigurationError: Anything else was given.
 
     Example:
         >>> names = check_per_rank("auto")
@@ -161,11 +148,7 @@ def _is_equal_by_nature(name: str) -> bool:
 
 
 def plain_patterns(argument: str, given: object) -> bool | str | list[str]:
-    """An argument that selects names, checked, and of types that JSON and pickle know.
-
-    Raises:
-        ConfigurationError: As `check_patterns`.
-    """
+    """Return an argument that selects names, checked by `check_patterns`, in types that JSON and pickle support."""
     patterns = check_patterns(argument, given)
     return given if isinstance(given, (bool, str)) else list(patterns)
 
@@ -174,14 +157,16 @@ def _check_reduction(value: object, argument: str) -> Reduction:
     for known in REDUCTIONS:
         if value == known:
             return known
-    raise ConfigurationError(f"{argument}={value!r} is not a reduction. {suggest(value, REDUCTIONS)} Pass None for no reduction.")
+    raise ConfigurationError(
+        f"{argument}={value!r} is not a reduction. {suggest(value, REDUCTIONS)} Pass None for no reduction."
+    )
 
 
 def matches_any(name: str, patterns: Iterable[str]) -> bool:
-    """Whether a name matches one of some patterns, as in `fnmatch`, case-sensitive."""
+    """Return whether a name matches any of the patterns, as in `fnmatch`, case-sensitively."""
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def reduction_of(name: str, reduce: Mapping[str, Reduction]) -> tuple[str, Reduction]:
-    """The first pattern that a name matches, and its reduction; `("", "mean")` if it matches none."""
+    """Return the first pattern that a name matches, and its reduction; `("", "mean")` if it matches none."""
     return next(((pattern, reduce[pattern]) for pattern in reduce if fnmatchcase(name, pattern)), ("", "mean"))
