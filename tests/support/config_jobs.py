@@ -1,4 +1,4 @@
-"""Jobs of several ranks, as threads, whose configs are compared and read."""
+"""Jobs of several ranks, as threads, for tests that compare and read configs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LOOP["loop"] = LOOP
 
 
 def reads(session: Session, expected: Mapping[str, Any], within: float = 20.0) -> bool:
-    """Whether a rank comes to read a config, by itself."""
+    """Return whether a rank reads the expected config within some seconds, without further calls."""
     deadline = time.monotonic() + within
     while session.config.as_dict() != expected and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -20,11 +20,11 @@ _Data = dict[str, Any]
 
 
 class UnknownOperationError(Exception):
-    """A client asked for something that this server was not taught."""
+    """A client sent an operation that this server does not support."""
 
 
 def operation_name(message: Mapping[str, Any]) -> str:
-    """The name of the operation in a GraphQL request."""
+    """Return the name of the operation in a GraphQL request."""
     found = re.search(r"\b(?:query|mutation)\s+(\w+)", message["query"])
     return message.get("operationName") or (found[1] if found else "unnamed")
 
@@ -33,10 +33,10 @@ class GraphQL:
     """Answers GraphQL operations.
 
     Args:
-        records: What to answer from, and to record into.
-        url: Tells the address of the server, for the files that clients put.
-        features: The server features that clients are told of.
-        counts_lines: Whether the answer to an upsert says how many rows there are; else it says 0.
+        records: Source of the answers, and destination of new records.
+        url: Returns the address of the server, for uploads.
+        features: The server features reported to clients.
+        counts_lines: Whether the answer to an upsert has the number of rows; otherwise it has 0.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class GraphQL:
             **ArtifactQueries(records, url).answers,
             **self.sweeps.answers,
             "NotifyScriptableRunAlert": lambda *_: {"notifyScriptableRunAlert": {"success": True}},
-            # of wandb 0.19 alone
+            # used only by wandb 0.19
             "ProbeServerCapabilities": lambda *_: {
                 f"{kind}Type": {"fields": [{"name": name} for name in names]} for kind, names in _PROBED.items()
             },
@@ -80,10 +80,10 @@ class GraphQL:
         }
 
     def answer(self, operation: str, variables: _Variables, client: str) -> _Data:
-        """The data of the answer to one operation.
+        """Return the data of the answer to one operation.
 
         Raises:
-            UnknownOperationError: Nobody taught this server the operation.
+            UnknownOperationError: This server does not support the operation.
         """
         if operation not in self._answers:
             raise UnknownOperationError(operation)
@@ -173,7 +173,7 @@ class GraphQL:
                 "uploadMultipartUrls": None,
                 "artifact": {"id": spec["artifactID"]},
             }
-            for spec in variables.get("input", variables)["artifactFiles"]  # wandb 0.19 gives it by itself
+            for spec in variables.get("input", variables)["artifactFiles"]  # wandb 0.19 passes it without "input"
         ]
         return {"createArtifactFiles": {"files": {"edges": [{"node": node} for node in nodes]}}}
 
@@ -187,7 +187,7 @@ class GraphQL:
 
 
 def _resume_bucket(run: RecordedRun) -> _Data:
-    """What is said of a run to a client that resumes it; `wandbConfig` shows that it was started before."""
+    """Return the data about a run for a client that resumes it; `wandbConfig` shows that it was started before."""
     started = {"t": run.own_config["t"]} if "t" in run.own_config else {}
     return {
         "id": run.key,
@@ -207,6 +207,6 @@ def _resume_bucket(run: RecordedRun) -> _Data:
 
 
 def _tail(run: RecordedRun, name: str) -> str:
-    """A list of the last line, in JSON; the line is JSON itself."""
+    """Return a list of the last line, in JSON; the line itself is JSON, too."""
     line = run.tail(name)
     return json.dumps([] if line is None else [line])

@@ -1,7 +1,7 @@
-"""Which test files show nothing new with the oldest supported versions, so that `make test-oldest` leaves them out.
+"""Which test files are redundant with the oldest supported versions, so that `make test-oldest` leaves them out.
 
-Its environment has other versions of a few packages (`constraints-oldest.txt`). A test file of the rooms below that
-reaches none of these packages by imports, of its own, of tests/support and of the product, runs the same code there.
+Its environment has other versions of a few packages (`constraints-oldest.txt`). A test file of the rooms below whose
+imports, including those of tests/support and of the package, reach none of these packages runs the same code there.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _SUPPORT = _ROOT / "tests" / "support"
 
 
 def shows_nothing_new(path: Path) -> bool:
-    """Whether a test file reaches none of the packages that have other versions."""
+    """Return whether a test file reaches none of the packages with other versions."""
     is_of_rooms = path.parent in [_ROOT / "tests" / "unit" / room for room in ROOMS]
     return is_of_rooms and not any(_imports(reached)[0] & DIFFERENT for reached in _reached(path))
 
 
 @functools.cache
 def _reached(path: Path) -> frozenset[Path]:
-    """A file and all files that it imports, directly or by way of others."""
+    """Return a file and all files that it imports, directly or indirectly."""
     reached, new = {path}, [path]
     while new:
         following = set(_imports(new.pop())[1]) - reached
@@ -36,7 +36,7 @@ def _reached(path: Path) -> frozenset[Path]:
 
 @functools.cache
 def _imports(path: Path) -> tuple[frozenset[str], tuple[Path, ...]]:
-    """The packages that a file imports anywhere, and the files of ours."""
+    """Return the packages that a file imports anywhere, and our files among its imports."""
     modules = set(_modules(path))
     files = (candidate for module in modules for candidate in _files(module) if candidate.exists())
     return frozenset(module.partition(".")[0] for module in modules), tuple(files)
@@ -52,7 +52,7 @@ def _modules(path: Path) -> Iterator[str]:
 
 
 def _nodes(node: ast.AST) -> Iterator[ast.AST]:
-    """What a file does by itself: not what it looks up for others, nor what only type checkers read."""
+    """Yield the nodes that a file executes, without its module-level `__getattr__` and code for type checkers."""
     if isinstance(node, ast.FunctionDef) and node.name == "__getattr__":
         return
     below: Iterable[ast.AST] = ast.iter_child_nodes(node)
@@ -68,5 +68,5 @@ def _files(module: str) -> Iterator[Path]:
     below = Path(*module.split("."))
     for top in (_ROOT / "src", _SUPPORT):
         yield top / below.with_suffix(".py")
-        if module != "dist_wandb":  # it imports what is asked of it, when it is asked
+        if module != "dist_wandb":  # it imports names on demand
             yield top / below / "__init__.py"

@@ -1,4 +1,4 @@
-"""Runs opened as plans say, with the wandb of the test."""
+"""Runs opened according to plans, with the wandb of the test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs of several processes for tests: started with a clean environment, ended with the test, whatever happens."""
+"""Jobs of several processes for tests: started with a clean environment, and always ended with the test."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ _RANKS = (
     *("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "CROSS_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
     *("GROUP_WORLD_SIZE", "LOCAL_SIZE", "CROSS_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
 )
-starts_cold = False  # whether the test that runs is marked with `cold`
+starts_cold = False  # whether the current test is marked with `cold`
 
 
 @dataclass(frozen=True)
 class Finished:
-    """What became of a job: the exit code and the output of each command that was started."""
+    """The result of a job: the exit codes of its commands, and their output."""
 
     exit_codes: tuple[int, ...]
     output: str
 
     def check(self) -> Finished:
-        """Fail the test, with all output, unless every command ended well."""
+        """Fail the test, with all output, unless every command succeeded."""
         assert set(self.exit_codes) == {0}, f"exit codes {self.exit_codes}\n{self.output}"
         return self
 
     def lines(self, start: str) -> list[str]:
-        """The lines of output that begin with `start`, sorted."""
+        """Return the lines of output that begin with `start`, sorted."""
         return sorted(line for line in self.output.splitlines() if line.startswith(start))
 
 
 def clean_environment(**extra: str) -> dict[str, str]:
-    """This process's environment without anything that tells ranks or configures wandb; offline, and quiet."""
-    not_kept = (*_RANKS, "PYTHONDONTWRITEBYTECODE")  # our modules would be compiled in every process
-    kept = {name: value for name, value in os.environ.items() if not (name.startswith(_FOREIGN) or name in not_kept)}
+    """Return this process's environment without variables that set ranks or configure wandb; offline, and quiet."""
+    excluded = (*_RANKS, "PYTHONDONTWRITEBYTECODE")  # our modules would be compiled in every process
+    kept = {name: value for name, value in os.environ.items() if not (name.startswith(_FOREIGN) or name in excluded)}
     return {
         **kept,
         "WANDB_MODE": "offline",
@@ -62,14 +62,14 @@ def clean_environment(**extra: str) -> dict[str, str]:
 def run_job(
     *commands: Sequence[str | Path], cwd: Path, environment: Mapping[str, str] | None = None, timeout: float = 240
 ) -> Finished:
-    """Run commands side by side until all have ended, or kill them all after `timeout` seconds and fail."""
+    """Run commands concurrently until all have ended, or kill them all after `timeout` seconds and fail."""
     with started(*commands, cwd=cwd, environment=environment) as job:
         return job.wait(timeout)
 
 
 @dataclass
 class Job:
-    """Commands that run side by side, and all that they start."""
+    """Commands that run concurrently, and all processes that they start."""
 
     mark: str
     processes: list[subprocess.Popen[str]]
@@ -89,19 +89,19 @@ class Job:
         return Finished(tuple(process.returncode for process in self.processes), "\n".join(outputs))
 
     def kill(self) -> None:
-        """End every process of the job, children that left its process group included."""
+        """Kill every process of the job, including children that left its process group."""
         for pid in self.living():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
     def living(self) -> list[int]:
-        """Ids of the job's processes that are alive."""
+        """Return the ids of the job's living processes."""
         return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit() and self._is_mine(path)]
 
     def _is_mine(self, process: Path) -> bool:
         try:
             return f"{_MARK}={self.mark}".encode() in (process / "environ").read_bytes()
-        except OSError:  # it has ended, or is not ours to look at
+        except OSError:  # it has ended, or we may not read it
             return False
 
 
@@ -112,20 +112,20 @@ def started(
     environment: Mapping[str, str] | None = None,
     output: Path | None = None,
 ) -> Iterator[Job]:
-    """Start commands side by side; when the block is left, nothing that they started is alive.
+    """Start commands concurrently; at the end of the block, all processes that they started are killed.
 
-    Where a command has this process's interpreter, a warm one is started (see `warm`).
+    If a command uses this process's interpreter, a warm one is started (see `warm`).
 
     Args:
         commands: The commands.
-        cwd: Where they run.
-        environment: Theirs; else `clean_environment`.
-        output: A file for what they all say, in place of pipes that somebody must read.
+        cwd: Working directory of the commands.
+        environment: Their environment; `None` for `clean_environment`.
+        output: A file for the output of all commands, instead of pipes that somebody must read.
     """
     job = Job(uuid.uuid4().hex, [])
     variables = {**(environment if environment is not None else clean_environment()), _MARK: job.mark}
     python = sys.executable if starts_cold else warm.interpreter(clean_environment())
-    said = subprocess.PIPE if output is None else os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    stdout = subprocess.PIPE if output is None else os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     try:
         for command in commands:
             process = subprocess.Popen(
@@ -133,7 +133,7 @@ def started(
                 cwd=cwd,
                 env=variables,
                 stdin=subprocess.DEVNULL,
-                stdout=said,
+                stdout=stdout,
                 stderr=subprocess.STDOUT,
                 text=True,
                 start_new_session=True,
@@ -147,11 +147,11 @@ def started(
             if process.stdout is not None:
                 process.stdout.close()
         if output is not None:
-            os.close(said)
+            os.close(stdout)
 
 
 def torchrun(script: Path, *arguments: object, processes: int = 2, nodes: int = 1) -> tuple[list[str | Path], ...]:
-    """The command, or for several simulated nodes the commands, that start `script` under torchrun on loopback."""
+    """Return the command, or for several simulated nodes the commands, to start `script` under torchrun on loopback."""
     launcher: list[str | Path] = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
     words = [str(argument) for argument in arguments]
     if nodes == 1:
@@ -162,7 +162,7 @@ def torchrun(script: Path, *arguments: object, processes: int = 2, nodes: int = 
 
 
 def wait_until(condition: Callable[[], bool], within: float, what: str = "") -> None:
-    """Look again and again for what other processes do; fail if it does not come within so many seconds."""
+    """Poll a condition that depends on other processes; fail if it is not met within so many seconds."""
     deadline = time.monotonic() + within
     while not condition():
         assert time.monotonic() < deadline, f"{what or condition} did not come within {within:g} s"
@@ -170,9 +170,9 @@ def wait_until(condition: Callable[[], bool], within: float, what: str = "") -> 
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that nobody uses and that the system gives to nobody: it is listened to only much later."""
+    """Return an unused port of 127.0.0.1, outside of the range that the system assigns: it is used only much later."""
     while True:
-        port = 20_000 + secrets.randbelow(10_000)  # frameworks seed `random`: tests side by side would get the same
+        port = 20_000 + secrets.randbelow(10_000)  # frameworks seed `random`: concurrent tests would get the same port
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port

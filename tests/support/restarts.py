@@ -1,4 +1,4 @@
-"""Starts of a job after an earlier one: environments of launchers, and what was left."""
+"""Restarts of a job: environments of launchers, and the remains of the earlier start."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def ranks(number: int) -> list[Topology]:
 
 
 def kill(sessions: list[Session]) -> None:
-    """Let a job end as by SIGKILL: nothing of it is called again."""
+    """End a job as SIGKILL does: none of its code is called again."""
     for session in sessions:
         registry._sessions.remove(session)
 
@@ -46,7 +46,7 @@ def ids(sessions: list[Session]) -> list[str | None]:
 
 
 def given(fake_wandb: FakeWandb, name: str, *, last: int = 2) -> list[Any]:
-    """What the last calls of `wandb.init` were given under a name."""
+    """Return the values of an argument in the last calls of `wandb.init`."""
     return [arguments.get(name) for arguments in fake_wandb.arguments[-last:]]
 
 

@@ -1,10 +1,11 @@
-"""Runs all parts of a check, whatever the first one says, with one summary at the end.
+"""Run all parts of a check, even if one fails, with one summary at the end.
 
-``make lint``, ``make test``, ``make test-fast`` and ``make test-oldest`` call it, each for its own check. Each part of
-pytest ends with its ten slowest tests.
+``make lint``, ``make test``, ``make test-fast`` and ``make test-oldest`` call it, each for its own check. Each pytest
+part ends with its ten slowest tests.
 
-Whole jobs wait for each other a fifth of their time. The parts that mostly compute run beside them, at a lower
-priority, and are shown after them. So do tests with short limits, which wait most of their time, at a higher one.
+Whole jobs spend a fifth of their time waiting for each other. The parts that mostly compute run concurrently with them,
+at a lower priority, and are printed after them. So do tests with short limits, which wait most of the time, at a higher
+priority.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ class Part:
     """One command of a check.
 
     Args:
-        name: What the summary calls it.
-        command: The command; it is told where to write its results, if it is pytest.
-        is_pytest: Whether it is: then its tests are counted, else the command counts as one.
-        is_beside: Whether it runs beside the parts after it, up to the first that is not.
-        niceness: At how much lower a priority it runs, as of `nice`.
+        name: Name in the summary.
+        command: The command; pytest gets an option for its results in addition.
+        is_pytest: Whether the command is pytest: then its tests are counted, else the command counts as one test.
+        is_beside: Whether it runs concurrently with the following parts, up to the first that does not.
+        niceness: Reduction of its priority, as for `nice`.
     """
 
     name: str
@@ -52,7 +53,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a part."""
+    """The result of a part."""
 
     part: Part
     passed: int
@@ -61,10 +62,10 @@ class Outcome:
 
 
 def checks(workers: int) -> Mapping[str, tuple[Part, ...]]:
-    """The parts of all checks; tests of whole jobs run `workers` at a time."""
+    """Return the parts of all checks; tests of whole jobs run `workers` at a time."""
     newest, oldest = (sys.executable, "-m", "pytest"), (_OLDEST, "-m", "pytest")
     core = ("-n", "3", "--dist", "loadfile")
-    first = ("-n", "4", "--dist", "loadfile", "--no-loadscope-reorder")  # else jobs come last, as they are few
+    first = ("-n", "4", "--dist", "loadfile", "--no-loadscope-reorder")  # otherwise the few jobs come last
     jobs = ("-n", str(workers), "--dist", "loadgroup")
     lint = (
         Part("ruff check", (str(_BIN / "ruff"), "check"), is_pytest=False),
@@ -100,7 +101,7 @@ def checks(workers: int) -> Mapping[str, tuple[Part, ...]]:
 
 
 def run(parts: Iterable[Part]) -> list[Outcome]:
-    """Run one part after the other, all of them, with those beside them."""
+    """Run all parts, one after the other, with the concurrent ones alongside."""
     outcomes: list[Outcome] = []
     with ExitStack() as stack:
         beside: list[Started] = []
@@ -117,7 +118,7 @@ def run(parts: Iterable[Part]) -> list[Outcome]:
 
 
 def summary(outcomes: Sequence[Outcome]) -> str:
-    """A line for each part, and a last one that counts all."""
+    """Return a line for each part, and a last line with the totals."""
     width = max(len(outcome.part.name) for outcome in outcomes)
     lines = [
         f"{outcome.part.name:{width}}  {'FAILED' if outcome.failed else 'passed'}"
@@ -129,22 +130,22 @@ def summary(outcomes: Sequence[Outcome]) -> str:
 
 
 def main() -> int:
-    """Run the checks that are named; 1 if any part failed."""
+    """Run the named checks; return 1 if any part failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("check", nargs="+", choices=list(checks(1)))
-    parser.add_argument("--workers", type=int, default=3, help="how many tests of whole jobs run side by side")
-    told = parser.parse_args()
-    outcomes = run(part for check in told.check for part in checks(told.workers)[check])
+    parser.add_argument("--workers", type=int, default=3, help="how many tests of whole jobs run at the same time")
+    arguments = parser.parse_args()
+    outcomes = run(part for check in arguments.check for part in checks(arguments.workers)[check])
     sys.stdout.write(f"\n{summary(outcomes)}\n")
     return 1 if any(outcome.failed for outcome in outcomes) else 0
 
 
 class Started:
-    """A part that runs.
+    """A running part.
 
     Args:
         part: The part.
-        stack: What is left at its end: the part has ended then.
+        stack: Ends the part when it is closed.
     """
 
     def __init__(self, part: Part, stack: ExitStack) -> None:
@@ -153,20 +154,20 @@ class Started:
         self._results = directory / "results.xml"
         self._began = time.monotonic()
         self._output = stack.enter_context((directory / "output").open("w+b")) if part.is_beside else None
-        told = (f"--junitxml={self._results}", "--durations=10") if part.is_pytest else ()
-        command = [*(("nice", "-n", str(part.niceness)) if part.niceness else ()), *part.command, *told]
+        options = (f"--junitxml={self._results}", "--durations=10") if part.is_pytest else ()
+        command = [*(("nice", "-n", str(part.niceness)) if part.niceness else ()), *part.command, *options]
         if not part.is_beside:
             self._announce()
         self._process: subprocess.Popen[bytes] | None = None
         try:
             self._process = subprocess.Popen(command, cwd=ROOT, env=_environment(), stdout=self._output)
-        except OSError as error:  # its environment is not there
+        except OSError as error:  # its environment does not exist
             sys.stdout.write(f"{error}\n")
         else:
             stack.callback(_end, self._process)
 
     def outcome(self) -> Outcome:
-        """Wait for its end."""
+        """Wait for the part to end, and return its result."""
         code = 1 if self._process is None else self._process.wait()
         seconds = time.monotonic() - self._began
         if self._output is not None:
@@ -175,7 +176,7 @@ class Started:
             sys.stdout.write(self._output.read().decode(errors="replace"))
         passed, failed = _counts(self._results)
         part = self._part
-        shows_nothing = part.is_pytest and not passed  # it broke off, or no test was found
+        shows_nothing = part.is_pytest and not passed  # it was aborted, or found no test
         if (code or shows_nothing) and not failed:
             failed = 1
         return Outcome(part, passed if part.is_pytest else int(not failed), failed, seconds)
@@ -186,23 +187,23 @@ class Started:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a part that still runs because the check is broken off; pytest ends what its tests have started."""
+    """End a part that still runs because the check was aborted; pytest ends the processes that its tests started."""
     if process.poll() is None:
         process.send_signal(signal.SIGINT)
         try:
             process.wait(_TIME_TO_END)
-        except subprocess.TimeoutExpired:  # a shell's background job inherits that SIGINT is ignored
+        except subprocess.TimeoutExpired:  # a background job of a shell ignores SIGINT
             process.kill()
             process.wait()
 
 
 def _environment() -> dict[str, str]:
-    """This process's, with compiled modules kept: else each of the workers compiles all tests again."""
+    """Return this process's environment, with compiled modules kept: otherwise each worker compiles all tests."""
     return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 def _counts(results: Path) -> tuple[int, int]:
-    """How many tests passed and failed; one that was skipped has failed, as it shows nothing."""
+    """Return how many tests passed and failed; skipped tests count as failed, because they show nothing."""
     try:
         suites = list(ET.parse(results).getroot().iter("testsuite"))  # noqa: S314  # written by pytest
     except (OSError, ET.ParseError):

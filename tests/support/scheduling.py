@@ -1,8 +1,8 @@
-"""Which worker of pytest-xdist runs which tests of whole jobs: those that look at one job stay together.
+"""Which worker of pytest-xdist runs which tests of whole jobs: tests that inspect the same job stay together.
 
-pytest-xdist 3.8 writes the group of a test into its id, which pytest 9.2 does not allow any more: all tests are spread,
-and each worker plays the jobs that tests share once more. Here the group comes from the source of the test's file:
-tests that use the same fixture of module scope, directly or by way of other fixtures, and with the same parameter.
+pytest-xdist 3.8 writes the group of a test into its id, which pytest 9.2 no longer allows: all tests are distributed,
+and each worker runs the shared jobs again. Here the group is derived from the source of the test's file: it consists of
+tests that use the same module-scoped fixture, directly or through other fixtures, with the same parameter.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-# The files with the longest tests come first, so that no long test is left over at the end for one worker alone.
+# The files with the longest tests come first, so that no worker is left alone with a long test at the end.
 _LONGEST = (
     "rounds",
     "fuzz",
@@ -34,27 +34,28 @@ _LONGEST = (
 
 
 class SharedJobsScheduling(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
-    """Hands out tests one by one, those that share a job together."""
+    """Distributes tests individually, but tests that share a job together."""
 
     def _split_scope(self, nodeid: str) -> str:
         return group_of(nodeid, self.config.rootpath)
 
     def _reschedule(self, node: Any) -> None:
-        """Let one test wait behind the one that runs, not two: the one that runs may be long."""
+        """Queue one test behind the running one, not two: the running test may be long."""
         if not self.workqueue or self._pending_of(self.assigned_work[node]) <= 1:
             super()._reschedule(node)
 
 
 def order(item: pytest.Item) -> int:
-    """Sorts the files with the longest tests to the front."""
+    """Return the sort key of a test, which puts the files with the longest tests first."""
     name = item.path.stem.removeprefix("test_")
     return _LONGEST.index(name) if name in _LONGEST else len(_LONGEST)
 
 
 def names_of_one_process(names: Iterable[str]) -> list[str]:
-    """Those names of tests that hold the address of an object, as ``test_it[<object object at 0x7f>]`` does.
+    """Return the test ids that contain the address of an object, such as ``test_it[<object object at 0x7f>]``.
 
-    Each worker gives such a test another name, and pytest-xdist then runs no test at all. One worker does not show it.
+    Each worker gives such a test another name, and pytest-xdist then runs no test at all. A single worker does not
+    reveal the problem.
 
     Args:
         names: Ids of tests.
@@ -63,11 +64,11 @@ def names_of_one_process(names: Iterable[str]) -> list[str]:
 
 
 def group_of(nodeid: str, root: Path) -> str:
-    """The group of a test: its id, or its file with what it shares with others of this file.
+    """Return the group of a test: its id, or its file with the fixture that it shares with other tests of the file.
 
     Args:
-        nodeid: As ``tests/e2e/test_show.py::test_name[parameter]``.
-        root: The folder that ids start at.
+        nodeid: Id such as ``tests/e2e/test_show.py::test_name[parameter]``.
+        root: The directory to which ids are relative.
     """
     path, _, test = nodeid.partition("::")
     name, _, parameter = test.partition("[")
@@ -80,7 +81,7 @@ def group_of(nodeid: str, root: Path) -> str:
 
 @functools.cache
 def _shared(path: Path) -> dict[str, tuple[str, bool]]:
-    """By test of a file that uses a fixture of module scope: the first such fixture, and whether it has parameters."""
+    """Return, for each test that uses a module-scoped fixture, the first such fixture and whether it has parameters."""
     functions = {node.name: node for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)}
     fixtures = {name: options for name, node in functions.items() if (options := _options(node)) is not None}
 
@@ -94,7 +95,7 @@ def _shared(path: Path) -> dict[str, tuple[str, bool]]:
 
 
 def _options(function: ast.FunctionDef) -> dict[str, str] | None:
-    """What a function's `pytest.fixture` was given, as text; `None` for a function that is not a fixture."""
+    """Return the arguments of a function's `pytest.fixture`, as text; `None` for a function that is not a fixture."""
     for decorator in function.decorator_list:
         if ast.unparse(decorator).startswith("pytest.fixture"):
             keywords = decorator.keywords if isinstance(decorator, ast.Call) else []

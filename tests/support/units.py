@@ -35,12 +35,12 @@ from dist_wandb.store.job_store import JobStore
 from dist_wandb.topology.model import Topology
 
 Row = dict[str, Any]
-SOON = 20.0  # seconds, on a busy machine; whoever waited for other ranks waits for longer
+SOON = 20.0  # seconds, on a busy machine; waiting for other ranks takes longer
 QUICK = Limits(join_timeout=30, peer_timeout=30, finish_timeout=60, heartbeat=0.1)
 
 
 class RecordingRun:
-    """Keeps the rows it is given."""
+    """Records the logged rows."""
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
@@ -50,7 +50,7 @@ class RecordingRun:
 
 
 class PatientExchange(CollectiveExchange):
-    """Waits for all ranks also where a name is new: what a test logs on one rank after the other belongs together."""
+    """Waits for all ranks even for a new name: values that a test logs on one rank after another belong together."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -58,7 +58,7 @@ class PatientExchange(CollectiveExchange):
 
 
 def wait_for_peers(exchange: CollectiveExchange, seconds: float) -> None:
-    """Have an exchange wait for so long for other ranks from now on."""
+    """Change how long an exchange waits for other ranks."""
     context, pacer = exchange._worker._context, exchange._worker.pacer
     limits = replace(context.limits, peer_timeout=seconds)
     object.__setattr__(context, "limits", limits)
@@ -66,7 +66,7 @@ def wait_for_peers(exchange: CollectiveExchange, seconds: float) -> None:
 
 
 def kept(exchange: CollectiveExchange) -> int:
-    """How many values a rank keeps for a primary that is away."""
+    """Return how many values a rank keeps for an absent primary."""
     return len(exchange._worker.output._kept)
 
 
@@ -80,10 +80,11 @@ class Ranks:
 
     Args:
         size: Number of ranks.
-        limits: How long they wait.
-        kind: `CollectiveExchange` where a new name is to be written after five heartbeats, whoever has yet to log it.
-        first: Index in the job of rank 0 of the unit.
-        per_node: How many ranks are on each node; all if `None`.
+        limits: Limits of the ranks.
+        kind: Pass `CollectiveExchange` to write new names after five heartbeats, even if some ranks have not logged
+            them.
+        first: Global rank of rank 0 of the unit.
+        per_node: Number of ranks on each node; all if `None`.
     """
 
     size: int
@@ -94,7 +95,7 @@ class Ranks:
     first: int = 0
     per_node: int | None = None
     store: HashStore = field(default_factory=HashStore)
-    store_of: Callable[[int], Store] | None = None  # each rank's own way to the store
+    store_of: Callable[[int], Store] | None = None  # a separate connection to the store for each rank
     run: RecordingRun = field(default_factory=RecordingRun)
     exchanges: dict[int, CollectiveExchange] = field(default_factory=dict)
 
@@ -130,11 +131,11 @@ class Ranks:
         assert all(self.together(lambda exchange: exchange.close(), *ranks))
 
     def die(self, rank: int) -> None:
-        """As a killed process: no word is left, and the connections are gone."""
+        """End a rank as a killed process does: without a message, and with lost connections."""
         self.exchanges[rank].close(failed=True)
 
     def lose_soon(self, peer_timeout: float) -> None:
-        """Go on without a rank that keeps the others waiting for so long, in this epoch: not before, nor after."""
+        """Lose ranks that keep the others waiting for so long, in this generation only."""
         before = {rank: exchange.rounds.ledger.round for rank, exchange in self.exchanges.items()}
         for exchange in self.exchanges.values():
             group: Any = exchange.group
@@ -142,7 +143,7 @@ class Ranks:
         eventually(lambda: all(self.exchanges[rank].rounds.ledger.round > old + 1 for rank, old in before.items()))
 
     def last(self, name: str) -> dict[int, Any]:
-        """By step what was written last under a name."""
+        """Return the last value written under a name, by step."""
         return {row["global_step"]: row[name] for row in self.run.rows if name in row}
 
     def flagged(self) -> dict[int, int]:
@@ -151,7 +152,7 @@ class Ranks:
 
 @contextmanager
 def making() -> Iterator[Callable[..., Ranks]]:
-    """Makes units, and ends their threads."""
+    """Return a function that creates units, and end their threads afterwards."""
     made: list[Ranks] = []
 
     def make(size: int, *present: int, **arguments: Any) -> Ranks:
@@ -168,13 +169,13 @@ def making() -> Iterator[Callable[..., Ranks]]:
 
 
 class Stall:
-    """Holds up the thread of a rank, as a stopped process would: a number that does not come to the host."""
+    """Blocks the thread of a rank, as a stopped process would, by a number that does not arrive on the host."""
 
     def __init__(self) -> None:
         self.over = threading.Event()
 
     def number(self, *, asked: bool = False) -> Later:
-        """A number, zero; if `asked`, one that also tells whether it has come."""
+        """Return the number zero; if `asked`, one that also reports whether it has arrived."""
         copy = HostCopy([torch.zeros(())])
         copy.numbers = self._wait  # type: ignore[method-assign]
         if asked:

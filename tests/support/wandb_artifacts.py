@@ -1,4 +1,4 @@
-"""How clients find, use and download the artifacts that a stand-in for the W&B server has recorded."""
+"""Queries by which clients find, use and download the artifacts recorded by a stand-in for the W&B server."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _TIME = "2026-01-01T00:00:00"
 
 
 class ArtifactQueries:
-    """Answers the GraphQL operations by which artifacts are read.
+    """Answers the GraphQL operations that read artifacts.
 
     Args:
-        records: What to answer from, and to record uses into.
-        url: Tells the address of the server, for the files that clients get.
+        records: Source of the answers; uses of artifacts are recorded here.
+        url: Returns the address of the server, for downloads.
     """
 
     def __init__(self, records: Records, url: Callable[[], str]) -> None:
@@ -29,14 +29,14 @@ class ArtifactQueries:
             "UseArtifact": self._use,
             "FetchArtifactManifest": self._manifest,
             "GetArtifactMembershipFileUrls": self._file_urls,
-            # of wandb 0.19 alone
+            # used only by wandb 0.19
             "ProbeServerArtifact": lambda *_: {"ArtifactInfoType": {"fields": [{"name": "aliases"}]}},
             "ArtifactByID": self._by_id,
             "ArtifactByIDShort": self._by_id,
         }
 
     def version_of(self, artifact: RecordedArtifact) -> int:
-        """Which version of its collection an artifact is."""
+        """Return the version number of an artifact in its collection."""
         return self._versions(artifact.project, artifact.name).index(artifact)
 
     def _versions(self, project: str, name: str) -> list[RecordedArtifact]:
@@ -47,7 +47,7 @@ class ArtifactQueries:
         project = f"{variables.get('entity') or ENTITY}/{variables.get('project') or PROJECT}"
         versions = [artifact for artifact in self._versions(project, name) if artifact.committed]
         named = [artifact for artifact in versions if alias in (*artifact.aliases, f"v{self.version_of(artifact)}")]
-        return named[-1] if named else None  # an alias moves on to the version that got it last
+        return named[-1] if named else None  # an alias belongs to the version that received it last
 
     def _membership_by_name(self, variables: _Variables, _client: str) -> _Data:
         name, _, alias = variables["name"].partition(":")
@@ -97,8 +97,8 @@ class ArtifactQueries:
         collection = {"name": artifact.name, "project": {"entityName": entity, "name": project}}
         aliases = [{"alias": alias, "artifactCollection": collection} for alias in artifact.aliases]
         manifest = {"file": {"directUrl": self._download_url("manifest", artifact.artifact_id, "wandb_manifest.json")}}
-        told = {"artifactSequence": collection, "aliases": aliases, "currentManifest": manifest}
-        return {"artifact": {**self._membership(artifact)["artifact"], **told}}
+        replaced = {"artifactSequence": collection, "aliases": aliases, "currentManifest": manifest}
+        return {"artifact": {**self._membership(artifact)["artifact"], **replaced}}
 
     def _use(self, variables: _Variables, _client: str) -> _Data:
         given = variables.get("input") or variables

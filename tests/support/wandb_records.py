@@ -1,4 +1,4 @@
-"""What a stand-in for the W&B server remembers of the runs that clients sent to it."""
+"""The records that a stand-in for the W&B server keeps of its clients' runs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-PLAIN = ""  # the client of a plain run: its writers cannot be told apart
+PLAIN = ""  # the client of a plain run: its writers cannot be distinguished
 ENTITY, PROJECT = "tester", "uncategorized"
 
 HISTORY, EVENTS, CONSOLE, SUMMARY = "wandb-history.jsonl", "wandb-events.jsonl", "output.log", "wandb-summary.json"
@@ -15,10 +15,10 @@ HISTORY, EVENTS, CONSOLE, SUMMARY = "wandb-history.jsonl", "wandb-events.jsonl",
 
 @dataclass(frozen=True)
 class Upsert:
-    """One `UpsertBucket`; `None` for what it left as it was.
+    """One `UpsertBucket`; `None` for values that it left unchanged.
 
     Args:
-        config: Decoded, as sent: every key with its `value`, and W&B's own under `_wandb`.
+        config: Decoded, as sent: every key with its `value`, and W&B's own values under `_wandb`.
         client: The shared writer that sent it, or `PLAIN`.
     """
 
@@ -36,12 +36,12 @@ class Upsert:
 
     @property
     def key(self) -> str:
-        """Where the run is found in the records."""
+        """Key of the run in the records."""
         return f"{self.entity}/{self.project}/{self.run_id}"
 
 
 def upsert_of(variables: Mapping[str, Any], client: str) -> Upsert:
-    """The upsert that a GraphQL request asks for."""
+    """Return the upsert of a GraphQL request."""
     config, tags = variables.get("config"), variables.get("tags")
     return Upsert(
         entity=variables.get("entity") or ENTITY,
@@ -60,10 +60,10 @@ def upsert_of(variables: Mapping[str, Any], client: str) -> Upsert:
 
 @dataclass
 class WriterRecord:
-    """What one writer of a run streamed: a client of a shared run, or everybody who writes to a plain one.
+    """The stream of one writer of a run: of a client of a shared run, or of all writers of a plain run.
 
-    Lines are kept by the offset that the writer gave them, so a line sent twice counts once, and a second writer of a
-    plain run overwrites the first one's.
+    Lines are stored by the offset that the writer sent, so a line sent twice counts once, and a second writer of a
+    plain run overwrites the lines of the first.
     """
 
     client: str
@@ -88,7 +88,7 @@ class WriterRecord:
         return self.ordered(CONSOLE)
 
     def ordered(self, name: str) -> list[str]:
-        """The lines of one streamed file in the order of their offsets."""
+        """Return the lines of one streamed file in the order of their offsets."""
         return [line for _, line in sorted(self.lines.get(name, {}).items())]
 
     def take(self, message: Mapping[str, Any]) -> None:
@@ -107,15 +107,15 @@ class WriterRecord:
 
 @dataclass
 class RecordedRun:
-    """What arrived for one run.
+    """The records of one run.
 
     Args:
         entity: Owner of the project.
         project: Name of the project.
         run_id: Id of the run.
-        upserts: Every `UpsertBucket`, in the order in which they came.
-        writers: By client id what it streamed; the key of a plain run is `PLAIN`.
-        files: By name the content of the files put into the run.
+        upserts: Every `UpsertBucket`, in the order of arrival.
+        writers: Streams by client id; the key of a plain run is `PLAIN`.
+        files: Contents of the files uploaded to the run, by name.
     """
 
     entity: str
@@ -127,7 +127,7 @@ class RecordedRun:
 
     @property
     def key(self) -> str:
-        """Where the run is found in the records."""
+        """Key of the run in the records."""
         return f"{self.entity}/{self.project}/{self.run_id}"
 
     @property
@@ -152,7 +152,7 @@ class RecordedRun:
 
     @property
     def completions(self) -> int:
-        """How often a writer said that the run is over."""
+        """How often a writer declared the run complete."""
         return sum(writer.completions for writer in self.writers.values())
 
     @property
@@ -162,54 +162,54 @@ class RecordedRun:
 
     @property
     def stored_config(self) -> dict[str, Any]:
-        """The last config that came, as sent."""
+        """The last received config, as sent."""
         return self._latest("config") or {}
 
     @property
     def config(self) -> dict[str, Any]:
-        """The last config that came: what the user put into it."""
+        """The user's values in the last received config."""
         return {name: item["value"] for name, item in self.stored_config.items() if name != "_wandb"}
 
     @property
     def metric_definitions(self) -> list[dict[str, Any]]:
-        """What `define_metric` was told, in W&B's numbered fields: 1 name, 5 step metric (a place here), 2 pattern."""
+        """The metric definitions, in W&B's numbered fields: 1 name, 5 step metric (a position in it), 2 pattern."""
         definitions: list[dict[str, Any]] = self.own_config.get("m", [])
         return definitions
 
     @property
     def own_config(self) -> dict[str, Any]:
-        """What wandb itself put into the config."""
+        """wandb's own values in the config."""
         value: dict[str, Any] = self.stored_config.get("_wandb", {}).get("value", {})
         return value
 
     @property
     def display_name(self) -> str | None:
-        """The last display name that came."""
+        """The last received display name."""
         return self._latest_text("display_name")
 
     @property
     def group(self) -> str | None:
-        """The last group that came."""
+        """The last received group."""
         return self._latest_text("group")
 
     @property
     def job_type(self) -> str | None:
-        """The last job type that came."""
+        """The last received job type."""
         return self._latest_text("job_type")
 
     @property
     def sweep(self) -> str | None:
-        """The sweep that the run is a trial of, by the last upsert that named one."""
+        """The sweep to which the run belongs as a trial, from the last upsert that named one."""
         return self._latest_text("sweep")
 
     @property
     def notes(self) -> str | None:
-        """The last notes that came."""
+        """The last received notes."""
         return self._latest_text("notes")
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """The last tags that came."""
+        """The last received tags."""
         return self._latest("tags") or ()
 
     def _latest_text(self, name: str) -> str | None:
@@ -217,37 +217,37 @@ class RecordedRun:
         return text
 
     def _latest(self, name: str) -> Any:
-        """The last value that an upsert gave: later ones leave most of them as they are."""
+        """Return the last value that an upsert set: most upserts leave most values unchanged."""
         values = [getattr(upsert, name) for upsert in self.upserts]
         return next((value for value in reversed(values) if value is not None), None)
 
     def line_count(self, name: str) -> int:
-        """Number of lines of one streamed file; in a plain run the gaps before its last line count."""
+        """Return the number of lines of one streamed file; in a plain run, including gaps before the last line."""
         placed = {client: writer.lines.get(name, {}) for client, writer in self.writers.items()}
         return sum(max(lines, default=-1) + 1 if client == PLAIN else len(lines) for client, lines in placed.items())
 
     def tail(self, name: str) -> str | None:
-        """The last line of one streamed file, if there is any."""
+        """Return the last line of one streamed file, if any."""
         lines = [line for writer in self.writers.values() for line in writer.ordered(name)]
         return lines[-1] if lines else None
 
 
 @dataclass
 class RecordedArtifact:
-    """What arrived for one version of an artifact.
+    """The records of one version of an artifact.
 
     Args:
-        artifact_id: Id that the server gave it.
+        artifact_id: Id assigned by the server.
         run: Key of the run that logged it.
         client: The shared writer that logged it, or `PLAIN`.
         name: Name of its collection, without a version.
-        kind: Its type, for example ``"model"``.
-        aliases: Aliases it was given.
-        digest: What the client says of its content.
-        metadata: What the client says about it, as JSON.
+        kind: Type of the artifact, for example ``"model"``.
+        aliases: Its aliases.
+        digest: Digest of its content, as sent by the client.
+        metadata: Metadata sent by the client, as JSON.
         used_by: Keys of the runs that used it.
-        files: By name the content of its files.
-        manifest: Content of its manifest, decoded.
+        files: Contents of its files, by name.
+        manifest: Decoded content of its manifest.
         committed: Whether the client declared it complete.
     """
 
@@ -266,19 +266,19 @@ class RecordedArtifact:
 
     @property
     def project(self) -> str:
-        """Owner and name of the project it is in."""
+        """Owner and name of its project."""
         return self.run.rpartition("/")[0]
 
 
 @dataclass
 class Records:
-    """All that a server remembers."""
+    """All records of a server."""
 
     runs: dict[str, RecordedRun] = field(default_factory=dict)
     artifacts: dict[str, RecordedArtifact] = field(default_factory=dict)
 
     def upsert(self, upsert: Upsert) -> tuple[RecordedRun, bool]:
-        """Record an upsert; the run, and whether it is new."""
+        """Record an upsert; return the run, and whether it is new."""
         is_new = upsert.key not in self.runs
         run = self.runs.setdefault(upsert.key, RecordedRun(upsert.entity, upsert.project, upsert.run_id))
         run.upserts.append(upsert)
@@ -301,6 +301,6 @@ class Records:
             raise KeyError(kind)
 
     def get(self, kind: str, owner: str, name: str) -> bytes:
-        """The content of a file of an artifact, or of its manifest."""
+        """Return the content of a file of an artifact, or of its manifest."""
         artifact = self.artifacts[owner]
         return json.dumps(artifact.manifest).encode() if kind == "manifest" else artifact.files[name]

@@ -1,7 +1,7 @@
-"""A stand-in for the W&B server: the real wandb runs online against it, and it records what arrives.
+"""A stand-in for the W&B server: the real wandb runs online against it, and it records all requests.
 
 Example:
-    A test starts clients with `server.environment(directory)`, and looks afterwards::
+    A test starts clients with `server.environment(directory)`, and inspects the records afterwards::
 
         with WandbServer() as server:
             fault = server.fail("file_stream", count=3, status=500)
@@ -39,14 +39,14 @@ _API_KEY = "0123456789" * 4
 
 @dataclass(frozen=True)
 class Request:
-    """One request of a client.
+    """A request from a client.
 
     Args:
-        scope: ``"graphql"``, ``"file_stream"``, ``"files"`` (files put and got), or ``"other"``.
+        scope: ``"graphql"``, ``"file_stream"``, ``"files"`` (uploads and downloads), or ``"other"``.
         operation: Name of the GraphQL operation, else method and path.
-        client: The shared writer that sent it, or `PLAIN`.
-        message: The decoded body of GraphQL and of the file stream.
-        content: The body of other requests.
+        client: The shared writer that sent the request, or `PLAIN`.
+        message: Decoded body of GraphQL and file stream requests.
+        content: Body of other requests.
     """
 
     scope: str
@@ -59,12 +59,12 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a request was answered with.
+    """The response to a request.
 
     Args:
-        status: The status of HTTP; `None` if the connection was closed without an answer.
-        body: Encoded as JSON.
-        content: The content of a file, in place of `body`.
+        status: HTTP status; `None` if the connection was closed without a response.
+        body: Sent as JSON.
+        content: Content of a file, sent instead of `body`.
     """
 
     status: int | None
@@ -74,17 +74,17 @@ class Answer:
 
 @dataclass(eq=False)
 class Fault:
-    """Something that goes wrong with requests, as long as it is not stopped.
+    """An injected failure of requests, active until it is stopped.
 
     Args:
-        scope: The scope of requests it hits, or the name of one GraphQL operation.
-        count: How many requests it hits; `None` for all until it is stopped.
-        status: What they are answered with; `None` lets them pass, unless `drop`.
-        drop: Whether their connection is closed without an answer.
-        delay: Seconds that they wait before.
-        processed: Whether the server records them all the same, so that only the answer is lost.
-        only: Which requests it hits, if not all of the scope.
-        hits: How many it has hit.
+        scope: Scope of the affected requests, or the name of one GraphQL operation.
+        count: Number of affected requests; `None` for all until the fault is stopped.
+        status: HTTP status of the response; `None` lets requests pass, unless `drop` is set.
+        drop: Whether the connection is closed without a response.
+        delay: Seconds to wait first.
+        processed: Whether the server records the requests anyway, so that only the response is lost.
+        only: Selects the affected requests; `None` for all of the scope.
+        hits: Number of requests affected so far.
     """
 
     scope: str
@@ -98,23 +98,23 @@ class Fault:
     stopped: bool = False
 
     def stop(self) -> None:
-        """Let everything pass from now on."""
+        """Let all further requests pass."""
         self.stopped = True
 
     def concerns(self, request: Request) -> bool:
-        """Whether the fault hits a request."""
+        """Return whether the fault affects a request."""
         spent = self.stopped or (self.count is not None and self.hits >= self.count)
         named = self.scope in (request.scope, request.operation)
         return named and not spent and (self.only is None or self.only(request))
 
 
 class WandbServer:
-    """A W&B server on loopback, in threads of this process, from entering a ``with`` block to leaving it.
+    """A W&B server on loopback, in threads of this process, for the duration of a ``with`` block.
 
     Args:
-        features: The server features that clients are told of.
-        counts_lines: Whether clients that open a run are told how many rows it has: then they start behind them, also
-            where they do not resume. Else they are told 0.
+        features: The server features reported to clients.
+        counts_lines: Whether clients that open a run receive its number of rows: then they start after these rows, even
+            if they do not resume the run. Otherwise they receive 0.
     """
 
     def __init__(self, features: Iterable[str] = FEATURES, *, counts_lines: bool = True) -> None:
@@ -124,8 +124,8 @@ class WandbServer:
         self._answered: list[tuple[Request, int | None]] = []
         self._unknown: list[str] = []
         self._http: _HttpServer | None = None
-        self._reserved: socket.socket | None = None  # keeps the port while nobody listens
-        self.port = 0  # until it is entered
+        self._reserved: socket.socket | None = None  # keeps the port while the server is stopped
+        self.port = 0  # set on entering the context
         self._graphql = GraphQL(self._records, lambda: self.url, features, counts_lines=counts_lines)
 
     def __enter__(self) -> Self:
@@ -143,10 +143,10 @@ class WandbServer:
         return f"http://{_HOST}:{self.port}"
 
     def environment(self, directory: Path, **extra: str) -> dict[str, str]:
-        """The environment of a client process.
+        """Return the environment of a client process.
 
         Args:
-            directory: Where wandb may keep its caches and settings.
+            directory: Directory for wandb's caches and settings.
             extra: Further variables.
         """
         places = {
@@ -160,7 +160,7 @@ class WandbServer:
         }
         places["XDG_STATE_HOME"] = str(directory / "state")
         online = {"WANDB_BASE_URL": self.url, "WANDB_API_KEY": _API_KEY, "WANDB_MODE": "online"}
-        # wandb-core waits whole seconds: of less than one it makes its defaults, 2 to 60 s and 15 s
+        # wandb-core accepts whole seconds: below one second it uses its defaults, 2 to 60 s and 15 s
         interval = {"WANDB_X_FILE_STREAM_TRANSMIT_INTERVAL": "1"}
         variables = clean_environment(**{**online, **places, **retries, **interval, **extra})
         if "WANDB_MODE" not in extra:
@@ -178,14 +178,14 @@ class WandbServer:
         processed: bool = False,
         only: Callable[[Request], bool] | None = None,
     ) -> Fault:
-        """Let requests of a scope, or of one GraphQL operation, go wrong. For the arguments see `Fault`."""
+        """Make requests of a scope, or of one GraphQL operation, fail. For the arguments see `Fault`."""
         fault = Fault(scope, count, status, drop, delay, processed, only)
         with self._changed:
             self._faults.append(fault)
         return fault
 
     def stop(self) -> None:
-        """Be a dead server: nobody listens, and open connections are closed. What was recorded stays."""
+        """Simulate a dead server: stop listening, and close open connections. The records are kept."""
         if self._http is not None:
             self._http.end()
             self._http = None
@@ -194,61 +194,61 @@ class WandbServer:
             self._reserved.bind((_HOST, self.port))
 
     def restart(self) -> None:
-        """Listen, on the same port as before."""
+        """Listen again, on the same port."""
         if self._http is None:
             if self._reserved is not None:
                 self._reserved.close()
-            self._http = _HttpServer(self, self.port or free_port())  # a port that nobody takes while it is stopped
+            self._http = _HttpServer(self, self.port or free_port())  # a port that stays free while it is stopped
             self.port = self._http.server_address[1]
             self._http.begin()
 
     @property
     def runs(self) -> dict[str, RecordedRun]:
-        """By ``entity/project/id`` what was recorded until now; a copy."""
+        """A copy of the runs recorded so far, by ``entity/project/id``."""
         with self._changed:
             return copy.deepcopy(self._records.runs)
 
     def run(self, run_id: str) -> RecordedRun:
-        """The only run with an id, as it was recorded until now; a copy."""
+        """Return a copy of the only run with an id, as recorded so far."""
         with self._changed:
             (found,) = [run for run in self._records.runs.values() if run.run_id == run_id]
             return copy.deepcopy(found)
 
     def add_sweep(self, config: Mapping[str, Any]) -> str:
-        """Make a sweep over a grid, as ``wandb.sweep`` does; its id."""
+        """Create a sweep over a grid, as ``wandb.sweep`` does, and return its id."""
         with self._changed:
             return self._graphql.sweeps.add(config).name
 
     def trials(self, sweep: str) -> list[Trial]:
-        """The trials of a sweep, as they are now; copies."""
+        """Return copies of the current trials of a sweep."""
         with self._changed:
             return copy.deepcopy(self._graphql.sweeps.sweeps[sweep].trials)
 
     def stop_trial(self, sweep: str, number: int) -> None:
-        """Have the agent of a trial stop it at its next heartbeat, as early stopping and W&B's pages do."""
+        """Make the agent of a trial stop it at its next heartbeat, as early stopping and W&B's web pages do."""
         with self._changed:
             self._graphql.sweeps.sweeps[sweep].trials[number].is_stopped = True
 
     @property
     def artifacts(self) -> list[RecordedArtifact]:
-        """The artifacts that were recorded until now; copies."""
+        """Copies of the artifacts recorded so far."""
         with self._changed:
             return copy.deepcopy(list(self._records.artifacts.values()))
 
     @property
     def answered(self) -> list[tuple[Request, int | None]]:
-        """All requests, with the status of their answer; `None` for those that got none."""
+        """All requests, with the status of the response; `None` for requests without a response."""
         with self._changed:
             return list(self._answered)
 
     @property
     def unknown(self) -> list[str]:
-        """What clients asked for that this server does not know. Should be empty."""
+        """Requests that this server does not support. Should be empty."""
         with self._changed:
             return list(self._unknown)
 
     def wait_until(self, condition: Callable[[], bool], *, within: float = 30.0) -> None:
-        """Wait until the records satisfy a condition, which is tried after every request; fail if they never do."""
+        """Wait until the records satisfy a condition, which is checked after each request; fail on a timeout."""
         with self._changed:
             assert self._changed.wait_for(condition, within), f"not within {within:g} s; {self._status()}"
 
@@ -257,7 +257,7 @@ class WandbServer:
         return f"runs {list(self._records.runs)}, unknown {self._unknown}, last requests {last}"
 
     def answer(self, request: Request, is_over: threading.Event) -> Answer:
-        """Record a request, unless a fault hits it, and say what to answer."""
+        """Record a request, unless a fault affects it, and return the response."""
         with self._changed:
             fault = next((fault for fault in self._faults if fault.concerns(request)), None)
             if fault is not None:
@@ -300,7 +300,7 @@ class WandbServer:
 
 
 class _HttpServer(ThreadingHTTPServer):
-    """The part that can be stopped: connections are closed, and their threads joined."""
+    """The part that can be stopped: it closes connections, and joins their threads."""
 
     daemon_threads = False
     block_on_close = True
@@ -337,7 +337,7 @@ class _HttpServer(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of connections that break: clients are killed in tests."""
+        """Do not report broken connections: tests kill clients."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -355,7 +355,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._serve()
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  # as the base class
-        """Print nothing: tests ask for `answered`."""
+        """Print nothing: tests inspect `answered`."""
 
     def _serve(self) -> None:
         answer = self.server.owner.answer(self._request(), self.server.is_over)

@@ -1,7 +1,7 @@
-"""Sweeps of the stand-in for W&B's server: their grids, their agents, and the commands that agents are sent.
+"""Sweeps of the stand-in for W&B's server: their grids, their agents, and the commands sent to agents.
 
-What wandb 0.31 and 0.19 ask for: `UpsertSweep` (``wandb.sweep``), `SweepWithRuns` and `CreateAgent` (an agent starts),
-and `Heartbeat`, with which an agent names the trials that it has running, and gets its next commands.
+wandb 0.31 and 0.19 use `UpsertSweep` (``wandb.sweep``), `SweepWithRuns` and `CreateAgent` (an agent starts), and
+`Heartbeat`, by which an agent reports its running trials, and receives its next commands.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import yaml  # type: ignore[import-untyped]  # what wandb itself uses
+import yaml  # type: ignore[import-untyped]  # also used by wandb itself
 from wandb_records import ENTITY, PROJECT
 
 _Data = dict[str, Any]
@@ -20,14 +20,14 @@ _Data = dict[str, Any]
 
 @dataclass
 class Trial:
-    """One trial: a run that does not exist before an agent has opened it.
+    """One trial: a run that does not exist until an agent has opened it.
 
     Args:
-        run_id: The id that the server made for its run.
-        values: The values of the sweep's parameters.
-        agent: The agent that runs it; empty while none does.
-        is_stopped: Whether its agent is to stop it.
-        has_ended: Whether its agent has said that it runs no longer.
+        run_id: Id that the server generated for its run.
+        values: Values of the sweep's parameters.
+        agent: The agent that runs it; empty before any does.
+        is_stopped: Whether its agent should stop it.
+        has_ended: Whether its agent has reported that it no longer runs.
     """
 
     run_id: str
@@ -42,8 +42,8 @@ class RecordedSweep:
     """A sweep over a grid.
 
     Args:
-        name: Its id, as users write it.
-        config: As it was given to ``wandb.sweep``.
+        name: Id of the sweep, as users write it.
+        config: The config passed to ``wandb.sweep``.
         trials: All points of the grid, the last parameter varying fastest.
     """
 
@@ -60,7 +60,7 @@ class RecordedSweep:
 
 
 class SweepQueries:
-    """Answers the operations of agents, and of those who make sweeps."""
+    """Answers the operations of agents, and those that create sweeps."""
 
     def __init__(self) -> None:
         self.sweeps: dict[str, RecordedSweep] = {}
@@ -73,13 +73,13 @@ class SweepQueries:
         }
 
     def add(self, config: Mapping[str, Any], project: str = PROJECT) -> RecordedSweep:
-        """Make a sweep over a grid."""
+        """Create a sweep over a grid."""
         sweep = RecordedSweep(f"sweep{len(self.sweeps)}", dict(config), project)
         self.sweeps[sweep.name] = sweep
         return sweep
 
     def is_stopped(self, run_id: str) -> bool:
-        """Whether a run is a trial that is to be stopped, as its own client is told, too."""
+        """Return whether a run is a trial that should be stopped; its own client is informed as well."""
         return any(
             trial.is_stopped for sweep in self.sweeps.values() for trial in sweep.trials if trial.run_id == run_id
         )
@@ -106,14 +106,14 @@ class SweepQueries:
         return {"agentHeartbeat": {"agent": {"id": name}, "commands": json.dumps(commands)}}
 
     def _commands(self, agent: str, running: Mapping[str, bool]) -> list[_Data]:
-        """Stop what is to be stopped; else start the next trial, if none runs; else end the agent."""
+        """Stop trials that should be stopped; if none runs, start the next one; if none is left, end the agent."""
         sweep = self._agents[agent]
         mine = [trial for trial in sweep.trials if trial.agent == agent and not trial.has_ended]
         for trial in mine:
             trial.has_ended = trial.run_id not in running
-        left = [trial for trial in mine if not trial.has_ended]
-        if left:
-            return [{"type": "stop", "run_id": trial.run_id} for trial in left if trial.is_stopped]
+        remaining = [trial for trial in mine if not trial.has_ended]
+        if remaining:
+            return [{"type": "stop", "run_id": trial.run_id} for trial in remaining if trial.is_stopped]
         following = next((trial for trial in sweep.trials if not trial.agent), None)
         if following is None:
             return [{"type": "exit"}]

@@ -84,7 +84,8 @@ class ConfigGuard:
         if is_wandb_config(self._config):  # changes of any other config are detected later
             with suppress(TypeError):  # the same applies if wandb's config does not allow another class
                 if not isinstance(self._config, _Guarded):
-                    object.__setattr__(self._config, "__class__", _guarded_kind(type(self._config)))
+                    kind: Any = type(self._config)
+                    object.__setattr__(self._config, "__class__", _guarded_kind(kind))
                 object.__setattr__(self._config, _GUARD, self)
 
     def release(self) -> None:

@@ -1,27 +1,27 @@
-"""A warm interpreter: what tests start is forked from a process that has imported the large libraries.
+"""A warm interpreter: processes of tests are forked from a process that has imported the large libraries.
 
 Imports of torch, Lightning and Accelerate take seconds of processor time, in hundreds of processes of whole jobs.
 
-- `served` (here) makes the server's home, a private directory, for as long as a test run lasts.
-- `interpreter` (here) names the executable to start in place of `sys.executable`. Its first call starts the server.
-- The *stand-in* (``stand_in.py``) is that executable: a small Python that hands its descriptors to the server, passes
-  on signals, and ends as the child ends. Whatever starts `sys.executable` of a forked child starts it, too.
+- `served` (here) creates the server's home, a private directory, for the duration of a test run.
+- `interpreter` (here) returns the executable to start instead of `sys.executable`. Its first call starts the server.
+- The *stand-in* (``stand_in.py``) is that executable: a small Python that passes its descriptors to the server,
+  forwards signals, and ends as the child ends. It is also `sys.executable` in a forked child.
 - The *server* (``server.py``) imports the libraries once, and forks a child for each stand-in. It ends, and kills
-  its children, when the test run ends in whatever way.
-- A *request* (``request.py``) is what a stand-in was started with, as ``/proc`` has it. Where a fork cannot be that,
-  the stand-in executes the real interpreter: the start is *cold*.
-- ``fresh.py`` turns the forked child into what a new interpreter would be.
+  its children, when the test run ends, for whatever reason.
+- A *request* (``request.py``) describes how a stand-in was started, read from ``/proc``. If a fork cannot match it, the
+  stand-in executes the real interpreter: the start is *cold*.
+- ``fresh.py`` puts the forked child into the state of a new interpreter.
 
-What differs from a new interpreter:
+Differences from a new interpreter:
 
 - All children have the server's seed of string hashes (a start with ``PYTHONHASHSEED`` is cold).
 - The preloaded modules are in `sys.modules` before the script imports them, with the warning filters that they add.
-- The parent is the server; `os.getppid` of Python answers with the stand-in's parent.
-- SIGSTOP sent to the stand-in alone does not stop the child; both carry the same environment in ``/proc``.
-- A child is in a session of its own, so `os.killpg` of its group reaches it and what it starts, not its siblings.
+- The parent is the server; Python's `os.getppid` returns the stand-in's parent.
+- SIGSTOP sent only to the stand-in does not stop the child; both have the same environment in ``/proc``.
+- A child has its own session, so `os.killpg` of its group reaches the child and its descendants, but not its siblings.
 
-So a few jobs of every kind stay cold: those of tests that are marked with ``cold``. ``DIST_WANDB_TESTS_COLD=1`` makes
-all cold.
+Therefore a few jobs of every kind stay cold: those of tests marked with ``cold``. ``DIST_WANDB_TESTS_COLD=1`` makes all
+starts cold.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 COLD = "DIST_WANDB_TESTS_COLD"
-ALIVE = "alive"  # a named pipe: who holds it open for writing is the test run
+ALIVE = "alive"  # a named pipe that the test run holds open for writing
 _HOME = "DIST_WANDB_TESTS_WARM"
 _SUPPORT = Path(__file__).parents[1]
 _STAND_IN = Path(__file__).parent / "stand_in.py"
 _LONGEST_SHEBANG = 127
-_ROOM = {"arguments": 4_000, "environment": 32_000}  # bytes that the server keeps for those of its children
+_ROOM = {"arguments": 4_000, "environment": 32_000}  # bytes that the server reserves for those of its children
 _OF_EACH_CHILD = ("PYTHONPATH", "PYTHONSAFEPATH", "PYTHONFAULTHANDLER", "PYTHONDONTWRITEBYTECODE")
 _SECONDS_TO_END = 10.0
 _started: list[subprocess.Popen[bytes]] = []
@@ -52,7 +52,7 @@ _started: list[subprocess.Popen[bytes]] = []
 
 @contextlib.contextmanager
 def served() -> Iterator[None]:
-    """Have a home for a server, which `interpreter` starts, in this process and in those that it starts."""
+    """Provide a home for a server, which `interpreter` starts, to this process and its child processes."""
     home = Path(tempfile.mkdtemp(prefix="dist_wandb-warm-"))
     os.mkfifo(home / ALIVE)
     alive = os.open(home / ALIVE, os.O_RDWR | os.O_NONBLOCK)
@@ -62,7 +62,7 @@ def served() -> Iterator[None]:
     finally:
         os.environ.pop(_HOME, None)
         is_served = (home / "python").exists()
-        os.close(alive)  # the server ends by that, and removes its home
+        os.close(alive)  # this ends the server, which removes its home
         deadline = time.monotonic() + _SECONDS_TO_END
         while is_served and home.exists() and time.monotonic() < deadline:
             time.sleep(0.02)
@@ -73,11 +73,11 @@ def served() -> Iterator[None]:
 
 
 def interpreter(environment: Mapping[str, str]) -> str:
-    """The executable that starts warm Pythons, or this process's own where there is no server to be had.
+    """Return the executable that starts warm interpreters, or this process's own if no server is available.
 
     Args:
-        environment: The server's, if this call starts it: processes whose libraries would have read anything else when
-            they were imported start cold.
+        environment: Environment of the server, if this call starts it: processes whose libraries would have read other
+            values on import start cold.
     """
     home = Path(os.environ.get(_HOME) or "/nonexistent")
     stand_in = home / "python"
@@ -91,7 +91,7 @@ def interpreter(environment: Mapping[str, str]) -> str:
 
 
 def _can_be_named() -> bool:
-    """Whether a shebang can have the path of the interpreter."""
+    """Return whether a shebang can contain the path of the interpreter."""
     return not set(sys.executable) & set(" \t") and len(sys.executable) < _LONGEST_SHEBANG - 10
 
 
@@ -112,9 +112,9 @@ def _start(home: Path, stand_in: Path, environment: Mapping[str, str]) -> None:
             pass_fds=[listening.fileno()],
             start_new_session=True,
         )
-    _started.append(process)  # it ends later than the test
-    told = f"#!{sys.executable} -IS\nCOLD = {sys.executable!r}\nADDRESS = {str(home / 'socket')!r}\n"
+    _started.append(process)  # it outlives the test
+    head = f"#!{sys.executable} -IS\nCOLD = {sys.executable!r}\nADDRESS = {str(home / 'socket')!r}\n"
     made = home / "python.new"
-    made.write_text(told + _STAND_IN.read_text())
+    made.write_text(head + _STAND_IN.read_text())
     made.chmod(0o700)
     made.rename(stand_in)

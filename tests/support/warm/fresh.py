@@ -1,4 +1,4 @@
-"""Turns a forked child into what a new interpreter would be, and runs its program."""
+"""Put a forked child into the state of a new interpreter, and run its program."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ _libraries: dict[str, types.ModuleType] = {}
 
 
 def shorten_ends() -> None:
-    """Have children leave out what takes longest when they end: to take apart what was imported before they began.
+    """Make children skip the slowest part of their end: the teardown of modules that were imported before the fork.
 
-    It is no different from one process to the next: destructors of the libraries in C, and of their modules. Call it
-    before the libraries are imported, as what is registered first comes last.
+    This part is the same in every process: destructors of C libraries, and of their modules. Call this function before
+    the libraries are imported, because hooks that are registered first run last.
     """
     atexit.register(_keep_libraries)
 
 
 def note_libraries() -> None:
-    """Remember what is imported."""
+    """Record the imported libraries."""
     _libraries.update(
         (name, module)
         for name, module in sys.modules.items()
@@ -59,19 +59,19 @@ def _keep_libraries() -> None:
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when its parent ends."""
+    """Make the kernel kill this process when its parent ends."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it has ended before
+    if os.getppid() != parent:  # it has ended already
         os._exit(1)
 
 
 def become(request: Request, received: Iterable[int], base_path: list[str]) -> None:
-    """Be the process that the stand-in was started as.
+    """Turn this process into the one that was requested by starting the stand-in.
 
     Args:
-        request: What it was started with.
-        received: The descriptors that came from it, in the order of `request.descriptors`.
-        base_path: `sys.path` of this interpreter without anybody's wishes.
+        request: The request of the stand-in.
+        received: Descriptors received from it, in the order of `request.descriptors`.
+        base_path: `sys.path` of this interpreter without additions.
     """
     os.setsid()
     _libc.on_exit(_libc._exit, None)
@@ -92,22 +92,22 @@ def become(request: Request, received: Iterable[int], base_path: list[str]) -> N
     _set_signals(request)
 
 
-def place_descriptors(received: Iterable[int], wanted: Iterable[int]) -> None:
-    """Have the received files at the numbers that are wanted, and no other file open."""
-    received, wanted = list(received), list(wanted)
-    beyond = max([*wanted, *received, 2]) + 1
+def place_descriptors(received: Iterable[int], numbers: Iterable[int]) -> None:
+    """Move the received files to the given numbers, and close all other files."""
+    received, numbers = list(received), list(numbers)
+    beyond = max([*numbers, *received, 2]) + 1
     moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, beyond) for descriptor in received]
     os.closerange(0, beyond)
-    for descriptor, number in zip(moved, wanted, strict=True):
+    for descriptor, number in zip(moved, numbers, strict=True):
         os.dup2(descriptor, number)
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
-        if int(name) not in wanted:
-            with contextlib.suppress(OSError):  # it was open to list them
+        if int(name) not in numbers:
+            with contextlib.suppress(OSError):  # it was open only for the listing
                 os.close(int(name))
 
 
 def run(request: Request) -> None:
-    """Run the program in a new ``__main__``; what it raises is raised, and printed without the frames of this file."""
+    """Run the program in a new ``__main__``; its errors propagate, and are printed without the frames of this file."""
     main = types.ModuleType("__main__")
     main.__dict__.update(__builtins__=sys.modules["builtins"], __annotations__={})
     sys.modules["__main__"] = sys.modules["__mp_main__"] = main
@@ -130,7 +130,7 @@ def run(request: Request) -> None:
 
 
 def _hide_own_frames() -> None:
-    """Have the traceback printed without the frames below the program; the interpreter prints it later."""
+    """Hide the frames below the program in the traceback that the interpreter prints later."""
     hook = sys.excepthook
 
     def print_once(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
@@ -150,13 +150,13 @@ def _is_own(trace: types.TracebackType, own: set[Path]) -> bool:
 
 
 def _set_environment(environment: Mapping[str, str], words: list[str]) -> None:
-    os.environ.clear()  # from here on nothing in C points at the old ones, where ``/proc`` looks
+    os.environ.clear()  # from here on no C code uses the old memory, which ``/proc`` reads
     os.environ.update(environment)
     stat = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     arguments, their_end, variables, end = (int(field) for field in stat[45:49])
     _overwrite(arguments, their_end - arguments, b"\0".join(map(os.fsencode, words)))
-    told = (os.fsencode(f"{name}={value}") for name, value in environment.items())
-    _overwrite(variables, end - variables, b"\0".join(told))
+    entries = (os.fsencode(f"{name}={value}") for name, value in environment.items())
+    _overwrite(variables, end - variables, b"\0".join(entries))
     if "TZ" in environment:
         time.tzset()
 
@@ -168,9 +168,9 @@ def _overwrite(address: int, room: int, data: bytes) -> None:
 
 
 def _set_streams(request: Request) -> None:
-    """Begin the standard streams anew, as the same objects: libraries refer to them, and have covered methods.
+    """Reinitialize the standard streams, as the same objects: libraries refer to them, and have wrapped methods.
 
-    Else they would buffer as the server's do, and take a pipe for a file that can seek.
+    Otherwise they would buffer as the server's streams do, and treat a pipe as a seekable file.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         stream = getattr(sys, name)
@@ -178,10 +178,10 @@ def _set_streams(request: Request) -> None:
             setattr(sys, name, None)
             setattr(sys, f"__{name}__", None)
         elif isinstance(stream, io.TextIOWrapper):
-            _begin_anew(stream, number, is_unbuffered=request.unbuffered)
+            _reinitialize(stream, number, is_unbuffered=request.unbuffered)
 
 
-def _begin_anew(stream: io.TextIOWrapper, number: int, *, is_unbuffered: bool) -> None:
+def _reinitialize(stream: io.TextIOWrapper, number: int, *, is_unbuffered: bool) -> None:
     raw = io.FileIO(number, "wb" if number else "rb", closefd=False)
     raw.name = stream.name
     if number:
@@ -210,7 +210,7 @@ def _set_interpreter(request: Request, base_path: list[str]) -> None:
     own, own_getppid = os.getpid(), os.getppid
 
     def getppid() -> int:
-        """The stand-in's parent has started this process, not the server."""
+        """Return the parent of the stand-in: it has started this process, not the server."""
         if os.getpid() != own:
             return own_getppid()
         stat = Path(f"/proc/{request.pid}/stat").read_text()
@@ -241,7 +241,7 @@ def _set_signals(request: Request) -> None:
         if number == signal.SIGINT and not is_ignored:
             signal.signal(number, signal.default_int_handler)
         elif number not in (signal.SIGPIPE, signal.SIGXFSZ):  # every interpreter ignores these
-            with contextlib.suppress(OSError, ValueError):  # those of the C library
+            with contextlib.suppress(OSError, ValueError):  # signals reserved for the C library
                 signal.signal(number, signal.SIG_IGN if is_ignored else signal.SIG_DFL)
     if request.environment.get("PYTHONFAULTHANDLER") and sys.stderr is not None:
         faulthandler.enable()

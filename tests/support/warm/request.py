@@ -1,4 +1,4 @@
-"""What a stand-in was started with, as ``/proc`` has it, and whether a forked child can be that."""
+"""How a stand-in was started, read from ``/proc``, and whether a forked child can match it."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ Kind = Literal["script", "-c", "-m"]
 
 _LIMITS = tuple(sorted({getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")}))
 _RIGHTS = ("Uid", "Gid", "Groups", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "NoNewPrivs", "Seccomp")
-_ENTERED = ("net", "uts", "ipc", "mnt")  # in this order: the paths of the others are those before
+_ENTERED = ("net", "uts", "ipc", "mnt")  # in this order: `mnt` changes the paths of the others
 _NAMESPACES = (*_ENTERED, "user", "pid", "cgroup")
 _SMALL = ("from multiprocessing.resource_tracker import", "from multiprocessing.forkserver import")
 
-# Variables that are read when modules are imported, and what `fresh` does about those that differ from the server's.
+# Variables that modules read on import, and how values that differ from the server's take effect.
 _APPLIED = frozenset(
     {
-        *("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK"),  # set anew in Lightning and torchmetrics
-        *("TMPDIR", "TEMP", "TMP"),  # `tempfile` looks again; wandb's directory for media is made anew
+        *("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK"),  # set again in Lightning and torchmetrics
+        *("TMPDIR", "TEMP", "TMP"),  # `tempfile` reads them again; wandb's directory for media is recreated
         *("TZ", "PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONFAULTHANDLER", "PYTHONDONTWRITEBYTECODE"),
         *("PYTHONSAFEPATH",) * (sys.version_info >= (3, 11)),
-        "HOME",  # caches of Accelerate's and fsspec's settings; `accelerate launch` reads one, and starts cold
-        *("PATH", "PWD", "OLDPWD", "SHLVL", "_", "COLUMNS", "LINES"),  # read again when they are needed
-        *("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"),  # scikit-learn sets them when it is imported
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE",  # read when it is needed
+        "HOME",  # cached settings of Accelerate and fsspec; `accelerate launch` reads one, and starts cold
+        *("PATH", "PWD", "OLDPWD", "SHLVL", "_", "COLUMNS", "LINES"),  # read again when needed
+        *("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"),  # scikit-learn sets them on import
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE",  # read when needed
     }
 )
-# Read by iterating over all variables, and by libraries in C when they are loaded.
+# Read by iteration over all variables, and by C libraries when they are loaded.
 _FAMILIES = (
     *("PYTHON", "LC_", "LANG", "LD_", "MALLOC_", "FSSPEC_", "TQDM_", "OMP_", "GOMP_", "KMP_", "GOTO_", "OPENBLAS_"),
     *("MKL_", "MKLDNN_", "ONEDNN_", "DNNL_", "GFORTRAN_", "NPY_", "NUMPY_", "ATEN_", "C10_", "PYTORCH_", "TORCH_"),
@@ -45,15 +45,15 @@ _WITHOUT_EFFECT = (
 
 @dataclass(frozen=True)
 class Known:
-    """What the server is, and has read.
+    """The state of the server.
 
     Args:
-        environment: Its variables before it imported anything.
-        read: Names of variables that were read while it did.
-        made: Variables that the libraries have set.
-        modules: Top-level names of all modules that are imported.
+        environment: Its variables before the imports.
+        read: Names of the variables read during the imports.
+        made: Variables set by the libraries.
+        modules: Top-level names of all imported modules.
         rights: Users, groups and capabilities.
-        namespaces: By kind, which one it is in.
+        namespaces: Its namespaces by kind.
     """
 
     environment: Mapping[str, str]
@@ -66,26 +66,26 @@ class Known:
 
 @dataclass(frozen=True)
 class Request:
-    """What a stand-in was started with.
+    """How a stand-in was started.
 
     Args:
-        pid: Its process id.
-        stand_in: Its path.
-        kind: What is to be run.
+        pid: Process id of the stand-in.
+        stand_in: Path of the stand-in.
+        kind: Kind of the program.
         target: The script, the module or the code.
-        arguments: What follows it.
-        words: All arguments, as they were given.
+        arguments: The arguments after the target.
+        words: All arguments, as given.
         unbuffered: Whether `-u` is among them.
-        environment: Its variables.
-        directory: Where it stands.
-        descriptors: Numbers of its open files.
-        umask: Its mask for new files.
-        blocked: Signals that are blocked.
-        ignored: Signals that are ignored.
-        processors: The processors that it may use.
-        limits: Its resource limits, with those of the server left out.
-        niceness: Its priority.
-        namespaces: Open namespaces that differ from the server's, by kind.
+        environment: Environment variables.
+        directory: Working directory.
+        descriptors: Numbers of the open files.
+        umask: Mask for new files.
+        blocked: Blocked signals.
+        ignored: Ignored signals.
+        processors: Processors that it may use.
+        limits: Resource limits that differ from the server's.
+        niceness: Priority, as for `nice`.
+        namespaces: Descriptors of the namespaces that differ from the server's, by kind.
     """
 
     pid: int
@@ -108,14 +108,14 @@ class Request:
 
     @property
     def search_path(self) -> list[str]:
-        """What comes before the standard library on `sys.path`."""
-        first = [] if self.environment.get("PYTHONSAFEPATH") and sys.version_info >= (3, 11) else [self._own_place()]
-        told = self.environment.get("PYTHONPATH")
-        entries = told.split(os.pathsep) if told else []
+        """The entries before the standard library on `sys.path`."""
+        first = [] if self.environment.get("PYTHONSAFEPATH") and sys.version_info >= (3, 11) else [self._own_entry()]
+        python_path = self.environment.get("PYTHONPATH")
+        entries = python_path.split(os.pathsep) if python_path else []
         absolute = [os.path.join(self.directory, entry) if entry else self.directory for entry in entries]  # noqa: PTH118
         return [*first, *dict.fromkeys(map(os.path.normpath, absolute))]
 
-    def _own_place(self) -> str:
+    def _own_entry(self) -> str:
         if self.kind == "-c":
             return ""
         if self.kind == "-m":
@@ -124,17 +124,17 @@ class Request:
 
 
 class ColdError(Exception):
-    """A fork cannot be what is asked for."""
+    """A fork cannot match the request."""
 
 
 def rights_of(pid: int) -> tuple[str, ...]:
-    """Users, groups and capabilities of a process."""
+    """Return the users, groups and capabilities of a process."""
     status = _status(pid)
     return tuple(status.get(name, "") for name in _RIGHTS)
 
 
 def namespaces_of(pid: int) -> dict[str, str]:
-    """The namespaces that a process is in."""
+    """Return the namespaces of a process."""
     return {
         kind: str(Path(f"/proc/{pid}/ns/{kind}").readlink())
         for kind in _NAMESPACES
@@ -143,10 +143,10 @@ def namespaces_of(pid: int) -> dict[str, str]:
 
 
 def read_request(pid: int, descriptors: Iterable[int], known: Known) -> Request:
-    """What a stand-in asks for.
+    """Return the request of a stand-in.
 
     Raises:
-        ColdError: A forked child cannot be that; the text says why.
+        ColdError: A forked child cannot match it; the text is the reason.
         OSError: The stand-in has ended.
     """
     process = Path(f"/proc/{pid}")
@@ -186,10 +186,10 @@ def read_request(pid: int, descriptors: Iterable[int], known: Known) -> Request:
 
 
 def open_namespaces(pid: int, known: Known) -> dict[str, int]:
-    """Descriptors of the namespaces of a process that are not the server's.
+    """Open the namespaces of a process that differ from the server's, and return their descriptors.
 
     Raises:
-        ColdError: It cannot enter them.
+        ColdError: The server cannot enter them.
     """
     others = [kind for kind, name in namespaces_of(pid).items() if known.namespaces.get(kind) != name]
     if others and (os.geteuid() != 0 or not set(others) <= set(_ENTERED)):
@@ -220,7 +220,7 @@ def _check_variables(variables: Mapping[str, str], known: Known) -> None:
 
 
 def _check_modules(search_path: Iterable[str], directory: str, modules: Collection[str]) -> None:
-    """Raise if an import of what is imported already would have found something else."""
+    """Raise if a module that is already imported would have been found elsewhere."""
     for entry in search_path:
         place = os.path.join(directory, entry)  # noqa: PTH118
         for name, suffix in _importable(place):

@@ -1,4 +1,4 @@
-"""The process that has imported the large libraries, and forks a child for each stand-in."""
+"""The process that imports the large libraries, and forks a child for each stand-in."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def main() -> None:
     request = Server(listening, home, _preload()).serve()
     if request is None:
         shutil.rmtree(home, ignore_errors=True)
-        os._exit(0)  # nothing that the libraries do at an end concerns anybody
+        os._exit(0)  # skip the exit hooks of the libraries
     fresh.run(request)
 
 
@@ -83,7 +83,7 @@ def _preload() -> Known:
 
 @contextlib.contextmanager
 def _reads() -> Iterator[set[str]]:
-    """The names of environment variables that are looked up, without those that are read because all are."""
+    """Yield the names of environment variables that are looked up, without lookups by iteration over all of them."""
     names: set[str] = set()
     by_line: dict[tuple[str, int], set[str]] = defaultdict(set)
     kind: Any = type(os.environ)
@@ -114,14 +114,14 @@ def _asking_line() -> tuple[str, int]:
 
 
 def _remember_files_of_modules() -> None:
-    """Have `inspect.stack`, which torchrun calls all the time, not look through thousands of modules for each frame."""
+    """Keep `inspect.stack`, which torchrun calls frequently, from searching thousands of modules for each frame."""
     inspect.stack()
-    for name in ("<string>", "<frozen runpy>"):  # are in the stack of every child, and no module's file
+    for name in ("<string>", "<frozen runpy>"):  # in the stack of every child, but not the file of any module
         inspect.modulesbyfile[name] = "__main__"
 
 
 class _LaterDirectory(tempfile.TemporaryDirectory):  # type: ignore[type-arg]
-    """A temporary directory that each process makes for itself, when it asks for its name."""
+    """A temporary directory that each process creates for itself, on the first access to its name."""
 
     def __getattr__(self, name: str) -> Any:
         if name != "name":
@@ -131,7 +131,7 @@ class _LaterDirectory(tempfile.TemporaryDirectory):  # type: ignore[type-arg]
 
 
 def _put_off_media_directory() -> None:
-    """Remove the directory that wandb makes when it is imported: each child needs its own."""
+    """Remove the directory that wandb creates on import: each child needs its own."""
     made = getattr(sys.modules.get("wandb.sdk.data_types._private"), "MEDIA_TMP", None)
     if isinstance(made, tempfile.TemporaryDirectory):
         atexit.unregister(made.cleanup)  # a finalizer does the same
@@ -145,7 +145,7 @@ def _put_off_media_directory() -> None:
 
 @dataclass
 class _Client:
-    """A stand-in, and what was forked for it."""
+    """A stand-in, and the child forked for it."""
 
     connection: socket.socket
     child: int = 0
@@ -156,9 +156,9 @@ class Server:
     """Forks a child for each stand-in that connects.
 
     Args:
-        listening: Where they connect.
-        home: The directory of the test run: it has a named pipe that the run holds open.
-        known: What is imported.
+        listening: Listening socket for stand-ins.
+        home: Directory of the test run, with a named pipe that the run holds open.
+        known: State of this process after the imports.
     """
 
     def __init__(self, listening: socket.socket, home: Path, known: Known) -> None:
@@ -167,12 +167,12 @@ class Server:
         self._base_path = list(sys.path)
         self._selector = selectors.DefaultSelector()
         self._alive = os.open(home / ALIVE, os.O_RDONLY | os.O_NONBLOCK)
-        self._clients: dict[int, _Client] = {}  # by the descriptor of the child, as a process
+        self._clients: dict[int, _Client] = {}  # by the process descriptor (pidfd) of the child
         self._open: list[_Client] = []
         self._forked: Request | None = None
 
     def serve(self) -> Request | None:
-        """Serve until the run ends, or this process is a child, which gets what it is to run."""
+        """Serve until the test run ends, and return `None`; in a forked child, return the request to run."""
         self._selector.register(self._listening, selectors.EVENT_READ, self._accept)
         self._selector.register(self._alive, selectors.EVENT_READ)
         while True:
@@ -188,9 +188,9 @@ class Server:
         connection, _ = self._listening.accept()
         client = _Client(connection)
         self._open.append(client)
-        self._selector.register(connection, selectors.EVENT_READ, partial(self._hear, client))
+        self._selector.register(connection, selectors.EVENT_READ, partial(self._receive, client))
 
-    def _hear(self, client: _Client) -> None:
+    def _receive(self, client: _Client) -> None:
         try:
             message, descriptors, _, _ = socket.recv_fds(client.connection, _MESSAGE, _MOST_DESCRIPTORS)
         except OSError:
@@ -205,7 +205,7 @@ class Server:
             self._signal(client, int(message))
         else:  # the stand-in was killed
             self._signal(client, signal.SIGKILL)
-            self._leave(client)
+            self._disconnect(client)
 
     def _start(self, client: _Client, numbers: list[int], descriptors: list[int]) -> None:
         begin = time.monotonic()
@@ -218,7 +218,7 @@ class Server:
             namespaces = open_namespaces(pid, self._known)
         except (ColdError, OSError) as error:
             _log(f"cold {pid}: {error}")
-            self._say(client, b"cold")
+            self._send(client, b"cold")
             return
         self._fork(client, dataclasses.replace(request, namespaces=namespaces), descriptors)
         for descriptor in namespaces.values() if self._forked is None else ():
@@ -233,7 +233,7 @@ class Server:
         client.child = os.fork()
         if client.child == 0:
             fresh.die_with_parent(server)
-            self._let_go()
+            self._close_sockets()
             fresh.become(request, descriptors, self._base_path)
             self._forked = request
             return
@@ -243,10 +243,10 @@ class Server:
         self._selector.register(descriptor, selectors.EVENT_READ, partial(self._reap, descriptor))
         for number in client.early:
             self._signal(client, number)
-        self._say(client, b"forked")
+        self._send(client, b"forked")
 
-    def _let_go(self) -> None:
-        """In a child: close what is the server's, so that no object closes a descriptor of this number later."""
+    def _close_sockets(self) -> None:
+        """In a child: close the server's sockets, so that no object closes a descriptor of this number later."""
         self._selector.close()
         self._listening.close()
         for client in self._open:
@@ -260,18 +260,18 @@ class Server:
         _log(f"ended {client.child}: {used.ru_utime:.2f} s + {used.ru_stime:.2f} s of processor time")
         client.child = 0
         code = os.waitstatus_to_exitcode(status)
-        self._say(client, b"exit %d" % code if code >= 0 else b"signal %d" % -code)
-        self._leave(client)
+        self._send(client, b"exit %d" % code if code >= 0 else b"signal %d" % -code)
+        self._disconnect(client)
 
     def _signal(self, client: _Client, number: int) -> None:
         if client.child:
             os.kill(client.child, number)
 
-    def _say(self, client: _Client, message: bytes) -> None:
+    def _send(self, client: _Client, message: bytes) -> None:
         with contextlib.suppress(OSError):  # the stand-in was killed
             client.connection.send(message)
 
-    def _leave(self, client: _Client) -> None:
+    def _disconnect(self, client: _Client) -> None:
         if client in self._open:
             self._open.remove(client)
             self._selector.unregister(client.connection)
@@ -285,8 +285,8 @@ class Server:
 
 
 def _peer(connection: socket.socket) -> tuple[int, int, int]:
-    told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-    pid, user, group = (int.from_bytes(told[at : at + 4], sys.byteorder) for at in (0, 4, 8))
+    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    pid, user, group = (int.from_bytes(data[at : at + 4], sys.byteorder) for at in (0, 4, 8))
     return pid, user, group
 
 
