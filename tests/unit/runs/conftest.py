@@ -11,7 +11,7 @@ import wandb
 
 @pytest.fixture
 def fresh_wandb(bare_environment: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:  # noqa: ARG001  # goes first
-    """A real wandb that has not read its settings files yet; the directory of its files is given."""
+    """A real wandb that has not read its settings files yet; the value is the directory of its files."""
     monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path))
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
     monkeypatch.setenv("WANDB_SILENT", "true")

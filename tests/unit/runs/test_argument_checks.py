@@ -1,4 +1,4 @@
-"""Arguments and ids that W&B would not take are refused before anything is started."""
+"""Arguments and ids that W&B would not accept are refused before anything is started."""
 
 from __future__ import annotations
 
@@ -31,33 +31,33 @@ pytestmark = pytest.mark.usefixtures("bare_environment")
         ("zzzzzz", "See the documentation of wandb.init."),
     ],
 )
-def test_an_argument_that_wandb_does_not_know_is_refused_with_the_nearest(name: str, hint: str) -> None:
+def test_an_unknown_argument_is_refused_and_the_nearest_suggested(name: str, hint: str) -> None:
     with pytest.raises(ConfigurationError) as refused:
         check_init_arguments({"project": "digits", name: 1}, "the integration")
     assert str(refused.value) == f"the integration got the argument {name!r}, which wandb.init does not know. {hint}"
 
 
 @pytest.mark.parametrize("name", ["run_mode", "rank_scope", "reduce", "spread", "limits"])
-def test_our_own_arguments_in_the_wrong_place_are_sent_to_the_right_one(name: str) -> None:
+def test_our_own_arguments_in_the_wrong_place_are_refused_with_the_right_one(name: str) -> None:
     message = f"init_trackers got the argument '{name}', which belongs to dist_wandb, not to wandb.init. Give it to"
     with pytest.raises(ConfigurationError, match=re.escape(message)):
         check_init_arguments({name: "new"}, "init_trackers")
 
 
-def test_every_argument_of_the_installed_wandb_is_taken() -> None:
+def test_every_argument_of_the_installed_wandb_is_accepted() -> None:
     check_init_arguments(dict.fromkeys(inspect.signature(wandb.init).parameters), "the integration")
 
 
-def test_every_argument_said_to_be_known_is_known_to_the_installed_wandb() -> None:
+def test_every_listed_argument_is_known_to_the_installed_wandb() -> None:
     assert set(inspect.signature(wandb.init).parameters) >= argument_checks._COMMON_INIT_ARGUMENTS
 
 
-def test_a_wandb_that_takes_any_argument_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wandb_that_accepts_any_argument_is_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wandb, "init", lambda **_: None)
     check_init_arguments({"projct": 1}, "the integration")
 
 
-def test_wandbs_own_shared_mode_is_refused_with_ours() -> None:
+def test_wandbs_own_shared_mode_is_refused_and_ours_suggested() -> None:
     with pytest.raises(ConfigurationError, match=re.escape("the integration was given mode='shared'")) as refused:
         check_init_arguments({"mode": "shared"}, "the integration")
     assert "Pass run_mode='shared'" in str(refused.value)
@@ -83,7 +83,7 @@ def test_an_empty_id_and_white_space_around_one_are_refused(run_id: str) -> None
 
 
 @pytest.mark.parametrize("run_id", [7, True, b"a", Path("a")])
-def test_an_id_that_is_no_text_is_refused(run_id: object) -> None:
+def test_an_id_that_is_not_text_is_refused(run_id: object) -> None:
     with pytest.raises(ConfigurationError, match=f"id=… is {type(run_id).__name__}, but a run id is text"):
         check_id(run_id, "id=…")
 
@@ -99,7 +99,7 @@ def test_a_character_that_cannot_be_printed_is_refused_and_not_shown(character: 
 @pytest.mark.parametrize(
     ("run_id", "size"), [("x" * 129, "129"), ("é" * 97, r"97 characters \(194 bytes"), ("x" * 5000, "5000")]
 )
-def test_an_id_too_long_for_the_names_of_files_is_refused(run_id: str, size: str) -> None:
+def test_an_id_too_long_for_file_names_is_refused(run_id: str, size: str) -> None:
     with pytest.raises(ConfigurationError, match=f"{size}.*a run id may have 128") as refused:
         check_id(run_id, f"id={run_id!r}")
     assert len(str(refused.value)) < 400
@@ -111,20 +111,20 @@ def test_an_id_that_names_a_directory_is_refused(run_id: str) -> None:
         check_id(run_id, "id=…")
 
 
-def test_the_longest_ids_are_taken() -> None:
+def test_the_longest_ids_are_accepted() -> None:
     for run_id in ("x" * 128, "é" * 96):
         assert check_id(run_id, "id=…") == run_id
 
 
 @given(st.text(st.characters(exclude_characters=FORBIDDEN, exclude_categories=["Z", "C"]), min_size=1, max_size=48))
-def test_every_other_id_is_taken_as_it_is(run_id: str) -> None:
+def test_every_other_id_is_accepted_unchanged(run_id: str) -> None:
     assume(run_id not in (".", ".."))
     assert check_id(run_id, "id=…") == run_id
 
 
 @pytest.mark.newest  # wandb 0.19 takes any id, and its server refuses it
 @pytest.mark.parametrize("run_id", ["", " a", *(f"a{character}b" for character in ":;,#?/'")])
-def test_what_wandb_refuses_is_refused_before_wandb_does(run_id: str) -> None:
+def test_ids_that_wandb_refuses_are_refused_first(run_id: str) -> None:
     with pytest.raises(wandb.errors.UsageError, match="Run ID cannot"):
         wandb.Settings(run_id=run_id)
     with pytest.raises(ConfigurationError):

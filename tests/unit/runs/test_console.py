@@ -1,4 +1,4 @@
-"""What wandb prints, and when it is told to print less."""
+"""The console output of wandb, and when it is reduced."""
 
 from __future__ import annotations
 
@@ -17,16 +17,20 @@ from dist_wandb.topology.model import Topology
 pytestmark = pytest.mark.usefixtures("bare_environment")
 
 
-@pytest.mark.parametrize("said", ["nothing", "in settings", "in the environment"])
+@pytest.mark.parametrize("verbosity", ["not set", "in settings", "in the environment"])
 @pytest.mark.parametrize("topology", [FIRST, SECOND], ids=["primary", "secondary"])
-def test_of_a_shared_run_on_disk_wandb_prints_what_helps(
-    fresh_wandb: Path, topology: Topology, said: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_wandb_prints_only_useful_lines_about_a_shared_run_on_disk(
+    fresh_wandb: Path,
+    topology: Topology,
+    verbosity: str,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("WANDB_SILENT")
     arguments: dict[str, Any] = {"mode": "offline", "dir": str(fresh_wandb)}
-    if said == "in settings":
+    if verbosity == "in settings":
         arguments["settings"] = wandb.Settings(quiet=False)
-    elif said == "in the environment":
+    elif verbosity == "in the environment":
         monkeypatch.setenv("WANDB_QUIET", "false")
     plan = plan_run(topology, "shared", "global", "exp")
     run = open_run(plan, topology, arguments)
@@ -39,8 +43,8 @@ def test_of_a_shared_run_on_disk_wandb_prints_what_helps(
     wandb.termlog("information")
     assert "information" in capfd.readouterr().err
     assert "a warning" in ending
-    assert ("wandb sync" in ending, "Run history" in ending) == (said != "nothing",) * 2
-    assert ("offline" in opening) == (said != "nothing" or topology is FIRST)
+    assert ("wandb sync" in ending, "Run history" in ending) == (verbosity != "not set",) * 2
+    assert ("offline" in opening) == (verbosity != "not set" or topology is FIRST)
     line = finishing.upload_hint(run, plan, topology)
     if topology is FIRST:
         assert line is not None
@@ -53,7 +57,7 @@ def test_of_a_shared_run_on_disk_wandb_prints_what_helps(
 @pytest.mark.parametrize(
     ("value", "silent"), [("true", True), ("1", True), ("YES", True), ("false", False), ("", False)]
 )
-def test_silence_is_what_wandb_calls_silence(monkeypatch: pytest.MonkeyPatch, value: str, silent: bool) -> None:
+def test_silence_is_defined_as_by_wandb(monkeypatch: pytest.MonkeyPatch, value: str, silent: bool) -> None:
     assert not console.is_silent()
     monkeypatch.setenv("WANDB_SILENT", value)
     assert console.is_silent() is silent

@@ -1,4 +1,4 @@
-"""Which server runs go to, who named it, and whether the API key may go there: pure rules."""
+"""The server that receives runs, its source, and whether the API key may go there: pure rules."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ UNNAMED: tuple[Origin, ...] = ("workspace settings", "elsewhere")
 @pytest.mark.parametrize(
     "url", ["https://wandb.example", "http://127.0.0.1:8080", "http://localhost", "http://[::1]:1"]
 )
-def test_what_the_user_named_gets_the_key_where_nobody_reads_along(url: str, origin: Origin) -> None:
+def test_a_server_named_by_the_user_gets_the_key_over_a_private_connection(url: str, origin: Origin) -> None:
     assert refusal_of(url, origin, "WANDB_BASE_URL") == ""
 
 
@@ -30,7 +30,7 @@ def test_what_the_user_named_gets_the_key_where_nobody_reads_along(url: str, ori
 @pytest.mark.parametrize(
     "url", ["http://wandb.example", "http://10.0.0.1:8080", "http://localhost.evil.example", "http://127.evil.example"]
 )
-def test_nobody_gets_the_key_in_clear_text_over_a_network(url: str, origin: Origin) -> None:
+def test_no_server_gets_the_key_in_clear_text_over_a_network(url: str, origin: Origin) -> None:
     refusal = refusal_of(url, origin, "WANDB_BASE_URL")
     assert "over plain http, anyone on the network path could read it" in refusal
     assert f"--trust-server {url}" in refusal
@@ -39,7 +39,7 @@ def test_nobody_gets_the_key_in_clear_text_over_a_network(url: str, origin: Orig
 
 @pytest.mark.parametrize("origin", UNNAMED)
 @pytest.mark.parametrize("url", ["https://evil.example", "http://evil.example", "http://127.0.0.1:8080"])
-def test_what_the_directory_alone_names_gets_no_key(url: str, origin: Origin) -> None:
+def test_a_server_named_only_by_the_directory_gets_no_key(url: str, origin: Origin) -> None:
     refusal = refusal_of(url, origin, "/scratch/wandb/settings")
     assert f"The server {url} is named by /scratch/wandb/settings alone" in refusal
     assert f"--trust-server {url}" in refusal
@@ -52,7 +52,7 @@ def test_the_key_of_this_very_host_may_go_there_encrypted() -> None:
     assert refusal_of("http://127.0.0.1:1", "workspace settings", "x", has_own_key=True) != ""
 
 
-def test_the_user_may_trust_a_server_and_no_other_by_that() -> None:
+def test_the_user_may_trust_one_server_without_trusting_others() -> None:
     for origin in (*NAMED, *UNNAMED):
         assert refusal_of("http://a.example:8080/", origin, "x", trusted="http://A.example:8080") == ""
         refusal = refusal_of("http://a.example:8080", origin, "x", trusted="http://joe:pw@a.example")
@@ -60,7 +60,7 @@ def test_the_user_may_trust_a_server_and_no_other_by_that() -> None:
         assert "pw" not in refusal
 
 
-def test_what_is_to_be_typed_is_safe_to_paste_and_has_no_password() -> None:
+def test_the_suggested_option_is_safe_to_paste_and_has_no_password() -> None:
     refusal = refusal_of("https://joe:pw@evil.example/$(id)", "workspace settings", "x")
     assert "--trust-server 'https://evil.example/$(id)'" in refusal
     assert "pw" not in refusal
@@ -76,13 +76,13 @@ def test_what_is_to_be_typed_is_safe_to_paste_and_has_no_password() -> None:
         ("https://api.wandb.ai", "https://api.wandb.ai:8443", False),
         ("https://api.wandb.ai", "https://api.wandb.ai/elsewhere", False),
         ("https://api.wandb.ai", "https://api.wandb.ai.evil.example", False),
-        # urllib reads the host behind the last @, browsers and requests the one before the backslash
+        # urllib reads the host after the last @, browsers and requests read the host before the backslash
         ("https://api.wandb.ai", "https://evil.example\\@api.wandb.ai", False),
         ("https://api.wandb.ai", "https://evil.example@x@api.wandb.ai", False),
         ("https://api.wandb.ai", "https://api.wandb.ai\t", False),
     ],
 )
-def test_servers_are_the_same_only_if_everybody_reads_them_so(one: str, other: str, *, same: bool) -> None:
+def test_servers_are_the_same_only_if_all_parsers_agree(one: str, other: str, *, same: bool) -> None:
     assert is_same_server(one, other) is same
     assert is_same_server(other, one) is same
 
@@ -90,7 +90,7 @@ def test_servers_are_the_same_only_if_everybody_reads_them_so(one: str, other: s
 @pytest.mark.parametrize(
     "text", ["", "wandb.example", "ftp://a", "https://", "https://a:x", "https://[a", "https://a b", "https://a\n"]
 )
-def test_what_is_no_address(text: str) -> None:
+def test_texts_that_are_not_addresses(text: str) -> None:
     assert not is_address(text)
 
 

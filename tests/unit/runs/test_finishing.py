@@ -1,4 +1,4 @@
-"""What is said at the end of a run."""
+"""The upload hint at the end of a run."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ pytestmark = pytest.mark.usefixtures("bare_environment")
 
 
 @pytest.mark.usefixtures("fake_wandb")
-def test_only_of_runs_in_several_files_it_is_said_how_to_upload_them() -> None:
+def test_only_runs_in_several_files_have_an_upload_hint() -> None:
     def line(run_mode: Any, topology: Topology = FIRST, **arguments: Any) -> str | None:
         plan = plan_run(topology, run_mode, "global", "exp")
         return finishing.upload_hint(open_run(plan, topology, arguments), plan, topology)
 
     assert line("shared", mode="offline") is not None
-    assert line("shared") is None  # it is at the server
+    assert line("shared") is None  # it is on the server
     assert line("shared", mode="disabled") is None
-    assert line("auto", mode="offline") is None  # W&B's own line is right
+    assert line("auto", mode="offline") is None  # W&B's own line is correct
     assert line("new", mode="offline") is None
     assert line("shared", SINGLE, mode="offline") is None
-    assert line("shared", SECOND, mode="offline") is None  # its primary says it
+    assert line("shared", SECOND, mode="offline") is None  # its primary prints the hint

@@ -1,4 +1,4 @@
-"""What a child process is given of a run."""
+"""The parts of a run that a child process receives."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from dist_wandb.runs.null_run import NullRun
 pytestmark = pytest.mark.usefixtures("bare_environment")
 
 
-def test_a_run_is_handed_on_as_a_pickle() -> None:
+def test_a_run_is_passed_as_a_pickle() -> None:
     run: Any = SimpleNamespace(id="exp")
     data = handover.pickled(run)
     assert data is not None
     assert handover.unpickled(data) == run
 
 
-def test_a_run_is_handed_on_with_its_config_which_wandb_leaves_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_is_passed_with_its_config_which_wandb_leaves_out(monkeypatch: pytest.MonkeyPatch) -> None:
     run: Any = SimpleNamespace(config={"lr": 0.1, "names": {1: "a"}})
     data = handover.pickled(run)
     filled: list[object] = []
@@ -36,5 +36,5 @@ def test_a_run_is_handed_on_with_its_config_which_wandb_leaves_out(monkeypatch: 
     [None, NullRun(), mock.Mock(), SimpleNamespace(handle=lambda: None)],
     ids=["None", "NullRun", "Mock", "namespace"],
 )
-def test_what_is_no_run_or_cannot_be_pickled_is_not_handed_on(run: Any) -> None:
+def test_an_object_that_is_not_a_run_or_cannot_be_pickled_is_not_passed(run: Any) -> None:
     assert handover.pickled(run) is None

@@ -1,4 +1,4 @@
-"""What ranks are told of the arguments of another."""
+"""The arguments of a rank that are published for others."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from dist_wandb.runs import job_arguments
 pytestmark = pytest.mark.usefixtures("bare_environment")
 
 
-def test_only_what_json_holds_is_told_to_ranks_that_were_not_given_it() -> None:
-    told = job_arguments.arguments_for_others(
+def test_only_values_that_json_can_hold_are_published() -> None:
+    published = job_arguments.arguments_for_others(
         {
             "project": "digits",
             "tags": ["a", "b"],
@@ -32,7 +32,7 @@ def test_only_what_json_holds_is_told_to_ranks_that_were_not_given_it() -> None:
             "id": "exp",
         }
     )
-    assert told == {
+    assert published == {
         "project": "digits",
         "tags": ["a", "b"],
         "job_type": "",
@@ -45,6 +45,6 @@ def test_only_what_json_holds_is_told_to_ranks_that_were_not_given_it() -> None:
 
 
 @pytest.mark.parametrize("name", ["entity", "project", "name", "notes", "tags", "group", "job_type", "dir", "mode"])
-def test_what_describes_the_job_is_told(name: str) -> None:
+def test_arguments_that_describe_the_job_are_published(name: str) -> None:
     assert job_arguments.arguments_for_others({name: "x"}) == {name: "x"}
     assert job_arguments.arguments_for_others({name: None}) == {}

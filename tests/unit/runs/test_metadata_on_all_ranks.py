@@ -1,4 +1,4 @@
-"""What ranks without a run know of the run: what its primary tells, and no later than that."""
+"""Metadata of a run on ranks without it: published by the primary, and up to date."""
 
 from __future__ import annotations
 
@@ -45,37 +45,37 @@ def alone(rank: int, **limits: Any) -> Session:
     return opener.open_session(options, {}, integration="test", topology=TWO[rank], number=1, create_new=False)
 
 
-def test_a_rank_without_a_run_is_told_all_there_is_to_know(job: Job, fake_wandb: FakeWandb) -> None:
+def test_a_rank_without_a_run_receives_all_metadata(job: Job, fake_wandb: FakeWandb) -> None:
     given = {"name": "night", "project": "digits"}
     first, second = job(TWO, lambda _: given)
     run: Any = fake_wandb.runs[0]
     assert isinstance(second.run, NullRun)
-    told = {name: getattr(second.run, name) for name in METADATA}
-    assert told == {name: getattr(run, name, None) for name in METADATA}
-    assert told["name"] == "night"
-    assert told["url"] == f"https://wandb.example/team/digits/runs/{first.id}"
-    assert (told["offline"], told["disabled"], told["resumed"]) == (False, False, False)
-    assert second.name == "night", "a session looks up on its run what it lacks"
+    received = {name: getattr(second.run, name) for name in METADATA}
+    assert received == {name: getattr(run, name, None) for name in METADATA}
+    assert received["name"] == "night"
+    assert received["url"] == f"https://wandb.example/team/digits/runs/{first.id}"
+    assert (received["offline"], received["disabled"], received["resumed"]) == (False, False, False)
+    assert second.name == "night", "a session looks up missing attributes on its run"
 
 
-def test_what_the_primary_changes_shows_within_a_heartbeat(job: Job, fake_wandb: FakeWandb) -> None:
+def test_changes_by_the_primary_appear_within_a_heartbeat(job: Job, fake_wandb: FakeWandb) -> None:
     _, second = job(TWO, lambda _: {"name": "night"})
     assert second.run.name == "night"
     fake_wandb.runs[0].name = "day"
     assert until(lambda: second.run.name == "day")
 
 
-def test_every_unit_hears_of_its_own_run(job: Job) -> None:
+def test_every_unit_receives_the_metadata_of_its_own_run(job: Job) -> None:
     sessions = job(NODES, lambda _: {"id": "exp", "name": "night"}, rank_scope="worker")
     seen = [[one.run.id, one.run.name] for one in sessions]
     assert seen == [["exp-worker-0", "night-worker-0"]] * 2 + [["exp-worker-1", "night-worker-1"]] * 2
 
 
-def test_text_and_labels_of_a_run_are_what_they_are_on_the_rank_that_has_it(job: Job, fake_wandb: FakeWandb) -> None:
+def test_metadata_have_the_same_types_as_on_the_rank_with_the_run(job: Job, fake_wandb: FakeWandb) -> None:
     first, second = job(TWO)
     fake_wandb.runs[0].tags = ("a", "b")  # type: ignore[attr-defined]
     fake_wandb.runs[0].start_time = 1.5  # type: ignore[attr-defined]
-    fake_wandb.runs[0].notes = object()  # type: ignore[attr-defined]  # cannot be told
+    fake_wandb.runs[0].notes = object()  # type: ignore[attr-defined]  # cannot be published
     first.config["lr"] = 0.1
     assert until(lambda: second.run.start_time == 1.5)
     run: Any = second.run
@@ -83,8 +83,8 @@ def test_text_and_labels_of_a_run_are_what_they_are_on_the_rank_that_has_it(job:
     assert not run.notes.deeper()
 
 
-def test_the_first_look_waits_for_the_primary_no_longer_than_other_reads(
-    store: dist.Store,  # noqa: ARG001  # they meet there
+def test_the_first_read_waits_for_the_primary_until_the_timeout(
+    store: dist.Store,  # noqa: ARG001  # the sessions find it
     fake_wandb: FakeWandb,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -93,7 +93,7 @@ def test_the_first_look_waits_for_the_primary_no_longer_than_other_reads(
     with pytest.warns(UserWarning, match="read on rank 1, but its primary did not open its run within 0.3 s"):
         assert (second.run.name, second.run.url) == (None, None)
     with monkeypatch.context() as after_that:
-        after_that.setattr(JobStore, "wait_get", lambda *_: pytest.fail("it is waited for once"))
+        after_that.setattr(JobStore, "wait_get", lambda *_: pytest.fail("the wait must happen only once"))
         for name in METADATA:
             assert not getattr(second.run, name)
     assert 0.2 < time.monotonic() - began < 20
@@ -102,7 +102,7 @@ def test_the_first_look_waits_for_the_primary_no_longer_than_other_reads(
     assert second.run.url == first.url
 
 
-def test_a_store_that_is_gone_ends_nothing(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_store_does_not_break_reads(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     _, second = job(TWO, lambda _: {"name": "night"})
     assert second.run.name == "night"
 
@@ -113,13 +113,13 @@ def test_a_store_that_is_gone_ends_nothing(job: Job, monkeypatch: pytest.MonkeyP
     assert second.run.name == "night"
 
 
-def test_of_a_run_on_disk_no_address_is_asked() -> None:
+def test_the_address_of_a_run_on_disk_is_not_read() -> None:
     class Touchy:
         id, offline, disabled = "exp", True, False
 
         @property
         def url(self) -> str:
-            raise AssertionError("wandb warns of this")
+            raise AssertionError("wandb warns about this")
 
         project_url = url
 
@@ -132,7 +132,7 @@ def test_of_a_run_on_disk_no_address_is_asked() -> None:
 
 
 @pytest.mark.parametrize("twin_of", [copy.copy, copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))])  # noqa: S301
-def test_a_copy_knows_what_was_known_then(job: Job, fake_wandb: FakeWandb, twin_of: Any) -> None:
+def test_a_copy_keeps_the_metadata_known_at_its_time(job: Job, fake_wandb: FakeWandb, twin_of: Any) -> None:
     _, second = job(TWO, lambda _: {"name": "night", "config": {"lr": 0.1}})
     twin = twin_of(second.run)
     fake_wandb.runs[0].name = "day"
@@ -142,7 +142,7 @@ def test_a_copy_knows_what_was_known_then(job: Job, fake_wandb: FakeWandb, twin_
     assert twin.config["lr"] == 0.1
 
 
-def test_what_is_not_known_accepts_every_use() -> None:
+def test_unknown_metadata_accept_every_use() -> None:
     run: Any = NullRun()
     assert not run.tags.deeper["still"]
     run.use_artifact("net:v0").name.split(":")[0].anything()
@@ -156,7 +156,7 @@ def test_metadata_are_attributes_of_a_run_of_wandb(name: str) -> None:
 
 
 @pytest.mark.newest  # wandb 0.19 has no public class of its runs
-def test_what_gives_something_back_is_what_does_so_in_wandb() -> None:
+def test_methods_with_a_result_are_those_of_wandb() -> None:
     methods = {name: getattr(wandb.Run, name) for name in dir(wandb.Run) if not name.startswith("_")}
     giving = {
         name
@@ -167,8 +167,8 @@ def test_what_gives_something_back_is_what_does_so_in_wandb() -> None:
     assert GIVE_BACK.isdisjoint({"log", "watch", "alert", "finish", "something"})
 
 
-def test_an_id_that_is_planned_is_known_before_the_run_is_open(
-    store: dist.Store,  # noqa: ARG001  # they meet there
+def test_a_planned_id_is_known_before_the_run_is_open(
+    store: dist.Store,  # noqa: ARG001  # the sessions find it
 ) -> None:
     options = Options(limits=LIMITS)
     second = opener.open_session(

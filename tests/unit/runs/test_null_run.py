@@ -1,4 +1,4 @@
-"""What stands in for a run takes every use of one."""
+"""The stand-in for a run accepts every use of a run."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_null_run_is_falsy_and_empty() -> None:
     assert dict(run.config.items()) == {}
 
 
-def test_the_summary_of_a_null_run_reads_what_was_written_and_defaults() -> None:
+def test_the_summary_of_a_null_run_returns_written_values_and_defaults() -> None:
     run: Any = NullRun()
     assert run.summary.get("best", 0) == 0
     assert run.summary.get("best") is None
@@ -73,25 +73,25 @@ def test_the_summary_of_a_null_run_reads_what_was_written_and_defaults() -> None
 
 
 @pytest.fixture
-def untold(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if nothing unknown had been used yet."""
+def reset_notice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reset the warning about unknown values."""
     monkeypatch.setattr(null_run, "_notices", Notices())
 
 
-@pytest.mark.usefixtures("untold")
+@pytest.mark.usefixtures("reset_notice")
 @pytest.mark.parametrize("use", USES)
-def test_what_is_not_known_compares_as_nan_and_is_told_once(
+def test_an_unknown_value_compares_as_nan_with_one_warning(
     use: Callable[[Any], Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     run: Any = NullRun()
     for _ in range(3):
         assert not use(run.summary["best"])
-    (said,) = [found.getMessage() for found in caplog.records]
-    assert "on a rank without a run" in said
-    assert "run.summary.get(name, 0)" in said
+    (message,) = [found.getMessage() for found in caplog.records]
+    assert "on a rank without a run" in message
+    assert "run.summary.get(name, 0)" in message
 
 
-def test_what_is_not_known_can_be_computed_with_and_shown() -> None:
+def test_an_unknown_value_supports_arithmetic_and_formatting() -> None:
     part: Any = NullRun().step
     results = [-part, abs(part), round(part), part + 1, 1 - part, part * 2, 2 / part, part**2, 7 % part, part // 2]
     assert {type(result) for result in results} == {NullPart}
@@ -102,13 +102,13 @@ def test_what_is_not_known_can_be_computed_with_and_shown() -> None:
     assert not part.get("a").deeper
 
 
-def test_a_null_run_lists_what_a_run_has_for_its_users() -> None:
+def test_a_null_run_lists_the_public_names_of_a_run() -> None:
     names = dir(NullRun())
     assert {"log", "summary", "config", "finish", "watch", "name", "url"} <= set(names)
     assert not [name for name in names if name.startswith("_") or name in ("show_config", "show_metadata", "metadata")]
 
 
-def test_before_wandb_is_imported_it_lists_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_before_wandb_is_imported_it_lists_the_known_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "wandb.sdk")
     assert {"log", "summary", "config", "name", "url"} <= set(dir(NullRun()))
 
@@ -117,7 +117,7 @@ def known_of(run: Any) -> list[str | None]:
     return [run.id, run.name, run.url]
 
 
-def test_a_null_run_tells_what_is_known_of_the_run_and_forgets_what_is_set() -> None:
+def test_a_null_run_has_the_known_metadata_and_discards_assignments() -> None:
     run: Any = NullRun("exp", "base", "https://w")
     run.id = "other"
     assert known_of(run) == ["exp", "base", "https://w"]
@@ -125,7 +125,7 @@ def test_a_null_run_tells_what_is_known_of_the_run_and_forgets_what_is_set() -> 
 
 
 @pytest.mark.parametrize("name", ["__deepcopy__", "__getstate_extra__", "__array__", "__len_hint__", "__fspath__"])
-def test_a_null_run_does_not_pretend_to_speak_protocols(name: str) -> None:
+def test_a_null_run_does_not_pretend_to_implement_protocols(name: str) -> None:
     assert not hasattr(NullRun(), name)
 
 
@@ -146,5 +146,5 @@ def test_a_null_run_lets_exceptions_through() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in dir(Run) if not name.startswith("_")])
-def test_whatever_a_run_has_a_null_run_takes(name: str) -> None:
+def test_a_null_run_has_all_attributes_of_a_run(name: str) -> None:
     assert not getattr(NullRun(), name)

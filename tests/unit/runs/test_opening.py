@@ -1,4 +1,4 @@
-"""How runs come to be open where W&B cannot be reached. Ranks are threads; nothing of wandb is started."""
+"""Opening runs when W&B cannot be reached. Ranks are threads; no wandb process is started."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DEAD = wandb.errors.CommError("Timed out\ninitializing run")
 
 
 class Unreliable:
-    """Makes a fake `wandb.init` fail: `failures` says how often for a mode of a rank."""
+    """Makes a fake `wandb.init` fail; `failures` has the number of failures by mode and rank."""
 
     def __init__(self, fake: FakeWandb, failures: dict[str, int], error: Exception) -> None:
         self.opened: list[str] = []
@@ -84,14 +84,14 @@ def test_strict_makes_it_an_error(unreliable: Any) -> None:
         dist_wandb.init("digits", strict=True)
 
 
-def test_nobody_has_logged_in(unreliable: Any) -> None:
+def test_missing_credentials_count_as_unavailable(unreliable: Any) -> None:
     wandb_ = unreliable(wandb.errors.UsageError("No API key configured. Use `wandb login` to log in."), online=1)
     assert dist_wandb.init().run.offline
     assert wandb_.opened == ["online", "offline"]
 
 
 @pytest.mark.parametrize("error", [wandb.errors.UsageError("resume is wrong"), TypeError("what?"), ValueError("no")])
-def test_what_is_wrong_with_arguments_stays_an_error(unreliable: Any, error: Exception) -> None:
+def test_wrong_arguments_stay_an_error(unreliable: Any, error: Exception) -> None:
     wandb_ = unreliable(error, online=1)
     with pytest.raises(type(error)) as raised:
         dist_wandb.init()
@@ -99,7 +99,7 @@ def test_what_is_wrong_with_arguments_stays_an_error(unreliable: Any, error: Exc
     assert wandb_.opened == ["online"]
 
 
-def test_if_not_even_the_disk_takes_it_training_goes_on(unreliable: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_training_continues_even_if_the_disk_fails(unreliable: Any, caplog: pytest.LogCaptureFixture) -> None:
     unreliable(online=1, offline=1)
     run = dist_wandb.init()
     assert isinstance(run.run, NullRun)
@@ -108,14 +108,14 @@ def test_if_not_even_the_disk_takes_it_training_goes_on(unreliable: Any, caplog:
     assert "rank 0 cannot write its run to disk either" in caplog.text
 
 
-def test_another_run_of_the_process_is_not_swept_away(unreliable: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_run_of_the_process_is_not_torn_down(unreliable: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     aside: list[int] = []
     monkeypatch.setattr(wandb_private, "detach_service", lambda: aside.append(1))
     wandb_ = unreliable(online=0)
     dist_wandb.init()
     wandb_._failures["online"] = 1
     inner = dist_wandb.init()
-    assert (wandb_.cleared, aside) == (0, [1])  # what failed holds the id in the process that the other run needs
+    assert (wandb_.cleared, aside) == (0, [1])  # the failed run keeps its id in use in the other run's process
     assert inner.run.offline
 
 
@@ -143,7 +143,7 @@ def test_strict_is_an_error_on_all_ranks(on_ranks: OnRanks, unreliable: Any) -> 
     assert wandb_.opened == ["rank-0 online"]
 
 
-def test_a_secondary_tries_again(job: Job, unreliable: Any) -> None:
+def test_a_secondary_retries(job: Job, unreliable: Any) -> None:
     wandb_ = unreliable(rank_1_online=2)
     _, second = job(TWO, lambda _: {"id": "exp"}, run_mode="shared")
     assert wandb_.opened.count("rank-1 online") == 3
@@ -159,7 +159,7 @@ def test_a_secondary_that_cannot_attach_writes_to_disk_alone(job: Job, unreliabl
 
 
 @pytest.mark.usefixtures("store")
-def test_a_primary_that_opens_before_there_is_a_store_tells_of_its_run_later(
+def test_a_primary_that_opens_before_the_store_exists_publishes_its_run_later(
     fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = {"id": "exp"}
@@ -174,7 +174,7 @@ def test_a_primary_that_opens_before_there_is_a_store_tells_of_its_run_later(
 
 
 @pytest.mark.usefixtures("store")
-def test_who_attaches_for_hardware_sends_what_the_primary_sends(fake_wandb: FakeWandb) -> None:
+def test_a_rank_that_attaches_for_hardware_sends_the_primarys_arguments(fake_wandb: FakeWandb) -> None:
     nodes = [Topology(rank, 0, rank, 2, 1, 2) for rank in range(2)]
     options = Options(system_metrics="all-nodes", limits=Limits(join_timeout=30.0))
     mine = {"id": "exp", "name": "nm", "config": {"lr": 0.1}}
@@ -187,7 +187,7 @@ def test_who_attaches_for_hardware_sends_what_the_primary_sends(fake_wandb: Fake
     assert second["reinit"] == "create_new"
 
 
-def test_a_disk_that_takes_no_file_beside_the_run_ends_no_training(
+def test_a_sidecar_that_cannot_be_written_does_not_end_the_training(
     job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def full(*_: Any, **__: Any) -> None:
@@ -221,7 +221,7 @@ def test_rows_of_a_shared_run_wait_for_all_writers(store: Any, fake_wandb: FakeW
 
 
 @pytest.mark.parametrize("limit", [{"join_timeout": 0.1}, {"max_pending_rows": 3}])
-def test_but_not_forever(store: Any, fake_wandb: FakeWandb, limit: dict[str, Any]) -> None:
+def test_they_do_not_wait_forever(store: Any, fake_wandb: FakeWandb, limit: dict[str, Any]) -> None:
     assert store is not None
     options = Options("shared", reduce=None, limits=Limits(**{"join_timeout": 60.0, "finish_timeout": 0.2, **limit}))
     first = opener.open_session(options, {"id": "exp"}, integration="test", topology=TWO[0], number=1, create_new=False)
@@ -231,7 +231,7 @@ def test_but_not_forever(store: Any, fake_wandb: FakeWandb, limit: dict[str, Any
     assert [row["global_step"] for row in fake_wandb.runs[0].rows] == [0, 1, 2, 3]
 
 
-def test_what_waits_is_written_at_the_end(store: Any, fake_wandb: FakeWandb) -> None:
+def test_waiting_rows_are_written_at_the_end(store: Any, fake_wandb: FakeWandb) -> None:
     assert store is not None
     options = Options("shared", reduce=None, limits=Limits(join_timeout=60.0, finish_timeout=0.2))
     first = opener.open_session(options, {"id": "exp"}, integration="test", topology=TWO[0], number=1, create_new=False)
@@ -266,7 +266,7 @@ def test_under_a_sweeps_agent_the_run_of_the_jobs_primary_has_the_agents_id(
 ) -> None:
     monkeypatch.setenv("WANDB_SWEEP_ID", "s1")
     monkeypatch.setenv("WANDB_RUN_ID", "t7")
-    monkeypatch.setenv("WANDB_SWEEP_PARAM_PATH", "/nowhere")  # as on a node that the agent is not on
+    monkeypatch.setenv("WANDB_SWEEP_PARAM_PATH", "/nowhere")  # as on a node without the agent
     options = Options(run_mode, rank_scope, limits=Limits(join_timeout=30.0, finish_timeout=0.2))
 
     def open_one(rank: int) -> RunPlan:
@@ -277,6 +277,6 @@ def test_under_a_sweeps_agent_the_run_of_the_jobs_primary_has_the_agents_id(
         plans = on_ranks(len(topologies), open_one)
     assert list(map(unit_run_id, plans)) == ids
     assert ("WANDB_SWEEP_PARAM_PATH" in os.environ) is (len(plans) == 1)  # the coordinator keeps it
-    said = [str(warning.message) for warning in warned]
-    assert sum("id='mine' is not used, but WANDB_RUN_ID=t7" in text for text in said) == 1  # by one rank
-    assert sum("accepts one run as a trial" in text for text in said) == (len(set(ids)) > 1)
+    messages = [str(warning.message) for warning in warned]
+    assert sum("id='mine' is not used, but WANDB_RUN_ID=t7" in text for text in messages) == 1  # by one rank
+    assert sum("accepts one run as a trial" in text for text in messages) == (len(set(ids)) > 1)

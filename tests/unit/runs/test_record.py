@@ -1,4 +1,4 @@
-"""Rows on their way into W&B while wandb's own process dies. Nothing of wandb is started."""
+"""Rows on their way to W&B while wandb's own process dies. No wandb process is started."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def dead(*_: Any, **__: Any) -> None:
 
 
 class Stand:
-    """A record over two fake runs; the first dies, and its file has the rows of `on_disk`."""
+    """A record over two fake runs; the first one dies, and its file has the rows of `on_disk`."""
 
     def __init__(self, fake: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:
         self.lost: FakeRun = fake.init(id="exp")
@@ -69,7 +69,7 @@ def stand(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> Stand:
     return Stand(fake_wandb, monkeypatch)
 
 
-def test_as_long_as_wandb_lives_rows_go_into_its_run(stand: Stand) -> None:
+def test_while_wandbs_process_lives_rows_go_into_its_run(stand: Stand) -> None:
     stand.record.log({"loss": 1.0}, commit=False)
     assert stand.lost.logged == [({"loss": 1.0}, {"commit": False})]
     assert stand.record.finish(3) is None
@@ -77,7 +77,7 @@ def test_as_long_as_wandb_lives_rows_go_into_its_run(stand: Stand) -> None:
     assert stand.run is stand.lost
 
 
-def test_when_it_dies_they_go_on_where_the_file_ends(stand: Stand, caplog: pytest.LogCaptureFixture) -> None:
+def test_when_it_dies_rows_continue_where_the_file_ends(stand: Stand, caplog: pytest.LogCaptureFixture) -> None:
     for step in range(5):
         stand.record.log({"loss": step / 2, "global_step": step, "text": "a"})
     stand.on_disk = [{"loss": step / 2, "global_step": float(step), "_step": step} for step in range(3)]
@@ -90,7 +90,7 @@ def test_when_it_dies_they_go_on_where_the_file_ends(stand: Stand, caplog: pytes
     assert "Lost wandb's own process on rank 0" in caplog.text
 
 
-def test_it_dies_while_a_session_takes_what_is_logged_past_it(stand: Stand) -> None:
+def test_it_dies_while_a_session_intercepts_log(stand: Stand) -> None:
     stand.kill()
     taken: list[Any] = []
     intercept(stand.lost, "log", lambda _, *args, **kwargs: taken.append((args, kwargs)))
@@ -98,7 +98,7 @@ def test_it_dies_while_a_session_takes_what_is_logged_past_it(stand: Stand) -> N
     assert (stand.second.rows, taken) == ([{"loss": 2.5, "global_step": 5}], [])
 
 
-def test_rows_that_cannot_be_told_apart_by_numpy_or_nan_are_not_doubled(stand: Stand) -> None:
+def test_rows_with_numpy_values_or_nan_are_not_duplicated(stand: Stand) -> None:
     stand.record.log({"loss": float("nan"), "lr": np.float32(0.1), "acc": torch.tensor(0.25)})
     stand.on_disk = [{"loss": float("nan"), "lr": float(np.float32(0.1)), "acc": 0.25}]
     stand.kill()
@@ -106,7 +106,7 @@ def test_rows_that_cannot_be_told_apart_by_numpy_or_nan_are_not_doubled(stand: S
     assert stand.second.rows == [{"loss": 1.0}]
 
 
-def test_a_file_that_cannot_be_read_doubles_rows_rather_than_lose_them(
+def test_an_unreadable_file_duplicates_rows_rather_than_lose_them(
     stand: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unreadable(*_: Any, **__: Any) -> Any:
@@ -127,7 +127,7 @@ def test_rows_that_are_old_are_on_disk(stand: Stand, monkeypatch: pytest.MonkeyP
     assert stand.second.rows == [{"loss": 2.0}]
 
 
-def test_a_process_that_is_gone_at_the_end_leaves_the_last_rows_in_a_record(stand: Stand) -> None:
+def test_if_the_process_is_lost_at_the_end_the_last_rows_are_written_again(stand: Stand) -> None:
     stand.record.log({"loss": 1.0})
     stand.kill()
     assert stand.record.finish(0) is None
@@ -135,7 +135,7 @@ def test_a_process_that_is_gone_at_the_end_leaves_the_last_rows_in_a_record(stan
     assert stand.second.exit_codes == [0]
 
 
-def test_an_error_of_wandbs_own_at_the_end_is_no_error_of_the_training(stand: Stand) -> None:
+def test_an_error_of_wandb_at_the_end_is_not_an_error_of_the_training(stand: Stand) -> None:
     class HandleAbandonedError(Exception):
         pass
 
@@ -144,12 +144,12 @@ def test_an_error_of_wandbs_own_at_the_end_is_no_error_of_the_training(stand: St
 
     stand.record.log({"loss": 1.0})
     stand.lost.finish = abandoned  # type: ignore[method-assign, assignment]
-    stand.fake.init, init = lambda **_: stand.lost, stand.fake.init  # type: ignore[method-assign]  # nor does the next
+    stand.fake.init, init = lambda **_: stand.lost, stand.fake.init  # type: ignore[method-assign]  # the next one fails, too
     assert stand.record.finish(0) == "the run exp could not be ended: HandleAbandonedError()"
     stand.fake.init = init  # type: ignore[method-assign]
 
 
-def test_if_no_record_can_be_made_training_goes_on(
+def test_if_the_replacement_cannot_be_opened_training_continues(
     stand: Stand, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def full(*_: object) -> Any:
@@ -174,9 +174,7 @@ def test_two_runs_of_a_process_replace_wandbs_process_once(
     assert stand.cleared + other.cleared == 1
 
 
-def test_a_process_that_writes_a_lost_run_alone_takes_no_others_with_it(
-    stand: Stand, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_writes_only_a_lost_run_is_not_torn_down(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wandb_private, "uses_current_service", lambda run: run is not stand.lost)
     stand.kill()
     stand.record.log({"loss": 1.0})
@@ -184,7 +182,7 @@ def test_a_process_that_writes_a_lost_run_alone_takes_no_others_with_it(
     assert stand.cleared == 0
 
 
-def test_a_session_shows_the_run_that_it_writes_into(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_exposes_the_replacement_of_its_run(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wandb_process, "tear_down_service", lambda: None)
     session = dist_wandb.init("digits", config={"lr": 0.1})
     session.config.update({"epochs": 3})
@@ -201,7 +199,7 @@ def test_a_session_shows_the_run_that_it_writes_into(fake_wandb: FakeWandb, monk
     assert fake_wandb.runs[1].exit_codes == [None]
 
 
-def test_a_change_of_the_config_finds_it_too(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_change_of_the_config_detects_the_loss_too(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wandb_process, "tear_down_service", lambda: None)
     monkeypatch.setattr(config_guard, "is_wandb_config", lambda _: True)
     session = dist_wandb.init("digits", config={"lr": 0.1})
@@ -215,7 +213,7 @@ def test_a_change_of_the_config_finds_it_too(fake_wandb: FakeWandb, monkeypatch:
     assert dict(run.config) == {"lr": 0.1, "epochs": 3}
 
 
-# --- what is no loss of wandb's process -------------------------------------------------------------------------------
+# --- errors that are not a loss of wandb's process --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -223,12 +221,12 @@ def test_a_change_of_the_config_finds_it_too(fake_wandb: FakeWandb, monkeypatch:
     [
         OSError(28, "No space left on device"),
         FileNotFoundError(2, "No such file or directory", "/nowhere/table.json"),
-        ConnectionResetError(104, "from a value of the user's, as wandb's process is well"),
+        ConnectionResetError(104, "from a user's value; wandb's process is intact"),
         TimeoutError("a remote file"),
         TypeError("not JSON"),
     ],
 )
-def test_an_error_over_one_row_replaces_no_run(stand: Stand, error: Exception) -> None:
+def test_an_error_about_one_row_does_not_replace_the_run(stand: Stand, error: Exception) -> None:
     log = stand.lost.log
 
     def refuses(row: dict[str, Any], **kwargs: Any) -> None:
@@ -247,7 +245,7 @@ def test_an_error_over_one_row_replaces_no_run(stand: Stand, error: Exception) -
     assert stand.record.finish(0) is None
 
 
-def test_a_directory_for_media_that_was_removed_is_made_again(stand: Stand, tmp_path: Path) -> None:
+def test_a_removed_directory_for_media_is_recreated(stand: Stand, tmp_path: Path) -> None:
     file = tmp_path / "tmpabcwandb-media" / "a.table.json"
     log = stand.lost.log
 
@@ -261,7 +259,7 @@ def test_a_directory_for_media_that_was_removed_is_made_again(stand: Stand, tmp_
     assert stand.lost.rows == [{"table": 1}]
 
 
-def test_a_run_that_times_out_at_the_end_is_not_begun_again(stand: Stand) -> None:
+def test_a_run_that_times_out_at_the_end_is_not_reopened(stand: Stand) -> None:
     def late(**_: Any) -> None:
         raise TimeoutError("Timed out finishing run.")
 
@@ -270,16 +268,16 @@ def test_a_run_that_times_out_at_the_end_is_not_begun_again(stand: Stand) -> Non
     assert stand.run is stand.lost
 
 
-def test_the_run_that_failed_is_replaced_not_the_one_after_it(stand: Stand) -> None:
+def test_the_failed_run_is_replaced_not_its_replacement(stand: Stand) -> None:
     stand.kill()
     stand.record.log({"loss": 1.0})
     lost: Any = stand.lost
-    stand.record.replace(lost, ConnectionResetError(104, "Connection reset by peer"))  # who noticed it later
+    stand.record.replace(lost, ConnectionResetError(104, "Connection reset by peer"))  # detected later by a caller
     assert stand.run is stand.second
     assert len(stand.fake.runs) == 2
 
 
-def test_a_row_whose_files_are_gone_costs_no_others(stand: Stand, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_row_whose_files_are_gone_does_not_affect_others(stand: Stand, caplog: pytest.LogCaptureFixture) -> None:
     for step in range(3):
         stand.record.log({"loss": step, "image": "a file" if step == 1 else "text"})
     reopen = stand.record._reopen
@@ -305,7 +303,7 @@ def test_a_row_whose_files_are_gone_costs_no_others(stand: Stand, caplog: pytest
 
 @pytest.mark.parametrize("moment", ["of the replacement", "of a row"])
 def test_a_signal_handler_may_log_in_the_middle(stand: Stand, moment: str) -> None:
-    """As Python calls it, within whatever the thread is doing."""
+    """Python calls it in the middle of any operation of the thread."""
     interrupted = threading.Event()
 
     def handler() -> None:
@@ -328,7 +326,7 @@ def test_a_signal_handler_may_log_in_the_middle(stand: Stand, moment: str) -> No
 
 
 class _Interrupted(deque[Any]):
-    """A queue at which a signal comes once."""
+    """A queue that is interrupted by a signal once."""
 
     def __init__(self, handler: Callable[[], None]) -> None:
         super().__init__()

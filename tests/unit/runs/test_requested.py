@@ -1,4 +1,4 @@
-"""What the user asks W&B for: the argument wins over the settings, and those over the environment."""
+"""What the user requests from W&B: arguments take precedence over settings, and settings over the environment."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("bare_environment")
 
 
 @pytest.mark.parametrize(("wanted", "argument", "setting", "variable"), WANTED)
-def test_the_argument_wins_over_the_settings_and_those_over_the_environment(
+def test_arguments_take_precedence_over_settings_and_settings_over_the_environment(
     wanted: Callable[[dict[str, Any]], str | None],
     argument: str,
     setting: str,
@@ -56,16 +56,14 @@ def test_the_argument_wins_over_the_settings_and_those_over_the_environment(
         ("disabled", "disabled"),
     ],
 )
-def test_wandbs_modes_are_understood_in_all_their_names(
-    mode: str, expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_names_of_wandbs_modes_are_understood(mode: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert wanted_mode({"mode": mode}) == expected
     monkeypatch.setenv("WANDB_MODE", mode)
     assert wanted_mode({}) == expected
 
 
 @pytest.mark.parametrize("settings", [{"mode": "offline"}, wandb.Settings(mode="offline")], ids=["dict", "Settings"])
-def test_the_mode_of_the_settings_wins_over_the_environment_and_loses_to_the_argument(
+def test_the_mode_in_settings_ranks_between_argument_and_environment(
     settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WANDB_MODE", "disabled")
@@ -74,9 +72,7 @@ def test_the_mode_of_the_settings_wins_over_the_environment_and_loses_to_the_arg
 
 
 @pytest.mark.parametrize("settings", [{"entity": "team"}, wandb.Settings(entity="team")], ids=["dict", "Settings"])
-def test_settings_that_say_nothing_of_the_mode_leave_it_to_the_environment(
-    settings: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_settings_without_a_mode_leave_it_to_the_environment(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     assert wanted_mode({"settings": settings}) == "offline"
 
@@ -87,7 +83,7 @@ def test_an_empty_wandb_mode_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
         wanted_mode({})
 
 
-def test_an_unknown_mode_is_refused_with_the_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_mode_is_refused_and_the_nearest_suggested(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "ofline")
     with pytest.raises(ConfigurationError, match=r"The W&B mode 'ofline' is unknown\. .* Did you mean 'offline'\?"):
         wanted_mode({})
@@ -102,5 +98,5 @@ def test_the_mode_that_wandb_offline_wrote_is_respected(fresh_wandb: Path, file:
 
 
 @pytest.mark.usefixtures("fresh_wandb")
-def test_without_any_wish_wandb_is_online() -> None:
+def test_by_default_wandb_is_online() -> None:
     assert wanted_mode({}) == "online"

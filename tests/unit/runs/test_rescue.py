@@ -1,4 +1,4 @@
-"""Rows with values that W&B cannot write: nothing else of them is lost."""
+"""Rows with values that W&B cannot write: the rest of the row is not lost."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dist_wandb.topology.model import Topology
 
 
 class Picky:
-    """A run that raises as wandb does, before it takes anything; a row goes on until it is committed."""
+    """A run that raises before it accepts anything, as wandb does; a row stays open until it is committed."""
 
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
@@ -49,13 +49,13 @@ class Unspeakable:
         raise RuntimeError("no repr either")
 
 
-def test_a_row_that_wandb_takes_is_written_in_one_call(run: Picky) -> None:
+def test_a_row_that_wandb_accepts_is_written_in_one_call(run: Picky) -> None:
     writer(run).write_plain({"loss": 0.5, "list": [1]}, 7)
     assert (run.calls, run.rows) == (1, [{"loss": 0.5, "list": [1], "global_step": 7}])
 
 
 @pytest.mark.parametrize("commit", [None, True])
-def test_what_cannot_be_written_becomes_text_in_one_row(
+def test_values_that_cannot_be_written_become_text_in_one_row(
     run: Picky, caplog: pytest.LogCaptureFixture, commit: bool | None
 ) -> None:
     holds_itself: list[Any] = []
@@ -71,7 +71,7 @@ def test_what_cannot_be_written_becomes_text_in_one_row(
     assert "Traceback" not in caplog.text
 
 
-def test_a_row_that_is_not_committed_stays_so(run: Picky) -> None:
+def test_an_uncommitted_row_stays_uncommitted(run: Picky) -> None:
     rows = writer(run)
     rows.write({"odd": {1, 2}, "a": 1.0}, None, commit=False)
     assert run.rows == []
@@ -79,15 +79,15 @@ def test_a_row_that_is_not_committed_stays_so(run: Picky) -> None:
     assert run.rows == [{"odd": "{1, 2}", "a": 1.0, "b": 2.0, "global_step": 5}]
 
 
-def test_media_and_what_has_no_repr_are_left_out(run: Picky, caplog: pytest.LogCaptureFixture) -> None:
+def test_media_and_values_without_a_repr_are_left_out(run: Picky, caplog: pytest.LogCaptureFixture) -> None:
     page = wandb.Html("<p>", inject=False)
     writer(run).write_plain({"loss": 0.5, "page": page, "pages": [page], "odd": Unspeakable()}, 7)
     assert run.rows == [{"loss": 0.5, "global_step": 7}]
-    told = "W&B cannot write 'page' on rank 3, of type Html: OSError(28, 'No space left on device'). It is left out"
-    assert told in caplog.text
+    message = "W&B cannot write 'page' on rank 3, of type Html: OSError(28, 'No space left on device'). It is left out"
+    assert message in caplog.text
 
 
-def test_an_error_that_is_about_no_value_is_raised(run: Picky, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_error_that_no_value_causes_is_raised(run: Picky, caplog: pytest.LogCaptureFixture) -> None:
     run.error = RuntimeError("the run is finished")
     for row in ({"loss": 0.5}, {"loss": 0.5, "list": [1]}):
         with pytest.raises(RuntimeError, match="the run is finished"):
@@ -95,7 +95,7 @@ def test_an_error_that_is_about_no_value_is_raised(run: Picky, caplog: pytest.Lo
     assert caplog.text == ""
 
 
-def test_names_that_change_from_row_to_row_are_not_told_for_ever(run: Picky, caplog: pytest.LogCaptureFixture) -> None:
+def test_changing_names_do_not_cause_endless_warnings(run: Picky, caplog: pytest.LogCaptureFixture) -> None:
     rows = writer(run)
     for step in range(50):
         rows.write_plain({f"odd {step}": object()}, step)

@@ -1,4 +1,4 @@
-"""What a run says of itself."""
+"""Location, address and metadata of a run."""
 
 from __future__ import annotations
 
@@ -31,12 +31,14 @@ pytestmark = pytest.mark.usefixtures("bare_environment")
         ("disabled", "nowhere, because W&B is disabled"),
     ],
 )
-def test_where_a_run_is_to_be_found(fake_wandb: FakeWandb, wandb_mode: str, expected: str) -> None:
+def test_the_location_of_a_run(fake_wandb: FakeWandb, wandb_mode: str, expected: str) -> None:
     run = opened(FIRST, "auto", {"mode": wandb_mode})
     assert run_metadata.location(run) == expected.format(directory=Path(fake_wandb.runs[0].dir).parent)
 
 
-def test_of_a_shared_run_offline_the_directory_of_all_ranks_is_told(fake_wandb: FakeWandb, tmp_path: Path) -> None:
+def test_the_location_of_an_offline_shared_run_is_the_directory_of_all_ranks(
+    fake_wandb: FakeWandb, tmp_path: Path
+) -> None:
     plan = plan_run(FIRST, "shared", "global", "exp")
     run: Any = open_run(plan, FIRST, {"mode": "offline"})
     run.dir = str(tmp_path / "wandb/rank-0/wandb/offline-run-1-exp/files")  # as wandb lays them out
@@ -46,19 +48,19 @@ def test_of_a_shared_run_offline_the_directory_of_all_ranks_is_told(fake_wandb: 
 
 
 @pytest.mark.parametrize("wandb_mode", ["offline", "disabled"])
-def test_a_run_without_an_address_is_not_asked_for_it(wandb_mode: str) -> None:
-    """wandb warns of every such question."""
+def test_the_address_of_a_run_without_one_is_not_read(wandb_mode: str) -> None:
+    """wandb warns about every such read."""
     run: Any = mock.Mock(
         spec=["offline", "disabled"], offline=wandb_mode == "offline", disabled=wandb_mode == "disabled"
     )
     assert run_metadata.url(run) is None
 
 
-def test_without_a_run_there_is_nothing_to_be_found() -> None:
+def test_without_a_run_there_is_no_location() -> None:
     assert run_metadata.location(NullRun()) == "nowhere"
 
 
-def test_the_page_of_a_group_is_that_of_its_project(fake_wandb: FakeWandb) -> None:
+def test_the_page_of_a_group_belongs_to_its_project(fake_wandb: FakeWandb) -> None:
     opened(FIRST, "new", {})
     run: Any = fake_wandb.runs[0]
     assert run_metadata.group_url(run, "night #1/a") == "https://wandb.example/team/digits/groups/night%20%231%2Fa"
@@ -71,7 +73,7 @@ def test_without_group_run_or_address_a_group_has_no_page(fake_wandb: FakeWandb)
     assert len(fake_wandb.runs) == 2
 
 
-def test_the_run_in_progress_is_wandbs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_run_in_progress_is_that_of_wandb(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wandb, "run", None)
     assert run_metadata.running_run() is None
     run: Any = object()

@@ -1,4 +1,4 @@
-"""Trials of a sweep: what the agent decides, what of the script's does not hold, and runs beside the trial."""
+"""Trials of a sweep: the agent's decisions, arguments of the script without effect, and further runs of the job."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def agent(monkeypatch: pytest.MonkeyPatch, fresh_wandb: Path) -> Path:
 
 
 @pytest.mark.usefixtures("bare_environment")
-def test_without_an_agent_arguments_are_the_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_an_agent_the_scripts_arguments_apply(monkeypatch: pytest.MonkeyPatch) -> None:
     given = {"id": "mine", "project": "elsewhere"}
     monkeypatch.setenv("WANDB_RUN_ID", "t7")
     for sweep in (None, ""):
@@ -42,12 +42,12 @@ def test_without_an_agent_arguments_are_the_scripts(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.usefixtures("agent")
-def test_in_a_trial_the_agents_id_project_and_entity_hold() -> None:
+def test_in_a_trial_the_agents_id_project_and_entity_apply() -> None:
     given = {"id": "mine", "project": "elsewhere", "entity": "team", "name": "night"}
-    held = {"id": "t7", "project": "digits", "entity": "team", "name": "night"}
+    used = {"id": "t7", "project": "digits", "entity": "team", "name": "night"}
     assert (sweeps.is_trial(), sweeps.trial_id()) == (True, "t7")
-    assert sweeps.of_trial(given) == held
-    assert sweeps.not_kept(held) is None
+    assert sweeps.of_trial(given) == used
+    assert sweeps.not_kept(used) is None
     assert sweeps.not_kept({}) is None
     assert sweeps.not_kept(given) == (
         "An agent of the sweep 's1' has started this job, and the agent determines the run: id='mine', "
@@ -57,19 +57,19 @@ def test_in_a_trial_the_agents_id_project_and_entity_hold() -> None:
     assert "id='mine' is not used, but WANDB_RUN_ID=t7." in str(sweeps.not_kept(of_settings))
 
 
-def test_without_the_agents_project_that_of_the_script_does_not_hold_either(
+def test_without_the_agents_project_the_scripts_has_no_effect_either(
     agent: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert agent.exists()
     for name in ("WANDB_PROJECT", "WANDB_ENTITY", "WANDB_RUN_ID"):
         monkeypatch.delenv(name)
     given = {"id": "mine", "project": "elsewhere"}
-    assert sweeps.of_trial(given) == {"id": "mine"}  # as W&B does with the project; the id is needed by all ranks
+    assert sweeps.of_trial(given) == {"id": "mine"}  # W&B ignores the project, too; all ranks need the id
     assert str(sweeps.not_kept(given)).endswith("project='elsewhere' is not used.")
 
 
 @pytest.mark.usefixtures("agent")
-def test_an_id_of_the_agents_that_wandb_would_refuse_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_id_from_the_agent_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_RUN_ID", "a/b")
     with pytest.raises(ConfigurationError, match="WANDB_RUN_ID='a/b' has '/'"):
         sweeps.of_trial({})
@@ -82,7 +82,7 @@ def test_an_id_of_the_agents_that_wandb_would_refuse_is_refused(monkeypatch: pyt
         (FIRST, "auto", "t7", "t7", "s1"),
         (FIRST, "new", "t7", "t7", "s1"),
         (SECOND, "new", "t7", "t7-rank-1", None),
-        (FIRST, "auto", None, "mine", "s1"),  # an agent that gives no id
+        (FIRST, "auto", None, "mine", "s1"),  # an agent that sets no id
     ],
 )
 def test_wandb_opens_the_run_that_was_planned(
@@ -113,7 +113,7 @@ def test_wandb_opens_the_run_that_was_planned(
 
 
 @pytest.mark.parametrize("is_set_up", [False, True])
-def test_a_rank_whose_node_lacks_the_file_of_values_opens_its_run_without_it(agent: Path, is_set_up: bool) -> None:
+def test_a_rank_opens_its_run_without_the_file_of_values_if_its_node_lacks_it(agent: Path, is_set_up: bool) -> None:
     wandb.teardown()
     if is_set_up:
         wandb.setup()
@@ -122,14 +122,14 @@ def test_a_rank_whose_node_lacks_the_file_of_values_opens_its_run_without_it(age
     arguments = {"config": {"lr": 7.0}, "mode": "offline"}
     run: Any = open_run(plan_run(SECOND, "new", "global", "t7", in_sweep=True), SECOND, arguments)
     assert run.id == "t7-rank-1"
-    assert is_set_up or dict(run.config) == {"lr": 7.0}  # else older versions had read the file
+    assert is_set_up or dict(run.config) == {"lr": 7.0}  # otherwise older versions have already read the file
     run.finish()
 
 
-def test_the_file_of_values_that_is_there_is_kept(agent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_existing_file_of_values_is_kept(agent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sweeps.forget_missing_values()
     assert os.environ["WANDB_SWEEP_PARAM_PATH"] == str(agent / "config-t7.yaml")
     monkeypatch.delenv("WANDB_SWEEP_ID")
     (agent / "config-t7.yaml").unlink()
     sweeps.forget_missing_values()
-    assert "WANDB_SWEEP_PARAM_PATH" in os.environ  # of no sweep
+    assert "WANDB_SWEEP_PARAM_PATH" in os.environ  # outside of a sweep

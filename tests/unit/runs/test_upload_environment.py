@@ -15,7 +15,7 @@ ROLES: dict[str, Any] = {"shared": True, "label": "rank-1", "primary": False, "f
 pytestmark = pytest.mark.usefixtures("bare_environment")
 
 
-def test_an_upload_gets_the_role_of_the_writer_and_nothing_of_another_run(
+def test_an_upload_gets_the_writers_role_and_no_settings_of_another_run(
     bare_environment: None,  # noqa: ARG001  # used for its effect
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
@@ -47,16 +47,16 @@ def test_an_upload_gets_the_role_of_the_writer_and_nothing_of_another_run(
 def test_the_upload_of_a_plain_run_has_no_label(tmp_path: Path) -> None:
     plain = {"shared": False, "label": None, "primary": True, "finishes": True, "resume": "must"}
     environment = upload_environment.upload_environment(tmp_path, **plain)  # type: ignore[arg-type]  # of several types
-    wanted = {"MODE": "online", "X_PRIMARY": "true", "X_UPDATE_FINISH_STATE": "true", "RESUME": "must"}
-    assert {name: environment[f"WANDB_{name}"] for name in wanted} == wanted
+    expected = {"MODE": "online", "X_PRIMARY": "true", "X_UPDATE_FINISH_STATE": "true", "RESUME": "must"}
+    assert {name: environment[f"WANDB_{name}"] for name in expected} == expected
     assert "WANDB_X_LABEL" not in environment
 
 
 @pytest.mark.usefixtures("bare_environment")
-def test_settings_of_the_current_directory_do_not_go_with_an_upload(
+def test_settings_of_the_current_directory_do_not_affect_an_upload(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A proxy with certificates that are not checked would get the key on its way to the right server."""
+    """A proxy without a check of certificates could intercept the key on its way to the right server."""
     project = tmp_path / "project"
     (project / "wandb").mkdir(parents=True)
     (project / "wandb" / "settings").write_text("[default]\ninsecure_disable_ssl = true\nhttps_proxy = http://evil\n")

@@ -1,4 +1,4 @@
-"""What is handed to wandb.init for a plan. Nothing of wandb is started but where said."""
+"""The arguments of wandb.init for a plan. No wandb process is started, except where noted."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("bare_environment")
 
 
 @pytest.mark.parametrize(("mode", "scope"), ALL_PLANS)
-def test_in_a_world_of_one_wandb_gets_exactly_what_the_user_gave(
+def test_in_a_world_of_one_wandb_gets_exactly_the_users_arguments(
     fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, mode: str, scope: str
 ) -> None:
     monkeypatch.setenv("WANDB_RUN_GROUP", "night")
@@ -53,7 +53,7 @@ def test_auto_gives_the_run_the_planned_id_and_nothing_else(fake_wandb: FakeWand
 
 
 @pytest.mark.parametrize(("topology", "number"), [(FIRST, 0), (SECOND, 1)])
-def test_new_gives_every_rank_an_id_a_group_a_name_and_a_directory_of_its_own(
+def test_new_gives_every_rank_its_own_id_group_name_and_directory(
     fake_wandb: FakeWandb, tmp_path: Path, topology: Topology, number: int
 ) -> None:
     opened(topology, "new", {"project": "digits", "name": "base", "dir": str(tmp_path / "logs")})
@@ -71,7 +71,7 @@ def test_new_gives_every_rank_an_id_a_group_a_name_and_a_directory_of_its_own(
 
 
 @pytest.mark.parametrize(("topology", "number"), [(FIRST, 0), (SECOND, 1)])
-def test_shared_switches_wandbs_shared_mode_on_for_every_rank(
+def test_shared_enables_wandbs_shared_mode_on_every_rank(
     fake_wandb: FakeWandb, topology: Topology, number: int
 ) -> None:
     opened(topology, "shared", {"project": "digits", "name": "base", "mode": "online"})
@@ -99,7 +99,7 @@ def test_a_name_from_the_environment_gets_its_suffix_too(
 
 
 @pytest.mark.parametrize("mode", ["auto", "shared", "new"])
-def test_without_a_name_wandb_may_make_one(fake_wandb: FakeWandb, mode: str) -> None:
+def test_without_a_name_wandb_may_generate_one(fake_wandb: FakeWandb, mode: str) -> None:
     opened(FIRST, mode, {})
     assert "name" not in fake_wandb.arguments[0]
 
@@ -120,7 +120,7 @@ def test_the_users_group_is_given_to_every_run(fake_wandb: FakeWandb, mode: str)
         ({"dir": Path("argument")}, None, "argument"),
     ],
 )
-def test_the_directory_of_a_rank_lies_below_the_users(
+def test_the_directory_of_a_rank_is_below_the_users(
     fake_wandb: FakeWandb,
     monkeypatch: pytest.MonkeyPatch,
     arguments: dict[str, Any],
@@ -150,13 +150,13 @@ def test_offline_and_disabled_stay_so_in_every_run_mode(
         fake_wandb.stored_mode = wandb_mode
     before = copy.copy(arguments)
     opened(FIRST, rank_mode, arguments)
-    (told,) = fake_wandb.arguments
-    assert told.get("mode") == before.get("mode")
-    if rank_mode == "shared" and wandb_mode != "disabled":  # system metrics get their label when they are taken
-        assert set_by_user(told["settings"]) == {**set_by_user(before.get("settings")), "x_label": "rank-0"}
+    (passed,) = fake_wandb.arguments
+    assert passed.get("mode") == before.get("mode")
+    if rank_mode == "shared" and wandb_mode != "disabled":  # system metrics are labelled when they are recorded
+        assert set_by_user(passed["settings"]) == {**set_by_user(before.get("settings")), "x_label": "rank-0"}
         assert "x_label" not in set_by_user(before.get("settings"))
     else:
-        assert told.get("settings") == before.get("settings")
+        assert passed.get("settings") == before.get("settings")
 
 
 def set_by_user(settings: wandb.Settings | None) -> dict[str, Any]:
@@ -165,7 +165,7 @@ def set_by_user(settings: wandb.Settings | None) -> dict[str, Any]:
 
 @pytest.mark.parametrize("rank_mode", ["auto", "shared", "new"])
 @pytest.mark.parametrize("where", ["argument", "environment"])
-def test_a_disabled_run_makes_no_directory(
+def test_a_disabled_run_creates_no_directory(
     fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, rank_mode: str, where: str
 ) -> None:
     arguments = {"dir": "logs"}
@@ -179,25 +179,25 @@ def test_a_disabled_run_makes_no_directory(
 
 
 @pytest.mark.parametrize("topology", [SINGLE, FIRST], ids=["world of one", "two ranks"])
-def test_the_users_directory_is_made(fake_wandb: FakeWandb, topology: Topology) -> None:
+def test_the_users_directory_is_created(fake_wandb: FakeWandb, topology: Topology) -> None:
     opened(topology, "auto", {"dir": Path("a/b")})
     assert fake_wandb.arguments[0]["dir"] == Path("a/b")
     assert Path("a/b").is_dir()
 
 
-def test_a_directory_that_cannot_be_made_is_left_to_wandb(fake_wandb: FakeWandb) -> None:
+def test_a_directory_that_cannot_be_created_is_left_to_wandb(fake_wandb: FakeWandb) -> None:
     Path("file").touch()
     opened(SINGLE, "auto", {"dir": "file/logs"})
     assert fake_wandb.arguments == [{"dir": "file/logs"}]
 
 
-def test_the_users_settings_object_is_copied_and_keeps_what_it_was(fake_wandb: FakeWandb) -> None:
+def test_the_users_settings_object_is_copied_and_not_changed(fake_wandb: FakeWandb) -> None:
     settings = wandb.Settings(entity="team", x_label="mine")
     before, fields_before = settings.model_dump(), set(settings.model_fields_set)
     opened(SECOND, "shared", {"settings": settings})
-    told = fake_wandb.arguments[0]["settings"]
-    assert told is not settings
-    assert (told.entity, told.mode, told.x_label) == ("team", "shared", "rank-1")
+    passed = fake_wandb.arguments[0]["settings"]
+    assert passed is not settings
+    assert (passed.entity, passed.mode, passed.x_label) == ("team", "shared", "rank-1")
     assert settings.model_dump() == before
     assert settings.model_fields_set == fields_before
 
@@ -205,8 +205,8 @@ def test_the_users_settings_object_is_copied_and_keeps_what_it_was(fake_wandb: F
 def test_settings_given_as_a_mapping_are_kept_and_not_changed(fake_wandb: FakeWandb) -> None:
     settings = {"entity": "team"}
     opened(SECOND, "shared", {"settings": settings})
-    told = fake_wandb.arguments[0]["settings"]
-    assert (told.entity, told.mode) == ("team", "shared")
+    passed = fake_wandb.arguments[0]["settings"]
+    assert (passed.entity, passed.mode) == ("team", "shared")
     assert settings == {"entity": "team"}
 
 
@@ -218,13 +218,13 @@ def test_the_users_arguments_are_not_changed(fake_wandb: FakeWandb, mode: str) -
     assert fake_wandb.arguments[0]["config"] is arguments["config"]
 
 
-@pytest.mark.parametrize(("create_new", "told"), [(True, "create_new"), (False, None)])
-def test_a_second_run_of_a_process_is_asked_for(fake_wandb: FakeWandb, create_new: bool, told: str | None) -> None:
+@pytest.mark.parametrize(("create_new", "reinit"), [(True, "create_new"), (False, None)])
+def test_a_second_run_of_a_process_is_requested(fake_wandb: FakeWandb, create_new: bool, reinit: str | None) -> None:
     open_run(plan_run(SINGLE, "auto", "global", None), SINGLE, {}, create_new=create_new)
-    assert fake_wandb.arguments[0].get("reinit") == told
+    assert fake_wandb.arguments[0].get("reinit") == reinit
 
 
-def test_the_users_own_reinit_wins(fake_wandb: FakeWandb) -> None:
+def test_the_users_own_reinit_takes_precedence(fake_wandb: FakeWandb) -> None:
     open_run(plan_run(SINGLE, "auto", "global", None), SINGLE, {"reinit": "return_previous"}, create_new=True)
     assert fake_wandb.arguments == [{"reinit": "return_previous"}]
 
@@ -255,12 +255,12 @@ def test_a_world_of_one_keeps_the_service_it_inherited(fake_wandb: FakeWandb, mo
 
 
 @pytest.mark.usefixtures("fresh_wandb")
-def test_the_service_writes_its_owners_process_id_where_it_is_looked_for() -> None:
+def test_the_service_writes_its_owners_process_id_into_the_variable() -> None:
     wandb.setup()
     assert re.match(rf"\d+-{os.getpid()}-", os.environ["WANDB_SERVICE"])
 
 
-def test_what_the_run_file_does_not_hold_is_recorded_beside_it(fake_wandb: FakeWandb) -> None:
+def test_a_sidecar_records_what_the_run_file_lacks(fake_wandb: FakeWandb) -> None:
     run = opened(SECOND, "shared", {"mode": "offline"}, group="night")
     sidecar = Path(run.dir).parent / "dist-wandb.json"
     assert json.loads(sidecar.read_text()) == {
@@ -285,19 +285,19 @@ def test_what_the_run_file_does_not_hold_is_recorded_beside_it(fake_wandb: FakeW
 
 
 @pytest.mark.parametrize("mode", ["auto", "new"])
-def test_offline_runs_of_one_writer_have_the_file_too(fake_wandb: FakeWandb, mode: str) -> None:
+def test_offline_runs_of_one_writer_have_a_sidecar_too(fake_wandb: FakeWandb, mode: str) -> None:
     opened(FIRST, mode, {"mode": "offline"})
     record = json.loads((Path(fake_wandb.runs[0].dir).parent / SIDECAR_NAME).read_text())
     assert (record["run_mode"], record["shared"], record["primary"]) == (mode, False, True)
 
 
-def test_the_writer_of_an_online_shared_run_has_it_too_as_its_upload_may_be_cut_off(fake_wandb: FakeWandb) -> None:
+def test_writers_of_an_online_shared_run_have_a_sidecar_for_interrupted_uploads(fake_wandb: FakeWandb) -> None:
     opened(SECOND, "shared", {"mode": "online"})
     record = json.loads((Path(fake_wandb.runs[0].dir).parent / SIDECAR_NAME).read_text())
     assert (record["shared"], record["label"], record["primary"]) == (True, "rank-1", False)
 
 
 @pytest.mark.parametrize(("mode", "wandb_mode"), [("auto", "online"), ("new", "online"), ("shared", "disabled")])
-def test_other_runs_have_no_such_file(fake_wandb: FakeWandb, mode: str, wandb_mode: str) -> None:
+def test_other_runs_have_no_sidecar(fake_wandb: FakeWandb, mode: str, wandb_mode: str) -> None:
     opened(FIRST, mode, {"mode": wandb_mode})
     assert not list(fake_wandb.directory.rglob("*dist-wandb.json*"))

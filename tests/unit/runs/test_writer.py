@@ -1,4 +1,4 @@
-"""What is written of a row."""
+"""The rows that a writer writes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("bare_environment")
 
 
 class Recorder:
-    """A run that only remembers what was logged."""
+    """A run that only records calls of `log`."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[dict[str, Any], dict[str, Any]]] = []
@@ -51,7 +51,7 @@ def written(
 PLAIN = plan_of(FIRST, "new")
 
 
-def test_a_row_has_its_step_and_what_was_logged_is_not_changed() -> None:
+def test_a_row_has_its_step_and_the_logged_mapping_is_not_changed() -> None:
     metrics = {"loss": 0.5}
     assert written(PLAIN, metrics) == ({"loss": 0.5, "global_step": 7}, {})
     assert metrics == {"loss": 0.5}
@@ -67,7 +67,7 @@ def test_an_x_axis_among_the_metrics_stays_in_the_row() -> None:
 
 
 @pytest.mark.parametrize("commit", [True, False, None])
-def test_commit_is_handed_on_only_where_it_was_given(commit: bool | None) -> None:
+def test_commit_is_passed_only_if_it_was_given(commit: bool | None) -> None:
     assert written(PLAIN, {"loss": 0.5}, commit=commit)[1] == ({} if commit is None else {"commit": commit})
 
 
@@ -75,7 +75,7 @@ def test_a_rank_without_a_run_writes_nothing() -> None:
     RunWriter(NullRun(), plan_of(SECOND, "auto"), "global_step").write({"loss": 0.5}, 7)
 
 
-def test_every_writer_defines_the_x_axis_alike(fake_wandb: FakeWandb) -> None:
+def test_every_writer_defines_the_same_x_axis(fake_wandb: FakeWandb) -> None:
     for topology in (FIRST, SECOND):
         axes.define_step_metric(opened(topology, "shared", {}), "global_step")
     assert [run.defined for run in fake_wandb.runs] == [

@@ -1,4 +1,4 @@
-"""What is taken for a secret in a config, what of it is shown, and what other ranks receive."""
+"""Which values of a config count as secrets, how they are shown, and what other ranks receive."""
 
 from __future__ import annotations
 
@@ -48,19 +48,19 @@ ORDINARY = [
     ["x", b"x", ["x"], {"a": [{"b": "x"}]}, ("x", 1), {"x"}, Path("x"), object()],
     ids=lambda value: type(value).__name__,
 )
-def test_names_of_secrets_in_their_spellings(name: str, value: object) -> None:
+def test_names_of_secrets_in_many_spellings(name: str, value: object) -> None:
     assert is_secret(name, value)
 
 
 @pytest.mark.parametrize("name", ORDINARY)
 @pytest.mark.parametrize("value", ["x", 7, ["x"], {"password": "x"}], ids=repr)
-def test_names_that_only_sound_like_it(name: str, value: object) -> None:
-    assert not is_secret(name, value)  # what is in a dict has names of its own
+def test_names_that_only_resemble_secrets(name: str, value: object) -> None:
+    assert not is_secret(name, value)  # items of a dict have their own names
 
 
 @pytest.mark.parametrize("name", SECRETS)
 @pytest.mark.parametrize("value", [None, True, "", " ", [], {}, {"a": [None, False]}], ids=repr)
-def test_what_says_nothing_is_no_secret(name: str, value: object) -> None:
+def test_empty_values_are_not_secrets(name: str, value: object) -> None:
     assert not is_secret(name, value)
 
 
@@ -68,7 +68,7 @@ def test_what_says_nothing_is_no_secret(name: str, value: object) -> None:
     "name", ["max_tokens", "num_key_value_heads", "token_dim", "tokens_per_step", "keys", "key_dim"]
 )
 @pytest.mark.parametrize("value", [7, 0.5, [1, 2], {"a": 1}, np.float32(1), np.arange(3)], ids=repr)
-def test_numbers_that_all_ranks_need_are_told(name: str, value: object) -> None:
+def test_numbers_that_all_ranks_need_are_published(name: str, value: object) -> None:
     assert not is_secret(name, value)
 
 
@@ -120,12 +120,12 @@ LOOP["loop"] = LOOP
     ],
     ids=repr,
 )
-def test_what_is_shown_has_no_secrets_and_is_else_the_repr(value: object, text: str) -> None:
+def test_the_shown_text_is_the_repr_without_secrets(value: object, text: str) -> None:
     found = shown(value).replace("tests.unit.", "").replace("OrderedDict([('a', 1)])", "OrderedDict({'a': 1})")
     assert found == text
 
 
-def test_a_value_that_holds_itself_shows_and_tells_no_secret() -> None:
+def test_a_value_that_contains_itself_reveals_no_secret() -> None:
     assert "s3cr3t" not in shown(LOOP)
     assert "s3cr3t" not in json.dumps(encoded(withheld("x", LOOP)))
 
@@ -139,7 +139,7 @@ GIVEN: dict[str, Any] = {
 }
 
 
-def test_what_is_told_has_no_secrets_and_who_was_given_them_reads_all_of_it() -> None:
+def test_published_text_has_no_secrets_and_a_rank_that_was_given_them_reads_all() -> None:
     text = ConfigText(given=GIVEN)
     text.renew(GIVEN)
     assert "s3cr3t" not in str(text)
@@ -151,7 +151,7 @@ def test_what_is_told_has_no_secrets_and_who_was_given_them_reads_all_of_it() ->
     assert read == mine | {"names": {1: {"password": "mine"}, 2: "b"}}
 
 
-def test_who_was_given_nothing_reads_the_rest() -> None:
+def test_a_rank_that_was_given_nothing_reads_the_rest() -> None:
     values = {name: encoded(withheld(name, value, value)) for name, value in GIVEN.items()}
     read = {name: filled(value) for name, value in values.items()}
     assert read == {
@@ -163,7 +163,7 @@ def test_who_was_given_nothing_reads_the_rest() -> None:
     }
 
 
-def test_a_secret_that_has_changed_is_not_read_as_the_one_that_was_given() -> None:
+def test_a_changed_secret_is_not_read_as_the_given_one() -> None:
     for value, given in (("new", "old"), ("new", MISSING)):
         note = encoded(withheld("token", value, given))
         assert "new" not in repr(note)
@@ -172,7 +172,7 @@ def test_a_secret_that_has_changed_is_not_read_as_the_one_that_was_given() -> No
     assert filled(nested, {"token": "old", "a": 1}) == {"a": 1}
 
 
-def test_what_wandb_has_as_text_is_read_as_text() -> None:
+def test_a_value_that_wandb_stores_as_text_is_read_as_text() -> None:
     given = {(1, 2): "x"}
     assert filled(encoded(withheld("keys", shown(given), given)), given) == "{(1, 2): 'x'}"
 
@@ -186,19 +186,19 @@ def test_secrets_are_not_compared_and_digests_of_others_are_salted() -> None:
     assert "s3cr3t" not in repr(compared)
 
 
-def test_notes_are_equal_but_for_what_they_say() -> None:
+def test_blank_notes_are_equal() -> None:
     one, other = (encoded(withheld("x", [{"token": "a"}], given)) for given in (MISSING, [{"token": "a"}]))
     assert one != other
     assert without_notes(one) == without_notes(other)
 
 
-def test_nothing_is_copied_where_there_is_no_secret() -> None:
+def test_nothing_is_copied_without_a_secret() -> None:
     value = {"a": [1, {"b": (2, "x")}]}
     assert withheld("x", value) is value
     assert redacted(value) is value
 
 
-def test_why_a_value_is_not_known_is_said() -> None:
+def test_an_error_explains_why_a_value_is_unknown() -> None:
     known = Known({"lr": 0.1}, frozenset({"token"}))
     assert (known["lr"], known.get("token", 7), "token" in known) == (0.1, 7, False)
     with pytest.raises(KeyError, match="secrets are not sent to other ranks"):
@@ -211,14 +211,14 @@ def test_why_a_value_is_not_known_is_said() -> None:
     "text",
     ["a" * 10**6, "a:" * 10**5, "https://" + "a:" * 10**5, "x=" * 10**5, "'\"  " * 10**5, "a-" * 10**5, "A1b" * 10**5],
 )
-def test_long_text_is_looked_through_in_time_that_grows_with_it(text: str) -> None:
+def test_long_text_is_searched_in_linear_time(text: str) -> None:
     began = time.perf_counter()
     is_secret(text[:1000], text)
     assert time.perf_counter() - began < 5.0
 
 
 @pytest.mark.slow
-def test_names_are_not_kept_without_a_limit() -> None:
+def test_the_cache_of_names_is_limited() -> None:
     tracemalloc.start()
     for number in range(100_000):
         is_secret(f"name-{number}", 1)
@@ -227,5 +227,5 @@ def test_names_are_not_kept_without_a_limit() -> None:
     assert kept < 16 << 20
 
 
-def test_a_class_is_shown_as_it_is_whatever_its_objects_hold() -> None:
+def test_a_class_is_shown_unchanged_even_if_its_objects_have_secrets() -> None:
     assert redacted(Account) is Account

@@ -1,4 +1,4 @@
-"""Values of a config: what was given, what W&B surely takes, what differs between ranks by nature."""
+"""Values of a config: given values, values that W&B certainly accepts, values that differ between ranks by nature."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dist_wandb.settings.config_withheld import without_notes, without_secrets
 
 
 class Settings:
-    """As a script may keep its hyperparameters."""
+    """An object in which a script may keep its hyperparameters."""
 
     def __init__(self) -> None:
         self.lr = 0.1
@@ -30,7 +30,7 @@ class Settings:
         *((None, {}), ("config.yaml", {}), (Settings, {}), (5, {}), ([1], {})),
     ],
 )
-def test_what_was_given_by_name(config: object, values: dict[str, Any]) -> None:
+def test_given_values_by_name(config: object, values: dict[str, Any]) -> None:
     assert given_values(config) == values
 
 
@@ -40,7 +40,7 @@ for _ in range(100):
 
 
 @pytest.mark.parametrize("value", [None, True, "text", 0.5, float("nan"), 2**63, [], (1, "a"), {"a": [{"b": None}]}])
-def test_what_wandb_takes_is_plain(value: object) -> None:
+def test_values_that_wandb_accepts_are_plain(value: object) -> None:
     assert is_plain(value)
 
 
@@ -49,11 +49,11 @@ def test_what_wandb_takes_is_plain(value: object) -> None:
     [object(), {1}, {1: 2}, [object()], {"a": {2: 3}}, NESTED, int, b"bytes"],
     ids=["object", "set", "number as a name", "object in a list", "number as an inner name", "deep", "class", "bytes"],
 )
-def test_what_wandb_may_not_take_is_not_plain(value: object) -> None:
+def test_values_that_wandb_may_refuse_are_not_plain(value: object) -> None:
     assert not is_plain(value)
 
 
-def test_a_number_that_python_does_not_write_is_not_plain() -> None:
+def test_a_number_that_python_does_not_print_is_not_plain() -> None:
     assert is_plain(2**9_999)
     assert not is_plain(2**10_000)
 
@@ -61,21 +61,21 @@ def test_a_number_that_python_does_not_write_is_not_plain() -> None:
 @pytest.mark.parametrize(
     "name", ["rank", "local-rank", "GPU", "ddp.local_rank", "cluster/host", "_pid_", "a.b-c/Device"]
 )
-def test_names_of_what_differs_by_rank(name: str) -> None:
+def test_names_of_values_that_differ_by_rank(name: str) -> None:
     assert differs_by_rank(name)
 
 
 @pytest.mark.parametrize("name", ["gpus", "lora_rank", "rank.size", "hosts", "lr", ""])
-def test_names_of_what_does_not(name: str) -> None:
+def test_names_of_other_values(name: str) -> None:
     assert not differs_by_rank(name)
 
 
-def test_secrets_are_left_out_and_hidden_where_they_are_inside() -> None:
+def test_secrets_are_left_out_and_nested_ones_hidden() -> None:
     given = {"lr": 0.1, "api_key": "k", "server": {"password": "p", "port": 1}}
     kept = without_secrets(given)
     assert kept.keys() == {"lr", "server"}
     assert kept["lr"] == 0.1
     assert kept["server"]["port"] == 1
     assert "p" not in kept["server"].values()
-    assert given["server"] == {"password": "p", "port": 1}, "what was given stays as it is"
+    assert given["server"] == {"password": "p", "port": 1}, "the given values must not change"
     assert without_notes([{"a": 1}, 2]) == [{"a": 1}, 2]

@@ -1,4 +1,4 @@
-"""Limits: checked in one place, and the two waits that finish_timeout stands for."""
+"""Limits: their checks, and the two waits that finish_timeout bounds."""
 
 import re
 from dataclasses import fields
@@ -40,7 +40,7 @@ def test_only_finish_timeout_may_be_none(name: str) -> None:
 
 
 @pytest.mark.parametrize("value", [2e9, float("inf")])
-def test_what_clocks_cannot_count_is_refused(value: float) -> None:
+def test_limits_too_large_for_clocks_are_refused(value: float) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(f"peer_timeout must be at most 1e+09, got {value!r}.")):
         Limits(peer_timeout=value)
 
@@ -52,7 +52,7 @@ def test_finish_timeout_bounds_the_ranks_and_the_upload(given: float | None, flu
 
 
 @pytest.mark.parametrize("name", [field.name for field in fields(Limits)])
-def test_a_limit_given_by_itself_is_sent_into_limits(name: str) -> None:
+def test_a_separate_limit_is_refused_with_a_hint_to_limits(name: str) -> None:
     given: dict[str, Any] = {name: 7}
     message = (
         f"dist_wandb.init got the argument {name!r}, which is one of the limits. Pass limits=dist_wandb.Limits({name}="

@@ -1,4 +1,4 @@
-"""Plans of a job that a sweep's agent has started: one run is the trial, and has the agent's id."""
+"""Plans of a job that a sweep's agent has started: one run is the trial and has the agent's id."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ layouts = st.lists(st.integers(1, 4), min_size=1, max_size=4)
 
 
 def ranks(layout: list[int], primary: int | None = None) -> list[Topology]:
-    """All ranks of a job; `layout` has the number of ranks of each node."""
+    """Return all ranks of a job; `layout` has the number of ranks of each node."""
     places = [(node, local_rank) for node, size in enumerate(layout) for local_rank in range(size)]
     return [
         Topology(rank, local_rank, node, len(places), layout[node], len(layout)).led_by(primary)
@@ -23,7 +23,7 @@ def ranks(layout: list[int], primary: int | None = None) -> list[Topology]:
 
 
 @given(layouts, st.sampled_from(RUN_MODES), st.sampled_from(RANK_SCOPES), st.data())
-def test_the_trial_is_the_run_of_the_jobs_primary_and_no_other(
+def test_only_the_run_of_the_jobs_primary_is_the_trial(
     layout: list[int], mode: str, scope: str, data: st.DataObject
 ) -> None:
     topologies = ranks(layout, data.draw(st.integers(-1, sum(layout) - 1)))
@@ -54,7 +54,7 @@ def _others(plan: RunPlan) -> tuple[object, ...]:
         ([2, 2], "shared", "worker", "the run 't7' of node 0. The runs of the other nodes"),
     ],
 )
-def test_runs_that_are_no_part_of_the_sweep_are_warned_of(layout: list[int], mode: str, scope: str, said: str) -> None:
+def test_a_warning_names_runs_outside_of_the_sweep(layout: list[int], mode: str, scope: str, said: str) -> None:
     topology = ranks(layout)[0]
     text = beside_trial(topology, plan_run(topology, mode, scope, "t7", in_sweep=True))
     assert bool(text) is bool(said)

@@ -1,4 +1,4 @@
-"""Units that are not all ranks: which of them count, for any mesh, and who is the primary."""
+"""Units of some of the ranks: which of them count, for any mesh, and which rank is the primary."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ modes = st.sampled_from(RUN_MODES)
 
 @st.composite
 def meshes(draw: Any) -> tuple[dict[str, int], list[str], int]:
-    """A mesh, the dimensions along which numbers are brought together, and the primary."""
+    """Draw a mesh, the dimensions along which numbers are reduced, and the primary."""
     mesh = draw(sizes)
     along = draw(st.lists(st.sampled_from(sorted(mesh)), unique=True))
     return mesh, along, draw(st.integers(-1, math.prod(mesh.values()) - 1))
@@ -53,7 +53,7 @@ def test_ranks_along_dimensions_are_those_whose_other_coordinates_are_equal(
 
 
 @given(meshes(), modes)
-def test_of_any_mesh_one_replica_of_each_part_of_the_data_counts(
+def test_in_any_mesh_one_replica_of_each_part_of_the_data_counts(
     case: tuple[dict[str, int], list[str], int], mode: str
 ) -> None:
     mesh, along, primary = case
@@ -70,7 +70,9 @@ def test_of_any_mesh_one_replica_of_each_part_of_the_data_counts(
 
 
 @given(meshes())
-def test_the_primary_has_index_0_and_every_index_one_rank(case: tuple[dict[str, int], list[str], int]) -> None:
+def test_the_primary_has_index_0_and_every_index_belongs_to_one_rank(
+    case: tuple[dict[str, int], list[str], int],
+) -> None:
     mesh, along, primary = case
     size = math.prod(mesh.values())
     members = {}
@@ -92,7 +94,7 @@ def test_ranks_outside_of_the_unit_need_no_base_id() -> None:
     assert plan_run(outside, "shared", "global", None, unit=(1,)).opens_run is False
 
 
-def test_hardware_of_other_nodes_is_recorded_whoever_counts() -> None:
+def test_hardware_of_other_nodes_is_recorded_for_any_unit() -> None:
     first_of_node_1 = Topology(2, 0, 1, 4, 2, 2)
     plan = plan_run(first_of_node_1, "auto", "global", "exp", all_nodes=True, unit=(0, 1))
     assert (plan.opens_run, plan.attaches, plan.hardware) == (False, True, "worker-1")
@@ -106,13 +108,13 @@ def test_a_primary_outside_of_its_unit_is_refused_on_that_rank() -> None:
     assert plan.opens_run
 
 
-def test_a_unit_beside_that_of_the_node_is_refused() -> None:
+def test_a_unit_together_with_worker_scope_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="Give only one of them"):
         plan_run(topologies(2)[0], "auto", "worker", "exp", unit=(0, 1))
 
 
 @pytest.mark.parametrize("primary", [-5, 4])
-def test_a_primary_that_is_no_rank_of_the_job_is_refused(primary: int) -> None:
+def test_a_primary_that_is_not_a_rank_of_the_job_is_refused(primary: int) -> None:
     with pytest.raises(ConfigurationError, match=rf"primary_rank={primary} is not a rank of this job of 4 \(given\)"):
         topologies(4, primary)
 
@@ -135,7 +137,7 @@ def test_the_last_rank_leads_its_node_too() -> None:
         ({"unit": [-1]}, "names -1, which is no rank"),
     ],
 )
-def test_what_names_no_rank_is_refused(arguments: dict[str, Any], message: str) -> None:
+def test_invalid_ranks_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         Options(**arguments)
 
@@ -145,12 +147,12 @@ def test_a_name_needs_a_mesh() -> None:
         _ = Options(unit="dp").unit_ranks
 
 
-def test_options_that_were_published_are_those_that_were_given() -> None:
+def test_published_options_equal_the_given_ones() -> None:
     assert Options(unit=[3, 1, 1]).unit == (1, 3)
     assert Options(unit=list(Options(unit=range(2)).unit_ranks or ())) == Options(unit=(0, 1))
 
 
-def test_only_writers_of_the_unit_are_too_many() -> None:
+def test_only_writers_of_the_unit_are_counted() -> None:
     topology = Topology(0, 0, 0, 1024, 8, 128)
     plan = plan_run(topology, "shared", "global", "exp")
     assert "1,024 writers" in str(too_large(topology, plan, 8))
@@ -188,12 +190,12 @@ def test_a_rank_outside_of_the_unit_has_no_index() -> None:
         (Topology(5, 1, 1, 8, 4, 2), 4),
         (Topology(3, 3, 0, 4, 4, 1), None),  # one node needs no name
         (Topology(3, 1, 1, 5, 3, 2), None),  # nodes are uneven
-        (Topology(5, 2, 0, 8, 4, 2), None),  # ranks go round the nodes
+        (Topology(5, 2, 0, 8, 4, 2), None),  # ranks alternate between nodes
         (Topology(1, 0, 1, 6, 2, 3), None),
         (Topology(5, 1, None, 8, 4, 2), None),
     ],
 )
-def test_ranks_of_a_node_are_known_where_they_follow_each_other(topology: Topology, ranks: int | None) -> None:
+def test_ranks_per_node_are_known_if_ranks_are_consecutive(topology: Topology, ranks: int | None) -> None:
     assert unit_of(topology, "global").ranks_per_node == ranks
 
 
@@ -208,5 +210,5 @@ def test_ranks_of_a_node_are_known_where_they_follow_each_other(topology: Topolo
         ),
     ],
 )
-def test_what_depends_on_nodes(size: int, mode: Any, scope: Any, all_nodes: bool, needs: bool) -> None:
+def test_plans_that_depend_on_nodes(size: int, mode: Any, scope: Any, all_nodes: bool, needs: bool) -> None:
     assert needs_layout(Topology(0, 0, 0, size, size, 1), mode, scope, all_nodes=all_nodes) is needs

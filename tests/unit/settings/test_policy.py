@@ -1,4 +1,4 @@
-"""Which ranks open which runs: the table of modes.json, and its invariants for any layout of ranks over nodes."""
+"""Which ranks open which runs: the table in modes.json, and invariants for any layout of ranks over nodes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from dist_wandb.topology.model import Topology
 Planned = list[tuple[Topology, RunPlan]]
 
 MODES: list[dict[str, Any]] = json.loads((Path(__file__).parents[1] / "modes.json").read_text())
-TOLD = ("global_rank", "local_rank", "node_rank")
+GIVEN = ("global_rank", "local_rank", "node_rank")
 DECIDED = ("opens_run", "run_id", "group", "shared", "label", "primary")
 
 layouts = st.lists(st.integers(1, 8), min_size=1, max_size=6)
@@ -44,7 +44,7 @@ groups = st.none() | ids
 
 
 def ranks(layout: list[int]) -> Iterator[Topology]:
-    """All ranks of a job; `layout` has the number of ranks of each node."""
+    """Yield all ranks of a job; `layout` has the number of ranks of each node."""
     for node, size in enumerate(layout):
         for local_rank in range(size):
             yield Topology(sum(layout[:node]) + local_rank, local_rank, node, sum(layout), size, len(layout))
@@ -72,7 +72,7 @@ def test_the_table_has_every_mode_and_scope_for_seven_layouts() -> None:
 def test_every_rank_does_what_the_table_says(case: dict[str, Any]) -> None:
     planned = plan_all(case["ranks_per_node"], case["run_mode"], case["rank_scope"])
     assert [
-        {name: getattr(rank, name) for name in TOLD} | {name: getattr(plan, name) for name in DECIDED}
+        {name: getattr(rank, name) for name in GIVEN} | {name: getattr(plan, name) for name in DECIDED}
         for rank, plan in planned
     ] == case["ranks"]
 
@@ -81,7 +81,7 @@ def test_every_rank_does_what_the_table_says(case: dict[str, Any]) -> None:
 
 
 def opening(layout: list[int], mode: str, scope: str, base_id: str, group: str | None) -> list[RunPlan]:
-    """The plans of the ranks that open a run."""
+    """Return the plans of the ranks that open a run."""
     return [plan for _, plan in plan_all(layout, mode, scope, base_id, group) if plan.opens_run]
 
 
@@ -107,7 +107,7 @@ def test_a_run_of_several_ranks_is_shared_and_its_labels_are_unique(
 
 
 @given(several_ranks, modes, scopes, ids, groups)
-def test_the_numbers_of_runs_and_groups_are_those_of_the_table(
+def test_the_numbers_of_runs_and_groups_match_the_table(
     layout: list[int], mode: str, scope: str, base_id: str, group: str | None
 ) -> None:
     opened = opening(layout, mode, scope, base_id, group)
@@ -143,7 +143,7 @@ def test_on_one_node_both_scopes_are_the_same(size: int, mode: str, base_id: str
 
 
 @given(several_ranks, modes, scopes)
-def test_ranks_have_directories_of_their_own_where_several_of_a_node_may_write(
+def test_ranks_have_separate_directories_if_several_ranks_of_a_node_write(
     layout: list[int], mode: str, scope: str
 ) -> None:
     planned = plan_all(layout, mode, scope)
@@ -159,7 +159,7 @@ def test_runs_that_are_not_the_only_one_differ_in_name(layout: list[int], mode: 
 
 
 @given(several_ranks, modes, scopes, ids)
-def test_all_names_are_made_from_the_base_id(layout: list[int], mode: str, scope: str, base_id: str) -> None:
+def test_all_names_are_derived_from_the_base_id(layout: list[int], mode: str, scope: str, base_id: str) -> None:
     for _, plan in plan_all(layout, mode, scope, base_id):
         for name in (plan.run_id, plan.group):
             assert name is None or name == base_id or name.startswith(f"{base_id}-")
@@ -208,13 +208,11 @@ def test_without_a_base_id_the_run_of_the_unit_is_unknown() -> None:
     assert unit_run_id(plan_run(Topology(1, 1, 0, 2, 2, 1), "auto", "global", None)) is None
 
 
-# --- what has to be known ---------------------------------------------------------------------------------------------
+# --- required information ---------------------------------------------------------------------------------------------
 
 
 @given(layouts, modes, scopes)
-def test_a_base_id_is_demanded_exactly_where_the_plan_names_it(
-    layout: list[int], mode: RunMode, scope: RankScope
-) -> None:
+def test_a_base_id_is_required_exactly_if_the_plan_uses_it(layout: list[int], mode: RunMode, scope: RankScope) -> None:
     for rank, plan in plan_all(layout, mode, scope):
         assert needs_base_id(rank, mode, scope) is (rank.world_size > 1 and plan.opens_run)
 
@@ -243,7 +241,7 @@ def test_an_unknown_node_rank_with_worker_scope_is_refused_and_not_0(mode: str) 
         plan_run(Topology(1, 1, None, 4, 2, 2), mode, "worker", "exp")
 
 
-def test_an_unknown_local_rank_is_refused_where_labels_and_ids_are_made_from_it() -> None:
+def test_an_unknown_local_rank_is_refused_if_labels_or_ids_need_it() -> None:
     unknown = Topology(3, None, 1, 6, 2, 3)
     for mode, scope in (("shared", "global"), ("shared", "worker"), ("new", "worker"), ("auto", "worker")):
         with pytest.raises(TopologyError, match="needs the local_rank of rank 3 of 6"):
@@ -307,7 +305,7 @@ def test_one_rank_of_each_node_records_its_hardware(
             assert unit_run_id(plan) == "exp"
 
 
-def test_it_is_not_guessed_which_rank_that_is() -> None:
+def test_the_rank_that_records_hardware_is_not_guessed() -> None:
     unknown = Topology(1, None, None, 4, None, None)
     assert needs_layout(unknown, "auto", "global", all_nodes=True)
     with pytest.raises(TopologyError, match="needs the num_nodes of rank 1"):

@@ -1,4 +1,4 @@
-"""Jobs that are larger than what W&B recommends for their run mode."""
+"""Jobs that are larger than W&B recommends for their run mode."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def doubt(nodes: int, ranks_per_node: int, run_mode: str, rank_scope: str = "glo
         (125, 8, "new", "global"),
     ],
 )
-def test_a_job_within_what_is_recommended(nodes: int, ranks_per_node: int, run_mode: str, rank_scope: str) -> None:
+def test_a_job_within_the_recommendations(nodes: int, ranks_per_node: int, run_mode: str, rank_scope: str) -> None:
     assert doubt(nodes, ranks_per_node, run_mode, rank_scope) is None
 
 
@@ -43,7 +43,7 @@ def test_a_shared_run_with_too_many_writers() -> None:
     )
 
 
-def test_worker_scope_is_not_recommended_where_it_does_not_help() -> None:
+def test_worker_scope_is_not_recommended_if_it_does_not_help() -> None:
     for found in (doubt(1, 301, "shared"), doubt(2, 301, "shared", "worker")):
         assert found is not None
         assert "rank_scope" not in found

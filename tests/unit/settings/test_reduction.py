@@ -23,7 +23,7 @@ def test_one_reduction_is_for_all_names(reduction: str) -> None:
     assert check_reduce(reduction) == {"*": reduction}
 
 
-def test_the_reductions_are_those_promised() -> None:
+def test_the_reductions_are_the_documented_ones() -> None:
     assert REDUCTIONS == ("mean", "sum", "min", "max", "first", "nanmean", "nansum")
 
 
@@ -35,7 +35,7 @@ def test_auto_is_the_mean() -> None:
     assert check_reduce("auto") == {"*": "mean"}
 
 
-def test_auto_is_no_reduction_of_a_single_name() -> None:
+def test_auto_is_not_a_reduction_of_a_single_name() -> None:
     with pytest.raises(ConfigurationError, match=re.escape("reduce['loss']='auto' is not a reduction.")):
         check_reduce({"loss": "auto"})
 
@@ -46,12 +46,12 @@ def test_the_first_pattern_that_matches_decides(name: str) -> None:
     assert reduction_of("tokens", {"tokens": "sum", "*": "max"}) == ("tokens", "sum")
 
 
-def test_without_a_pattern_that_matches_it_is_the_mean() -> None:
+def test_without_a_matching_pattern_it_is_the_mean() -> None:
     assert reduction_of("loss", {"tokens": "sum", "val/*": "max"}) == ("", "mean")
     assert reduction_of("loss", {}) == ("", "mean")
 
 
-def test_patterns_are_those_of_fnmatch_with_upper_and_lower_case_told_apart() -> None:
+def test_patterns_work_as_in_fnmatch_but_case_sensitively() -> None:
     patterns = check_reduce({"Loss": "sum", "l?": "min", "[ab]*": "max"})
     assert patterns is not None
     matched = {name: reduction_of(name, patterns)[0] for name in ("loss", "Loss", "lr", "apple", "c")}
@@ -86,7 +86,7 @@ def test_a_mapping_is_copied() -> None:
         ({7: "mean"}, "reduce has 7 as a name pattern"),
     ],
 )
-def test_what_is_no_reduction_is_refused_with_the_nearest(reduce: object, message: str) -> None:
+def test_an_unknown_reduction_is_refused_and_the_nearest_suggested(reduce: object, message: str) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(message)):
         check_reduce(reduce)
 
@@ -116,12 +116,12 @@ def test_a_spread_that_is_neither_bool_nor_patterns_is_refused(spread: object) -
     ("given", "patterns"),
     [(True, ("*",)), (False, ()), ("loss", ("loss",)), (["a", "b*"], ("a", "b*")), ((), ())],
 )
-def test_what_selects_names_becomes_patterns(given: object, patterns: tuple[str, ...]) -> None:
+def test_arguments_that_select_names_become_patterns(given: object, patterns: tuple[str, ...]) -> None:
     assert check_patterns("per_rank", given) == patterns
 
 
 @pytest.mark.parametrize("given", [None, 1, {"loss"}, {"loss": True}, ["loss", 7], b"loss", [True]])
-def test_what_does_not_select_names_is_refused_with_the_arguments_name(given: object) -> None:
+def test_other_values_are_refused_with_the_name_of_the_argument(given: object) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(f"per_rank={given!r} is neither a bool nor name patterns.")):
         check_patterns("per_rank", given)
 
@@ -130,7 +130,7 @@ def test_what_does_not_select_names_is_refused_with_the_arguments_name(given: ob
     ("per_rank", "loss", "epoch"),
     [("auto", True, False), (True, True, True), (False, False, False), ("ep*", False, True), (["auto"], False, False)],
 )
-def test_per_rank_leaves_out_what_is_equal_by_nature_unless_it_is_asked_for(
+def test_per_rank_leaves_out_values_that_are_equal_by_nature_unless_requested(
     per_rank: object, loss: bool, epoch: bool
 ) -> None:
     names = check_per_rank(per_rank)
@@ -146,14 +146,14 @@ def test_per_rank_leaves_out_what_is_equal_by_nature_unless_it_is_asked_for(
         (MappingProxyType({"loss": "max", "*": "mean"}), {"loss": "max", "*": "mean"}),
     ],
 )
-def test_a_reduction_is_kept_as_json_and_pickle_know_it(given: object, plain: object) -> None:
+def test_a_reduction_is_stored_in_types_of_json_and_pickle(given: object, plain: object) -> None:
     found = plain_reduce(given)
     assert found == plain
     assert type(found) in (str, dict, type(None))
 
 
 @pytest.mark.parametrize("given", [True, False, "loss/*", ["a", "b"], ("a", "b")])
-def test_names_are_kept_as_json_and_pickle_know_them(given: object) -> None:
+def test_names_are_stored_in_types_of_json_and_pickle(given: object) -> None:
     found = plain_patterns("spread", given)
     assert found == (list(given) if isinstance(given, tuple) else given)
     assert type(found) in (bool, str, list)
