@@ -1,4 +1,4 @@
-"""Whatever happens to W&B, its server or a disk, training goes on, and the rows are somewhere."""
+"""Failures of W&B, its server or a disk: training continues, and the rows are kept somewhere."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ LOSS = {step: 2.0 * step + 0.5 for step in range(ROWS)}
 
 @dataclass
 class Training:
-    """Two ranks at work, and the server that they log to."""
+    """Two training ranks, and the server that they log to."""
 
     server: WandbServer
     directory: Path
     job: Job
 
     def wait_for(self, name: str, within: float = 60) -> str:
-        """Wait until a rank has made a file; what is in it."""
+        """Wait until a rank has created a file, and return its content."""
         deadline = time.monotonic() + within
         path = self.directory / name
         while not path.exists():
-            assert time.monotonic() < deadline, f"{name} did not come"
+            assert time.monotonic() < deadline, f"{name} was not created"
             time.sleep(0.02)
         return path.read_text()
 
     def let_go_on(self) -> None:
-        """Make the file that ranks wait for at half time."""
+        """Create the file that ranks wait for at half time."""
         (self.directory / "go-on").touch()
 
     def core_of(self, rank: int) -> int:
-        """wandb's own process of a rank."""
+        """Return the id of a rank's wandb process."""
         parent = int(self.wait_for(f"half-{rank}"))
         (core,) = [pid for pid in self.job.living() if _is_core_of(pid, parent)]
         return core
@@ -58,13 +58,13 @@ def _is_core_of(pid: int, parent: int) -> bool:
     try:
         of = int((process / "stat").read_text().rpartition(")")[2].split()[1])
         return of == parent and "wandb-core" in (process / "cmdline").read_text()
-    except OSError:  # it has ended meanwhile
+    except OSError:  # the process has ended
         return False
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a job ended, and which rows it left at the server and on disk."""
+    """The end of a job, and the rows that it left on the server and on disk."""
 
     exit_codes: tuple[int, ...]
     output: str
@@ -85,7 +85,7 @@ def train(
     prefix: Iterable[str] = (),
     **extra: str,
 ) -> Outcome:
-    """Train on two ranks that nobody supervises, while something happens."""
+    """Train on two unsupervised ranks, while `meanwhile` injects a fault."""
     waits_for = [tmp_path / "go-on"] if waits else []
     commands = rank_commands(SCRIPTS / "faults.py", directory or tmp_path, pace, finish, *waits_for, world_size=2)
     commands = tuple([*prefix, *command] for command in commands)
@@ -93,7 +93,7 @@ def train(
     with started(*commands, cwd=tmp_path, environment=environment) as job:
         meanwhile(Training(server, tmp_path, job))
         finished = job.wait(240)
-        wait_until(lambda: not job.living(), within=60)  # wandb writes on after `finish`
+        wait_until(lambda: not job.living(), within=60)  # wandb continues to write after `finish`
     runs = server.runs
     recorded = next(iter(runs.values()), None)
     return Outcome(
@@ -106,13 +106,13 @@ def train(
 
 
 def on_disk(directory: Path) -> Counter[int]:
-    """How often each step is on disk."""
+    """Return how often each step is on disk."""
     files = [path for path in find_runs(directory) if path.stat().st_size > 100]
     return steps_of([row for path in files for row in rows_in(path)])
 
 
 def steps_of(rows: Iterable[dict[str, Any]]) -> Counter[int]:
-    """How often each step has a row with the mean over both ranks."""
+    """Return how often each step has a row with the mean over both ranks."""
     return Counter(row["global_step"] for row in rows if row.get("loss") == LOSS.get(row["global_step"]))
 
 
@@ -124,13 +124,13 @@ def test_a_server_that_is_dead_from_the_start(wandb_server: WandbServer, tmp_pat
     outcome = train(wandb_server, tmp_path, WANDB_INIT_TIMEOUT="3", INNER="1")
     assert outcome.exit_codes == (0, 0)
     assert outcome.output.count("TRAINED") == 2
-    assert outcome.output.count("rank 0 could not open its run") == 2  # nor that of the session inside
+    assert outcome.output.count("rank 0 could not open its run") == 2  # also for the nested session
     assert outcome.on_disk == ALL
     inner = [row for path in find_runs(tmp_path) if "exp-inner" in path.name for row in rows_in(path)]
     assert [row["inner"] for row in inner] == [2.0 * step + 0.5 for step in range(ROWS)]
 
 
-def test_a_server_that_fails_for_some_time(wandb_server: WandbServer, tmp_path: Path) -> None:
+def test_a_server_that_fails_temporarily(wandb_server: WandbServer, tmp_path: Path) -> None:
     seconds = float(os.environ.get("OUTAGE", "4"))
 
     def meanwhile(training: Training) -> None:
@@ -158,7 +158,7 @@ def test_connections_that_drop(wandb_server: WandbServer, tmp_path: Path) -> Non
     assert outcome.online == outcome.on_disk == ALL
 
 
-def test_a_server_that_is_gone_at_the_end(wandb_server: WandbServer, tmp_path: Path) -> None:
+def test_a_server_that_is_dead_at_the_end(wandb_server: WandbServer, tmp_path: Path) -> None:
     def meanwhile(training: Training) -> None:
         training.wait_for("half-0")
         wandb_server.stop()
@@ -214,7 +214,7 @@ def test_a_directory_that_cannot_be_written(wandb_server: WandbServer, tmp_path:
 
 @pytest.mark.parametrize("mode", ["online", "offline"])
 def test_a_disk_that_is_full(wandb_server: WandbServer, tmp_path: Path, mode: str) -> None:
-    limits = ["prlimit", "--fsize=8192"]  # of Python's compiled modules, too: it would leave parts of them
+    limits = ["prlimit", "--fsize=8192"]  # also applies to compiled modules, which would be truncated
     outcome = train(wandb_server, tmp_path, prefix=limits, WANDB_MODE=mode, PYTHONDONTWRITEBYTECODE="1")
     assert outcome.exit_codes == (0, 0), outcome.output
     assert outcome.output.count("TRAINED") == 2

@@ -1,6 +1,6 @@
-"""Jobs on several hosts, with addresses of their own: what is on disk, and what happens if one of them is cut off.
+"""Jobs on several hosts with separate addresses: their runs on disk, and their behaviour if a host is cut off.
 
-The hosts are network namespaces. Where they cannot be made, the same jobs run on loopback, and a warning says so.
+The hosts are network namespaces. If these cannot be created, the same jobs run on loopback, with a warning.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ Record = Callable[[str, object], None]
 
 
 def record_kind(made: Hosts, record: Record) -> None:
-    """Say in the report which of the two it was."""
+    """Record in the report whether the hosts were namespaces or loopback."""
     record("hosts", "network namespaces" if made.are_real else f"loopback: {made.why_loopback}")
 
 
 def test_all_modes_on_two_hosts(tmp_path: Path, record_testsuite_property: Record) -> None:
-    """No variable helps gloo, and the hosts' names do not resolve: the exchange finds addresses by itself."""
+    """No variable helps gloo, and the host names do not resolve: the exchange finds addresses automatically."""
     with hosts(2) as made:
         record_kind(made, record_testsuite_property)
         commands = torchrun_on(made, SCRIPTS / "plain_loop.py", tmp_path, "before", processes=(2, 2))
@@ -50,7 +50,7 @@ def test_all_modes_on_two_hosts(tmp_path: Path, record_testsuite_property: Recor
 
 
 def writer(rank: int, local_rank: int, node: int) -> Rank:
-    """A rank of a job in which every rank writes into its node's run."""
+    """Return a rank of a job in which every rank writes into its node's run."""
     return {
         "global_rank": rank,
         "local_rank": local_rank,
@@ -65,7 +65,7 @@ def writer(rank: int, local_rank: int, node: int) -> Rank:
 
 
 def led(rank: int, local_rank: int, node: int) -> Rank:
-    """A rank of a job whose rank 0 alone has a run."""
+    """Return a rank of a job in which only rank 0 has a run."""
     leads = rank == 0
     run_id = "exp" if leads else None
     alone: Rank = {**writer(rank, local_rank, node), "opens_run": leads, "run_id": run_id, "primary": leads}
@@ -92,7 +92,7 @@ MORE = 5.0  # seconds beyond those, on a busy machine
 
 
 def cut_off_in_the_middle(made: Hosts, job: Job, directory: Path) -> float:
-    """Cut off the second host once means have arrived, and let the first one's ranks end; when it was cut off."""
+    """Cut off the second host after the first means, and wait for the first host to end; return the time of the cut."""
     deadline = time.monotonic() + 60
     while not all((directory / f"begun-{rank}").exists() for rank in range(4)):
         assert time.monotonic() < deadline, "the ranks did not begin"
@@ -106,9 +106,9 @@ def cut_off_in_the_middle(made: Hosts, job: Job, directory: Path) -> float:
     return cut
 
 
-@pytest.mark.alone  # on a busy machine neighbours take each other for lost within its short limits
+@pytest.mark.alone  # on a busy machine, its limits are so short that neighbours would count as lost
 def test_a_host_is_cut_off(tmp_path: Path, record_testsuite_property: Record) -> None:
-    """No connection is closed. Nobody waits longer than the limits, and who cannot be heard says what is lost."""
+    """No connection is closed. No rank waits longer than the limits, and ranks that were cut off report lost rows."""
     with hosts(2) as made:
         record_kind(made, record_testsuite_property)
         words = (SCRIPTS / "hosts_cut.py", tmp_path, STEPS, 0.1)
@@ -118,15 +118,15 @@ def test_a_host_is_cut_off(tmp_path: Path, record_testsuite_property: Record) ->
             finished = job.wait(60).check()
     ended = {fact["rank"]: fact for fact in (json.loads(line[6:]) for line in finished.lines("ENDED "))}
     record_testsuite_property("seconds", {rank: (fact["log"], fact["finish"]) for rank, fact in ended.items()})
-    record_testsuite_property("survivors go on after", check_what_was_said(finished, cut))
+    record_testsuite_property("survivors continue after", check_messages(finished, cut))
     assert max(fact["log"] for fact in ended.values() if made.are_real or fact["rank"] < 2) < PEER
-    assert max(*ended[0]["finish"], *ended[1]["finish"]) < FINISH  # nobody waits for who is known to be gone
+    assert max(*ended[0]["finish"], *ended[1]["finish"]) < FINISH  # no rank waits for a lost one
     assert max(*ended[2]["finish"], *ended[3]["finish"]) < FINISH + MORE
     check_rows(tmp_path, are_real=made.are_real)
 
 
-def check_what_was_said(finished: Finished, cut: float) -> float:
-    """The survivors name who is gone, in time; who is cut off says what is lost. Seconds that the survivors waited."""
+def check_messages(finished: Finished, cut: float) -> float:
+    """Check that survivors name the lost ranks in time, and lost ranks their lost rows; return the survivors' delay."""
     gone = [line for line in finished.lines("AT ") if "Lost ranks 2-3 (node 1) after step" in line]
     assert len(gone) == 2, finished.output
     after = max(float(line.split()[1]) for line in gone) - cut
@@ -137,7 +137,7 @@ def check_what_was_said(finished: Finished, cut: float) -> float:
 
 
 def check_rows(directory: Path, *, are_real: bool) -> None:
-    """All rows are there: of the job with those that could be heard, of each host with both of its ranks."""
+    """Check that no row is missing: the job's rows have all reachable ranks, each host's rows both of its ranks."""
     runs = {run.run_id: run for run in ended_runs(directory, 3)}
     histories: dict[str, Any] = {run_id: History(read_history(run.path)) for run_id, run in runs.items()}
     assert {run_id: run.exit_code for run_id, run in runs.items()} == {"job": 1, "host-worker-0": 0, "host-worker-1": 0}
@@ -145,7 +145,7 @@ def check_rows(directory: Path, *, are_real: bool) -> None:
     assert sorted(losses) == list(range(STEPS))
     assert [losses[step] - step for step in range(FLUSHED + 1)] == [1.5] * (FLUSHED + 1)
     assert [(losses[step] - step, flags[step]) for step in range(STEPS - 10, STEPS)] == [(0.5, 2)] * 10
-    for host in (0, 1) if are_real else (0,):  # processes that were stopped take each other for lost
+    for host in (0, 1) if are_real else (0,):  # stopped processes count each other as lost
         history = histories[f"host-worker-{host}"]
         assert history.last("loss") == {step: step + 2 * host + 0.5 for step in range(STEPS)}
         assert not any(history.flags("loss").values())
@@ -153,12 +153,12 @@ def check_rows(directory: Path, *, are_real: bool) -> None:
 
 @pytest.fixture
 def stack() -> Iterator[contextlib.ExitStack]:
-    """Leaves what a test has entered."""
+    """Close the contexts that a test has entered."""
     with contextlib.ExitStack() as entered:
         yield entered
 
 
-def test_where_namespaces_cannot_be_made_hosts_are_loopback_and_it_is_said(
+def test_without_namespaces_hosts_are_loopback_with_a_warning(
     stack: contextlib.ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "")

@@ -1,7 +1,7 @@
-"""Four hosts of four ranks each, whose groups form a tree: one host is cut off, then another one's leader is killed.
+"""Four hosts of four ranks each, whose groups form a tree: one host is cut off, then the leader of another is killed.
 
-A leader is the first rank of a group, by which the others of its host reach the rest. The hosts are network namespaces,
-or loopback: see `hosts`.
+A leader is the first rank of a group; it connects the ranks of its host to the other hosts. The hosts are network
+namespaces, or loopback: see `hosts`.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ RANKS = HOSTS * PER_HOST
 CUT, KILLED = 3, 4  # a host, and the first rank of another one
 ON_CUT = range(CUT * PER_HOST, (CUT + 1) * PER_HOST)
 PACE, PEER, FINISH = 0.1, 4.0, 4.0  # seconds: between two rows, peer_timeout, finish_timeout, as in the script
-MORE = 20.0  # seconds beyond those, on a busy machine: less than any limit that the ranks were not given
-SOON = 120.0  # seconds until something has to have happened
+MORE = 20.0  # seconds beyond those, on a busy machine: less than any default limit
+SOON = 120.0  # seconds within which an expected event must happen
 
 
 @dataclass
 class Training:
-    """The job, as the test moves it on.
+    """The job, as controlled by the test.
 
     Args:
-        directory: Where the ranks leave what they have to say.
-        job: Its processes, by rank; the last one keeps the store.
-        began: When the ranks began to log.
+        directory: Directory of the ranks' messages.
+        job: The processes, by rank; the last one hosts the store.
+        began: Time at which the ranks began to log.
     """
 
     directory: Path
@@ -53,28 +53,28 @@ class Training:
     began: float = 0.0
 
     def begin(self) -> None:
-        """Let the ranks log, once they have met."""
+        """Let the ranks begin to log after they have joined."""
         pids = [self.directory / f"begun-{rank}" for rank in range(RANKS)]
         wait_until(lambda: all(path.exists() for path in pids), SOON)
         self.began = time.time()
-        self.tell("begin", self.began)
+        self.send("begin", self.began)
 
-    def tell(self, what: str, value: object = "") -> None:
-        """Tell the ranks something."""
+    def send(self, what: str, value: object = "") -> None:
+        """Send a message to the ranks, by a file."""
         unfinished = self.directory / f"{what}.tmp"
         unfinished.write_text(str(value))
         unfinished.rename(self.directory / what)
 
     def await_row(self, ranks: frozenset[int]) -> None:
-        """Wait until a row of these ranks is on disk, and of no others."""
+        """Wait until a row of exactly these ranks is on disk."""
         (run,) = find_runs(self.directory)
         wait_until(lambda: any(members(row.get("who", 0)) == ranks for row in rows_in(run)), SOON)
 
     def end_soon(self, *on: int) -> int:
-        """Let the ranks of some hosts end in two seconds; their last step, which none of them has come to."""
+        """Let the ranks of some hosts end in two seconds; return their last step, which none has reached yet."""
         until = int((time.time() + 2 - self.began) / PACE)
         for host in on:
-            self.tell(f"until-{host}", until)
+            self.send(f"until-{host}", until)
         return until
 
     def kill(self, rank: int) -> None:
@@ -88,11 +88,11 @@ class Training:
 
 
 def members(who: float) -> frozenset[int]:
-    """The ranks that are in a sum of powers of two."""
+    """Return the ranks in a sum of powers of two."""
     return frozenset(rank for rank in range(RANKS) if int(who) >> rank & 1)
 
 
-@pytest.mark.alone  # on a busy machine neighbours take each other for lost within its short limits
+@pytest.mark.alone  # on a busy machine, its limits are so short that neighbours would count as lost
 def test_a_host_is_cut_off_and_the_leader_of_another_is_killed(
     tmp_path: Path, record_testsuite_property: Callable[[str, object], None]
 ) -> None:
@@ -128,40 +128,40 @@ def test_a_host_is_cut_off_and_the_leader_of_another_is_killed(
             made.mend(CUT)
         training.await_end(ON_CUT)
         training.await_end([KILLED])
-        training.tell("over")
+        training.send("over")
         training.await_end([RANKS])
         codes = [process.returncode for process in job.processes]
-    said = output.read_text()
-    assert codes == [-signal.SIGKILL if rank == KILLED else 0 for rank in range(RANKS + 1)], said
+    text = output.read_text()
+    assert codes == [-signal.SIGKILL if rank == KILLED else 0 for rank in range(RANKS + 1)], text
     (run,) = ended_runs(tmp_path, 1)
     assert run.exit_code == 1  # a rank was lost
     history = History(read_history(run.path))
-    record_testsuite_property("limits", check_waits(said, cut, killed, survivors, are_real=made.are_real))
+    record_testsuite_property("limits", check_waits(text, cut, killed, survivors, are_real=made.are_real))
     check_rows(history, until, everybody, reached, survivors)
-    check_what_was_said(said, history, survivors)
+    check_messages(text, history, survivors)
 
 
-def check_waits(said: str, cut: float, killed: float, survivors: frozenset[int], *, are_real: bool) -> dict[str, float]:
-    """Nobody waits longer than the limits for who is gone; seconds that it took to notice, and to finish."""
-    noticed = {
-        what: max(float(line.split()[1]) for line in said.splitlines() if f"Lost {what} after step" in line) - since
+def check_waits(text: str, cut: float, killed: float, survivors: frozenset[int], *, are_real: bool) -> dict[str, float]:
+    """Check that no rank waits longer than the limits for lost ranks; return seconds until detection and finish."""
+    detected = {
+        what: max(float(line.split()[1]) for line in text.splitlines() if f"Lost {what} after step" in line) - since
         for what, since in ((f"ranks 12-15 (node {CUT})", cut), (f"rank {KILLED}", killed))
     }
-    assert max(noticed.values()) < 2 * PEER + MORE
-    ended = [json.loads(line[6:]) for line in said.splitlines() if line.startswith("ENDED ")]
+    assert max(detected.values()) < 2 * PEER + MORE
+    ended = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("ENDED ")]
     assert {fact["group"] for fact in ended} == {"TreeGroup"}
     took = {fact["rank"]: fact["finish"] for fact in ended}
     assert took.keys() == survivors | set(ON_CUT)
     assert max(took.values()) < FINISH + MORE
     assert max(fact["log"] for fact in ended if are_real or fact["rank"] in survivors) < PEER
     slowest = {"finish": max(took[rank] for rank in survivors), "finish, cut off": max(took[rank] for rank in ON_CUT)}
-    return {**noticed, **slowest}
+    return {**detected, **slowest}
 
 
 def check_rows(
     history: History, until: int, everybody: frozenset[int], reached: frozenset[int], survivors: frozenset[int]
 ) -> None:
-    """Each row is the mean of the ranks that were in it, and says how many it lacks; who goes on is in all of them."""
+    """Check that each row is the mean of its ranks, with the number of missing ones, and that survivors are in all."""
     losses, flags = history.last("loss"), history.flags("loss")
     taking_part = {step: members(who) for step, who in sorted(history.last("who").items())}
     assert list(taking_part) == list(range(until + 1))
@@ -175,13 +175,13 @@ def check_rows(
     assert reached in taking_part.values()
 
 
-def check_what_was_said(said: str, history: History, survivors: frozenset[int]) -> None:
-    """Who goes on says who is missing, in ranges; who is cut off says from where on what it logged is lost."""
-    lost = re.findall(r"Lost (ranks? .*?) after step \d+; continuing", said)
-    wanted = {f"ranks 12-15 (node {CUT})": len(survivors) + 1, f"rank {KILLED}": len(survivors)}
-    assert {what: lost.count(what) for what in wanted} == wanted
-    assert len(lost) == sum(wanted.values())
-    found = re.findall(r"rank (\d+) (?:logged|stood still, or was cut off,) after step (\d+)", said)
+def check_messages(text: str, history: History, survivors: frozenset[int]) -> None:
+    """Check that survivors report lost ranks as ranges, and that cut-off ranks report the last step that was kept."""
+    lost = re.findall(r"Lost (ranks? .*?) after step \d+; continuing", text)
+    expected = {f"ranks 12-15 (node {CUT})": len(survivors) + 1, f"rank {KILLED}": len(survivors)}
+    assert {what: lost.count(what) for what in expected} == expected
+    assert len(lost) == sum(expected.values())
+    found = re.findall(r"rank (\d+) (?:logged|stood still, or was cut off,) after step (\d+)", text)
     unheard = {int(rank): int(step) for rank, step in found}
     assert unheard.keys() == set(ON_CUT)
     for rank, step in unheard.items():

@@ -1,7 +1,7 @@
-"""Jobs under every launcher: what reaches the server is what the policy's vectors say, and what the doctor foretold.
+"""Jobs under every launcher: the runs on the server match the policy's test vectors and the doctor's prediction.
 
-`launchers.LAUNCHERS` lists the jobs, and the table in ``docs/launchers.md`` is made of it: a test that does not check
-all that the table says of its launcher fails.
+`launchers.LAUNCHERS` lists the jobs, and the table in ``docs/launchers.md`` is generated from it: a test fails if it
+does not check every statement of the table about its launcher.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def test_every_mode_and_scope(wandb_server: WandbServer, launcher: Launcher, tmp
 
 
 def check_foretold(saw: Saw, when: str, combination: str) -> None:
-    """Each rank's session is what the doctor said before it, as far as a rank alone can know."""
+    """Check that each rank's session is as predicted by the doctor, as far as a single rank can know."""
     for rank, facts in enumerate(saw):
         foretold, session = facts["foretold"][combination], facts[when][combination]
         assert session["error"] is None
@@ -66,7 +66,7 @@ def check_foretold(saw: Saw, when: str, combination: str) -> None:
 
 
 def check_generated(recorded: dict[str, RecordedRun], saw: Saw, when: str, *, agree: bool) -> None:
-    """All ranks make the same id, or are told what to do."""
+    """Check that all ranks generate the same id, or get an error that says what to do."""
     made = [facts[when]["generated"] for facts in saw]
     if agree:
         assert [session["error"] for session in made] == [None] * len(made)
@@ -80,7 +80,7 @@ def check_generated(recorded: dict[str, RecordedRun], saw: Saw, when: str, *, ag
 
 
 def check_invariants(recorded: dict[str, RecordedRun], saw: Saw, when: str, mode: str, scope: str) -> None:
-    """What holds of three ranks on one node and five on the other: no vector says it of them."""
+    """Check the properties of a job with three ranks on one node and five on the other, which no test vector covers."""
     sessions = [facts[when][f"{mode}-{scope}"] for facts in saw]
     nodes: dict[int, list[int]] = defaultdict(list)
     for rank, session in enumerate(sessions):
@@ -105,7 +105,7 @@ def check_invariants(recorded: dict[str, RecordedRun], saw: Saw, when: str, mode
 
 
 def check_writers(run: RecordedRun, unit: list[int], sessions: Saw) -> None:
-    """Each rank writes under a label of its own, the first alone under plain names, and that the mean."""
+    """Check that each rank writes under its own label, and only the first one under plain names: the mean."""
     writers = {label_of(writer): writer for writer in run.writers.values()}
     assert PLAIN not in run.writers
     assert len(run.writers) == len(unit)

@@ -1,4 +1,4 @@
-"""Training in parallel parts of the model, as whole jobs: the example, and the meshes of Lightning and Accelerate."""
+"""Model-parallel training, as whole jobs: the example, and the meshes of Lightning and Accelerate."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "patterns" / "meshes.py"
 
 
 def test_fsdp_over_replicas_of_tensor_parallel_parts(tmp_path: Path) -> None:
-    """Eight ranks: four replicas, each in two parts. Ranks of odd numbers hold second parts, and the same losses."""
+    """Eight ranks: four replicas in two parts each. Odd ranks hold the second parts, and have the same losses."""
     environment = clean_environment(DIST_WANDB_RUN_MODE="shared")
     job = torchrun(EXAMPLE, "tensor", processes=8)
     finished = run_job(*job, cwd=tmp_path, environment=environment, timeout=240).check()
@@ -45,7 +45,7 @@ def test_the_last_stage_of_a_pipeline_has_the_loss(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("framework", ["lightning", "accelerate"])
 def test_the_mesh_of_a_framework_is_found(framework: str, tmp_path: Path) -> None:
-    """Four ranks, two replicas in two parts: rank r logs 10 ** r, and nobody names the unit."""
+    """Four ranks, two replicas in two parts: rank r logs 10 ** r, and no unit is passed."""
     job = torchrun(SCRIPTS / "mesh_of_frameworks.py", framework, processes=4)
     run_job(*job, cwd=tmp_path, environment=clean_environment(), timeout=240).check()
     found = history(tmp_path)

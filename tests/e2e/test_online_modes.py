@@ -1,4 +1,4 @@
-"""Every mode and scope online: what reaches the server is what the policy's test vectors say."""
+"""Every mode and scope online: the runs on the server match the policy's test vectors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STARTS = 6
 OTHERS = [(rank, step) for rank in (1, 2, 3) for step in range(5)]
 
 
-def test_plain_pytorch_online_is_what_the_vectors_say(wandb_server: WandbServer, tmp_path: Path) -> None:
+def test_plain_pytorch_online_matches_the_test_vectors(wandb_server: WandbServer, tmp_path: Path) -> None:
     environment = wandb_server.environment(tmp_path, PYTHONPATH=str(SUPPORT), WANDB_CONSOLE="wrap")
     job = torchrun(SCRIPTS / "modes_online.py", tmp_path, processes=4)
     run_job(*job, cwd=tmp_path, environment=environment, timeout=240).check()
@@ -25,7 +25,7 @@ def test_plain_pytorch_online_is_what_the_vectors_say(wandb_server: WandbServer,
         check_runs(recorded, vector("1x4", run_mode, rank_scope))
 
 
-def test_a_shared_run_is_whole_at_every_start(wandb_server: WandbServer, tmp_path: Path) -> None:
+def test_a_shared_run_is_complete_at_every_start(wandb_server: WandbServer, tmp_path: Path) -> None:
     command: list[str | Path] = [sys.executable, SCRIPTS / "shared_starts.py", tmp_path, str(STARTS)]
     environment = wandb_server.environment(tmp_path, PYTHONPATH=str(SUPPORT))
     finished = run_job(command, cwd=tmp_path, environment=environment, timeout=240).check()

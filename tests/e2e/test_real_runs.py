@@ -1,4 +1,4 @@
-"""Real processes, real strategies, real wandb, offline: what is on disk afterwards is what the policy's vectors say."""
+"""Real processes, strategies and wandb, offline: the runs on disk afterwards match the policy's test vectors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def run(*commands: list[str | Path], cwd: Path, timeout: float = 240) -> Finishe
 
 
 PLAIN_STEPS = {"global_step": ROWS - 1}
-LIGHTNING_STEPS = {"trainer/global_step": ROWS}  # that of the row which trainer.test adds
+LIGHTNING_STEPS = {"trainer/global_step": ROWS}  # the step of the row that trainer.test adds
 
 
 def check_all_combinations(directory: Path, layout: str, last_step: Mapping[str, int] = PLAIN_STEPS) -> None:
@@ -41,27 +41,27 @@ def check_generated_ids(finished: Finished, directory: Path, world_size: int) ->
 
 
 def test_plain_pytorch_on_two_nodes(tmp_path: Path) -> None:
-    """For other launchers, and before there is a process group, see test_launchers.py."""
+    """For other launchers, and for sessions opened before the process group, see test_launchers.py."""
     finished = run(*torchrun(SCRIPTS / "plain_loop.py", tmp_path, "after", nodes=2), cwd=tmp_path)
     check_all_combinations(tmp_path, "2x2")
     check_generated_ids(finished, tmp_path, 4)
     check_announcements(finished)
 
 
-def test_ranks_meet_whether_they_come_before_or_after_their_process_group(tmp_path: Path) -> None:
+def test_ranks_meet_before_and_after_their_process_group(tmp_path: Path) -> None:
     finished = run(*torchrun(SCRIPTS / "meet_late.py", tmp_path), cwd=tmp_path)
     (run_id,) = {stored.run_id for stored in ended_runs(tmp_path, 2)}
     assert finished.lines("SAW ") == [f"SAW {run_id}"] * 2
 
 
 def check_announcements(finished: Finished) -> None:
-    """One line from each unit: of the job in global scope, of each of the two nodes in worker scope."""
+    """Check that each unit prints one line: one for the job in global scope, one for each node in worker scope."""
     lines = finished.lines("dist_wandb: run_mode=")
     job_lines = len([scope for _, scope in COMBINATIONS if scope == "global"]) + 1  # and the run with a generated id
     node_lines = len([scope for _, scope in COMBINATIONS if scope == "worker"]) * 2
     assert len(lines) == job_lines + node_lines
     assert all("4 ranks on 2 nodes" in line and "(offline, " in line for line in lines)
-    # At the end of each shared run one line, and none of W&B's, which are wrong there.
+    # At the end of each shared run one line, and no lines of W&B, which would be wrong there.
     uploads = [line.partition("dist-wandb sync ")[2] for line in finished.lines("dist_wandb: the run ")]
     assert len(uploads) == 3
     assert len(finished.lines("dist_wandb: ")) == len(lines) + len(uploads)
@@ -80,14 +80,14 @@ def test_lightning_ddp_fit_then_test_is_one_run(tmp_path: Path) -> None:
 
 
 def test_lightning_ddp_spawn_fit_then_test(tmp_path: Path) -> None:
-    """Each stage's new processes open the same ids again."""
+    """The new processes of each stage open runs of the same ids again."""
     command: list[str | Path] = [sys.executable, SCRIPTS / "fit_and_test.py", str(tmp_path), "ddp_spawn", "shared"]
     finished = run([*command, "worker"], cwd=tmp_path)
     check_lightning(finished, tmp_path, "shared", openings=2)
 
 
 def check_lightning(finished: Finished, directory: Path, run_mode: str, openings: int = 1) -> None:
-    """Check ids seen by the ranks, that rows of fit and of test are there, each once, and that one line told of it."""
+    """Check the ids seen by the ranks, that each row of fit and test exists once, and that one line was printed."""
     assert finished.output.count("dist_wandb: run_mode=") == 1
     ranks = [rank for rank in vector("1x2", run_mode, "global") if rank["opens_run"]]
     stored = ended_runs(directory, openings * len(ranks))
@@ -118,7 +118,7 @@ def test_lightning_experiment_used_early_is_the_run_of_the_job(tmp_path: Path) -
         assert f"fit rank {rank} run {rank == 0} id {stored.run_id}\n" in finished.output
 
 
-def test_lightning_experiment_used_too_early_for_the_mode_is_an_error_that_ends_all_ranks(tmp_path: Path) -> None:
+def test_lightning_experiment_used_too_early_for_the_mode_ends_all_ranks(tmp_path: Path) -> None:
     command: list[str | Path] = [sys.executable, SCRIPTS / "early_experiment.py", str(tmp_path), "new"]
     finished = run_job(command, cwd=tmp_path, environment=environment(), timeout=240)
     assert finished.exit_codes == (1,)
@@ -136,7 +136,7 @@ def test_accelerate_attached_to_a_session(tmp_path: Path) -> None:
     check_all_combinations(tmp_path, "1x2")
 
 
-def test_accelerate_by_name_where_only_the_main_process_inits_trackers(tmp_path: Path) -> None:
+def test_accelerate_by_name_if_only_the_main_process_inits_trackers(tmp_path: Path) -> None:
     """For trackers by instance, see test_accelerate.py."""
     run(*torchrun(SCRIPTS / "accelerate_loop.py", tmp_path, "name", "main"), cwd=tmp_path)
     check_all_combinations(tmp_path, "1x2")

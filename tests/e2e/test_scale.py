@@ -1,4 +1,4 @@
-"""A job of as many ranks as a machine of two cores carries: `benchmarks/scale.py`, which says what has failed."""
+"""A job of as many ranks as a machine with two cores can run: `benchmarks/scale.py`, which reports failures."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 RANKS = 128
-MOST_MEMORY = 40.0  # MiB that a rank shares with no other
+MOST_MEMORY = 40.0  # MiB of private memory of a rank
 
 
 def play(tmp_path: Path, ranks: int, limit: float, *options: str) -> tuple[Finished, dict[str, Any]]:
-    """At a lower priority: it would take the whole machine from the tests beside it."""
+    """Run the benchmark at a lower priority: it would slow down all concurrent tests."""
     program = [sys.executable, "-m", "benchmarks.scale", "--ranks", str(ranks), "--limit", str(limit), *options]
     command = ["nice", "-n", "10", *program]
     finished = run_job(command, cwd=ROOT, environment=clean_environment(TMPDIR=str(tmp_path)), timeout=290)
@@ -28,8 +28,8 @@ def play(tmp_path: Path, ranks: int, limit: float, *options: str) -> tuple[Finis
     return finished, json.loads(finished.output[start : end + 1])
 
 
-@pytest.mark.cold  # a warm interpreter has more that each rank is to get a copy of
-def test_all_rows_of_many_ranks_are_brought_together(tmp_path: Path) -> None:
+@pytest.mark.cold  # a warm interpreter has more memory that is copied for each rank
+def test_all_rows_of_many_ranks_are_reduced(tmp_path: Path) -> None:
     finished, report = play(tmp_path, RANKS, 250)
     finished.check()
     (job,) = report["jobs"]
@@ -41,7 +41,7 @@ def test_all_rows_of_many_ranks_are_brought_together(tmp_path: Path) -> None:
 
 
 def test_a_job_that_does_not_end_in_time_is_a_failure(tmp_path: Path) -> None:
-    finished, report = play(tmp_path, 2, 0.01, "--pause", "60")  # so no rank ends by itself before it is killed
+    finished, report = play(tmp_path, 2, 0.01, "--pause", "60")  # no rank ends before it is killed
     (code,) = finished.exit_codes
     assert code == 1
     assert report["failures"][0] == "2 ranks: exit codes {-9: 2}"

@@ -1,4 +1,4 @@
-"""What whoever reaches the job's store, or reads the output, learns of secrets in configs: nothing."""
+"""Secrets in configs appear neither in the job's store nor in the output."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch.distributed as dist
 from processes import clean_environment, run_job
 from wire import tapped
 
-SECRET = "s3cr3t"  # noqa: S105  # what all secrets of the script begin with
+SECRET = "s3cr3t"  # noqa: S105  # prefix of all secrets of the script
 SCRIPT = Path(__file__).parent / "scripts" / "config_secrets.py"
 
 
@@ -26,7 +26,7 @@ def test_secrets_of_a_config_are_neither_in_the_store_nor_in_the_output(tmp_path
             cwd=tmp_path,
             environment=clean_environment(),
         ).check()
-        heard = wire.heard
+        traffic = wire.heard
     seen = {tuple(line.split(" ", 3)[1:3]): json.loads(line.split(" ", 3)[3]) for line in finished.lines("SAW ")}
     for (mode, rank), values in seen.items():
         own_run = mode == "new" and rank == "1"
@@ -44,13 +44,13 @@ def test_secrets_of_a_config_are_neither_in_the_store_nor_in_the_output(tmp_path
     assert all("'later_token' is in the config of the run" in why for why in whys)
     assert all("by its name or its text it is a secret" in why for why in whys)
 
-    # Ordinary values are compared, told and shown as ever.
-    assert b"max_tokens" in heard
+    # Ordinary values are compared, published and shown as usual.
+    assert b"max_tokens" in traffic
     assert "given different configs: 'lr' is 1.5 on rank 1, but 0.5 on rank 0" in finished.output
     assert finished.output.count("REFUSED config_sync='check', but the ranks were given different configs: 'lr'") == 2
     assert "'net' is {'size': 1, 'api_key': …, " in finished.output
     assert "W&B cannot hold these values" in finished.output
 
-    leaks = {match.decode() for match in re.findall(SECRET.encode() + rb"[\w-]*", heard)}
+    leaks = {match.decode() for match in re.findall(SECRET.encode() + rb"[\w-]*", traffic)}
     assert leaks == set()
     assert re.findall(rf".*{SECRET}.*", finished.output) == []

@@ -19,12 +19,12 @@ AGENT = SCRIPTS / "sweep_agent.py"
 
 
 def agent(parameters: dict[str, list[object]], *command: str | Path) -> list[str | Path]:
-    """A command that makes a grid, and has ``wandb agent`` go through it."""
+    """Return a command that creates a grid, and runs ``wandb agent`` on it."""
     given = json.dumps({name: {"values": values} for name, values in parameters.items()})
     return [sys.executable, AGENT, given, *command]
 
 
-def test_a_trial_is_one_run_of_any_mode_with_its_values_on_all_ranks(wandb_server: WandbServer, tmp_path: Path) -> None:
+def test_a_trial_is_one_run_in_any_mode_with_its_values_on_all_ranks(wandb_server: WandbServer, tmp_path: Path) -> None:
     grid: dict[str, list[object]] = {"lr": [0.5, 0.25], "run_mode": ["auto", "shared", "new"]}
     command = agent(grid, *TORCHRUN, SCRIPTS / "sweep_trial.py")
     finished = run_job(command, cwd=tmp_path, environment=wandb_server.environment(tmp_path)).check()
@@ -51,24 +51,24 @@ def test_a_trial_is_one_run_of_any_mode_with_its_values_on_all_ranks(wandb_serve
     assert len(wandb_server.runs) == 8
     assert finished.output.count("id='mine', project='elsewhere' are not used") == 6
     assert finished.output.count("W&B accepts one run as a trial") == 2
-    assert "Ignoring" not in finished.output  # as W&B says of ids that the script did not pass
+    assert "Ignoring" not in finished.output  # W&B's warning about ids
 
 
 def test_an_early_stop_reaches_all_ranks_and_ends_the_trial_once(wandb_server: WandbServer, tmp_path: Path) -> None:
     codes = {"torchrun": 143, "accelerate": 143, "trainer": 143, "lightning": 1}  # Lightning raises an exception
-    said = tmp_path / "output.txt"
+    log = tmp_path / "output.txt"
     command = agent({"launcher": [*codes], "lr": [0.5]}, "PYTHON", SCRIPTS / "sweep_launched.py")
     environment = wandb_server.environment(
         tmp_path, WANDB_AGENT_DISABLE_FLAPPING="true"
-    )  # it gives up after 3 failures
-    with started(command, cwd=tmp_path, environment=environment, output=said) as job:
+    )  # otherwise it gives up after 3 failures
+    with started(command, cwd=tmp_path, environment=environment, output=log) as job:
         for number in range(len(codes)):
             wandb_server.wait_until(partial(logs, wandb_server, f"sweep0t{number}"), within=120)
             wandb_server.stop_trial("sweep0", number)
             wandb_server.wait_until(partial(has_ended, wandb_server, number), within=60)
         assert job.processes[0].wait(60) == 0
-        wait_until(lambda: not job.living(), 60, "processes of a stopped trial live on")
-    output = said.read_text()
+        wait_until(lambda: not job.living(), 60, "the end of all processes of a stopped trial")
+    output = log.read_text()
     assert len(wandb_server.runs) == len(codes)
     for number, code in enumerate(codes.values()):
         run = wandb_server.run(f"sweep0t{number}")
@@ -84,17 +84,17 @@ def test_an_early_stop_reaches_all_ranks_and_ends_the_trial_once(wandb_server: W
         ("spawned", {"finished": 0, "stopped": 255}),  # stopped by W&B's interruption of the ranks that have runs
     ],
 )
-def test_a_function_that_wandbs_agent_calls_is_a_trial_with_its_end(
+def test_a_function_called_by_wandbs_agent_is_a_trial_with_its_exit_code(
     how: str, codes: dict[str, int], wandb_server: WandbServer, tmp_path: Path
 ) -> None:
-    said = tmp_path / "output.txt"
+    log = tmp_path / "output.txt"
     command: list[str | Path] = [sys.executable, SCRIPTS / "sweep_function.py", how, *codes]
-    with started(command, cwd=tmp_path, environment=wandb_server.environment(tmp_path), output=said) as job:
+    with started(command, cwd=tmp_path, environment=wandb_server.environment(tmp_path), output=log) as job:
         wandb_server.wait_until(partial(logs, wandb_server, f"sweep0t{list(codes).index('stopped')}"), within=120)
         wandb_server.stop_trial("sweep0", list(codes).index("stopped"))
         assert job.processes[0].wait(60) == 0
-        wait_until(lambda: not job.living(), 60, "processes of a stopped trial live on")
-    output = said.read_text()
+        wait_until(lambda: not job.living(), 60, "the end of all processes of a stopped trial")
+    output = log.read_text()
     assert len(wandb_server.runs) == len(codes)
     ranks = ("",) if how == "alone" else ("0 ", "1 ")
     for number, (end, code) in enumerate(codes.items()):
@@ -105,7 +105,7 @@ def test_a_function_that_wandbs_agent_calls_is_a_trial_with_its_end(
 
 
 def logs(server: WandbServer, run_id: str) -> bool:
-    """Whether a trial has logged rows with numbers of its ranks."""
+    """Return whether a trial has logged rows with numbers of its ranks."""
     return any(
         run.run_id == run_id and any({"loss", "train/loss"} & row.keys() for row in run.rows)
         for run in server.runs.values()
@@ -113,7 +113,7 @@ def logs(server: WandbServer, run_id: str) -> bool:
 
 
 def has_ended(server: WandbServer, number: int) -> bool:
-    """Whether the agent has seen that a trial's process has ended."""
+    """Return whether the agent has detected the end of a trial's process."""
     return server.trials("sweep0")[number].has_ended
 
 

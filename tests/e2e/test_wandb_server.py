@@ -1,4 +1,4 @@
-"""The stand-in for the W&B server, with the real wandb as client: what is recorded is what was done, whatever fails."""
+"""The stand-in for the W&B server, with the real wandb as client: it records all actions, also after failures."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TIMEOUT = 120
 
 
 def client(directory: Path, **order: Any) -> list[str | Path]:
-    """The command of a client whose run has the id `exp`, unless told otherwise."""
+    """Return the command of a client; its run has the id `exp` by default."""
     directory.mkdir(exist_ok=True)
     order["init"] = {"id": "exp", "dir": str(directory), **order.get("init", {})}
     return [sys.executable, SCRIPTS / "wandb_client.py", json.dumps(order)]
@@ -63,7 +63,7 @@ def test_an_exit_code_is_recorded(wandb_server: WandbServer, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("resume", ["allow", "must"])
-def test_a_resumed_run_goes_on_behind_its_rows(wandb_server: WandbServer, tmp_path: Path, resume: str) -> None:
+def test_a_resumed_run_continues_after_its_rows(wandb_server: WandbServer, tmp_path: Path, resume: str) -> None:
     run(wandb_server, tmp_path, client(tmp_path, init={"config": {"lr": 0.1}}, rows=ROWS)).check()
     run(wandb_server, tmp_path, client(tmp_path, init={"resume": resume}, rows=MORE_ROWS)).check()
     recorded = wandb_server.run("exp")
@@ -73,14 +73,14 @@ def test_a_resumed_run_goes_on_behind_its_rows(wandb_server: WandbServer, tmp_pa
     assert recorded.completions == 2
 
 
-def test_a_run_that_must_be_resumed_has_to_be_there(wandb_server: WandbServer, tmp_path: Path) -> None:
+def test_a_run_that_must_be_resumed_has_to_exist(wandb_server: WandbServer, tmp_path: Path) -> None:
     finished = run(wandb_server, tmp_path, client(tmp_path, init={"resume": "must"}))
     assert finished.exit_codes == (1,)
     assert wandb_server.runs == {}
 
 
 def test_plain_writers_of_one_id_overwrite_each_other(wandb_server: WandbServer, tmp_path: Path) -> None:
-    """Both open before either logs: of the rows at one offset that which came last is left."""
+    """Both open before either logs: of two rows at the same offset, the last received one is kept."""
     opened, joined = str(tmp_path / "opened"), str(tmp_path / "joined")
     first = client(tmp_path / "first", opened=opened, goes_on_after=joined, more_rows=ROWS)
     second = client(tmp_path / "second", opens_after=opened, opened=joined, rows=MORE_ROWS)
@@ -94,7 +94,7 @@ def test_plain_writers_of_one_id_overwrite_each_other(wandb_server: WandbServer,
 
 
 @pytest.mark.parametrize("counts_lines", [True, False])
-def test_a_plain_run_opened_again_starts_where_the_server_says(tmp_path: Path, counts_lines: bool) -> None:
+def test_a_reopened_plain_run_starts_at_the_servers_line_count(tmp_path: Path, counts_lines: bool) -> None:
     with WandbServer(counts_lines=counts_lines) as server:
         run(server, tmp_path, client(tmp_path, rows=ROWS)).check()
         run(server, tmp_path, client(tmp_path, rows=MORE_ROWS)).check()
@@ -105,7 +105,7 @@ def test_a_plain_run_opened_again_starts_where_the_server_says(tmp_path: Path, c
 
 
 def shared(directory: Path, rank: int, **order: Any) -> list[str | Path]:
-    """A writer of a shared run, rank 0 its primary."""
+    """Return the command of a writer of a shared run; rank 0 is its primary."""
     settings = {"mode": "shared", "x_label": f"rank-{rank}", "x_primary": rank == 0}
     settings["x_update_finish_state"] = rank == 0
     settings["x_stats_sampling_interval"] = 1
@@ -113,7 +113,7 @@ def shared(directory: Path, rank: int, **order: Any) -> list[str | Path]:
 
 
 def shared_pair(directory: Path) -> tuple[list[str | Path], list[str | Path]]:
-    """Two writers: the secondary opens after the primary, the primary finishes after the secondary has logged."""
+    """Return two writers: the secondary opens after the primary, which finishes after the secondary has logged."""
     opened, logged = str(directory / "opened"), str(directory / "logged")
     primary = shared(directory, 0, rows=ROWS, opened=opened, goes_on_after=logged)
     return primary, shared(directory, 1, rows=MORE_ROWS, opens_after=opened, logged=logged)
@@ -134,7 +134,7 @@ def test_shared_writers_are_clients_of_one_run(wandb_server: WandbServer, tmp_pa
 
 
 def labels_of(writer: WriterRecord) -> set[str]:
-    """The labels in the system metrics and the console lines of a writer."""
+    """Return the labels in the system metrics and the console lines of a writer."""
     in_metrics = {name.partition("/l:")[2] for event in writer.events for name in event if "/l:" in name}
     in_lines = {str(json.loads(line).get("label")) for line in writer.console}
     assert in_metrics
@@ -145,7 +145,7 @@ def labels_of(writer: WriterRecord) -> set[str]:
 FAULTS: dict[str, dict[str, Any]] = {
     "answered with 500": {"status": 500},
     "dropped": {"drop": True},
-    "recorded, and the answer dropped": {"drop": True, "processed": True},
+    "recorded, but the response dropped": {"drop": True, "processed": True},
     "slow": {"delay": 0.5},
 }
 
@@ -155,7 +155,9 @@ def has_rows(request: Request) -> bool:
 
 
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS.keys())
-def test_faults_lose_and_double_no_rows(wandb_server: WandbServer, tmp_path: Path, fault: dict[str, Any]) -> None:
+def test_faults_neither_lose_nor_duplicate_rows(
+    wandb_server: WandbServer, tmp_path: Path, fault: dict[str, Any]
+) -> None:
     opening = wandb_server.fail("UpsertBucket", count=1, **fault)
     streaming = wandb_server.fail("file_stream", count=1, only=has_rows, **fault)
     run(wandb_server, tmp_path, client(tmp_path, rows=ROWS)).check()
@@ -185,7 +187,7 @@ def losses_so_far(server: WandbServer) -> list[float]:
     return [loss for run in server.runs.values() for loss in losses(run)]
 
 
-def test_a_fault_goes_on_until_it_is_stopped(wandb_server: WandbServer, tmp_path: Path) -> None:
+def test_a_fault_lasts_until_it_is_stopped(wandb_server: WandbServer, tmp_path: Path) -> None:
     fault = wandb_server.fail("file_stream", status=500)
     command = client(tmp_path, rows=ROWS)
     with started(command, cwd=tmp_path, environment=wandb_server.environment(tmp_path)) as job:
@@ -212,7 +214,7 @@ def test_files_and_artifacts_arrive(wandb_server: WandbServer, tmp_path: Path) -
     assert list(artifact.manifest["contents"]) == ["weights.bin"]
 
 
-def test_what_the_server_does_not_know_is_an_error_that_tests_see() -> None:
+def test_unsupported_requests_are_errors_and_recorded() -> None:
     with WandbServer() as server:
         for path, body in (("/graphql", {"query": "query Nonsense { x }"}), ("/nowhere", {})):
             connection = HTTPConnection("127.0.0.1", server.port, timeout=TIMEOUT)

@@ -1,4 +1,4 @@
-"""The warm interpreter of the tests: what is forked is for others, and for itself, what a new interpreter would be."""
+"""The warm interpreter of the tests: to itself and to others, a fork is equivalent to a new interpreter."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import warm
 from processes import Finished, clean_environment, run_job, started, wait_until
 
 SUPPORT = Path(__file__).parents[1] / "support"
-TELLS = """
+REPORTS = """
 import json, os, signal, sys, threading
 print(json.dumps({
     "argv": sys.argv, "name": __name__, "file": globals().get("__file__"), "path": sys.path, "flags": list(sys.flags),
@@ -44,20 +44,27 @@ WAITS = "import time, os; print(os.getpid(), flush=True); time.sleep(600)"
 def python() -> str:
     """The stand-in."""
     found = warm.interpreter(clean_environment())
-    assert found != sys.executable, "there is no server"
+    assert found != sys.executable, "no server is available"
     return found
 
 
 @pytest.fixture
-def tell(tmp_path: Path) -> str:
-    script = tmp_path / "tells.py"
-    script.write_text(TELLS)
+def reports(tmp_path: Path) -> str:
+    script = tmp_path / "reports.py"
+    script.write_text(REPORTS)
     return str(script)
 
 
-def told(command: Sequence[str], tmp_path: Path, **options: Any) -> dict[str, Any]:
+def reported(command: Sequence[str], tmp_path: Path, **options: Any) -> dict[str, Any]:
     done = subprocess.run(
-        command, cwd=tmp_path, input="what comes in", capture_output=True, text=True, timeout=60, check=False, **options
+        command,
+        cwd=tmp_path,
+        input="standard input",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        **options,
     )
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     facts: dict[str, Any] = json.loads(done.stdout)
@@ -68,19 +75,19 @@ def told(command: Sequence[str], tmp_path: Path, **options: Any) -> dict[str, An
     ("words", "variables"),
     [
         (["SCRIPT", "a", "", "b c", "-x"], {}),
-        (["-c", TELLS, "-m", "a"], {"PYTHONPATH": "here::/there/../and"}),
-        (["-m", "tells", "a"], {"PYTHONPATH": ""}),
+        (["-c", REPORTS, "-m", "a"], {"PYTHONPATH": "here::/there/../and"}),
+        (["-m", "reports", "a"], {"PYTHONPATH": ""}),
         (["-u", "SCRIPT"], {"PYTHONUNBUFFERED": ""}),
         (["SCRIPT"], {"PYTHONUNBUFFERED": "", "LOCAL_RANK": "1", "TMPDIR": "elsewhere"}),
     ],
     ids=["script", "code", "module", "unbuffered", "buffered"],
 )
-def test_a_fork_tells_of_itself_what_a_new_interpreter_tells(
-    python: str, tell: str, tmp_path: Path, words: list[str], variables: dict[str, str]
+def test_a_fork_reports_the_same_as_a_new_interpreter(
+    python: str, reports: str, tmp_path: Path, words: list[str], variables: dict[str, str]
 ) -> None:
-    command = [tell if word == "SCRIPT" else word for word in words]
+    command = [reports if word == "SCRIPT" else word for word in words]
     read, write = os.pipe()
-    environment = {**clean_environment(), "PYTHONFAULTHANDLER": "", **variables}  # it comes before Python's handlers
+    environment = {**clean_environment(), "PYTHONFAULTHANDLER": "", **variables}  # it precedes Python's handlers
 
     def prepare() -> None:
         os.umask(0o027)
@@ -88,7 +95,7 @@ def test_a_fork_tells_of_itself_what_a_new_interpreter_tells(
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
 
     forked, new = (
-        told([each, *command], tmp_path, env=environment, pass_fds=[write], preexec_fn=prepare)
+        reported([each, *command], tmp_path, env=environment, pass_fds=[write], preexec_fn=prepare)
         for each in (python, sys.executable)
     )
     os.close(read)
@@ -142,7 +149,7 @@ def test_signals_reach_the_child(python: str, tmp_path: Path) -> None:
         assert (handles.wait(30), dies.wait(30)) == (9, -2)
 
 
-def test_the_child_of_a_stand_in_that_is_killed_dies(python: str, tmp_path: Path) -> None:
+def test_the_child_of_a_killed_stand_in_dies(python: str, tmp_path: Path) -> None:
     with started([python, "-c", WAITS], cwd=tmp_path) as job:
         (process,) = job.processes
         assert process.stdout is not None
@@ -156,8 +163,8 @@ def is_alive(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
-def test_descriptors_are_the_stand_ins_alone(python: str, tmp_path: Path) -> None:
-    """Who waits for a pipe to be closed is not kept waiting by the stand-in."""
+def test_the_stand_in_does_not_keep_descriptors_open(python: str, tmp_path: Path) -> None:
+    """A process that waits for the end of a pipe does not have to wait for the stand-in."""
     read, write = os.pipe()
     code = "import os, sys, time; os.write(int(sys.argv[1]), b'x'); os.close(int(sys.argv[1])); time.sleep(600)"
     process = subprocess.Popen(
@@ -177,7 +184,7 @@ NESTED = """
 import multiprocessing, os, subprocess, sys
 import torch.multiprocessing as mp
 
-def told(rank, queue):
+def report(rank, queue):
     queue.put((rank, os.getppid(), sys.executable))
 
 def raises(rank):
@@ -186,7 +193,7 @@ def raises(rank):
 if __name__ == "__main__":
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
-    mp.spawn(told, (queue,), nprocs=2)
+    mp.spawn(report, (queue,), nprocs=2)
     assert sorted(queue.get() for _ in range(2)) == [(rank, os.getpid(), sys.executable) for rank in range(2)]
     process = context.Process(target=raises, args=(4,))
     process.start()
@@ -197,7 +204,7 @@ if __name__ == "__main__":
 """
 
 
-def test_what_a_child_starts_is_warm_as_well(python: str, tmp_path: Path) -> None:
+def test_interpreters_started_by_a_child_are_warm_as_well(python: str, tmp_path: Path) -> None:
     (tmp_path / "nested.py").write_text(NESTED)
     assert run(python, tmp_path, "nested.py").check().output == f"{python}\n"
 
@@ -212,7 +219,7 @@ def test_what_a_child_starts_is_warm_as_well(python: str, tmp_path: Path) -> Non
         (["-c", "import sys; print(sys.executable)"], {"PYTHONPATH": "shadow"}),
     ],
 )
-def test_what_a_fork_cannot_be_starts_cold(
+def test_a_request_that_a_fork_cannot_match_starts_cold(
     python: str, tmp_path: Path, words: list[str], variables: dict[str, str]
 ) -> None:
     (tmp_path / "shadow").mkdir()
@@ -244,8 +251,10 @@ with warm.served():
     ],
     ids=["server", "torchrun", "launchers", "mpich"],
 )
-def test_what_whole_jobs_set_starts_no_cold_interpreter(python: str, tmp_path: Path, variables: dict[str, str]) -> None:
-    """A library that reads one of these when it is imported would make nearly all starts cold, as would a module."""
+def test_variables_of_whole_jobs_do_not_start_a_cold_interpreter(
+    python: str, tmp_path: Path, variables: dict[str, str]
+) -> None:
+    """A library that reads one of these on import, or such a module, would make nearly all starts cold."""
     (tmp_path / "__main__.py").touch()
     (tmp_path / "script.py").write_text("import sys; print('torch' in sys.modules)")
     job = (python, tmp_path / "script.py")
@@ -253,7 +262,7 @@ def test_what_whole_jobs_set_starts_no_cold_interpreter(python: str, tmp_path: P
     assert done.output.strip() == "True"
 
 
-def test_nothing_is_left_of_a_run_that_is_killed_and_a_stand_in_without_server_is_cold(tmp_path: Path) -> None:
+def test_a_killed_test_run_leaves_nothing_and_a_stand_in_without_server_is_cold(tmp_path: Path) -> None:
     mine = tmp_path / "python"
     with started([sys.executable, "-W", "ignore", "-c", OWNER], cwd=tmp_path) as job:
         (process,) = job.processes
