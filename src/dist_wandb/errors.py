@@ -1,4 +1,4 @@
-"""The errors of dist_wandb: each is a `DistWandbError`, and several are also a built-in error.
+"""The errors of dist_wandb: each is a `DistWandbError`, and some are also a built-in error.
 
 A message has three parts: what is wrong (the value, the rank), where it came from, and what to do. All other names in
 this module are wandb's own.

@@ -44,18 +44,15 @@ def upload_environment(
         resume: W&B's ``resume``, for a plain run that continues; `None` for a new run.
         server: Address of the server; `None` for the user's own setting, or W&B's default.
     """
-    environment = {name: value for name, value in own_environment().items() if name not in _OF_ONE_RUN}
-    roles = {"X_PRIMARY": primary, "X_UPDATE_FINISH_STATE": finishes}
-    environment.update({f"WANDB_{name}": str(value).lower() for name, value in roles.items()})
-    environment["WANDB_MODE"] = "shared" if shared else "online"
-    environment["WANDB_DIR"] = str(directory)
-    if label is not None:
-        environment["WANDB_X_LABEL"] = label
-    if resume is not None:
-        environment["WANDB_RESUME"] = resume
-    if server is not None:
-        environment["WANDB_BASE_URL"] = server
-    for name, value in _RETRY_LIMITS.items():
-        environment.setdefault(name, value)
+    own = {name: value for name, value in own_environment().items() if name not in _OF_ONE_RUN}
+    role = {
+        "WANDB_X_PRIMARY": str(primary).lower(),
+        "WANDB_X_UPDATE_FINISH_STATE": str(finishes).lower(),
+        "WANDB_MODE": "shared" if shared else "online",
+        "WANDB_DIR": str(directory),
+        "WANDB_X_LABEL": label,
+        "WANDB_RESUME": resume,
+        "WANDB_BASE_URL": server,
+    }
     (directory / "wandb").mkdir(parents=True, exist_ok=True)
-    return environment
+    return {**_RETRY_LIMITS, **own, **{name: value for name, value in role.items() if value is not None}}

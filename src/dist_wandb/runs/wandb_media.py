@@ -24,9 +24,7 @@ _PLAIN_TYPES = frozenset({int, float, str, bool, type(None), None})  # `None` fo
 
 def images(values: Iterable[Any]) -> list[Any]:
     """Return arrays or PIL images as W&B images."""
-    import wandb
-
-    return [wandb.Image(value) for value in values]
+    return [image(value) for value in values]
 
 
 def image(value: Any, files: Path | None = None, **arguments: Any) -> Any:

@@ -1,1 +1,1 @@
-"""What the user asked for, and what it means here. Pure: no wandb, no torch, no clock."""
+"""The user's options, and the plan that follows from them. Pure: no wandb, no torch, no clock."""
