@@ -36,12 +36,12 @@ def check_workspace() -> None:
     Raises:
         ConfigurationError: It is a pipe, a device or similar, or too large.
     """
-    for place in workspace_settings():
+    for path in workspace_settings():
         with suppress(OSError):  # usually it does not exist
-            found = place.stat()  # links to files are allowed, as by wandb
+            found = path.stat()  # links to files are allowed, as by wandb
             if not stat.S_ISREG(found.st_mode) or found.st_size > LIMIT:
                 raise ConfigurationError(
-                    f"{place}, which W&B reads its settings from, is not a regular file of at most {LIMIT} bytes. "
+                    f"{path}, which W&B reads its settings from, is not a regular file of at most {LIMIT} bytes. "
                     "Remove it, or start from another directory."
                 )
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("dist_wandb")
 
 # Settings that can expose the key on its way to the right server.
-_ON_THE_WAY = ("insecure_disable_ssl", "http_proxy", "https_proxy", "x_extra_http_headers")
+_TRANSPORT_SETTINGS = ("insecure_disable_ssl", "http_proxy", "https_proxy", "x_extra_http_headers")
 _notices = Notices()
 
 
@@ -127,8 +127,8 @@ def warn_of_workspace(init_arguments: Mapping[str, Any]) -> None:
     wandb reads them, and users mostly know the directory in which they start a training. But a stolen key cannot be
     recalled.
     """
-    places = [place for place in workspace_settings() if place.exists()]
-    if not places:
+    paths = [path for path in workspace_settings() if path.exists()]
+    if not paths:
         return
     found = []
     with suppress(ConfigurationError):  # wandb.init raises it
@@ -137,23 +137,23 @@ def warn_of_workspace(init_arguments: Mapping[str, Any]) -> None:
         server = destination(init_arguments)
         if server.origin == "workspace settings" and not server.takes_key:
             found.append(f"base_url ({server.shown})")
-        found += [name for name in _ON_THE_WAY if _is_from(places, name, init_arguments)]
+        found += [name for name in _TRANSPORT_SETTINGS if _is_only_in(paths, name, init_arguments)]
     if found and _notices.is_first("workspace"):
         _log.warning(
             "dist_wandb: %s of %s decides where your runs and your API key go, and your own settings do not name it. "
             "If that file is not yours, end the job and create a new key. If it is, set the same value in the "
             "environment (WANDB_BASE_URL) or in your own settings file, and this warning will not appear again.",
             " and ".join(found),
-            " and ".join(map(str, places)),
+            " and ".join(map(str, paths)),
         )
 
 
-def _is_from(places: Iterable[Path], name: str, init_arguments: Mapping[str, Any]) -> bool:
+def _is_only_in(paths: Iterable[Path], name: str, init_arguments: Mapping[str, Any]) -> bool:
     """Return whether only settings files of the current directory set a value."""
     if user_setting(init_arguments, name) is not None or f"WANDB_{name.upper()}" in os.environ:
         return False
     own = {setting_in(path, name, Path.read_bytes) for path in users_settings()}
-    return any(setting_in(place, name, read_small) not in {None, *own} for place in places)
+    return any(setting_in(path, name, read_small) not in {None, *own} for path in paths)
 
 
 def _who_named(url: str) -> tuple[Origin, str]:
@@ -170,9 +170,9 @@ def _who_named(url: str) -> tuple[Origin, str]:
     default = str(wandb.Settings.model_fields["base_url"].default)
     if not any(named for _, named in own) and is_same_server(default, url):
         return "default", "W&B's default"
-    for place in workspace_settings():
-        if _is_read_as(setting_in(place, "base_url", read_small) or "", url):
-            return "workspace settings", str(place)
+    for path in workspace_settings():
+        if _is_read_as(setting_in(path, "base_url", read_small) or "", url):
+            return "workspace settings", str(path)
     return "elsewhere", "wandb's settings"
 
 

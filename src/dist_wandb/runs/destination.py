@@ -24,7 +24,7 @@ settings file of the current directory, or an unknown source."""
 
 _CHARACTERS = re.compile(r"[A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=%-]+")  # RFC 3986
 _PORTS = {"http": 80, "https": 443}
-_UNNAMED = ("workspace settings", "elsewhere")
+_UNTRUSTED = ("workspace settings", "elsewhere")
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def refusal_of(url: str, origin: Origin, source: str, *, has_own_key: bool = Fal
     if trusted is not None and is_same_server(trusted, url):
         return ""
     is_open = not _is_private(url)
-    if origin in _UNNAMED and (is_open or not (has_own_key and urlsplit(url).scheme == "https")):
+    if origin in _UNTRUSTED and (is_open or not (has_own_key and urlsplit(url).scheme == "https")):
         why = (
             f"The server {shown} is named by {source} alone, not by you, so the API key is not sent there"
             f"{', and it would go over plain http' if is_open else ''}."

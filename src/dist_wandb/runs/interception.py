@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from dist_wandb.runs.null_run import AnyRun
 
-_OF_THE_MODULE = frozenset({"log", "define_metric"})  # module functions of wandb that act on `wandb.run`
+_MODULE_FUNCTIONS = frozenset({"log", "define_metric"})  # module functions of wandb that act on `wandb.run`
 
 Handler: TypeAlias = Callable[..., Any]
 """Called in place of a method, with the original method and the arguments of the call."""
@@ -159,7 +159,7 @@ def _replaced(run: AnyRun, name: str, handler: Handler) -> Iterator[Callable[[],
     yield remove
     module = sys.modules.get("wandb")
     running = getattr(module, "run", None)
-    if module is None or name not in _OF_THE_MODULE or not hasattr(module, name):
+    if module is None or name not in _MODULE_FUNCTIONS or not hasattr(module, name):
         return
     if running is None and name == "log":
         yield intercept(module, name, handler)[1]

@@ -141,7 +141,7 @@ class Record:
         except DistWandbError as second:
             self.run = NullRun()
             _log.warning("dist_wandb: rank %d cannot write it there: %s. Further rows are dropped.", self._rank, second)
-        self._replay(self._not_in(directory))
+        self._replay(self._rows_not_in(directory))
 
     def _replay(self, rows: list[_LoggedRow]) -> None:
         """Log rows again; if the files of a row are gone, only its numbers."""
@@ -161,7 +161,7 @@ class Record:
                 shortened,
             )
 
-    def _not_in(self, directory: Path) -> list[_LoggedRow]:
+    def _rows_not_in(self, directory: Path) -> list[_LoggedRow]:
         """Return the latest rows that are not in the file of the lost run."""
         unsafe = list(self._unsafe)
         written: set[Any] = set()

@@ -13,7 +13,7 @@ from dist_wandb.runs.client_settings import client_settings
 Mode = Literal["online", "offline", "disabled"]
 _BEYOND_INIT_TIMEOUT = 30.0  # seconds
 # Setting and environment variable by argument.
-_ELSEWHERE = {
+_SOURCES = {
     "project": ("project", "WANDB_PROJECT"),
     "entity": ("entity", "WANDB_ENTITY"),
     "group": ("run_group", "WANDB_RUN_GROUP"),
@@ -77,7 +77,7 @@ def wanted(init_arguments: Mapping[str, Any], name: str) -> str | None:
         init_arguments: Keyword arguments of `wandb.init`.
         name: `"project"`, `"entity"`, `"group"` or `"name"`.
     """
-    setting, variable = _ELSEWHERE[name]
+    setting, variable = _SOURCES[name]
     value = init_arguments.get(name) or user_setting(init_arguments, setting) or os.environ.get(variable)
     return str(value) if value else None
 

@@ -20,7 +20,7 @@ from dist_wandb.runs.requested import user_setting
 if TYPE_CHECKING:
     from dist_wandb.settings.plan import RunPlan
 
-_OF_THE_AGENT = {
+_AGENT_VARIABLES = {
     "id": ("run_id", "WANDB_RUN_ID"),
     "project": ("project", "WANDB_PROJECT"),
     "entity": ("entity", "WANDB_ENTITY"),
@@ -47,7 +47,7 @@ def of_trial(init_arguments: Mapping[str, Any]) -> Mapping[str, Any]:
     """
     if not is_trial():
         return init_arguments
-    values = {name: os.environ.get(variable) for name, (_, variable) in _OF_THE_AGENT.items()}
+    values = {name: os.environ.get(variable) for name, (_, variable) in _AGENT_VARIABLES.items()}
     values["id"] = trial_id() or init_arguments.get("id")
     others = {name: value for name, value in init_arguments.items() if name not in values}
     return {**others, **{name: value for name, value in values.items() if value}}
@@ -67,13 +67,13 @@ def forget_missing_values() -> None:
 def not_kept(init_arguments: Mapping[str, Any]) -> str | None:
     """Return a warning about the script's arguments that have no effect in a trial; `None` if there are none."""
     actual = of_trial(init_arguments)
-    settings = {name: user_setting(init_arguments, setting) for name, (setting, _) in _OF_THE_AGENT.items()}
+    settings = {name: user_setting(init_arguments, setting) for name, (setting, _) in _AGENT_VARIABLES.items()}
     requested = {name: init_arguments.get(name) or value for name, value in settings.items()}
     unused = [name for name, value in requested.items() if value and value != actual.get(name)]
     if not is_trial() or not unused:
         return None
     given = ", ".join(f"{name}={requested[name]!r}" for name in unused)
-    used = ", ".join(f"{_OF_THE_AGENT[name][1]}={actual[name]}" for name in unused if name in actual)
+    used = ", ".join(f"{_AGENT_VARIABLES[name][1]}={actual[name]}" for name in unused if name in actual)
     sweep = os.environ["WANDB_SWEEP_ID"]
     return (
         f"An agent of the sweep {sweep!r} has started this job, and the agent determines the run: {given} "
@@ -104,6 +104,6 @@ def planned(arguments: Mapping[str, Any], plan: RunPlan) -> Iterator[Mapping[str
         settings.sweep_param_path = None
     setattr(settings, name, value or None)
     try:
-        yield {key: item for key, item in arguments.items() if not plan.is_trial or key not in _OF_THE_AGENT}
+        yield {key: item for key, item in arguments.items() if not plan.is_trial or key not in _AGENT_VARIABLES}
     finally:
         setattr(settings, name, before)

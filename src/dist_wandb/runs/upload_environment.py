@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dist_wandb.wandb_files.environment import own_environment
 
-_OF_ONE_RUN = frozenset(
+_RUN_VARIABLES = frozenset(
     f"WANDB_{name}"
     for name in (
         *("RUN_ID", "NAME", "NOTES", "TAGS", "RUN_GROUP", "JOB_TYPE", "SWEEP_ID", "RESUME", "SERVICE"),
@@ -44,7 +44,7 @@ def upload_environment(
         resume: W&B's ``resume``, for a plain run that continues; `None` for a new run.
         server: Address of the server; `None` for the user's own setting, or W&B's default.
     """
-    own = {name: value for name, value in own_environment().items() if name not in _OF_ONE_RUN}
+    own = {name: value for name, value in own_environment().items() if name not in _RUN_VARIABLES}
     role = {
         "WANDB_X_PRIMARY": str(primary).lower(),
         "WANDB_X_UPDATE_FINISH_STATE": str(finishes).lower(),

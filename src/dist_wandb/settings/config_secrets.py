@@ -34,21 +34,21 @@ _IN_ONE = re.compile(r"password|passwd|passphrase|api_?key|private_?key", re.IGN
 # A name before a value in text, as in the repr of an object: Config(lr=0.1, password='x'), {'password': 'x'}
 _NAMED = re.compile(r"(?<![\w.])([A-Za-z_][\w.-]{0,63})(?:\s{0,2}=|['\"]\s{0,2}[=:])")
 _WITH_PASSWORD = re.compile(r"\s{0,9}[A-Za-z][A-Za-z0-9+.-]{0,30}://[^/?#\s@]{0,256}:[^/?#\s@]{1,256}@")
-_ORDINARY, _IN_DOUBT, _SURE = range(3)
+_NEVER, _IF_TEXT, _ALWAYS = range(3)
 
 
 @functools.lru_cache(maxsize=1 << 15)
 def _kind(name: str) -> int:
     """Classify a name: its value is not a secret, is a secret if it is text, or is always a secret."""
-    kind = _ORDINARY
+    kind = _NEVER
     for part in _LEVEL.split(name):
         words = [word.lower() for word in _WORD.findall(part)]
         if any(_SECRETS.fullmatch(word) for word in words) or _IN_ONE.search(part.replace("-", "_")):
-            return _SURE
+            return _ALWAYS
         doubtful = [word for word in words if _DOUBTFUL.fullmatch(word) and not _HARMLESS.fullmatch(word)]
         if doubtful:
             is_one = doubtful[-1] == words[-1] and (words[-1] == "pass" or not words[-1].endswith("s"))
-            kind = max(kind, _SURE if is_one else _IN_DOUBT)
+            kind = max(kind, _ALWAYS if is_one else _IF_TEXT)
     return kind
 
 
@@ -64,28 +64,28 @@ def is_secret(name: object, value: object) -> bool:
         ``is_secret("hf_token", "hf_1")``, ``is_secret("db.passWord", 1234)``, ``is_secret("auth", {"user": "me"})``,
         but not ``is_secret("max_tokens", 512)``, ``is_secret("use_auth", True)`` or ``is_secret("monkey", "x")``.
     """
-    return _holds_secret(value, _kind(name) if isinstance(name, str) else _ORDINARY, 0)
+    return _holds_secret(value, _kind(name) if isinstance(name, str) else _NEVER, 0)
 
 
 def _holds_secret(value: object, kind: int, depth: int) -> bool:
     if value is None or isinstance(value, bool):
         return False
     if isinstance(value, str):
-        return _looks_secret(value) or (kind > _ORDINARY and bool(value.strip()))
+        return _looks_secret(value) or (kind > _NEVER and bool(value.strip()))
     if isinstance(value, (int, float, Number)) or hasattr(value, "dtype"):
-        return kind == _SURE
+        return kind == _ALWAYS
     if depth < DEEPEST and isinstance(value, (list, tuple, set, frozenset)):
         return any(_holds_secret(item, kind, depth + 1) for item in value)
     if depth < DEEPEST and isinstance(value, Mapping):
-        return kind > _ORDINARY and any(_holds_secret(item, kind, depth + 1) for item in value.values())
-    return kind > _ORDINARY
+        return kind > _NEVER and any(_holds_secret(item, kind, depth + 1) for item in value.values())
+    return kind > _NEVER
 
 
 def _looks_secret(text: str) -> bool:
     """Return whether text contains a secret, as ``postgresql://user:password@host`` and ``password='x'`` do."""
     if "://" in text and _WITH_PASSWORD.match(text) is not None:
         return True
-    return ("=" in text or ":" in text) and any(_kind(name) == _SURE for name in _NAMED.findall(text))
+    return ("=" in text or ":" in text) and any(_kind(name) == _ALWAYS for name in _NAMED.findall(text))
 
 
 class _Shown:

@@ -42,7 +42,7 @@ def _others(plan: RunPlan) -> tuple[object, ...]:
 
 
 @pytest.mark.parametrize(
-    ("layout", "mode", "scope", "said"),
+    ("layout", "mode", "scope", "expected"),
     [
         ([1], "new", "worker", ""),
         ([2], "auto", "worker", ""),
@@ -54,9 +54,9 @@ def _others(plan: RunPlan) -> tuple[object, ...]:
         ([2, 2], "shared", "worker", "the run 't7' of node 0. The runs of the other nodes"),
     ],
 )
-def test_a_warning_names_runs_outside_of_the_sweep(layout: list[int], mode: str, scope: str, said: str) -> None:
+def test_a_warning_names_runs_outside_of_the_sweep(layout: list[int], mode: str, scope: str, expected: str) -> None:
     topology = ranks(layout)[0]
     text = beside_trial(topology, plan_run(topology, mode, scope, "t7", in_sweep=True))
-    assert bool(text) is bool(said)
-    assert said in (text or "")
+    assert bool(text) is bool(expected)
+    assert expected in (text or "")
     assert beside_trial(topology, plan_run(topology, mode, scope, "t7")) is None
