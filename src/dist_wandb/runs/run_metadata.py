@@ -46,7 +46,7 @@ def location(run: AnyRun, plan: RunPlan | None = None) -> str:
     if not is_offline(run):
         return str(url(run) or "at an unknown address")
     directory = Path(run.dir).parent
-    if plan is not None and plan.shared:  # see _own_directory
+    if plan is not None and plan.shared:  # its directory is DIR/wandb/rank-R/wandb/offline-run-...
         return f"offline, a file for each rank below {directory.parents[2]}"
     return f"offline, in {directory}"
 

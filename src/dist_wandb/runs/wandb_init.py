@@ -150,8 +150,8 @@ def _planned_arguments(plan: RunPlan, topology: Topology, given: Mapping[str, An
         arguments["reinit"] = "create_new"  # wandb.run stays unchanged: this rank has no run
     has_own_directory = plan.own_directory or plan.attaches
     mode = wanted_mode(given) if has_own_directory or plan.has_writers else None
-    if has_own_directory and mode != "disabled":
-        arguments["dir"] = _own_directory(given, topology)
+    if has_own_directory and mode != "disabled":  # in a common directory, equal ids at equal times would collide
+        arguments["dir"] = str(wandb_directory(given) / f"rank-{topology.global_rank}")
     if wanted_resume(given) == "auto":  # the id is known; W&B would use the last id of the directory
         arguments["resume"] = "allow"
     if plan.has_writers and mode != "disabled":
@@ -191,11 +191,6 @@ def _writer_settings(
         settings.mode = "shared"
         settings.x_primary = settings.x_update_finish_state = plan.primary
     return settings
-
-
-def _own_directory(given: Mapping[str, Any], topology: Topology) -> str:
-    """Return a directory below the W&B directory for this rank alone: equal ids at equal times would collide."""
-    return str(wandb_directory(given) / f"rank-{topology.global_rank}")
 
 
 def _make_directory(arguments: Mapping[str, Any]) -> None:
