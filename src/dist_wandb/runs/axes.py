@@ -48,7 +48,7 @@ class Axes:
         self._settled: set[str] = set()  # names that need no further definition
 
     def __bool__(self) -> bool:
-        """Whether there is a run."""
+        """Return whether there is a run."""
         return bool(self._record)
 
     def log(self, row: dict[str, Any], **kwargs: Any) -> None:

@@ -61,7 +61,7 @@ class Record:
         self._late: deque[_LoggedRow] = deque()  # rows logged by the signal handler during the replacement
 
     def __bool__(self) -> bool:
-        """Whether there is a run."""
+        """Return whether there is a run."""
         return bool(self.run)
 
     def log(self, row: dict[str, Any], **kwargs: Any) -> None:

@@ -85,7 +85,7 @@ def check_rank_scope(rank_scope: object) -> RankScope:
 
 
 def needs_layout(topology: Topology, run_mode: RunMode, rank_scope: RankScope, *, all_nodes: bool = False) -> bool:
-    """Whether the plan depends on the layout of ranks over nodes, rather than on the global rank alone."""
+    """Return whether the plan depends on the layout of ranks over nodes, rather than on the global rank alone."""
     return topology.world_size > 1 and (rank_scope == "worker" or run_mode == "shared" or all_nodes)
 
 
@@ -97,7 +97,7 @@ def needs_base_id(
     all_nodes: bool = False,
     unit: Sequence[int] | None = None,
 ) -> bool:
-    """Whether this rank's plan uses the base id, so that all ranks must agree on it first."""
+    """Return whether this rank's plan uses the base id, so that all ranks must agree on it first."""
     if topology.world_size == 1:
         return False
     if all_nodes and _records_hardware(topology, run_mode, rank_scope):
@@ -106,7 +106,7 @@ def needs_base_id(
 
 
 def is_member(topology: Topology, unit: Sequence[int] | None) -> bool:
-    """Whether a rank's numbers count: it belongs to the same unit as the job's primary.
+    """Return whether a rank's numbers count: it belongs to the same unit as the job's primary.
 
     Args:
         topology: The rank.
@@ -212,7 +212,7 @@ def _rank_in_unit(topology: Topology, scope: RankScope) -> tuple[str, int, bool]
 
 
 def _leads(topology: Topology, scope: RankScope) -> bool:
-    """Whether a rank leads its unit: the first rank does, or the last if the framework's main process is the last."""
+    """Return whether a rank leads its unit: the first does, or the last if it is the framework's main process."""
     if scope == "global":
         return topology.is_coordinator
     if topology.leader == "first":
@@ -221,12 +221,12 @@ def _leads(topology: Topology, scope: RankScope) -> bool:
 
 
 def _records_hardware(topology: Topology, mode: RunMode, scope: RankScope) -> bool:
-    """Whether a rank is the one that records its node's hardware, if all nodes have one run."""
+    """Return whether a rank is the one that records its node's hardware, if all nodes have one run."""
     return mode == "auto" and scope == "global" and topology.num_nodes != 1 and _leads(topology, "worker")
 
 
 def _has_coordinator(topology: Topology, scope: RankScope) -> bool:
-    """Whether the job's primary belongs to a rank's unit."""
+    """Return whether the job's primary belongs to a rank's unit."""
     if scope == "global" or 1 in (topology.num_nodes, topology.world_size):
         return True
     first = topology.global_rank - _known(topology.local_rank)

@@ -116,7 +116,7 @@ class PerRankNames(NamedTuple):
     skips_equal: bool = True
 
     def has(self, name: str, *, is_number: bool) -> bool:
-        """Whether a value of this name is written under the label."""
+        """Return whether a value of this name is written under the label."""
         if is_number and self.skips_equal and _is_equal_by_nature(name):
             return False
         return matches_any(name, self.patterns)
