@@ -127,7 +127,7 @@ def test_a_pickle_over_the_bound_is_refused_by_the_directory_of_the_zip(monkeypa
 
 
 def test_what_holds_too_many_objects_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint_files, "MOST_ORDERS", 1000)
+    monkeypatch.setattr(checkpoint_files, "MOST_OPCODES", 1000)
     assert read(saved({"a": list(range(100))}))
     with pytest.raises(ReadError, match="holds more than 1,000 objects"):
         read(saved({"a": list(range(1000))}))

@@ -102,11 +102,12 @@ def test_it_is_said_of_what_a_scheduler_watches() -> None:
 
 def test_the_cache_stays_the_same_and_knows_what_it_knew(cache: WarningCache, monkeypatch: pytest.MonkeyPatch) -> None:
     cache.add("something")
-    trainers.give_advice_only(lambda name: name == "kept")
+    monkeypatch.setattr(trainers, "_needs_sync_dist", lambda name: name == "kept")
+    trainers.remember(BoringModel())
     assert result.warning_cache is cache
     assert "something" in cache
     assert "something else" not in cache
     for name, is_known in (("kept", False), ("other", True)):
         assert (f"It is recommended to use `self.log({name!r}, ..., sync_dist=True)` when" in cache) is is_known
     monkeypatch.delattr(result, "warning_cache")
-    trainers.give_advice_only(lambda _: True)  # as in a version without it
+    trainers.remember(BoringModel())  # as in a version without it
