@@ -50,12 +50,7 @@ class InitArguments:
         self._given = {"config": config, **self._given}
 
     def set_requested(self, project: str, init_kwargs: Mapping[str, Any], *, is_open: bool) -> None:
-        """Set the arguments of `init_trackers`.
-
-        Args:
-            project: Name of the W&B project.
-            init_kwargs: Arguments of `wandb.init`.
-            is_open: Whether the run is open already: then it continues unchanged, with a warning.
+        """Set the arguments of `init_trackers`. A run that is open already continues unchanged, with a warning.
 
         Raises:
             ConfigurationError: An argument that `wandb.init` does not know.

@@ -106,12 +106,7 @@ class LateJoin:
 
 
 def await_session(find_session: Callable[[], Session | None], join_timeout: float) -> Session | None:
-    """Wait for the session of a rank that joins late; return `None` if the main process does not publish it.
-
-    Args:
-        find_session: Returns the session, once the main process has published it.
-        join_timeout: How long to poll, in seconds; 0 to try once.
-    """
+    """Call `find_session` until the main process has published the session, or for `join_timeout` seconds; 0: once."""
     return poll(find_session, join_timeout, _PAUSE, PartialState().num_processes)
 
 

@@ -49,9 +49,6 @@ def register(tracker_class: type[Any]) -> None:
 
     `Accelerator` resolves `log_with` by the function `filter_trackers`. It is replaced by a function that does the same
     for all other values. In a version in which `filter_trackers` differs, only that version's own means work.
-
-    Args:
-        tracker_class: The class of our tracker.
     """
     if hasattr(tracking, "register_tracker_class"):
         tracking.register_tracker_class(tracker_class)

@@ -146,12 +146,8 @@ def _iterated(loader: Any, begin: Callable[[], None], timings: StepTimings) -> I
 def wrap_timed(tracker_class: type[DistWandbTracker], *, wrap: bool) -> None:
     """Wrap the methods of `Accelerator` by which timings are measured, once in a process.
 
-    Args:
-        tracker_class: `DistWandbTracker`.
-        wrap: Whether methods of `Accelerator` may be wrapped.
-
     Raises:
-        ConfigurationError: They may not be wrapped.
+        ConfigurationError: Methods of `Accelerator` may not be wrapped.
         UnsupportedVersionError: As in `wrap_accelerator`.
     """
     if not wrap:

@@ -1,4 +1,4 @@
-"""The description of a command, and arguments that several commands take."""
+"""The description of a command, and arguments that several commands share."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ class Command:
     """One command of the command line.
 
     Args:
-        name: Its name.
+        name: Name of the command.
         summary: What it does, in one line.
         description: What it does, and its exit code.
         example: Arguments of an example.
         add_arguments: Adds its arguments to a parser.
-        run: Runs it; returns the exit code.
+        run: Runs it and returns the exit code.
     """
 
     name: str

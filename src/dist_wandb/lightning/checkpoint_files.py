@@ -28,11 +28,7 @@ _REFUSED = frozenset({"EXT1", "EXT2", "EXT4", "NEXT_BUFFER", "READONLY_BUFFER"})
 
 
 def plain_content(file: BinaryIO, size: int) -> Any:
-    """Return the object that was passed to `torch.save`, with placeholders for everything that is not plain data.
-
-    Args:
-        file: The checkpoint.
-        size: Its length in bytes.
+    """Return the object in a checkpoint of `size` bytes, with placeholders for everything that is not plain data.
 
     Raises:
         ReadError: It is not a checkpoint, is damaged, or exceeds the limits.

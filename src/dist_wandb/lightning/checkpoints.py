@@ -31,11 +31,7 @@ _SHARDED = "meta.pt"  # Lightning's file for everything but the parameters, in c
 
 
 class _BaseIds(Callback):
-    """Writes base ids into a checkpoint. It has no state, so a Trainer without it loads the checkpoint without warning.
-
-    Args:
-        ids: Base ids by the numbers of the loggers.
-    """
+    """Writes base ids into a checkpoint. Without a state, because a Trainer without it would warn about that."""
 
     def __init__(self, ids: Mapping[str, str]) -> None:
         self._ids = ids

@@ -29,10 +29,8 @@ GIVE_BACK = frozenset(
 class NullExperiment(NullRun, DummyExperiment):
     """`experiment` on a rank without a run. Lightning expects a `DummyExperiment` there.
 
-    As in Lightning's class, methods return `None`, except those whose result scripts use (`GIVE_BACK`).
-
-    Args:
-        holder: Holds the session of the logger, which may not be open yet.
+    As in Lightning's class, methods return `None`, except those whose result scripts use (`GIVE_BACK`). The session of
+    the holder may not be open yet.
     """
 
     def __init__(self, holder: SessionHolder) -> None:

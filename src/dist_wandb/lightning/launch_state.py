@@ -49,11 +49,7 @@ class LaunchState:
         return os.getpid() != self.home
 
     def for_copy(self, run: Run | None) -> LaunchState:
-        """Return the state of a copy of the logger, for example in a process that is being spawned.
-
-        Args:
-            run: The run that is open in this process, if any.
-        """
+        """Return the state for a copy of the logger, such as in a spawned process; `run` is open in this process."""
         location = run_metadata.location(run) if run is not None else self.location
         copied = LaunchState(handover.pickled(run) or self.parents_run, location, self.is_announced, home=self.home)
         self.is_announced = self.is_announced or is_spawning()  # rank 0, which is spawned first, prints the line

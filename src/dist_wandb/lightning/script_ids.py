@@ -21,10 +21,8 @@ class ScriptIds:
 
     These processes need the id before a process group exists, and know only that the main process is their parent. So
     the main process keeps its ids, until it ends, in a small file named after its process id, in the directory for
-    temporary files. The environment, which the processes inherit, belongs to the user: nothing is written there.
-
-    Args:
-        directory: The directory of the file; `None` for the directory for temporary files.
+    temporary files, or in another `directory`. The environment, which the processes inherit, belongs to the user:
+    nothing is written there.
     """
 
     def __init__(self, directory: Path | None = None) -> None:

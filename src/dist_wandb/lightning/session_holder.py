@@ -78,20 +78,13 @@ class SessionHolder:
         self._find_earlier_start()
 
     def for_copy(self, run: Run | None) -> SessionHolder:
-        """Return the holder for a copy of the logger, for example in a process that is being spawned.
-
-        Args:
-            run: The run that is open in this process, if any.
-        """
+        """Return the holder for a copy of the logger. Arguments as in `LaunchState.for_copy`."""
         copied = SessionHolder.__new__(SessionHolder)
         copied.__dict__.update(self.__dict__, session=None, launch=self.launch.for_copy(run))
         return copied
 
     def prepare_spawn(self, run: Run | None) -> None:
         """Let the processes that are being spawned open the runs, if this process may not hold a run for them.
-
-        Args:
-            run: The run that is open in this process, if any.
 
         Raises:
             ConfigurationError: A run is open here, but those processes need runs of their own.

@@ -32,12 +32,7 @@ def measure(trainer: Trainer, session: Callable[[], Session | None]) -> None:
 
 
 class StepTimer(Callback):
-    """Measures the parts of training steps, from one call by Lightning to the next.
-
-    Args:
-        trainer: The Trainer, after it has set up its strategy.
-        session: Returns the logger's session.
-    """
+    """Measures the parts of training steps, from one call by Lightning to the next."""
 
     def __init__(self, trainer: Trainer, session: Callable[[], Session | None]) -> None:
         self._is_ddp = isinstance(trainer.strategy, DDPStrategy)

@@ -90,17 +90,13 @@ def copy_files(files: Path, target: Path, *, follow: bool, leave_out: frozenset[
         name = entry.path.relative_to(files)
         if str(name) in leave_out:
             continue
-        copy = target / name
-        if entry.is_link and follow:
-            source = entry.path.resolve()
-            if source.is_file():
-                copy.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                copy_file(source, copy, may_link=_may_link(name))
-        elif entry.is_link:
+        if entry.is_link and not follow:
             raise UploadError(link_in_words(entry))
-        elif entry.is_file:
+        source, folder = (entry.path.resolve(), None) if entry.is_link else (entry.path, entry.folder)
+        if entry.is_file or (entry.is_link and source.is_file()):
+            copy = target / name
             copy.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            copy_file(entry.path, copy, may_link=_may_link(name), folder=entry.folder)
+            copy_file(source, copy, may_link=_may_link(name), folder=folder)
 
 
 def link_in_words(entry: Entry) -> str:

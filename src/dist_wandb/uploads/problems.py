@@ -66,8 +66,7 @@ def _copies(runs: Sequence[StoredRun]) -> Iterator[str]:
 def _missing_ranks(shared: Sequence[Sidecar]) -> str:
     """The ranks without a file.
 
-    With worker scope the number of a run's ranks is unknown, and so is it if ranks only attached for their nodes'
-    hardware.
+    The number of a run's ranks is unknown with worker scope, and if ranks only record the hardware of their nodes.
     """
     if any(sidecar.rank_scope != "global" or sidecar.run_mode != "shared" for sidecar in shared):
         return ""

@@ -271,7 +271,7 @@ def test_the_plan_of_a_mesh_has_the_replicas_of_the_primary(capsys: Capture) -> 
         (["--mesh", "dp=2,dp=4"], "does not name each dimension once"),
         (["--mesh", "dp"], "'' is not a whole number of at least 1"),
         (["--mesh", "dp=2", "--layout", "3"], "--mesh has 2 ranks, but the job has 3"),
-        (["--mesh", "dp=3", "--nodes", "2"], "3 ranks, which are not as many on each of --nodes 2"),
+        (["--mesh", "dp=3", "--nodes", "2"], "3 ranks, which cannot be divided equally among --nodes 2"),
         (["--mesh", "dp=2,tp=2", "--unit", "pp"], "The mesh has no dimension 'pp'. Its dimensions are 'dp', 'tp'."),
         (["--unit", "dp"], "Give --mesh, such as dp=4,tp=2"),
         (["--layout", "4", "--primary-rank", "4"], "primary_rank=4 is not a rank of this job of 4"),

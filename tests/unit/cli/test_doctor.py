@@ -41,7 +41,7 @@ STALE_SLURM = {"SLURM_PROCID": "0", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "8"}
 
 
 @pytest.fixture
-def say(bare_environment: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:  # noqa: ARG001  # goes first
+def say(bare_environment: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:  # noqa: ARG001  # must run first
     """Set variables in an environment that has no launcher, no key and no server."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path))
@@ -355,7 +355,7 @@ def test_server_that_is_not_wandbs_is_told(body: bytes) -> None:
     with serving(200, {}, body) as (address, _):
         server = ask(address, KEY, 30.0)
     assert server.answers
-    assert server.problem == "its answer is not that of a W&B server. Is WANDB_BASE_URL right?"
+    assert server.problem == "it does not answer like a W&B server. Is WANDB_BASE_URL right?"
 
 
 def test_key_is_not_sent_to_where_a_server_points() -> None:
