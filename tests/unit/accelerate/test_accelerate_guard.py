@@ -1,4 +1,4 @@
-"""The tracker in one process: which arguments count, and what the wrapping of `Accelerator` does and leaves alone."""
+"""The tracker in one process: which arguments count, and what the wrapping of `Accelerator` does and does not do."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ pytestmark = pytest.mark.usefixtures("fresh_state")
 
 
 @pytest.fixture
-def off_main(fresh_state: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001  # goes first
+def off_main(fresh_state: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001  # must run first
     """Make this process look like the second of two, without a process group."""
     PartialState(cpu=True)
     second = {"num_processes": 2, "process_index": 1, "distributed_type": DistributedType.MULTI_CPU}
@@ -49,7 +49,7 @@ def off_main(fresh_state: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noq
 
 @pytest.fixture
 def unwrapped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`Accelerator` as it was before dist_wandb was imported; put back at the end."""
+    """Restore `Accelerator` to its state before dist_wandb was imported, for one test."""
     for name in WRAPPED:
         monkeypatch.setattr(Accelerator, name, getattr(Accelerator, name).__wrapped__)
     monkeypatch.delattr(Accelerator, wrapping._MARK)
@@ -60,7 +60,7 @@ def accelerator_with(log_with: Any) -> Accelerator:
 
 
 class Recorder(GeneralTracker):  # type: ignore[misc]  # Accelerate ships no types
-    """A tracker of somebody else's, which remembers its calls."""
+    """A tracker that is not ours and records its calls."""
 
     name = "recorder"
     requires_logging_directory = False
@@ -417,7 +417,7 @@ def test_attach_refuses_an_unknown_argument() -> None:
 
 
 def launched_with(monkeypatch: pytest.MonkeyPatch, **variables: str) -> DistWandbTracker:
-    """A tracker in a process that Accelerate takes for the only one, whatever the launcher said."""
+    """Create a tracker in a process that is the only one for Accelerate, with the given variables of a launcher."""
     tracker = DistWandbTracker()
     accelerator_with(tracker)
     for variable, value in variables.items():
@@ -447,7 +447,7 @@ def test_one_process_is_not_warned(monkeypatch: pytest.MonkeyPatch, variables: d
 @pytest.mark.parametrize("by_name", [False, True], ids=["by instance", "by name"])
 @pytest.mark.usefixtures("off_main")
 def test_off_the_main_process_the_tracker_is_reached_too(fake_wandb: FakeWandb, by_name: bool) -> None:
-    limits = Limits(join_timeout=0.1, finish_timeout=0.5)  # nobody else is there
+    limits = Limits(join_timeout=0.1, finish_timeout=0.5)  # there are no other ranks
     accelerator = accelerator_with("dist_wandb" if by_name else DistWandbTracker(limits=limits))
     init_kwargs = {"dist_wandb": {"limits": limits}} if by_name else {}
     accelerator.init_trackers("digits", config={"lr": 0.1}, init_kwargs=init_kwargs)
@@ -490,7 +490,7 @@ def test_off_the_main_process_init_trackers_reaches_the_tracker(
 ) -> None:
     log_with = "dist_wandb" if by_name else DistWandbTracker(run_mode="new")
     init_kwargs = {"tags": ["a"], "run_mode": "new"} if by_name else {"tags": ["a"]}
-    monkeypatch.setenv("PMIX_NAMESPACE", "prterun-1")  # names the job: no store is needed
+    monkeypatch.setenv("PMIX_NAMESPACE", "prterun-1")  # names the job, so no store is needed
     accelerator = accelerator_with(log_with)
     accelerator.init_trackers("digits", config={"lr": 0.1}, init_kwargs={"dist_wandb": init_kwargs})
     (arguments,) = fake_wandb.arguments
@@ -501,7 +501,7 @@ def test_off_the_main_process_init_trackers_reaches_the_tracker(
 
 @pytest.fixture
 def main_process_at(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Session]:
-    """Open the session of the main process, beside this process, at a store that both reach."""
+    """Open the session of the main process in this process too, with a shared store."""
     store = dist.HashStore()
 
     def find(namespace: str, topology: Topology, timeout: float) -> JobStore:
@@ -541,7 +541,7 @@ def test_rows_that_came_before_the_main_process_are_written_once_it_has_started(
 
 @pytest.mark.usefixtures("off_main", "fake_wandb")
 def test_a_store_that_does_not_answer_keeps_no_log_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    settle(30)  # calls of the tests before
+    settle(30)  # until threads of earlier tests have ended
     answers, asked = threading.Event(), []
 
     def find(*_: object) -> None:
@@ -553,7 +553,7 @@ def test_a_store_that_does_not_answer_keeps_no_log_waiting(monkeypatch: pytest.M
     for _ in range(20):
         accelerator.log({"loss": 0.5})
     for _ in range(20):
-        accelerator.get_tracker("dist_wandb", unwrap=True).log({"loss": 0.5})  # waits for a second, once
+        accelerator.get_tracker("dist_wandb", unwrap=True).log({"loss": 0.5})  # only the first call waits, for a second
     assert not answers.is_set()
     assert len(asked) == 1
     assert asked[0] is not threading.current_thread()

@@ -1,7 +1,7 @@
-"""What Lightning's own tests demand of a W&B logger, each demand with `DistWandbLogger`, and with their kind of mock.
+"""What Lightning's own tests demand of a W&B logger, checked with `DistWandbLogger` and with their kind of mock.
 
-Their mock replaces the whole module `wandb` by one that has little: no settings, no set-up, and runs without most
-attributes. Demands that `test_lightning_world_of_one.py` shows by comparison with the stock logger are not here again.
+Their mock replaces the whole module `wandb` by a minimal one: no settings, no setup, and runs without most
+attributes. Demands that `test_lightning_world_of_one.py` checks by comparison with the stock logger are not repeated.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.options import OPTION_NAMES
 from dist_wandb.topology.model import Topology
 
-pytestmark = pytest.mark.newest  # the demands are those of the newest Lightning
+pytestmark = pytest.mark.newest  # the demands of the newest Lightning
 
 
 class Told:
-    """A run that has nothing but what it is told; not even attributes that every run of wandb has."""
+    """A run with an id, a config and five mocked methods, but without other attributes of wandb's runs."""
 
     def __init__(self, run_id: str = "made-up") -> None:
         self.id = run_id
@@ -51,7 +51,7 @@ class Told:
 
 
 class Bare:
-    """Even less of a run."""
+    """A run with even fewer attributes."""
 
     id, name, step = "made-up", "night", 0
 
@@ -63,13 +63,13 @@ def told() -> Any:
 
 @pytest.fixture(autouse=True)
 def wandb(
-    bare_environment: None,  # noqa: ARG001  # goes first
-    ended_exchanges: None,  # noqa: ARG001  # goes first
+    bare_environment: None,  # noqa: ARG001  # must run first
+    ended_exchanges: None,  # noqa: ARG001  # must run first
     told: Any,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Any]:
-    """In place of the module."""
+    """Replace the module wandb."""
     module: Any = ModuleType("wandb")
     module.init = mock.Mock(return_value=told)
     module.run = None
@@ -86,7 +86,7 @@ def wandb(
     before = dict(os.environ)
     yield module
     changed = {name for name in os.environ.keys() | before.keys() if os.environ.get(name) != before.get(name)}
-    assert {name for name in changed if "WANDB" in name} <= {"WANDB_MODE"}  # by offline=True, as the stock logger
+    assert {name for name in changed if "WANDB" in name} <= {"WANDB_MODE"}  # by offline=True, as in the stock logger
 
 
 def trainer(logger: Any, directory: Path, **more: Any) -> Trainer:
@@ -174,7 +174,7 @@ def test_a_run_with_next_to_nothing_can_be_used(wandb: Any, tmp_path: Path) -> N
     first = trainer(logger, tmp_path)
     assert logger.experiment
     assert first.log_dir == logger.save_dir
-    second = pickle.loads(pickle.dumps(first))  # noqa: S301  # its own
+    second = pickle.loads(pickle.dumps(first))  # noqa: S301  # its own pickle
     assert type(second.logger) is DistWandbLogger
     assert second.logger.experiment
     assert wandb.init.call_args.kwargs["id"] == "made-up"
@@ -280,7 +280,7 @@ def test_a_module_tells_its_hyperparameters_unless_it_does_not_want_to(told: Any
 
 
 def test_its_run_is_open_before_other_loggers_begin(wandb: Any, tmp_path: Path) -> None:
-    """W&B's tensorboard patch has to come before the writer of the other logger."""
+    """W&B's tensorboard patch must be applied before the other logger creates its writer."""
     opened: list[int] = []
 
     class Other(CSVLogger):
@@ -297,7 +297,7 @@ def test_its_run_is_open_before_other_loggers_begin(wandb: Any, tmp_path: Path) 
 def test_checkpoints_lie_below_project_and_version(told: Any, tmp_path: Path) -> None:
     logger = DistWandbLogger(project="digits", save_dir=tmp_path, offline=True)
     _ = logger.experiment
-    told.id = "1"  # as it comes to be known late
+    told.id = "1"  # the id becomes known late
     assert (logger.version, logger.name, logger.save_dir) == ("1", "digits", str(tmp_path))
     assert list(tmp_path.iterdir()) == []
     one = trainer(logger, tmp_path)
@@ -311,7 +311,7 @@ def test_checkpoints_lie_below_project_and_version(told: Any, tmp_path: Path) ->
 
 
 def described(wandb: Any) -> list[tuple[str, Any, str, str]]:
-    """Of all artifacts: name, score, file, and what was monitored."""
+    """Return name, score, file and monitored metric of all artifacts."""
     made = [call.kwargs for call in wandb.Artifact.call_args_list]
     assert {artifact["type"] for artifact in made} <= {"model"}
     return [
@@ -419,7 +419,7 @@ def test_a_copy_of_a_logger_goes_on_in_the_same_run(wandb: Any, told: Any, twin_
 
 def test_a_trainer_with_several_loggers_is_pickled(tmp_path: Path) -> None:
     first = trainer([DistWandbLogger(run_mode="new"), CSVLogger(tmp_path)], tmp_path)
-    second = pickle.loads(pickle.dumps(first))  # noqa: S301  # its own
+    second = pickle.loads(pickle.dumps(first))  # noqa: S301  # its own pickle
     for logger in second.loggers:
         logger.log_metrics({"acc": 1.0}, 0)
         logger.save()
@@ -474,7 +474,7 @@ def test_a_rank_that_is_not_the_first_opens_nothing(
 def test_a_child_that_cannot_attach_to_its_parents_run_opens_it_anew(
     wandb: Any, told: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As where somebody has put the environment back since the parent opened it."""
+    """As if somebody had restored the environment since the parent opened its run."""
     logger = DistWandbLogger(id="exp")
     logger._holder.launch.parents_run = pickle.dumps((Lost(), {}))
     monkeypatch.setattr(wandb, "run", None)
@@ -484,7 +484,7 @@ def test_a_child_that_cannot_attach_to_its_parents_run_opens_it_anew(
 
 
 class Lost:
-    """What is left of a run where its service is not to be found."""
+    """A run whose service cannot be found."""
 
     @property
     def config(self) -> Any:
@@ -504,7 +504,7 @@ def logger_of(*arguments: str) -> Logger | None:
 def test_the_help_of_a_lightning_cli_documents_all_options(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "300")  # so that no word is broken at its hyphen
+    monkeypatch.setenv("COLUMNS", "300")  # so that words are not broken at hyphens
     with pytest.raises(SystemExit):
         logger_of("--trainer.logger.help=dist_wandb.DistWandbLogger")
     shown = " ".join(capsys.readouterr().out.split())

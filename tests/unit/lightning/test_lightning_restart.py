@@ -1,4 +1,4 @@
-"""Lightning's part in restarts: the base id in checkpoints, and before there are ranks."""
+"""Restarts with Lightning: the base id in checkpoints, and before the ranks are known."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ NOTES = Path("wandb") / DIRECTORY
 
 @pytest.fixture(autouse=True)
 def fresh_process(
-    fake_wandb: FakeWandb,  # noqa: ARG001  # goes first
+    fake_wandb: FakeWandb,  # noqa: ARG001  # must run first
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Callable[[], None]:
-    """No logger was made yet; call it to have that again, as in a job's next start."""
+    """Reset the process, as if no logger had been created; call the result to do so again, as in a restarted job."""
 
     def begin() -> None:
         monkeypatch.setattr(session_holder, "_script_ids", ScriptIds(tmp_path))
@@ -75,7 +75,7 @@ def test_of_several_loggers_each_finds_its_own(tmp_path: Path) -> None:
 
 
 class Watching(Callback):
-    """Keeps what the Trainer's callbacks are in the middle of its work."""
+    """Records the Trainer's callbacks while it trains."""
 
     def on_train_start(self, trainer: Trainer, _module: LightningModule) -> None:
         self.seen = list(trainer.callbacks)  # type: ignore[attr-defined]
@@ -106,7 +106,7 @@ TUNING: dict[str, Callable[[Tuner, LightningModule], Any]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("what", TUNING)
 def test_a_trainer_is_as_it_was_after_tuning(tmp_path: Path, what: str) -> None:
-    """As Lightning's own tests ask of its tuner."""
+    """Lightning's own tests check this for its tuner."""
 
     class Tuned(BoringModel):
         batch_size, lr = 2, 0.1
@@ -163,7 +163,7 @@ def test_a_trainer_without_the_logger_loads_such_checkpoints_without_a_word(tmp_
 
 
 def test_before_runs_are_open_nothing_is_added(tmp_path: Path) -> None:
-    assert DistWandbLogger(id="a").experiment  # so that there is somebody who would add
+    assert DistWandbLogger(id="a").experiment  # so that a logger exists whose id would be added
     first = trainer(False)
     first.fit(BoringModel())
     first.loggers = [DistWandbLogger(id="b")]
@@ -198,7 +198,7 @@ def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
 
 
 class Unpickled:
-    """Shows that it was unpickled."""
+    """Records that it was unpickled."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _mark, ("1",)
@@ -223,7 +223,7 @@ def test_nothing_that_a_checkpoint_holds_is_executed_unless_it_is_trusted(tmp_pa
     torch.save(content, path, _use_new_zipfile_serialization=is_zip)
     assert DistWandbLogger.id_in(path) == "exp"
     assert unpickled() == "0"
-    if is_zip:  # of older files torch reads none with mmap
+    if is_zip:  # torch cannot read older files with mmap
         assert DistWandbLogger.id_in(path, weights_only=False) == "exp"
         assert unpickled() == "1"
 
@@ -254,7 +254,7 @@ def test_what_is_no_ordinary_file_is_refused_at_once(tmp_path: Path, name: str) 
 
 
 def test_a_link_to_a_checkpoint_is_followed(tmp_path: Path) -> None:
-    """Lightning's last.ckpt may be one."""
+    """Lightning's last.ckpt may be a link."""
     torch.save({KEY: {"0": "exp"}}, tmp_path / "x.ckpt")
     (tmp_path / "last.ckpt").symlink_to("x.ckpt")
     assert DistWandbLogger.id_in(tmp_path / "last.ckpt") == "exp"
@@ -271,14 +271,14 @@ def leave_note(base_id: str, *, world_size: int = 2, session: str = "DistWandbLo
 def test_a_logger_that_may_continue_knows_the_id_before_there_are_ranks(
     fresh_process: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its children, which ddp starts from the script, learn it from their parent."""
+    """Its children, which ddp starts from the script, get the id from their parent."""
     leave_note("earlier")
     logger = DistWandbLogger(project="digits", run_mode="new", resume="auto")
     assert logger._holder.base_id == "earlier"
     leave_note("another one")
     monkeypatch.setenv("NODE_RANK", "0")
     monkeypatch.setenv("LOCAL_RANK", "1")
-    monkeypatch.setattr(os, "getppid", os.getpid)  # as if this were its child
+    monkeypatch.setattr(os, "getppid", os.getpid)  # as if this process were its own child
     fresh_process()
     assert DistWandbLogger(project="digits", run_mode="new", resume="auto").version == "earlier"
 

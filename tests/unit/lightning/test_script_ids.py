@@ -1,4 +1,4 @@
-"""Base ids on their way from Lightning's main process to the scripts that its ddp strategy starts."""
+"""Base ids that Lightning's main process passes to the scripts that its ddp strategy starts."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Child = Callable[[], ScriptIds]
 
 @pytest.fixture(autouse=True)
 def _bare(bare_environment: None) -> None:
-    """No variable of a launcher."""
+    """Remove the variables of launchers."""
 
 
 @pytest.fixture
 def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Child:
-    """Be from now on what this process would be to a child of its own, which Lightning started for local rank 1."""
+    """Make this process look like its own child that Lightning has started for local rank 1."""
 
     def be() -> ScriptIds:
         monkeypatch.setenv("LOCAL_RANK", "1")
@@ -141,5 +141,5 @@ def test_the_file_goes_with_its_process_and_the_environment_stays(tmp_path: Path
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     command = [sys.executable, "-W", "ignore", "-c", script, str(tmp_path)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.split() == ["1", "1"], "a fork that ends takes nothing away"
+    assert done.stdout.split() == ["1", "1"], "the end of a fork removes nothing"
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""`DistWandbCallback(timings=True)`: in which part of a step the Trainer is."""
+"""`DistWandbCallback(timings=True)`: the parts of a step in the Trainer."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def train(out: Path, *, callback: DistWandbCallback | None = None, fails: bool =
 
 
 def measured(trainer: Trainer) -> list[Any]:
-    """What of a Trainer is measured by something that was added to it."""
+    """Return the hooks for measuring in a Trainer's optimizer and model."""
     optimizer: Any = trainer.optimizer
     model: Any = trainer.model
     return [*optimizer.optimizer._optimizer_step_pre_hooks.values(), *model._forward_pre_hooks.values()]
