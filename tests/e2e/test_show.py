@@ -1,4 +1,4 @@
-"""Real offline runs of wandb, read back and shown: finished, failed, still running, killed, cut short and garbled."""
+"""Real offline runs of wandb, read back and shown: finished, failed, running, killed, truncated and corrupted."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def script(code: str, directory: Path) -> subprocess.Popen[bytes]:
 
 
 def poll(directory: Path, run_id: str, until: Callable[[StoredRun], bool], seconds: float = 60) -> StoredRun:
-    """Read a run until it holds what it must: wandb writes behind the script's back."""
+    """Read a run until it has the expected content: wandb writes in the background."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         runs, _ = read_runs(find_runs(directory))
@@ -65,7 +65,7 @@ def poll(directory: Path, run_id: str, until: Callable[[StoredRun], bool], secon
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two runs that ended, one with exit code 0 and one with 3."""
+    """Write two runs that ended with exit codes 0 and 3."""
     directory = tmp_path_factory.mktemp("ended")
     assert script(ENDING, directory).wait(timeout=120) == 0
     for run_id in ("good", "failed"):

@@ -1,4 +1,4 @@
-"""The Hugging Face Trainer under torchrun, as its users write it: what arrives at W&B."""
+"""The Hugging Face Trainer under torchrun, in typical scripts: the data that reaches W&B."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def train(server: WandbServer, directory: Path, *arguments: str) -> Finished:
 
 
 def series(recorded: RecordedRun, name: str) -> dict[int, Any]:
-    """By step the value of a name that was written last."""
+    """Return the last written value of a name, by step."""
     rows = [row for writer in recorded.writers.values() for row in writer.rows]
     return {row["train/global_step"]: row[name] for row in rows if name in row}
 
 
 def whole(server: WandbServer, number: int) -> list[RecordedRun]:
-    """The runs, all of which ended well, with the config of model and training."""
+    """Return the runs, and check that all ended well and have the config of model and training."""
     runs = list(server.runs.values())
     assert len(runs) == number
     for run in runs:

@@ -95,9 +95,9 @@ def problems_of_file(file: UploadFile, now: float) -> Iterator[str]:
             yield f"{run.path}: {problem}"
     if sent.unsure:
         yield (
-            f"{run.path.parent}: of its {run.rows} rows the server has confirmed {sent.lines.history}, and of "
-            f"{sent.unsure} more it is not known whether they arrived: the connection broke, or the upload was killed, "
-            f"while they were sent. Look at the run. --force sends these {sent.unsure} rows (again)."
+            f"{run.path.parent}: the server has confirmed {sent.lines.history} of its {run.rows} rows, and may have "
+            f"{sent.unsure} more: the connection broke, or the upload was killed, while they were sent. Check the run. "
+            f"--force sends these {sent.unsure} rows (again)."
         )
     shows_nothing = not sent.attempts or (sent.ended and not sent.problems)
     if is_online(run) and run.rows and not sent.lines.history and shows_nothing and not file.terms.again:

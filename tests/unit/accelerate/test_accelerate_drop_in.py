@@ -186,8 +186,8 @@ def kinds(log_with: Any) -> list[Any]:
 
 
 def test_all_means_ours_in_place_of_accelerates_own_for_wandb(monkeypatch: pytest.MonkeyPatch) -> None:
-    for asked in ("all", LoggerType.ALL, ["all"], ["all", "wandb"]):
-        found = kinds(asked)
+    for requested in ("all", LoggerType.ALL, ["all"], ["all", "wandb"]):
+        found = kinds(requested)
         assert ("dist_wandb" in found, "wandb" in found, len(found)) == (True, False, len(set(found)))
     monkeypatch.setattr(accelerators, "filter_trackers", accelerators.filter_trackers.__wrapped__)
     assert "wandb" in kinds("all")  # without ours in the list
@@ -200,15 +200,15 @@ def test_all_with_an_instance_is_that_instance() -> None:
     assert not {"wandb", "dist_wandb"} & {held for held in found if isinstance(held, str)}
 
 
-@pytest.mark.parametrize("asked", ["wandb", ["wandb"], None, [], LoggerType.WANDB])
-def test_what_does_not_name_ours_means_what_it_did(asked: Any) -> None:
-    assert accelerators.filter_trackers(asked) == accelerators.filter_trackers.__wrapped__(asked)
+@pytest.mark.parametrize("requested", ["wandb", ["wandb"], None, [], LoggerType.WANDB])
+def test_what_does_not_name_ours_means_what_it_did(requested: Any) -> None:
+    assert accelerators.filter_trackers(requested) == accelerators.filter_trackers.__wrapped__(requested)
 
 
-@pytest.mark.parametrize("asked", ["nothing", ["dist_wandb", "nothing"]])
-def test_an_unknown_name_is_refused_as_before(asked: Any) -> None:
+@pytest.mark.parametrize("requested", ["nothing", ["dist_wandb", "nothing"]])
+def test_an_unknown_name_is_refused_as_before(requested: Any) -> None:
     with pytest.raises(ValueError, match="Unsupported logging capability: nothing"):
-        accelerator_with(asked)
+        accelerator_with(requested)
 
 
 def test_a_version_that_finds_trackers_otherwise_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

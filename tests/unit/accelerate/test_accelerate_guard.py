@@ -127,8 +127,8 @@ def test_a_changed_signature_is_refused_with_the_version_and_the_way_around(
     monkeypatch.setattr(Accelerator, name, lambda self, something_new: None)  # noqa: ARG005  # a signature
     with pytest.raises(UnsupportedVersionError) as refused:
         DistWandbTracker()
-    said = f"Accelerator.{name} of accelerate {accelerate.__version__} has the parameters ('self', 'something_new')"
-    assert str(refused.value).startswith(said)
+    expected = f"Accelerator.{name} of accelerate {accelerate.__version__} has the parameters ('self', 'something_new')"
+    assert str(refused.value).startswith(expected)
     assert "Pass wrap=False and call DistWandbTracker.attach(accelerator) on every rank" in str(refused.value)
 
 
@@ -542,10 +542,10 @@ def test_rows_that_came_before_the_main_process_are_written_once_it_has_started(
 @pytest.mark.usefixtures("off_main", "fake_wandb")
 def test_a_store_that_does_not_answer_keeps_no_log_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     settle(30)  # until threads of earlier tests have ended
-    answers, asked = threading.Event(), []
+    answers, threads = threading.Event(), []
 
     def find(*_: object) -> None:
-        asked.append(threading.current_thread())
+        threads.append(threading.current_thread())
         answers.wait(60)
 
     monkeypatch.setattr(JobStore, "find", find)
@@ -555,8 +555,8 @@ def test_a_store_that_does_not_answer_keeps_no_log_waiting(monkeypatch: pytest.M
     for _ in range(20):
         accelerator.get_tracker("dist_wandb", unwrap=True).log({"loss": 0.5})  # only the first call waits, for a second
     assert not answers.is_set()
-    assert len(asked) == 1
-    assert asked[0] is not threading.current_thread()
+    assert len(threads) == 1
+    assert threads[0] is not threading.current_thread()
     assert len(accelerator.get_tracker("dist_wandb").late_join.rows) == 40
     answers.set()
 

@@ -1,4 +1,4 @@
-"""The command line, with a stand-in for `wandb leet inspect --json` that prints the file it is given."""
+"""The command line, with a stand-in for `wandb leet inspect --json` that prints the given file unchanged."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from dist_wandb.uploads.log import Sent
 from dist_wandb.uploads.state import FileState
 
 MODES = json.loads((Path(__file__).parents[1] / "modes.json").read_text())
-PYTHON = sys.executable  # `write_run` puts another one in its place
+PYTHON = sys.executable  # `write_run` replaces `sys.executable`
 COMMAND = "import sys; from dist_wandb.cli import main; sys.exit(main())"
 
 Capture = pytest.CaptureFixture[str]
@@ -37,7 +37,7 @@ WriteRun = Callable[..., Path]
 
 @pytest.fixture
 def write_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WriteRun:
-    """Write a run file that the stand-in reads: a run of given history rows, or given lines."""
+    """Return a function that writes a run file for the stand-in, with the given history rows or lines."""
     too_old = 'if grep -q too-old "$6"; then echo "Error: No such command" >&2; exit 2; fi'
     install_reader(tmp_path, monkeypatch, f'cat "$6"\n{too_old}')
 
@@ -62,7 +62,7 @@ def label(path: Path, *, name: str, primary: bool) -> None:
 
 
 def refusal(argv: list[str], capsys: Capture) -> str:
-    """What is said on stderr about arguments that are refused with exit code 2, whoever refuses them."""
+    """Return the message on stderr for arguments that argparse or dist-wandb refuses with exit code 2."""
     try:
         code: object = main(argv)
     except SystemExit as leaving:
@@ -255,7 +255,7 @@ def test_the_plan_of_a_mesh_has_the_replicas_of_the_primary(capsys: Capture) -> 
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--layout", "3,x"], "'x' is not a whole number of at least 1, in '3,x'"),
         (["--layout", "3,0"], "'0' is not a whole number of at least 1, in '3,0'"),
@@ -277,12 +277,12 @@ def test_the_plan_of_a_mesh_has_the_replicas_of_the_primary(capsys: Capture) -> 
         (["--layout", "4", "--primary-rank", "4"], "primary_rank=4 is not a rank of this job of 4"),
     ],
 )
-def test_what_cannot_be_planned_is_refused(arguments: list[str], said: str, capsys: Capture) -> None:
-    assert said in refusal(["plan", *arguments], capsys)
+def test_what_cannot_be_planned_is_refused(arguments: list[str], message: str, capsys: Capture) -> None:
+    assert message in refusal(["plan", *arguments], capsys)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "ids", "said"),
+    ("arguments", "ids", "message"),
     [
         (["--layout", "2"], ["t7", None], ""),
         (["--layout", "2", "--run-mode", "shared"], ["t7", "t7"], ""),
@@ -291,7 +291,7 @@ def test_what_cannot_be_planned_is_refused(arguments: list[str], said: str, caps
     ],
 )
 def test_the_plan_of_a_trial_has_the_id_that_the_agent_gave(
-    arguments: list[str], ids: list[str | None], said: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+    arguments: list[str], ids: list[str | None], message: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     assert main(["plan", *arguments, "--sweep", "--id", "t7", "--json"]) == 0
     asked_for = json.loads(capsys.readouterr().out)
@@ -300,10 +300,10 @@ def test_the_plan_of_a_trial_has_the_id_that_the_agent_gave(
     assert main(["plan", *arguments, "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == asked_for
     assert [rank["run_id"] for rank in asked_for["ranks"]] == ids
-    assert said in "".join(asked_for["warnings"])
-    assert len(asked_for["warnings"]) == bool(said)
+    assert message in "".join(asked_for["warnings"])
+    assert len(asked_for["warnings"]) == bool(message)
     assert main(["plan", *arguments]) == 0
-    assert ("! An agent of a sweep has started this job" in capsys.readouterr().out) is bool(said)
+    assert ("! An agent of a sweep has started this job" in capsys.readouterr().out) is bool(message)
 
 
 # --- show -------------------------------------------------------------------------------------------------------------
@@ -429,8 +429,8 @@ def test_a_directory_in_which_nobody_has_looked_is_told_and_the_others_shown(
 
 
 def test_an_interrupt_does_not_wait_for_readers_that_hang(write_run: WriteRun, tmp_path: Path) -> None:
-    """They are in groups of their own, so that the terminal's interrupt does not reach them."""
-    for number in range(20):  # more than are read at once
+    """Readers are in process groups of their own, so an interrupt from the terminal does not reach them."""
+    for number in range(20):  # more than are read concurrently
         write_run(f"r{number}")
     hanging = tmp_path / "hanging"
     begun = tmp_path / "begun"
@@ -445,11 +445,11 @@ def test_an_interrupt_does_not_wait_for_readers_that_hang(write_run: WriteRun, t
         interrupted = time.monotonic()
         process.send_signal(signal.SIGINT)
         try:
-            _, said = process.communicate(timeout=60)
+            _, message = process.communicate(timeout=60)
         finally:
             process.kill()
-    assert (process.returncode, "interrupted" in said) == (130, True)
-    assert time.monotonic() - interrupted < 40  # silence would have ended them after 120 s
+    assert (process.returncode, "interrupted" in message) == (130, True)
+    assert time.monotonic() - interrupted < 40  # the timeout of silent readers is 120 s
 
 
 def test_a_directory_without_runs_is_told(tmp_path: Path, capsys: Capture) -> None:

@@ -1,4 +1,4 @@
-"""`dist-wandb doctor`: whom this process would be taken for, what it would open, and whether wandb is set up."""
+"""`dist-wandb doctor`: the rank of this process, the run it would open, and wandb's setup."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ STALE_SLURM = {"SLURM_PROCID": "0", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "8"}
 
 @pytest.fixture
 def say(bare_environment: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:  # noqa: ARG001  # must run first
-    """Set variables in an environment that has no launcher, no key and no server."""
+    """Return a function that sets variables in an environment without launcher, key and server."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path))
     monkeypatch.setenv("WANDB_MODE", "offline")
@@ -52,7 +52,7 @@ def say(bare_environment: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     def set_variables(**variables: str) -> None:
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
-        wandb.teardown()  # its settings are read once in a process
+        wandb.teardown()  # wandb reads its settings once per process
 
     yield set_variables
     wandb.teardown()
@@ -129,10 +129,10 @@ def test_what_would_raise_is_told(
     say: Any, variables: dict[str, str], error: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     say(**variables)
-    (told,) = examine().errors
-    assert error in told
+    (message,) = examine().errors
+    assert error in message
     assert main(["doctor", "--timeout", "0"]) == 1
-    assert "joe:pw" not in told + capsys.readouterr().out
+    assert "joe:pw" not in message + capsys.readouterr().out
 
 
 # --- what launchers have left -----------------------------------------------------------------------------------------
@@ -274,7 +274,7 @@ def test_server_that_is_not_content_is_told(
 
 def test_dead_server_is_told_and_not_waited_for() -> None:
     with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))  # nobody listens
+        held.bind(("127.0.0.1", 0))  # bound, but not listening
         server = ask(f"http://127.0.0.1:{held.getsockname()[1]}", None, 5.0)
     assert not server.answers
     assert "refused" in server.problem
@@ -324,7 +324,7 @@ def test_proxy_that_cannot_be_read_is_told_without_its_password(monkeypatch: pyt
 
 @contextmanager
 def serving(status: int, headers: dict[str, str], body: bytes) -> Iterator[tuple[str, list[dict[str, str]]]]:
-    """A server that is not W&B's; its address, and the headers of the requests it gets."""
+    """Run a server that is not W&B's; yield its address and the headers of the requests."""
     got: list[dict[str, str]] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -389,9 +389,13 @@ def test_server_that_the_directory_alone_names_gets_neither_the_key_nor_a_reques
             f"✗ The server was not asked. The server {address} is named by {tmp_path}/{workspace}/settings alone" in out
         )
         assert main(["doctor", "--json"]) == 1
-        told = json.loads(capsys.readouterr().out)
-        assert (told["setup"]["base_url"], told["setup"]["takes_key"], told["server"]) == (address, False, None)
-        assert told["setup"]["base_url_from"] == f"{tmp_path}/{workspace}/settings"
+        printed = json.loads(capsys.readouterr().out)
+        assert (printed["setup"]["base_url"], printed["setup"]["takes_key"], printed["server"]) == (
+            address,
+            False,
+            None,
+        )
+        assert printed["setup"]["base_url_from"] == f"{tmp_path}/{workspace}/settings"
         assert main(["doctor", "--trust-server", address.replace("http", "https")]) == 1
         assert got == []
         assert main(["doctor", "--trust-server", f"{address}/"]) == 0
@@ -416,7 +420,7 @@ def test_server_of_the_users_own_settings_file_gets_the_key(say: Any, tmp_path: 
         own = tmp_path / ".config" / "wandb" / "settings"
         own.parent.mkdir(parents=True)
         own.symlink_to(tmp_path / "dotfiles" / "wandb")
-        settings(tmp_path / "wandb" / "settings", base_url=address, entity="team")  # names the same one
+        settings(tmp_path / "wandb" / "settings", base_url=address, entity="team")  # names the same server
         say(WANDB_MODE="online", WANDB_API_KEY=KEY, WANDB_CONFIG_DIR="")
         found = examine()
         assert found.setup.server is not None
@@ -454,7 +458,7 @@ def test_key_that_is_noted_down_for_a_host_may_go_there_and_one_for_any_host_may
             takes_key,
         )
     place.write_text(f"machine team.example\n  login user\n  password {KEY}\n")
-    say(WANDB_API_KEY=KEY)  # which wandb takes instead, for any host
+    say(WANDB_API_KEY=KEY)  # wandb then uses this key, for any host
     assert not current_server.destination().takes_key
 
 
@@ -465,7 +469,7 @@ def test_key_does_not_go_over_plain_http_to_other_hosts(say: Any, capsys: pytest
     assert "The API key is not sent to http://wandb.invalid (from WANDB_BASE_URL): over plain http" in out
     assert "--trust-server http://wandb.invalid" in out
     assert "pw" not in out
-    assert main(["doctor", "--timeout", "0"]) == 0  # nothing was asked for
+    assert main(["doctor", "--timeout", "0"]) == 0  # 0 disables the request
 
 
 def test_address_that_is_read_in_two_ways_is_an_error(say: Any, tmp_path: Path) -> None:
@@ -519,10 +523,10 @@ def test_settings_file_that_cannot_be_read_to_its_end_is_an_error(say: Any, tmp_
 
 
 def warned_of_workspace(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, **arguments: Any) -> str:
-    """What a start of an online run says of the settings of the current directory."""
+    """Return the warnings about the settings of the current directory at the start of an online run."""
     monkeypatch.setattr(current_server, "_notices", Notices())
     caplog.clear()
-    for _ in range(2):  # said once
+    for _ in range(2):  # the warning is given once
         current_server.warn_of_workspace(arguments)
     return "\n".join(record.getMessage() for record in caplog.records if record.name == "dist_wandb")
 
@@ -533,15 +537,17 @@ def test_training_says_that_the_directory_alone_decides_who_gets_the_key(
     place = tmp_path / "wandb" / "settings"
     settings(place, base_url="https://joe:pw@evil.example", insecure_disable_ssl="true", project="digits")
     say(WANDB_MODE="online", WANDB_API_KEY=KEY)
-    said = warned_of_workspace(caplog, monkeypatch)
-    assert said.startswith(f"dist_wandb: base_url (https://evil.example) and insecure_disable_ssl of {place} decides")
-    assert "pw" not in said
-    assert said.count("dist_wandb:") == 1
+    message = warned_of_workspace(caplog, monkeypatch)
+    assert message.startswith(
+        f"dist_wandb: base_url (https://evil.example) and insecure_disable_ssl of {place} decides"
+    )
+    assert "pw" not in message
+    assert message.count("dist_wandb:") == 1
     assert warned_of_workspace(caplog, monkeypatch, mode="offline") == ""
     say(WANDB_BASE_URL="https://own.example", WANDB_INSECURE_DISABLE_SSL="false")
     assert warned_of_workspace(caplog, monkeypatch) == ""
     say(WANDB_BASE_URL="https://evil.example")
-    settings(tmp_path / "settings", insecure_disable_ssl="true")  # the user's own
+    settings(tmp_path / "settings", insecure_disable_ssl="true")  # the user's own settings
     assert warned_of_workspace(caplog, monkeypatch) == ""
 
 
@@ -556,7 +562,7 @@ def test_training_says_nothing_of_an_ordinary_settings_file(
 def test_inherited_service_is_told(say: Any) -> None:
     say(WANDB_SERVICE=f"3-{os.getppid()}-unix-/nowhere")
     assert "WANDB_SERVICE is inherited, so W&B would use another process's wandb service" in examine().warnings[0]
-    assert "WANDB_SERVICE" in os.environ  # looking changes nothing
+    assert "WANDB_SERVICE" in os.environ  # the diagnosis changes nothing
 
 
 def test_directory_that_takes_no_files_is_told(say: Any, tmp_path: Path) -> None:

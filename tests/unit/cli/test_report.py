@@ -1,4 +1,4 @@
-"""`dist-wandb report`: what it prints, its exit codes, and what it writes."""
+"""`dist-wandb report`: its output, its exit codes, and the file that it writes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from record_files import write_run
 
 from dist_wandb.cli.commands import main
 
-pytestmark = pytest.mark.newest  # wandb 0.31 is the first that reads its own files
+pytestmark = pytest.mark.newest  # wandb 0.31 is the first version that reads its own files
 
 
 def test_a_page_is_written_and_opened(

@@ -54,8 +54,8 @@ def advised(logger: Any, model: BoringModel | None = None, **arguments: Any) -> 
         Trainer(logger=logger, **{"enable_checkpointing": False, **quiet, **batches, **arguments}).fit(
             model or Module()
         )
-    said = [str(warning.message) for warning in caught if "sync_dist=True" in str(warning.message)]
-    return sorted(name for name in ("loss", "val's") if any(f"{name!r}," in text for text in said))
+    messages = [str(warning.message) for warning in caught if "sync_dist=True" in str(warning.message)]
+    return sorted(name for name in ("loss", "val's") if any(f"{name!r}," in text for text in messages))
 
 
 def test_lightning_says_it_with_its_own_loggers() -> None:

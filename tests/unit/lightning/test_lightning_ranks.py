@@ -119,14 +119,14 @@ def test_what_is_watched_is_logged_by_who_writes_plain_names(
     as_rank(monkeypatch, rank)
     monkeypatch.setenv("PMIX_NAMESPACE", "prterun-1")
     logger = DistWandbLogger(id="exp", run_mode=mode, offline=True, **SHORT)
-    told = mock.Mock()
+    watch = mock.Mock()
     _ = logger.experiment
     for run in fake_wandb.runs:
-        monkeypatch.setattr(run, "watch", told, raising=False)
+        monkeypatch.setattr(run, "watch", watch, raising=False)
     module = BoringModel()
     logger.watch(module, log="all", log_freq=7)
     calls = [mock.call(module, log="all", log_freq=7, log_graph=True)]
-    assert told.call_args_list == (calls if watches else [])
+    assert watch.call_args_list == (calls if watches else [])
 
 
 def test_the_methods_for_media_read_as_the_stock_loggers() -> None:

@@ -156,10 +156,10 @@ def test_a_trainer_without_the_logger_loads_such_checkpoints_without_a_word(tmp_
     first = trainer(DistWandbLogger())
     first.fit(BoringModel())
     first.save_checkpoint(tmp_path / "x.ckpt")
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as messages:
         warnings.simplefilter("always")
         trainer(False).fit(BoringModel(), ckpt_path=tmp_path / "x.ckpt")
-    assert not [warning for warning in said if "callbacks" in str(warning.message)]
+    assert not [warning for warning in messages if "callbacks" in str(warning.message)]
 
 
 def test_before_runs_are_open_nothing_is_added(tmp_path: Path) -> None:

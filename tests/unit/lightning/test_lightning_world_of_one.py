@@ -225,7 +225,7 @@ def test_a_run_in_progress_is_used_with_a_warning(
 
 @pytest.mark.parametrize("constructor", constructors(without="an injected experiment"))
 def test_name_version_and_save_dir_are_those_of_the_stock_logger(constructor: str, tmp_path: Path) -> None:
-    def told(logger_class: type[WandbLogger]) -> list[Any]:
+    def calls_with(logger_class: type[WandbLogger]) -> list[Any]:
         seen: list[Any] = []
 
         def look(logger: WandbLogger) -> None:
@@ -236,7 +236,7 @@ def test_name_version_and_save_dir_are_those_of_the_stock_logger(constructor: st
         drive_with(logger_class, CONSTRUCTORS[constructor], look, tmp_path)
         return seen
 
-    assert told(DistWandbLogger) == told(WandbLogger)
+    assert calls_with(DistWandbLogger) == calls_with(WandbLogger)
 
 
 @pytest.mark.parametrize("constructor", constructors(without="an injected experiment"))

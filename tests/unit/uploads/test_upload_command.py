@@ -1,4 +1,4 @@
-"""The command dist-wandb sync, with a stand-in for uploads."""
+"""The command ``dist-wandb sync``, with a stand-in for uploads."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_the_command_names_directories_without_runs(
 
 
 class Uploads:
-    """Stands in for `upload.upload`: what it was asked for, and what it answers."""
+    """Stands in for `execution.upload`: the requested uploads, and their outcomes."""
 
     def __init__(self) -> None:
         self.of: list[str] = []
@@ -62,7 +62,7 @@ SERVER = Destination("https://wandb.example", "https://wandb.example", "environm
 def command(
     monkeypatch: pytest.MonkeyPatch, runs: list[StoredRun], *options: str, errors: dict[Path, ReadError] | None = None
 ) -> int:
-    """Run ``dist-wandb sync`` on runs as if they had been read from disk."""
+    """Return a function that runs ``dist-wandb sync`` on runs as if they had been read from disk."""
     monkeypatch.setattr(shared, "find_runs", lambda _directory, **_: [run.path for run in runs])
     monkeypatch.setattr(shared, "read_runs", lambda _paths, **_: (runs, errors or {}))
     monkeypatch.setattr(sync, "destination", lambda **_: SERVER)
@@ -202,7 +202,7 @@ def test_of_what_was_written_online_the_log_is_named_as_the_source(
 def test_a_signal_ends_an_upload_as_an_interrupt_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, code: int
 ) -> None:
-    """It ended this process alone, and the upload went on."""
+    """A signal used to end only this process, and the upload continued."""
     number = signal.Signals[name]
     monkeypatch.setattr(sync, "upload", lambda *_: signal.raise_signal(number))
     before = signal.signal(number, signal.SIG_DFL)

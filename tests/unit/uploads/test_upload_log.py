@@ -1,4 +1,4 @@
-"""What is known of an upload, from logs as wandb 0.31 writes them: confirmed, refused, unknown, killed at any time."""
+"""The state of an upload, from logs in the format of wandb 0.31: confirmed, refused, unknown, killed at any time."""
 
 from __future__ import annotations
 
@@ -87,9 +87,9 @@ def test_a_line_that_was_not_written_to_its_end_is_passed_over(tmp_path: Path) -
 
 
 SURELY_NOT_THERE: dict[str, list[dict[str, Any]]] = {
-    "said no": [refused(404), fatal("filestream: fatal error: filestream: failed to upload: 404 Not Found")],
-    "said too many, too often": [retrying(429), retrying(429), fatal(f"{GIVING_UP}\nwhile retrying: HTTP 429: x")],
-    "said no, while other requests broke": [
+    "refused": [refused(404), fatal("filestream: fatal error: filestream: failed to upload: 404 Not Found")],
+    "rate limited too often": [retrying(429), retrying(429), fatal(f"{GIVING_UP}\nwhile retrying: HTTP 429: x")],
+    "refused, while other requests broke": [
         {"level": "INFO", "msg": "api: retrying error", "error": 'Post "http://server/graphql": EOF'},
         refused(404),
         fatal("filestream: fatal error: filestream: failed to upload: 404 Not Found"),

@@ -1,4 +1,4 @@
-"""What is uploaded together, in which order, what is refused and why, and what is uploaded already."""
+"""Planned uploads: which files belong together, their order, reasons to refuse, and earlier uploads."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_the_ranks_of_one_node_are_not_counted(tmp_path: Path) -> None:
 
 
 def test_ranks_that_attached_for_hardware_alone_are_not_missed(tmp_path: Path) -> None:
-    """With ``system_metrics="all-nodes"`` one rank of each node has a file; how many nodes there are is not known."""
+    """With ``system_metrics="all-nodes"`` one rank per node has a file, and the number of nodes is unknown."""
     assert planned(of_rank(tmp_path, 0, world_size=8, run_mode="auto")).refusals == ()
 
 
@@ -136,7 +136,7 @@ def test_rows_that_may_have_arrived_are_refused(tmp_path: Path) -> None:
     run = stored(tmp_path)
     log_of_attempt(run, rows(2), CONFIRMED, rows(3))
     (reason,) = planned(run).refusals
-    assert "of its 5 rows the server has confirmed 2, and of 3 more it is not known whether they arrived" in reason
+    assert "the server has confirmed 2 of its 5 rows, and may have 3 more" in reason
 
 
 ONLINE_LOGS: dict[str, tuple[list[dict[str, Any]] | None, bool]] = {
@@ -170,7 +170,7 @@ def test_unequal_descriptions_are_told(tmp_path: Path) -> None:
 def test_a_world_of_any_size_is_not_counted_through(
     tmp_path: Path, world_size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The ranks were put into a set: with 10^10 of them, as a file may say, all memory was taken."""
+    """All ranks used to be put into a set: a file that names 10^10 ranks then exhausted the memory."""
     looked_at = 0
 
     def counted(size: int) -> Iterator[int]:
@@ -225,7 +225,7 @@ def test_only_what_the_server_confirmed_is_uploaded(
 ) -> None:
     run = stored(tmp_path)
     log_of_attempt(run, *entries)
-    (run.path.parent / "run-exp.wandb.synced").touch()  # `wandb sync` makes it whatever happened
+    (run.path.parent / "run-exp.wandb.synced").touch()  # `wandb sync` makes the mark in any case
     (file,) = planned(run).files
     assert (file.is_uploaded, file.rows_left) == (uploaded, left)
 
