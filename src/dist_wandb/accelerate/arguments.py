@@ -14,12 +14,7 @@ from dist_wandb.runs.argument_checks import check_init_arguments
 
 
 class InitArguments:
-    """The arguments of one tracker. The constructor's arguments take precedence.
-
-    Args:
-        own: Further arguments of the constructor.
-        project: The constructor's `project`.
-        run_name: The constructor's `run_name`, another name for the project.
+    """The arguments of one tracker. Those of its constructor take precedence; `run_name` is another name for `project`.
 
     Attributes:
         requested: The arguments of `init_trackers` when the run was opened.
@@ -63,7 +58,9 @@ class InitArguments:
 
     def _warn_of_changes(self, requested: Mapping[str, Any]) -> None:
         """Warn about arguments that a further `init_trackers` cannot change in an open run."""
-        new = [name for name in requested if name != "config" and _differs(requested[name], self.requested.get(name))]
+        before = self.requested
+        # Compared by their text, because `==` of a user's objects may do anything.
+        new = [name for name, value in requested.items() if name != "config" and repr(value) != repr(before.get(name))]
         if new:
             warnings.warn(
                 f"init_trackers was called again on rank {PartialState().process_index} with another "
@@ -71,7 +68,3 @@ class InitArguments:
                 "tracker.finish() on all ranks first.",
                 stacklevel=5,
             )
-
-
-def _differs(value: object, other: object) -> bool:
-    return value is not other and repr(value) != repr(other)  # `==` of a user's objects may do anything

@@ -40,9 +40,6 @@ _MOST_ROWS = 1000  # kept on a rank that waits for the main process to call init
 class LateJoin:
     """The waiting rows of a rank that is not started, and its search for the session of the main process.
 
-    Args:
-        options: The rank's own options.
-
     Attributes:
         options: The options for the session: the rank's own, until those of the main process are known.
         rows: Values, step and further arguments of the waiting rows.

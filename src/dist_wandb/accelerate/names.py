@@ -68,7 +68,8 @@ def _filter_trackers(original: Callable[..., list[Any]]) -> Callable[..., list[A
         names = [None if isinstance(item, GeneralTracker) else str(item) for item in requested]
         if _ALL in names:
             found = [item for item in original(requested, logging_dir) if str(item) not in (NAME, STOCK_NAME)]
-            return found if any(_is_ours(item) for item in found) else [*found, NAME]
+            has_ours = any(isinstance(item, GeneralTracker) and item.name == NAME for item in found)
+            return found if has_ours else [*found, NAME]
         if NAME in names:
             others = [item for item, name in zip(requested, names, strict=True) if name != NAME]
             return [*original(others, logging_dir), NAME]
@@ -76,7 +77,3 @@ def _filter_trackers(original: Callable[..., list[Any]]) -> Callable[..., list[A
 
     setattr(filter_trackers, _MARK, True)
     return filter_trackers
-
-
-def _is_ours(item: object) -> bool:
-    return isinstance(item, GeneralTracker) and str(item.name) == NAME

@@ -368,11 +368,7 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
         return self._session
 
 
-def _register() -> None:
-    """Make ``log_with="dist_wandb"`` work. Wrap here, because with a name no tracker is constructed beforehand."""
-    register(DistWandbTracker)
-    with contextlib.suppress(UnsupportedVersionError):  # a constructor that needs the wrapping raises it again
-        wrap_accelerator(DistWandbTracker)
-
-
-_register()
+# For log_with="dist_wandb". Wrapped here, because with a name no tracker is constructed beforehand.
+register(DistWandbTracker)
+with contextlib.suppress(UnsupportedVersionError):  # a constructor that needs the wrapping raises it again
+    wrap_accelerator(DistWandbTracker)

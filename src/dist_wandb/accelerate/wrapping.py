@@ -66,12 +66,8 @@ class Trackers:
         if before is not None:
             tracker.late_join.rows, before.late_join.rows = before.late_join.rows, tracker.late_join.rows
             accelerator.trackers[:] = [held for held in accelerator.trackers if held is not before]
-        accelerator.log_with = [tracker if held is before or _is_name(held) else held for held in accelerator.log_with]
+        accelerator.log_with = [tracker if held is before or held == NAME else held for held in accelerator.log_with]
         return tracker
-
-
-def _is_name(held: object) -> bool:
-    return isinstance(held, str) and held == NAME
 
 
 def name_as_scripts_do(tracker: DistWandbTracker, accelerator: Accelerator) -> None:

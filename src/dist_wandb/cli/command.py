@@ -11,16 +11,7 @@ from dist_wandb.runs.destination import TRUST_OPTION, is_address
 
 @dataclass(frozen=True)
 class Command:
-    """One command of the command line.
-
-    Args:
-        name: Name of the command.
-        summary: What it does, in one line.
-        description: What it does, and its exit code.
-        example: Arguments of an example.
-        add_arguments: Adds its arguments to a parser.
-        run: Runs it and returns the exit code.
-    """
+    """One command of the command line. `example` has the arguments of an example; `run` returns the exit code."""
 
     name: str
     summary: str

@@ -36,12 +36,7 @@ _METRICS_IN_LINE = 4
 
 
 class FollowedFile:
-    """One file, read on a thread of its own while it grows.
-
-    Args:
-        path: The file.
-        metrics: Patterns of the metrics to read.
-        stopped: Set to stop reading.
+    """One file, read on a thread of its own while it grows, until `stopped` is set.
 
     Attributes:
         contents: The records that were taken.

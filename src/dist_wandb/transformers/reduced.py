@@ -19,8 +19,7 @@ ALREADY_REDUCED = (
 def without_second_sum(reduce: Reduce) -> Reduce:
     """Return the reductions, changed so that numbers that the Trainer has reduced are not summed over ranks.
 
-    Args:
-        reduce: As in `dist_wandb.init`. In a mapping, names and patterns other than ``"*"`` keep their reduction.
+    In a mapping, names and patterns other than ``"*"`` keep their reduction.
     """
     means: dict[str, Reduction] = dict.fromkeys(ALREADY_REDUCED, "mean")
     given: Mapping[str, Reduction] = reduce if isinstance(reduce, Mapping) else {}

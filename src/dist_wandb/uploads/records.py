@@ -90,16 +90,7 @@ def violations(path: Path, rules: Rules) -> Iterator[str]:
 
 
 def revised(record: bytes, parts: list[Field], rules: Rules, make_copy: Copier) -> bytes:
-    """Check a record, and revise it for the upload.
-
-    Args:
-        record: A record of W&B's.
-        parts: Its fields.
-        rules: The allowed files and owners.
-        make_copy: Copies a named file; the revised record names the copy.
-
-    Returns:
-        The record to upload.
+    """Check a record with the fields `parts`, and return it as it is uploaded: named files are replaced by copies.
 
     Raises:
         UploadError: It names a prohibited file or owner, or is of an unknown kind.

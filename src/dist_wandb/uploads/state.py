@@ -61,9 +61,6 @@ class _Attempt:
 class FileState:
     """The state of this user's uploads of one ``.wandb`` file.
 
-    Args:
-        path: The file.
-
     Raises:
         ReadError: It is not an ordinary file.
         UploadError: There is no state directory, because there is no home directory.
