@@ -57,7 +57,7 @@ def test_trackers_initialised_on_main_alone_bring_all_ranks_together(idioms: Wan
     assert STEPS <= writes(recorded, "train_loss") <= STEPS + 1  # the first row is written twice if a rank joins late
 
 
-def test_what_is_under_tracker_name_is_wandb_is_logged(idioms: WandbServer) -> None:
+def test_logs_under_a_guard_on_the_name_wandb_are_written(idioms: WandbServer) -> None:
     recorded = idioms.run("diffusers")
     shown = series(recorded, "validation")
     assert {step: (value["_type"], value["count"]) for step, value in shown.items()} == dict.fromkeys(
@@ -75,7 +75,7 @@ def test_by_name_with_what_is_kept_under_wandb(idioms: WandbServer) -> None:
     assert recorded.summary["best"] == 0.9
 
 
-def test_a_run_of_main_alone_lacks_the_other_rank_and_says_so(idioms: WandbServer) -> None:
+def test_a_run_of_the_main_process_only_is_marked_as_degraded(idioms: WandbServer) -> None:
     recorded = idioms.run("main_alone")
     assert (series(recorded, "loss"), series(recorded, DEGRADED)) == ({1: 1.0}, {1: 1})
 
@@ -97,7 +97,7 @@ def test_with_megatron_the_last_rank_is_the_primary(idioms: WandbServer) -> None
     assert (of_primary.completions, of_other.completions) == (1, 0)
 
 
-def test_end_training_waits_for_nobody_to_wait_for_everyone(idioms: WandbServer) -> None:
+def test_end_training_needs_no_wait_for_everyone(idioms: WandbServer) -> None:
     assert series(idioms.run("ended"), "loss") == {0: 0.5}
 
 

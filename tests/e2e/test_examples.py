@@ -60,7 +60,7 @@ def without_login(home: Path) -> dict[str, str]:
         "torch-shared",
     ],
 )
-def test_example_trains_offline_and_says_where_its_runs_are(
+def test_example_trains_offline_and_prints_where_its_runs_are(
     tmp_path: Path, commands: Commands, file_count: int, run_count: int
 ) -> None:
     (command,) = commands
@@ -100,7 +100,7 @@ def planned_uploads(output: str) -> list[UploadRun]:
 @pytest.mark.parametrize("script", [LIGHTNING, ACCELERATE, TORCH], ids=lambda script: script.parent.name)
 @pytest.mark.parametrize("host", ["api.wandb.ai", "api.forge.coreweave.com"])
 @pytest.mark.usefixtures("bare_environment")
-def test_example_goes_offline_by_itself_only_if_nothing_is_configured(
+def test_example_goes_offline_only_if_nothing_is_configured(
     script: Path, host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mode_without_login = runpy.run_path(str(script))["mode_without_login"]

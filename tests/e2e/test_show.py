@@ -142,7 +142,7 @@ def test_a_file_cut_short_is_read_up_to_the_cut(good: Path, tmp_path: Path, shar
     assert run.metrics["loss"].smallest == pytest.approx(1 / run.rows)
 
 
-def test_damage_in_the_middle_is_skipped_and_told(good: Path, tmp_path: Path) -> None:
+def test_damage_in_the_middle_is_skipped_and_reported(good: Path, tmp_path: Path) -> None:
     content = good.read_bytes()
     middle = len(content) // 2
     path = damaged(tmp_path, content[:middle] + b"\xff" * 40 + content[middle + 40 :])
@@ -166,7 +166,9 @@ def test_a_file_that_is_no_run_is_named(tmp_path: Path, content: bytes, reason: 
         read_run(path)
 
 
-def test_show_tells_all_of_it(directory: Path, good: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_show_prints_everything(
+    directory: Path, good: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     linked = tmp_path / "logs"
     linked.mkdir()
     for path in find_runs(directory):

@@ -96,7 +96,7 @@ def has_rows(request: Request) -> bool:
 # --- shared runs ------------------------------------------------------------------------------------------------------
 
 
-def test_an_offline_shared_run_becomes_what_the_online_one_is(
+def test_an_offline_shared_run_becomes_the_same_as_an_online_one(
     offline: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with WandbServer() as online:
@@ -237,7 +237,7 @@ def test_a_writer_of_an_online_shared_run_that_was_cut_off_gets_its_rows(
 
 
 @pytest.mark.cold
-def test_refusals_are_told_and_can_be_repeated(plain: Path, wandb_server: WandbServer) -> None:
+def test_refusals_are_reported_and_can_be_repeated(plain: Path, wandb_server: WandbServer) -> None:
     wandb_server.stop()
     dead = sync(wandb_server, plain)
     wandb_server.restart()
@@ -263,9 +263,7 @@ def test_files_that_were_refused_are_sent_without_the_rows(plain: Path, wandb_se
     assert {"config.yaml", "wandb-summary.json", "requirements.txt"} <= run.files.keys()
 
 
-def test_rows_of_which_nobody_knows_whether_they_arrived_are_not_sent_again(
-    plain: Path, wandb_server: WandbServer
-) -> None:
+def test_rows_that_may_have_arrived_are_not_sent_again(plain: Path, wandb_server: WandbServer) -> None:
     fault = wandb_server.fail("file_stream", drop=True, processed=True, only=has_rows)
     assert sync(wandb_server, plain).exit_codes == (1,)
     fault.stop()
@@ -302,7 +300,7 @@ def test_an_online_run_that_was_cut_off_gets_its_missing_rows(tmp_path: Path, wa
     assert "1 uploaded before" in sync(wandb_server, directory).check().output
 
 
-def test_an_upload_that_was_killed_or_ended_goes_on(plain: Path, wandb_server: WandbServer) -> None:
+def test_an_upload_that_was_killed_or_ended_continues(plain: Path, wandb_server: WandbServer) -> None:
     fault = wandb_server.fail("UpsertBucket", delay=30, drop=True)
     environment = sync_environment(wandb_server, plain)
     with started(sync_command(plain), cwd=plain, environment=environment) as job:

@@ -111,7 +111,7 @@ def test_a_run_goes_to_an_owner_that_the_user_has_named(tmp_path: Path, wandb_se
     assert list(wandb_server.runs) == ["team/digits/exp"]
 
 
-def test_nothing_goes_to_whom_a_settings_file_of_the_current_directory_names(
+def test_nothing_is_uploaded_to_the_owner_that_the_current_directory_names(
     tmp_path: Path, wandb_server: WandbServer
 ) -> None:
     make_run(tmp_path)

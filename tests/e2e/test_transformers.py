@@ -47,7 +47,7 @@ def test_own_numbers_are_means_and_those_of_the_trainer_stay(
     assert list(series(run, "eval/loss")) == [2, 3]
 
 
-def test_what_is_reduced_already_is_not_summed_again(wandb_server: WandbServer, tmp_path: Path) -> None:
+def test_values_that_are_reduced_already_are_not_summed_again(wandb_server: WandbServer, tmp_path: Path) -> None:
     train(wandb_server, tmp_path, "shared", "sum").check()
     (run,) = whole(wandb_server, 1)
     assert series(run, "train/mine") == {1: 1.0, 2: 1.0, 3: 1.0}

@@ -118,7 +118,7 @@ def test_the_run_can_be_read_after_the_end(fake_wandb: FakeWandb) -> None:
         accelerator.log({"loss": 0.5})
 
 
-def test_what_the_stock_tracker_hands_to_wandb_is_handed_to_wandb(fake_wandb: FakeWandb) -> None:
+def test_arguments_of_the_stock_tracker_are_passed_to_wandb(fake_wandb: FakeWandb) -> None:
     for log_with in (DistWandbTracker(), "dist_wandb", "wandb"):
         accelerator = accelerator_with(log_with)
         config = None if log_with == "wandb" else {"lr": 0.1}  # the stock tracker needs wandb.config
@@ -201,7 +201,7 @@ def test_all_with_an_instance_is_that_instance() -> None:
 
 
 @pytest.mark.parametrize("requested", ["wandb", ["wandb"], None, [], LoggerType.WANDB])
-def test_what_does_not_name_ours_means_what_it_did(requested: Any) -> None:
+def test_values_that_do_not_name_ours_are_resolved_as_before(requested: Any) -> None:
     assert accelerators.filter_trackers(requested) == accelerators.filter_trackers.__wrapped__(requested)
 
 
@@ -238,7 +238,7 @@ def test_in_a_list_all_get_every_row_once(fake_wandb: FakeWandb) -> None:
 
 
 @pytest.mark.parametrize("by_name", [False, True], ids=["by instance", "by name"])
-def test_initialised_again_the_run_goes_on_and_logs_once(fake_wandb: FakeWandb, by_name: bool) -> None:
+def test_initialised_again_the_run_continues_and_logs_once(fake_wandb: FakeWandb, by_name: bool) -> None:
     other = Other()
     accelerator = accelerator_with([other, "dist_wandb" if by_name else DistWandbTracker()])
     for lr in (0.1, 0.2):
@@ -252,7 +252,7 @@ def test_initialised_again_the_run_goes_on_and_logs_once(fake_wandb: FakeWandb, 
 
 
 @pytest.mark.parametrize("by_name", [False, True], ids=["by instance", "by name"])
-def test_what_cannot_change_once_the_run_is_open_is_said(fake_wandb: FakeWandb, by_name: bool) -> None:
+def test_arguments_that_an_open_run_cannot_change_are_reported(fake_wandb: FakeWandb, by_name: bool) -> None:
     accelerator = accelerator_with("dist_wandb" if by_name else DistWandbTracker())
     accelerator.init_trackers("digits", {"lr": 0.1})
     with pytest.warns(
@@ -312,7 +312,7 @@ def quick() -> DistWandbTracker:
 
 @pytest.mark.usefixtures("fake_wandb")
 @pytest.mark.parametrize("is_guarded", [True, False], ids=["guarded", "unguarded"])
-def test_a_rank_passes_over_what_went_without_it(
+def test_a_rank_skips_sessions_that_ended_without_it(
     on_main: Callable[[int], Session], monkeypatch: pytest.MonkeyPatch, is_guarded: bool
 ) -> None:
     look_like(monkeypatch, rank=1)

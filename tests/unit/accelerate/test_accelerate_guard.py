@@ -167,7 +167,7 @@ def use_all_wrapped(accelerator: Accelerator) -> list[object]:
     return seen
 
 
-def test_a_tracker_of_somebody_elses_is_called_as_before(fake_wandb: FakeWandb) -> None:
+def test_a_tracker_that_is_not_ours_is_called_as_before(fake_wandb: FakeWandb) -> None:
     recorder = Recorder()
     tracker, unwrapped = use_all_wrapped(accelerator_with(recorder))
     assert tracker is recorder
@@ -185,7 +185,7 @@ def test_a_tracker_of_somebody_elses_is_called_as_before(fake_wandb: FakeWandb) 
 
 
 @pytest.mark.usefixtures("off_main")
-def test_off_the_main_process_a_tracker_of_somebody_elses_is_not_called_as_before(fake_wandb: FakeWandb) -> None:
+def test_off_the_main_process_a_tracker_that_is_not_ours_is_still_not_called(fake_wandb: FakeWandb) -> None:
     recorder = Recorder()
     tracker, unwrapped = use_all_wrapped(accelerator_with(recorder))
     assert recorder.calls == []
@@ -204,7 +204,7 @@ def test_an_accelerator_without_trackers_is_as_before(fake_wandb: FakeWandb) -> 
     assert fake_wandb.arguments == []
 
 
-def test_a_tracker_that_is_not_there_is_refused_as_before(fake_wandb: FakeWandb) -> None:
+def test_an_unknown_tracker_is_refused_as_before(fake_wandb: FakeWandb) -> None:
     accelerator = accelerator_with(Recorder())
     accelerator.init_trackers("digits")
     with pytest.raises(ValueError, match="dist_wandb is not an available tracker"):
@@ -212,7 +212,7 @@ def test_a_tracker_that_is_not_there_is_refused_as_before(fake_wandb: FakeWandb)
     assert fake_wandb.arguments == []
 
 
-def test_accelerate_is_told_what_kind_of_tracker_it_is() -> None:
+def test_accelerate_can_read_what_kind_of_tracker_it_is() -> None:
     tracker = DistWandbTracker()
     assert (tracker.name, tracker.requires_logging_directory, tracker.main_process_only) == ("dist_wandb", False, False)
 
@@ -250,7 +250,7 @@ def test_init_trackers_reaches_an_instance(fake_wandb: FakeWandb) -> None:
     assert fake_wandb.runs[0].config == {"lr": 0.1}
 
 
-def test_what_the_constructor_was_given_wins_over_init_trackers(fake_wandb: FakeWandb) -> None:
+def test_arguments_of_the_constructor_take_precedence_over_init_trackers(fake_wandb: FakeWandb) -> None:
     accelerator = accelerator_with(DistWandbTracker("mine", tags=["mine"]))
     accelerator.init_trackers("theirs", init_kwargs={"dist_wandb": {"tags": ["theirs"], "notes": "theirs"}})
     assert fake_wandb.arguments == [{"project": "mine", "tags": ["mine"], "notes": "theirs"}]
@@ -289,7 +289,7 @@ def both_ways() -> list[Callable[[], Any]]:
 
 
 @pytest.mark.parametrize("log_with", both_ways(), ids=["by instance", "by name"])
-def test_what_scripts_keep_under_the_name_wandb_reaches_ours_in_its_place(
+def test_arguments_that_scripts_pass_under_the_name_wandb_reach_ours_if_it_replaces_wandbs(
     fake_wandb: FakeWandb, log_with: Callable[[], Any]
 ) -> None:
     accelerator = accelerator_with(log_with())
@@ -356,7 +356,7 @@ USES: list[Callable[[DistWandbTracker], object]] = [
 
 
 @pytest.mark.parametrize("use", USES, ids=["session", "tracker", "log", "store_init_configuration"])
-def test_a_tracker_that_is_not_started_says_so(use: Callable[[DistWandbTracker], object]) -> None:
+def test_a_tracker_that_is_not_started_raises_an_error(use: Callable[[DistWandbTracker], object]) -> None:
     with pytest.raises(ConfigurationError, match="The DistWandbTracker of rank 0 is not started, or finished already"):
         use(DistWandbTracker())
 
@@ -385,7 +385,7 @@ def test_attach_starts_a_tracker_that_accelerate_calls_and_wraps_nothing(fake_wa
     assert [getattr(Accelerator, name) for name in WRAPPED] == methods
 
 
-def test_attach_takes_the_tracker_that_is_there(fake_wandb: FakeWandb) -> None:
+def test_attach_uses_an_existing_tracker(fake_wandb: FakeWandb) -> None:
     tracker = DistWandbTracker("digits", wrap=False)
     accelerator = accelerator_with(tracker)
     accelerator.init_trackers("theirs")
@@ -632,7 +632,7 @@ def test_with_runs_of_their_own_ranks_keep_the_config_that_they_were_given(
 
 
 @pytest.mark.usefixtures("off_main", "fake_wandb")
-def test_who_reads_the_config_before_the_main_process_has_begun_waits_for_it(
+def test_config_waits_until_the_main_process_has_begun(
     main_process_at: Callable[..., Session],
 ) -> None:
     config = (
@@ -660,7 +660,7 @@ def test_if_the_main_process_never_begins_the_config_is_empty() -> None:
 
 
 @pytest.mark.usefixtures("off_main", "fake_wandb")
-def test_who_asks_for_the_session_before_the_main_process_has_begun_waits_for_it(
+def test_session_waits_until_the_main_process_has_begun(
     main_process_at: Callable[..., Session],
 ) -> None:
     tracker = DistWandbTracker(reduce=None, limits=Limits(join_timeout=30.0))

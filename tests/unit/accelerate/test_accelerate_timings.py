@@ -83,7 +83,7 @@ def test_without_it_nothing_is_measured(parts: list[str | None], fake_wandb: Fak
 
 
 @pytest.mark.usefixtures("fake_wandb")
-def test_what_is_prepared_again_is_measured_once(parts: list[str | None]) -> None:
+def test_objects_that_are_prepared_again_are_measured_once(parts: list[str | None]) -> None:
     script = Script()
     script.accelerator.prepare(script.model, script.optimizer)
     script.start().train()
@@ -124,7 +124,7 @@ def test_the_run_that_follows_has_timings_too(parts: list[str | None], fake_wand
 
 
 @pytest.mark.usefixtures("fake_wandb")
-def test_what_rank_0_reads_for_all_is_not_measured(parts: list[str | None]) -> None:
+def test_loading_on_rank_0_for_all_ranks_is_not_measured(parts: list[str | None]) -> None:
     script = Script(dataloader_config=DataLoaderConfiguration(dispatch_batches=True)).start()
     script.train()
     assert "data" not in parts
@@ -159,7 +159,7 @@ def test_dimensions_of_a_mesh_shard(names: tuple[str, ...], is_sharded: bool, mo
     assert ("forward" in PreparedTimings(lambda: None).timings._waiting) is is_sharded
 
 
-def test_what_cannot_be_measured_is_refused(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timings_that_cannot_be_measured_are_refused(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigurationError, match="timings=1 is neither True nor False"):
         DistWandbTracker(timings=1)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="wrap=False was given"):

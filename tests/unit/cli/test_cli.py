@@ -91,7 +91,7 @@ def test_version(capsys: Capture) -> None:
         (["sync", "-h"], ["DIR", "--dry-run", "--force"]),
     ],
 )
-def test_help_names_what_there_is(argv: list[str], expected: list[str], capsys: Capture) -> None:
+def test_help_lists_the_commands(argv: list[str], expected: list[str], capsys: Capture) -> None:
     with pytest.raises(SystemExit, match="0"):
         main(argv)
     out = capsys.readouterr().out
@@ -125,7 +125,7 @@ def test_a_reader_of_the_pipe_may_leave_early(extra: list[str]) -> None:
 @pytest.mark.parametrize(
     "command", ["plan --layout 2", "plan --layout 2 --json", "doctor --timeout 0", "show .", "sync ."]
 )
-def test_output_that_cannot_be_written_is_said_in_one_line(
+def test_output_that_cannot_be_written_is_reported_in_one_line(
     command: str, write_run: WriteRun, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     write_run("exp", {"loss": [0.5]})
@@ -187,7 +187,7 @@ def test_the_plan_as_a_table(capsys: Capture) -> None:
     ]
 
 
-def test_the_plan_of_a_large_job_is_a_summary_with_what_is_wrong(capsys: Capture) -> None:
+def test_the_plan_of_a_large_job_is_a_summary_with_warnings(capsys: Capture) -> None:
     argv = ["plan", "--nodes", "2048", "--procs-per-node", "8", "--run-mode"]
     assert main([*argv, "shared"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
@@ -205,7 +205,7 @@ def test_the_plan_of_a_large_job_is_a_summary_with_what_is_wrong(capsys: Capture
     ]
 
 
-def test_all_ranks_of_a_large_job_are_shown_when_asked_for(capsys: Capture) -> None:
+def test_all_ranks_of_a_large_job_are_shown_on_request(capsys: Capture) -> None:
     assert main(["plan", "--layout", "65", "--all"]) == 0
     assert len([line for line in capsys.readouterr().out.splitlines() if "nothing" in line]) == 64
     assert main(["plan", "--layout", "65"]) == 0
@@ -277,7 +277,7 @@ def test_the_plan_of_a_mesh_has_the_replicas_of_the_primary(capsys: Capture) -> 
         (["--layout", "4", "--primary-rank", "4"], "primary_rank=4 is not a rank of this job of 4"),
     ],
 )
-def test_what_cannot_be_planned_is_refused(arguments: list[str], message: str, capsys: Capture) -> None:
+def test_arguments_that_cannot_be_planned_are_refused(arguments: list[str], message: str, capsys: Capture) -> None:
     assert message in refusal(["plan", *arguments], capsys)
 
 
@@ -330,7 +330,7 @@ def test_runs_are_shown_with_their_metrics(write_run: WriteRun, tmp_path: Path, 
     ]
 
 
-def test_states_are_told_and_counted(write_run: WriteRun, tmp_path: Path, capsys: Capture) -> None:
+def test_states_are_shown_and_counted(write_run: WriteRun, tmp_path: Path, capsys: Capture) -> None:
     write_run("a", exit_code=0)
     write_run("b", exit_code=3)
     write_run("c", exit_code=None)
@@ -362,7 +362,7 @@ def test_a_shared_run_in_several_files_counts_as_one(write_run: WriteRun, tmp_pa
     assert f"2 runs in 4 files below {tmp_path / 'logs'}: 2 finished\n" in capsys.readouterr().out
 
 
-def test_what_is_not_finite_is_counted_beside_the_metric(write_run: WriteRun, tmp_path: Path, capsys: Capture) -> None:
+def test_values_that_are_not_finite_are_counted(write_run: WriteRun, tmp_path: Path, capsys: Capture) -> None:
     write_run("a", {"loss": 1.0, "lr": 0.1}, {"loss": "NaN", "lr": 0.1}, {"loss": "Infinity", "lr": 0.1})
     assert main(["show", str(tmp_path / "logs")]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
@@ -388,7 +388,7 @@ def test_files_that_cannot_be_read_are_named_and_the_others_shown(
     assert ": 2 finished, 2 files not readable\n" in out
 
 
-def test_where_no_file_can_be_read_the_exit_code_tells_it(write_run: WriteRun, tmp_path: Path, capsys: Capture) -> None:
+def test_the_exit_code_is_1_if_no_file_can_be_read(write_run: WriteRun, tmp_path: Path, capsys: Capture) -> None:
     empty = write_run("empty", lines="")
     assert main(["show", str(tmp_path / "logs")]) == 1
     captured = capsys.readouterr()
@@ -415,7 +415,7 @@ def test_of_thousands_of_metrics_the_first_are_shown_and_the_others_counted(
 
 
 @pytest.mark.parametrize("command", [["show"], ["show", "--json"], ["sync", "--dry-run"]])
-def test_a_directory_in_which_nobody_has_looked_is_told_and_the_others_shown(
+def test_a_directory_that_cannot_be_searched_is_reported_and_the_others_are_shown(
     write_run: WriteRun, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, command: list[str]
 ) -> None:
     write_run("good", {"loss": 1})
@@ -452,17 +452,17 @@ def test_an_interrupt_does_not_wait_for_readers_that_hang(write_run: WriteRun, t
     assert time.monotonic() - interrupted < 40  # the timeout of silent readers is 120 s
 
 
-def test_a_directory_without_runs_is_told(tmp_path: Path, capsys: Capture) -> None:
+def test_a_directory_without_runs_is_reported(tmp_path: Path, capsys: Capture) -> None:
     assert main(["show", str(tmp_path)]) == 1
     assert f"No W&B run lies below '{tmp_path}'" in capsys.readouterr().err
 
 
-def test_a_directory_that_does_not_exist_is_told(tmp_path: Path, capsys: Capture) -> None:
+def test_a_directory_that_does_not_exist_is_reported(tmp_path: Path, capsys: Capture) -> None:
     assert main(["show", str(tmp_path / "none")]) == 1
     assert "none': No such file or directory" in capsys.readouterr().err
 
 
-def test_an_old_wandb_is_told_once_for_all_files(write_run: WriteRun, tmp_path: Path, capsys: Capture) -> None:
+def test_an_old_wandb_is_reported_once_for_all_files(write_run: WriteRun, tmp_path: Path, capsys: Capture) -> None:
     write_run("a", project="too-old")
     write_run("b", project="too-old")
     assert main(["show", str(tmp_path / "logs")]) == 1
@@ -578,7 +578,7 @@ def test_a_sparkline_of_a_rising_series_rises_from_bottom_to_top(values: list[fl
     assert (line[0], line[-1]) in {("▁", "█"), ("▄", "▄")}
 
 
-def test_show_says_what_is_uploaded(write_run: WriteRun, capsys: Capture) -> None:
+def test_show_marks_uploaded_runs(write_run: WriteRun, capsys: Capture) -> None:
     write_run("kept", {"loss": 1.0})
     path = write_run("sent", {"loss": 1.0})
     state = FileState(path)
@@ -597,7 +597,7 @@ def test_show_says_what_is_uploaded(write_run: WriteRun, capsys: Capture) -> Non
     assert {run["run_id"]: run["uploaded"] for run in shown["runs"]} == {"kept": False, "sent": True}
 
 
-def test_an_error_spells_out_what_a_terminal_would_obey(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+def test_an_error_escapes_control_sequences(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     def fail(*_: object, **__: object) -> NoReturn:
         raise ReadError("a\x1b]0;title\x07b\x9b2J\u202ec")
 

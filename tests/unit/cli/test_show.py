@@ -166,7 +166,7 @@ def test_runs_are_chosen_and_sorted(argv: list[str], ids: list[str], sweep: Path
         (["--follow", "--json"], "--follow prints no JSON"),
     ],
 )
-def test_what_cannot_be_meant_is_told(argv: list[str], reason: str, sweep: Path, capsys: Capture) -> None:
+def test_arguments_that_make_no_sense_are_reported(argv: list[str], reason: str, sweep: Path, capsys: Capture) -> None:
     assert main(["show", str(sweep), *argv]) == 2
     assert reason in capsys.readouterr().err
 
@@ -306,7 +306,7 @@ def is_following(process: str) -> bool:
         return False
 
 
-def test_an_interrupt_ends_what_is_followed_at_once(following: tuple[subprocess.Popen[str], Path, bytes]) -> None:
+def test_an_interrupt_ends_following_at_once(following: tuple[subprocess.Popen[str], Path, bytes]) -> None:
     process, path, _ = following
     assert process.stdout is not None
     process.stdout.readline()

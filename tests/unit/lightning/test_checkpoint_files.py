@@ -105,7 +105,7 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_what_is_hostile_is_refused_soon_and_without_much_memory(kind: str) -> None:
+def test_hostile_files_are_refused_soon_and_without_much_memory(kind: str) -> None:
     data = HOSTILE[kind]()
     tracemalloc.start()
     began = time.thread_time()
@@ -126,7 +126,7 @@ def test_a_pickle_over_the_bound_is_refused_by_the_directory_of_the_zip(monkeypa
         read(data)
 
 
-def test_what_holds_too_many_objects_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pickle_with_too_many_objects_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint_files, "MOST_OPCODES", 1000)
     assert read(saved({"a": list(range(100))}))
     with pytest.raises(ReadError, match="holds more than 1,000 objects"):

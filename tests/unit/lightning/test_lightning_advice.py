@@ -58,17 +58,17 @@ def advised(logger: Any, model: BoringModel | None = None, **arguments: Any) -> 
     return sorted(name for name in ("loss", "val's") if any(f"{name!r}," in text for text in messages))
 
 
-def test_lightning_says_it_with_its_own_loggers() -> None:
+def test_lightning_gives_the_advice_with_its_own_loggers() -> None:
     assert advised(False) == ["loss", "val's"]
 
 
-def test_it_is_not_said_where_our_logger_brings_the_ranks_together() -> None:
+def test_advice_is_not_given_if_our_logger_reduces() -> None:
     assert advised(DistWandbLogger()) == []
     assert advised([DistWandbLogger(id="a"), DistWandbLogger(id="b", run_mode="new")]) == []
     assert advised(False) == ["loss", "val's"]  # a later Trainer gets the advice as before
 
 
-def test_it_is_said_where_ranks_are_not_brought_together(tmp_path: Path) -> None:
+def test_advice_is_given_if_our_logger_does_not_reduce(tmp_path: Path) -> None:
     assert advised(DistWandbLogger(reduce=None)) == ["loss", "val's"]
     result.warning_cache.clear()
     assert advised([DistWandbLogger(), CSVLogger(tmp_path)]) == ["loss", "val's"]
@@ -82,7 +82,7 @@ def test_a_module_that_fabric_has_set_up_beside_does_not_matter() -> None:
 
 
 @pytest.mark.parametrize("monitored", ["val's", "loss_epoch"])
-def test_it_is_said_of_what_a_callback_watches(monitored: str, tmp_path: Path) -> None:
+def test_advice_is_given_for_values_that_a_callback_watches(monitored: str, tmp_path: Path) -> None:
     name = monitored.removesuffix("_epoch")
     assert advised(DistWandbLogger(), callbacks=[EarlyStopping(monitored)]) == [name]
     result.warning_cache.clear()
@@ -90,7 +90,7 @@ def test_it_is_said_of_what_a_callback_watches(monitored: str, tmp_path: Path) -
     assert advised(DistWandbLogger(), **saving) == [name]
 
 
-def test_it_is_said_of_what_a_scheduler_watches() -> None:
+def test_advice_is_given_for_values_that_a_scheduler_watches() -> None:
     class Scheduled(Module):
         def configure_optimizers(self) -> Any:
             optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
@@ -100,7 +100,7 @@ def test_it_is_said_of_what_a_scheduler_watches() -> None:
     assert advised(DistWandbLogger(), Scheduled()) == ["val's"]
 
 
-def test_the_cache_stays_the_same_and_knows_what_it_knew(cache: WarningCache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_stays_the_same_and_keeps_its_warnings(cache: WarningCache, monkeypatch: pytest.MonkeyPatch) -> None:
     cache.add("something")
     monkeypatch.setattr(trainers, "_needs_sync_dist", lambda name: name == "kept")
     trainers.remember(BoringModel())

@@ -135,7 +135,7 @@ def test_wandb_gets_the_users_arguments_and_no_others(wandb: Any, fake_run: Any)
     fake_run.log.assert_called_once_with({"acc": 1.0})
 
 
-def test_a_new_wandb_is_not_given_what_it_warns_of(wandb: Any, fake_run: Any) -> None:
+def test_a_new_wandb_gets_no_arguments_that_it_warns_about(wandb: Any, fake_run: Any) -> None:
     given: list[Any] = []
 
     def init(anonymous: object = "not set", **_arguments: Any) -> Any:
@@ -154,7 +154,7 @@ def test_an_injected_run_is_the_experiment(wandb: Any, fake_run: Any) -> None:
     wandb.init.assert_not_called()
 
 
-def test_a_run_in_progress_is_used_and_told_of_once(
+def test_a_run_in_progress_is_used_and_reported_once(
     wandb: Any, fake_run: Any, recwarn: pytest.WarningsRecorder
 ) -> None:
     wandb.run = fake_run
@@ -257,7 +257,7 @@ def test_a_subclass_may_override_what_the_trainer_calls(tmp_path: Path) -> None:
     assert logger.history == expected
 
 
-def test_a_module_tells_its_hyperparameters_unless_it_does_not_want_to(fake_run: Any, tmp_path: Path) -> None:
+def test_a_module_logs_its_hyperparameters_unless_it_is_configured_not_to(fake_run: Any, tmp_path: Path) -> None:
     class Model(BoringModel):
         def __init__(self, width: int, *, is_logged: bool) -> None:  # noqa: ARG002  # saved
             super().__init__()
@@ -405,7 +405,7 @@ def test_artifacts_are_used_through_the_run_and_else_downloaded_through_the_api(
 
 
 @pytest.mark.parametrize("twin_of", [copy.deepcopy, lambda logger: pickle.loads(pickle.dumps(logger))])  # noqa: S301
-def test_a_copy_of_a_logger_goes_on_in_the_same_run(wandb: Any, fake_run: Any, twin_of: Any) -> None:
+def test_a_copy_of_a_logger_continues_the_same_run(wandb: Any, fake_run: Any, twin_of: Any) -> None:
     logger = DistWandbLogger(project="digits", save_dir="logs", prefix="fold")
     assert logger._experiment is None
     twin = twin_of(logger)
@@ -428,7 +428,7 @@ def test_a_trainer_with_several_loggers_is_pickled(tmp_path: Path) -> None:
     assert [type(logger) for logger in second.loggers] == [DistWandbLogger, CSVLogger]
 
 
-def test_where_there_is_no_run_the_experiment_answers_as_lightnings_own() -> None:
+def test_without_a_run_the_experiment_behaves_like_lightnings_own() -> None:
     experiment: Any = NullExperiment(DistWandbLogger()._holder)
     assert issubclass(type(experiment), DummyExperiment)
     assert experiment.something(foo="bar") is None
@@ -438,7 +438,7 @@ def test_where_there_is_no_run_the_experiment_answers_as_lightnings_own() -> Non
     assert not experiment
 
 
-def test_what_a_script_goes_on_with_is_given_back() -> None:
+def test_methods_whose_results_scripts_use_return_objects() -> None:
     experiment: Any = NullExperiment(DistWandbLogger()._holder)
     assert not experiment.use_artifact("net:v0").download(root="x")
     assert not experiment.log_artifact("net").wait().aliases.append("best")
@@ -591,7 +591,7 @@ fake.init.return_value.log.assert_called_once_with({"a": 1.0, "trainer/global_st
 
 
 @pytest.mark.parametrize(("primary", "written"), [(True, {"lr": 0.2, "new": 1}), (False, {"new": 1})])
-def test_in_a_shared_run_others_do_not_overwrite_what_the_primary_says(
+def test_in_a_shared_run_others_do_not_overwrite_the_primarys_values(
     monkeypatch: pytest.MonkeyPatch, primary: bool, written: dict[str, Any]
 ) -> None:
     config = mock.MagicMock()

@@ -91,7 +91,7 @@ def test_media_go_where_the_ranks_run_is(
     ("per_rank", "reduce", "named"),
     [(True, "auto", NAMES), ("im*", "auto", ["image"]), (False, "auto", []), (True, None, NAMES)],
 )
-def test_in_a_shared_run_per_rank_says_which_media_other_ranks_write(
+def test_in_a_shared_run_per_rank_selects_the_media_of_other_ranks(
     monkeypatch: pytest.MonkeyPatch,
     fake_wandb: FakeWandb,
     made: list[str],
@@ -113,7 +113,7 @@ def test_in_a_shared_run_per_rank_says_which_media_other_ranks_write(
 @pytest.mark.parametrize(
     ("mode", "rank", "watches"), [("auto", 1, False), ("shared", 0, True), ("shared", 1, False), ("new", 1, True)]
 )
-def test_what_is_watched_is_logged_by_who_writes_plain_names(
+def test_watched_values_are_logged_by_the_writer_of_plain_names(
     monkeypatch: pytest.MonkeyPatch, fake_wandb: FakeWandb, mode: Any, rank: int, watches: bool
 ) -> None:
     as_rank(monkeypatch, rank)
@@ -165,7 +165,7 @@ def test_two_loggers_with_ids_have_a_run_each_where_children_go_on_with_them(
 
 
 @pytest.mark.parametrize("run_id", [None, "a"], ids=str)
-def test_a_logger_that_asks_for_no_other_run_uses_the_one_in_progress(
+def test_a_logger_without_an_id_of_its_own_uses_the_run_in_progress(
     monkeypatch: pytest.MonkeyPatch, fake_wandb: FakeWandb, run_id: str | None
 ) -> None:
     first = DistWandbLogger(id="a").experiment

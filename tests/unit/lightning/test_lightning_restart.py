@@ -190,7 +190,7 @@ def test_a_checkpoint_without_an_id_is_refused(tmp_path: Path, content: Any) -> 
         DistWandbLogger.id_in(tmp_path / "x.ckpt")
 
 
-def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
+def test_files_that_are_not_checkpoints_are_refused(tmp_path: Path) -> None:
     (tmp_path / "x.ckpt").write_bytes(b"x" * 100)
     for name in ("x.ckpt", "y.ckpt", "."):
         with pytest.raises(ReadError):
@@ -238,7 +238,7 @@ def test_an_id_that_is_none_is_refused(tmp_path: Path, base_id: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["pipe", "device", "link to a device", "directory with a pipe", "nothing"])
-def test_what_is_no_ordinary_file_is_refused_at_once(tmp_path: Path, name: str) -> None:
+def test_paths_that_are_not_regular_files_are_refused_at_once(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     if name == "pipe":
         os.mkfifo(path)
@@ -268,7 +268,7 @@ def leave_note(base_id: str, *, world_size: int = 2, session: str = "DistWandbLo
     RestartStore(session, Options("new"), topology, {"dir": ".", "project": "digits", **arguments}).leave(base_id)
 
 
-def test_a_logger_that_may_continue_knows_the_id_before_there_are_ranks(
+def test_a_logger_that_may_continue_knows_the_id_before_the_ranks_are_known(
     fresh_process: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its children, which ddp starts from the script, get the id from their parent."""
@@ -297,7 +297,7 @@ def test_a_world_of_one_leaves_resuming_to_wandb(fake_wandb: FakeWandb) -> None:
     assert len(list(NOTES.iterdir())) == 1
 
 
-def test_several_ranks_continue_what_the_note_says(
+def test_several_ranks_continue_the_recorded_run(
     fake_wandb: FakeWandb, fresh_process: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leave_note("earlier")

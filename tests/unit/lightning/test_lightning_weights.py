@@ -141,7 +141,7 @@ def test_a_batch_size_that_the_user_gives_is_the_weight() -> None:
     assert [weights for _, weights in rows] == [{"loss": 14.0}]
 
 
-def test_what_is_no_mean_has_no_weight() -> None:
+def test_values_that_are_not_means_have_no_weight() -> None:
     def log_call(module: Module, batch: Tensor) -> None:
         for reduction in ("sum", "min", "max", "mean"):
             module.log(reduction, batch.mean(), on_step=False, on_epoch=True, reduce_fx=reduction)
@@ -164,7 +164,7 @@ def group_of_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[No
 
 
 @pytest.mark.usefixtures("group_of_one")
-def test_what_lightning_synchronises_has_no_weight() -> None:
+def test_values_that_lightning_synchronises_have_no_weight() -> None:
     def log_call(module: Module, batch: Tensor) -> None:
         module.log("synced", batch.mean(), on_step=False, on_epoch=True, sync_dist=True)
         module.log("own", batch.mean(), on_step=False, on_epoch=True)
@@ -188,7 +188,7 @@ def test_of_two_hooks_that_log_one_name_the_later_ones_weight_counts() -> None:
     assert weights == {"mean": 1.0}
 
 
-def test_what_callbacks_log_themselves_has_no_weight() -> None:
+def test_values_that_callbacks_log_have_no_weight() -> None:
     class Own(Callback):
         def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
             trainer.logger.log_metrics({"own": 1.0})  # type: ignore[union-attr]
@@ -209,7 +209,7 @@ def test_a_row_of_the_users_own_within_a_step_has_no_weight_though_lightning_cou
     assert [weights for _, weights in rows] == [{}, {}, {"loss": 5.0}]
 
 
-def test_what_lightning_counted_in_an_earlier_epoch_has_no_weight() -> None:
+def test_counts_of_an_earlier_epoch_are_not_used_as_weights() -> None:
     def log_call(module: Module, batch: Tensor) -> None:
         if module.current_epoch == 0:
             module.log("loss", batch.mean(), on_step=False, on_epoch=True)
@@ -326,7 +326,7 @@ def results_of_five() -> _ResultCollection:
     return results
 
 
-def test_the_stand_in_for_a_trainer_is_one() -> None:
+def test_the_stand_in_for_a_trainer_works_like_one() -> None:
     assert epoch_weights(trainer_that_holds(results_of_five()), {"loss": 1.0}) == {"loss": 5.0}
 
 

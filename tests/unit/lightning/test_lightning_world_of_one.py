@@ -240,7 +240,7 @@ def test_name_version_and_save_dir_are_those_of_the_stock_logger(constructor: st
 
 
 @pytest.mark.parametrize("constructor", constructors(without="an injected experiment"))
-def test_what_the_stock_methods_look_at_is_as_they_left_it(constructor: str, tmp_path: Path) -> None:
+def test_attributes_of_the_stock_methods_are_as_they_left_them(constructor: str, tmp_path: Path) -> None:
     stock: list[dict[str, Any]] = []
     drive_with(WandbLogger, CONSTRUCTORS[constructor], lambda logger: stock.append(vars(logger)), tmp_path)
     ours: list[dict[str, Any]] = []
@@ -266,7 +266,7 @@ def test_the_constructor_begins_with_the_stock_parameters_and_ours_are_keyword_o
     assert (ours[-1].name, ours[-1].kind) == (further.name, further.kind)
 
 
-def test_it_is_a_wandb_logger_as_the_trainer_asks() -> None:
+def test_it_is_an_instance_of_the_stock_logger() -> None:
     assert isinstance(DistWandbLogger(), WandbLogger)
 
 
@@ -398,7 +398,7 @@ def test_a_pickle_opens_no_run_and_keeps_ids_options_and_waiting_calls(mode: str
 @pytest.mark.parametrize(
     ("statuses", "code"), [(("failed",), 1), (("failed", "success"), 0), (("success", "failed"), 1), (("success",), 0)]
 )
-def test_the_last_stage_of_the_trainer_says_how_the_run_ends(
+def test_the_last_stage_of_the_trainer_decides_how_the_run_ends(
     tmp_path: Path, statuses: tuple[str, ...], code: int
 ) -> None:
     """A script may catch the exception of a Trainer and end normally."""
@@ -545,7 +545,7 @@ def test_a_run_in_progress_is_used_by_the_first_of_two_ranks(tmp_path: Path, mon
     assert drive_with(DistWandbLogger, {}, use, tmp_path).arguments == []
 
 
-def test_variables_that_tell_half_do_not_keep_calls_from_waiting(
+def test_incomplete_variables_do_not_prevent_calls_from_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Lightning requires such variables on a cluster whose launcher it does not know."""

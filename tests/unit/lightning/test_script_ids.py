@@ -88,7 +88,7 @@ def test_a_damaged_file_is_ignored(tmp_path: Path, child: Child, content: str) -
     assert child().take("own") == (0, "own")
 
 
-def test_a_link_that_somebody_put_there_is_neither_followed_nor_written_through(tmp_path: Path, child: Child) -> None:
+def test_a_planted_link_is_neither_followed_nor_written_through(tmp_path: Path, child: Child) -> None:
     shared, elsewhere = tmp_path / "shared", tmp_path / "elsewhere"
     shared.mkdir()
     ScriptIds(shared).take("first")
@@ -116,7 +116,7 @@ def test_nothing_in_its_place_keeps_a_child_waiting(tmp_path: Path, child: Child
     assert time.monotonic() - begun < 20
 
 
-def test_a_strangers_file_is_not_believed(tmp_path: Path, child: Child, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_of_another_user_is_not_trusted(tmp_path: Path, child: Child, monkeypatch: pytest.MonkeyPatch) -> None:
     ScriptIds(tmp_path).take("first")
     give_away(file_in(tmp_path), monkeypatch)
     assert child().take("own") == (0, "own")
@@ -127,7 +127,7 @@ def test_only_this_user_may_read_it(tmp_path: Path) -> None:
     assert file_in(tmp_path).stat().st_mode & 0o077 == 0
 
 
-def test_where_nothing_can_be_written_ids_are_told_later(tmp_path: Path) -> None:
+def test_if_the_file_cannot_be_written_ids_are_passed_later(tmp_path: Path) -> None:
     assert ScriptIds(tmp_path / "missing").take("first") == (0, "first")
 
 

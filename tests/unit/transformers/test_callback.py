@@ -141,7 +141,7 @@ def test_rows_are_the_trainers_log_history(
 
 
 @pytest.mark.parametrize("is_filtered", [True, False])
-def test_a_loss_that_is_not_finite_is_filtered_as_the_trainer_was_told(
+def test_a_loss_that_is_not_finite_is_filtered_as_configured_in_the_trainer(
     whole_run: FakeWandb, tmp_path: Path, *, is_filtered: bool
 ) -> None:
     """Based on `test_logging_inf_nan_filter` in transformers' `tests/trainer/test_trainer.py`."""
@@ -234,7 +234,7 @@ def test_a_search_by_wandb_is_not_taken_for_a_second_callback(
     assert "also reports to wandb" not in caplog.text
 
 
-def test_what_wandb_init_takes_is_handed_to_it(whole_run: FakeWandb, tmp_path: Path) -> None:
+def test_arguments_of_wandb_init_are_passed_to_it(whole_run: FakeWandb, tmp_path: Path) -> None:
     callback = DistWandbCallback("digits", name="mine", tags=["a"], id="x")
     trainer = trainer_with(out=tmp_path)
     callback.setup(trainer.args, trainer.state, trainer.model)
@@ -292,7 +292,7 @@ def test_arguments_that_cannot_be_honoured_are_refused(arguments: dict[str, Any]
 
 @pytest.mark.parametrize("name", ["train/loss", "train/grad_norm", "eval/accuracy", "test/loss", "train/epoch"])
 @pytest.mark.parametrize("reduce", ["sum", "nansum", {"*": "sum"}, {"train/own": "max", "*": "nansum"}])
-def test_what_the_trainer_has_brought_together_is_not_summed_again(reduce: Any, name: str) -> None:
+def test_numbers_that_the_trainer_has_reduced_are_not_summed_again(reduce: Any, name: str) -> None:
     kinds = check_reduce(without_second_sum(reduce))
     assert kinds is not None
     assert reduction_of(name, kinds)[1] == "mean"
@@ -306,7 +306,7 @@ def test_other_reductions_stay_as_they_were_given(reduce: Any) -> None:
     assert without_second_sum(reduce) == reduce
 
 
-def test_a_sum_that_is_asked_for_by_name_is_one() -> None:
+def test_a_sum_that_is_requested_by_name_is_a_sum() -> None:
     kinds = check_reduce(without_second_sum({"train/loss": "sum", "*": "sum"}))
     assert kinds is not None
     assert reduction_of("train/loss", kinds)[1] == "sum"

@@ -100,6 +100,6 @@ def test_a_model_that_is_compiled_is_left_alone(parts: list[str | None], tmp_pat
     assert [part for part in parts if part is not None] == ["data", "data", "optimizer", "data", "optimizer"]
 
 
-def test_what_is_no_yes_or_no_is_refused() -> None:
+def test_values_that_are_not_booleans_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="timings='data' is neither True nor False"):
         DistWandbCallback(timings="data")  # type: ignore[arg-type]

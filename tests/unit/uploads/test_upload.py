@@ -56,7 +56,7 @@ def uploaded(here: Path, run: UploadRun, *entries: dict[str, Any], file: int = 0
     return outcome, received
 
 
-def test_a_file_is_uploaded_as_what_it_is(tmp_path: Path, wandb_sync: Path) -> None:
+def test_a_file_is_uploaded_with_its_label_and_role(tmp_path: Path, wandb_sync: Path) -> None:
     run = planned(of_rank(tmp_path, 0), of_rank(tmp_path, 1))
     outcome, received = uploaded(wandb_sync, run, rows(5), CONFIRMED, *ENDED)
     assert (outcome.problem, outcome.sent.lines.history) == (None, 5)
@@ -74,7 +74,7 @@ def test_a_file_is_uploaded_as_what_it_is(tmp_path: Path, wandb_sync: Path) -> N
     assert planned(*(file.run for file in run.files)).is_uploaded
 
 
-def test_the_mark_of_wandb_sync_goes_where_the_upload_failed(tmp_path: Path, wandb_sync: Path) -> None:
+def test_the_mark_is_made_only_after_a_successful_upload(tmp_path: Path, wandb_sync: Path) -> None:
     run = planned(stored(tmp_path))
     mark = run.files[0].path.with_name("run-exp.wandb.synced")
     outcome, _ = uploaded(wandb_sync, run, {"level": "ERROR", "msg": "api: HTTP error", "status": 404}, *ENDED)
@@ -100,7 +100,7 @@ def test_the_mark_of_wandb_sync_goes_where_the_upload_failed(tmp_path: Path, wan
         ([rows(4), CONFIRMED], "`wandb sync` ended without uploading it", False),
     ],
 )
-def test_what_went_wrong_is_told(
+def test_problems_are_reported(
     tmp_path: Path, wandb_sync: Path, entries: list[dict[str, Any]], problem: str, concerns_all: bool
 ) -> None:
     outcome, _ = uploaded(wandb_sync, planned(stored(tmp_path)), *entries)
@@ -115,7 +115,7 @@ def test_a_plan_that_is_out_of_date_is_not_carried_out(tmp_path: Path, wandb_syn
         upload(run.files[0])
 
 
-def test_a_state_directory_that_cannot_be_written_to_is_told(
+def test_a_state_directory_that_cannot_be_written_to_is_reported(
     tmp_path: Path,
     wandb_sync: Path,  # noqa: ARG001
     monkeypatch: pytest.MonkeyPatch,
@@ -127,7 +127,7 @@ def test_a_state_directory_that_cannot_be_written_to_is_told(
         upload(run.files[0])
 
 
-def test_whatever_an_upload_brings_about_is_told_of_its_file(tmp_path: Path, wandb_sync: Path) -> None:
+def test_any_error_of_an_upload_names_its_file(tmp_path: Path, wandb_sync: Path) -> None:
     """A label that contains NUL used to end the uploads of all other runs, with a traceback."""
     del wandb_sync
     run = planned(of_rank(tmp_path, 0, world_size=1))
@@ -141,7 +141,7 @@ def test_whatever_an_upload_brings_about_is_told_of_its_file(tmp_path: Path, wan
 # --- what the run's directory says and holds --------------------------------------------------------------------------
 
 
-def test_a_mark_in_the_directory_is_not_believed(tmp_path: Path, wandb_sync: Path) -> None:
+def test_a_mark_in_the_directory_is_not_trusted(tmp_path: Path, wandb_sync: Path) -> None:
     run = stored(tmp_path)
     (run.path.parent / "run-exp.wandb.synced").touch()
     plan = planned(run)
@@ -152,7 +152,7 @@ def test_a_mark_in_the_directory_is_not_believed(tmp_path: Path, wandb_sync: Pat
     assert (outcome.problem, outcome.sent.lines.history) == (None, 5)
 
 
-def test_a_log_in_the_directory_of_an_offline_run_is_not_believed(tmp_path: Path) -> None:
+def test_a_log_in_the_directory_of_an_offline_run_is_not_trusted(tmp_path: Path) -> None:
     run = stored(tmp_path)
     log = run.path.parent / "logs" / "debug-internal.log"
     log.parent.mkdir()
@@ -209,7 +209,7 @@ def test_links_among_the_files_are_refused_unless_trusted(tmp_path: Path, wandb_
     assert planned(run, terms=TRUSTING).dangers == ()
 
 
-def test_what_is_no_file_among_the_files_is_told(tmp_path: Path) -> None:
+def test_entries_that_are_not_files_are_reported(tmp_path: Path) -> None:
     run = stored(tmp_path)
     (run.path.parent / "files").mkdir()
     os.mkfifo(run.path.parent / "files" / "pipe")
@@ -246,7 +246,7 @@ def test_copies_of_uploads_that_were_killed_are_removed_by_the_next_one(tmp_path
     assert [copy.exists() for copy in copies] == [False, True]
 
 
-def test_what_changed_after_its_upload_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_changed_after_its_upload_is_refused(tmp_path: Path) -> None:
     run = stored(tmp_path)
     log_of_attempt(run, rows(5), CONFIRMED, *ENDED)
     with run.path.open("ab") as file:
@@ -282,7 +282,7 @@ def test_the_state_is_for_this_user_alone(tmp_path: Path, wandb_sync: Path, monk
     assert not [path for path in kept if b"PASSWORD" in path.read_bytes()]
 
 
-def test_another_upload_of_the_file_is_told_before_anything_else(tmp_path: Path) -> None:
+def test_another_upload_of_the_file_is_reported_first(tmp_path: Path) -> None:
     run = stored(tmp_path)
     log_of_attempt(run, rows(2))  # in flight, so it is unknown whether they arrived
     with FileState(run.path).locked():

@@ -69,7 +69,7 @@ def command(
     return main(["sync", *options, "somewhere"])
 
 
-def test_the_command_says_what_it_will_do_and_does_it(
+def test_the_command_prints_its_plan_and_executes_it(
     tmp_path: Path, uploads: Uploads, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs = [of_rank(tmp_path, 0), of_rank(tmp_path, 1)]
@@ -90,7 +90,7 @@ def test_the_command_says_what_it_will_do_and_does_it(
     assert capsys.readouterr().out.splitlines() == [*plan, *done, "", "1 run: 1 uploaded"]
 
 
-def test_what_is_refused_is_told_and_can_be_forced(
+def test_refusals_are_reported_and_can_be_forced(
     tmp_path: Path, uploads: Uploads, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command(monkeypatch, [of_rank(tmp_path, 0)]) == 1
@@ -103,7 +103,7 @@ def test_what_is_refused_is_told_and_can_be_forced(
     assert uploads.of == ["exp rank-0"]
 
 
-def test_what_is_uploaded_is_not_uploaded_again_not_even_by_force(
+def test_uploaded_runs_are_not_uploaded_again_even_with_force(
     tmp_path: Path, uploads: Uploads, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = stored(tmp_path)
@@ -129,7 +129,7 @@ def test_nothing_is_uploaded_to_a_server_that_may_not_have_the_key(
     assert "1 run: 1 not uploaded" in out
 
 
-def test_the_owner_is_told(
+def test_the_owner_is_shown(
     tmp_path: Path, uploads: Uploads, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = stored(tmp_path, entity="team")
@@ -162,7 +162,7 @@ def test_a_failure_ends_all_uploads_if_it_concerns_all(
     assert f"2 runs: {'2 not uploaded' if concerns_all else '1 uploaded, 1 not uploaded'}" in out
 
 
-def test_a_file_that_cannot_be_read_is_told_and_the_others_are_uploaded(
+def test_a_file_that_cannot_be_read_is_reported_and_the_others_are_uploaded(
     tmp_path: Path, uploads: Uploads, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     errors = {tmp_path: ReadError("is empty")}
@@ -182,7 +182,7 @@ def test_an_interrupt_has_its_own_exit_code(
     assert "continues where it stopped" in capsys.readouterr().err
 
 
-def test_of_what_was_written_online_the_log_is_named_as_the_source(
+def test_for_an_online_run_the_log_is_named_as_the_source(
     tmp_path: Path, uploads: Uploads, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = stored(tmp_path, "run-1-exp")
@@ -215,7 +215,7 @@ def test_a_signal_ends_an_upload_as_an_interrupt_does(
 
 
 @pytest.mark.parametrize("options", [["--dry-run"], ["--dry-run", "--force"]])
-def test_whatever_planning_brings_about_is_told_of_its_run_which_is_not_uploaded(
+def test_any_error_of_planning_is_reported_for_its_run_which_is_not_uploaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], options: list[str]
 ) -> None:
     hurt, healthy = stored(tmp_path / "a", run_id="hurt"), stored(tmp_path / "b", run_id="healthy")

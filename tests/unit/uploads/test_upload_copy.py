@@ -85,7 +85,7 @@ def test_pipes_and_sockets_are_left_out_and_never_waited_for(files: Path) -> Non
 
 
 @pytest.mark.parametrize("name", ["link", "media/link"])
-def test_links_are_followed_only_where_that_is_asked_for(files: Path, tmp_path: Path, name: str) -> None:
+def test_links_are_followed_only_on_request(files: Path, tmp_path: Path, name: str) -> None:
     (tmp_path / "saved").write_bytes(b"by wandb.save")
     (files / name).symlink_to(tmp_path / "saved")
     with pytest.raises(UploadError, match="is a symbolic link"):

@@ -47,7 +47,7 @@ def test_the_files_of_a_restarted_shared_run_have_one_end(tmp_path: Path) -> Non
     assert run.refusals == ()
 
 
-def test_the_files_of_a_resumed_plain_run_go_on_one_behind_the_other(tmp_path: Path) -> None:
+def test_the_files_of_a_resumed_plain_run_are_sent_one_after_the_other(tmp_path: Path) -> None:
     starts = {"offline-run-1-exp": "2026-01-03", "offline-run-2-exp": "2026-01-01", "offline-run-3-exp": "2026-01-02"}
     run = planned(*(stored(tmp_path, folder, started=f"{day}T00:00:00Z") for folder, day in starts.items()))
     assert order(run) == [f"{tmp_path.name}/offline-run-{number}-exp" for number in (2, 3, 1)]
@@ -126,7 +126,7 @@ def test_copies_are_refused(tmp_path: Path) -> None:
     ("problem", "refused"),
     [(NO_RUN_RECORD, True), ("dist-wandb.json: not in dist_wandb's format", True), ("skipped corrupt data", False)],
 )
-def test_damage_is_refused_where_it_is_not_known_what_the_file_is(tmp_path: Path, problem: str, refused: bool) -> None:
+def test_damage_is_refused_if_the_run_of_the_file_is_unknown(tmp_path: Path, problem: str, refused: bool) -> None:
     run = planned(stored(tmp_path, problems=(problem,)))
     assert any(problem in reason for reason in run.refusals) is refused
     assert any(f"the readable part is uploaded, but {problem}" in note for note in run.notes)
@@ -149,7 +149,7 @@ ONLINE_LOGS: dict[str, tuple[list[dict[str, Any]] | None, bool]] = {
 
 
 @pytest.mark.parametrize(("entries", "refused"), ONLINE_LOGS.values(), ids=ONLINE_LOGS.keys())
-def test_an_online_run_is_refused_if_nobody_knows_what_arrived(
+def test_an_online_run_is_refused_if_it_is_unknown_what_arrived(
     tmp_path: Path, entries: list[dict[str, Any]] | None, refused: bool
 ) -> None:
     run = stored(tmp_path, "run-1-exp")
@@ -160,7 +160,7 @@ def test_an_online_run_is_refused_if_nobody_knows_what_arrived(
     assert any("does not show which rows arrived" in reason for reason in planned(run).refusals) is refused
 
 
-def test_unequal_descriptions_are_told(tmp_path: Path) -> None:
+def test_unequal_descriptions_are_reported(tmp_path: Path) -> None:
     run = planned(of_rank(tmp_path, 0), of_rank(tmp_path, 1, name="other", config={"lr": 1}))
     assert run.notes == ("The ranks differ in name, config: the run gets the primary's.",)
     assert run.describing.name == "nm"
@@ -230,7 +230,7 @@ def test_only_what_the_server_confirmed_is_uploaded(
     assert (file.is_uploaded, file.rows_left) == (uploaded, left)
 
 
-def test_what_wandb_sync_uploaded_is_left_out(tmp_path: Path) -> None:
+def test_files_that_wandb_sync_uploaded_are_left_out(tmp_path: Path) -> None:
     runs = [of_rank(tmp_path, rank) for rank in range(2)]
     (runs[1].path.parent / "run-exp.wandb.synced").touch()
     (reason,) = planned(*runs).refusals
@@ -242,7 +242,7 @@ def test_what_wandb_sync_uploaded_is_left_out(tmp_path: Path) -> None:
     assert [file.is_uploaded for file in planned(*runs).files] == [True, False]
 
 
-def test_against_what_is_uploaded_nothing_is_said(tmp_path: Path) -> None:
+def test_uploaded_files_get_no_refusals(tmp_path: Path) -> None:
     run = of_rank(tmp_path, 0)
     log_of_attempt(run, rows(5), CONFIRMED, *ENDED)
     assert (planned(run).is_uploaded, planned(run).refusals) == (True, ())

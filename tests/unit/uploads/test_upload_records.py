@@ -108,7 +108,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], Any], str]] = {
 
 
 @pytest.mark.parametrize(("make", "reason"), HOSTILE.values(), ids=HOSTILE.keys())
-def test_what_leads_out_of_the_run_is_refused(
+def test_records_that_lead_out_of_the_run_are_refused(
     tmp_path: Path, rules: Rules, make: Callable[[Path], Any], reason: str
 ) -> None:
     path = written(rules, make(tmp_path))
@@ -119,7 +119,7 @@ def test_what_leads_out_of_the_run_is_refused(
     assert reason in str(refused.value)
 
 
-def test_only_requests_are_refused_of_what_is_trusted(tmp_path: Path, rules: Rules) -> None:
+def test_in_trusted_files_only_requests_are_refused(tmp_path: Path, rules: Rules) -> None:
     trusting = replace(rules, trust=True)
     found = {name: list(violations(written(rules, make(tmp_path)), trusting)) for name, (make, _) in HOSTILE.items()}
     left_over = {"a request", "a file of the run's, by dots", "a file of the run's, absolute"}
@@ -139,7 +139,7 @@ def test_a_kind_that_is_not_known_is_refused(rules: Rules) -> None:
             revised(message + unknown, [(17, 0, 0), (kind, 0, 0)], replace(rules, trust=True), lambda *_: None)
 
 
-def test_two_kinds_in_one_record_are_both_looked_at(tmp_path: Path, rules: Rules) -> None:
+def test_two_kinds_in_one_record_are_both_checked(tmp_path: Path, rules: Rules) -> None:
     """W&B's reader uses the later kind."""
     row = new_record()
     row.history.item.add().value_json = "1"
