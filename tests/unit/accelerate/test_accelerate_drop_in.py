@@ -71,7 +71,7 @@ class Other(GeneralTracker):  # type: ignore[misc]  # Accelerate ships no types
         self.ends += 1
 
 
-# --- what the stock tracker has ---------------------------------------------------------------------------------------
+# --- interface of the stock tracker -----------------------------------------------------------------------------------
 
 
 def test_every_public_name_and_parameter_of_the_stock_tracker_is_there(fake_wandb: FakeWandb) -> None:
@@ -234,7 +234,7 @@ def test_in_a_list_all_get_every_row_once(fake_wandb: FakeWandb) -> None:
     assert (before.ends, after.ends, fake_wandb.runs[0].exit_codes) == (1, 1, [None])
 
 
-# --- started again ----------------------------------------------------------------------------------------------------
+# --- repeated initialisation ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("by_name", [False, True], ids=["by instance", "by name"])
@@ -390,7 +390,7 @@ def test_by_name_early_rows_are_kept_when_the_tracker_gets_its_arguments(
     assert not list(early.late_join.rows)
 
 
-# --- who is the main process ------------------------------------------------------------------------------------------
+# --- the main process -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", list(DistributedType))

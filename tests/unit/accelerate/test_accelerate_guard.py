@@ -281,7 +281,7 @@ def test_beside_the_stock_tracker_its_arguments_are_not_ours(fake_wandb: FakeWan
     assert fake_wandb.arguments == [{"project": "digits"}, {"project": "digits", "tags": ["a"]}]
 
 
-# --- use --------------------------------------------------------------------------------------------------------------
+# --- usage ------------------------------------------------------------------------------------------------------------
 
 
 def both_ways() -> list[Callable[[], Any]]:

@@ -58,7 +58,7 @@ def say(bare_environment: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     wandb.teardown()
 
 
-# --- who and what -----------------------------------------------------------------------------------------------------
+# --- rank and run -----------------------------------------------------------------------------------------------------
 
 
 def test_a_trial_has_the_id_of_its_agent_and_other_runs_are_warned_of(say: Any) -> None:
@@ -135,7 +135,7 @@ def test_errors_that_init_would_raise_are_reported(
     assert "joe:pw" not in message + capsys.readouterr().out
 
 
-# --- what launchers have left -----------------------------------------------------------------------------------------
+# --- variables of launchers -------------------------------------------------------------------------------------------
 
 
 def statuses(environ: dict[str, str]) -> dict[str, str]:
@@ -366,7 +366,7 @@ def test_key_is_not_sent_to_where_a_server_points() -> None:
     assert "Authorization" not in got[0]
 
 
-# --- who gets the key -------------------------------------------------------------------------------------------------
+# --- where the key is sent --------------------------------------------------------------------------------------------
 
 
 def settings(path: Path, **values: str) -> None:
@@ -580,7 +580,7 @@ def test_more_writers_than_wandb_recommends_are_reported(say: Any) -> None:
     assert examine("shared", "worker").warnings == ()
 
 
-# --- what it prints ---------------------------------------------------------------------------------------------------
+# --- output -----------------------------------------------------------------------------------------------------------
 
 
 def test_printed_for_people(say: Any, capsys: pytest.CaptureFixture[str]) -> None:

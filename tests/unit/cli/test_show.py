@@ -113,7 +113,7 @@ def test_the_spread_over_ranks_is_in_the_line_of_its_metric(tmp_path: Path, caps
     assert [line.split()[0] for line in picked.splitlines() if "loss" in line] == sorted(spread)
 
 
-# --- which runs -------------------------------------------------------------------------------------------------------
+# --- selection of runs ------------------------------------------------------------------------------------------------
 
 
 def order_in(out: str) -> list[str]:
@@ -229,7 +229,7 @@ def test_no_text_of_a_file_is_obeyed(tmp_path: Path, capsys: Capture) -> None:
     assert not [cell for cell in cells if cell.startswith("=")]
 
 
-# --- runs that go on --------------------------------------------------------------------------------------------------
+# --- runs that are being written --------------------------------------------------------------------------------------
 
 
 @pytest.fixture

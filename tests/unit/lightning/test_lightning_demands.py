@@ -183,7 +183,7 @@ def test_a_run_with_next_to_nothing_can_be_used(wandb: Any, tmp_path: Path) -> N
     registry._end_with_process(0, failed=False)
 
 
-# --- what is logged ---------------------------------------------------------------------------------------------------
+# --- logging ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -569,7 +569,7 @@ def test_an_unknown_mode_is_refused_by_a_lightning_cli(capsys: pytest.CaptureFix
     assert "run_mode" in capsys.readouterr().err
 
 
-# --- whichever is imported first --------------------------------------------------------------------------------------
+# --- order of imports -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

@@ -260,7 +260,7 @@ def test_a_link_to_a_checkpoint_is_followed(tmp_path: Path) -> None:
     assert DistWandbLogger.id_in(tmp_path / "last.ckpt") == "exp"
 
 
-# --- before there are ranks -------------------------------------------------------------------------------------------
+# --- before the ranks are known ---------------------------------------------------------------------------------------
 
 
 def leave_note(base_id: str, *, world_size: int = 2, session: str = "DistWandbLogger/0", **arguments: Any) -> None:

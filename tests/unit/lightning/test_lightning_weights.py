@@ -102,7 +102,7 @@ def log_mean(**arguments: Any) -> LogCall:
     return lambda module, batch: module.log("loss", batch.mean(), **arguments)
 
 
-# --- what a rank's row and its weights are ----------------------------------------------------------------------------
+# --- rows and weights -------------------------------------------------------------------------------------------------
 
 
 def test_this_version_of_lightning_still_exposes_the_weights() -> None:
@@ -293,7 +293,7 @@ def test_the_weighted_mean_over_ranks_is_the_mean_over_all_samples(ranks: list[B
     assert math.isclose(mean_over_ranks(ranks), true_mean, rel_tol=1e-6)
 
 
-# --- where there are none, and what they cost -------------------------------------------------------------------------
+# --- without weights, and their cost ----------------------------------------------------------------------------------
 
 
 def test_without_a_trainer_there_are_no_weights() -> None:

@@ -446,7 +446,7 @@ def test_a_pickle_opens_the_run_only_where_it_is_certain_whose_it_is(
     assert len(stand_in.arguments) == opened
 
 
-# --- one of two ranks: what the integration does before and after it knows of them ------------------------------------
+# --- one of two ranks, before and after they are known ----------------------------------------------------------------
 
 
 def as_rank(monkeypatch: pytest.MonkeyPatch, rank: int) -> None:

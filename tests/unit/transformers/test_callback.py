@@ -287,7 +287,7 @@ def test_arguments_that_cannot_be_honoured_are_refused(arguments: dict[str, Any]
         DistWandbCallback(**arguments)
 
 
-# --- what is reduced already ------------------------------------------------------------------------------------------
+# --- numbers that are reduced already ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["train/loss", "train/grad_norm", "eval/accuracy", "test/loss", "train/epoch"])

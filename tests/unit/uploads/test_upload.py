@@ -138,7 +138,7 @@ def test_any_error_of_an_upload_names_its_file(tmp_path: Path, wandb_sync: Path)
         upload(file)
 
 
-# --- what the run's directory says and holds --------------------------------------------------------------------------
+# --- contents of the run's directory ----------------------------------------------------------------------------------
 
 
 def test_a_mark_in_the_directory_is_not_trusted(tmp_path: Path, wandb_sync: Path) -> None:

@@ -189,7 +189,7 @@ def write_log(path: Path, *entries: dict[str, Any]) -> None:
     path.write_text("".join(f"{json.dumps(entry)}\n" for entry in entries))
 
 
-# --- what nobody's wandb logs -----------------------------------------------------------------------------------------
+# --- malformed logs ---------------------------------------------------------------------------------------------------
 
 
 def test_values_of_other_types_are_passed_over(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from dist_wandb.uploads import problems
 from dist_wandb.uploads.execution import remember, upload
 from dist_wandb.uploads.plan import is_uploaded, plan_uploads
 
-# --- what goes together, and in which order ---------------------------------------------------------------------------
+# --- grouping and order -----------------------------------------------------------------------------------------------
 
 
 def test_the_primary_comes_last_and_ends_the_run(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_other_runs_are_runs_of_their_own(tmp_path: Path) -> None:
     ]
 
 
-# --- what is refused --------------------------------------------------------------------------------------------------
+# --- refusals ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("age", "exit_code", "refused"), [(30, None, True), (90, None, False), (30, 1, False)])
@@ -208,7 +208,7 @@ def test_a_log_that_cannot_be_read_is_the_failure_of_its_run_alone(
         upload(first.files[0])
 
 
-# --- what is uploaded already -----------------------------------------------------------------------------------------
+# --- earlier uploads --------------------------------------------------------------------------------------------------
 
 
 STATES: dict[str, tuple[list[dict[str, Any]], bool, int]] = {
