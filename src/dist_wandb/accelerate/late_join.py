@@ -123,7 +123,8 @@ class ConfigOnceStarted:
         if session is None:
             warnings.warn(
                 f"The config was read on rank {PartialState().process_index}, but the main process did not call "
-                f"accelerator.init_trackers within {self._join_timeout:g} s, so the config is empty. Call it before.",
+                f"accelerator.init_trackers within {self._join_timeout:g} s, so the config is empty. Call it before "
+                "the config is read.",
                 stacklevel=4,
             )
             return self._written

@@ -116,7 +116,7 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
         self.arguments: InitArguments = InitArguments(init_kwargs, project, run_name)
         self._session: Session | None = None
         self._last_run: AnyRun | None = None  # of the finished session
-        self._stand_in: NullRun | None = None  # until this rank joins late
+        self._stand_in: NullRun | None = None  # until this rank is started, if it may join late
         self.wraps = wrap
         self.is_for_name = False  # whether it was created because `log_with` had its name
         self.prepared: PreparedTimings | None = (

@@ -16,7 +16,9 @@ _OUTPUT = "report.html"
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("directory", metavar="DIR", type=Path, help="directory to search; or one .wandb file")
+    parser.add_argument(
+        "directory", metavar="DIR", type=Path, help="directory to search, at any depth; or one .wandb file"
+    )
     parser.add_argument(
         "-o", "--output", metavar="FILE", type=Path, default=Path(_OUTPUT), help=f"the file to write ({_OUTPUT})"
     )

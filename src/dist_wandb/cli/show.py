@@ -34,8 +34,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "what",
         metavar="DIR|RUN",
         nargs="*",
-        help="directories to search, or .wandb files (default: ./wandb, $WANDB_DIR and ./lightning_logs); and ids, "
-        "names or patterns of runs",
+        help="directories to search, at any depth, or .wandb files (default: ./wandb, $WANDB_DIR and "
+        "./lightning_logs); and ids, names or patterns of runs",
     )
     selection = parser.add_argument_group("which runs")
     selection.add_argument("--last", action="store_true", help="only the run that was started last")

@@ -29,7 +29,7 @@ _BY_LOG = "uploaded while it was written, according to W&B's log beside it"
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "directories", metavar="DIR", type=Path, nargs="+", help="directories to search; or .wandb files"
+        "directories", metavar="DIR", type=Path, nargs="+", help="directories to search, at any depth; or .wandb files"
     )
     parser.add_argument("--dry-run", action="store_true", help="print the plan without uploading")
     parser.add_argument(

@@ -121,7 +121,7 @@ class SessionHolder:
         return self.base_id if knows_base_id else self._requested_id
 
     def open(self, run: Run | None) -> Session | None:
-        """Return the session once the ranks are known; before, a session of a world of one in the first process only.
+        """Return the session once the ranks are known; until then, in the first process, a session of a world of one.
 
         Args:
             run: The run that is open in this process: of the provisional session, or the user's.

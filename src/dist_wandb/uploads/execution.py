@@ -221,7 +221,7 @@ def _resume(file: UploadFile) -> str | None:
 
 
 def _end(process: subprocess.Popen[bytes], attempt: Path) -> None:
-    """End ``wandb sync``, and wait for its child process, which then ends too, and logs until it does."""
+    """End ``wandb sync``, and wait for its child process, which ends on its own and logs until then."""
     try:
         process.terminate()
         with suppress(subprocess.TimeoutExpired):
