@@ -52,7 +52,7 @@ def train(accelerator: Accelerator, epochs: int, lr: float) -> None:
     train_data, val_data = load_data()
     model = make_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr)
-    scheduler = CosineAnnealingLR(optimizer, epochs)  # not prepared: Accelerate would step it once for each process
+    scheduler = CosineAnnealingLR(optimizer, epochs)  # not prepared: Accelerate would step it once per process
     model, optimizer, train_loader, val_loader = accelerator.prepare(
         model,
         optimizer,
@@ -87,7 +87,7 @@ def evaluate(
     losses, hits = [], []
     for images, labels in loader:
         logits = model(images)
-        # gather_for_metrics leaves out the samples that Accelerate repeats to give all ranks equally many.
+        # gather_for_metrics drops the samples that Accelerate repeats to give all ranks the same number.
         loss, hit = accelerator.gather_for_metrics(
             (nn.functional.cross_entropy(logits, labels, reduction="none"), logits.argmax(dim=1) == labels)
         )
@@ -126,7 +126,7 @@ def mode_without_login() -> str | None:
 
 
 def print_where(log_dir: Path, run_mode: str, world_size: int) -> None:
-    """Say where the runs are, how to look at them, and how to upload those that were written offline."""
+    """Print where the runs are, how to view them, and how to upload those that were written offline."""
     one_folder = run_mode == "auto" or world_size == 1
     print(f"\nThe runs are in {log_dir}. Look at them with")
     print(f"    dist-wandb show {log_dir}")

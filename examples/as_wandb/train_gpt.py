@@ -1,4 +1,4 @@
-"""A character-level GPT, in the way of nanoGPT's train.py. What is changed is one line: ``import dist_wandb as wandb``.
+"""A character-level GPT in the style of nanoGPT's train.py. The only change is ``import dist_wandb as wandb``.
 
 python train_gpt.py
 torchrun --nproc_per_node 2 train_gpt.py
@@ -59,7 +59,7 @@ else:
 torch.set_num_threads(1)
 torch.manual_seed(1337 + seed_offset)
 
-text = Path(textwrap.__file__).read_text(encoding="utf-8")  # some text that is everywhere
+text = Path(textwrap.__file__).read_text(encoding="utf-8")  # a text that every Python has
 vocabulary = sorted(set(text))
 data = torch.tensor([vocabulary.index(character) for character in text])
 train_data, val_data = data[: int(0.9 * len(data))], data[int(0.9 * len(data)) :]

@@ -1,4 +1,4 @@
-"""A classifier of images, in the way of timm's train.py. What is changed is one line: ``import dist_wandb as wandb``.
+"""An image classifier in the style of timm's train.py. The only change is ``import dist_wandb as wandb``.
 
 python train_images.py --log-wandb
 torchrun --nproc_per_node 2 train_images.py --log-wandb
@@ -28,7 +28,7 @@ except ImportError:
 
 _logger = logging.getLogger("train")
 
-parser = argparse.ArgumentParser(description="Training of a classifier of images")
+parser = argparse.ArgumentParser(description="Train an image classifier")
 parser.add_argument("--batch-size", type=int, default=64)
 parser.add_argument("--epochs", type=int, default=3)
 parser.add_argument("--lr", type=float, default=0.01)

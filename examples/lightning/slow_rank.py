@@ -1,10 +1,10 @@
 """Which rank holds the others up? Train as in ``train_digits.py``, with one rank slowed down on purpose.
 
-    python slow_rank.py                     # four processes, of which rank 2 needs 30 % longer to prepare a batch
-    python slow_rank.py --slowdown 0        # four that are alike: none is named
+    python slow_rank.py                     # four processes; rank 2 takes 30 % longer to prepare a batch
+    python slow_rank.py --slowdown 0        # four equal processes: no rank is named
 
-To prepare a batch takes as long as if images were read over a network: the digits that come with scikit-learn are too
-small for anything to be slow.
+Each batch is delayed, as if its images were read over a network: the digits that come with scikit-learn are too small
+to make a rank slow.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from train_digits import DigitClassifier, load_data, mode_without_login
 
 from dist_wandb import DistWandbLogger
 
-PREPARED = 0.05  # seconds that a rank needs to prepare a batch
+PREPARED = 0.05  # seconds that a rank takes to prepare a batch
 
 
 class SlowedDown(DigitClassifier):
@@ -62,7 +62,7 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--devices", type=int, default=4, help="processes")
     parser.add_argument("--slow-rank", type=int, default=2, help="the rank that is slowed down")
-    parser.add_argument("--slowdown", type=float, default=0.3, help="how much longer it needs for a batch")
+    parser.add_argument("--slowdown", type=float, default=0.3, help="by which factor it takes longer for a batch")
     parser.add_argument("--log-dir", type=Path, default="runs", help="where the run is written")
     return parser.parse_args()
 

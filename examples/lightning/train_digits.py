@@ -121,7 +121,7 @@ def mode_without_login() -> str | None:
 
 
 def print_where(log_dir: Path, run_mode: str, world_size: int) -> None:
-    """Say where the runs are, how to look at them, and how to upload those that were written offline."""
+    """Print where the runs are, how to view them, and how to upload those that were written offline."""
     one_folder = run_mode == "auto" or world_size == 1
     print(f"\nThe runs are in {log_dir}. Look at them with")
     print(f"    dist-wandb show {log_dir}")

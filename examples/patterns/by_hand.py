@@ -21,7 +21,7 @@ WORLD_SIZE = 2
 
 def main(rank: int, meeting_place: str) -> None:
     dist.init_process_group("gloo", init_method=meeting_place, rank=rank, world_size=WORLD_SIZE)
-    train(lr=0.5)  # its run is opened here, as now the ranks are known
+    train(lr=0.5)  # opens its run here, where the ranks are known
     dist.destroy_process_group()
 
 
@@ -40,7 +40,7 @@ def train(lr: float) -> None:
 
 
 def average_gradient(parameter: torch.Tensor) -> None:
-    """Called within `backward`, as soon as the gradient of a parameter is there; on all ranks in the same order."""
+    """Called in `backward` as soon as the gradient of a parameter is complete, in the same order on all ranks."""
     dist.all_reduce(parameter.grad)
     parameter.grad /= WORLD_SIZE
 

@@ -1,4 +1,4 @@
-"""What the scripts beside it train: a small network, on scikit-learn's handwritten digits."""
+"""The network and the data of the scripts in this directory: scikit-learn's handwritten digits."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 
 
 def make_model() -> nn.Module:
-    """A network with the same numbers in it on every rank."""
+    """A small network with the same parameters on every rank."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
 
 
 def load_batches(rank: int = 0, world_size: int = 1, size: int = 32) -> list[Batch]:
-    """This rank's share of the 1797 images of 8x8 pixels and of their labels, as many on each rank."""
+    """This rank's share of the 1797 images of 8x8 pixels and their labels; the same number on each rank."""
     digits = load_digits()
     order = torch.randperm(len(digits.target), generator=torch.Generator().manual_seed(0))
     mine = order[rank::world_size][: len(order) // world_size]

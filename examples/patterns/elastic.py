@@ -1,9 +1,9 @@
-"""A job that fails in the middle and is started again by torchrun goes on from its checkpoint, in the same run.
+"""A job that fails and is restarted by torchrun continues from its checkpoint, in the same run.
 
     torchrun --standalone --nproc_per_node 2 --max-restarts 1 elastic.py --fail-in 2
 
-With gloo, as here, set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, as torch 2.13's process groups may fail to start again
-without it.
+With gloo, as here, set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1: without it, process groups of torch 2.13 may fail to start
+again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def train(epochs: int, fail_in: int | None, checkpoint: Path) -> None:
         begin = saved["epoch"] + 1
 
     batches = load_batches(dist.get_rank(), dist.get_world_size())
-    with dist_wandb.init("digits", name="elastic") as run:  # nothing else: the run of the first start goes on
+    with dist_wandb.init("digits", name="elastic") as run:  # a restart continues the run of the first start
         for epoch in range(begin, epochs):
             for index, (images, labels) in enumerate(batches):
                 loss = nn.functional.cross_entropy(model(images), labels)
@@ -39,11 +39,11 @@ def train(epochs: int, fail_in: int | None, checkpoint: Path) -> None:
                 loss.backward()
                 optimizer.step()
                 run.log({"loss": loss, "epoch": epoch}, step=epoch * len(batches) + index)
-            run.flush()  # what the checkpoint covers is with W&B before it
+            run.flush()  # the rows that the checkpoint covers reach W&B before it is saved
             if dist.get_rank() == 0:
                 torch.save({"model": model.state_dict(), "epoch": epoch}, checkpoint)
             if epoch == fail_in and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-                raise RuntimeError(f"rank {dist.get_rank()} fails after epoch {epoch}, as it was told to")
+                raise RuntimeError(f"rank {dist.get_rank()} fails after epoch {epoch}, because of --fail-in")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Ranks that hold parts of the model: the mean is one over the replicas of the model, whose ranks are the unit.
+"""Ranks that hold parts of the model: the mean is taken over the replicas, with one rank of each in the unit.
 
-torchrun --nproc_per_node 4 meshes.py tensor    # FSDP2 over 2 replicas, each in 2 parts by tensor parallelism
+torchrun --nproc_per_node 4 meshes.py tensor    # FSDP2 over 2 replicas, each split in 2 by tensor parallelism
 torchrun --nproc_per_node 4 meshes.py pipeline  # 2 replicas, each in 2 stages; only the last stage has the loss
 """
 
@@ -24,7 +24,7 @@ MICROBATCHES = 4
 
 
 def tensor(world_size: int) -> None:
-    """The ranks of a replica have the same loss: one of them is enough. Rank 0 is in the unit, and writes."""
+    """All ranks of a replica have the same loss, so one of them is enough. Rank 0 is in the unit and writes the run."""
     mesh = init_device_mesh("cpu", (world_size // PARTS, PARTS), mesh_dim_names=("dp", "tp"))
     model = parallelize_module(make_model(), mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
     fully_shard(model, mesh=mesh["dp"])
@@ -39,7 +39,7 @@ def tensor(world_size: int) -> None:
 
 
 def pipeline(world_size: int) -> None:
-    """The last rank is one of the last stage, so it is the primary, and the unit are all ranks of its stage."""
+    """The last rank is in the last stage, which has the loss: it is the primary, and its stage is the unit."""
     mesh = init_device_mesh("cpu", (PARTS, world_size // PARTS), mesh_dim_names=("pp", "dp"))
     number, is_last = mesh["pp"].get_local_rank(), mesh["pp"].get_local_rank() == PARTS - 1
     first, activation, last = make_model()

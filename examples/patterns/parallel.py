@@ -1,7 +1,7 @@
-"""Other ways to train in parallel with torch; `log` is the same in all of them, and waits for none of the ranks.
+"""Other ways to train in parallel with torch. `log` is the same in all of them, and never waits for other ranks.
 
 torchrun --nproc_per_node 2 parallel.py fsdp2        # parameters sharded over the ranks
-torchrun --nproc_per_node 2 parallel.py join         # ranks with more or fewer batches
+torchrun --nproc_per_node 2 parallel.py join         # ranks with different numbers of batches
 torchrun --nproc_per_node 2 parallel.py accumulate   # one optimizer step for several batches
 """
 
@@ -23,7 +23,7 @@ ACCUMULATED = 4
 
 
 def fsdp2(rank: int, world_size: int) -> None:
-    """What is a DTensor becomes a plain tensor before it is logged, on all ranks: that is a collective."""
+    """Convert a DTensor into a plain tensor before it is logged, on all ranks: `full_tensor` is a collective."""
     model = make_model()
     for layer in model:
         fully_shard(layer)
@@ -40,7 +40,7 @@ def fsdp2(rank: int, world_size: int) -> None:
 
 
 def join(rank: int, world_size: int) -> None:
-    """The rows that some ranks have no batch for are the mean over those that have one."""
+    """In steps for which only some ranks have a batch, the row is the mean over those ranks."""
     model = DistributedDataParallel(make_model())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     batches = load_batches(rank, world_size)
@@ -54,7 +54,7 @@ def join(rank: int, world_size: int) -> None:
 
 
 def accumulate(rank: int, world_size: int) -> None:
-    """One row for each optimizer step: the mean over the samples of its batches, on all ranks."""
+    """One row per optimizer step: the mean over the samples of its batches on all ranks."""
     model = DistributedDataParallel(make_model())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     batches = load_batches(rank, world_size)

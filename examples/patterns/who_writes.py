@@ -1,9 +1,9 @@
-"""Who opens a run, and who writes into it: the ways that people know, each as one function.
+"""Which ranks open a run and write into it: the usual patterns, one function each.
 
     torchrun --nproc_per_node 2 who_writes.py rank-0
     WANDB_RUN_GROUP=night torchrun --nproc_per_node 2 who_writes.py group
 
-On two machines, the same command on both, with --node-rank 0 on the first and 1 on the second:
+On two machines, run the same command on both, with --node-rank 0 on the first and 1 on the second:
 
     torchrun --nnodes 2 --nproc_per_node 2 --master-addr FIRST --node-rank 0 who_writes.py node
 """
@@ -23,14 +23,14 @@ import dist_wandb
 
 
 def mean_of_all_ranks() -> None:
-    """One run; each of its numbers is the mean over the ranks. This is what you get if you say nothing."""
+    """One run, in which each number is the mean over the ranks. This is the default."""
     with dist_wandb.init("digits", name="mean") as run:
         for step, loss in train():
             run.log({"loss": loss}, step=step)
 
 
 def rank_0_only() -> None:
-    """One run with rank 0's own numbers: a script that guards its calls of wandb stays as it is."""
+    """One run with rank 0's own numbers: a script that guards its wandb calls does not have to change."""
     with dist_wandb.init("digits", name="rank-0", reduce=None) as run:
         for step, loss in train():
             if dist.get_rank() == 0:
@@ -38,7 +38,7 @@ def rank_0_only() -> None:
 
 
 def curves_of_ranks() -> None:
-    """One run with one writer: the mean, which rank is farthest from it, and a curve for each rank."""
+    """One run with one writer: the mean, its spread over ranks, and a curve for each rank."""
     with dist_wandb.init("digits", name="curves", spread=["loss"]) as run:
         for step, loss in train():
             run.log({"loss": loss, f"rank-{dist.get_rank()}/loss": loss}, step=step)
@@ -52,21 +52,21 @@ def run_of_all_ranks() -> None:
 
 
 def run_for_each_rank() -> None:
-    """A run for each rank, in one group: that of WANDB_RUN_GROUP, of group=..., or one that is made."""
+    """A run for each rank, in one group: WANDB_RUN_GROUP, group=..., or a generated one."""
     with dist_wandb.init("digits", name="group", run_mode="new") as run:
         for step, loss in train():
             run.log({"loss": loss}, step=step)
 
 
 def run_for_each_node() -> None:
-    """A run for each node; its numbers are the mean over the ranks of the node."""
+    """A run for each node, in which each number is the mean over the ranks of the node."""
     with dist_wandb.init("digits", name="node", rank_scope="worker") as run:
         for step, loss in train():
             run.log({"loss": loss}, step=step)
 
 
 def train() -> Iterator[tuple[int, torch.Tensor]]:
-    """Train for one epoch; step by step the loss of this rank."""
+    """Train for one epoch, and yield the loss of this rank in each step."""
     model = DistributedDataParallel(make_model())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     for step, (images, labels) in enumerate(load_batches(dist.get_rank(), dist.get_world_size())):

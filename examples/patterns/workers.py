@@ -1,10 +1,10 @@
-"""Processes that a script starts by itself log into its run: it is handed to them like any other argument.
+"""Processes that a script starts log into its run: pass it to them like any other argument.
 
     python workers.py pool                            # the workers of a multiprocessing.Pool
     python workers.py child --start-method spawn      # one multiprocessing.Process
 
-What they log arrives in the run of the process that opened it, if they log before it finishes the run. It works in the
-ranks of a torchrun job as well, where it is brought together with what the children of the other ranks log.
+Their rows arrive in the run of the process that opened it, if they log before it finishes the run. This also works in
+the ranks of a torchrun job: values are reduced with those from the children of the other ranks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import dist_wandb
 
 
 def pool_of_workers() -> None:
-    """Each worker of a pool logs what it finds out. (It may get the run by `initializer` and `initargs` as well.)"""
+    """Each worker of a pool logs its results. (The run may also be passed by `initializer` and `initargs`.)"""
     with dist_wandb.init("digits", name="pool") as run:
         with multiprocessing.Pool(2) as pool:
             accuracies = pool.map(partial(cross_validate, run), [0.01, 0.1, 1.0, 10.0])
@@ -37,7 +37,7 @@ def cross_validate(run: dist_wandb.Session, strength: float) -> float:
 
 
 def child_process() -> None:
-    """A child gets the run as an argument; parent and child log side by side."""
+    """A child process gets the run as an argument; parent and child log at the same time."""
     with dist_wandb.init("digits", name="child") as run:
         child = multiprocessing.Process(target=train, args=(run, "child", 1e-3))
         child.start()

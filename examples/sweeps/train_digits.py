@@ -18,8 +18,8 @@ import dist_wandb
 
 def main() -> None:
     dist.init_process_group("gloo")
-    with dist_wandb.init(config={"lr": 0.01, "epochs": 1, "width": 32}) as run:  # values without a sweep
-        config = run.config  # on all ranks with the trial's values, before the model is built
+    with dist_wandb.init(config={"lr": 0.01, "epochs": 1, "width": 32}) as run:  # defaults without a sweep
+        config = run.config  # has the trial's values on all ranks, before the model is built
         model = nn.Sequential(nn.Linear(64, config["width"]), nn.ReLU(), nn.Linear(config["width"], 10))
         train(run, DistributedDataParallel(model), config["lr"], config["epochs"])
     dist.destroy_process_group()

@@ -95,7 +95,7 @@ def train(run: dist_wandb.Session, epochs: int, lr: float, device: torch.device,
 def evaluate(
     model: nn.Module, loader: DataLoader[tuple[torch.Tensor, ...]], device: torch.device
 ) -> tuple[MeanMetric, MulticlassAccuracy]:
-    """Loss and accuracy over the samples of this rank, not computed: `run.log` brings those of all ranks together."""
+    """Update loss and accuracy with the samples of this rank. `run.log` merges them over ranks and computes them."""
     model.eval()
     loss, accuracy = MeanMetric().to(device), MulticlassAccuracy(10, average="micro").to(device)
     for batch in loader:
@@ -136,7 +136,7 @@ def mode_without_login() -> str | None:
 
 
 def print_where(log_dir: Path, run_mode: str, world_size: int) -> None:
-    """Say where the runs are, how to look at them, and how to upload those that were written offline."""
+    """Print where the runs are, how to view them, and how to upload those that were written offline."""
     one_folder = run_mode == "auto" or world_size == 1
     print(f"\nThe runs are in {log_dir}. Look at them with")
     print(f"    dist-wandb show {log_dir}")

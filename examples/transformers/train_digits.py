@@ -5,8 +5,8 @@
     torchrun --nproc_per_node 2 train_digits.py --run-mode shared   # two processes that write into one run
     torchrun --nproc_per_node 2 train_digits.py --run-mode new      # two processes, a run for each, grouped
 
-The Trainer brings its loss and the metrics of evaluations together itself. The accuracy on training batches is what
-each rank computes on its own: in the run is the mean of all ranks.
+The Trainer itself reduces its loss and the metrics of evaluations over ranks. The accuracy on training batches is
+computed by each rank on its own; the run has the mean over all ranks.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Digits(nn.Module):
 
 
 class DigitsTrainer(Trainer):
-    """Also logs how many of this rank's own training samples were right."""
+    """Also logs the accuracy on this rank's own training samples."""
 
     right = seen = 0
 
@@ -120,7 +120,7 @@ def mode_without_login() -> str | None:
 
 
 def print_where(log_dir: Path, run_mode: str, world_size: int) -> None:
-    """Say where the runs are, how to look at them, and how to upload those that were written offline."""
+    """Print where the runs are, how to view them, and how to upload those that were written offline."""
     one_folder = run_mode == "auto" or world_size == 1
     print(f"\nThe runs are in {log_dir}. Look at them with")
     print(f"    dist-wandb show {log_dir}")

@@ -1,4 +1,4 @@
-"""Accelerate as published scripts use it, and under each of its launchers: what reaches the server."""
+"""Accelerate as published scripts use it, under each of its launchers: the data that reaches the server."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ def run(server: WandbServer, directory: Path, *commands: list[str | Path]) -> Fi
 
 
 def series(recorded: RecordedRun, name: str) -> dict[int, Any]:
-    """By step the value of a name that was written last."""
+    """Return the last written value of a name, by step."""
     rows = [row for writer in recorded.writers.values() for row in writer.rows]
     return {row["global_step"]: row[name] for row in rows if name in row}
 
 
 def writes(recorded: RecordedRun, name: str) -> int:
-    """How many rows have a value of a name."""
+    """Return the number of rows with a value of a name."""
     return sum(name in row for writer in recorded.writers.values() for row in writer.rows)
 
 
 @pytest.fixture(scope="module")
 def idioms(tmp_path_factory: pytest.TempPathFactory) -> WandbServer:
-    """What arrived from one job of two ranks that goes through all ways of `accelerate_idioms.py`."""
+    """Return the run of one job of two ranks that executes all idioms of `accelerate_idioms.py`."""
     directory = tmp_path_factory.mktemp("idioms")
     with WandbServer() as server:
         run(server, directory, *torchrun(SCRIPTS / "accelerate_idioms.py", directory)).check()
@@ -54,10 +54,10 @@ def test_trackers_initialised_on_main_alone_bring_all_ranks_together(idioms: Wan
     recorded = idioms.run("diffusers")
     assert series(recorded, "train_loss") == {1: 1.0, 2: 3.0, 3: 5.0, 4: 7.0}  # gathered already: equal on all ranks
     assert series(recorded, "own") == dict.fromkeys(range(2 * STEPS), 0.5)
-    assert STEPS <= writes(recorded, "train_loss") <= STEPS + 1  # the first, if a rank takes long to join
+    assert STEPS <= writes(recorded, "train_loss") <= STEPS + 1  # the first row is written twice if a rank joins late
 
 
-def test_what_is_under_tracker_name_is_wandb_is_logged(idioms: WandbServer) -> None:
+def test_logs_under_a_guard_on_the_name_wandb_are_written(idioms: WandbServer) -> None:
     recorded = idioms.run("diffusers")
     shown = series(recorded, "validation")
     assert {step: (value["_type"], value["count"]) for step, value in shown.items()} == dict.fromkeys(
@@ -75,7 +75,7 @@ def test_by_name_with_what_is_kept_under_wandb(idioms: WandbServer) -> None:
     assert recorded.summary["best"] == 0.9
 
 
-def test_a_run_of_main_alone_lacks_the_other_rank_and_says_so(idioms: WandbServer) -> None:
+def test_a_run_of_the_main_process_only_is_marked_as_degraded(idioms: WandbServer) -> None:
     recorded = idioms.run("main_alone")
     assert (series(recorded, "loss"), series(recorded, DEGRADED)) == ({1: 1.0}, {1: 1})
 
@@ -97,7 +97,7 @@ def test_with_megatron_the_last_rank_is_the_primary(idioms: WandbServer) -> None
     assert (of_primary.completions, of_other.completions) == (1, 0)
 
 
-def test_end_training_waits_for_nobody_to_wait_for_everyone(idioms: WandbServer) -> None:
+def test_end_training_needs_no_wait_for_everyone(idioms: WandbServer) -> None:
     assert series(idioms.run("ended"), "loss") == {0: 0.5}
 
 

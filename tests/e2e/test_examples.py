@@ -60,7 +60,7 @@ def without_login(home: Path) -> dict[str, str]:
         "torch-shared",
     ],
 )
-def test_example_trains_offline_and_says_where_its_runs_are(
+def test_example_trains_offline_and_prints_where_its_runs_are(
     tmp_path: Path, commands: Commands, file_count: int, run_count: int
 ) -> None:
     (command,) = commands
@@ -80,9 +80,9 @@ def test_example_trains_offline_and_says_where_its_runs_are(
     assert any(name.startswith(rate) for name in runs[0].metrics)
 
     assert len(finished.lines(NO_LOGIN)) == 1
-    said = finished.lines("dist_wandb: ")
-    assert len([line for line in said if "run_mode=" in line]) == 1
-    others = [line for line in said if "run_mode=" not in line and "Upload it with: dist-wandb sync" not in line]
+    messages = finished.lines("dist_wandb: ")
+    assert len([line for line in messages if "run_mode=" in line]) == 1
+    others = [line for line in messages if "run_mode=" not in line and "Upload it with: dist-wandb sync" not in line]
     assert all("A corrected row follows" in line for line in others), others  # a busy machine's ranks may be late
     assert finished.lines("    dist-wandb show ") == [f"    dist-wandb show {log_dir}"]
     uploads = planned_uploads(finished.output)
@@ -91,7 +91,7 @@ def test_example_trains_offline_and_says_where_its_runs_are(
 
 
 def planned_uploads(output: str) -> list[UploadRun]:
-    """What the last ``dist-wandb sync`` of the output would do."""
+    """Return the plan of the last ``dist-wandb sync`` command in the output."""
     directory = re.findall(r"^    dist-wandb sync (.+)$", output, re.MULTILINE)[-1]
     runs, _ = read_runs(find_runs(directory))
     return plan_uploads(runs)
@@ -100,7 +100,7 @@ def planned_uploads(output: str) -> list[UploadRun]:
 @pytest.mark.parametrize("script", [LIGHTNING, ACCELERATE, TORCH], ids=lambda script: script.parent.name)
 @pytest.mark.parametrize("host", ["api.wandb.ai", "api.forge.coreweave.com"])
 @pytest.mark.usefixtures("bare_environment")
-def test_example_goes_offline_by_itself_only_if_nothing_is_configured(
+def test_example_goes_offline_only_if_nothing_is_configured(
     script: Path, host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mode_without_login = runpy.run_path(str(script))["mode_without_login"]

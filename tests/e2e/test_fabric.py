@@ -1,4 +1,4 @@
-"""Fabric, which never says that a run is at its end: runs are whole all the same, and say how the job ended."""
+"""Fabric never reports the end of a run. Runs are nevertheless complete, and have the exit code of the job."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def run_script(directory: Path, strategy: str, *scenarios: str) -> Finished:
 
 
 def runs_of(directory: Path, number: int, exit_code: int) -> dict[str, tuple[StoredRun, History]]:
-    """By run id and rank (`exp/0`) the runs below a directory, which ended as they should."""
+    """Return the runs below a directory, by run id and rank (`exp/0`), and check that they ended as expected."""
     runs = {f"{run.run_id}/{rank_of(run)}": run for run in ended_runs(directory, number) if run.sidecar}
-    runs |= {f"{run.run_id}/0": run for run in ended_runs(directory, number) if not run.sidecar}  # that of a parent
+    runs |= {f"{run.run_id}/0": run for run in ended_runs(directory, number) if not run.sidecar}  # of a parent
     assert {name: run.exit_code for name, run in runs.items()} == dict.fromkeys(runs, exit_code)
     return {name: (run, history_of(run, X)) for name, run in runs.items()}
 
 
 def check(found: tuple[StoredRun, History], mean: float, prefix: str = "") -> None:
-    """Check the rows and the config of a run; `mean` is that of the ranks."""
+    """Check the rows and the config of a run; `mean` is the mean over the ranks."""
     run, history = found
     assert history.last(f"{prefix}loss") == {step: 10.0 * mean + step for step in range(STEPS)}
     assert len(history.values(f"{prefix}loss")) == STEPS
@@ -68,7 +68,7 @@ def test_ddp_with_two_loggers(tmp_path: Path) -> None:
 
 
 def test_ddp_spawn_of_which_a_rank_raises(tmp_path: Path) -> None:
-    """Its sibling gets SIGTERM, which nobody but dist_wandb handles; the parent raises."""
+    """Its sibling gets SIGTERM, which only dist_wandb handles; the parent raises."""
     finished = run_script(tmp_path, "ddp_spawn", "shared raises", "auto raises")
     assert finished.exit_codes == (1,), finished.output
     assert finished.lines("AFTER") == ["AFTER shared raises"]

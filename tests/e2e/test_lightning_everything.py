@@ -1,4 +1,4 @@
-"""A Trainer with all that logs, two of our loggers among others: every run has its ranks' rows, each once."""
+"""A Trainer with everything that logs, and two of our loggers: every run has the rows of its ranks, each once."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from dist_wandb.wandb_files.reading import StoredRun
 SCRIPT = Path(__file__).parent / "scripts" / "lightning_everything.py"
 X = "trainer/global_step"
 STEPS, EPOCHS = 3, 2  # as in the script
-LOSSES = [float(step) for _ in range(EPOCHS) for step in range(STEPS)]  # rank 0's; rank 1 has 10 more
+LOSSES = [float(step) for _ in range(EPOCHS) for step in range(STEPS)]  # of rank 0; those of rank 1 are larger by 10
 STAGES = ("train", "validate", "test")
 DEVICE = "DeviceStatsMonitor.on_train_batch_end/cpu_vm_percent"
 
 
 @dataclass(frozen=True)
 class Written:
-    """What one rank wrote into one run: of several files, as in a stage of its own each, all rows."""
+    """All rows that one rank wrote into one run: each stage may have a file of its own."""
 
     files: list[StoredRun]
 
@@ -48,7 +48,7 @@ def run_script(directory: Path, strategy: str, *modes: str, server: WandbServer 
 
 
 def stored(directory: Path, number: int) -> dict[tuple[str, int], Written]:
-    """By run id and rank what lies on disk, of `number` files that have all ended well."""
+    """Return the content of `number` files that all ended well, by run id and rank."""
     found: dict[tuple[str, int], list[StoredRun]] = {}
     for run in sorted(ended_runs(directory, number), key=lambda run: str(run.path)):
         assert run.exit_code == 0
@@ -64,7 +64,7 @@ def check_rows(history: History, ranks: Sequence[int], prefix: str = "", *, vali
     assert [row[X] for row in history.rows_with(f"{prefix}loss")] == list(range(STEPS * EPOCHS))
     assert history.values(f"{prefix}val") == [4.0 * rank + 1] * validations
     assert history.values(f"{prefix}tested") == [10.0 * rank + 1]
-    rates = [] if prefix else [0.1] * STEPS + [0.01] * STEPS  # equal on all ranks by nature, so not under labels
+    rates = [] if prefix else [0.1] * STEPS + [0.01] * STEPS  # equal on all ranks by nature, so without labels
     assert history.values(f"{prefix}lr-SGD") == pytest.approx(rates)
     assert not (prefix and history.values(f"{prefix}epoch"))
     assert len(history.values(f"{prefix}{DEVICE}")) == STEPS * EPOCHS
@@ -72,14 +72,14 @@ def check_rows(history: History, ranks: Sequence[int], prefix: str = "", *, vali
 
 
 def check_media(history: History, names: set[str]) -> None:
-    """Check which media are in a run: one of each name."""
+    """Check that a run has one medium of each name, and no others."""
     kinds = {name.rpartition("._type")[0] for name in history.names if name.endswith("._type")}
     assert kinds == names
     assert all(len(history.values(f"{name}._type")) == 1 for name in names)
 
 
 def check_of_rank_0_alone(history: History, *, has: bool, validations: int = EPOCHS + 1) -> None:
-    """Check ThroughputMonitor's rows, which Lightning logs on rank 0 alone."""
+    """Check ThroughputMonitor's rows, which Lightning logs on rank 0 only."""
     expected = {"train": STEPS * EPOCHS, "validate": STEPS * validations, "test": STEPS}
     assert {stage: len(history.values(f"{stage}/batches")) for stage in STAGES} == (
         expected if has else dict.fromkeys(STAGES, 0)
@@ -87,7 +87,7 @@ def check_of_rank_0_alone(history: History, *, has: bool, validations: int = EPO
 
 
 def check_places(finished: Finished, directory: Path, run_id: str) -> None:
-    """Check that all ranks agree on Lightning's directories, and that rank 0 alone wrote there."""
+    """Check that all ranks agree on Lightning's directories, and that only rank 0 wrote there."""
     seen = [json.loads(line.removeprefix("SAW ")) for line in finished.lines("SAW ")]
     assert sorted(fact["rank"] for fact in seen) == [0, 1]
     assert {fact["log_dir"] for fact in seen} == {str(directory)}
@@ -100,17 +100,17 @@ def check_places(finished: Finished, directory: Path, run_id: str) -> None:
 
 
 def check_csv(directory: Path) -> None:
-    """Check what CSVLogger wrote: rank 0's own numbers."""
+    """Check that CSVLogger wrote rank 0's own numbers."""
     table = next(directory.glob("lightning_logs/*/metrics.csv")).read_text().splitlines()
     losses = [line.split(",")[table[0].split(",").index("loss")] for line in table[1:]]
     assert [float(loss) for loss in losses if loss] == LOSSES
 
 
 def check_said(finished: Finished) -> None:
-    """Check that there is one line for each logger, and no warning but one that a busy machine may cause."""
-    said = finished.lines("dist_wandb: ")
-    assert len([line for line in said if "run_mode=" in line]) == 2, said
-    others = [line for line in said if "run_mode=" not in line and "Upload it with: dist-wandb sync" not in line]
+    """Check for one line per logger, and no warnings except one that a busy machine may cause."""
+    messages = finished.lines("dist_wandb: ")
+    assert len([line for line in messages if "run_mode=" in line]) == 2, messages
+    others = [line for line in messages if "run_mode=" not in line and "Upload it with: dist-wandb sync" not in line]
     assert all("'epoch'" in line and "A corrected row follows" in line for line in others), others
 
 
@@ -128,11 +128,11 @@ def test_ddp_shared_beside_new(tmp_path: Path) -> None:
     assert not {name for name in second.names if not name.startswith("rank-1/")}
     check_media(primary, MEDIA)
     check_media(second, {f"rank-1/{name}" for name in MEDIA})
-    for kind in ("min", "max", "std", "argmax_rank"):  # every rank's device shows in the spread
+    for kind in ("min", "max", "std", "argmax_rank"):  # the spread covers the devices of all ranks
         assert len(primary.values(f"{DEVICE}/{kind}")) == STEPS * EPOCHS
     check_of_rank_0_alone(primary, has=True)
     check_of_rank_0_alone(second, has=False)
-    assert {runs["shared", rank].config["seen_by"] for rank in (0, 1)} == {0}  # the primary's holds
+    assert {runs["shared", rank].config["seen_by"] for rank in (0, 1)} == {0}  # the primary's config counts
     check_runs_of_each_rank(runs)
     check_places(finished, tmp_path, "shared")
     check_csv(tmp_path)
@@ -184,9 +184,7 @@ def check_artifacts(server: WandbServer) -> None:
     """Check that rank 0's runs have the checkpoints, and every run its own tables."""
     found: dict[tuple[str, str], int] = {}
     for artifact in server.artifacts:
-        name = re.sub(
-            r"(rank-1(table|text))-.+", r"\1", artifact.name
-        )  # of a name with a slash W&B makes one of its own
+        name = re.sub(r"(rank-1(table|text))-.+", r"\1", artifact.name)  # W&B changes names that contain a slash
         place = artifact.run.rpartition("/")[2], name
         found[place] = found.get(place, 0) + 1
     tables = {("shared", f"run-shared-{name}") for name in ("table", "text", "rank-1table", "rank-1text")}

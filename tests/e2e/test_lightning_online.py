@@ -1,4 +1,4 @@
-"""Lightning online: fit and test of one Trainer are one run, whatever starts the processes."""
+"""Lightning online: fit and test of one Trainer are one run, with each way of starting processes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TESTED = [6.0]  # of 10 * rank + 1
     ("strategy", "run_mode", "completions"),
     [
         ("ddp", "shared", 1),
-        ("ddp_spawn", "shared", 2),  # each stage has processes of its own, which end with it and attach again
+        ("ddp_spawn", "shared", 2),  # each stage has its own processes, which attach again
         ("ddp_fork", "auto", 1),
     ],
 )

@@ -1,4 +1,4 @@
-"""Lightning, with the real wandb: what a user of the stock logger has, on all ranks, and without its stale parts."""
+"""Lightning with the real wandb: the results of the stock logger, on all ranks, without its outdated warnings."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from stored import ended_runs
 from wandb_server import WandbServer
 
 SCRIPTS = Path(__file__).parent / "scripts"
-STALE = ("anonymous", "require(")  # what the stock logger makes wandb warn of at every start
+STALE = ("anonymous", "require(")  # wandb warns about these at every start of the stock logger
 
 
 def seen(finished: Finished) -> dict[str, list[Any]]:
-    """What the ranks said, in the order of ranks."""
-    said = [json.loads(line.removeprefix("SAW ")) for line in finished.lines("SAW ")]
-    said.sort(key=lambda one: (one[0], one[1]))
-    return {what: [value for name, _, value in said if name == what] for what, *_ in said}
+    """Return the reports of the ranks, in rank order."""
+    reports = [json.loads(line.removeprefix("SAW ")) for line in finished.lines("SAW ")]
+    reports.sort(key=lambda one: (one[0], one[1]))
+    return {what: [value for name, _, value in reports if name == what] for what, *_ in reports}
 
 
 def check_nothing_stale(finished: Finished) -> None:
@@ -33,9 +33,9 @@ def test_both_ranks_know_the_run_and_its_checkpoint_comes_back(wandb_server: Wan
     environment = wandb_server.environment(tmp_path)
     finished = run_job(command, cwd=tmp_path, environment=environment, timeout=240).check()
     check_nothing_stale(finished)
-    said = seen(finished)
+    reports = seen(finished)
     place = f"{wandb_server.url}/tester/tests"
-    first, second = said["facts"]
+    first, second = reports["facts"]
     assert first == second
     described = {"group": "g", "job_type": "train", "tags": ["a", "b"], "notes": "n", "offline": False}
     named = {"id": "exp", "name": "night", "url": f"{place}/runs/exp", "project_url": place, "path": "tester/tests/exp"}
@@ -53,9 +53,9 @@ def test_both_ranks_know_the_run_and_its_checkpoint_comes_back(wandb_server: Wan
         "used": [["v0", ["best", "latest"], "epoch=1-step=4.ckpt"], False],
         "downloaded": ["exp", None],
         "downloaded without a run": [["model.ckpt"], None],
-        "changed": [["WANDB_SERVICE"], []],  # wandb's own, on the rank that used it
+        "changed": [["WANDB_SERVICE"], []],  # set by wandb on the rank that used it
     }
-    assert {what: said[what] for what in expected} == expected
+    assert {what: reports[what] for what in expected} == expected
     (artifact,) = wandb_server.artifacts
     assert (artifact.kind, artifact.used_by) == ("model", ["tester/tests/second"] * 2)
     for way in ("by-use", "by-name", "by-api"):
@@ -64,7 +64,7 @@ def test_both_ranks_know_the_run_and_its_checkpoint_comes_back(wandb_server: Wan
 
 def test_a_lightning_cli_fits_with_the_config_that_it_printed(tmp_path: Path) -> None:
     environment = clean_environment()
-    del environment["WANDB_MODE"]  # the logger is to say that it is offline
+    del environment["WANDB_MODE"]  # the logger's own argument makes it offline
     command: list[str | Path] = [sys.executable, "-W", "ignore", SCRIPTS / "lightning_cli.py", tmp_path]
     finished = run_job(command, cwd=tmp_path, environment=environment).check()
     check_nothing_stale(finished)

@@ -1,4 +1,4 @@
-"""Real offline runs of wandb, read back and shown: finished, failed, still running, killed, cut short and garbled."""
+"""Real offline runs of wandb, read back and shown: finished, failed, running, killed, truncated and corrupted."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def script(code: str, directory: Path) -> subprocess.Popen[bytes]:
 
 
 def poll(directory: Path, run_id: str, until: Callable[[StoredRun], bool], seconds: float = 60) -> StoredRun:
-    """Read a run until it holds what it must: wandb writes behind the script's back."""
+    """Read a run until it has the expected content: wandb writes in the background."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         runs, _ = read_runs(find_runs(directory))
@@ -65,7 +65,7 @@ def poll(directory: Path, run_id: str, until: Callable[[StoredRun], bool], secon
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two runs that ended, one with exit code 0 and one with 3."""
+    """Write two runs that ended with exit codes 0 and 3."""
     directory = tmp_path_factory.mktemp("ended")
     assert script(ENDING, directory).wait(timeout=120) == 0
     for run_id in ("good", "failed"):
@@ -142,7 +142,7 @@ def test_a_file_cut_short_is_read_up_to_the_cut(good: Path, tmp_path: Path, shar
     assert run.metrics["loss"].smallest == pytest.approx(1 / run.rows)
 
 
-def test_damage_in_the_middle_is_skipped_and_told(good: Path, tmp_path: Path) -> None:
+def test_damage_in_the_middle_is_skipped_and_reported(good: Path, tmp_path: Path) -> None:
     content = good.read_bytes()
     middle = len(content) // 2
     path = damaged(tmp_path, content[:middle] + b"\xff" * 40 + content[middle + 40 :])
@@ -166,7 +166,9 @@ def test_a_file_that_is_no_run_is_named(tmp_path: Path, content: bytes, reason: 
         read_run(path)
 
 
-def test_show_tells_all_of_it(directory: Path, good: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_show_prints_everything(
+    directory: Path, good: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     linked = tmp_path / "logs"
     linked.mkdir()
     for path in find_runs(directory):

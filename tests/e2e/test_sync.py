@@ -1,4 +1,4 @@
-"""`dist-wandb sync` with the real `wandb sync`: what arrives is what an online run sends, once, whatever goes wrong."""
+"""`dist-wandb sync` with the real `wandb sync`: the server gets the data of an online run, once, despite failures."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def sync(server: WandbServer, directory: Path, *options: str) -> Finished:
 
 @pytest.fixture(scope="module")
 def recorded_offline(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A shared run of two ranks, written offline."""
+    """Write a shared run of two ranks offline."""
     directory = tmp_path_factory.mktemp("offline")
     environment = clean_environment(PYTHONPATH=MODULES, **WATCHED)
     job = torchrun(SCRIPTS / "shared_online.py", directory)
@@ -60,19 +60,19 @@ def recorded_offline(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def offline(recorded_offline: Path, tmp_path: Path) -> Path:
-    """A copy of it."""
+    """Return a copy of the run."""
     return shutil.copytree(recorded_offline, tmp_path / "copy", symlinks=True)
 
 
 def plain_run(directory: Path, **order: Any) -> list[str | Path]:
-    """The command that writes a run `exp` with wandb itself."""
+    """Return the command that writes a run `exp` with wandb itself."""
     order = {"init": {"id": "exp", "dir": str(directory)}, "rows": ROWS, **order}
     return [sys.executable, SCRIPTS / "wandb_client.py", json.dumps(order)]
 
 
 @pytest.fixture(scope="module")
 def recorded_plainly(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A plain run of five rows, written offline."""
+    """Write a plain run of five rows offline."""
     directory = tmp_path_factory.mktemp("plain")
     run_job(plain_run(directory), cwd=directory, environment=clean_environment(**WATCHED), timeout=TIMEOUT).check()
     ended_runs(directory, 1)
@@ -81,7 +81,7 @@ def recorded_plainly(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def plain(recorded_plainly: Path, tmp_path: Path) -> Path:
-    """A copy of it."""
+    """Return a copy of the run."""
     return shutil.copytree(recorded_plainly, tmp_path / "copy", symlinks=True)
 
 
@@ -96,7 +96,7 @@ def has_rows(request: Request) -> bool:
 # --- shared runs ------------------------------------------------------------------------------------------------------
 
 
-def test_an_offline_shared_run_becomes_what_the_online_one_is(
+def test_an_offline_shared_run_becomes_the_same_as_an_online_one(
     offline: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with WandbServer() as online:
@@ -128,7 +128,7 @@ def test_an_offline_shared_run_becomes_what_the_online_one_is(
 
 
 def described(run: RecordedRun) -> dict[str, Any]:
-    """All that is said of a run as a whole."""
+    """Return everything that describes a run as a whole."""
     return {
         "name": run.display_name,
         "group": run.group,
@@ -145,14 +145,14 @@ def described(run: RecordedRun) -> dict[str, Any]:
 
 
 def by_label(run: RecordedRun) -> dict[str, tuple[WriterRecord, RecordedRun]]:
-    """The writers of a run by the one label that their console lines have."""
+    """Return the writers of a run by the one label of their console lines."""
     labels = {client: {json.loads(line)["label"] for line in writer.console} for client, writer in run.writers.items()}
     assert PLAIN not in labels
     return {label: (run.writers[client], run) for client, (label,) in labels.items()}
 
 
 def written(writer: WriterRecord, run: RecordedRun) -> dict[str, Any]:
-    """All that one writer sent, but for times, readings, and what wandb says of online and offline."""
+    """Return all that one writer sent, except times, measurements, and wandb's own text about online and offline."""
     upserts = [upsert for upsert in run.upserts if upsert.client == writer.client]
     first = upserts[0]
     return {
@@ -237,7 +237,7 @@ def test_a_writer_of_an_online_shared_run_that_was_cut_off_gets_its_rows(
 
 
 @pytest.mark.cold
-def test_refusals_are_told_and_can_be_repeated(plain: Path, wandb_server: WandbServer) -> None:
+def test_refusals_are_reported_and_can_be_repeated(plain: Path, wandb_server: WandbServer) -> None:
     wandb_server.stop()
     dead = sync(wandb_server, plain)
     wandb_server.restart()
@@ -263,20 +263,16 @@ def test_files_that_were_refused_are_sent_without_the_rows(plain: Path, wandb_se
     assert {"config.yaml", "wandb-summary.json", "requirements.txt"} <= run.files.keys()
 
 
-def test_rows_of_which_nobody_knows_whether_they_arrived_are_not_sent_again(
-    plain: Path, wandb_server: WandbServer
-) -> None:
+def test_rows_that_may_have_arrived_are_not_sent_again(plain: Path, wandb_server: WandbServer) -> None:
     fault = wandb_server.fail("file_stream", drop=True, processed=True, only=has_rows)
     assert sync(wandb_server, plain).exit_codes == (1,)
     fault.stop()
     refused = sync(wandb_server, plain)
     assert refused.exit_codes == (1,)
-    told = re.search(
-        r"the server has confirmed 0, and of (\d) more it is not known whether they arrived", refused.output
-    )
-    assert told is not None
+    unsure = re.search(r"the server has confirmed 0 of its \d rows, and may have (\d) more", refused.output)
+    assert unsure is not None
     all_losses = [row["loss"] for row in ROWS]
-    there = all_losses[: int(told[1])]  # as many as came with the first request
+    there = all_losses[: int(unsure[1])]  # as many as the first request had
     assert losses(wandb_server.run("exp")) == there
     sync(wandb_server, plain, "--force").check()
     assert losses(wandb_server.run("exp")) == there + all_losses
@@ -304,12 +300,12 @@ def test_an_online_run_that_was_cut_off_gets_its_missing_rows(tmp_path: Path, wa
     assert "1 uploaded before" in sync(wandb_server, directory).check().output
 
 
-def test_an_upload_that_was_killed_or_ended_goes_on(plain: Path, wandb_server: WandbServer) -> None:
+def test_an_upload_that_was_killed_or_ended_continues(plain: Path, wandb_server: WandbServer) -> None:
     fault = wandb_server.fail("UpsertBucket", delay=30, drop=True)
     environment = sync_environment(wandb_server, plain)
     with started(sync_command(plain), cwd=plain, environment=environment) as job:
         wait_until(lambda: fault.hits == 1, within=TIMEOUT)
-        job.processes[0].kill()  # what it started goes on
+        job.processes[0].kill()  # its child process continues
         job.processes[0].communicate(timeout=TIMEOUT)
         second = sync(wandb_server, plain)
     assert second.exit_codes == (1,)

@@ -1,4 +1,4 @@
-"""`dist-wandb sync` uploads what belongs to a run, from a copy: nothing else is read, written, removed or uploaded."""
+"""`dist-wandb sync` uploads only the files of a run, from a copy. It reads, writes or removes no other files."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def sync(server: WandbServer, home: Path, *arguments: object) -> Finished:
 
 
 def contents_below(top: Path) -> dict[Path, bytes]:
-    """What files hold, but for the log of wandb's own process, which ends after the job."""
+    """Return the contents of all files, except the log of wandb's own process, which ends after the job."""
     return {path: path.read_bytes() for path in top.rglob("*") if path.is_file() and path.name != "debug-core.log"}
 
 
@@ -65,7 +65,7 @@ def test_a_run_with_media_and_artifacts_is_uploaded_whole(tmp_path: Path, wandb_
 
 
 def test_files_of_the_users_are_not_touched(tmp_path: Path, wandb_server: WandbServer) -> None:
-    """Each of these runs made `wandb sync` upload, overwrite or remove the file."""
+    """With each of these runs, `wandb sync` itself uploads, overwrites or removes the file."""
     home = tmp_path / "home"
     home.mkdir()
     secret = home / "secret"
@@ -111,7 +111,7 @@ def test_a_run_goes_to_an_owner_that_the_user_has_named(tmp_path: Path, wandb_se
     assert list(wandb_server.runs) == ["team/digits/exp"]
 
 
-def test_nothing_goes_to_whom_a_settings_file_of_the_current_directory_names(
+def test_nothing_is_uploaded_to_the_owner_that_the_current_directory_names(
     tmp_path: Path, wandb_server: WandbServer
 ) -> None:
     make_run(tmp_path)
@@ -130,9 +130,9 @@ def test_nothing_goes_to_whom_a_settings_file_of_the_current_directory_names(
 
 
 def extended(path: Path, record: object) -> None:
-    """Add a record to a file that was made by hand."""
+    """Append a record to a file that was written by hand."""
     more = content_of([record])[7:]
     content = path.read_bytes()
-    assert len(content) + len(more) < 32_768  # within the first block, where nothing needs to be aligned
+    assert len(content) + len(more) < 32_768  # within the first block, where no padding is needed
     path.write_bytes(content + more)
     os.utime(path, (1e9, 1e9))

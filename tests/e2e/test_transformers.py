@@ -1,4 +1,4 @@
-"""The Hugging Face Trainer under torchrun, as its users write it: what arrives at W&B."""
+"""The Hugging Face Trainer under torchrun, in typical scripts: the data that reaches W&B."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def train(server: WandbServer, directory: Path, *arguments: str) -> Finished:
 
 
 def series(recorded: RecordedRun, name: str) -> dict[int, Any]:
-    """By step the value of a name that was written last."""
+    """Return the last written value of a name, by step."""
     rows = [row for writer in recorded.writers.values() for row in writer.rows]
     return {row["train/global_step"]: row[name] for row in rows if name in row}
 
 
 def whole(server: WandbServer, number: int) -> list[RecordedRun]:
-    """The runs, all of which ended well, with the config of model and training."""
+    """Return the runs, and check that all ended well and have the config of model and training."""
     runs = list(server.runs.values())
     assert len(runs) == number
     for run in runs:
@@ -47,7 +47,7 @@ def test_own_numbers_are_means_and_those_of_the_trainer_stay(
     assert list(series(run, "eval/loss")) == [2, 3]
 
 
-def test_what_is_reduced_already_is_not_summed_again(wandb_server: WandbServer, tmp_path: Path) -> None:
+def test_values_that_are_reduced_already_are_not_summed_again(wandb_server: WandbServer, tmp_path: Path) -> None:
     train(wandb_server, tmp_path, "shared", "sum").check()
     (run,) = whole(wandb_server, 1)
     assert series(run, "train/mine") == {1: 1.0, 2: 1.0, 3: 1.0}

@@ -1,4 +1,4 @@
-"""What jobs of tests sent to the stand-in server, compared with the policy's test vectors."""
+"""Compare the runs that test jobs sent to the stand-in server with the policy's test vectors."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from wandb_server import WandbServer
 
 
 def runs_of(server: WandbServer, project: str) -> dict[str, RecordedRun]:
-    """The runs of one project, by their ids."""
+    """Return the runs of one project, by their ids."""
     return {run.key.split("/")[2]: run for run in server.runs.values() if f"/{project}/" in run.key}
 
 
 def check_runs(recorded: dict[str, RecordedRun], ranks: list[Rank], *, meet: bool = True) -> None:
     """Compare the runs of one project with the test vector of its mode and scope.
 
-    Where the ranks do not `meet`, each has its own numbers alone, and those of a unit say so.
+    If the ranks do not `meet`, each has only its own numbers, and the rows of a unit are marked as degraded.
     """
     writing: dict[str, list[Rank]] = defaultdict(list)
     for rank in ranks:
@@ -40,18 +40,18 @@ def check_runs(recorded: dict[str, RecordedRun], ranks: list[Rank], *, meet: boo
 
 
 def label_of(writer: WriterRecord) -> str | None:
-    """The one label that a writer's console lines have; `None` for a plain run's."""
+    """Return the one label of a writer's console lines; `None` for a plain run."""
     (label,) = {json.loads(line).get("label") for line in writer.console}
     return label if label is None else str(label)
 
 
 def rows_of(writer: WriterRecord) -> list[dict[str, Any]]:
-    """A writer's history, without what W&B adds to each row."""
+    """Return a writer's history, without the values that W&B adds to each row."""
     return [{name: value for name, value in row.items() if not name.startswith("_")} for row in writer.rows]
 
 
 def expected_rows(rank: Rank, unit: list[int], *, meet: bool = True) -> list[dict[str, Any]]:
-    """What a rank writes: the unit's mean where it is the primary, and its own numbers under its label."""
+    """Return the rows that a rank writes: the unit's mean if it is the primary, and its own numbers under its label."""
     missing = 0 if meet else len(unit) - 1
     unit = unit if meet else [rank["global_rank"]]
     rows = []

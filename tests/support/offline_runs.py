@@ -1,4 +1,4 @@
-"""What lies on disk after offline runs, as tests need it: a stand-in for W&B's reader, sidecars, closed directories."""
+"""Offline runs on disk for tests: a stand-in for W&B's reader, sidecars, directories that cannot be read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dist_wandb.wandb_files import inspection
 
 
 def install_reader(directory: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
-    """Have a shell script stand for the Python that runs `-m wandb leet inspect --json FILE`, in this process."""
+    """Replace the Python that runs `-m wandb leet inspect --json FILE` by a shell script, in this process."""
     reader = directory / "reader"
     reader.write_text(f"#!/bin/sh\n{script}\n")
     reader.chmod(0o755)
@@ -22,7 +22,7 @@ def install_reader(directory: Path, monkeypatch: pytest.MonkeyPatch, script: str
 
 
 def code_with_reader(reader: str | Path) -> str:
-    """Python code that has `reader` stand for the Python that reads files, in the process that runs it."""
+    """Return Python code that replaces the Python that reads files by `reader`, in the process that runs the code."""
     return (
         "import sys; from dist_wandb.wandb_files import inspection; "
         f"sys.executable, inspection.BINARY_KNOWN = {str(reader)!r}, frozenset()"
@@ -30,7 +30,7 @@ def code_with_reader(reader: str | Path) -> str:
 
 
 def sidecar_record(**changes: Any) -> dict[str, Any]:
-    """A whole `dist-wandb.json`: of rank 1 of 2, unless the test says something else."""
+    """Return a complete `dist-wandb.json` of rank 1 of 2, with changes."""
     return {
         "format": 1,
         "run_id": "exp",
@@ -52,7 +52,7 @@ def sidecar_record(**changes: Any) -> dict[str, Any]:
 
 
 def refuse_to_scan(closed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have one directory refuse to be looked through, whatever its permissions are: tests may run as root."""
+    """Make one directory unreadable, independent of its permissions, because tests may run as root."""
     scandir = os.scandir
 
     def refusing(path: Path) -> Any:

@@ -1,4 +1,4 @@
-"""The files that the ranks of a shared run leave, as record files written by hand."""
+"""The files of the ranks of a shared run, written by hand as record files."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from record_files import Record, end, header, new_record, row, run, write_run
 
 
 def step_axis(name: str) -> Record:
-    """The record that makes a name the x axis of all metrics."""
+    """Return the record that makes a name the x axis of all metrics."""
     record = new_record()
     record.metric.glob_name, record.metric.step_metric = "*", name
     return record
 
 
 def write_rank(top: Path, rank: int, *records: Record, ended: int | None = 0, run_id: str = "exp") -> Path:
-    """Write the file of one rank of a shared run, of which rank 0 is the primary.
+    """Write the file of one rank of a shared run whose primary is rank 0.
 
     Args:
         top: The directory for the files of all ranks.
         rank: The rank, also its label.
         records: Its rows.
-        ended: Its exit code; `None` for no end.
+        ended: Its exit code; `None` to record no end.
         run_id: Id of the run.
 
     Returns:
@@ -40,7 +40,7 @@ def write_rank(top: Path, rank: int, *records: Record, ended: int | None = 0, ru
 
 
 def write_slow_job(top: Path, ranks: int = 4, *, slow: int = 2, rows: int = 40) -> None:
-    """Write a shared run of which one rank is the slowest in nine of ten rows."""
+    """Write a shared run in which one rank is the slowest in nine of ten rows."""
     for rank in range(ranks):
         records = []
         for step in range(rows):

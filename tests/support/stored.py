@@ -1,4 +1,4 @@
-"""What jobs of tests wrote to disk, compared with the policy's test vectors."""
+"""Compare the runs that test jobs wrote to disk with the policy's test vectors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dist_wandb.wandb_files.reading import StoredRun, read_history, read_runs
 VECTORS = Path(__file__).parents[1] / "unit" / "modes.json"
 COMBINATIONS: list[tuple[RunMode, RankScope]] = [(mode, scope) for mode in RUN_MODES for scope in RANK_SCOPES]
 ROWS = 3
-PATIENT = 4.0  # a heartbeat: a name's first row waits five of them for all ranks, and is not written twice
+PATIENT = 4.0  # s, a heartbeat: the first row of a name waits five heartbeats for all ranks, so it is not written twice
 
 
 class Rank(TypedDict):
@@ -35,7 +35,7 @@ class Rank(TypedDict):
 
 
 def vector(layout: str, run_mode: str, rank_scope: str) -> list[Rank]:
-    """The ranks of one test vector, base id `exp`."""
+    """Return the ranks of one test vector, with base id `exp`."""
     cases: list[dict[str, Any]] = json.loads(VECTORS.read_text())
     wanted = {"layout": layout, "run_mode": run_mode, "rank_scope": rank_scope}
     ranks: list[Rank] = next(case["ranks"] for case in cases if wanted.items() <= case.items())
@@ -45,13 +45,13 @@ def vector(layout: str, run_mode: str, rank_scope: str) -> list[Rank]:
 def vector_of(
     ranks_per_node: Sequence[int], run_mode: str, rank_scope: str, local_ranks: Sequence[int] = ()
 ) -> list[Rank]:
-    """As `vector`, by the number of ranks of each node.
+    """Return the ranks of a test vector like `vector`, by the number of ranks of each node.
 
     Args:
-        ranks_per_node: For each node.
-        run_mode: Of the vector.
-        rank_scope: Of the vector.
-        local_ranks: For each global rank, where they do not count up on each node.
+        ranks_per_node: Number of ranks of each node.
+        run_mode: Run mode of the vector.
+        rank_scope: Rank scope of the vector.
+        local_ranks: Local rank of each global rank, if they are not in ascending order on each node.
     """
     cases: list[dict[str, Any]] = json.loads(VECTORS.read_text())
     (layout,) = {case["layout"] for case in cases if case["ranks_per_node"] == list(ranks_per_node)}
@@ -66,7 +66,7 @@ def vector_of(
 
 
 def ended_runs(directory: Path, number: int, *, within: float = 30) -> list[StoredRun]:
-    """The runs below `directory`, once there are `number` and all have ended: wandb writes on after `finish`."""
+    """Wait for `number` ended runs below `directory` and return them: wandb continues to write after `finish`."""
     deadline = time.monotonic() + within
     while True:
         runs, errors = read_runs(find_runs(directory))
@@ -78,7 +78,7 @@ def ended_runs(directory: Path, number: int, *, within: float = 30) -> list[Stor
 
 
 def rows_in(path: Path) -> list[dict[str, Any]]:
-    """The rows of a run's file that may still be written; none of one that has just begun."""
+    """Return the rows of a run's file, which may still be written; none if it has just been created."""
     try:
         return read_history(path)
     except ReadError:
@@ -88,7 +88,7 @@ def rows_in(path: Path) -> list[dict[str, Any]]:
 def check_runs(directory: Path, ranks: list[Rank], *, last_step: Mapping[str, int], name: str = "nm") -> None:
     """Check that the runs on disk are those of a test vector, written by jobs that log ``loss = 10 * rank + row``.
 
-    Under the plain name each unit's runs have the mean over its ranks; in the mode `new` those of the rank alone.
+    Under the plain name the runs of each unit have the mean over its ranks; in the mode `new`, the rank's own numbers.
     """
     opening = [rank for rank in ranks if rank["opens_run"]]
     runs = {_sidecar(run).global_rank: run for run in ended_runs(directory, len(opening))}
@@ -107,13 +107,13 @@ def check_runs(directory: Path, ranks: list[Rank], *, last_step: Mapping[str, in
 
 
 def display_name(rank: Rank, name: str) -> str:
-    """Base id and display name have the same suffixes."""
+    """Return the display name of a rank's run: base id and display name have the same suffixes."""
     assert rank["run_id"] is not None
     return name + rank["run_id"].removeprefix("exp")
 
 
 def unit_of_run(rank: Rank, ranks: list[Rank]) -> list[int]:
-    """The global ranks whose numbers become those of this rank's run."""
+    """Return the global ranks whose numbers are reduced into this rank's run."""
     if rank["run_id"] is not None and sum(other["run_id"] == rank["run_id"] for other in ranks) > 1:  # shared
         return [other["global_rank"] for other in ranks if other["run_id"] == rank["run_id"]]
     if "rank-" in str(rank["run_id"]):
@@ -123,7 +123,7 @@ def unit_of_run(rank: Rank, ranks: list[Rank]) -> list[int]:
 
 
 def check_rows(run: StoredRun, rank: Rank, unit: list[int]) -> None:
-    """Check the rows of one rank: plain names from the primary alone, its label's from every rank of a shared run."""
+    """Check the rows of one rank: only a primary writes plain names; all ranks of a shared run write their labels."""
     names = {"loss"} if rank["primary"] else set()
     if rank["shared"]:
         names.add(f"{rank['label']}/loss")

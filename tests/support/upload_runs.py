@@ -1,4 +1,4 @@
-"""Runs to upload, as planning sees them, and logs of W&B's uploader."""
+"""Runs to upload, as input for planning, and logs of W&B's uploader."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def rows(number: int) -> dict[str, Any]:
 def stored(
     directory: Path, folder: str = "offline-run-1-exp", *, changed: float = LONG_AGO, **values: Any
 ) -> StoredRun:
-    """A run of five rows; its file has no records, as planning reads nothing but the logs."""
+    """Return a run of five rows. Its file has no records, because planning reads only the logs."""
     path = directory / folder / "run-exp.wandb"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b":W&B\xe1\xbe\x00")
@@ -56,7 +56,7 @@ def stored(
 
 
 def of_rank(directory: Path, rank: int, *, world_size: int = 2, session: int = 1, **values: Any) -> StoredRun:
-    """A writer of a shared run, rank 0 its primary."""
+    """Return a writer of a shared run whose primary is rank 0."""
     primary = values.pop("primary", rank == 0)
     job = {name: values.pop(name) for name in ("rank_scope", "run_mode") if name in values}
     place = {"label": f"rank-{rank}", "global_rank": rank, "local_rank": rank, "world_size": world_size}
@@ -73,7 +73,7 @@ def write_log(attempt: Path, *entries: dict[str, Any]) -> None:
 
 
 def log_of_attempt(run: StoredRun, *entries: dict[str, Any]) -> None:
-    """What this user's own upload of a run has left."""
+    """Write the log of an upload of a run by this user."""
     state = FileState(run.path)
     with state.locked():
         write_log(state.begin(Sent()), *entries)
@@ -92,7 +92,7 @@ def order(run: UploadRun) -> list[str]:
 
 
 def recorded(text: str, row: str = "1", entity: str = "") -> bytes:
-    """A file of a run record with a text of its own, and a row."""
+    """Return the content of a file with a run record, which contains `text`, and a row."""
     run, history = new_record(), new_record()
     run.run.run_id, run.run.entity, run.control.mailbox_slot = "exp", entity, text
     history.history.item.add().value_json = row

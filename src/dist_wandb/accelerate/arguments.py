@@ -1,4 +1,4 @@
-"""Arguments of `wandb.init` that come from a tracker's constructor and from `init_trackers`."""
+"""Arguments for `wandb.init` from a tracker's constructor and from `init_trackers`."""
 
 from __future__ import annotations
 
@@ -14,18 +14,13 @@ from dist_wandb.runs.argument_checks import check_init_arguments
 
 
 class InitArguments:
-    """The arguments of one tracker. Those of its constructor take precedence.
-
-    Args:
-        own: Those of the constructor.
-        project: The constructor's `project`.
-        run_name: The constructor's `run_name`, another name for the project.
+    """The arguments of one tracker. Those of its constructor take precedence; `run_name` is another name for `project`.
 
     Attributes:
-        asked: The arguments of `init_trackers` when the run was opened.
+        requested: The arguments of `init_trackers` when the run was opened.
 
     Raises:
-        ConfigurationError: `wandb.init` does not know one of them, or `project` and `run_name` differ.
+        ConfigurationError: `wandb.init` does not know an argument, or `project` and `run_name` differ.
     """
 
     def __init__(self, own: Mapping[str, Any], project: str | None, run_name: str | None) -> None:
@@ -37,46 +32,39 @@ class InitArguments:
         project = run_name if project is None else project
         self._own = dict(own) if project is None else {"project": project, **own}
         self._given: dict[str, Any] = {}
-        self.asked: dict[str, Any] = {}
+        self.requested: dict[str, Any] = {}
         check_init_arguments(self._own, INTEGRATION)
 
     @property
     def merged(self) -> dict[str, Any]:
-        """What the run is opened with."""
+        """The arguments with which the run is opened."""
         return {**self._given, **self._own}
 
-    def take_config(self, config: Mapping[str, Any]) -> None:
+    def set_config(self, config: Mapping[str, Any]) -> None:
         """Set the config to start the run with, unless the constructor was given one."""
         self._given = {"config": config, **self._given}
 
-    def take(self, project: str, init_kwargs: Mapping[str, Any], *, is_open: bool) -> None:
-        """Set the arguments of `init_trackers`.
-
-        Args:
-            project: Name of the W&B project.
-            init_kwargs: Arguments of `wandb.init`.
-            is_open: Whether the run is open already: then it goes on unchanged, with a warning.
+    def set_requested(self, project: str, init_kwargs: Mapping[str, Any], *, is_open: bool) -> None:
+        """Set the arguments of `init_trackers`. A run that is open already continues unchanged, with a warning.
 
         Raises:
             ConfigurationError: An argument that `wandb.init` does not know.
         """
         if is_open:
-            self._warn_of_vain({"project": project, **init_kwargs})
+            self._warn_of_changes({"project": project, **init_kwargs})
         else:
             check_init_arguments(init_kwargs, "init_trackers")
-            self._given = self.asked = {"project": project, **init_kwargs}
+            self._given = self.requested = {"project": project, **init_kwargs}
 
-    def _warn_of_vain(self, asked: Mapping[str, Any]) -> None:
-        """Warn of arguments that a further `init_trackers` cannot change in an open run."""
-        new = [name for name in asked if name != "config" and _differs(asked[name], self.asked.get(name))]
+    def _warn_of_changes(self, requested: Mapping[str, Any]) -> None:
+        """Warn about arguments that a further `init_trackers` cannot change in an open run."""
+        before = self.requested
+        # Compared by their text, because `==` of a user's objects may do anything.
+        new = [name for name, value in requested.items() if name != "config" and repr(value) != repr(before.get(name))]
         if new:
             warnings.warn(
                 f"init_trackers was called again on rank {PartialState().process_index} with another "
-                f"{', '.join(map(repr, new))}, but its run is open: it goes on as it is. Call tracker.finish() on all "
-                "ranks before, for another run.",
+                f"{', '.join(map(repr, new))}, but its run is open and continues unchanged. To open another run, call "
+                "tracker.finish() on all ranks first.",
                 stacklevel=5,
             )
-
-
-def _differs(value: object, other: object) -> bool:
-    return value is not other and repr(value) != repr(other)  # values of settings compare as they like

@@ -1,12 +1,12 @@
-"""How a rank takes part whose script calls `init_trackers` on the main process alone.
+"""Join the session of a script that calls `init_trackers` on the main process only.
 
-Published scripts do so under ``if accelerator.is_main_process``, and log on all ranks. Such a rank looks in the job's
-store for the session that the main process has opened next (`next_job`). Until it is there, rows wait here, and what a
-script reads is a stand-in for the run. Then the rank opens its session with the options of the main process, and logs
-the rows that have waited. `log` never waits for the store: a thread asks it.
+Published scripts do so under ``if accelerator.is_main_process``, and log on all ranks. Each of the other ranks polls
+the job's store for the next session of the main process (`next_job`). Until it is published, rows wait here, and the
+script gets a stand-in for the run. Then the rank opens its session with the options of the main process, and logs the
+waiting rows. `log` never waits for the store: a thread queries it.
 
-At its `finish` it joins at the latest, because the main process waits for it. Sessions that the main process has
-finished are passed over by a rank that had no part in them, so that the numbers of sessions stay equal.
+A rank that has not joined before joins in its `finish`, because the main process waits for it. A rank skips sessions
+that the main process has finished without it, so that session numbers stay equal on all ranks.
 """
 
 from __future__ import annotations
@@ -33,19 +33,16 @@ if TYPE_CHECKING:
     from dist_wandb.session.session import Session
 
 INTEGRATION = "DistWandbTracker"
-_PAUSE = 0.05  # seconds between two looks whether the main process has begun, at first
+_PAUSE = 0.05  # seconds between the first queries of the store
 _MOST_ROWS = 1000  # kept on a rank that waits for the main process to call init_trackers
 
 
 class LateJoin:
-    """The rows of a rank that is not started yet, and its look for the session of the main process.
-
-    Args:
-        options: The rank's own options, until those of the main process are known.
+    """The waiting rows of a rank that is not started, and its search for the session of the main process.
 
     Attributes:
-        options: What the session is opened with.
-        rows: Values, step and further arguments of the rows that wait.
+        options: The options for the session: the rank's own, until those of the main process are known.
+        rows: Values, step and further arguments of the waiting rows.
     """
 
     def __init__(self, options: Options) -> None:
@@ -59,18 +56,18 @@ class LateJoin:
         return not PartialState().is_main_process
 
     def await_next(self) -> None:
-        """Look for the session after the one that is open from now on."""
+        """Search for the session after the one that is open from now on."""
         self._inquiry = Inquiry(self.look_up, _PAUSE, lambda: PartialState().num_processes)
 
     def look_up(self) -> JobDescription | None:
-        """What the main process has published of the next session, if it has begun; waits for the store."""
+        """Read the main process's description of the next session, if published. Waits for the store."""
         return next_job(INTEGRATION, current_topology(), self.options.limits.join_timeout)
 
-    def learns(self, within: float | None) -> bool:
-        """Whether the main process has begun; its options are `options` then.
+    def has_begun(self, within: float | None) -> bool:
+        """Return whether the main process has published the session, and update `options` if so.
 
         Args:
-            within: How long to wait for the answer of a thread, in seconds; `None` to ask without one.
+            within: How long to wait for a thread that queries the job's store, in seconds; `None` to query it here.
 
         Raises:
             RendezvousError: The job's store is gone.
@@ -80,52 +77,38 @@ class LateJoin:
             self.options = Options(**job["options"])
         return job is not None
 
-    def ask_again(self) -> None:
-        """Discard the last answer, because it proved wrong."""
+    def discard_answer(self) -> None:
+        """Query the store again, because the last answer proved wrong."""
         self._inquiry.forget()
 
     def keep(self, values: Mapping[str, Any], step: int | None, arguments: Mapping[str, Any]) -> None:
-        """Keep a row; if there are too many, the first one is dropped."""
+        """Keep a row until the rank is started. If there are too many, drop the oldest one."""
         if len(self.rows) == _MOST_ROWS:
             self._warn_of_dropped_rows()
         self.rows.append((_copied(values), step, _copied(arguments)))
 
     def drop_rows(self) -> None:
-        """Drop the rows that wait, because the rank ends."""
+        """Drop the waiting rows, because the rank ends."""
         if self.rows:
             self._warn_of_dropped_rows()
             self.rows.clear()
-
-    def take_over(self, other: LateJoin) -> None:
-        """Take over the rows of a tracker that is replaced."""
-        self.rows, other.rows = other.rows, self.rows
 
     def _warn_of_dropped_rows(self) -> None:
         number = f"{len(self.rows)} rows{' and more' if len(self.rows) == _MOST_ROWS else ''}"
         message = (
             f"Rank {PartialState().process_index} logged {number}, but the main process has not called "
-            "accelerator.init_trackers: they are dropped. Call it before the first log."
+            "accelerator.init_trackers, so they are dropped. Call it before the first log."
         )
-        warn(message, users_line(), may_raise=False)  # neither the training nor its end fails over it
+        warn(message, users_line(), may_raise=False)  # neither the training nor its end may fail because of it
 
 
 def await_session(find_session: Callable[[], Session | None], join_timeout: float) -> Session | None:
-    """The session of a rank that joins late, once the main process has begun; `None` if it does not.
-
-    Args:
-        find_session: Returns the session, once the main process has begun.
-        join_timeout: How long to wait for that, in seconds; 0 to look once.
-    """
+    """Call `find_session` until the main process has published the session, or for `join_timeout` seconds; 0: once."""
     return poll(find_session, join_timeout, _PAUSE, PartialState().num_processes)
 
 
 class ConfigOnceStarted:
-    """The source of the config on a rank that joins late.
-
-    Args:
-        find_session: Returns the session, once the main process has begun.
-        join_timeout: How long to wait for that, in seconds.
-    """
+    """The source of the config on a rank that joins late. Arguments as in `await_session`."""
 
     def __init__(self, find_session: Callable[[], Session | None], join_timeout: float) -> None:
         self._find_session = find_session
@@ -133,14 +116,15 @@ class ConfigOnceStarted:
         self._written: dict[str, Any] = {}
 
     def read(self, name: str | None = None) -> Mapping[str, Any]:
-        """Wait for the main process, and read its config; an empty one, with a warning, if it does not begin."""
+        """Wait for the main process, and read its config; if that times out, warn and return an empty config."""
         if name in self._written:
             return self._written
         session = await_session(self._find_session, self._join_timeout)
         if session is None:
             warnings.warn(
                 f"The config was read on rank {PartialState().process_index}, but the main process did not call "
-                f"accelerator.init_trackers within {self._join_timeout:g} s. So it is empty.",
+                f"accelerator.init_trackers within {self._join_timeout:g} s, so the config is empty. Call it before "
+                "the config is read.",
                 stacklevel=4,
             )
             return self._written
@@ -152,7 +136,7 @@ class ConfigOnceStarted:
 
 
 def _copied(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Copies of values that the user may change before they are logged: mappings and tensors. Waits for no device."""
+    """Copy values that the user may change before they are logged: mappings and tensors. Waits for no device."""
     return {
         name: _copied(value) if isinstance(value, Mapping) and not is_metric(value) else copied_tensor(value)
         for name, value in values.items()

@@ -20,9 +20,9 @@ _MARK = "__knows_dist_wandb__"
 
 
 class StandInName(str):
-    """The name of our tracker where it stands in for Accelerate's own: ``"dist_wandb"``, which equals ``"wandb"`` too.
+    """The name of our tracker if it replaces Accelerate's own: ``"dist_wandb"``, which also equals ``"wandb"``.
 
-    Published scripts log what only W&B can show under ``if tracker.name == "wandb"``. As a key and as text it is
+    Published scripts log media for W&B under ``if tracker.name == "wandb"``. As a key and as text the name is
     ``"dist_wandb"``.
     """
 
@@ -39,7 +39,7 @@ class StandInName(str):
 
 
 def stands_in(log_with: Iterable[Any]) -> bool:
-    """Whether our tracker is among these and Accelerate's own for wandb is not: scripts then still call it "wandb"."""
+    """Whether `log_with` has our tracker, and not Accelerate's own for wandb: scripts then still call it "wandb"."""
     names = [tracker.name if isinstance(tracker, GeneralTracker) else str(tracker) for tracker in log_with]
     return NAME in names and STOCK_NAME not in [str(name) for name in names]
 
@@ -47,15 +47,12 @@ def stands_in(log_with: Iterable[Any]) -> bool:
 def register(tracker_class: type[Any]) -> None:
     """Make ``log_with="dist_wandb"`` work, and let ``"all"`` mean our tracker instead of Accelerate's own for wandb.
 
-    `Accelerator` resolves `log_with` by the function `filter_trackers`. It is replaced by one that does the same for
-    all other values; in a version where it differs, only that version's own ways work.
-
-    Args:
-        tracker_class: The class of our tracker.
+    `Accelerator` resolves `log_with` by the function `filter_trackers`. It is replaced by a function that does the same
+    for all other values. In a version in which `filter_trackers` differs, only that version's own means work.
     """
     if hasattr(tracking, "register_tracker_class"):
         tracking.register_tracker_class(tracker_class)
-    else:  # before 1.15 there is no function for it
+    else:  # before 1.15
         tracking.LOGGER_TYPE_TO_CLASS[NAME] = tracker_class
     original = getattr(accelerators, _FILTER, None)
     if original is None or hasattr(original, _MARK):
@@ -67,19 +64,16 @@ def register(tracker_class: type[Any]) -> None:
 def _filter_trackers(original: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
     @functools.wraps(original)
     def filter_trackers(log_with: Any, logging_dir: Any = None) -> list[Any]:
-        asked = list(log_with) if isinstance(log_with, (list, tuple)) else [log_with]
-        names = [None if isinstance(item, GeneralTracker) else str(item) for item in asked]
+        requested = list(log_with) if isinstance(log_with, (list, tuple)) else [log_with]
+        names = [None if isinstance(item, GeneralTracker) else str(item) for item in requested]
         if _ALL in names:
-            found = [item for item in original(asked, logging_dir) if str(item) not in (NAME, STOCK_NAME)]
-            return found if any(_is_ours(item) for item in found) else [*found, NAME]
+            found = [item for item in original(requested, logging_dir) if str(item) not in (NAME, STOCK_NAME)]
+            has_ours = any(isinstance(item, GeneralTracker) and item.name == NAME for item in found)
+            return found if has_ours else [*found, NAME]
         if NAME in names:
-            others = [item for item, name in zip(asked, names, strict=True) if name != NAME]
+            others = [item for item, name in zip(requested, names, strict=True) if name != NAME]
             return [*original(others, logging_dir), NAME]
         return original(log_with, logging_dir)
 
     setattr(filter_trackers, _MARK, True)
     return filter_trackers
-
-
-def _is_ours(item: object) -> bool:
-    return isinstance(item, GeneralTracker) and str(item.name) == NAME

@@ -1,12 +1,12 @@
-"""What is measured of the objects that Accelerate has prepared: the loader, the model and the optimizer of a training.
+"""Measure the objects that Accelerate has prepared: the loader, the model and the optimizer of a training.
 
-Hooks that torch has for that are registered with the model and the optimizer. The backward pass has none: the Trainer's
-is what lies between forward pass and update, Accelerate's is `Accelerator.backward`. Of a prepared loader the
-`base_dataloader` is measured, which reads this rank's batches.
+The model and the optimizer get torch's own hooks. There are none for the backward pass: in the Trainer it is the time
+between the forward pass and the update, in Accelerate it is the call of `Accelerator.backward`. Of a prepared loader
+the `base_dataloader` is measured, which reads this rank's batches.
 
-What waits for other ranks is left out. With ddp the forward pass first copies buffers from rank 0: the module inside
-has the hooks. A prepared loader begins an epoch with the random state of rank 0, before it asks its `base_dataloader`;
-where rank 0 reads for all (`DataLoaderDispatcher`) no loading is measured.
+Waiting for other ranks is not measured. With ddp the forward pass first copies buffers from rank 0, so the inner module
+has the hooks. A prepared loader begins an epoch by receiving the random state of rank 0, before it calls its
+`base_dataloader`. If rank 0 reads for all ranks (`DataLoaderDispatcher`), no loading is measured.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _REMEDY = "wraps it to measure timings. Leave timings=True out, and measure with
 
 
 class PreparedTimings:
-    """Measures the parts of training steps by what is called of prepared objects.
+    """Measures the parts of training steps by the calls of prepared objects.
 
     Args:
-        session: The session of this rank; `None` while there is none, and nothing is measured.
-        after_forward: What follows a forward pass: the backward pass, or something that is not measured.
-        train_only: Whether what is prepared is for trainings alone, not for evaluations.
+        session: Returns the session of this rank; while it returns `None`, nothing is measured.
+        after_forward: The part that follows a forward pass; `None` for one that is not measured.
+        train_only: Whether the objects are used for training only, not for evaluation.
     """
 
     def __init__(
@@ -64,11 +64,11 @@ class PreparedTimings:
 
     @functools.cached_property
     def timings(self) -> StepTimings:
-        """In which part of a step this rank is; made once Accelerate knows how parameters are kept."""
+        """The measured parts of a step; created once Accelerate knows whether parameters are sharded."""
         return StepTimings(self._session, is_sharded=is_sharded())
 
     def measure(self, prepared: Iterable[Any]) -> None:
-        """Measure what there is to measure of some objects; once, however often they are given."""
+        """Measure the models, optimizers and loaders among some objects; each once, even if it is passed again."""
         for one in prepared:
             if not isinstance(one, (torch.nn.Module, torch.optim.Optimizer, DataLoader)) or one in self._known:
                 continue
@@ -81,7 +81,7 @@ class PreparedTimings:
                 self._measure_loader(getattr(one, "base_dataloader", one))
 
     def end(self) -> None:
-        """Leave nothing behind."""
+        """Remove all hooks."""
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
@@ -93,49 +93,43 @@ class PreparedTimings:
         self.timings.end()
 
     def _measure_loader(self, loader: Any) -> None:
-        """Measure how long a loader takes for each batch: Accelerate's loaders call its `__iter__`, by this name."""
+        """Measure how long a loader takes for each batch. Accelerate's loaders look up `__iter__` on the object."""
         self._loaders.add(loader)
-        loader.__iter__ = functools.partial(_iterated, loader, self._loads, self.timings)
+        loader.__iter__ = functools.partial(_iterated, loader, self._begin_loading, self.timings)
 
-    def _loads(self) -> None:
-        """A batch is asked for. Where all models are in evaluation, it is none of a training step."""
+    def _begin_loading(self) -> None:
+        """A batch is requested. If all models are in evaluation mode, it does not belong to a training step."""
         if self._train_only or not self._models or any(model.training for model in self._models):
             self.timings.enter("data")
 
     def _measure_model(self, model: torch.nn.Module) -> None:
         inner = model.module if isinstance(model, DistributedDataParallel) else model
         if "torch._dynamo" in sys.modules and is_compiled_module(model):
-            self.timings.waits_in("forward")  # what is compiled may be ddp's module, which copies buffers first
+            self.timings.waits_in("forward")  # it may contain ddp's module, which copies buffers first
         self._models.add(inner)
         self._hooks += [
             inner.register_forward_pre_hook(ForwardHook(self._in_forward)),
-            inner.register_forward_hook(ForwardHook(self._behind_forward), always_call=True),
+            inner.register_forward_hook(ForwardHook(self._after_forward_pass), always_call=True),
         ]
 
     def _measure_optimizer(self, optimizer: Any) -> None:
-        if isinstance(optimizer, torch.optim.Optimizer):  # DeepSpeed's is none, and updates in its backward pass
+        if isinstance(optimizer, torch.optim.Optimizer):  # DeepSpeed's is not, and updates in its backward pass
             self._hooks += [
-                optimizer.register_step_pre_hook(self._in_update),
-                optimizer.register_step_post_hook(self._behind_update),
+                optimizer.register_step_pre_hook(lambda *_: self.timings.enter("optimizer")),
+                optimizer.register_step_post_hook(lambda *_: self.timings.enter(None)),
             ]
 
     def _in_forward(self, _model: Any) -> None:
         if torch.is_grad_enabled():
             self.timings.enter("forward")
 
-    def _behind_forward(self, _model: Any) -> None:
+    def _after_forward_pass(self, _model: Any) -> None:
         if torch.is_grad_enabled():
             self.timings.enter(self._after_forward)
 
-    def _in_update(self, *_: Any) -> None:
-        self.timings.enter("optimizer")
-
-    def _behind_update(self, *_: Any) -> None:
-        self.timings.enter(None)
-
 
 def _iterated(loader: Any, begin: Callable[[], None], timings: StepTimings) -> Iterator[Any]:
-    """The batches of a loader, between whose beginning and end it is measured."""
+    """Yield the batches of a loader, and measure the time from the request to the arrival of each."""
     begin()
     batches = type(loader).__iter__(loader)
     while True:
@@ -152,19 +146,15 @@ def _iterated(loader: Any, begin: Callable[[], None], timings: StepTimings) -> I
 def wrap_timed(tracker_class: type[DistWandbTracker], *, wrap: bool) -> None:
     """Wrap the methods of `Accelerator` by which timings are measured, once in a process.
 
-    Args:
-        tracker_class: `DistWandbTracker`.
-        wrap: Whether methods of `Accelerator` may be wrapped.
-
     Raises:
-        ConfigurationError: They may not.
-        UnsupportedVersionError: As `wrap_accelerator` does.
+        ConfigurationError: Methods of `Accelerator` may not be wrapped.
+        UnsupportedVersionError: As in `wrap_accelerator`.
     """
     if not wrap:
         raise ConfigurationError(
-            "timings=True measures what Accelerator.prepare returns, for which it is wrapped, but wrap=False was given "
-            "(or attach made the tracker). Pass log_with=DistWandbTracker(timings=True) to Accelerator, or measure "
-            "with dist_wandb.get_run().timed."
+            "timings=True measures what Accelerator.prepare returns, and has to wrap it, but wrap=False was given (or "
+            "attach created the tracker). Pass log_with=DistWandbTracker(timings=True) to Accelerator, or measure with "
+            "dist_wandb.get_run().timed."
         )
     wrap_accelerator(tracker_class, _TIMED, _MARK, _REMEDY)
 

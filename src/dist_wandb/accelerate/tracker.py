@@ -1,8 +1,8 @@
 """The integration for Hugging Face Accelerate: `DistWandbTracker`, in place of ``log_with="wandb"``.
 
-Accelerate calls its trackers on the main process only. So that the other ranks take part, four methods of `Accelerator`
-are wrapped (`wrapping`); `DistWandbTracker.attach` does without. Ranks whose script starts the tracker on the main
-process alone join once that has begun (`late_join`).
+Accelerate calls its trackers on the main process only. Four methods of `Accelerator` are wrapped so that the other
+ranks take part (`wrapping`); `DistWandbTracker.attach` works without wrapping. If the script starts the tracker on the
+main process only, the other ranks join its session later (`late_join`).
 """
 
 from __future__ import annotations
@@ -43,40 +43,40 @@ from dist_wandb.topology.units import UnitArgument
 if TYPE_CHECKING:
     from dist_wandb.runs.null_run import AnyRun
 
-_GLANCE = 1.0  # seconds that the job's store gets for this where the answer is wanted at once
+_SHORT_WAIT = 1.0  # seconds for the job's store to answer where the caller wants an answer at once
 
 
 class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ships no types
     """Weights & Biases tracker for Accelerate that reaches all ranks.
 
-    Give an instance to `log_with`, or the name ``"dist_wandb"`` once `dist_wandb.accelerate` is imported. Then use
-    `Accelerator.init_trackers`, `log`, `get_tracker` and `end_training` as ever, on all ranks, guarded or not.
+    Pass an instance to `log_with`, or the name ``"dist_wandb"`` once `dist_wandb.accelerate` is imported. Then use
+    `Accelerator.init_trackers`, `log`, `get_tracker` and `end_training` as usual, on all ranks, guarded or not.
 
     Args:
-        project: Name of the W&B project. Takes precedence over the one given to `init_trackers`.
-        run_name: What Accelerate's own tracker calls the project; the same as `project`.
+        project: Name of the W&B project. Takes precedence over the project given to `init_trackers`.
+        run_name: The same as `project`, under the name that Accelerate's own tracker uses.
         run_mode: Which ranks open a run: `"auto"`, `"shared"` or `"new"`. All options: see `dist_wandb.init`.
         rank_scope: Which ranks are one unit: `"global"` (all) or `"worker"` (those of a node).
-        reduce: How one number comes from the ranks' numbers.
-        spread: Of which names the spread over ranks is written too.
-        per_rank: Which names each rank of a shared run also writes under its label.
-        limits: How long, and how much, is waited: `dist_wandb.Limits`, or a mapping of its arguments.
-        config_sync: What to do about ranks that pass different configs: `"warn"`, `"check"` or `"off"`.
+        reduce: How the numbers of the ranks are reduced to one.
+        spread: The names whose spread over ranks is written too.
+        per_rank: The names that each rank of a shared run also writes under its label.
+        limits: Time limits in seconds, and how many rows may wait: `dist_wandb.Limits`, or a mapping of its arguments.
+        config_sync: What to do if ranks pass different configs: `"warn"`, `"check"` or `"off"`.
         system_metrics: Whose hardware metrics are recorded: `"primary"` or `"all-nodes"`.
         strict: Whether a run that cannot be opened is an error.
-        unit: Which ranks' numbers belong together, where not all do: a group, a mesh, a list of ranks, or the name of a
+        unit: The ranks whose numbers belong together, if not all: a group, a mesh, a list of ranks, or the name of a
             dimension of the framework's mesh.
         primary_rank: Global rank of the primary; -1 for the last one.
         timings: Whether to measure loading, forward pass, backward pass and update of each rank, and to name the rank
-            that holds the others up: what `Accelerator.prepare` returns gets hooks, and `prepare` and `backward` are
-            wrapped.
+            that holds the others up. `Accelerator.prepare` and `backward` are wrapped for it, and the objects that
+            `prepare` returns get hooks.
         wrap: Whether to wrap the methods of `Accelerator` that otherwise act on the main process only. Without it,
             call `DistWandbTracker.attach(accelerator)` on every rank.
         **init_kwargs: Further arguments of `wandb.init`. They take precedence over those given to `init_trackers`.
 
     Raises:
         ConfigurationError: An argument that cannot be honoured; the nearest argument of `wandb.init` is named.
-        UnsupportedVersionError: `Accelerator` is not as any version that is known; `attach` works all the same.
+        UnsupportedVersionError: `Accelerator` differs from all known versions; `attach` still works.
 
     Example:
         Two processes under ``accelerate launch`` or torchrun::
@@ -115,10 +115,10 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
         self.late_join: LateJoin = LateJoin(Options.among(locals()))
         self.arguments: InitArguments = InitArguments(init_kwargs, project, run_name)
         self._session: Session | None = None
-        self._last_run: AnyRun | None = None  # of the session that is finished
-        self._stand_in: NullRun | None = None  # until this rank starts, where it may join late
+        self._last_run: AnyRun | None = None  # of the finished session
+        self._stand_in: NullRun | None = None  # until this rank is started, if it may join late
         self.wraps = wrap
-        self.is_for_name = False  # whether it was made because `log_with` had its name
+        self.is_for_name = False  # whether it was created because `log_with` had its name
         self.prepared: PreparedTimings | None = (
             PreparedTimings(lambda: self._session) if check_timings(timings) else None
         )
@@ -141,17 +141,17 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
         `Accelerator.log` still reaches the main process only.
 
         Args:
-            accelerator: The accelerator. Its `log_with` may hold a `DistWandbTracker`; else one is made.
-            project: Name of the W&B project, if a tracker is made.
-            config: Written into the config of the run.
-            **kwargs: Further arguments of `DistWandbTracker`, if a tracker is made.
+            accelerator: The accelerator. If its `log_with` has no `DistWandbTracker`, one is created.
+            project: Name of the W&B project, if a tracker is created.
+            config: Values for the config of the run.
+            **kwargs: Further arguments of `DistWandbTracker`, if a tracker is created.
 
         Returns:
             The started tracker of this rank.
 
         Raises:
-            ConfigurationError: `accelerator` is not an `Accelerator`, or arguments are given though `log_with` has a
-                tracker that has its own.
+            ConfigurationError: `accelerator` is not an `Accelerator`, or arguments are given although `log_with`
+                already has a tracker.
 
         Example:
             Two ranks::
@@ -172,31 +172,31 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
         elif kwargs or project is not None:
             raise ConfigurationError(
                 f"attach was given {', '.join(['project'] * (project is not None) + list(kwargs))}, but the "
-                "accelerator already has a DistWandbTracker. Give them to its constructor."
+                "accelerator already has a DistWandbTracker. Pass them to its constructor."
             )
         if tracker not in accelerator.trackers:
             accelerator.trackers.append(tracker)
         name_as_scripts_do(tracker, accelerator)
         if config is not None:
-            tracker.arguments.take_config(config)
+            tracker.arguments.set_config(config)
         tracker.start()
         if config is not None:
             store_given_configuration(tracker, config)
         return tracker
 
     def start(self) -> None:
-        """Open this rank's run, if it has one to open. Called by `init_trackers`; a second call does nothing."""
+        """Open this rank's run, if the rank opens one. Called by `init_trackers`; a second call does nothing."""
         if self._session is None:
             topology = current_topology()
             if self.late_join.is_possible:
-                self.late_join.look_up()  # which passes over what went without this rank
+                self.late_join.look_up()  # skips sessions that took place without this rank
             options = self.late_join.options.in_mesh(current_mesh(), MODEL_PARALLEL, topology.global_rank)
             self._session = open_session(options, self.arguments.merged, integration=INTEGRATION, topology=topology)
             self.late_join.await_next()
 
     @property
     def run_name(self) -> str | None:
-        """Name of the W&B project, by which Accelerate's own tracker knows it."""
+        """Name of the W&B project, under the name that Accelerate's own tracker uses."""
         return self.arguments.merged.get("project")
 
     @property
@@ -211,13 +211,13 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
 
     @property
     def tracker(self) -> AnyRun:
-        """The W&B run of this rank. On a rank without one, something that accepts every use and does nothing.
+        """The W&B run of this rank; on a rank without a run, a stand-in that accepts every use and does nothing.
 
-        After `finish` it is the run that was finished, of which id, address and summary can be read.
+        After `finish` it is the finished run, whose id, address and summary can be read.
         """
         if self._session is None and self._last_run is not None:
             return self._last_run
-        if self._find_session(_GLANCE) is not None or not self.late_join.is_possible:
+        if self._find_session(_SHORT_WAIT) is not None or not self.late_join.is_possible:
             return self.session.run
         if self._stand_in is None:
             self._stand_in = NullRun()
@@ -232,14 +232,14 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
 
     @property
     def is_open(self) -> bool:
-        """Whether this rank's part is started and not finished. Starts nothing."""
+        """Whether this rank is started and not finished. Starts nothing."""
         return self._session is not None
 
     @property
     def session(self) -> Session:
         """The session of this rank, with `log`, `flush`, `plan`, `id`, `url` and more.
 
-        Where `init_trackers` is called on the main process alone, other ranks wait for that here, up to `join_timeout`.
+        If `init_trackers` is called on the main process only, other ranks wait for that here, up to `join_timeout`.
 
         Raises:
             ConfigurationError: The tracker of this rank is not started, or finished already.
@@ -264,7 +264,7 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
         Args:
             values: Values by name.
             step: Position of the row on the x axis (`global_step`); counted per call if `None`.
-            **kwargs: `weight` and `commit`, as in `dist_wandb.Session.log`. Through `Accelerator.log` they go into
+            **kwargs: `weight` and `commit`, as in `dist_wandb.Session.log`. In `Accelerator.log` pass them as
                 ``log_kwargs={"dist_wandb": {"weight": batch_size}}``.
         """
         session = self._find_session(0.0)
@@ -282,10 +282,10 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
         limit: int | None = None,
         **kwargs: Any,
     ) -> None:
-        """Log lists of images (arrays or PIL images) by name.
+        """Log lists of images.
 
         Args:
-            values: Lists of images by name.
+            values: Lists of arrays or PIL images, by name.
             step: Position of the row on the x axis (`global_step`).
             gather: Whether the images of all ranks become one panel (`dist_wandb.gathered`); call it on every rank.
             limit: As in `dist_wandb.gathered`, for each name; only with `gather`.
@@ -317,10 +317,10 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
         """Log a table, from `columns` and `data` or from `dataframe`.
 
         Args:
-            table_name: Its name.
+            table_name: Name of the table.
             columns: Names of the columns.
             data: Rows.
-            dataframe: A data frame of pandas, in place of the two.
+            dataframe: A pandas data frame, instead of `columns` and `data`.
             step: Position of the row on the x axis (`global_step`).
             gather: Whether the rows of all ranks become one table (`dist_wandb.gathered`); call it on every rank.
             limit: As in `dist_wandb.gathered`; only with `gather`.
@@ -339,8 +339,8 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
         self.log({table_name: value}, step, **kwargs)
 
     def finish(self) -> None:
-        """End this rank's part. Called by `end_training`; a second call does nothing."""
-        if self.late_join.rows or self._last_run is None:  # the main waits for ranks that logged nothing, too
+        """Finish the session of this rank. Called by `end_training`; a second call does nothing."""
+        if self.late_join.rows or self._last_run is None:  # the main process also waits for ranks that logged nothing
             self._find_session()
         self.late_join.drop_rows()
         if self.prepared is not None:
@@ -351,28 +351,24 @@ class DistWandbTracker(GeneralTracker):  # type: ignore[misc]  # Accelerate ship
             self._session = None
 
     def _find_session(self, within: float | None = None) -> Session | None:
-        """The session; on a rank that may join late it is opened here, once the main process has begun.
+        """Return the session. On a rank that may join late, open it once the main process has published it.
 
         Args:
-            within: How long to wait for a thread that asks the job's store, in seconds; `None` to ask it here.
+            within: As in `LateJoin.has_begun`.
         """
         if self._session is None and self.late_join.is_possible:
             try:
-                if self.late_join.learns(within):
+                if self.late_join.has_begun(within):
                     self.start()
                     while self.late_join.rows:
                         values, step, arguments = self.late_join.rows.popleft()
                         self.log(values, step, **arguments)
-            except RendezvousError:  # the job is over, and its store gone: the training may go on
-                self.late_join.ask_again()
+            except RendezvousError:  # the job has ended and its store is gone, but the training may continue
+                self.late_join.discard_answer()
         return self._session
 
 
-def _register() -> None:
-    """Make ``log_with="dist_wandb"`` work. Wraps here, because no constructor of an instance does it then."""
-    register(DistWandbTracker)
-    with contextlib.suppress(UnsupportedVersionError):  # a constructor that needs it raises it
-        wrap_accelerator(DistWandbTracker)
-
-
-_register()
+# For log_with="dist_wandb". Wrapped here, because with a name no tracker is constructed beforehand.
+register(DistWandbTracker)
+with contextlib.suppress(UnsupportedVersionError):  # a constructor that needs the wrapping raises it again
+    wrap_accelerator(DistWandbTracker)

@@ -1,7 +1,7 @@
-"""Who this process is among those of Accelerate.
+"""The rank of this process according to Accelerate.
 
-Under Megatron-LM Accelerate's main process is the last rank, as far as `PartialState` knows it. In 1.0 to 1.15 only
-`AcceleratorState` does: there the main process stays rank 0, for us as for Accelerate.
+Under Megatron-LM Accelerate's main process is the last rank, if `PartialState` knows about Megatron-LM. In 1.0 to 1.15
+only `AcceleratorState` knows: there the main process stays rank 0, for us and for Accelerate.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ _SHARDED = (DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.MEG
 
 
 def current_topology() -> Topology:
-    """This rank, always from `PartialState`, because `debug_launcher` leaves RANK=0 in every process."""
+    """The topology of this rank, always from `PartialState`, because `debug_launcher` sets RANK=0 in every process."""
     state = PartialState()
     if state.num_processes == 1:
         _warn_of_separate_worlds()
-    # Megatron-LM has losses on its last rank alone: Accelerate's main process is that one
+    # Megatron-LM has losses on the last rank only, which is therefore Accelerate's main process.
     leader: Leader = "last" if state.distributed_type == DistributedType.MEGATRON_LM else "first"
     return Topology.from_framework(state.process_index, state.num_processes, "accelerate.PartialState", leader=leader)
 
 
 def current_mesh() -> Mesh | None:
-    """The mesh of a `ParallelismConfig`, in versions of Accelerate that have one; `None` without one."""
+    """The mesh of Accelerate's `ParallelismConfig`; `None` without a mesh and in versions that do not have them."""
     return getattr(AcceleratorState(), "device_mesh", None) if is_initialized() else None
 
 
@@ -51,8 +51,8 @@ def is_sharded() -> bool:
 
 
 def _warn_of_separate_worlds() -> None:
-    """Accelerate makes each process a world of its own if it finds no accelerator, and ``cpu=True`` is not given."""
-    with contextlib.suppress(TopologyError):  # stale variables, which Accelerate does not look at either
+    """Warn if Accelerate makes each process a world of its own, as it does without a GPU and without ``cpu=True``."""
+    with contextlib.suppress(TopologyError):  # stale variables, which Accelerate does not read either
         launched = Topology.from_environ()
         if launched is not None and launched.world_size > 1:
             warnings.warn(

@@ -1,7 +1,7 @@
-"""The methods of `Accelerator` that act on the main process only, wrapped so that trackers are called on all ranks.
+"""Wrap the methods of `Accelerator` that act on the main process only, so that trackers are called on all ranks.
 
-They are wrapped once, at class level, as are those that timings need (`timings`). Accelerators without a tracker of
-ours in `log_with` are not affected.
+They are wrapped once, at class level, as are the methods that timings need (`timings`). Accelerators without a tracker
+of ours in `log_with` are not affected.
 """
 
 from __future__ import annotations
@@ -22,17 +22,13 @@ if TYPE_CHECKING:
 
 
 class Trackers:
-    """Finds the tracker of an accelerator, and creates it if `log_with` has only its name.
-
-    Args:
-        tracker_class: `DistWandbTracker`.
-    """
+    """Finds the tracker of an accelerator, and creates it if `log_with` has only its name."""
 
     def __init__(self, tracker_class: type[DistWandbTracker]) -> None:
         self._class = tracker_class
 
     def find(self, accelerator: Accelerator) -> DistWandbTracker | None:
-        """The tracker that an accelerator holds, if there is one."""
+        """Return the tracker of an accelerator, if it has one."""
         held = (*accelerator.log_with, *accelerator.trackers)
         return next((tracker for tracker in held if isinstance(tracker, self._class)), None)
 
@@ -41,56 +37,53 @@ class Trackers:
         return NAME in accelerator.log_with or self.find(accelerator) is not None
 
     def off_main(self, accelerator: Accelerator) -> DistWandbTracker | None:
-        """The tracker of a rank that Accelerate does not call; created here, if `log_with` has only its name."""
+        """Return the tracker of a rank that Accelerate does not call. Create it if `log_with` has only its name."""
         if accelerator.is_main_process or not self.has(accelerator):
             return None
-        tracker = self.find(accelerator) or self._put_for_name(accelerator, self._class())
+        tracker = self.find(accelerator) or self._replace_name(accelerator, self._class())
         return tracker if tracker.wraps else None
 
     def to_start(self, accelerator: Accelerator, project: str, arguments: Mapping[str, Any]) -> DistWandbTracker:
-        """The tracker that `init_trackers` is to start, with its arguments; for a name these are the constructor's."""
+        """Return the tracker that `init_trackers` starts, with its arguments: for a name, the constructor's."""
         tracker = self.find(accelerator)
         if tracker is None or (tracker.is_for_name and not tracker.is_open):
             if arguments.get("timings"):
                 raise ConfigurationError(
-                    f"timings={arguments['timings']!r} in init_kwargs comes too late: what Accelerator.prepare returns "
-                    f"is measured. Pass log_with=DistWandbTracker(timings=True) in place of the name {NAME!r}."
+                    f"timings={arguments['timings']!r} in init_kwargs comes too late: the objects that "
+                    "Accelerator.prepare returns are measured. Pass log_with=DistWandbTracker(timings=True) instead "
+                    f"of the name {NAME!r}."
                 )
-            tracker = self._put_for_name(accelerator, self._class(project, **arguments))
-            tracker.arguments.asked = {"project": project, **arguments}
+            tracker = self._replace_name(accelerator, self._class(project, **arguments))
+            tracker.arguments.requested = {"project": project, **arguments}
         else:
-            tracker.arguments.take(project, arguments, is_open=tracker.is_open)
+            tracker.arguments.set_requested(project, arguments, is_open=tracker.is_open)
         return tracker
 
-    def _put_for_name(self, accelerator: Accelerator, tracker: DistWandbTracker) -> DistWandbTracker:
-        """Replace its name in `log_with`, or the tracker that replaced it, by a tracker, which takes over its rows."""
+    def _replace_name(self, accelerator: Accelerator, tracker: DistWandbTracker) -> DistWandbTracker:
+        """Put a tracker in the position of its name, or of an earlier tracker, whose rows it takes over."""
         tracker.is_for_name = True
         before = self.find(accelerator)
         if before is not None:
-            tracker.late_join.take_over(before.late_join)
+            tracker.late_join.rows, before.late_join.rows = before.late_join.rows, tracker.late_join.rows
             accelerator.trackers[:] = [held for held in accelerator.trackers if held is not before]
-        accelerator.log_with = [tracker if held is before or _is_name(held) else held for held in accelerator.log_with]
+        accelerator.log_with = [tracker if held is before or held == NAME else held for held in accelerator.log_with]
         return tracker
 
 
-def _is_name(held: object) -> bool:
-    return isinstance(held, str) and held == NAME
-
-
 def name_as_scripts_do(tracker: DistWandbTracker, accelerator: Accelerator) -> None:
-    """Let scripts find a tracker that replaces Accelerate's own for wandb under that one's name."""
+    """Let scripts find a tracker under the name of Accelerate's own for wandb, if it replaces that."""
     if stands_in([tracker, *accelerator.log_with]):
         tracker.name = StandInName(NAME)
 
 
 def store_given_configuration(tracker: DistWandbTracker, values: Mapping[str, Any]) -> None:
-    """Write the values given on all ranks into the config, on a primary."""
+    """On a primary, write the values given on all ranks into the config."""
     if tracker.session.plan.primary:
         tracker.store_init_configuration(values)
 
 
-def _meant_for_us(accelerator: Accelerator, kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Arguments given by tracker name: those for ours, and those for wandb's if ours replaces it."""
+def _own_arguments(accelerator: Accelerator, kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
+    """From arguments by tracker name, return those for our tracker, and those for wandb's if ours replaces it."""
     stock = (kwargs or {}).get(STOCK_NAME, {}) if stands_in(accelerator.log_with) else {}
     return {**stock, **(kwargs or {}).get(NAME, {})}
 
@@ -103,19 +96,19 @@ def _init_trackers(original: Callable[..., None], trackers: Trackers) -> Callabl
         if not trackers.has(self):
             original(self, project_name, config, init_kwargs or {})  # before 1.14 it takes no None
             return
-        ours = _meant_for_us(self, init_kwargs)
+        ours = _own_arguments(self, init_kwargs)
         if config is not None:
-            ours = {"config": config, **ours}  # published for ranks that come later; it is set again below
+            ours = {"config": config, **ours}  # published for ranks that join later; it is set again below
         tracker = trackers.to_start(self, project_name, ours)
         name_as_scripts_do(tracker, self)
         if self.is_main_process:
-            tracker.start()  # Accelerate before 1.8 leaves that to the constructor
+            tracker.start()  # Accelerate before 1.8 expects the constructor to do so
         elif tracker.wraps:
             tracker.start()
             store_given_configuration(tracker, config or {})
         original(self, project_name, config, init_kwargs or {})
         others = [held for held in self.trackers if held is not tracker]
-        if len(others) + 1 < len(self.trackers):  # started again, it is there twice, and would log all twice
+        if len(others) + 1 < len(self.trackers):  # a tracker that is started again is in the list twice
             self.trackers[:] = [*others, tracker]
 
     return init_trackers
@@ -126,7 +119,7 @@ def _log(original: Callable[..., None], trackers: Trackers) -> Callable[..., Non
     def log(self: Accelerator, values: dict[str, Any], step: int | None = None, log_kwargs: Any = None) -> None:
         if not trackers.has(self):
             return original(self, values, step, log_kwargs or {})
-        ours = _meant_for_us(self, log_kwargs)
+        ours = _own_arguments(self, log_kwargs)
         tracker = trackers.off_main(self)
         if tracker is not None:
             tracker.log(values, step, **ours)
@@ -160,13 +153,7 @@ def _end_training(original: Callable[..., None], trackers: Trackers) -> Callable
 
 
 class Wrapped(NamedTuple):
-    """A method of `Accelerator` that is wrapped.
-
-    Args:
-        name: Its name.
-        parameters: Those that it is known to have.
-        wrapper: Makes what replaces it, of it and of what finds an accelerator's tracker.
-    """
+    """A method of `Accelerator` to wrap: its name, its known parameters, and the function that wraps it."""
 
     name: str
     parameters: tuple[str, ...]
@@ -196,11 +183,11 @@ def wrap_accelerator(
     Args:
         tracker_class: `DistWandbTracker`.
         methods: The methods.
-        mark: Attribute of `Accelerator` that says that they are wrapped.
-        remedy: What a method is wrapped for, and what to do without; a part of a sentence.
+        mark: Attribute of `Accelerator` that marks them as wrapped.
+        remedy: Why a method is wrapped, and what to do without wrapping; the end of the error's sentence.
 
     Raises:
-        UnsupportedVersionError: A method is missing, or its parameters are not those of any version that is known.
+        UnsupportedVersionError: A method is missing, or has other parameters than in all known versions.
     """
     if getattr(Accelerator, mark, False):
         return
@@ -218,7 +205,7 @@ def wrap_accelerator(
 
 
 def _parameters(method: Callable[..., Any] | None) -> tuple[str, ...]:
-    """Names of a method's parameters; of the decorated function, where Accelerate's decorator does not show them."""
+    """Names of a method's parameters; of the decorated function, if Accelerate's decorator hides them."""
     if method is None:
         return ()
     decorated = inspect.getclosurevars(method).nonlocals.get("function", method)

@@ -1,4 +1,4 @@
-"""The description of a command, and arguments that several commands take."""
+"""The description of a command, and arguments that several commands share."""
 
 from __future__ import annotations
 
@@ -11,16 +11,7 @@ from dist_wandb.runs.destination import TRUST_OPTION, is_address
 
 @dataclass(frozen=True)
 class Command:
-    """One command of the command line.
-
-    Args:
-        name: Its name.
-        summary: What it does, in one line.
-        description: What it does, and its exit code.
-        example: Arguments of an example.
-        add_arguments: Adds its arguments to a parser.
-        run: Runs it; returns the exit code.
-    """
+    """One command of the command line. `example` has the arguments of an example; `run` returns the exit code."""
 
     name: str
     summary: str

@@ -22,14 +22,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the ``dist-wandb`` command.
 
     Args:
-        argv: The arguments after the command's name; those of the process when `None`.
+        argv: The arguments after the command's name; `None` for those of the process.
 
     Returns:
         The exit code: 0 on success, 1 if something could not be read or was not uploaded, 2 for invalid arguments, 130
         after an interrupt, 143 and 129 after SIGTERM and SIGHUP during an upload.
 
     Raises:
-        SystemExit: After ``--help`` and ``--version`` (code 0), and for arguments argparse refuses (code 2).
+        SystemExit: After ``--help`` and ``--version`` (code 0), and for arguments that argparse refuses (code 2).
     """
     if sys.stdout is None:  # closed by the parent process
         sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115  # until the process ends
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _problem_of_output() -> OSError | None:
-    """The error of writing to stdout; `None` if that works."""
+    """Return the error that writing to stdout raises; `None` if it works."""
     try:
         os.write(sys.stdout.fileno(), b"\n")
     except io.UnsupportedOperation:  # a replacement of stdout without a file
@@ -71,14 +71,14 @@ def _problem_of_output() -> OSError | None:
 
 
 def _drop_output() -> None:
-    """Discard the rest of the output, so that Python does not fail to flush it at its end."""
+    """Discard the rest of the output, so that Python does not fail to flush it at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="dist-wandb",
-        description="Weights & Biases runs of distributed training: what will be opened, and what has been written.",
+        description="Weights & Biases runs of distributed training: which runs a job opens, and what it has written.",
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)

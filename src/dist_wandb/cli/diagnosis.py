@@ -127,7 +127,7 @@ def examine(
 
 def _plan(topology: Topology, run_mode: RunMode, rank_scope: RankScope) -> RunPlan | None:
     if needs_layout(topology, run_mode, rank_scope) and not topology.knows_layout:
-        return None  # the ranks exchange it
+        return None  # the ranks exchange the layout when they open their runs
     base_id = requested.wanted_id({}) or (GENERATED if topology.world_size > 1 else None)
     group = requested.wanted({}, "group")
     return plan_run(topology, run_mode, rank_scope, base_id, group=group, in_sweep=sweeps.is_trial())
@@ -173,7 +173,7 @@ def _about_meeting(found: Diagnosis, topology: Topology, used: DetectedLauncher)
     if not topology.knows_layout:
         instead = "the ranks exchange it when the run is opened."
         if not can_meet:
-            instead = "open the run after init_process_group, where the ranks exchange it; before, it is an error."
+            instead = "open the run after init_process_group, so that the ranks exchange it; before, it is an error."
         yield (
             f"{used.name} does not provide the node rank of this process. In rank_scope='worker', and in "
             f"run_mode='shared', {instead}"

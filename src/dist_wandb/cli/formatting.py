@@ -1,4 +1,4 @@
-"""How the commands print: tables, numbers, series as sparklines, and JSON."""
+"""Format the output of the commands: tables, numbers, sparklines and JSON."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _GAP = "·"
 
 
 def console() -> Console:
-    """A console of the terminal's width; of unlimited width for other outputs."""
+    """Return a console with the width of the terminal, or without a limit if stdout is not a terminal."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # not every stream can show the blocks of a sparkline
     found = Console()
@@ -29,7 +29,7 @@ def console() -> Console:
 
 
 def table() -> Table:
-    """A table with a line below its headings."""
+    """Return an empty table with a line below its headings."""
     return Table(
         box=box.SIMPLE_HEAD,
         show_edge=False,
@@ -60,7 +60,7 @@ def print_json(value: Any) -> None:
 
 
 def _json_value(value: Any) -> Any:
-    """`value` with NaN and infinities as strings, because JSON has no numbers for them."""
+    """Return `value` with NaN and infinities as strings, because JSON has no numbers for them."""
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, dict):
@@ -73,7 +73,7 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
     Args:
         values: The series, oldest first. NaN is drawn as a gap, ``·``.
-        width: The number of characters, at most; a longer series is shortened by the mean of equal stretches.
+        width: Maximum number of characters; a longer series is shortened to the means of equal sections.
 
     Returns:
         For example ``"▁▃▅▇█"``; a constant series is a line at half height.
@@ -87,7 +87,7 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 def shortened(values: Sequence[float], length: int) -> list[float]:
-    """Shorten a series to at most `length` means of equal stretches; NaN for a stretch without finite values."""
+    """Shorten a series to at most `length` means of equal sections; NaN for a section without finite values."""
     if len(values) <= length:
         return list(values)
     bounds = [round(index * len(values) / length) for index in range(length + 1)]

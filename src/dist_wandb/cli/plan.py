@@ -23,7 +23,7 @@ from dist_wandb.topology.model import Topology
 from dist_wandb.topology.ranges import ranges_of
 from dist_wandb.topology.units import ranks_along
 
-_MOST_SHOWN = 64  # ranks with a line each; of larger jobs ranks that do the same share one
+_MOST_SHOWN = 64  # ranks with a line each; in larger jobs, ranks that do the same share a line
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,20 +50,20 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--unit",
         metavar="DIM,...",
-        help="dimensions of the mesh along which numbers are brought together (default: those with dp in their name)",
+        help="dimensions of the mesh along which numbers are reduced (default: those with dp in their name)",
     )
     parser.add_argument("--primary-rank", type=int, metavar="R", help="global rank of the primary; -1 for the last one")
     parser.add_argument(
-        "--id", help="base id that run ids are made from (default: exp; in a sweep its trial's, WANDB_RUN_ID)"
+        "--id", help="base id that run ids are made from (default: exp; in a sweep the id of the trial, WANDB_RUN_ID)"
     )
     parser.add_argument(
         "--sweep",
         action="store_true",
-        help="as a trial of a W&B sweep, to which its agent gives the id (default if WANDB_SWEEP_ID is set)",
+        help="plan a trial of a W&B sweep, whose agent provides the id (default if WANDB_SWEEP_ID is set)",
     )
     parser.add_argument("--group", help="group of the runs, as given to wandb.init")
     parser.add_argument("--name", help="display name of the run, as given to wandb.init")
-    parser.add_argument("--all", action="store_true", help=f"print each rank also of jobs with over {_MOST_SHOWN}")
+    parser.add_argument("--all", action="store_true", help=f"print a line per rank even for more than {_MOST_SHOWN}")
     add_json_argument(parser)
 
 
@@ -126,14 +126,16 @@ def _layout_of(arguments: argparse.Namespace) -> list[int]:
 
 
 def _spread(ranks: int, nodes: int) -> list[int]:
-    """As many of the mesh's ranks on each node."""
+    """Distribute the ranks of the mesh equally over the nodes."""
     if ranks % nodes:
-        raise ConfigurationError(f"--mesh has {ranks} ranks, which are not as many on each of --nodes {nodes}.")
+        raise ConfigurationError(
+            f"--mesh has {ranks} ranks, which cannot be divided equally among --nodes {nodes}. Give --layout instead."
+        )
     return [ranks // nodes] * nodes
 
 
 def _units(arguments: argparse.Namespace, world_size: int) -> list[tuple[int, ...] | None]:
-    """By rank the ranks that its numbers are brought together with; `None` for all, or those of its node."""
+    """For each rank, the ranks of its unit; `None` for all ranks, or for those of its node."""
     mesh: dict[str, int] | None = arguments.mesh
     if mesh is None:
         if arguments.unit is not None:
@@ -142,7 +144,9 @@ def _units(arguments: argparse.Namespace, world_size: int) -> list[tuple[int, ..
             )
         return [None] * world_size
     if math.prod(mesh.values()) != world_size:
-        raise ConfigurationError(f"--mesh has {math.prod(mesh.values())} ranks, but the job has {world_size}.")
+        raise ConfigurationError(
+            f"--mesh has {math.prod(mesh.values())} ranks, but the job has {world_size}. Give both the same number."
+        )
     names = arguments.unit.split(",") if arguments.unit is not None else [name for name in mesh if "dp" in name]
     return [ranks_along(mesh, names, rank) for rank in range(world_size)]
 
@@ -175,7 +179,7 @@ def _rank(topology: Topology, plan: RunPlan, name: str | None, *, is_counted: bo
 
 
 def _columns(ranks: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The optional columns: those in which a rank has a value, and whose numbers count where not all do."""
+    """The optional columns: those in which a rank has a value, and "numbers" if those of some ranks do not count."""
     names = [name for name in ("run_id", "name", "group", "label") if any(rank[name] for rank in ranks)]
     return names + ["numbers"] * any(rank["numbers"] == "left out" for rank in ranks)
 
@@ -200,7 +204,7 @@ def _table(ranks: Sequence[Mapping[str, Any]], layout: Sequence[int]) -> Table:
 
 
 def _summary(ranks: Sequence[Mapping[str, Any]]) -> Table:
-    """One line for all ranks that do the same, with the first and the last of what differs."""
+    """One line for all ranks that do the same; where they differ, it has the first and the last value."""
     alike: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for rank in ranks:
         alike.setdefault((_what_it_writes(rank), rank["numbers"]), []).append(rank)
@@ -244,7 +248,7 @@ def _mesh(text: str) -> dict[str, int]:
     pairs = [part.partition("=") for part in text.split(",")]
     sizes = {name.strip(): _positive(size) for name, _, size in pairs if name.strip()}
     if len(sizes) != len(pairs):
-        raise argparse.ArgumentTypeError(f"{text!r} does not name each dimension once. Give them as in pp=2,dp=4,tp=2")
+        raise argparse.ArgumentTypeError(f"{text!r} does not name each dimension once. Give, for example, dp=4,tp=2")
     return sizes
 
 

@@ -16,7 +16,9 @@ _OUTPUT = "report.html"
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("directory", metavar="DIR", type=Path, help="where to look, at any depth; or one .wandb file")
+    parser.add_argument(
+        "directory", metavar="DIR", type=Path, help="directory to search, at any depth; or one .wandb file"
+    )
     parser.add_argument(
         "-o", "--output", metavar="FILE", type=Path, default=Path(_OUTPUT), help=f"the file to write ({_OUTPUT})"
     )
@@ -31,7 +33,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     output: Path = arguments.output
-    plotly_script()  # before the runs are read, which may take long
+    plotly_script()  # fails before the runs are read, which may take long
     try:
         check_target(output)
         report = build(arguments.directory, arguments.metric or ("*",))
@@ -42,7 +44,7 @@ def _run(arguments: argparse.Namespace) -> int:
         print(f"not readable: {visible(reason)}")
     print(f"{number_of(len(report.runs), 'run')} in {visible(str(output))} ({size / 1e6:.1f} MB)")
     if arguments.open and not webbrowser.open(output.resolve().as_uri()):
-        print("No browser could be started: open the file in one.")
+        print("No browser could be started. Open the file in a browser.")
     return 1 if report.unreadable else 0
 
 

@@ -25,9 +25,9 @@ class Server:
     """The answer of W&B's server.
 
     Args:
-        answers: Whether there was one.
+        answers: Whether it answered.
         user: The owner of the API key; `None` if the server does not accept the key.
-        problem: The problem as text, if there is one.
+        problem: The problem as text, if any.
     """
 
     answers: bool
@@ -36,13 +36,7 @@ class Server:
 
 
 def ask(base_url: str, key: str | None, timeout: float) -> Server:
-    """Ask W&B's server for the owner of the API key, by its GraphQL query `viewer`.
-
-    Args:
-        base_url: Address of the server.
-        key: The API key, if there is one.
-        timeout: Time limit in seconds.
-    """
+    """Ask W&B's server for the owner of the API key, by its GraphQL query `viewer`, within `timeout` seconds."""
     query = json.dumps({"query": "query Viewer { viewer { username entity } }", "variables": {}}).encode()
     request = Request(f"{base_url.rstrip('/')}/graphql", query, {"Content-Type": "application/json"})  # noqa: S310
     if key:  # not sent to the target of a redirect
@@ -66,6 +60,6 @@ def ask(base_url: str, key: str | None, timeout: float) -> Server:
     try:
         viewer = (json.loads(text).get("data") or {}).get("viewer") or {}
     except (ValueError, AttributeError):
-        return Server(answers=True, problem="its answer is not that of a W&B server. Is WANDB_BASE_URL right?")
+        return Server(answers=True, problem="it does not answer like a W&B server. Is WANDB_BASE_URL right?")
     user = viewer.get("username") or viewer.get("entity")
     return Server(answers=True, user=user, problem="" if user or not key else _NOT_ACCEPTED)

@@ -18,8 +18,7 @@ from dist_wandb.cli.command import Command
 from dist_wandb.cli.formatting import console, number_of, print_json, shortened
 from dist_wandb.cli.show_cards import SPARKLINE_WIDTH, STATES, card, matching
 from dist_wandb.cli.show_follow import follow, just_begun
-from dist_wandb.cli.show_rows import print_rows
-from dist_wandb.cli.show_table import runs_table
+from dist_wandb.cli.show_table import print_rows, runs_table
 from dist_wandb.errors import ConfigurationError, ReadError, visible
 from dist_wandb.reading.found import runs_below
 from dist_wandb.reading.runs import LocalRun, brought_together
@@ -35,13 +34,15 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "what",
         metavar="DIR|RUN",
         nargs="*",
-        help="where to look, at any depth, or one .wandb file (by default ./wandb, $WANDB_DIR and ./lightning_logs); "
-        "and ids, names or patterns of runs",
+        help="directories to search, at any depth, or .wandb files (default: ./wandb, $WANDB_DIR and "
+        "./lightning_logs); and ids, names or patterns of runs",
     )
-    pick = parser.add_argument_group("which runs")
-    pick.add_argument("--last", action="store_true", help="only the run that was started last")
-    pick.add_argument("--state", choices=list(STATES), help="only runs that have ended so; unfinished: no end recorded")
-    pick.add_argument(
+    selection = parser.add_argument_group("which runs")
+    selection.add_argument("--last", action="store_true", help="only the run that was started last")
+    selection.add_argument(
+        "--state", choices=list(STATES), help="only runs that ended in this way; unfinished: no end recorded"
+    )
+    selection.add_argument(
         "--where",
         action="append",
         default=[],
@@ -49,30 +50,28 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         help="only runs with such a value in their config, or such a last value of a metric: 'lr>=0.1', 'name=night*'; "
         "may be given several times",
     )
-    pick.add_argument("--sort", metavar="KEY", help="in the order of a value, such as val/loss")
-    pick.add_argument("--reverse", action="store_true", help="in the reverse order")
-    look = parser.add_argument_group("what of them")
-    look.add_argument(
+    selection.add_argument("--sort", metavar="KEY", help="sort by a value, such as val/loss")
+    selection.add_argument("--reverse", action="store_true", help="reverse the order")
+    content = parser.add_argument_group("what to show")
+    content.add_argument(
         "--metric",
         action="append",
         metavar="GLOB",
         help="show only metrics whose name matches, such as 'val/*'; may be given several times",
     )
-    how = look.add_mutually_exclusive_group()
-    how.add_argument(
-        "--details", action="store_true", help=f"each run in full, also if they are more than {_MOST_CARDS}"
-    )
-    how.add_argument("--compare", action="store_true", help="a line for each run, with the settings that differ")
-    how.add_argument("--rows", nargs="+", metavar="NAME", help="the numbers themselves, of names or patterns")
-    how.add_argument("--follow", action="store_true", help="show the last run, or those that are named, as they go on")
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="print JSON; NaN and infinities are strings in it")
-    form.add_argument("--csv", action="store_true", help="print the rows of --rows as CSV")
+    view = content.add_mutually_exclusive_group()
+    view.add_argument("--details", action="store_true", help=f"each run in full, even more than {_MOST_CARDS} runs")
+    view.add_argument("--compare", action="store_true", help="a line for each run, with the settings that differ")
+    view.add_argument("--rows", nargs="+", metavar="NAME", help="the rows of the metrics with these names or patterns")
+    view.add_argument("--follow", action="store_true", help="follow the last run, or the named runs, until they end")
+    output = parser.add_mutually_exclusive_group()
+    output.add_argument("--json", action="store_true", help="print JSON, with NaN and infinities as strings")
+    output.add_argument("--csv", action="store_true", help="print the rows of --rows as CSV")
 
 
 def _run(arguments: argparse.Namespace) -> int:
     _check(arguments)
-    directories, names = _places_and_names(arguments.what)
+    directories, names = _directories_and_names(arguments.what)
     patterns = arguments.metric or ["*"]
     files, errors = runs_below(directories, _metrics_to_read(arguments))
     where = [Condition.parse(text) for text in arguments.where]
@@ -87,7 +86,8 @@ def _run(arguments: argparse.Namespace) -> int:
         begun = [] if names else just_begun([path for path, _ in errors], runs)
         ids = begun or [run.id for run in runs]
         runs = follow(directories, ids, patterns, console()) if ids else runs
-        all_runs, errors = all_runs or runs, [error for error in errors if not _is_of(error[0], runs)]
+        followed = {path for run in runs for path in run.files}
+        all_runs, errors = all_runs or runs, [error for error in errors if error[0] not in followed]
     if arguments.rows:
         print_rows(runs, arguments.rows, "csv" if arguments.csv else "json" if arguments.json else "table")
     elif arguments.json:
@@ -104,27 +104,23 @@ def _run(arguments: argparse.Namespace) -> int:
     return 1 if errors else 0
 
 
-def _is_of(path: Path, runs: Sequence[LocalRun]) -> bool:
-    return any(path in run.files for run in runs)
-
-
 def _check(arguments: argparse.Namespace) -> None:
     if arguments.csv and not arguments.rows:
-        raise ConfigurationError("--csv is for rows. Say which ones: --rows NAME... --csv")
+        raise ConfigurationError("--csv is for rows. Name the metrics: --rows NAME... --csv")
     if arguments.follow and arguments.json:
         raise ConfigurationError("--follow prints no JSON. Leave out one of the two.")
 
 
-def _places_and_names(what: Sequence[str]) -> tuple[list[Path], list[str]]:
-    """The directories, and the ids and names of runs."""
+def _directories_and_names(what: Sequence[str]) -> tuple[list[Path], list[str]]:
+    """Split the arguments into directories, and ids and names of runs."""
     directories = [Path(text) for text in what if _is_path(text)]
     names = [text for text in what if not _is_path(text)]
     directories = directories or usual_directories()
     if not directories:
         missing = f"There is no directory {names[0]!r}. " if names else ""
         raise ReadError(
-            f"{missing}No directory to look in was given, and there is none of ./wandb, $WANDB_DIR and "
-            "./lightning_logs. Give the directory that W&B wrote to."
+            f"{missing}No directory was given, and none of ./wandb, $WANDB_DIR and ./lightning_logs exists. Give the "
+            "directory that W&B wrote to."
         )
     return directories, names
 
@@ -134,7 +130,7 @@ def _is_path(text: str) -> bool:
 
 
 def _metrics_to_read(arguments: argparse.Namespace) -> Sequence[str]:
-    """The metrics that statistics are needed of."""
+    """Patterns of the metrics for which statistics are needed."""
     if arguments.where or arguments.sort:
         return ["*"]
     return arguments.metric or (["*"] if not arguments.rows else arguments.rows)
@@ -162,7 +158,7 @@ def _print_end(
     number_of_all: int,
     errors: Sequence[tuple[Path, ReadError]],
 ) -> None:
-    """The files that cannot be read, and a line that counts the runs."""
+    """Print the files that cannot be read, and a line that counts the runs."""
     for _, error in errors:
         out.print(Text.assemble(("✗ not readable  ", "red"), str(error), "\n"), soft_wrap=True)
     files = sum(len(run.files) for run in runs)
@@ -178,22 +174,11 @@ def _print_end(
 
 def _run_as_json(run: LocalRun, patterns: Sequence[str]) -> dict[str, Any]:
     parts = [part for writer in run.writers for part in writer.parts]
-    own = (
-        "name",
-        "project",
-        "group",
-        "job_type",
-        "tags",
-        "config",
-        "started",
-        "state",
-        "exit_code",
-        "rows",
-        "step_axis",
-    )
+    about = ("name", "project", "group", "job_type", "tags", "config", "started", "state", "exit_code", "rows")
     return {
         "run_id": run.id,
-        **{name: getattr(run, name) for name in own},
+        **{name: getattr(run, name) for name in about},
+        "step_axis": run.step_axis,
         "path": str(run.writers[0].path),
         "uploaded": all(map(is_uploaded, parts)),
         "problems": run.problems,

@@ -1,4 +1,4 @@
-"""One run in full, as ``dist-wandb show`` prints it: how it stands, who wrote it, and its metrics."""
+"""One run in full, as ``dist-wandb show`` prints it: its state, its writers and its metrics."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from dist_wandb.uploads.plan import is_uploaded
 from dist_wandb.wandb_files.statistics import MetricHistory
 
 SPARKLINE_WIDTH = 32
-"""Largest length of a sparkline in characters; less on a narrow terminal."""
+"""Maximum length of a sparkline in characters; less on a narrow terminal."""
 
-STATES = {  # color, and words in the summary
+STATES = {
     "finished": ("green", "finished"),
     "failed": ("red", "failed"),
     "unfinished": ("yellow", "without a recorded end"),
 }
-"""By state of a run: its color, and the words for it."""
+"""Color and description by state of a run."""
 
 _SHORTEST_SPARKLINE = 8
 _COLUMN_GAP = 2
@@ -40,20 +40,14 @@ _INDENT = 2
 
 
 def card(run: LocalRun, patterns: Sequence[str], width: int) -> tuple[Text, RenderableType]:
-    """A run in full: its heading, and the table of its metrics.
-
-    Args:
-        run: The run.
-        patterns: Of the metrics that are shown.
-        width: The room in characters.
-    """
+    """Return the heading of a run, and the table of the metrics that match `patterns`, `width` characters wide."""
     has_more = any(part.has_more_metrics for writer in run.writers for part in writer.parts)
     shown = metrics_table(run.metrics, patterns, width - _INDENT, has_more=has_more)
     return heading(run), Padding(shown, (0, 0, 0, _INDENT), expand=False)
 
 
 def heading(run: LocalRun) -> Text:
-    """How a run stands, who wrote it, and where it lies."""
+    """Return the heading of a run: its state, its writers and its directory."""
     style, _ = STATES[run.state]
     facts = [number_of(run.rows, "row")]
     facts += ["uploaded"] if all(is_uploaded(part) for writer in run.writers for part in writer.parts) else []
@@ -91,7 +85,7 @@ def _facts_of_job(run: LocalRun) -> list[str]:
 
 
 def _add_writers(text: Text, run: LocalRun) -> None:
-    """A line for each writer: of many for those that differ from the others first."""
+    """Add a line for each writer; if there are many, first for those that differ from the others."""
     notable = sorted(
         run.writers, key=lambda writer: not (writer.primary or writer.problems or writer.state != run.state)
     )
@@ -116,7 +110,7 @@ def _add_writers(text: Text, run: LocalRun) -> None:
 
 
 def _common(paths: Sequence[Path]) -> Path:
-    """The directory in which all paths lie."""
+    """The directory that contains all paths."""
     if len({path.is_absolute() for path in paths}) > 1:
         paths = [path.absolute() for path in paths]
     return Path(os.path.commonpath(paths))
@@ -140,16 +134,16 @@ def _state_in_words(run: LocalRun) -> str:
 
 
 def matching(metrics: Mapping[str, MetricHistory], patterns: Sequence[str]) -> dict[str, MetricHistory]:
-    """The metrics whose names match a pattern, those of single ranks behind the one that they are of."""
+    """Return the metrics whose names match a pattern, those of single ranks after the metric that they belong to."""
     return {name: metrics[name] for name in by_rank(metrics) if any(fnmatchcase(name, pattern) for pattern in patterns)}
 
 
 def metrics_table(
     metrics: Mapping[str, MetricHistory], patterns: Sequence[str], width: int, *, has_more: bool = False
 ) -> RenderableType:
-    """One line for each metric; the sparkline gets the remaining width. Of many ranks the extreme ones are shown.
+    """Return a table with one line per metric. Of many ranks, show the extremes. Sparklines get the remaining width.
 
-    Where all metrics are shown, the spread over ranks is in the line of what it belongs to, with its last values.
+    If all metrics are shown, the last values of a spread over ranks are in the line of the metric that it belongs to.
     """
     wanted = matching(metrics, patterns)
     spreads = spreads_among(wanted) if list(patterns) == ["*"] else {}
@@ -192,7 +186,7 @@ def _spread_in_words(spread: Mapping[str, MetricHistory]) -> str:
 
 
 def _without_middle_ranks(metrics: Mapping[str, MetricHistory]) -> Iterator[tuple[str, MetricHistory | str]]:
-    """Metrics, and of a name that very many ranks have the lowest and highest by their last value, and a note."""
+    """Yield metrics. For a name of very many ranks, yield those with the lowest and highest last values, and a note."""
     for base, names in groupby(metrics, key=lambda name: (of_rank(name) or (None, None))[1]):
         group = list(names)
         if base is None or len(group) <= _MOST_RANKS_SHOWN:

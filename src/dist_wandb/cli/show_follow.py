@@ -1,4 +1,4 @@
-"""Runs that go on, shown as their files grow: ``dist-wandb show --follow``."""
+"""Show runs while their files grow: ``dist-wandb show --follow``."""
 
 from __future__ import annotations
 
@@ -24,41 +24,39 @@ from dist_wandb.wandb_files.inspection import inspect
 from dist_wandb.wandb_files.reading import Contents, StoredRun, size_of
 from dist_wandb.wandb_files.sidecar import read_sidecar
 
-_INTERVAL = 1.0  # seconds between two looks at what has come
-_SEARCH = 5.0  # seconds between two searches for files of ranks that come later
-_LATE_ENDS = 20.0  # seconds that writers are waited for whose run has ended
+_INTERVAL = 1.0  # seconds between two updates
+_SEARCH = 5.0  # seconds between two searches for files of ranks that start later
+_LATE_ENDS = 20.0  # seconds to wait for the ends of writers after the end of their run
 _MOST_WAITING = 500_000  # values of one file
 _TAKEN_AT_ONCE = 20_000  # records; the reader may be faster
-_TIME_TO_STOP = 5.0
+_TIME_TO_STOP = 5.0  # seconds
 _MOST_FILES = 256
-_EMPTY = 7  # bytes of a file into which W&B has written no record yet
+_EMPTY = 7  # bytes of a file without records
 _METRICS_IN_LINE = 4
 
 
 class FollowedFile:
-    """One file, read on a thread of its own while it grows.
+    """One file, read on a thread of its own while it grows, until `stopped` is set.
 
-    Args:
-        path: The file.
-        metrics: Patterns of the metrics that are wanted.
-        stopped: Set to stop reading.
+    Attributes:
+        contents: The records that were taken.
+        error: Why the file was not read to its end.
+        is_read: Whether the reader has ended.
     """
 
     def __init__(self, path: Path, metrics: Iterable[str], stopped: threading.Event) -> None:
         self.path = path
-        self.error: Exception | None = None
-        """Why the file was not read to its end."""
         self.contents: Contents = Contents(metrics)
+        self.error: Exception | None = None
         self.is_read: bool = False
-        """Whether the reader has ended."""
-        self._records: SimpleQueue[tuple[int, dict[str, Any]]] = SimpleQueue()  # no lock that an interrupt leaves held
-        self._put_values = self._taken_values = 0  # each is written by one thread
+        self._records: SimpleQueue[tuple[int, dict[str, Any]]] = SimpleQueue()  # an interrupt leaves no lock held
+        self._put_values = self._taken_values = 0  # only one thread writes each
         self._stopped = stopped
         self._problems: list[str] = []
         threading.Thread(target=self._read, name="dist_wandb-follow", daemon=True).start()
 
     def take(self) -> bool:
-        """Take the records that have come; return whether there were any."""
+        """Take the records that were read; return whether there were any."""
         took = False
         with suppress(Empty):
             for _ in range(_TAKEN_AT_ONCE):
@@ -69,7 +67,7 @@ class FollowedFile:
         return took
 
     def stored(self) -> StoredRun | None:
-        """The run as it is known now; `None` before its first record."""
+        """Return the current state of the run; `None` before its first record."""
         if not self.contents.run:
             return None
         try:
@@ -81,7 +79,7 @@ class FollowedFile:
     def _read(self) -> None:
         try:
             self._problems = inspect(self.path, self._put, self._stopped, follow=True)
-        except Exception as error:  # noqa: BLE001  # told on the main thread
+        except Exception as error:  # noqa: BLE001  # reported on the main thread
             self.error = error
         finally:
             self.is_read = True
@@ -95,13 +93,7 @@ class FollowedFile:
 
 
 class Followed:
-    """The files of the followed runs, those of ranks that come later included.
-
-    Args:
-        directories: Where files are searched for.
-        ids: Ids of the runs.
-        metrics: Patterns of the metrics that are wanted.
-    """
+    """The files of the followed runs, including files of ranks that start later. Arguments as in `follow`."""
 
     def __init__(self, directories: Sequence[Path], ids: Iterable[str], metrics: Sequence[str]) -> None:
         self.files: dict[Path, FollowedFile] = {}
@@ -111,7 +103,7 @@ class Followed:
         self._stopped = threading.Event()
 
     def search(self) -> None:
-        """Follow files that are new, and those again of which nothing could be read."""
+        """Follow new files, and try files again from which nothing could be read."""
         found, _ = files_below(self._directories)
         for path in found:
             known = self.files.get(path)
@@ -120,19 +112,15 @@ class Followed:
                 self.files[path] = FollowedFile(path, self._metrics, self._stopped)
 
     def take(self) -> bool:
-        """Take what has come; return whether anything has."""
+        """Take the records of all files that were read; return whether there were any."""
         return sum(file.take() for file in self.files.values()) > 0
 
     def runs(self) -> list[LocalRun]:
-        """The runs as they are known now."""
+        """Return the current state of the runs."""
         return brought_together(run for file in self.files.values() if (run := file.stored()))
 
-    def errors(self) -> list[str]:
-        """Why files cannot be read any more."""
-        return [in_words(file.error, file.path) for file in self.files.values() if file.error]
-
     def stop(self) -> None:
-        """End all readers."""
+        """Stop all readers."""
         self._stopped.set()
         deadline = time.monotonic() + _TIME_TO_STOP
         while time.monotonic() < deadline and not all(file.is_read for file in self.files.values()):
@@ -140,11 +128,9 @@ class Followed:
 
 
 def just_begun(unreadable: Iterable[Path], runs: Sequence[LocalRun]) -> list[str]:
-    """The id of the run that was begun last, if its file is newer than all others and has no record yet.
+    """Return the id of the newest run, if its file is newer than those of `runs` and has no record yet; else nothing.
 
-    Args:
-        unreadable: The files that could not be read.
-        runs: The run that was started last, if there is one.
+    Such a file is among those that could not be read.
     """
     times = {path: path.stat().st_mtime for path in unreadable if _is_empty(path)}
     before = max((path.stat().st_mtime for run in runs for path in run.files), default=0.0)
@@ -157,19 +143,19 @@ def _is_empty(path: Path) -> bool:
 
 
 def follow(directories: Sequence[Path], ids: Sequence[str], patterns: Sequence[str], out: Console) -> list[LocalRun]:
-    """Show runs until they end: on a terminal their cards, elsewhere a line for each change.
+    """Show runs until they end: as cards on a terminal, else with a line for each change.
 
     Args:
-        directories: Where their files lie.
-        ids: Their ids.
-        patterns: Of the metrics that are shown.
-        out: Where to print.
+        directories: The directories to search for files.
+        ids: Ids of the runs.
+        patterns: Patterns of the metrics to show.
+        out: The console to print to.
 
     Returns:
-        The runs as they ended.
+        The runs in their last state.
 
     Raises:
-        DistWandbError: A file cannot be read at all.
+        DistWandbError: Reading has ended before the runs, with an error.
     """
     followed = Followed(directories, ids, patterns)
     try:
@@ -187,23 +173,24 @@ def follow(directories: Sequence[Path], ids: Sequence[str], patterns: Sequence[s
 
 
 def _until_end(followed: Followed, show: Callable[[list[LocalRun]], None]) -> list[LocalRun]:
-    searched = last_news = -_SEARCH
+    searched = changed = -_SEARCH
     while True:
         now = time.monotonic()
         if now - searched >= _SEARCH:
             followed.search()
             searched = now
         if followed.take():
-            last_news = now
+            changed = now
             show(followed.runs())
         runs = followed.runs()
         has_ended = bool(runs) and all(run.state != "unfinished" for run in runs)
         writers = [writer for run in runs for writer in run.writers]
-        if has_ended and (all(writer.state != "unfinished" for writer in writers) or now - last_news > _LATE_ENDS):
+        if has_ended and (all(writer.state != "unfinished" for writer in writers) or now - changed > _LATE_ENDS):
             return runs
         is_over = all(file.is_read and not _is_empty(file.path) for file in followed.files.values())
         if is_over and followed.files and not followed.take():
-            if errors := followed.errors():
+            errors = [in_words(file.error, file.path) for file in followed.files.values() if file.error]
+            if errors:
                 raise DistWandbError("; ".join(errors))
             return followed.runs()
         time.sleep(_INTERVAL)

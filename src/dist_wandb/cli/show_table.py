@@ -1,33 +1,36 @@
-"""Many runs with a line for each, as ``dist-wandb show`` prints them: what differs between them."""
+"""The tables of ``dist-wandb show``: many runs with a line for each, and with ``--rows`` the rows of runs."""
 
 from __future__ import annotations
 
+import csv
+import json
+import math
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
+from typing import Any
 
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from dist_wandb.cli.formatting import number, table
+from dist_wandb.cli.formatting import console, number, print_json, table
 from dist_wandb.cli.show_cards import STATES
 from dist_wandb.errors import visible
-from dist_wandb.reading.ranks import of_rank
+from dist_wandb.reading.ranks import SPREAD, of_rank
 from dist_wandb.reading.runs import LocalRun
 from dist_wandb.reading.selection import differing, value_of
 
-_MOST_SETTINGS, _MOST_METRICS = 4, 4  # columns
+_MOST_SETTINGS, _MOST_METRICS, _MOST_MATCHING_METRICS = 4, 4, 20  # columns
 _LONGEST = 24  # characters of a cell
-_PARTS_OF_SPREAD = ("/min", "/max", "/std", "/argmax_rank")
+_FORMULAS = ("=", "+", "-", "@", "\t", "\r")
 
 
 def runs_table(runs: Sequence[LocalRun], patterns: Sequence[str] | None) -> RenderableType:
-    """A table with a line for each run.
+    """Return a table with a line for each run, and columns for what differs between them.
 
-    Args:
-        runs: The runs.
-        patterns: Of the metrics whose last values are shown; `None` for those that most runs have.
+    The last values of the metrics that match `patterns` are shown; if it is `None`, of the metrics of most runs.
     """
     settings, metrics = differing(runs)[:_MOST_SETTINGS], _metrics_of(runs, patterns)
     shown = table()
@@ -74,14 +77,14 @@ def _metrics_of(runs: Sequence[LocalRun], patterns: Sequence[str] | None) -> lis
         counts.update(
             name
             for name in run.metrics
-            if (any(fnmatchcase(name, pattern) for pattern in patterns) if patterns else _is_telling(name, run))
+            if (any(fnmatchcase(name, pattern) for pattern in patterns) if patterns else _is_informative(name, run))
         )
-    most = len(counts) if patterns else _MOST_METRICS
-    return [name for name, _ in counts.most_common(min(most, 20))]
+    return [name for name, _ in counts.most_common(_MOST_MATCHING_METRICS if patterns else _MOST_METRICS)]
 
 
-def _is_telling(name: str, run: LocalRun) -> bool:
-    return name != run.step_axis and of_rank(name) is None and not name.endswith(_PARTS_OF_SPREAD)
+def _is_informative(name: str, run: LocalRun) -> bool:
+    is_spread = name.endswith(tuple(f"/{kind}" for kind in SPREAD))
+    return name != run.step_axis and of_rank(name) is None and not is_spread
 
 
 def _cell(value: object) -> str:
@@ -93,3 +96,59 @@ def _cell(value: object) -> str:
 
 def _day_and_time(started: str | None) -> str:
     return visible((started or "")[:16]).replace("T", " ")
+
+
+def print_rows(runs: Sequence[LocalRun], names: Sequence[str], kind: str) -> None:
+    """Print the rows of metrics, by names or patterns, run by run, as ``"csv"``, ``"json"`` or ``"table"``."""
+    if kind == "json":
+        print_json([{"run_id": run.id, "project": run.project, "columns": run.history(names)} for run in runs])
+        return
+    if kind == "csv":
+        _print_csv(runs, names)
+        return
+    out = console()
+    for run in runs:
+        columns = run.history(names)
+        shown = table()
+        for name in columns:
+            shown.add_column(Text(visible(name)), justify="right", overflow="fold")
+        for row in zip(*columns.values(), strict=True):
+            shown.add_row(*(Text(_in_words(value)) for value in row))
+        out.print(Text.assemble("● ", (visible(run.id), "bold"), f"  {visible(run.name or '')}"), soft_wrap=True)
+        out.print(shown)
+        out.print()
+
+
+def _print_csv(runs: Sequence[LocalRun], names: Sequence[str]) -> None:
+    """Print one table for all runs, with the id of the run in the first column of each row."""
+    found = [(run, run.history(names)) for run in runs]
+    titles = dict.fromkeys(name for _, columns in found for name in columns)
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(["run", *map(_text, titles)])
+    for run, columns in found:
+        length = len(next(iter(columns.values())))
+        for index in range(length):
+            row = [columns[name][index] if name in columns else None for name in titles]
+            writer.writerow([_text(run.id), *map(_as_cell, row)])
+
+
+def _as_cell(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return number(value)
+    if isinstance(value, str):
+        return _text(value)
+    return json.dumps(value) if isinstance(value, dict | list | bool) else value
+
+
+def _text(text: str) -> str:
+    """Return text from a file in a form that neither a terminal nor a spreadsheet interprets."""
+    shown = visible(text)
+    return f"'{shown}" if shown.startswith(_FORMULAS) else shown
+
+
+def _in_words(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return number(value)
+    return visible(value if isinstance(value, str) else json.dumps(value))

@@ -29,7 +29,7 @@ _BY_LOG = "uploaded while it was written, according to W&B's log beside it"
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "directories", metavar="DIR", type=Path, nargs="+", help="where to look, at any depth; or one .wandb file"
+        "directories", metavar="DIR", type=Path, nargs="+", help="directories to search, at any depth; or .wandb files"
     )
     parser.add_argument("--dry-run", action="store_true", help="print the plan without uploading")
     parser.add_argument(
@@ -51,7 +51,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--again",
         action="store_true",
-        help="upload everything again from its start, to another server for example",
+        help="upload everything again from the start, for example to another server",
     )
     add_trust_argument(parser)
 
@@ -85,11 +85,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 class EndedError(KeyboardInterrupt):
-    """A signal that ends this process, handled like an interrupt.
-
-    Args:
-        by: The signal.
-    """
+    """A signal that ends this process, handled like an interrupt."""
 
     def __init__(self, by: signal.Signals) -> None:
         super().__init__()
@@ -174,7 +170,7 @@ def _upload_all(runs: Sequence[UploadRun], out: Console) -> list[UploadRun]:
 
 
 def _upload_run(run: UploadRun, progress: Progress, bar: TaskID) -> bool | None:
-    """Upload the files of one run in their order, up to the first that fails.
+    """Upload the files of one run in order, up to the first that fails.
 
     Returns:
         `None` on success; else whether other runs would fail for the same reason.

@@ -1,8 +1,8 @@
-"""The plain data of torch's checkpoints, read from files without trust. Nothing in them is executed.
+"""Read the plain data of torch's checkpoints from untrusted files. Nothing in them is executed.
 
-Tensors and objects of any class become placeholders: their classes are not imported, and their bytes not read. Python's
-unpickler creates whatever a pickle orders, so its opcodes are checked first: the number of objects, their depth (the
-hash of a deep tuple overflows the stack), and their places in the memo.
+Tensors and objects of any class become placeholders: their classes are not imported, and their bytes are not read.
+Python's unpickler creates whatever a pickle requests, so its opcodes are checked first: the number of objects, their
+depth (hashing a deep tuple overflows the stack), and their positions in the memo.
 """
 
 from __future__ import annotations
@@ -16,26 +16,22 @@ from typing import Any, BinaryIO
 from dist_wandb.errors import ReadError
 
 MOST_BYTES = 64 * 2**20
-"""Bytes of a pickle, without the numbers of tensors: names and shapes of 100,000 tensors are about 20 MiB."""
-MOST_ORDERS = 5_000_000
-"""Opcodes in a pickle. One creates an object of 100 bytes at most, beside its text."""
+"""Bytes of a pickle, without the data of tensors: names and shapes of 100,000 tensors are about 20 MiB."""
+MOST_OPCODES = 5_000_000
+"""Opcodes in a pickle. Each creates an object of at most 100 bytes, in addition to its text."""
 _MOST_DEPTH = 500
 _MOST_DIRECTORY = 16 * 2**20  # bytes of a zip's directory
 _PIECE = 2**20
 _PICKLE = "data.pkl"
-_LEGACY = (0x1950A86A20F9469CFC6C, 1001)  # of torch's files before they were zips: magic number, version
+_LEGACY = (0x1950A86A20F9469CFC6C, 1001)  # magic number and version of torch's older files, which were not zips
 _REFUSED = frozenset({"EXT1", "EXT2", "EXT4", "NEXT_BUFFER", "READONLY_BUFFER"})  # they refer to objects of the process
 
 
 def plain_content(file: BinaryIO, size: int) -> Any:
-    """The object given to `torch.save`, with placeholders for all that is not plain data.
-
-    Args:
-        file: The checkpoint.
-        size: Its length in bytes.
+    """Return the object in a checkpoint of `size` bytes, with placeholders for everything that is not plain data.
 
     Raises:
-        ReadError: It is not such a file, is damaged, or exceeds the limits.
+        ReadError: It is not a checkpoint, is damaged, or exceeds the limits.
     """
     try:
         start = file.read(4)
@@ -48,11 +44,7 @@ def plain_content(file: BinaryIO, size: int) -> Any:
 
 
 class _Bounded(io.RawIOBase):
-    """A file of which a limited amount is read at once: `zipfile` reads a zip's directory as a whole.
-
-    Args:
-        file: The file.
-    """
+    """A file with a limit on the size of one read: `zipfile` reads a zip's directory as a whole."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -88,58 +80,56 @@ def _of_zip(file: _Bounded, size: int) -> Any:
 
 
 def _of_stream(file: BinaryIO) -> Any:
-    pickles = io.BytesIO(file.read(MOST_BYTES))  # the numbers of tensors come behind them
+    pickles = io.BytesIO(file.read(MOST_BYTES))  # the data of tensors follows them
     for expected in _LEGACY:
         if _unpickled(pickles) != expected:
-            raise ReadError("it is no file that torch has saved")
-    _unpickled(pickles)  # what system it was saved on
+            raise ReadError("it is not a file that torch has saved")
+    _unpickled(pickles)  # describes the system it was saved on
     return _unpickled(pickles)
 
 
 def _unpickled(file: io.BytesIO) -> Any:
     start = file.tell()
-    _look_through(file)
+    _check_opcodes(file)
     file.seek(start)
     return _Reader(file, encoding="utf-8", errors="replace").load()
 
 
-def _look_through(file: io.BytesIO) -> None:
-    """Check the opcodes of one pickle, with the depth of each object in its place on the stack."""
+def _check_opcodes(file: io.BytesIO) -> None:
+    """Check the opcodes of one pickle, with a stack that holds the depth of each object instead of the object."""
     stack: list[int] = []
     marks: list[int] = []
-    memory: dict[int, int] = {}
-    for number, (order, argument, _) in enumerate(pickletools.genops(file)):
-        name = order.name
-        if number > MOST_ORDERS:
-            raise ReadError(f"it holds more than {MOST_ORDERS:,} objects")
+    memo: dict[int, int] = {}
+    for number, (opcode, argument, _) in enumerate(pickletools.genops(file)):
+        name = opcode.name
+        if number > MOST_OPCODES:
+            raise ReadError(f"it holds more than {MOST_OPCODES:,} objects")
         if name in _REFUSED:
-            raise ReadError(f"it has the order {name}, which torch does not write")
+            raise ReadError(f"it has the opcode {name}, which torch does not write")
         if name == "MARK":
             marks.append(len(stack))
         elif name in {"PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"}:
-            place = len(memory) if argument is None else int(argument)  # MEMOIZE has none
-            if not 0 <= place <= number:  # Python makes room for all places before it
-                raise ReadError(f"it keeps an object at place {place:,}, far behind all others")
-            memory[place] = stack[-1]
+            position = len(memo) if argument is None else int(argument)  # MEMOIZE has no argument
+            if not 0 <= position <= number:  # Python allocates all positions before it
+                raise ReadError(f"it keeps an object at position {position:,} of the memo, far beyond the others")
+            memo[position] = stack[-1]
         elif name in {"GET", "BINGET", "LONG_BINGET"}:
-            stack.append(memory[int(argument or 0)])
+            stack.append(memo[int(argument or 0)])
         elif name == "DUP":
             stack.append(stack[-1])
         else:
-            taken = _taken(order, stack, marks)
-            depth = max(taken, default=0) + 1
+            depth = max(_pop_arguments(opcode, stack, marks), default=0) + 1
             if depth > _MOST_DEPTH:
-                raise ReadError(f"its objects lie in each other deeper than {_MOST_DEPTH}")
-            stack += [depth] * len(order.stack_after)
+                raise ReadError(f"its objects are nested deeper than {_MOST_DEPTH}")
+            stack += [depth] * len(opcode.stack_after)
 
 
-def _taken(order: pickletools.OpcodeInfo, stack: list[int], marks: list[int]) -> list[int]:
-    """Take the arguments of an opcode from the stack."""
-    number = len(order.stack_before)
-    if pickletools.markobject in order.stack_before:
-        number = order.stack_before.index(pickletools.markobject) + len(stack) - marks.pop()
+def _pop_arguments(opcode: pickletools.OpcodeInfo, stack: list[int], marks: list[int]) -> list[int]:
+    number = len(opcode.stack_before)
+    if pickletools.markobject in opcode.stack_before:
+        number = opcode.stack_before.index(pickletools.markobject) + len(stack) - marks.pop()
     if number > len(stack):
-        raise ReadError("it takes more objects than there are")
+        raise ReadError("it takes more objects from the stack than it has put there")
     taken = stack[len(stack) - number :]
     del stack[len(stack) - number :]
     return taken
@@ -159,23 +149,17 @@ class _Placeholder:
     def __call__(self, *_: Any, **__: Any) -> _Placeholder:
         return self
 
-    def __setitem__(self, *_: Any) -> None:
-        """Ignore it."""
+    def append(self, *_: Any) -> None:
+        """Ignore what the unpickler adds to the object."""
 
-    def __setstate__(self, _: Any) -> None:
-        """Ignore it."""
-
-    def append(self, _: Any) -> None:
-        """Ignore it."""
-
-    extend = add = append
+    extend = add = __setitem__ = __setstate__ = append
 
 
 class _Ordered(dict[Any, Any]):
-    """Stands for an `OrderedDict`; a model's has attributes beside its items."""
+    """Stands for an `OrderedDict`. That of a model also has attributes."""
 
     def __setstate__(self, _: Any) -> None:
-        """Ignore them."""
+        """Ignore the attributes."""
 
 
 class _Reader(pickle.Unpickler):
@@ -185,4 +169,4 @@ class _Reader(pickle.Unpickler):
         return _Ordered if (module, name) == ("collections", "OrderedDict") else _Placeholder
 
     def persistent_load(self, _: Any, /) -> Any:
-        return _Placeholder  # of older files: classes and the numbers of tensors
+        return _Placeholder  # in older files: for classes and the data of tensors

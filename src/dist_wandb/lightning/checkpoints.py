@@ -1,8 +1,9 @@
-"""The base id of a logger's runs in the checkpoints that the Trainer saves, and how it is read from them.
+"""Write the base id of a logger's runs into the checkpoints that the Trainer saves, and read it from them.
 
-A logger knows neither Trainer nor checkpoint when it has to know its ids, so a resumed training cannot find its run by
-itself: `id_in` reads the id for the user. The callback that writes it keeps no state, because Lightning warns of states
-without a callback.
+A logger needs its ids before it knows the Trainer or the checkpoint, so a resumed training cannot find its run
+automatically: `id_in` reads the id for the user. The callback that writes it has no state, because Lightning warns
+    about
+states without a callback.
 """
 
 from __future__ import annotations
@@ -26,15 +27,11 @@ if TYPE_CHECKING:
 
 KEY = "dist_wandb"
 _IS_OURS = "_dist_wandb_writes_base_ids"
-_SHARDED = "meta.pt"  # what Lightning's checkpoints that are directories keep beside the parameters
+_SHARDED = "meta.pt"  # Lightning's file for everything but the parameters, in checkpoints that are directories
 
 
 class _BaseIds(Callback):
-    """Writes base ids into a checkpoint. It has no state, so a Trainer without it loads the checkpoint without warning.
-
-    Args:
-        ids: Base ids by the loggers' numbers.
-    """
+    """Writes base ids into a checkpoint. Without a state, because a Trainer without it would warn about that."""
 
     def __init__(self, ids: Mapping[str, str]) -> None:
         self._ids = ids
@@ -52,19 +49,19 @@ class _BaseIds(Callback):
 def write_base_ids(ids_of: Callable[[Trainer], Mapping[str, str]]) -> None:
     """Write base ids into all checkpoints from now on, whichever Trainer of this process saves them.
 
-    Loggers have no part in saving a checkpoint; callbacks do, but the list of a Trainer's callbacks is the user's
-    (Lightning's tuner keeps and restores it too). So `Trainer.save_checkpoint`, which saves all of them, is wrapped in
-    its class: our callback is in the list only while a checkpoint is saved.
+    Lightning does not call loggers when it saves a checkpoint. It calls callbacks, but the list of a Trainer's
+    callbacks belongs to the user (Lightning's tuner also keeps and restores it). So `Trainer.save_checkpoint`, which
+    saves all checkpoints, is wrapped in its class: our callback is in the list only while a checkpoint is saved.
 
     Args:
-        ids_of: Returns the base ids of a Trainer by the loggers' numbers; none without our loggers.
+        ids_of: Returns the base ids of a Trainer by the numbers of its loggers; empty without our loggers.
     """
     original = Trainer.save_checkpoint
     if hasattr(original, _IS_OURS):
         return
 
     @functools.wraps(original)
-    def save_checkpoint(self: Any, *args: Any, **kwargs: Any) -> None:  # a Trainer; types do not know its `callbacks`
+    def save_checkpoint(self: Any, *args: Any, **kwargs: Any) -> None:  # a Trainer; its type lacks `callbacks`
         ids = ids_of(self)
         if not ids:
             original(self, *args, **kwargs)
@@ -104,6 +101,6 @@ def _load(path: Path, *, weights_only: bool) -> Any:
             if weights_only:
                 return plain_content(file, os.fstat(file.fileno()).st_size)
         return torch.load(path, map_location="cpu", mmap=True, weights_only=False)
-    except Exception as error:  # noqa: BLE001  # what a damaged file makes its readers raise
+    except Exception as error:  # noqa: BLE001  # a damaged file may make its readers raise anything
         why = str(error).rstrip(".")
-        raise ReadError(f"{path}: is no checkpoint that can be read: {why}. Give one that a Trainer saved.") from None
+        raise ReadError(f"{path}: cannot be read as a checkpoint: {why}. Pass one that a Trainer saved.") from None

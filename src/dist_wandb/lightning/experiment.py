@@ -1,6 +1,6 @@
-"""What `logger.experiment` is on a rank without a W&B run.
+"""The value of `logger.experiment` on a rank without a W&B run.
 
-It refers to the holder, not to a session, because scripts keep what they were given before there are ranks.
+It refers to the holder, not to a session, because scripts keep an experiment that they got before the ranks were known.
 """
 
 from __future__ import annotations
@@ -27,12 +27,10 @@ GIVE_BACK = frozenset(
 
 
 class NullExperiment(NullRun, DummyExperiment):
-    """`experiment` on a rank without a run: Lightning expects a `DummyExperiment` there.
+    """`experiment` on a rank without a run. Lightning expects a `DummyExperiment` there.
 
-    Like Lightning's own, its methods return `None`, except those whose result scripts use (`GIVE_BACK`).
-
-    Args:
-        holder: Holds the session of the logger, which may not be open yet.
+    As in Lightning's class, methods return `None`, except those whose result scripts use (`GIVE_BACK`). The session of
+    the holder may not be open yet.
     """
 
     def __init__(self, holder: SessionHolder) -> None:
@@ -41,7 +39,7 @@ class NullExperiment(NullRun, DummyExperiment):
 
     @property
     def config(self) -> Any:
-        """The config of the run that this rank's numbers go to."""
+        """The config of the run that receives this rank's numbers."""
         session = self._session
         return _Nothing() if session is None else session.config
 
@@ -73,7 +71,7 @@ class NullExperiment(NullRun, DummyExperiment):
         return None if holder is None else holder.session
 
     def metadata(self) -> Mapping[str, Any]:
-        """Metadata of the run; before the session is open, as far as the logger has it."""
+        """Metadata of the run; before the session is open, only what the logger knows."""
         session, holder = self._session, self.__dict__.get("holder")
         if session is not None and isinstance(session.run, NullRun):
             return session.run.metadata()
@@ -88,7 +86,7 @@ class NullExperiment(NullRun, DummyExperiment):
 
 
 class _Nothing(NullPart):
-    """A part of a stand-in for a run whose calls return `None`."""
+    """An attribute of the stand-in that accepts any call and returns `None`."""
 
     def __call__(self, *_args: Any, **_kwargs: Any) -> None:  # type: ignore[override]  # on purpose
-        """Accept a call of anything."""
+        """Do nothing."""

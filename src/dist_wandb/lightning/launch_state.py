@@ -1,4 +1,4 @@
-"""What a logger knows of its process and related ones, before the Trainer has started processes, and in those."""
+"""What a logger knows about its process and related ones, before and after the Trainer has started processes."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ if TYPE_CHECKING:
 
 @dataclass
 class LaunchState:
-    """What a logger knows of the process that created it, and of that process's children.
+    """What a logger knows about the process that created it, and about the children of that process.
 
     Attributes:
-        parents_run: The run of the process that pickled this logger, if it had one.
-        place: Location of that run, which this process cannot find out.
-        is_announced: Whether the line at the start was written, or is left to a child process.
+        parents_run: The pickled run of the process that pickled this logger, if it had a run.
+        location: The address or directory of that run, which this process cannot determine.
+        is_announced: Whether the line at the start was printed, or is left to a child process.
         has_children: Whether child processes open the runs.
-        home: The process that created the logger.
+        home: Id of the process that created the logger.
     """
 
     parents_run: bytes | None = None
-    place: str | None = None
+    location: str | None = None
     is_announced: bool = False
     has_children: bool = False
     home: int = field(default_factory=os.getpid)
 
     @property
     def is_first_process(self) -> bool:
-        """Whether this is the process of a world of one, as far as is known before the Trainer starts."""
+        """Whether this would be the process of a world of one, as far as is known before the Trainer starts."""
         rank: int = rank_zero_only.rank  # type: ignore[attr-defined]  # public, but set on a function
         return rank == 0 and not Launch.detect().node_rank and not self.has_children
 
@@ -49,14 +49,10 @@ class LaunchState:
         return os.getpid() != self.home
 
     def for_copy(self, run: Run | None) -> LaunchState:
-        """The state of a copy of the logger, for example in a process that is being spawned.
-
-        Args:
-            run: The run that is open in this process, if there is one.
-        """
-        place = run_metadata.location(run) if run is not None else self.place
-        copied = LaunchState(handover.pickled(run) or self.parents_run, place, self.is_announced, home=self.home)
-        self.is_announced = self.is_announced or is_spawning()  # by rank 0, which comes first
+        """Return the state for a copy of the logger, such as in a spawned process; `run` is open in this process."""
+        location = run_metadata.location(run) if run is not None else self.location
+        copied = LaunchState(handover.pickled(run) or self.parents_run, location, self.is_announced, home=self.home)
+        self.is_announced = self.is_announced or is_spawning()  # rank 0, which is spawned first, prints the line
         return copied
 
 
@@ -66,10 +62,10 @@ def is_spawning() -> bool:
 
 
 def known_topology() -> Topology | None:
-    """Who this rank is; `None` as long as the Trainer may yet start processes, or has not numbered them."""
+    """The topology of this rank; `None` while the Trainer may still start processes, or has not numbered them."""
     topology = Topology.from_torch_distributed()
     if topology is not None or Launch.detect().is_lightning_child:
         return topology
-    with suppress(TopologyError):  # half a launcher's variables: Lightning asks for these, and numbers ranks later
+    with suppress(TopologyError):  # the launcher's variables are incomplete: Lightning numbers the ranks later
         return Topology.from_environ()
     return None

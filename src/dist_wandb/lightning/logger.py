@@ -49,33 +49,34 @@ class DistWandbLogger(WandbLogger):
 
     Args:
         name: Display name of the run.
-        save_dir: Directory below which W&B's directory lies.
+        save_dir: Directory that contains W&B's directory.
         version: Run id; the same as `id`.
         offline: Whether to write the run to disk only.
-        dir: As `save_dir`.
+        dir: The same as `save_dir`.
         id: Run id, from which the ids of all runs of the job are made.
         anonymous: As in the stock logger.
         project: Name of the W&B project.
-        log_model: Whether to upload checkpoints as artifacts: `False`, `True` (at the end) or `"all"` (as they come).
+        log_model: Whether to upload checkpoints as artifacts: `False`, `True` (at the end) or `"all"` (as they are
+            saved).
         experiment: A W&B run to log into, instead of opening one. Only with ``run_mode="auto"``.
-        prefix: Text put before every metric's name.
+        prefix: Text in front of the name of every metric.
         checkpoint_name: Name of the checkpoint artifact.
         add_file_policy: `"mutable"` to copy checkpoints before the upload, else `"immutable"`.
         run_mode: Which ranks open a run: `"auto"`, `"shared"` or `"new"`. All options: see `dist_wandb.init`.
         rank_scope: Which ranks are one unit: `"global"` (all) or `"worker"` (those of a node).
-        reduce: How one number comes from the ranks' numbers.
-        spread: Of which names the spread over ranks is written too.
-        per_rank: Which names each rank of a shared run also writes under its label.
-        limits: How long, and how much, is waited: `dist_wandb.Limits`, or a mapping of its arguments.
-        config_sync: What to do about ranks that pass different configs: `"warn"`, `"check"` or `"off"`.
+        reduce: How the numbers of the ranks are reduced to one.
+        spread: The names whose spread over ranks is written too.
+        per_rank: The names that each rank of a shared run also writes under its label.
+        limits: Time limits in seconds, and how many rows may wait: `dist_wandb.Limits`, or a mapping of its arguments.
+        config_sync: What to do if ranks pass different configs: `"warn"`, `"check"` or `"off"`.
         system_metrics: Whose hardware metrics are recorded: `"primary"` or `"all-nodes"`.
         strict: Whether a run that cannot be opened is an error.
-        unit: Which ranks' numbers belong together, where not all do: a group, a mesh, a list of ranks, or the name of a
+        unit: The ranks whose numbers belong together, if not all: a group, a mesh, a list of ranks, or the name of a
             dimension of the framework's mesh.
         primary_rank: Global rank of the primary; -1 for the last one.
-        timings: Whether rows have how long each rank loads data and takes for the passes and the optimizer's step, and
-            which rank holds the others up (``docs/timings.md``). While the Trainer fits, it has one callback more; in
-            Fabric nothing is measured by itself.
+        timings: Whether to write how long each rank takes to load data, for the passes and for the optimizer's step,
+            and which rank holds the others up (``docs/timings.md``). The Trainer has one more callback while it fits;
+            in Fabric nothing is measured automatically.
         **kwargs: Further arguments of `wandb.init`; for `resume` see `dist_wandb.init`, and `id_in` for checkpoints.
 
     Raises:
@@ -83,14 +84,14 @@ class DistWandbLogger(WandbLogger):
         MisconfigurationException: `log_model` together with `offline`, as in the stock logger.
 
     Note:
-        Until the Trainer has started its processes, the ranks are not known. With ``run_mode="auto"``, `experiment` may
+        The ranks are not known until the Trainer has started its processes. With ``run_mode="auto"``, `experiment` may
         be used before, as with the stock logger. In the other modes pass `config=`, call `log_hyperparams` or `watch`
-        (they are kept until the run is open), or use `experiment` from `setup` on.
+        (they take effect when the run is opened), or use `experiment` from `setup` on.
 
-        Lightning's ddp strategy starts the script again for each further rank. They find the run id in a small file in
-        the directory for temporary files, which exists as long as this process. The environment is changed only as by
-        the stock logger: ``offline=True`` sets `WANDB_MODE` to ``dryrun`` when the run is opened, so whatever this
-        process opens afterwards is offline too.
+        Lightning's ddp strategy starts the script again for each further rank. These processes find the run id in a
+        small file in the directory for temporary files, which exists as long as this process. The environment is
+        changed only as by the stock logger: ``offline=True`` sets `WANDB_MODE` to ``dryrun`` when the run is opened, so
+        any run that this process opens afterwards is offline too.
 
     Example:
         Two ranks::
@@ -151,8 +152,8 @@ class DistWandbLogger(WandbLogger):
         argument_checks.check_init_arguments(self._wandb_init, INTEGRATION)
         if experiment is not None and not self._options.is_rank_0_primary:
             raise ConfigurationError(
-                f"experiment= hands DistWandbLogger a run of rank 0, but primary_rank={self._options.primary_rank} has "
-                "another rank write. Leave one of them out."
+                "experiment= hands DistWandbLogger a run of rank 0, but with "
+                f"primary_rank={self._options.primary_rank} another rank writes. Leave one of them out."
             )
         if experiment is not None and self._options.run_mode != "auto":
             raise ConfigurationError(
@@ -166,7 +167,7 @@ class DistWandbLogger(WandbLogger):
 
     @property
     def experiment(self) -> AnyRun:
-        """The W&B run of this rank. On a rank without one, something that accepts every use and does nothing.
+        """The W&B run of this rank; on a rank without a run, a stand-in that accepts every use and does nothing.
 
         Raises:
             ConfigurationError: It was used before the Trainer started its processes, and the run that was opened then
@@ -181,7 +182,7 @@ class DistWandbLogger(WandbLogger):
         """Log one row of this rank; called by Lightning on every rank.
 
         Epoch means are weighted with the number of samples behind them on each rank, so that their mean over ranks is
-        the mean over all samples: rank 0 with 1.0 of 2 samples and rank 1 with 3.0 of 1 give 1.667.
+        the mean over all samples: 1.0 from 2 samples on rank 0 and 3.0 from 1 sample on rank 1 give 1.667.
 
         Args:
             metrics: Values by name.
@@ -192,12 +193,12 @@ class DistWandbLogger(WandbLogger):
             return
         self._holder.announce()
         if self._module is None and session.topology.world_size > 1:
-            session.catch_sigterm()  # in Fabric nobody does; the Trainer has by now, to save a checkpoint
+            session.catch_sigterm()  # Fabric does not; the Trainer has done so by now, to save a checkpoint
         weights = self._weights_of(metrics) if session.brings_together else None
         session.log(stock_methods.prefixed(self, metrics), step, weights or None)
 
     def log_graph(self, model: nn.Module, input_array: Tensor | None = None) -> None:
-        """Remember which module the Trainer works with; called by it on every rank. Logs no graph.
+        """Remember the Trainer's module; called by the Trainer on every rank. Logs no graph.
 
         Args:
             model: The module.
@@ -212,29 +213,29 @@ class DistWandbLogger(WandbLogger):
                 measure(trainer, lambda: self._holder.session)
 
     def log_hyperparams(self, params: dict[str, Any] | Namespace) -> None:
-        """Write hyperparameters into the config of this rank's run; kept until the run is open.
+        """Write hyperparameters into the config of this rank's run, once it is open.
 
         Args:
-            params: Names and values, or the namespace of an argument parser.
+            params: Values by name, or the namespace of an argument parser.
         """
         self._once_open(stock_methods.log_hyperparams, params)
 
     def watch(
         self, model: nn.Module, log: str | None = "gradients", log_freq: int = 100, log_graph: bool = True
     ) -> None:
-        """Log gradients and parameters of `model` from this rank, if it writes plain names; kept until the run is open.
+        """Log gradients and parameters of `model` from this rank, if it writes plain names, once its run is open.
 
         Args:
             model: The module to watch.
             log: `"gradients"`, `"parameters"`, `"all"` or `None`.
-            log_freq: Number of backward passes between two histograms.
+            log_freq: Number of backward passes from one histogram to the next.
             log_graph: Whether to log the model's graph.
         """
         self._once_open(stock_methods.watch, model, log, log_freq, log_graph)
 
     _log_table = stock_methods.where_runs_are(WandbLogger.log_table)
     _log_image = stock_methods.where_runs_are(WandbLogger.log_image)
-    if not TYPE_CHECKING:  # for type checkers they are the stock logger's
+    if not TYPE_CHECKING:  # type checkers see the stock logger's methods
         log_text = stock_methods.where_runs_are(WandbLogger.log_text)
         log_audio = stock_methods.where_runs_are(WandbLogger.log_audio)
         log_video = stock_methods.where_runs_are(WandbLogger.log_video)
@@ -253,11 +254,11 @@ class DistWandbLogger(WandbLogger):
         """Log a table, from `columns` and `data` or from `dataframe`.
 
         Args:
-            key: Its name.
+            key: Name of the table.
             columns: Names of the columns.
             data: Rows.
-            dataframe: A data frame of pandas, in place of the two.
-            step: Value of ``trainer/global_step`` in its row.
+            dataframe: A pandas data frame, instead of `columns` and `data`.
+            step: Value of ``trainer/global_step`` in the row of the table.
             gather: Whether the rows of all ranks become one table (`dist_wandb.gathered`); call it on every rank.
             limit: As in `dist_wandb.gathered`; only with `gather`.
 
@@ -283,12 +284,12 @@ class DistWandbLogger(WandbLogger):
         limit: int | None = None,
         **kwargs: Any,
     ) -> None:
-        """Log images: tensors, arrays, images of PIL, paths.
+        """Log images.
 
         Args:
-            key: Their name.
-            images: The images.
-            step: Value of ``trainer/global_step`` in their row.
+            key: Name of the images.
+            images: Tensors, arrays, PIL images or paths.
+            step: Value of ``trainer/global_step`` in the row of the images.
             gather: Whether the images of all ranks become one panel (`dist_wandb.gathered`); call it on every rank.
             limit: As in `dist_wandb.gathered`; only with `gather`.
             **kwargs: Arguments of `wandb.Image`, as lists with one item per image; with `gather` not `masks`.
@@ -307,29 +308,29 @@ class DistWandbLogger(WandbLogger):
 
     @property
     def version(self) -> str | None:
-        """Id of the run that this rank's numbers go to, as far as it is known; else the id given to the constructor."""
+        """Id of the run that receives this rank's numbers, if it is known; else the id given to the constructor."""
         if self._experiment is not None:
             return self._experiment.id
         return self._holder.known_id
 
     @staticmethod
     def id_in(checkpoint: str | os.PathLike[str], logger: int = 0, *, weights_only: bool = True) -> str:
-        """The run id in a checkpoint that a Trainer with this logger has saved, to continue its runs.
+        """Read the run id from a checkpoint that a Trainer with this logger has saved, to continue its runs.
 
         Args:
             checkpoint: Path of the checkpoint: a file, or the directory of a sharded one.
-            logger: Which logger's, in the order in which the script made them, where it had several.
-            weights_only: Whether only plain data is read, up to 64 MiB, and nothing of the file is executed. Otherwise
-                `torch.load` reads all of it, which may execute code: for files that you trust.
+            logger: Index of the logger, in the order in which the script created its loggers.
+            weights_only: Whether to read only plain data, up to 64 MiB, and execute nothing in the file. Otherwise
+                `torch.load` reads all of it, which may execute code: only for files that you trust.
 
         Returns:
-            The id that the runs of all ranks are made from.
+            The id from which the run ids of all ranks are made.
 
         Raises:
-            ReadError: The file cannot be read, or holds no id that W&B takes.
+            ReadError: The file cannot be read, or does not contain an id that W&B accepts.
 
         Example:
-            Two ranks with ``run_mode="new"``, which go on with the runs ``ID-rank-0`` and ``ID-rank-1``::
+            Two ranks with ``run_mode="new"``, which continue the runs ``ID-rank-0`` and ``ID-rank-1``::
 
                 logger = DistWandbLogger(run_mode="new", id=DistWandbLogger.id_in("last.ckpt"), resume="allow")
                 Trainer(strategy="ddp", devices=2, logger=logger).fit(model, ckpt_path="last.ckpt")
@@ -337,10 +338,10 @@ class DistWandbLogger(WandbLogger):
         return base_id_in(checkpoint, logger, weights_only=weights_only)
 
     def finalize(self, status: str) -> None:
-        """Log the checkpoints that are due, as the stock logger does; finish the run if this process ends with it.
+        """Log the remaining checkpoints, as the stock logger does; finish the run if the Trainer ends this process.
 
         Args:
-            status: `"success"`, or anything else for a failure.
+            status: `"success"`, or any other value for a failure.
         """
         super().finalize(status)
         session = self._holder.session
@@ -348,33 +349,33 @@ class DistWandbLogger(WandbLogger):
             return
         session.fail(1 if status == "failed" else None)
         if status == "success":
-            session.flush(together=True)  # on all ranks; what users read afterwards must be there
+            session.flush(together=True)  # on all ranks, so that users can read the values afterwards
         if self._holder.launch.is_child:
             session.finish(exit_code=None if status == "success" else 1)
             self._holder.session = self._experiment = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Prepare for the processes of ddp_spawn: nothing of theirs comes back, so the ids are fixed here."""
+        """Prepare for the processes of ddp_spawn: they return nothing to this one, so the ids are fixed here."""
         if self._holder.may_hold_run_for_children:
-            _ = self.experiment  # as the stock logger: one run for all that the Trainer does, held by this process
+            _ = self.experiment  # as in the stock logger: this process holds one run for all stages of the Trainer
         else:
             self._holder.prepare_spawn(self._experiment)
         holder = self._holder.for_copy(self._experiment)
         return {**self.__dict__, "_holder": holder, "_experiment": None, "_module": None}
 
     def _weights_of(self, metrics: Mapping[str, float]) -> Mapping[str, float | Tensor]:
-        """The weights of a row as Lightning gives it, by the names that the row gets here."""
+        """The weights of Lightning's row, by the names in our row."""
         return stock_methods.prefixed(self, epoch_weights(self._module() if self._module else None, metrics))
 
     def _once_open(self, function: Callable[..., None], *args: Any) -> None:
-        """Make a call on the run now; or, if it could open the wrong run before the ranks are known, later."""
+        """Call a function with the session; later, if that could open the wrong run before the ranks are known."""
         if self._holder.may_open:
             function(self, self._open(), *args)
         else:
             self._kept_calls.append((function, args))
 
     def _open(self) -> Session | None:
-        """The session, as `SessionHolder.open` has it; what the stock logger's methods look at is up to date then."""
+        """Return the session as `SessionHolder.open` does, and update the attribute that the stock methods use."""
         before = self._holder.session
         session = self._holder.open(self._experiment)
         if session is not None and session is not before:

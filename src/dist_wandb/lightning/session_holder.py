@@ -1,28 +1,30 @@
-"""The session of one logger: opened once the ranks are known, and known to copies of the logger in other processes.
+"""The session of one logger. It is opened once the ranks are known, also by copies of the logger in other processes.
 
-A logger is made before the Trainer has started its processes, so its session comes in up to two steps:
+A logger is created before the Trainer has started its processes, so its session goes through up to three states:
 
-- *None yet.* Nobody has asked for the run, or this is not the first process and its rank is not known.
-- *Provisional.* The ranks are not known, but this is the process that a world of one would be: its session is that of a
-  world of one. Its run is adopted by the next session, if that one's plan has the same run; otherwise it is an error.
-- *Final.* The ranks are known, by torch.distributed or a launcher. It stays until the end.
+- *None.* The run has not been requested, or this is not the first process and its rank is not known.
+- *Provisional.* The ranks are not known, but this is the process that a world of one would be, so its session is the
+  session of a world of one. The next session adopts its run if the plan has the same run; otherwise it is an error.
+- *Final.* The ranks are known, from torch.distributed or a launcher. The session stays open until the end.
 
-A copy of the logger in a process that ddp_spawn has made begins with none, and with the run of its parent, if that had
-one to hold for all of them (`LaunchState`): so fit and test are one run in `auto` mode. In other modes the new
-processes of each stage open the same ids again, which W&B continues. A logger that was given an id does not take over
-the run of another one of this process.
+A copy of the logger in a process of ddp_spawn begins without a session, and with the run of its parent, if the parent
+holds one for all of them (`LaunchState`): so fit and test are one run in `auto` mode. In other modes the new processes
+of each stage open the same ids again, which W&B continues. A logger that was given an id does not take over the run of
+another logger of this process.
 """
 
 from __future__ import annotations
 
+import inspect
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from lightning.pytorch import Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.lightning.launch_state import LaunchState, is_spawning, known_topology
 from dist_wandb.lightning.script_ids import ScriptIds
-from dist_wandb.lightning.strategy_mesh import MODEL_PARALLEL, mesh_in_use
 from dist_wandb.restart import resuming
 from dist_wandb.restart.store import RestartStore
 from dist_wandb.runs import axes, handover, requested, run_metadata
@@ -34,12 +36,17 @@ from dist_wandb.topology.launch import Launch
 from dist_wandb.topology.model import Topology
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from dist_wandb.runs.null_run import Run
     from dist_wandb.settings.options import Options
     from dist_wandb.settings.plan import RunPlan
+    from dist_wandb.topology.units import Mesh
 
 INTEGRATION = "DistWandbLogger"
 _STEP_METRIC = "trainer/global_step"
+_MODEL_PARALLEL = frozenset({"tensor_parallel"})
+"""Dimensions of the mesh of `ModelParallelStrategy` along which ranks hold parts of one replica of the model."""
 _script_ids = ScriptIds()
 
 
@@ -49,12 +56,11 @@ class SessionHolder:
     Args:
         options: The checked arguments of the logger.
         arguments: Arguments of `wandb.init`, as the stock logger has them.
-        is_offline: Whether the logger was made with ``offline=True``.
+        is_offline: Whether the logger was created with ``offline=True``.
 
     Attributes:
-        options: As above.
         session: The session, once it is open.
-        launch: What is known of this process and related ones.
+        launch: What is known about this process and related ones.
         number: Index of the logger in the script.
         base_id: The base id of all runs, as far as it is known here.
     """
@@ -65,30 +71,23 @@ class SessionHolder:
         self.launch: LaunchState = LaunchState()
         self._arguments = arguments
         self._is_offline = is_offline
-        self._wanted_id: str | None = arguments.get("id")
+        self._requested_id: str | None = arguments.get("id")
         self.number: int
         self.base_id: str
-        self.number, self.base_id = _script_ids.take(self._wanted_id or make_id())
-        self._look_back()
+        self.number, self.base_id = _script_ids.take(self._requested_id or make_id())
+        self._find_earlier_start()
 
     def for_copy(self, run: Run | None) -> SessionHolder:
-        """The holder of a copy of the logger, for example in a process that is being spawned.
-
-        Args:
-            run: The run that is open in this process, if there is one.
-        """
+        """Return the holder for a copy of the logger. Arguments as in `LaunchState.for_copy`."""
         copied = SessionHolder.__new__(SessionHolder)
         copied.__dict__.update(self.__dict__, session=None, launch=self.launch.for_copy(run))
         return copied
 
     def prepare_spawn(self, run: Run | None) -> None:
-        """Leave opening the runs to the processes that are being spawned, if this one may not hold theirs.
-
-        Args:
-            run: The run that is open in this process, if there is one.
+        """Let the processes that are being spawned open the runs, if this process may not hold a run for them.
 
         Raises:
-            ConfigurationError: There is one, but those processes need runs of their own.
+            ConfigurationError: A run is open here, but those processes need runs of their own.
         """
         if is_spawning() and self.session is None:
             self.launch.has_children = True
@@ -97,7 +96,7 @@ class SessionHolder:
 
     @property
     def may_hold_run_for_children(self) -> bool:
-        """Whether the run of this node's processes is certain before they exist."""
+        """Whether the run of this node's processes is known before they exist."""
         node_rank = Launch.detect().node_rank
         return self._is_run_of_rank_0 and (
             node_rank is None or (node_rank == 0 and self.options.rank_scope == "global")
@@ -105,31 +104,31 @@ class SessionHolder:
 
     @property
     def _is_run_of_rank_0(self) -> bool:
-        """Whether the job has one run, or one of each node, that its first rank opens."""
+        """Whether the first rank opens the only run of the job, or of its node."""
         return self.options.run_mode == "auto" and self.options.is_rank_0_primary
 
     @property
     def may_open(self) -> bool:
-        """Whether the run that could be opened now is the right one."""
+        """Whether a run that is opened now is certain to be the right one."""
         return self._is_run_of_rank_0 or self.session is not None or known_topology() is not None
 
     @property
     def known_id(self) -> str | None:
-        """Id of the run that this rank's numbers go to, as far as it is known; else the requested one."""
+        """Id of the run that receives this rank's numbers, if it is known; else the requested id."""
         if self.session is not None:
             return self.session.id
         knows_base_id = self.launch.has_children or Launch.detect().is_lightning_child
-        return self.base_id if knows_base_id else self._wanted_id
+        return self.base_id if knows_base_id else self._requested_id
 
     def open(self, run: Run | None) -> Session | None:
-        """The session, as soon as the ranks are known; before that, in the first process alone, that of a world of one.
+        """Return the session once the ranks are known; until then, in the first process, a session of a world of one.
 
         Args:
             run: The run that is open in this process: of the provisional session, or the user's.
         """
         session = self.session
         if session is not None and session.topology.world_size > 1:
-            if not session.has_met:  # called for every row
+            if not session.has_met:  # checked first, because this method is called for every row
                 session.meet(self._init_arguments(session.topology), INTEGRATION, self.number)
             return session
         topology = Topology.from_torch_distributed() or (known_topology() if session is None else None)
@@ -140,14 +139,14 @@ class SessionHolder:
         return self._open(topology or Topology.single(), run)
 
     def announce(self) -> None:
-        """Print the line at the start, once it is certain: a world of one may grow until the first row is logged."""
+        """Print the line at the start, once it is final: a world of one may grow until the first row is logged."""
         if self.session is not None and not self.launch.is_announced:
             self.launch.is_announced = True
-            self.session.announce(self.launch.place)
+            self.session.announce(self.launch.location)
 
-    def _look_back(self) -> None:
-        """Find the base id before there are ranks, if an earlier start of the job is continued."""
-        if self._wanted_id is not None or not self.launch.is_first_process or Launch.detect().is_lightning_child:
+    def _find_earlier_start(self) -> None:
+        """Find the base id before the ranks are known, if an earlier start of the job is continued."""
+        if self._requested_id is not None or not self.launch.is_first_process or Launch.detect().is_lightning_child:
             return
         name = resuming.session_name(INTEGRATION, self.number)
         earlier = RestartStore(name, self.options, Topology.single(), self._arguments).find()
@@ -157,10 +156,10 @@ class SessionHolder:
 
     def _open(self, topology: Topology, run: Run | None) -> Session:
         if topology.world_size > 1:
-            self.options = self.options.in_mesh(mesh_in_use(), MODEL_PARALLEL, topology.global_rank)
+            self.options = self.options.in_mesh(_mesh_in_use(), _MODEL_PARALLEL, topology.global_rank)
         provisional, running = self.session, run_metadata.running_run()
-        is_another = provisional is None and self._is_another(running)
-        in_hand = None if is_another else self._run_in_hand(topology, run)
+        is_another = provisional is None and self._is_another_loggers(running)
+        available = None if is_another else self._available_run(topology, run)
         if self._is_offline and run is None:
             requested.set_offline()
         uses_tensorboard = bool(self._arguments.get("sync_tensorboard"))
@@ -171,12 +170,12 @@ class SessionHolder:
             topology=topology,
             step_metric=None if uses_tensorboard else _STEP_METRIC,
             number=self.number,
-            proposed_id=in_hand.id if in_hand else self.base_id,
-            adopt=lambda plan: self._adopt(in_hand, plan),
+            proposed_id=available.id if available else self.base_id,
+            adopt=lambda plan: self._adopt(available, plan),
             create_new=topology.world_size > 1 or is_another,
             announces=False,
             catches_sigterm=False,  # the Trainer does, to save a checkpoint
-            restarts=topology.world_size > 1,  # of a world of one W&B's own way of resuming holds
+            restarts=topology.world_size > 1,  # a world of one resumes in W&B's own way
             as_given=True,
         )
         if provisional is not None:
@@ -191,20 +190,22 @@ class SessionHolder:
         return session
 
     def _init_arguments(self, topology: Topology) -> dict[str, Any]:
-        """In a world of one exactly the stock logger's; otherwise complete, without its `anonymous` that is not set."""
+        """The stock logger's arguments in a world of one; else with its defaults, and without an unset `anonymous`."""
         if topology.world_size == 1:
             return self._arguments
         arguments = {name: value for name, value in self._arguments.items() if name != "anonymous" or value}
         stock = {"resume": "allow", **({"mode": "offline"} if self._is_offline else {})}  # the stock logger's defaults
-        unset = {name: value for name, value in stock.items() if arguments.get(name) is None}  # as LightningCLI's
+        unset = {
+            name: value for name, value in stock.items() if arguments.get(name) is None
+        }  # LightningCLI passes None
         return {**arguments, **unset}
 
-    def _is_another(self, running: Run | None) -> bool:
-        """Whether the run of this process is another logger's, and not the one requested of this logger."""
-        return running is not None and self._wanted_id not in (None, running.id) and holds(running)
+    def _is_another_loggers(self, running: Run | None) -> bool:
+        """Whether the run of this process belongs to another logger, and is not the one requested from this logger."""
+        return running is not None and self._requested_id not in (None, running.id) and holds(running)
 
-    def _run_in_hand(self, topology: Topology, run: Run | None) -> Run | None:
-        """The run of this process to use: the early one, the user's, or in `auto` mode the running one."""
+    def _available_run(self, topology: Topology, run: Run | None) -> Run | None:
+        """The run of this process to use: the provisional one, the user's, or in `auto` mode the running one."""
         if self.session is not None or run is not None:
             return run
         running = run_metadata.running_run() if self._is_run_of_rank_0 else None
@@ -216,18 +217,18 @@ class SessionHolder:
         )
         return running
 
-    def _adopt(self, in_hand: Run | None, plan: RunPlan) -> Run | None:
-        """The run to use instead of opening one: `in_hand`, or the parent's in a process of ddp_spawn."""
-        if in_hand is None:
+    def _adopt(self, available: Run | None, plan: RunPlan) -> Run | None:
+        """The run to use instead of opening one: `available`, or the parent's in a process of ddp_spawn."""
+        if available is None:
             parents_run = self.launch.parents_run
             return handover.unpickled(parents_run) if parents_run and plan.run_mode == "auto" else None
-        if self.session is not None and (plan.shared or plan.run_id != in_hand.id):
-            raise _opened_too_early(in_hand.id, plan.run_mode, f"the run {plan.run_id!r} here")
-        return in_hand
+        if self.session is not None and (plan.shared or plan.run_id != available.id):
+            raise _opened_too_early(available.id, plan.run_mode, f"the run {plan.run_id!r} here")
+        return available
 
 
 def holder_of(logger: object) -> SessionHolder | None:
-    """The holder of a logger; `None` if it is not a `DistWandbLogger`."""
+    """Return the holder of a logger; `None` if it is not a `DistWandbLogger`."""
     holder = getattr(logger, "_holder", None)
     return holder if isinstance(holder, SessionHolder) else None
 
@@ -238,3 +239,22 @@ def _opened_too_early(run_id: str, run_mode: str, needs: str) -> ConfigurationEr
         f"run_mode={run_mode!r} needs {needs}. Use logger.experiment from setup() on; pass config with "
         "log_hyperparams(), which waits for the run."
     )
+
+
+def _mesh_in_use() -> Mesh | None:
+    """Find the `DeviceMesh` of the strategy that a Trainer is setting up; `None` without one.
+
+    Lightning asks its loggers for their experiments before it passes them its module, which leads to the Trainer, and
+    does not pass itself. So the Trainer is looked up in the calling frames. If Lightning's functions have no such
+    variable, the unit is all ranks, as without a mesh, and tests/e2e/test_meshes.py fails.
+    """
+    frame: FrameType | None = inspect.currentframe()
+    while frame is not None:
+        for name in ("trainer", "self"):
+            trainer = frame.f_locals.get(name) if frame.f_globals.get("__name__", "").startswith("lightning.") else None
+            if isinstance(trainer, Trainer):
+                with suppress(RuntimeError):  # not set up yet
+                    return getattr(trainer.strategy, "device_mesh", None)
+                return None
+        frame = frame.f_back
+    return None

@@ -1,4 +1,4 @@
-"""The stock logger's methods for our logger, once its session is open."""
+"""Methods of the stock logger, adapted to our logger once its session is open."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _Item = TypeVar("_Item")
 
 
 def file_policy(policy: str) -> dict[str, Any]:
-    """The argument `add_file_policy`, where the stock logger has it: Lightning 2.6 and newer."""
+    """Return the argument `add_file_policy` if the stock logger has it: in Lightning 2.6 and newer."""
     if "add_file_policy" in inspect.signature(WandbLogger.__init__).parameters:
         return {"add_file_policy": policy}
     if policy != "mutable":
@@ -34,15 +34,15 @@ def file_policy(policy: str) -> dict[str, Any]:
 
 
 def where_runs_are(stock_method: Callable[..., None]) -> Callable[..., None]:
-    """A method of the stock logger for media, on all ranks that have a run: W&B's objects for media are files.
+    """Make a media method of the stock logger work on all ranks that have a run: W&B's media objects are files.
 
-    In the stock logger only rank 0 does it. Its wrapper is removed, because the session decides where they go.
+    In the stock logger it works on rank 0 only. That wrapper is removed, because the session decides who writes.
     """
     method = inspect.unwrap(stock_method)
 
     @functools.wraps(method)
     def log(self: DistWandbLogger, *args: Any, **kwargs: Any) -> None:
-        session = self._open()  # a method of the logger's
+        session = self._open()  # the logger's own method
         if session is not None and session.plan.opens_run:
             method(self, *args, **kwargs)
 
@@ -52,13 +52,13 @@ def where_runs_are(stock_method: Callable[..., None]) -> Callable[..., None]:
 def watch(
     logger: DistWandbLogger, session: Session | None, model: nn.Module, log: str | None, log_freq: int, log_graph: bool
 ) -> None:
-    """W&B writes watched values under plain names, which in a shared run only the primary writes."""
+    """Watch a model on the primary only: W&B writes watched values under plain names."""
     if session is not None and session.plan.primary:
         WandbLogger.watch(logger, model, log, log_freq, log_graph)
 
 
 def log_hyperparams(logger: DistWandbLogger, session: Session | None, params: dict[str, Any] | Namespace) -> None:
-    """In a shared run, other ranks do not write what the primary has written: W&B keeps the last value."""
+    """Write hyperparameters; in a shared run, other ranks do not overwrite the primary's: W&B keeps the last value."""
     write = inspect.unwrap(WandbLogger.log_hyperparams)
     if session is None or not session.plan.shared or session.plan.primary:
         write(logger, params)
@@ -69,7 +69,7 @@ def log_hyperparams(logger: DistWandbLogger, session: Session | None, params: di
 
 
 def prefixed(logger: DistWandbLogger, row: Mapping[str, _Item]) -> Mapping[str, _Item]:
-    """A row with the names that it has in the run."""
-    if not logger._prefix:  # noqa: SLF001  # the stock logger's
+    """Return a row under the names that it has in the run."""
+    if not logger._prefix:  # noqa: SLF001  # an attribute of the stock logger
         return row
     return {f"{logger._prefix}{logger.LOGGER_JOIN_CHAR}{name}": value for name, value in row.items()}  # noqa: SLF001

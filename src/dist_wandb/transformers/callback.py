@@ -1,7 +1,7 @@
 """The integration for the Hugging Face Trainer: `DistWandbCallback`, in place of its `WandbCallback`.
 
-The Trainer calls its callbacks on every rank. The stock one acts where `state.is_world_process_zero`; this one opens a
-session on all ranks, logs on all of them, and lets the stock methods act on the primary, on the run of the session.
+The Trainer calls its callbacks on every rank. The stock callback acts if `state.is_world_process_zero`; this one opens
+a session and logs on all ranks, and lets the stock methods act on the primary, with the run of the session.
 """
 
 from __future__ import annotations
@@ -52,33 +52,34 @@ _IN_SUMMARY = ("train_runtime", "train_samples_per_second", "train_steps_per_sec
 class DistWandbCallback(WandbCallback):  # type: ignore[misc]  # its base class is not typed
     """Weights & Biases callback for the Hugging Face Trainer that reaches all ranks.
 
-    Give an instance in `callbacks`, with ``report_to="none"``, or ``report_to="dist_wandb"`` once
-    `dist_wandb.transformers` is imported. The variables of the stock callback (`WANDB_PROJECT`, `WANDB_WATCH`,
-    `WANDB_LOG_MODEL`) hold.
+    Pass an instance in `callbacks`, with ``report_to="none"``; or pass ``report_to="dist_wandb"`` once
+    `dist_wandb.transformers` is imported. The environment variables of the stock callback (`WANDB_PROJECT`,
+    `WANDB_WATCH`, `WANDB_LOG_MODEL`) have the same effect here.
 
     Args:
         project: Name of the W&B project; `WANDB_PROJECT` by default, else ``"huggingface"``.
         run_mode: Which ranks open a run: `"auto"`, `"shared"` or `"new"`. All options: see `dist_wandb.init`.
         rank_scope: Which ranks are one unit: `"global"` (all) or `"worker"` (those of a node).
-        reduce: How one number comes from the ranks' numbers. What the Trainer has reduced is not summed again.
-        spread: Of which names the spread over ranks is written too.
-        per_rank: Which names each rank of a shared run also writes under its label.
-        limits: How long, and how much, is waited: `dist_wandb.Limits`, or a mapping of its arguments.
-        config_sync: What to do about ranks that pass different configs: `"warn"`, `"check"` or `"off"`.
+        reduce: How the numbers of the ranks are reduced to one. Numbers that the Trainer has reduced are not summed.
+        spread: The names whose spread over ranks is written too.
+        per_rank: The names that each rank of a shared run also writes under its label.
+        limits: Time limits in seconds, and how many rows may wait: `dist_wandb.Limits`, or a mapping of its arguments.
+        config_sync: What to do if ranks pass different configs: `"warn"`, `"check"` or `"off"`.
         system_metrics: Whose hardware metrics are recorded: `"primary"` or `"all-nodes"`.
         strict: Whether a run that cannot be opened is an error.
-        unit: Which ranks' numbers belong together, where not all do: a group, a mesh, a list of ranks, or the name of a
+        unit: The ranks whose numbers belong together, if not all: a group, a mesh, a list of ranks, or the name of a
             dimension of Accelerate's mesh.
         primary_rank: Global rank of the primary; -1 for the last one.
         timings: Whether to measure loading, forward pass, backward pass and update of each rank while the Trainer
-            trains, and to name the rank that holds the others up: its loader, model and optimizer have hooks meanwhile.
+            trains, and to name the rank that holds the others up. Meanwhile the loader, the model and the optimizer
+            have hooks.
         **init_kwargs: Further arguments of `wandb.init`. They take precedence over those of `TrainingArguments`.
 
     Raises:
         ConfigurationError: An argument that cannot be honoured; the nearest argument of `wandb.init` is named.
 
     Example:
-        Two processes under torchrun, of which each computes a number of its own::
+        Two processes under torchrun, each of which computes a number of its own::
 
             class OwnTrainer(Trainer):
                 def log(self, logs, *args, **kwargs):
@@ -87,7 +88,7 @@ class DistWandbCallback(WandbCallback):  # type: ignore[misc]  # its base class 
 
             arguments = TrainingArguments("out", report_to="none")
             trainer = OwnTrainer(model, arguments, ..., callbacks=[DistWandbCallback()])
-            trainer.train()  # rank 0 writes train/reward 1.5, and train/loss as the Trainer has brought it together
+            trainer.train()  # rank 0 writes train/reward=1.5, and train/loss as the Trainer has reduced it
     """
 
     def __init__(
@@ -127,24 +128,24 @@ class DistWandbCallback(WandbCallback):  # type: ignore[misc]  # its base class 
 
     @property
     def run(self) -> AnyRun | None:
-        """The W&B run of this rank; on a rank without one, something that accepts every use and does nothing."""
+        """The W&B run of this rank; on a rank without a run, a stand-in that accepts every use and does nothing."""
         return None if self._session is None else self._session.run
 
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        """Note what the Trainer reports to: a search by W&B writes "wandb" there later, without the stock callback."""
+        """Record `report_to` now: a W&B sweep later writes "wandb" into it, without the stock callback."""
         self._reports_to_wandb = "wandb" in args.report_to
 
     def setup(self, args: Any, state: Any, model: Any = None, **kwargs: Any) -> None:
-        """Open this rank's part, and let the stock callback set up the run of the primary."""
-        if self._reports_to_wandb is None:  # added to the Trainer after it was made
+        """Open the session of this rank, and let the stock callback set up the run of the primary."""
+        if self._reports_to_wandb is None:  # the callback was added to an existing Trainer
             self.on_init_end(args, state, None)
         if self._reports_to_wandb and args.process_index == 0:
             self._notices.warn(
                 "both",
-                "the Trainer also reports to wandb (report_to), whose own callback writes the same names a second time "
-                'from rank 0 alone. Pass TrainingArguments(report_to="none").',
+                "the Trainer also reports to wandb (report_to): the stock callback writes the same names a second "
+                'time, from rank 0 only. Pass TrainingArguments(report_to="none").',
             )
-        of_script = current()  # as the stock callback takes a run that is open
+        of_script = current()  # the stock callback also uses a run that is open
         self._session, self._has_other_axis = of_script or self._open(args, state), of_script is not None
         self._wandb = _AsWandb(self._session)
         super().setup(args, _seen_by_stock(state, self._session.plan.primary), model, **kwargs)
@@ -159,13 +160,13 @@ class DistWandbCallback(WandbCallback):  # type: ignore[misc]  # its base class 
         if not self._is_open():
             self.setup(args, state, model, **kwargs)
         if self._prepared is not None:
-            self._prepared.end()  # of a training that has failed
-            is_compiled = getattr(args, "torch_compile", False)  # hooks inside would be compiled as well
+            self._prepared.end()  # for a training that has failed before
+            is_compiled = getattr(args, "torch_compile", False)  # the hooks would be compiled as well
             trained = [kwargs.get("train_dataloader"), kwargs.get("optimizer"), None if is_compiled else model]
             self._prepared.measure(trained)
 
     def on_log(self, args: Any, state: Any, control: Any, model: Any = None, logs: Any = None, **kwargs: Any) -> None:  # noqa: ARG002
-        """Log what the Trainer, or a subclass of it, logs on this rank."""
+        """Log the values that the Trainer, or a subclass of it, logs on this rank."""
         session = self._ready(args, state, model)
         for name in _IN_SUMMARY:
             if name in logs:
@@ -177,19 +178,19 @@ class DistWandbCallback(WandbCallback):  # type: ignore[misc]  # its base class 
         self._log(metrics, self._ready(args, state, kwargs.get("model")), state)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Upload a checkpoint from rank 0, which has saved it, with ``WANDB_LOG_MODEL=checkpoint``."""
+        """With ``WANDB_LOG_MODEL=checkpoint``, upload a checkpoint from rank 0, which has saved it."""
         if self._uploads(state):
             super().on_save(args, state, control, **kwargs)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Upload the model from rank 0, which saves it, with ``WANDB_LOG_MODEL=checkpoint`` or ``end``."""
+        """With ``WANDB_LOG_MODEL=checkpoint`` or ``end``, upload the model from rank 0, which saves it."""
         if self._prepared is not None:
             self._prepared.end()
         if self._uploads(state):
             super().on_train_end(args, state, control, **kwargs)
 
     def _uploads(self, state: Any) -> bool:
-        """Whether this rank uploads the model: the rank that the Trainer saves it on, if it has a run."""
+        """Whether this rank uploads the model: rank 0, on which the Trainer saves it, if it has a run."""
         if not (state.is_world_process_zero and self._log_model.is_enabled and self._session is not None):
             return False
         if not self._session.plan.opens_run:
@@ -201,18 +202,18 @@ class DistWandbCallback(WandbCallback):  # type: ignore[misc]  # its base class 
         return bool(self._session.plan.opens_run)
 
     def _log(self, values: Mapping[str, Any], session: Session, state: Any) -> None:
-        """Log values under the stock callback's names, with its x axis also where the script's session has another."""
+        """Log values under the stock callback's names, and its x axis too if the script's session has another one."""
         axis = {_STEP_METRIC: state.global_step} if self._has_other_axis else {}
         session.log({**rewrite_logs(values), **axis}, state.global_step)
 
     def _is_open(self) -> bool:
-        """Whether there is a session that nobody has finished."""
+        """Whether there is a session that is not finished."""
         return bool(self._initialized) and self._session in open_sessions()
 
     def _ready(self, args: Any, state: Any, model: Any) -> Session:
         if not self._is_open():
             self.setup(args, state, model)
-        if self._session is None:  # a subclass with a setup of its own
+        if self._session is None:  # a subclass overrides setup
             self._session = self._open(args, state)
         return self._session
 
@@ -231,23 +232,19 @@ class DistWandbCallback(WandbCallback):  # type: ignore[misc]  # its base class 
             topology=topology,
             step_metric=_STEP_METRIC,
             proposed_id=running.id if running else None,
-            adopt=lambda _plan: running,  # as the stock callback takes a run that is open
+            adopt=lambda _plan: running,  # the stock callback also uses a run that is open
         )
 
 
 def _seen_by_stock(state: Any, is_primary: bool) -> Any:
-    """The state for the stock callback's methods, which act on its process zero: the primary of a unit."""
+    """Return the state for the stock callback's methods, which act on process zero: here, on the primary of a unit."""
     seen = copy.copy(state)
     seen.is_world_process_zero = is_primary
     return seen
 
 
 class _AsWandb:
-    """What the stock callback uses as the module wandb: on the run of one session.
-
-    Args:
-        session: The session.
-    """
+    """Replaces the module wandb in the stock callback, with the run of one session."""
 
     def __init__(self, session: Session) -> None:
         self._session = session

@@ -1,7 +1,7 @@
-"""Names of the numbers that the Trainer logs, which are the same on all ranks or count all of them already.
+"""The names of the Trainer's own numbers, which are the same on all ranks or already include all of them.
 
-The Trainer gathers its loss and the predictions behind the metrics, and its speeds count the samples of all ranks.
-Their mean over ranks is right, and a sum would count each number once for each rank.
+The Trainer gathers its loss and the predictions for its metrics, and its speeds count the samples of all ranks. The
+mean of these numbers over ranks is right; a sum would count each of them once per rank.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ ALREADY_REDUCED = (
 
 
 def without_second_sum(reduce: Reduce) -> Reduce:
-    """The reductions, with which what the Trainer has brought together is not summed again.
+    """Return the reductions, changed so that numbers that the Trainer has reduced are not summed over ranks.
 
-    Args:
-        reduce: As in `dist_wandb.init`. In a mapping what comes before ``"*"`` counts as it is.
+    In a mapping, names and patterns other than ``"*"`` keep their reduction.
     """
     means: dict[str, Reduction] = dict.fromkeys(ALREADY_REDUCED, "mean")
     given: Mapping[str, Reduction] = reduce if isinstance(reduce, Mapping) else {}

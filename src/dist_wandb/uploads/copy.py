@@ -90,17 +90,14 @@ def copy_files(files: Path, target: Path, *, follow: bool, leave_out: frozenset[
         name = entry.path.relative_to(files)
         if str(name) in leave_out:
             continue
-        copy = target / name
-        if entry.is_link and follow:
-            source = entry.path.resolve()
-            if source.is_file():
-                copy.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                copy_file(source, copy, may_link=_may_link(name))
-        elif entry.is_link:
+        if entry.is_link and not follow:
             raise UploadError(link_in_words(entry))
-        elif entry.is_file:
+        source, folder = (entry.path.resolve(), None) if entry.is_link else (entry.path, entry.folder)
+        if entry.is_file or (entry.is_link and source.is_file()):
+            copy = target / name
             copy.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            copy_file(entry.path, copy, may_link=_may_link(name), folder=entry.folder)
+            may_link = name.name not in _WRITTEN_BY_WANDB and name.parts[0] != "logs"
+            copy_file(source, copy, may_link=may_link, folder=folder)
 
 
 def link_in_words(entry: Entry) -> str:
@@ -140,17 +137,7 @@ def copy_file(source: Path, target: Path, *, may_link: bool, folder: int | None 
 
 
 def copy_below(top: Path, below: Path, target: Path) -> None:
-    """Copy a file below a folder, at any depth. No link below the folder is followed.
-
-    Args:
-        top: The folder.
-        below: The file's path relative to it.
-        target: The copy, in a directory to which others cannot write.
-
-    Raises:
-        UploadError: As of `copy_file`.
-        OSError: As of `copy_file`.
-    """
+    """Copy the file at the path `below` a folder, as `copy_file` does. No link below the folder is followed."""
     folder = os.open(top, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for name in below.parts[:-1]:
@@ -172,10 +159,6 @@ def _linked(source: str | Path, folder: int | None, target: Path, found: os.stat
         return True
     target.unlink()  # the file was replaced meanwhile
     raise UploadError(f"{source} was replaced while it was copied. Run the command again.")
-
-
-def _may_link(name: Path) -> bool:
-    return name.name not in _WRITTEN_BY_WANDB and name.parts[0] != "logs"
 
 
 def _below(folder: Path, handle: int, depth: int) -> Iterator[Entry]:

@@ -6,14 +6,14 @@ confirmed it (`log.py`), whatever the exit code of ``wandb sync``.
 
 *Order.* Files of one project and run id are one run. Secondaries go first, the primary last, one after the other:
 writers that take turns lose rows (wandb issue 12269), the server keeps the primary's name, tags and config, and its one
-completion arrives last. After restarts a rank has several files: they go in the order of their start, and only the
-primary's last one completes the run. Files of a resumed plain run go with ``resume="allow"``, because events and
-console would begin at line 0 again otherwise.
+completion arrives last. After restarts a rank has several files: they are sent in the order of their start, and only
+the primary's last file completes the run. Files of a resumed plain run are sent with ``resume="allow"``; otherwise
+events and console would begin at line 0 again.
 
-*Continued.* The copy (`copy`) lacks what the server has confirmed, damaged records and a last one without its end, at
-which ``wandb sync`` would stop. In a shared run it is sent as one more writer with the same label; a plain run is
-opened with ``resume="must"``, so that the server decides where it goes on. After an interrupted console,
-``output.log`` on the server has only the rest, because W&B's client rewrites it; the console's lines are complete.
+*Continued.* The copy (`copy`) lacks the confirmed lines, damaged records, and an incomplete last record, at which
+``wandb sync`` would stop. In a shared run it is sent as one more writer with the same label; a plain run is opened with
+``resume="must"``, so that the server decides where it continues. After an interrupted console, ``output.log`` on the
+server has only the rest, because W&B's client rewrites it; the console's lines are complete.
 
 *Locked.* A file is locked while it is uploaded (`flock`, inherited by ``wandb sync``, which outlives a killed parent;
 SIGTERM and SIGHUP end both, as Ctrl-C does). After a kill of everything the log has a request without an answer, and
@@ -115,7 +115,7 @@ def _check_unchanged(file: UploadFile) -> None:
 
 
 def remember(file: UploadFile) -> None:
-    """Record a file as uploaded because its trusted directory is marked so, for later uploads without trust.
+    """Record a file as uploaded if its trusted directory is marked as uploaded, for later uploads without trust.
 
     Raises:
         UploadError: The state directory cannot be written to.
@@ -221,7 +221,7 @@ def _resume(file: UploadFile) -> str | None:
 
 
 def _end(process: subprocess.Popen[bytes], attempt: Path) -> None:
-    """End ``wandb sync``, and wait for its child process, which ends by itself and logs until then."""
+    """End ``wandb sync``, and wait for its child process, which ends on its own and logs until then."""
     try:
         process.terminate()
         with suppress(subprocess.TimeoutExpired):

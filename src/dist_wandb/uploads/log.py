@@ -69,10 +69,7 @@ def read_attempt(directory: Path) -> Sent:
 
 
 def read_log(path: Path) -> Sent:
-    """Read one log of W&B's uploader, which may still be writing it.
-
-    Args:
-        path: The log; a missing one counts as no upload.
+    """Read one log of W&B's uploader, which may still be writing it. A missing log counts as no upload.
 
     Raises:
         ReadError: The log cannot be read, so it is unknown what the server has.

@@ -139,7 +139,7 @@ def mark_of(path: Path) -> Path:
 
 
 def files_of(path: Path) -> Path:
-    """The folder of a run's files. Beside a ``.wandb`` file outside of a run directory, no other file is the run's."""
+    """The folder of a run's files. Files next to a ``.wandb`` file outside of a run directory are not the run's."""
     return path.parent / "files" if is_in_run_directory(path) else path.parent / f"{path.name}.files"
 
 

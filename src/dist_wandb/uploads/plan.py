@@ -70,8 +70,8 @@ def is_uploaded(run: StoredRun) -> bool:
 def known_of(run: StoredRun, terms: Terms) -> Known:
     """Find out the state of earlier uploads of a file.
 
-    W&B's mark in the directory counts only if the directory is trusted. W&B's own log of a run that was written online
-    is the only evidence, so it counts, and the plan names it as the source.
+    W&B's mark in the directory counts only if the directory is trusted. For a run that was written online, W&B's own
+    log is the only evidence, so it counts, and the plan names it as the source.
     """
     if terms.again:
         return Known()

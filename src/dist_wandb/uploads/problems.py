@@ -66,8 +66,7 @@ def _copies(runs: Sequence[StoredRun]) -> Iterator[str]:
 def _missing_ranks(shared: Sequence[Sidecar]) -> str:
     """The ranks without a file.
 
-    With worker scope the number of a run's ranks is unknown, and so is it if ranks only attached for their nodes'
-    hardware.
+    The number of a run's ranks is unknown with worker scope, and if ranks only record the hardware of their nodes.
     """
     if any(sidecar.rank_scope != "global" or sidecar.run_mode != "shared" for sidecar in shared):
         return ""
@@ -96,9 +95,9 @@ def problems_of_file(file: UploadFile, now: float) -> Iterator[str]:
             yield f"{run.path}: {problem}"
     if sent.unsure:
         yield (
-            f"{run.path.parent}: of its {run.rows} rows the server has confirmed {sent.lines.history}, and of "
-            f"{sent.unsure} more it is not known whether they arrived: the connection broke, or the upload was killed, "
-            f"while they were sent. Look at the run. --force sends these {sent.unsure} rows (again)."
+            f"{run.path.parent}: the server has confirmed {sent.lines.history} of its {run.rows} rows, and may have "
+            f"{sent.unsure} more: the connection broke, or the upload was killed, while they were sent. Check the run. "
+            f"--force sends these {sent.unsure} rows (again)."
         )
     shows_nothing = not sent.attempts or (sent.ended and not sent.problems)
     if is_online(run) and run.rows and not sent.lines.history and shows_nothing and not file.terms.again:

@@ -73,17 +73,12 @@ class Rules:
 
 
 def violations(path: Path, rules: Rules) -> Iterator[str]:
-    """Yield the first few reasons to refuse the upload of a file, as sentences.
-
-    Args:
-        path: A ``.wandb`` file.
-        rules: The allowed files and owners.
-    """
+    """Yield the first few reasons to refuse the upload of a ``.wandb`` file, as sentences."""
     reasons: set[str] = set()
     try:
         for record, parts in records_of(path):
             try:
-                revised(record, parts, rules, _check_only)
+                revised(record, parts, rules, lambda _top, _below: None)
             except UploadError as error:
                 if str(error) not in reasons:
                     reasons.add(str(error))
@@ -95,16 +90,7 @@ def violations(path: Path, rules: Rules) -> Iterator[str]:
 
 
 def revised(record: bytes, parts: list[Field], rules: Rules, make_copy: Copier) -> bytes:
-    """Check a record, and revise it for the upload.
-
-    Args:
-        record: A record of W&B's.
-        parts: Its fields.
-        rules: The allowed files and owners.
-        make_copy: Copies a named file; the revised record names the copy.
-
-    Returns:
-        The record to upload.
+    """Check a record with the fields `parts`, and return it as it is uploaded: named files are replaced by copies.
 
     Raises:
         UploadError: It names a prohibited file or owner, or is of an unknown kind.
@@ -269,10 +255,6 @@ def _has_digest(path: Path, digests: list[bytes]) -> bool:
             digest.update(piece)
     found = base64.b64encode(digest.digest())
     return bool(digests) and all(hmac.compare_digest(found, named) for named in digests)
-
-
-def _check_only(_top: Path, _below: Path) -> None:
-    """Replaces copying while records are only checked."""
 
 
 def _text(record: bytes, begin: int, end: int) -> str:

@@ -61,9 +61,6 @@ class _Attempt:
 class FileState:
     """The state of this user's uploads of one ``.wandb`` file.
 
-    Args:
-        path: The file.
-
     Raises:
         ReadError: It is not an ordinary file.
         UploadError: There is no state directory, because there is no home directory.
@@ -79,13 +76,13 @@ class FileState:
         self.directory: Path = top / "uploads" / _key(path)
 
     def sent(self) -> Sent | None:
-        """Return the lines of the file that W&B confirmed in this user's uploads; `None` without uploads.
+        """Return the lines of the file that W&B has confirmed in this user's uploads; `None` without uploads.
 
         Raises:
             UploadError: The file changed after an upload, so it is unknown which of its rows arrived.
             ReadError: The state is not in dist_wandb's format.
         """
-        attempts = self._attempts()
+        attempts = [_read_attempt_record(path) for path in self._directories()]
         digests = _digests(self.path, {attempt.size for attempt in attempts})
         matching = [attempt for attempt in attempts if digests.get(attempt.size) == attempt.digest]
         if matching:
@@ -156,9 +153,6 @@ class FileState:
             lock = Lock(handle)
             lock.name_owners(os.getpid())
             yield lock
-
-    def _attempts(self) -> list[_Attempt]:
-        return [_read_attempt_record(path) for path in self._directories()]
 
     def _directories(self) -> list[Path]:
         try:
@@ -237,10 +231,8 @@ def _owner_of(handle: int) -> str:
 def _is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
+    except OSError as error:
+        return not isinstance(error, ProcessLookupError)
     return True
 
 
@@ -323,13 +315,11 @@ def _read_attempt_record(attempt: Path) -> _Attempt:
 
 
 def _sent_in(record: dict[str, Any]) -> Sent:
-    values = dict(record)
-    lines = Lines(**{name: int(value) for name, value in values.pop("lines").items()})
     return Sent(
-        lines=lines,
-        unsure=int(values["unsure"]),
-        completed=bool(values["completed"]),
-        attempts=int(values["attempts"]),
-        ended=bool(values["ended"]),
-        problems=tuple(map(str, values["problems"])),
+        lines=Lines(**{name: int(value) for name, value in record["lines"].items()}),
+        unsure=int(record["unsure"]),
+        completed=bool(record["completed"]),
+        attempts=int(record["attempts"]),
+        ended=bool(record["ended"]),
+        problems=tuple(map(str, record["problems"])),
     )

@@ -1,4 +1,4 @@
-"""Fixtures of the tests of the tracker for Accelerate."""
+"""Fixtures for the tests of the tracker for Accelerate."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from accelerate.state import AcceleratorState
 
 
 @pytest.fixture
-def fresh_state(bare_environment: None) -> Iterator[None]:  # noqa: ARG001  # goes first
-    """Accelerate keeps its state for the whole process."""
-    AcceleratorState._reset_state(True)  # it takes nothing else
+def fresh_state(bare_environment: None) -> Iterator[None]:  # noqa: ARG001  # must run first
+    """Reset Accelerate's state, which it keeps for the whole process."""
+    AcceleratorState._reset_state(True)  # the argument is positional only
     yield
-    AcceleratorState._reset_state(True)  # it takes nothing else
+    AcceleratorState._reset_state(True)  # the argument is positional only

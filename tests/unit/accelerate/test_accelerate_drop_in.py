@@ -1,4 +1,4 @@
-"""The tracker in place of Accelerate's own: under which names it is found, and what it has of that one's."""
+"""The tracker in place of Accelerate's own: the names under which it is found, and the interface that both share."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def accelerator_with(log_with: Any) -> Accelerator:
 
 
 class Other(GeneralTracker):  # type: ignore[misc]  # Accelerate ships no types
-    """A tracker of somebody else's."""
+    """A tracker that is not ours."""
 
     requires_logging_directory = False
 
@@ -62,7 +62,7 @@ class Other(GeneralTracker):  # type: ignore[misc]  # Accelerate ships no types
         return self.rows
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Leave it."""
+        """Do nothing."""
 
     def log(self, values: dict[str, Any], step: int | None = None, **_kwargs: Any) -> None:
         self.rows.append({"step": step, **values})
@@ -71,7 +71,7 @@ class Other(GeneralTracker):  # type: ignore[misc]  # Accelerate ships no types
         self.ends += 1
 
 
-# --- what the stock tracker has ---------------------------------------------------------------------------------------
+# --- interface of the stock tracker -----------------------------------------------------------------------------------
 
 
 def test_every_public_name_and_parameter_of_the_stock_tracker_is_there(fake_wandb: FakeWandb) -> None:
@@ -85,7 +85,7 @@ def test_every_public_name_and_parameter_of_the_stock_tracker_is_there(fake_wand
     for name in ("store_init_configuration", "log", "log_images", "log_table", "finish"):
         theirs = list(inspect.signature(getattr(WandBTracker, name)).parameters.values())
         mine = list(inspect.signature(getattr(DistWandbTracker, name)).parameters.values())
-        shared = [p for p in mine if p.name not in ("gather", "limit")]  # ours, by keyword
+        shared = [p for p in mine if p.name not in ("gather", "limit")]  # only our tracker has these, as keywords
         assert [(p.name, p.kind, p.default) for p in shared] == [(p.name, p.kind, p.default) for p in theirs], name
     assert (ours.run_name, ours.init_kwargs) == (stock.run_name, {"tags": ["a"]})
     runs: list[Any] = fake_wandb.runs
@@ -118,10 +118,10 @@ def test_the_run_can_be_read_after_the_end(fake_wandb: FakeWandb) -> None:
         accelerator.log({"loss": 0.5})
 
 
-def test_what_the_stock_tracker_hands_to_wandb_is_handed_to_wandb(fake_wandb: FakeWandb) -> None:
+def test_arguments_of_the_stock_tracker_are_passed_to_wandb(fake_wandb: FakeWandb) -> None:
     for log_with in (DistWandbTracker(), "dist_wandb", "wandb"):
         accelerator = accelerator_with(log_with)
-        config = None if log_with == "wandb" else {"lr": 0.1}  # that goes to wandb.config, which is nobody's here
+        config = None if log_with == "wandb" else {"lr": 0.1}  # the stock tracker needs wandb.config
         accelerator.init_trackers("digits", config, {"wandb": {"tags": ["a"]}})
         accelerator.log({"loss": 0.1, "text": "a", "nested": {"b": 1}}, step=0)
         if config is not None:
@@ -186,11 +186,11 @@ def kinds(log_with: Any) -> list[Any]:
 
 
 def test_all_means_ours_in_place_of_accelerates_own_for_wandb(monkeypatch: pytest.MonkeyPatch) -> None:
-    for asked in ("all", LoggerType.ALL, ["all"], ["all", "wandb"]):
-        found = kinds(asked)
+    for requested in ("all", LoggerType.ALL, ["all"], ["all", "wandb"]):
+        found = kinds(requested)
         assert ("dist_wandb" in found, "wandb" in found, len(found)) == (True, False, len(set(found)))
     monkeypatch.setattr(accelerators, "filter_trackers", accelerators.filter_trackers.__wrapped__)
-    assert "wandb" in kinds("all")  # as it would be otherwise
+    assert "wandb" in kinds("all")  # without ours in the list
 
 
 def test_all_with_an_instance_is_that_instance() -> None:
@@ -200,15 +200,15 @@ def test_all_with_an_instance_is_that_instance() -> None:
     assert not {"wandb", "dist_wandb"} & {held for held in found if isinstance(held, str)}
 
 
-@pytest.mark.parametrize("asked", ["wandb", ["wandb"], None, [], LoggerType.WANDB])
-def test_what_does_not_name_ours_means_what_it_did(asked: Any) -> None:
-    assert accelerators.filter_trackers(asked) == accelerators.filter_trackers.__wrapped__(asked)
+@pytest.mark.parametrize("requested", ["wandb", ["wandb"], None, [], LoggerType.WANDB])
+def test_values_that_do_not_name_ours_are_resolved_as_before(requested: Any) -> None:
+    assert accelerators.filter_trackers(requested) == accelerators.filter_trackers.__wrapped__(requested)
 
 
-@pytest.mark.parametrize("asked", ["nothing", ["dist_wandb", "nothing"]])
-def test_an_unknown_name_is_refused_as_before(asked: Any) -> None:
+@pytest.mark.parametrize("requested", ["nothing", ["dist_wandb", "nothing"]])
+def test_an_unknown_name_is_refused_as_before(requested: Any) -> None:
     with pytest.raises(ValueError, match="Unsupported logging capability: nothing"):
-        accelerator_with(asked)
+        accelerator_with(requested)
 
 
 def test_a_version_that_finds_trackers_otherwise_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,7 +217,7 @@ def test_a_version_that_finds_trackers_otherwise_is_left_as_it_is(monkeypatch: p
 
     monkeypatch.setattr(accelerators, "filter_trackers", other)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Accelerate's, of a name that is registered twice
+        warnings.simplefilter("ignore")  # Accelerate warns about a name that is registered twice
         names.register(DistWandbTracker)
     assert accelerators.filter_trackers is other
 
@@ -234,11 +234,11 @@ def test_in_a_list_all_get_every_row_once(fake_wandb: FakeWandb) -> None:
     assert (before.ends, after.ends, fake_wandb.runs[0].exit_codes) == (1, 1, [None])
 
 
-# --- started again ----------------------------------------------------------------------------------------------------
+# --- repeated initialisation ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("by_name", [False, True], ids=["by instance", "by name"])
-def test_initialised_again_the_run_goes_on_and_logs_once(fake_wandb: FakeWandb, by_name: bool) -> None:
+def test_initialised_again_the_run_continues_and_logs_once(fake_wandb: FakeWandb, by_name: bool) -> None:
     other = Other()
     accelerator = accelerator_with([other, "dist_wandb" if by_name else DistWandbTracker()])
     for lr in (0.1, 0.2):
@@ -246,13 +246,13 @@ def test_initialised_again_the_run_goes_on_and_logs_once(fake_wandb: FakeWandb, 
     accelerator.log({"loss": 0.5})
     (run,) = fake_wandb.runs
     assert (run.config, run.rows) == ({"lr": 0.2}, [{"loss": 0.5, "global_step": 0}])
-    assert len(other.rows) == 2  # what Accelerate does with the others is not changed
+    assert len(other.rows) == 2  # other trackers are called as before
     accelerator.end_training()
     assert run.exit_codes == [None]
 
 
 @pytest.mark.parametrize("by_name", [False, True], ids=["by instance", "by name"])
-def test_what_cannot_change_once_the_run_is_open_is_said(fake_wandb: FakeWandb, by_name: bool) -> None:
+def test_arguments_that_an_open_run_cannot_change_are_reported(fake_wandb: FakeWandb, by_name: bool) -> None:
     accelerator = accelerator_with("dist_wandb" if by_name else DistWandbTracker())
     accelerator.init_trackers("digits", {"lr": 0.1})
     with pytest.warns(
@@ -291,7 +291,7 @@ def test_two_accelerators_in_turn_have_their_own_runs(fake_wandb: FakeWandb) -> 
 
 @pytest.fixture
 def on_main(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Session]:
-    """Open the n-th session of the main process, beside this process, at a store that both reach."""
+    """Return a function that opens the n-th session of the main process in this process too, with a shared store."""
     store = dist.HashStore()
 
     def find(namespace: str, topology: Topology, timeout: float) -> JobStore:
@@ -312,7 +312,7 @@ def quick() -> DistWandbTracker:
 
 @pytest.mark.usefixtures("fake_wandb")
 @pytest.mark.parametrize("is_guarded", [True, False], ids=["guarded", "unguarded"])
-def test_a_rank_passes_over_what_went_without_it(
+def test_a_rank_skips_sessions_that_ended_without_it(
     on_main: Callable[[int], Session], monkeypatch: pytest.MonkeyPatch, is_guarded: bool
 ) -> None:
     look_like(monkeypatch, rank=1)
@@ -335,14 +335,14 @@ def test_a_rank_that_logged_nothing_takes_part_in_the_end(
     on_main(1)
     first.get_tracker("wandb").finish()
     on_main(2)
-    first.get_tracker("wandb").finish()  # which is to no effect
+    first.get_tracker("wandb").finish()  # without effect
     second.log({"loss": 0.5})
     assert second.get_tracker("dist_wandb").session.id == "id-2"
     assert isinstance(first.get_tracker("wandb").tracker, NullRun)
 
 
 def after_its_job(monkeypatch: pytest.MonkeyPatch) -> Accelerator:
-    """That of rank 1, which has logged a row, though the job's store is gone."""
+    """Return the accelerator of rank 1, which has logged a row although the job's store is gone."""
 
     def gone(*_: object) -> None:
         raise RendezvousError("the store is gone")
@@ -390,7 +390,7 @@ def test_by_name_early_rows_are_kept_when_the_tracker_gets_its_arguments(
     assert not list(early.late_join.rows)
 
 
-# --- who is the main process ------------------------------------------------------------------------------------------
+# --- the main process -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", list(DistributedType))

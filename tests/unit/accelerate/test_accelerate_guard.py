@@ -1,4 +1,4 @@
-"""The tracker in one process: which arguments count, and what the wrapping of `Accelerator` does and leaves alone."""
+"""The tracker in one process: which arguments count, and what the wrapping of `Accelerator` does and does not do."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ pytestmark = pytest.mark.usefixtures("fresh_state")
 
 
 @pytest.fixture
-def off_main(fresh_state: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001  # goes first
+def off_main(fresh_state: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001  # must run first
     """Make this process look like the second of two, without a process group."""
     PartialState(cpu=True)
     second = {"num_processes": 2, "process_index": 1, "distributed_type": DistributedType.MULTI_CPU}
@@ -49,7 +49,7 @@ def off_main(fresh_state: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noq
 
 @pytest.fixture
 def unwrapped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`Accelerator` as it was before dist_wandb was imported; put back at the end."""
+    """Restore `Accelerator` to its state before dist_wandb was imported, for one test."""
     for name in WRAPPED:
         monkeypatch.setattr(Accelerator, name, getattr(Accelerator, name).__wrapped__)
     monkeypatch.delattr(Accelerator, wrapping._MARK)
@@ -60,7 +60,7 @@ def accelerator_with(log_with: Any) -> Accelerator:
 
 
 class Recorder(GeneralTracker):  # type: ignore[misc]  # Accelerate ships no types
-    """A tracker of somebody else's, which remembers its calls."""
+    """A tracker that is not ours and records its calls."""
 
     name = "recorder"
     requires_logging_directory = False
@@ -127,8 +127,8 @@ def test_a_changed_signature_is_refused_with_the_version_and_the_way_around(
     monkeypatch.setattr(Accelerator, name, lambda self, something_new: None)  # noqa: ARG005  # a signature
     with pytest.raises(UnsupportedVersionError) as refused:
         DistWandbTracker()
-    said = f"Accelerator.{name} of accelerate {accelerate.__version__} has the parameters ('self', 'something_new')"
-    assert str(refused.value).startswith(said)
+    expected = f"Accelerator.{name} of accelerate {accelerate.__version__} has the parameters ('self', 'something_new')"
+    assert str(refused.value).startswith(expected)
     assert "Pass wrap=False and call DistWandbTracker.attach(accelerator) on every rank" in str(refused.value)
 
 
@@ -167,7 +167,7 @@ def use_all_wrapped(accelerator: Accelerator) -> list[object]:
     return seen
 
 
-def test_a_tracker_of_somebody_elses_is_called_as_before(fake_wandb: FakeWandb) -> None:
+def test_a_tracker_that_is_not_ours_is_called_as_before(fake_wandb: FakeWandb) -> None:
     recorder = Recorder()
     tracker, unwrapped = use_all_wrapped(accelerator_with(recorder))
     assert tracker is recorder
@@ -185,7 +185,7 @@ def test_a_tracker_of_somebody_elses_is_called_as_before(fake_wandb: FakeWandb) 
 
 
 @pytest.mark.usefixtures("off_main")
-def test_off_the_main_process_a_tracker_of_somebody_elses_is_not_called_as_before(fake_wandb: FakeWandb) -> None:
+def test_off_the_main_process_a_tracker_that_is_not_ours_is_still_not_called(fake_wandb: FakeWandb) -> None:
     recorder = Recorder()
     tracker, unwrapped = use_all_wrapped(accelerator_with(recorder))
     assert recorder.calls == []
@@ -204,7 +204,7 @@ def test_an_accelerator_without_trackers_is_as_before(fake_wandb: FakeWandb) -> 
     assert fake_wandb.arguments == []
 
 
-def test_a_tracker_that_is_not_there_is_refused_as_before(fake_wandb: FakeWandb) -> None:
+def test_an_unknown_tracker_is_refused_as_before(fake_wandb: FakeWandb) -> None:
     accelerator = accelerator_with(Recorder())
     accelerator.init_trackers("digits")
     with pytest.raises(ValueError, match="dist_wandb is not an available tracker"):
@@ -212,7 +212,7 @@ def test_a_tracker_that_is_not_there_is_refused_as_before(fake_wandb: FakeWandb)
     assert fake_wandb.arguments == []
 
 
-def test_accelerate_is_told_what_kind_of_tracker_it_is() -> None:
+def test_accelerate_can_read_what_kind_of_tracker_it_is() -> None:
     tracker = DistWandbTracker()
     assert (tracker.name, tracker.requires_logging_directory, tracker.main_process_only) == ("dist_wandb", False, False)
 
@@ -250,7 +250,7 @@ def test_init_trackers_reaches_an_instance(fake_wandb: FakeWandb) -> None:
     assert fake_wandb.runs[0].config == {"lr": 0.1}
 
 
-def test_what_the_constructor_was_given_wins_over_init_trackers(fake_wandb: FakeWandb) -> None:
+def test_arguments_of_the_constructor_take_precedence_over_init_trackers(fake_wandb: FakeWandb) -> None:
     accelerator = accelerator_with(DistWandbTracker("mine", tags=["mine"]))
     accelerator.init_trackers("theirs", init_kwargs={"dist_wandb": {"tags": ["theirs"], "notes": "theirs"}})
     assert fake_wandb.arguments == [{"project": "mine", "tags": ["mine"], "notes": "theirs"}]
@@ -281,7 +281,7 @@ def test_beside_the_stock_tracker_its_arguments_are_not_ours(fake_wandb: FakeWan
     assert fake_wandb.arguments == [{"project": "digits"}, {"project": "digits", "tags": ["a"]}]
 
 
-# --- use --------------------------------------------------------------------------------------------------------------
+# --- usage ------------------------------------------------------------------------------------------------------------
 
 
 def both_ways() -> list[Callable[[], Any]]:
@@ -289,7 +289,7 @@ def both_ways() -> list[Callable[[], Any]]:
 
 
 @pytest.mark.parametrize("log_with", both_ways(), ids=["by instance", "by name"])
-def test_what_scripts_keep_under_the_name_wandb_reaches_ours_in_its_place(
+def test_arguments_that_scripts_pass_under_the_name_wandb_reach_ours_if_it_replaces_wandbs(
     fake_wandb: FakeWandb, log_with: Callable[[], Any]
 ) -> None:
     accelerator = accelerator_with(log_with())
@@ -356,7 +356,7 @@ USES: list[Callable[[DistWandbTracker], object]] = [
 
 
 @pytest.mark.parametrize("use", USES, ids=["session", "tracker", "log", "store_init_configuration"])
-def test_a_tracker_that_is_not_started_says_so(use: Callable[[DistWandbTracker], object]) -> None:
+def test_a_tracker_that_is_not_started_raises_an_error(use: Callable[[DistWandbTracker], object]) -> None:
     with pytest.raises(ConfigurationError, match="The DistWandbTracker of rank 0 is not started, or finished already"):
         use(DistWandbTracker())
 
@@ -385,7 +385,7 @@ def test_attach_starts_a_tracker_that_accelerate_calls_and_wraps_nothing(fake_wa
     assert [getattr(Accelerator, name) for name in WRAPPED] == methods
 
 
-def test_attach_takes_the_tracker_that_is_there(fake_wandb: FakeWandb) -> None:
+def test_attach_uses_an_existing_tracker(fake_wandb: FakeWandb) -> None:
     tracker = DistWandbTracker("digits", wrap=False)
     accelerator = accelerator_with(tracker)
     accelerator.init_trackers("theirs")
@@ -417,7 +417,7 @@ def test_attach_refuses_an_unknown_argument() -> None:
 
 
 def launched_with(monkeypatch: pytest.MonkeyPatch, **variables: str) -> DistWandbTracker:
-    """A tracker in a process that Accelerate takes for the only one, whatever the launcher said."""
+    """Create a tracker in a process that is the only one for Accelerate, with the given variables of a launcher."""
     tracker = DistWandbTracker()
     accelerator_with(tracker)
     for variable, value in variables.items():
@@ -447,7 +447,7 @@ def test_one_process_is_not_warned(monkeypatch: pytest.MonkeyPatch, variables: d
 @pytest.mark.parametrize("by_name", [False, True], ids=["by instance", "by name"])
 @pytest.mark.usefixtures("off_main")
 def test_off_the_main_process_the_tracker_is_reached_too(fake_wandb: FakeWandb, by_name: bool) -> None:
-    limits = Limits(join_timeout=0.1, finish_timeout=0.5)  # nobody else is there
+    limits = Limits(join_timeout=0.1, finish_timeout=0.5)  # there are no other ranks
     accelerator = accelerator_with("dist_wandb" if by_name else DistWandbTracker(limits=limits))
     init_kwargs = {"dist_wandb": {"limits": limits}} if by_name else {}
     accelerator.init_trackers("digits", config={"lr": 0.1}, init_kwargs=init_kwargs)
@@ -490,7 +490,7 @@ def test_off_the_main_process_init_trackers_reaches_the_tracker(
 ) -> None:
     log_with = "dist_wandb" if by_name else DistWandbTracker(run_mode="new")
     init_kwargs = {"tags": ["a"], "run_mode": "new"} if by_name else {"tags": ["a"]}
-    monkeypatch.setenv("PMIX_NAMESPACE", "prterun-1")  # names the job: no store is needed
+    monkeypatch.setenv("PMIX_NAMESPACE", "prterun-1")  # names the job, so no store is needed
     accelerator = accelerator_with(log_with)
     accelerator.init_trackers("digits", config={"lr": 0.1}, init_kwargs={"dist_wandb": init_kwargs})
     (arguments,) = fake_wandb.arguments
@@ -501,7 +501,7 @@ def test_off_the_main_process_init_trackers_reaches_the_tracker(
 
 @pytest.fixture
 def main_process_at(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Session]:
-    """Open the session of the main process, beside this process, at a store that both reach."""
+    """Open the session of the main process in this process too, with a shared store."""
     store = dist.HashStore()
 
     def find(namespace: str, topology: Topology, timeout: float) -> JobStore:
@@ -541,11 +541,11 @@ def test_rows_that_came_before_the_main_process_are_written_once_it_has_started(
 
 @pytest.mark.usefixtures("off_main", "fake_wandb")
 def test_a_store_that_does_not_answer_keeps_no_log_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    settle(30)  # calls of the tests before
-    answers, asked = threading.Event(), []
+    settle(30)  # until threads of earlier tests have ended
+    answers, threads = threading.Event(), []
 
     def find(*_: object) -> None:
-        asked.append(threading.current_thread())
+        threads.append(threading.current_thread())
         answers.wait(60)
 
     monkeypatch.setattr(JobStore, "find", find)
@@ -553,10 +553,10 @@ def test_a_store_that_does_not_answer_keeps_no_log_waiting(monkeypatch: pytest.M
     for _ in range(20):
         accelerator.log({"loss": 0.5})
     for _ in range(20):
-        accelerator.get_tracker("dist_wandb", unwrap=True).log({"loss": 0.5})  # waits for a second, once
+        accelerator.get_tracker("dist_wandb", unwrap=True).log({"loss": 0.5})  # only the first call waits, for a second
     assert not answers.is_set()
-    assert len(asked) == 1
-    assert asked[0] is not threading.current_thread()
+    assert len(threads) == 1
+    assert threads[0] is not threading.current_thread()
     assert len(accelerator.get_tracker("dist_wandb").late_join.rows) == 40
     answers.set()
 
@@ -632,7 +632,7 @@ def test_with_runs_of_their_own_ranks_keep_the_config_that_they_were_given(
 
 
 @pytest.mark.usefixtures("off_main", "fake_wandb")
-def test_who_reads_the_config_before_the_main_process_has_begun_waits_for_it(
+def test_config_waits_until_the_main_process_has_begun(
     main_process_at: Callable[..., Session],
 ) -> None:
     config = (
@@ -660,7 +660,7 @@ def test_if_the_main_process_never_begins_the_config_is_empty() -> None:
 
 
 @pytest.mark.usefixtures("off_main", "fake_wandb")
-def test_who_asks_for_the_session_before_the_main_process_has_begun_waits_for_it(
+def test_session_waits_until_the_main_process_has_begun(
     main_process_at: Callable[..., Session],
 ) -> None:
     tracker = DistWandbTracker(reduce=None, limits=Limits(join_timeout=30.0))

@@ -1,4 +1,4 @@
-"""`DistWandbTracker(timings=True)`: in which part of a step a script with Accelerate is."""
+"""`DistWandbTracker(timings=True)`: the parts of a step in a script with Accelerate."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ EPOCH = [*LOADED, *LOADED, *STEP, *LOADED, *STEP]
 
 @pytest.fixture(autouse=True)
 def _untimed_afterwards() -> Iterator[None]:
-    """`Accelerator` as it was before timings were wanted."""
+    """Restore `Accelerator` to its state before timings were requested."""
     before = {name: getattr(Accelerator, name) for name in ("prepare", "backward")}
     yield
     for name, method in before.items():
@@ -40,12 +40,12 @@ def _untimed_afterwards() -> Iterator[None]:
 
 
 class Script:
-    """A script: two batches of one sample."""
+    """A script with two batches of one sample each."""
 
     def __init__(self, tracker: Any = None, **arguments: Any) -> None:
         self.accelerator = Accelerator(cpu=True, log_with=tracker or DistWandbTracker(timings=True), **arguments)
         self.layer = nn.Linear(2, 1)
-        self.loader: Any = DataLoader(torch.ones(2, 2))  # type: ignore[arg-type]  # it takes what has length and items
+        self.loader: Any = DataLoader(torch.ones(2, 2))  # type: ignore[arg-type]  # it accepts objects with a length and items
         self.given = (self.layer, torch.optim.SGD(self.layer.parameters()), self.loader)
         self.model, self.optimizer, self.batches = self.accelerator.prepare(*self.given)
 
@@ -83,7 +83,7 @@ def test_without_it_nothing_is_measured(parts: list[str | None], fake_wandb: Fak
 
 
 @pytest.mark.usefixtures("fake_wandb")
-def test_what_is_prepared_again_is_measured_once(parts: list[str | None]) -> None:
+def test_objects_that_are_prepared_again_are_measured_once(parts: list[str | None]) -> None:
     script = Script()
     script.accelerator.prepare(script.model, script.optimizer)
     script.start().train()
@@ -124,7 +124,7 @@ def test_the_run_that_follows_has_timings_too(parts: list[str | None], fake_wand
 
 
 @pytest.mark.usefixtures("fake_wandb")
-def test_what_rank_0_reads_for_all_is_not_measured(parts: list[str | None]) -> None:
+def test_loading_on_rank_0_for_all_ranks_is_not_measured(parts: list[str | None]) -> None:
     script = Script(dataloader_config=DataLoaderConfiguration(dispatch_batches=True)).start()
     script.train()
     assert "data" not in parts
@@ -144,7 +144,7 @@ def test_a_model_that_is_compiled_is_measured_around_and_may_wait(parts: list[st
 @pytest.mark.parametrize("kind", [DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.MULTI_CPU])
 def test_sharded_parameters_are_waited_for(kind: DistributedType, monkeypatch: pytest.MonkeyPatch) -> None:
     Accelerator(cpu=True)
-    monkeypatch.setitem(PartialState._shared_state, "distributed_type", kind)  # where both states keep it
+    monkeypatch.setitem(PartialState._shared_state, "distributed_type", kind)  # both states keep it there
     waiting = PreparedTimings(lambda: None).timings._waiting
     assert ("forward" in waiting) is ("optimizer" in waiting) is (kind != DistributedType.MULTI_CPU)
 
@@ -159,7 +159,7 @@ def test_dimensions_of_a_mesh_shard(names: tuple[str, ...], is_sharded: bool, mo
     assert ("forward" in PreparedTimings(lambda: None).timings._waiting) is is_sharded
 
 
-def test_what_cannot_be_measured_is_refused(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timings_that_cannot_be_measured_are_refused(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigurationError, match="timings=1 is neither True nor False"):
         DistWandbTracker(timings=1)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="wrap=False was given"):

@@ -1,4 +1,4 @@
-"""The command line, with a stand-in for `wandb leet inspect --json` that prints the file it is given."""
+"""The command line, with a stand-in for `wandb leet inspect --json` that prints the given file unchanged."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from dist_wandb.uploads.log import Sent
 from dist_wandb.uploads.state import FileState
 
 MODES = json.loads((Path(__file__).parents[1] / "modes.json").read_text())
-PYTHON = sys.executable  # `write_run` puts another one in its place
+PYTHON = sys.executable  # `write_run` replaces `sys.executable`
 COMMAND = "import sys; from dist_wandb.cli import main; sys.exit(main())"
 
 Capture = pytest.CaptureFixture[str]
@@ -37,7 +37,7 @@ WriteRun = Callable[..., Path]
 
 @pytest.fixture
 def write_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WriteRun:
-    """Write a run file that the stand-in reads: a run of given history rows, or given lines."""
+    """Return a function that writes a run file for the stand-in, with the given history rows or lines."""
     too_old = 'if grep -q too-old "$6"; then echo "Error: No such command" >&2; exit 2; fi'
     install_reader(tmp_path, monkeypatch, f'cat "$6"\n{too_old}')
 
@@ -62,7 +62,7 @@ def label(path: Path, *, name: str, primary: bool) -> None:
 
 
 def refusal(argv: list[str], capsys: Capture) -> str:
-    """What is said on stderr about arguments that are refused with exit code 2, whoever refuses them."""
+    """Return the message on stderr for arguments that argparse or dist-wandb refuses with exit code 2."""
     try:
         code: object = main(argv)
     except SystemExit as leaving:
@@ -91,7 +91,7 @@ def test_version(capsys: Capture) -> None:
         (["sync", "-h"], ["DIR", "--dry-run", "--force"]),
     ],
 )
-def test_help_names_what_there_is(argv: list[str], expected: list[str], capsys: Capture) -> None:
+def test_help_lists_the_commands(argv: list[str], expected: list[str], capsys: Capture) -> None:
     with pytest.raises(SystemExit, match="0"):
         main(argv)
     out = capsys.readouterr().out
@@ -125,7 +125,7 @@ def test_a_reader_of_the_pipe_may_leave_early(extra: list[str]) -> None:
 @pytest.mark.parametrize(
     "command", ["plan --layout 2", "plan --layout 2 --json", "doctor --timeout 0", "show .", "sync ."]
 )
-def test_output_that_cannot_be_written_is_said_in_one_line(
+def test_output_that_cannot_be_written_is_reported_in_one_line(
     command: str, write_run: WriteRun, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     write_run("exp", {"loss": [0.5]})
@@ -187,7 +187,7 @@ def test_the_plan_as_a_table(capsys: Capture) -> None:
     ]
 
 
-def test_the_plan_of_a_large_job_is_a_summary_with_what_is_wrong(capsys: Capture) -> None:
+def test_the_plan_of_a_large_job_is_a_summary_with_warnings(capsys: Capture) -> None:
     argv = ["plan", "--nodes", "2048", "--procs-per-node", "8", "--run-mode"]
     assert main([*argv, "shared"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
@@ -205,7 +205,7 @@ def test_the_plan_of_a_large_job_is_a_summary_with_what_is_wrong(capsys: Capture
     ]
 
 
-def test_all_ranks_of_a_large_job_are_shown_when_asked_for(capsys: Capture) -> None:
+def test_all_ranks_of_a_large_job_are_shown_on_request(capsys: Capture) -> None:
     assert main(["plan", "--layout", "65", "--all"]) == 0
     assert len([line for line in capsys.readouterr().out.splitlines() if "nothing" in line]) == 64
     assert main(["plan", "--layout", "65"]) == 0
@@ -255,7 +255,7 @@ def test_the_plan_of_a_mesh_has_the_replicas_of_the_primary(capsys: Capture) -> 
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--layout", "3,x"], "'x' is not a whole number of at least 1, in '3,x'"),
         (["--layout", "3,0"], "'0' is not a whole number of at least 1, in '3,0'"),
@@ -271,18 +271,18 @@ def test_the_plan_of_a_mesh_has_the_replicas_of_the_primary(capsys: Capture) -> 
         (["--mesh", "dp=2,dp=4"], "does not name each dimension once"),
         (["--mesh", "dp"], "'' is not a whole number of at least 1"),
         (["--mesh", "dp=2", "--layout", "3"], "--mesh has 2 ranks, but the job has 3"),
-        (["--mesh", "dp=3", "--nodes", "2"], "3 ranks, which are not as many on each of --nodes 2"),
+        (["--mesh", "dp=3", "--nodes", "2"], "3 ranks, which cannot be divided equally among --nodes 2"),
         (["--mesh", "dp=2,tp=2", "--unit", "pp"], "The mesh has no dimension 'pp'. Its dimensions are 'dp', 'tp'."),
         (["--unit", "dp"], "Give --mesh, such as dp=4,tp=2"),
         (["--layout", "4", "--primary-rank", "4"], "primary_rank=4 is not a rank of this job of 4"),
     ],
 )
-def test_what_cannot_be_planned_is_refused(arguments: list[str], said: str, capsys: Capture) -> None:
-    assert said in refusal(["plan", *arguments], capsys)
+def test_arguments_that_cannot_be_planned_are_refused(arguments: list[str], message: str, capsys: Capture) -> None:
+    assert message in refusal(["plan", *arguments], capsys)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "ids", "said"),
+    ("arguments", "ids", "message"),
     [
         (["--layout", "2"], ["t7", None], ""),
         (["--layout", "2", "--run-mode", "shared"], ["t7", "t7"], ""),
@@ -291,7 +291,7 @@ def test_what_cannot_be_planned_is_refused(arguments: list[str], said: str, caps
     ],
 )
 def test_the_plan_of_a_trial_has_the_id_that_the_agent_gave(
-    arguments: list[str], ids: list[str | None], said: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+    arguments: list[str], ids: list[str | None], message: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     assert main(["plan", *arguments, "--sweep", "--id", "t7", "--json"]) == 0
     asked_for = json.loads(capsys.readouterr().out)
@@ -300,10 +300,10 @@ def test_the_plan_of_a_trial_has_the_id_that_the_agent_gave(
     assert main(["plan", *arguments, "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == asked_for
     assert [rank["run_id"] for rank in asked_for["ranks"]] == ids
-    assert said in "".join(asked_for["warnings"])
-    assert len(asked_for["warnings"]) == bool(said)
+    assert message in "".join(asked_for["warnings"])
+    assert len(asked_for["warnings"]) == bool(message)
     assert main(["plan", *arguments]) == 0
-    assert ("! An agent of a sweep has started this job" in capsys.readouterr().out) is bool(said)
+    assert ("! An agent of a sweep has started this job" in capsys.readouterr().out) is bool(message)
 
 
 # --- show -------------------------------------------------------------------------------------------------------------
@@ -330,7 +330,7 @@ def test_runs_are_shown_with_their_metrics(write_run: WriteRun, tmp_path: Path, 
     ]
 
 
-def test_states_are_told_and_counted(write_run: WriteRun, tmp_path: Path, capsys: Capture) -> None:
+def test_states_are_shown_and_counted(write_run: WriteRun, tmp_path: Path, capsys: Capture) -> None:
     write_run("a", exit_code=0)
     write_run("b", exit_code=3)
     write_run("c", exit_code=None)
@@ -362,7 +362,7 @@ def test_a_shared_run_in_several_files_counts_as_one(write_run: WriteRun, tmp_pa
     assert f"2 runs in 4 files below {tmp_path / 'logs'}: 2 finished\n" in capsys.readouterr().out
 
 
-def test_what_is_not_finite_is_counted_beside_the_metric(write_run: WriteRun, tmp_path: Path, capsys: Capture) -> None:
+def test_values_that_are_not_finite_are_counted(write_run: WriteRun, tmp_path: Path, capsys: Capture) -> None:
     write_run("a", {"loss": 1.0, "lr": 0.1}, {"loss": "NaN", "lr": 0.1}, {"loss": "Infinity", "lr": 0.1})
     assert main(["show", str(tmp_path / "logs")]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
@@ -388,7 +388,7 @@ def test_files_that_cannot_be_read_are_named_and_the_others_shown(
     assert ": 2 finished, 2 files not readable\n" in out
 
 
-def test_where_no_file_can_be_read_the_exit_code_tells_it(write_run: WriteRun, tmp_path: Path, capsys: Capture) -> None:
+def test_the_exit_code_is_1_if_no_file_can_be_read(write_run: WriteRun, tmp_path: Path, capsys: Capture) -> None:
     empty = write_run("empty", lines="")
     assert main(["show", str(tmp_path / "logs")]) == 1
     captured = capsys.readouterr()
@@ -415,7 +415,7 @@ def test_of_thousands_of_metrics_the_first_are_shown_and_the_others_counted(
 
 
 @pytest.mark.parametrize("command", [["show"], ["show", "--json"], ["sync", "--dry-run"]])
-def test_a_directory_in_which_nobody_has_looked_is_told_and_the_others_shown(
+def test_a_directory_that_cannot_be_searched_is_reported_and_the_others_are_shown(
     write_run: WriteRun, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, command: list[str]
 ) -> None:
     write_run("good", {"loss": 1})
@@ -429,8 +429,8 @@ def test_a_directory_in_which_nobody_has_looked_is_told_and_the_others_shown(
 
 
 def test_an_interrupt_does_not_wait_for_readers_that_hang(write_run: WriteRun, tmp_path: Path) -> None:
-    """They are in groups of their own, so that the terminal's interrupt does not reach them."""
-    for number in range(20):  # more than are read at once
+    """Readers are in process groups of their own, so an interrupt from the terminal does not reach them."""
+    for number in range(20):  # more than are read concurrently
         write_run(f"r{number}")
     hanging = tmp_path / "hanging"
     begun = tmp_path / "begun"
@@ -445,24 +445,24 @@ def test_an_interrupt_does_not_wait_for_readers_that_hang(write_run: WriteRun, t
         interrupted = time.monotonic()
         process.send_signal(signal.SIGINT)
         try:
-            _, said = process.communicate(timeout=60)
+            _, message = process.communicate(timeout=60)
         finally:
             process.kill()
-    assert (process.returncode, "interrupted" in said) == (130, True)
-    assert time.monotonic() - interrupted < 40  # silence would have ended them after 120 s
+    assert (process.returncode, "interrupted" in message) == (130, True)
+    assert time.monotonic() - interrupted < 40  # the timeout of silent readers is 120 s
 
 
-def test_a_directory_without_runs_is_told(tmp_path: Path, capsys: Capture) -> None:
+def test_a_directory_without_runs_is_reported(tmp_path: Path, capsys: Capture) -> None:
     assert main(["show", str(tmp_path)]) == 1
     assert f"No W&B run lies below '{tmp_path}'" in capsys.readouterr().err
 
 
-def test_a_directory_that_does_not_exist_is_told(tmp_path: Path, capsys: Capture) -> None:
+def test_a_directory_that_does_not_exist_is_reported(tmp_path: Path, capsys: Capture) -> None:
     assert main(["show", str(tmp_path / "none")]) == 1
     assert "none': No such file or directory" in capsys.readouterr().err
 
 
-def test_an_old_wandb_is_told_once_for_all_files(write_run: WriteRun, tmp_path: Path, capsys: Capture) -> None:
+def test_an_old_wandb_is_reported_once_for_all_files(write_run: WriteRun, tmp_path: Path, capsys: Capture) -> None:
     write_run("a", project="too-old")
     write_run("b", project="too-old")
     assert main(["show", str(tmp_path / "logs")]) == 1
@@ -578,7 +578,7 @@ def test_a_sparkline_of_a_rising_series_rises_from_bottom_to_top(values: list[fl
     assert (line[0], line[-1]) in {("▁", "█"), ("▄", "▄")}
 
 
-def test_show_says_what_is_uploaded(write_run: WriteRun, capsys: Capture) -> None:
+def test_show_marks_uploaded_runs(write_run: WriteRun, capsys: Capture) -> None:
     write_run("kept", {"loss": 1.0})
     path = write_run("sent", {"loss": 1.0})
     state = FileState(path)
@@ -597,7 +597,7 @@ def test_show_says_what_is_uploaded(write_run: WriteRun, capsys: Capture) -> Non
     assert {run["run_id"]: run["uploaded"] for run in shown["runs"]} == {"kept": False, "sent": True}
 
 
-def test_an_error_spells_out_what_a_terminal_would_obey(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+def test_an_error_escapes_control_sequences(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     def fail(*_: object, **__: object) -> NoReturn:
         raise ReadError("a\x1b]0;title\x07b\x9b2J\u202ec")
 

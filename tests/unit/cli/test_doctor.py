@@ -1,4 +1,4 @@
-"""`dist-wandb doctor`: whom this process would be taken for, what it would open, and whether wandb is set up."""
+"""`dist-wandb doctor`: the rank of this process, the run it would open, and wandb's setup."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ STALE_SLURM = {"SLURM_PROCID": "0", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "8"}
 
 
 @pytest.fixture
-def say(bare_environment: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:  # noqa: ARG001  # goes first
-    """Set variables in an environment that has no launcher, no key and no server."""
+def say(bare_environment: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:  # noqa: ARG001  # must run first
+    """Return a function that sets variables in an environment without launcher, key and server."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path))
     monkeypatch.setenv("WANDB_MODE", "offline")
@@ -52,13 +52,13 @@ def say(bare_environment: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     def set_variables(**variables: str) -> None:
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
-        wandb.teardown()  # its settings are read once in a process
+        wandb.teardown()  # wandb reads its settings once per process
 
     yield set_variables
     wandb.teardown()
 
 
-# --- who and what -----------------------------------------------------------------------------------------------------
+# --- rank and run -----------------------------------------------------------------------------------------------------
 
 
 def test_a_trial_has_the_id_of_its_agent_and_other_runs_are_warned_of(say: Any) -> None:
@@ -82,7 +82,7 @@ def test_process_without_a_launcher_is_a_job_of_its_own() -> None:
     assert found.versions["wandb"] == wandb.__version__
 
 
-def test_rank_its_sources_and_its_run_are_told(say: Any) -> None:
+def test_rank_its_sources_and_its_run_are_shown(say: Any) -> None:
     say(**TORCHRUN, **AGENT)
     found = examine("new", "worker")
     assert found.topology is not None
@@ -94,7 +94,7 @@ def test_rank_its_sources_and_its_run_are_told(say: Any) -> None:
     assert found.errors == found.warnings == ()
 
 
-def test_environment_says_mode_id_and_group(say: Any) -> None:
+def test_environment_sets_mode_id_and_group(say: Any) -> None:
     say(**TORCHRUN, DIST_WANDB_RUN_MODE="shared", WANDB_RUN_ID="exp", WANDB_RUN_GROUP="night")
     plan = examine().plan
     assert plan is not None
@@ -125,24 +125,24 @@ def test_layout_that_only_the_ranks_together_find_out_is_no_error(say: Any) -> N
         ({"DIST_WANDB_RUN_MODE": "share"}, "DIST_WANDB_RUN_MODE is not valid: run_mode='share' is unknown"),
     ],
 )
-def test_what_would_raise_is_told(
+def test_errors_that_init_would_raise_are_reported(
     say: Any, variables: dict[str, str], error: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     say(**variables)
-    (told,) = examine().errors
-    assert error in told
+    (message,) = examine().errors
+    assert error in message
     assert main(["doctor", "--timeout", "0"]) == 1
-    assert "joe:pw" not in told + capsys.readouterr().out
+    assert "joe:pw" not in message + capsys.readouterr().out
 
 
-# --- what launchers have left -----------------------------------------------------------------------------------------
+# --- variables of launchers -------------------------------------------------------------------------------------------
 
 
 def statuses(environ: dict[str, str]) -> dict[str, str]:
     return {launcher.name: launcher.status for launcher in detected_launchers(environ)}
 
 
-def test_status_of_what_each_launcher_left() -> None:
+def test_status_of_each_launcher() -> None:
     assert statuses({}) == {}
     assert statuses(TORCHRUN) == {"torchrun": "used"}
     assert statuses({**TORCHRUN, **STALE_SLURM}) == {"torchrun": "used", "SLURM": "contradicts"}
@@ -166,7 +166,7 @@ def test_stale_variables_are_named_with_what_to_do(say: Any) -> None:
     assert "Unset them: SLURM_PROCID=0, SLURM_NTASKS=8" in warning
 
 
-def test_whole_rank_of_an_image_is_what_is_to_be_unset_under_a_launcher(say: Any) -> None:
+def test_complete_rank_in_an_image_is_to_be_unset_under_a_launcher(say: Any) -> None:
     say(RANK="0", WORLD_SIZE="1", OMPI_COMM_WORLD_RANK="1", OMPI_COMM_WORLD_SIZE="4")
     (warning,) = examine().warnings
     assert warning.startswith(
@@ -175,7 +175,7 @@ def test_whole_rank_of_an_image_is_what_is_to_be_unset_under_a_launcher(say: Any
     assert "If it is one of several ranks, unset the former" in warning
 
 
-def test_rank_that_is_another_for_srun_is_told_without_saying_which_is_stale(say: Any) -> None:
+def test_rank_that_differs_from_sruns_is_reported_without_naming_the_stale_one(say: Any) -> None:
     say(RANK="0", WORLD_SIZE="4", SLURM_PROCID="3", SLURM_STEP_ID="0", SLURM_NTASKS="4")
     warning = examine().warnings[0]
     assert warning.startswith(
@@ -208,7 +208,7 @@ NO_ID = "without id= or WANDB_RUN_ID they cannot agree on a run id"
         ({}, "auto", False),
     ],
 )
-def test_ranks_that_cannot_meet_yet_are_told(
+def test_ranks_that_cannot_meet_yet_are_reported(
     say: Any, variables: dict[str, str], run_mode: RunMode, needs_id: bool
 ) -> None:
     say(**MPICH, **variables)
@@ -217,7 +217,7 @@ def test_ranks_that_cannot_meet_yet_are_told(
     assert (NO_ID in warning) is needs_id
 
 
-def test_batch_shell_is_told_from_a_task(say: Any) -> None:
+def test_batch_shell_is_distinguished_from_a_task(say: Any) -> None:
     say(SLURM_JOB_ID="3", SLURM_PROCID="0", SLURM_NTASKS="4")
     found = examine()
     assert found.topology is not None
@@ -225,12 +225,12 @@ def test_batch_shell_is_told_from_a_task(say: Any) -> None:
     assert "srun has not started this process" in found.warnings[0]
 
 
-def test_batch_shell_is_no_matter_to_what_it_has_started(say: Any) -> None:
+def test_processes_started_by_a_batch_shell_ignore_it(say: Any) -> None:
     say(SLURM_JOB_ID="3", SLURM_PROCID="0", SLURM_NTASKS="4", **TORCHRUN, **AGENT)
     assert examine().warnings == ()
 
 
-def test_rank_that_nothing_completes_is_told(say: Any) -> None:
+def test_incomplete_rank_is_reported(say: Any) -> None:
     say(PALS_RANKID="3")
     (warning,) = examine().warnings
     assert warning.startswith("This process is treated as a job of its own, but PALS's PALS_RANKID=3 shows that")
@@ -259,7 +259,7 @@ def test_server_that_knows_the_key(say: Any, wandb_server: WandbServer) -> None:
         ({"delay": 3.0}, "timed out"),
     ],
 )
-def test_server_that_is_not_content_is_told(
+def test_server_that_refuses_is_reported(
     say: Any, wandb_server: WandbServer, fault: dict[str, Any], problem: str
 ) -> None:
     say(WANDB_MODE="online", WANDB_BASE_URL=wandb_server.url, WANDB_API_KEY=KEY)
@@ -272,9 +272,9 @@ def test_server_that_is_not_content_is_told(
     assert "Runs would be written to disk" in found.warnings[0]
 
 
-def test_dead_server_is_told_and_not_waited_for() -> None:
+def test_dead_server_is_reported_without_waiting() -> None:
     with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))  # nobody listens
+        held.bind(("127.0.0.1", 0))  # bound, but not listening
         server = ask(f"http://127.0.0.1:{held.getsockname()[1]}", None, 5.0)
     assert not server.answers
     assert "refused" in server.problem
@@ -313,7 +313,7 @@ def test_password_in_the_address_of_the_server_is_neither_shown_nor_in_the_way(
     assert "secret" not in capsys.readouterr().out + repr(found)
 
 
-def test_proxy_that_cannot_be_read_is_told_without_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_proxy_is_reported_without_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "no_proxy", "NO_PROXY"):
         monkeypatch.setenv(name, "http://joe:secret@127.0.0.1:x9" if name == "http_proxy" else "")
     server = ask("http://example.invalid", KEY, 30.0)
@@ -324,7 +324,7 @@ def test_proxy_that_cannot_be_read_is_told_without_its_password(monkeypatch: pyt
 
 @contextmanager
 def serving(status: int, headers: dict[str, str], body: bytes) -> Iterator[tuple[str, list[dict[str, str]]]]:
-    """A server that is not W&B's; its address, and the headers of the requests it gets."""
+    """Run a server that is not W&B's; yield its address and the headers of the requests."""
     got: list[dict[str, str]] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -351,11 +351,11 @@ def serving(status: int, headers: dict[str, str], body: bytes) -> Iterator[tuple
 
 
 @pytest.mark.parametrize("body", [b"<html>log in</html>", b"[]", b'{"data": "x"}', b"\xff"])
-def test_server_that_is_not_wandbs_is_told(body: bytes) -> None:
+def test_server_that_is_not_wandbs_is_reported(body: bytes) -> None:
     with serving(200, {}, body) as (address, _):
         server = ask(address, KEY, 30.0)
     assert server.answers
-    assert server.problem == "its answer is not that of a W&B server. Is WANDB_BASE_URL right?"
+    assert server.problem == "it does not answer like a W&B server. Is WANDB_BASE_URL right?"
 
 
 def test_key_is_not_sent_to_where_a_server_points() -> None:
@@ -366,7 +366,7 @@ def test_key_is_not_sent_to_where_a_server_points() -> None:
     assert "Authorization" not in got[0]
 
 
-# --- who gets the key -------------------------------------------------------------------------------------------------
+# --- where the key is sent --------------------------------------------------------------------------------------------
 
 
 def settings(path: Path, **values: str) -> None:
@@ -389,9 +389,13 @@ def test_server_that_the_directory_alone_names_gets_neither_the_key_nor_a_reques
             f"✗ The server was not asked. The server {address} is named by {tmp_path}/{workspace}/settings alone" in out
         )
         assert main(["doctor", "--json"]) == 1
-        told = json.loads(capsys.readouterr().out)
-        assert (told["setup"]["base_url"], told["setup"]["takes_key"], told["server"]) == (address, False, None)
-        assert told["setup"]["base_url_from"] == f"{tmp_path}/{workspace}/settings"
+        printed = json.loads(capsys.readouterr().out)
+        assert (printed["setup"]["base_url"], printed["setup"]["takes_key"], printed["server"]) == (
+            address,
+            False,
+            None,
+        )
+        assert printed["setup"]["base_url_from"] == f"{tmp_path}/{workspace}/settings"
         assert main(["doctor", "--trust-server", address.replace("http", "https")]) == 1
         assert got == []
         assert main(["doctor", "--trust-server", f"{address}/"]) == 0
@@ -416,7 +420,7 @@ def test_server_of_the_users_own_settings_file_gets_the_key(say: Any, tmp_path: 
         own = tmp_path / ".config" / "wandb" / "settings"
         own.parent.mkdir(parents=True)
         own.symlink_to(tmp_path / "dotfiles" / "wandb")
-        settings(tmp_path / "wandb" / "settings", base_url=address, entity="team")  # names the same one
+        settings(tmp_path / "wandb" / "settings", base_url=address, entity="team")  # names the same server
         say(WANDB_MODE="online", WANDB_API_KEY=KEY, WANDB_CONFIG_DIR="")
         found = examine()
         assert found.setup.server is not None
@@ -424,7 +428,7 @@ def test_server_of_the_users_own_settings_file_gets_the_key(say: Any, tmp_path: 
         assert (len(got), found.errors) == (1, ())
 
 
-def test_directory_may_not_choose_wandbs_own_server_for_who_has_another_one(say: Any, tmp_path: Path) -> None:
+def test_directory_may_not_select_wandbs_own_server_for_users_of_another_one(say: Any, tmp_path: Path) -> None:
     own, default = "https://wandb.example", str(wandb.Settings.model_fields["base_url"].default)
     settings(tmp_path / "settings", base_url=own)
     settings(tmp_path / "wandb" / "settings", base_url=default)
@@ -437,7 +441,7 @@ def test_directory_may_not_choose_wandbs_own_server_for_who_has_another_one(say:
 
 
 @pytest.mark.slow
-def test_key_that_is_noted_down_for_a_host_may_go_there_and_one_for_any_host_may_not(say: Any, tmp_path: Path) -> None:
+def test_key_for_one_host_may_be_sent_there_and_a_key_for_any_host_may_not(say: Any, tmp_path: Path) -> None:
     settings(tmp_path / "wandb" / "settings", base_url="https://team.example:8443")
     place = tmp_path / ".netrc"
     for machine, takes_key in (
@@ -454,7 +458,7 @@ def test_key_that_is_noted_down_for_a_host_may_go_there_and_one_for_any_host_may
             takes_key,
         )
     place.write_text(f"machine team.example\n  login user\n  password {KEY}\n")
-    say(WANDB_API_KEY=KEY)  # which wandb takes instead, for any host
+    say(WANDB_API_KEY=KEY)  # wandb then uses this key, for any host
     assert not current_server.destination().takes_key
 
 
@@ -465,7 +469,7 @@ def test_key_does_not_go_over_plain_http_to_other_hosts(say: Any, capsys: pytest
     assert "The API key is not sent to http://wandb.invalid (from WANDB_BASE_URL): over plain http" in out
     assert "--trust-server http://wandb.invalid" in out
     assert "pw" not in out
-    assert main(["doctor", "--timeout", "0"]) == 0  # nothing was asked for
+    assert main(["doctor", "--timeout", "0"]) == 0  # 0 disables the request
 
 
 def test_address_that_is_read_in_two_ways_is_an_error(say: Any, tmp_path: Path) -> None:
@@ -490,7 +494,7 @@ def test_trusted_server_that_is_no_address_is_refused(address: str, capsys: pyte
     assert "is not the address of a server" in capsys.readouterr().err
 
 
-def test_key_of_a_settings_file_is_said_to_be_from_there(say: Any, tmp_path: Path) -> None:
+def test_key_of_a_settings_file_is_shown_with_its_source(say: Any, tmp_path: Path) -> None:
     settings(tmp_path / "wandb" / "settings", api_key=KEY)
     say()
     assert (current_server.setup().key, current_server.setup().key_from) == (KEY, "a settings file of W&B's")
@@ -519,33 +523,35 @@ def test_settings_file_that_cannot_be_read_to_its_end_is_an_error(say: Any, tmp_
 
 
 def warned_of_workspace(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, **arguments: Any) -> str:
-    """What a start of an online run says of the settings of the current directory."""
+    """Return the warnings about the settings of the current directory at the start of an online run."""
     monkeypatch.setattr(current_server, "_notices", Notices())
     caplog.clear()
-    for _ in range(2):  # said once
+    for _ in range(2):  # the warning is given once
         current_server.warn_of_workspace(arguments)
     return "\n".join(record.getMessage() for record in caplog.records if record.name == "dist_wandb")
 
 
-def test_training_says_that_the_directory_alone_decides_who_gets_the_key(
+def test_training_warns_that_only_the_directory_decides_who_gets_the_key(
     say: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = tmp_path / "wandb" / "settings"
     settings(place, base_url="https://joe:pw@evil.example", insecure_disable_ssl="true", project="digits")
     say(WANDB_MODE="online", WANDB_API_KEY=KEY)
-    said = warned_of_workspace(caplog, monkeypatch)
-    assert said.startswith(f"dist_wandb: base_url (https://evil.example) and insecure_disable_ssl of {place} decides")
-    assert "pw" not in said
-    assert said.count("dist_wandb:") == 1
+    message = warned_of_workspace(caplog, monkeypatch)
+    assert message.startswith(
+        f"dist_wandb: base_url (https://evil.example) and insecure_disable_ssl of {place} decides"
+    )
+    assert "pw" not in message
+    assert message.count("dist_wandb:") == 1
     assert warned_of_workspace(caplog, monkeypatch, mode="offline") == ""
     say(WANDB_BASE_URL="https://own.example", WANDB_INSECURE_DISABLE_SSL="false")
     assert warned_of_workspace(caplog, monkeypatch) == ""
     say(WANDB_BASE_URL="https://evil.example")
-    settings(tmp_path / "settings", insecure_disable_ssl="true")  # the user's own
+    settings(tmp_path / "settings", insecure_disable_ssl="true")  # the user's own settings
     assert warned_of_workspace(caplog, monkeypatch) == ""
 
 
-def test_training_says_nothing_of_an_ordinary_settings_file(
+def test_training_does_not_warn_about_an_ordinary_settings_file(
     say: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings(tmp_path / "wandb" / "settings", entity="team", project="digits")  # as `wandb init` writes it
@@ -553,13 +559,13 @@ def test_training_says_nothing_of_an_ordinary_settings_file(
     assert warned_of_workspace(caplog, monkeypatch) == ""
 
 
-def test_inherited_service_is_told(say: Any) -> None:
+def test_inherited_service_is_reported(say: Any) -> None:
     say(WANDB_SERVICE=f"3-{os.getppid()}-unix-/nowhere")
     assert "WANDB_SERVICE is inherited, so W&B would use another process's wandb service" in examine().warnings[0]
-    assert "WANDB_SERVICE" in os.environ  # looking changes nothing
+    assert "WANDB_SERVICE" in os.environ  # the diagnosis changes nothing
 
 
-def test_directory_that_takes_no_files_is_told(say: Any, tmp_path: Path) -> None:
+def test_directory_that_is_not_writable_is_reported(say: Any, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     say(WANDB_DIR=str(tmp_path / "file" / "below"))
     (warning,) = examine().warnings
@@ -567,14 +573,14 @@ def test_directory_that_takes_no_files_is_told(say: Any, tmp_path: Path) -> None
     assert list(tmp_path.glob("*/below")) == []
 
 
-def test_more_writers_than_wandb_recommends_are_told(say: Any) -> None:
+def test_more_writers_than_wandb_recommends_are_reported(say: Any) -> None:
     say(**{**TORCHRUN, **AGENT, "WORLD_SIZE": "400", "LOCAL_WORLD_SIZE": "200"})
     (warning,) = examine("shared").warnings
     assert warning.startswith('run_mode="shared" opens a run with 400 writers, but W&B has tested at most 300')
     assert examine("shared", "worker").warnings == ()
 
 
-# --- what it prints ---------------------------------------------------------------------------------------------------
+# --- output -----------------------------------------------------------------------------------------------------------
 
 
 def test_printed_for_people(say: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""`dist-wandb report`: what it prints, its exit codes, and what it writes."""
+"""`dist-wandb report`: its output, its exit codes, and the file that it writes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from record_files import write_run
 
 from dist_wandb.cli.commands import main
 
-pytestmark = pytest.mark.newest  # wandb 0.31 is the first that reads its own files
+pytestmark = pytest.mark.newest  # wandb 0.31 is the first version that reads its own files
 
 
 def test_a_page_is_written_and_opened(
@@ -33,7 +33,7 @@ def test_a_page_is_written_and_opened(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "wandb"]
 
 
-def test_without_a_browser_it_says_so(
+def test_without_a_browser_it_prints_a_hint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(webbrowser, "open", lambda _: False)
@@ -42,7 +42,7 @@ def test_without_a_browser_it_says_so(
     assert "No browser could be started" in capsys.readouterr().out
 
 
-def test_what_cannot_be_read_is_told_with_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unreadable_files_are_reported_with_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_run(tmp_path / "good")
     (write_run(tmp_path / "bad\x1b[31m", "bad") / "run-bad.wandb").write_bytes(b"")
     assert main(["report", str(tmp_path), "-o", str(tmp_path / "a.html")]) == 1
@@ -53,7 +53,7 @@ def test_what_cannot_be_read_is_told_with_exit_code_1(tmp_path: Path, capsys: py
 
 
 @pytest.mark.parametrize("what", ["other", "directory", "nowhere"])
-def test_where_no_page_can_be_written_there_is_an_error(
+def test_a_page_that_cannot_be_written_is_an_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], what: str
 ) -> None:
     write_run(tmp_path)

@@ -1,4 +1,4 @@
-"""`dist-wandb show` of whole runs: which ones, as cards, a table or rows, and while they go on."""
+"""`dist-wandb show` of whole runs: selected runs as cards, as a table or as rows, and while they are written."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.newest  # read with W&B's own reader
 
 
 def shown(capsys: Capture, *argv: object, code: int = 0) -> str:
-    """What `dist-wandb show` prints."""
+    """Return the output of `dist-wandb show`."""
     assert main(["show", *map(str, argv)]) == code
     captured = capsys.readouterr()
     assert captured.err == ""
@@ -34,7 +34,7 @@ def shown(capsys: Capture, *argv: object, code: int = 0) -> str:
 
 @pytest.fixture
 def sweep(tmp_path: Path) -> Path:
-    """Seven runs that were started one after the other, in another order than their ids have."""
+    """Write seven runs that were started one after the other, in an order that differs from that of their ids."""
     for number in range(7):
         begun = run(f"r{6 - number}", config={"lr": 10.0**-number, "same": 1, "net": {"depth": number}})
         begun.run.start_time.FromSeconds(1_700_000_000 + number)
@@ -63,7 +63,7 @@ def test_a_shared_run_is_one_card_with_its_writers(tmp_path: Path, capsys: Captu
         f"  ● rank-10  without a recorded end, no rows, rank 10, node 0  rank-10/{place}",
     ]
     names = [line.split()[0] for line in lines[8:-2]]
-    assert names == ["global_step", "loss", "rank-0/loss", "rank-1/loss"]  # the ranks behind the name that they are of
+    assert names == ["global_step", "loss", "rank-0/loss", "rank-1/loss"]  # ranks follow the name that they belong to
     assert lines[-1] == f"1 run in 3 files below {tmp_path}: 1 finished"
 
 
@@ -94,8 +94,10 @@ def test_of_very_many_ranks_the_extremes_are_shown(tmp_path: Path, capsys: Captu
 def test_the_slow_rank_is_named(tmp_path: Path, capsys: Capture) -> None:
     write_slow_job(tmp_path, ranks=4, slow=2)
     out = shown(capsys, tmp_path)
-    said = "\n  rank 2 held the others up in 36 of 40 rows (time/straggler_rank), busy 0.03 s longer than the others\n"
-    assert out.count(said) == 1
+    message = (
+        "\n  rank 2 held the others up in 36 of 40 rows (time/straggler_rank), busy 0.03 s longer than the others\n"
+    )
+    assert out.count(message) == 1
 
 
 def test_the_spread_over_ranks_is_in_the_line_of_its_metric(tmp_path: Path, capsys: Capture) -> None:
@@ -104,16 +106,18 @@ def test_the_spread_over_ranks_is_in_the_line_of_its_metric(tmp_path: Path, caps
     lines = shown(capsys, tmp_path).splitlines()
     (loss,) = [line.split() for line in lines if "loss" in line]
     assert loss[:8] == ["loss", "0.5", "0.5", "0.5", "0.25", "to", "0.75", "(rank"]
-    assert [line.split()[0] for line in lines if "lr" in line] == ["lr", "lr/min"], "without the rest it is a name"
+    assert [line.split()[0] for line in lines if "lr" in line] == ["lr", "lr/min"], (
+        "an incomplete spread is shown as names of its own"
+    )
     picked = shown(capsys, tmp_path, "--metric", "loss/*")
     assert [line.split()[0] for line in picked.splitlines() if "loss" in line] == sorted(spread)
 
 
-# --- which runs -------------------------------------------------------------------------------------------------------
+# --- selection of runs ------------------------------------------------------------------------------------------------
 
 
 def order_in(out: str) -> list[str]:
-    """Ids in the lines of a table, in their order."""
+    """Return the ids in the lines of a table, in order."""
     return [line.split()[1] for line in out.splitlines() if line.startswith("●")]
 
 
@@ -162,7 +166,7 @@ def test_runs_are_chosen_and_sorted(argv: list[str], ids: list[str], sweep: Path
         (["--follow", "--json"], "--follow prints no JSON"),
     ],
 )
-def test_what_cannot_be_meant_is_told(argv: list[str], reason: str, sweep: Path, capsys: Capture) -> None:
+def test_arguments_that_make_no_sense_are_reported(argv: list[str], reason: str, sweep: Path, capsys: Capture) -> None:
     assert main(["show", str(sweep), *argv]) == 2
     assert reason in capsys.readouterr().err
 
@@ -173,9 +177,9 @@ def test_without_a_directory_the_usual_places_are_looked_at(
     monkeypatch.delenv("WANDB_DIR", raising=False)
     monkeypatch.chdir(tmp_path)
     assert main(["show", "r1"]) == 1
-    said = capsys.readouterr().err
-    assert "There is no directory 'r1'" in said
-    assert "none of ./wandb, $WANDB_DIR and ./lightning_logs" in said
+    message = capsys.readouterr().err
+    assert "There is no directory 'r1'" in message
+    assert "none of ./wandb, $WANDB_DIR and ./lightning_logs" in message
     monkeypatch.chdir(sweep)
     assert order_in(shown(capsys, "r1")) == ["r1"]
     monkeypatch.chdir(tmp_path)
@@ -225,12 +229,12 @@ def test_no_text_of_a_file_is_obeyed(tmp_path: Path, capsys: Capture) -> None:
     assert not [cell for cell in cells if cell.startswith("=")]
 
 
-# --- runs that go on --------------------------------------------------------------------------------------------------
+# --- runs that are being written --------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def following(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path, bytes]]:
-    """The command following a run; the run's file, and what is still to come of it."""
+    """Follow a run; yield the process of the command, the run's file, and the bytes that are not written yet."""
     records = [header(), run(), *(row(step) for step in range(3))]
     path = write_run(tmp_path, records=records) / "run-exp.wandb"
     path.touch()  # a file without a change for hours is not followed
@@ -244,7 +248,7 @@ def following(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path, byt
 
 
 def readers_of(path: Path) -> list[str]:
-    """The processes that read a file."""
+    """Return the ids of the processes that read a file."""
     found = []
     for process in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -272,7 +276,7 @@ def test_a_run_is_followed_until_it_ends(following: tuple[subprocess.Popen[str],
 
 @pytest.mark.slow
 def test_a_run_that_has_just_begun_is_waited_for(following: tuple[subprocess.Popen[str], Path, bytes]) -> None:
-    """W&B writes the first records into the file after some seconds."""
+    """W&B writes the first records into the file only after some seconds."""
     process, path, rest = following
     process.kill()
     process.wait()
@@ -302,7 +306,7 @@ def is_following(process: str) -> bool:
         return False
 
 
-def test_an_interrupt_ends_what_is_followed_at_once(following: tuple[subprocess.Popen[str], Path, bytes]) -> None:
+def test_an_interrupt_ends_following_at_once(following: tuple[subprocess.Popen[str], Path, bytes]) -> None:
     process, path, _ = following
     assert process.stdout is not None
     process.stdout.readline()

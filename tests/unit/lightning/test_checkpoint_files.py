@@ -1,4 +1,4 @@
-"""Plain data in torch's checkpoints, read without trust."""
+"""Plain data in torch's checkpoints, read from untrusted files."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def zipped(content: bytes, compression: int = zipfile.ZIP_STORED, names: tuple[s
 @pytest.mark.parametrize("is_zip", [True, False])
 @pytest.mark.parametrize("protocol", [2, 4, 5])
 def test_plain_data_comes_back_whatever_lies_beside_it(protocol: int, *, is_zip: bool) -> None:
-    optimizer = torch.optim.Adam(torch.nn.Linear(2, 2).parameters())  # the first of a process takes a second to make
+    optimizer = torch.optim.Adam(torch.nn.Linear(2, 2).parameters())  # the first one in a process takes a second
     content = {**OTHERS, "optimizer": optimizer.state_dict(), **PLAIN}
     data = saved(content, pickle_protocol=protocol, _use_new_zipfile_serialization=is_zip)
     found = read(data)
@@ -105,7 +105,7 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_what_is_hostile_is_refused_soon_and_without_much_memory(kind: str) -> None:
+def test_hostile_files_are_refused_soon_and_without_much_memory(kind: str) -> None:
     data = HOSTILE[kind]()
     tracemalloc.start()
     began = time.thread_time()
@@ -121,13 +121,13 @@ def test_what_is_hostile_is_refused_soon_and_without_much_memory(kind: str) -> N
 def test_a_pickle_over_the_bound_is_refused_by_the_directory_of_the_zip(monkeypatch: pytest.MonkeyPatch) -> None:
     data = saved(PLAIN)
     monkeypatch.setattr(checkpoint_files, "MOST_BYTES", 100)
-    monkeypatch.setattr(checkpoint_files, "_unpickled", None)  # nothing is read
+    monkeypatch.setattr(checkpoint_files, "_unpickled", None)  # fails if anything is read
     with pytest.raises(ReadError, match=r"data\.pkl has \d+ bytes; more than 100 are not read"):
         read(data)
 
 
-def test_what_holds_too_many_objects_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint_files, "MOST_ORDERS", 1000)
+def test_a_pickle_with_too_many_objects_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint_files, "MOST_OPCODES", 1000)
     assert read(saved({"a": list(range(100))}))
     with pytest.raises(ReadError, match="holds more than 1,000 objects"):
         read(saved({"a": list(range(1000))}))

@@ -1,4 +1,4 @@
-"""Lightning's advice to log with `sync_dist=True`: said where it is right, not where it contradicts ours."""
+"""Lightning's advice to log with `sync_dist=True` is given where it is right, and not where our logger reduces."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True)
 def cache(
-    fake_wandb: FakeWandb,  # noqa: ARG001  # goes first
+    fake_wandb: FakeWandb,  # noqa: ARG001  # must run first
     monkeypatch: pytest.MonkeyPatch,
 ) -> WarningCache:
-    """Lightning's, as in a new process where ranks have met."""
+    """Lightning's cache of warnings, as in a new process with an initialized process group."""
     cache = WarningCache()
     monkeypatch.setattr(result, "warning_cache", cache)
     monkeypatch.setattr(result, "_distributed_is_initialized", lambda: True)
@@ -46,7 +46,7 @@ class Module(BoringModel):
 
 
 def advised(logger: Any, model: BoringModel | None = None, **arguments: Any) -> list[str]:
-    """Of which names Lightning says it."""
+    """Return the names for which Lightning gives the advice."""
     quiet = {"enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu", "max_epochs": 1}
     batches = {"limit_train_batches": 2, "limit_val_batches": 2, "num_sanity_val_steps": 0, "log_every_n_steps": 1}
     with warnings.catch_warnings(record=True) as caught:
@@ -54,21 +54,21 @@ def advised(logger: Any, model: BoringModel | None = None, **arguments: Any) -> 
         Trainer(logger=logger, **{"enable_checkpointing": False, **quiet, **batches, **arguments}).fit(
             model or Module()
         )
-    said = [str(warning.message) for warning in caught if "sync_dist=True" in str(warning.message)]
-    return sorted(name for name in ("loss", "val's") if any(f"{name!r}," in text for text in said))
+    messages = [str(warning.message) for warning in caught if "sync_dist=True" in str(warning.message)]
+    return sorted(name for name in ("loss", "val's") if any(f"{name!r}," in text for text in messages))
 
 
-def test_lightning_says_it_with_its_own_loggers() -> None:
+def test_lightning_gives_the_advice_with_its_own_loggers() -> None:
     assert advised(False) == ["loss", "val's"]
 
 
-def test_it_is_not_said_where_our_logger_brings_the_ranks_together() -> None:
+def test_advice_is_not_given_if_our_logger_reduces() -> None:
     assert advised(DistWandbLogger()) == []
     assert advised([DistWandbLogger(id="a"), DistWandbLogger(id="b", run_mode="new")]) == []
-    assert advised(False) == ["loss", "val's"]  # of a later Trainer's, as ever
+    assert advised(False) == ["loss", "val's"]  # a later Trainer gets the advice as before
 
 
-def test_it_is_said_where_ranks_are_not_brought_together(tmp_path: Path) -> None:
+def test_advice_is_given_if_our_logger_does_not_reduce(tmp_path: Path) -> None:
     assert advised(DistWandbLogger(reduce=None)) == ["loss", "val's"]
     result.warning_cache.clear()
     assert advised([DistWandbLogger(), CSVLogger(tmp_path)]) == ["loss", "val's"]
@@ -77,12 +77,12 @@ def test_it_is_said_where_ranks_are_not_brought_together(tmp_path: Path) -> None
 def test_a_module_that_fabric_has_set_up_beside_does_not_matter() -> None:
     model = Module()
     assert advised(DistWandbLogger(), model) == []
-    Fabric(accelerator="cpu", devices=1).setup(model)  # a trainer of its own kind
+    Fabric(accelerator="cpu", devices=1).setup(model)  # which makes itself the trainer of the module
     assert advised(DistWandbLogger()) == []
 
 
 @pytest.mark.parametrize("monitored", ["val's", "loss_epoch"])
-def test_it_is_said_of_what_a_callback_watches(monitored: str, tmp_path: Path) -> None:
+def test_advice_is_given_for_values_that_a_callback_watches(monitored: str, tmp_path: Path) -> None:
     name = monitored.removesuffix("_epoch")
     assert advised(DistWandbLogger(), callbacks=[EarlyStopping(monitored)]) == [name]
     result.warning_cache.clear()
@@ -90,7 +90,7 @@ def test_it_is_said_of_what_a_callback_watches(monitored: str, tmp_path: Path) -
     assert advised(DistWandbLogger(), **saving) == [name]
 
 
-def test_it_is_said_of_what_a_scheduler_watches() -> None:
+def test_advice_is_given_for_values_that_a_scheduler_watches() -> None:
     class Scheduled(Module):
         def configure_optimizers(self) -> Any:
             optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
@@ -100,13 +100,14 @@ def test_it_is_said_of_what_a_scheduler_watches() -> None:
     assert advised(DistWandbLogger(), Scheduled()) == ["val's"]
 
 
-def test_the_cache_stays_the_same_and_knows_what_it_knew(cache: WarningCache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_stays_the_same_and_keeps_its_warnings(cache: WarningCache, monkeypatch: pytest.MonkeyPatch) -> None:
     cache.add("something")
-    trainers.give_advice_only(lambda name: name == "kept")
+    monkeypatch.setattr(trainers, "_needs_sync_dist", lambda name: name == "kept")
+    trainers.remember(BoringModel())
     assert result.warning_cache is cache
     assert "something" in cache
     assert "something else" not in cache
     for name, is_known in (("kept", False), ("other", True)):
         assert (f"It is recommended to use `self.log({name!r}, ..., sync_dist=True)` when" in cache) is is_known
     monkeypatch.delattr(result, "warning_cache")
-    trainers.give_advice_only(lambda _: True)  # as in a version without it
+    trainers.remember(BoringModel())  # as in a version without the cache

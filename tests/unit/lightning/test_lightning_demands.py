@@ -1,7 +1,7 @@
-"""What Lightning's own tests demand of a W&B logger, each demand with `DistWandbLogger`, and with their kind of mock.
+"""What Lightning's own tests demand of a W&B logger, checked with `DistWandbLogger` and with their kind of mock.
 
-Their mock replaces the whole module `wandb` by one that has little: no settings, no set-up, and runs without most
-attributes. Demands that `test_lightning_world_of_one.py` shows by comparison with the stock logger are not here again.
+Their mock replaces the whole module `wandb` by a minimal one: no settings, no setup, and runs without most
+attributes. Demands that `test_lightning_world_of_one.py` checks by comparison with the stock logger are not repeated.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.options import OPTION_NAMES
 from dist_wandb.topology.model import Topology
 
-pytestmark = pytest.mark.newest  # the demands are those of the newest Lightning
+pytestmark = pytest.mark.newest  # the demands of the newest Lightning
 
 
-class Told:
-    """A run that has nothing but what it is told; not even attributes that every run of wandb has."""
+class FakeRun:
+    """A run with an id, a config and five mocked methods, but without other attributes of wandb's runs."""
 
     def __init__(self, run_id: str = "made-up") -> None:
         self.id = run_id
@@ -51,33 +51,33 @@ class Told:
 
 
 class Bare:
-    """Even less of a run."""
+    """A run with even fewer attributes."""
 
     id, name, step = "made-up", "night", 0
 
 
 @pytest.fixture
-def told() -> Any:
-    return Told()
+def fake_run() -> Any:
+    return FakeRun()
 
 
 @pytest.fixture(autouse=True)
 def wandb(
-    bare_environment: None,  # noqa: ARG001  # goes first
-    ended_exchanges: None,  # noqa: ARG001  # goes first
-    told: Any,
+    bare_environment: None,  # noqa: ARG001  # must run first
+    ended_exchanges: None,  # noqa: ARG001  # must run first
+    fake_run: Any,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Any]:
-    """In place of the module."""
+    """Replace the module wandb."""
     module: Any = ModuleType("wandb")
-    module.init = mock.Mock(return_value=told)
+    module.init = mock.Mock(return_value=fake_run)
     module.run = None
     for name in ("require", "Api", "Artifact", "Image", "Audio", "Video", "Table"):
         setattr(module, name, mock.Mock())
     lib: Any = ModuleType("wandb.sdk.lib")
     runs: Any = ModuleType("wandb.wandb_run")
-    lib.RunDisabled = runs.Run = Told
+    lib.RunDisabled = runs.Run = FakeRun
     parts = {"wandb": module, "wandb.sdk": ModuleType("wandb.sdk"), "wandb.sdk.lib": lib, "wandb.wandb_run": runs}
     for name, part in parts.items():
         monkeypatch.setitem(sys.modules, name, part)
@@ -86,7 +86,7 @@ def wandb(
     before = dict(os.environ)
     yield module
     changed = {name for name in os.environ.keys() | before.keys() if os.environ.get(name) != before.get(name)}
-    assert {name for name in changed if "WANDB" in name} <= {"WANDB_MODE"}  # by offline=True, as the stock logger
+    assert {name for name in changed if "WANDB" in name} <= {"WANDB_MODE"}  # by offline=True, as in the stock logger
 
 
 def trainer(logger: Any, directory: Path, **more: Any) -> Trainer:
@@ -106,7 +106,7 @@ def test_the_name_of_a_logger_is_its_project() -> None:
         assert DistWandbLogger(project="digits").name == "digits"
 
 
-def test_positional_arguments_mean_what_they_mean_to_the_stock_logger(told: Any) -> None:
+def test_positional_arguments_mean_what_they_mean_to_the_stock_logger(fake_run: Any) -> None:
     given: Any = (
         "night",
         "logs",
@@ -117,7 +117,7 @@ def test_positional_arguments_mean_what_they_mean_to_the_stock_logger(told: Any)
         None,
         "digits",
         "all",
-        told,
+        fake_run,
         "pre",
         "best",
         "immutable",
@@ -126,21 +126,21 @@ def test_positional_arguments_mean_what_they_mean_to_the_stock_logger(told: Any)
     assert {name: vars(ours)[name] for name in vars(stock)} == vars(stock)
 
 
-def test_wandb_gets_the_users_arguments_and_no_others(wandb: Any, told: Any) -> None:
+def test_wandb_gets_the_users_arguments_and_no_others(wandb: Any, fake_run: Any) -> None:
     logger = DistWandbLogger(name="night", save_dir="logs", version="exp", project="digits", resume="never")
     logger.log_metrics({"acc": 1.0})
     wandb.init.assert_called_once_with(
         name="night", dir="logs", id="exp", project="digits", resume="never", anonymous=None
     )
-    told.log.assert_called_once_with({"acc": 1.0})
+    fake_run.log.assert_called_once_with({"acc": 1.0})
 
 
-def test_a_new_wandb_is_not_given_what_it_warns_of(wandb: Any, told: Any) -> None:
+def test_a_new_wandb_gets_no_arguments_that_it_warns_about(wandb: Any, fake_run: Any) -> None:
     given: list[Any] = []
 
     def init(anonymous: object = "not set", **_arguments: Any) -> Any:
         given.append(anonymous)
-        return told
+        return fake_run
 
     wandb.init = init
     _ = DistWandbLogger().experiment
@@ -149,21 +149,23 @@ def test_a_new_wandb_is_not_given_what_it_warns_of(wandb: Any, told: Any) -> Non
     wandb.require.assert_not_called()
 
 
-def test_an_injected_run_is_the_experiment(wandb: Any, told: Any) -> None:
-    assert DistWandbLogger(experiment=told).experiment is told
+def test_an_injected_run_is_the_experiment(wandb: Any, fake_run: Any) -> None:
+    assert DistWandbLogger(experiment=fake_run).experiment is fake_run
     wandb.init.assert_not_called()
 
 
-def test_a_run_in_progress_is_used_and_told_of_once(wandb: Any, told: Any, recwarn: pytest.WarningsRecorder) -> None:
-    wandb.run = told
+def test_a_run_in_progress_is_used_and_reported_once(
+    wandb: Any, fake_run: Any, recwarn: pytest.WarningsRecorder
+) -> None:
+    wandb.run = fake_run
     logger = DistWandbLogger()
     for _ in range(2):
-        assert logger.experiment is told
+        assert logger.experiment is fake_run
     assert [str(warning.message)[:41] for warning in recwarn] == ["There is a wandb run already in progress,"]
     logger.log_metrics({"acc": 1.0}, step=3)
     logger.finalize("success")
     logger.log_metrics({"acc": 0.5}, step=6)
-    rows = [call.args[0] for call in told.log.call_args_list]
+    rows = [call.args[0] for call in fake_run.log.call_args_list]
     assert rows == [{"acc": 1.0, "trainer/global_step": 3}, {"acc": 0.5, "trainer/global_step": 6}]
     wandb.init.assert_not_called()
 
@@ -174,14 +176,14 @@ def test_a_run_with_next_to_nothing_can_be_used(wandb: Any, tmp_path: Path) -> N
     first = trainer(logger, tmp_path)
     assert logger.experiment
     assert first.log_dir == logger.save_dir
-    second = pickle.loads(pickle.dumps(first))  # noqa: S301  # its own
+    second = pickle.loads(pickle.dumps(first))  # noqa: S301  # its own pickle
     assert type(second.logger) is DistWandbLogger
     assert second.logger.experiment
     assert wandb.init.call_args.kwargs["id"] == "made-up"
     registry._end_with_process(0, failed=False)
 
 
-# --- what is logged ---------------------------------------------------------------------------------------------------
+# --- logging ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -193,10 +195,10 @@ def test_a_run_with_next_to_nothing_can_be_used(wandb: Any, tmp_path: Path) -> N
     ],
     ids=["plain", "numpy", "callables"],
 )
-def test_hyperparameters_are_made_plain_as_by_the_stock_logger(told: Any, params: Any) -> None:
+def test_hyperparameters_are_made_plain_as_by_the_stock_logger(fake_run: Any, params: Any) -> None:
     for logger_class in (WandbLogger, DistWandbLogger):
-        logger_class(experiment=told).log_hyperparams(params)
-    stock, ours = told.config.update.call_args_list
+        logger_class(experiment=fake_run).log_hyperparams(params)
+    stock, ours = fake_run.config.update.call_args_list
     assert repr(ours) == repr(stock)
     assert stock.kwargs == {"allow_val_change": True}
 
@@ -210,14 +212,14 @@ def test_media_that_are_no_list_or_lack_captions_are_refused(kind: str) -> None:
         log("samples", ["1.jpg", "2.jpg"], caption=["one"])
 
 
-def test_media_and_tables_are_logged_with_their_step(wandb: Any, told: Any) -> None:
+def test_media_and_tables_are_logged_with_their_step(wandb: Any, fake_run: Any) -> None:
     logger = DistWandbLogger()
     logger.log_image("samples", ["1.jpg", "2.jpg"], 5, caption=["one", "two"])
     wandb.Image.assert_called_with("2.jpg", caption="two")
     logger.log_table("rows", ["a"], [[1]], None, 6)
     wandb.Table.assert_called_once_with(columns=["a"], data=[[1]], dataframe=None)
     logger.log_text(key="text", dataframe="frame")
-    rows = [call.args[0] for call in told.log.call_args_list]
+    rows = [call.args[0] for call in fake_run.log.call_args_list]
     assert rows == [
         {"samples": [wandb.Image()] * 2, "trainer/global_step": 5},
         {"rows": wandb.Table(), "trainer/global_step": 6},
@@ -255,32 +257,32 @@ def test_a_subclass_may_override_what_the_trainer_calls(tmp_path: Path) -> None:
     assert logger.history == expected
 
 
-def test_a_module_tells_its_hyperparameters_unless_it_does_not_want_to(told: Any, tmp_path: Path) -> None:
+def test_a_module_logs_its_hyperparameters_unless_it_is_configured_not_to(fake_run: Any, tmp_path: Path) -> None:
     class Model(BoringModel):
-        def __init__(self, width: int, *, tells: bool) -> None:  # noqa: ARG002  # saved
+        def __init__(self, width: int, *, is_logged: bool) -> None:  # noqa: ARG002  # saved
             super().__init__()
-            self.save_hyperparameters("width", logger=tells)
+            self.save_hyperparameters("width", logger=is_logged)
 
     class Data(LightningDataModule):
         def __init__(self, width: int) -> None:  # noqa: ARG002  # saved
             super().__init__()
             self.save_hyperparameters()
 
-    for tells in (False, True):
-        trainer(DistWandbLogger(), tmp_path, max_steps=1, enable_checkpointing=False).fit(Model(3, tells=tells))
-        calls = [call.args[0] for call in told.config.update.call_args_list if call.args[0]]
-        assert calls == ([{"width": 3}] if tells else [])
+    for is_logged in (False, True):
+        trainer(DistWandbLogger(), tmp_path, max_steps=1, enable_checkpointing=False).fit(Model(3, is_logged=is_logged))
+        calls = [call.args[0] for call in fake_run.config.update.call_args_list if call.args[0]]
+        assert calls == ([{"width": 3}] if is_logged else [])
     data = Data(4)
     data.train_dataloader = BoringModel().train_dataloader  # type: ignore[method-assign]
     with pytest.raises(RuntimeError, match="Error while merging hparams"):
-        trainer(DistWandbLogger(), tmp_path, max_steps=1).fit(Model(3, tells=True), data)
+        trainer(DistWandbLogger(), tmp_path, max_steps=1).fit(Model(3, is_logged=True), data)
 
 
 # --- in a Trainer -----------------------------------------------------------------------------------------------------
 
 
 def test_its_run_is_open_before_other_loggers_begin(wandb: Any, tmp_path: Path) -> None:
-    """W&B's tensorboard patch has to come before the writer of the other logger."""
+    """W&B's tensorboard patch must be applied before the other logger creates its writer."""
     opened: list[int] = []
 
     class Other(CSVLogger):
@@ -294,10 +296,10 @@ def test_its_run_is_open_before_other_loggers_begin(wandb: Any, tmp_path: Path) 
     assert min(opened) == 1
 
 
-def test_checkpoints_lie_below_project_and_version(told: Any, tmp_path: Path) -> None:
+def test_checkpoints_lie_below_project_and_version(fake_run: Any, tmp_path: Path) -> None:
     logger = DistWandbLogger(project="digits", save_dir=tmp_path, offline=True)
     _ = logger.experiment
-    told.id = "1"  # as it comes to be known late
+    fake_run.id = "1"  # the id becomes known late
     assert (logger.version, logger.name, logger.save_dir) == ("1", "digits", str(tmp_path))
     assert list(tmp_path.iterdir()) == []
     one = trainer(logger, tmp_path)
@@ -311,7 +313,7 @@ def test_checkpoints_lie_below_project_and_version(told: Any, tmp_path: Path) ->
 
 
 def described(wandb: Any) -> list[tuple[str, Any, str, str]]:
-    """Of all artifacts: name, score, file, and what was monitored."""
+    """Return name, score, file and monitored metric of all artifacts."""
     made = [call.kwargs for call in wandb.Artifact.call_args_list]
     assert {artifact["type"] for artifact in made} <= {"model"}
     return [
@@ -356,7 +358,7 @@ def described(wandb: Any) -> list[tuple[str, Any, str, str]]:
 )
 def test_checkpoints_become_artifacts(
     wandb: Any,
-    told: Any,
+    fake_run: Any,
     tmp_path: Path,
     arguments: dict[str, Any],
     monitor: str | None,
@@ -368,7 +370,7 @@ def test_checkpoints_become_artifacts(
     trainer(logger, tmp_path, max_epochs=2, callbacks=[callback]).fit(BoringModel())
     assert described(wandb) == expected
     assert all(type(score) in (int, type(None)) for _, score, _, _ in described(wandb))
-    assert [call.kwargs["aliases"] for call in told.log_artifact.call_args_list] == aliases
+    assert [call.kwargs["aliases"] for call in fake_run.log_artifact.call_args_list] == aliases
     added = wandb.Artifact.return_value.add_file.call_args_list
     assert [(call.kwargs["name"], call.kwargs["policy"]) for call in added] == [("model.ckpt", "immutable")] * len(
         added
@@ -383,50 +385,50 @@ def test_the_checkpoints_of_several_callbacks_become_artifacts(wandb: Any, tmp_p
     ]
 
 
-def test_artifacts_are_used_through_the_run_and_else_downloaded_through_the_api(wandb: Any, told: Any) -> None:
-    wandb.run = told
+def test_artifacts_are_used_through_the_run_and_else_downloaded_through_the_api(wandb: Any, fake_run: Any) -> None:
+    wandb.run = fake_run
     DistWandbLogger.download_artifact("net:v0", "here", "model", use_artifact=True)
-    told.use_artifact.assert_called_once_with("net:v0")
-    told.use_artifact.return_value.download.assert_called_once_with(root="here")
+    fake_run.use_artifact.assert_called_once_with("net:v0")
+    fake_run.use_artifact.return_value.download.assert_called_once_with(root="here")
     DistWandbLogger.download_artifact("net:v0", Path("there"), "model", use_artifact=False)
     wandb.run = None
     DistWandbLogger.download_artifact("net:v0", None, "model")
     assert wandb.Api().artifact.call_args_list == [mock.call("net:v0", type="model")] * 2
     assert wandb.Api().artifact().download.call_args_list == [mock.call(root="there"), mock.call(root=None)]
-    wandb.run = told
+    wandb.run = fake_run
     with pytest.warns(UserWarning, match="already in progress"):
         DistWandbLogger().use_artifact("net:v0", "model")
-    told.use_artifact.assert_called_with("net:v0", type="model")
+    fake_run.use_artifact.assert_called_with("net:v0", type="model")
 
 
 # --- pickles, and further ranks ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("twin_of", [copy.deepcopy, lambda logger: pickle.loads(pickle.dumps(logger))])  # noqa: S301
-def test_a_copy_of_a_logger_goes_on_in_the_same_run(wandb: Any, told: Any, twin_of: Any) -> None:
+def test_a_copy_of_a_logger_continues_the_same_run(wandb: Any, fake_run: Any, twin_of: Any) -> None:
     logger = DistWandbLogger(project="digits", save_dir="logs", prefix="fold")
     assert logger._experiment is None
     twin = twin_of(logger)
     opened: Any = logger._experiment
-    assert opened is told
-    wandb.run = told
+    assert opened is fake_run
+    wandb.run = fake_run
     with pytest.warns(UserWarning, match="already in progress"):
         twin.log_metrics({"acc": 1.0})
     assert (twin.name, twin.save_dir, twin.version) == (logger.name, logger.save_dir, logger.version)
-    told.log.assert_called_once_with({"fold-acc": 1.0})
+    fake_run.log.assert_called_once_with({"fold-acc": 1.0})
     wandb.init.assert_called_once()
 
 
 def test_a_trainer_with_several_loggers_is_pickled(tmp_path: Path) -> None:
     first = trainer([DistWandbLogger(run_mode="new"), CSVLogger(tmp_path)], tmp_path)
-    second = pickle.loads(pickle.dumps(first))  # noqa: S301  # its own
+    second = pickle.loads(pickle.dumps(first))  # noqa: S301  # its own pickle
     for logger in second.loggers:
         logger.log_metrics({"acc": 1.0}, 0)
         logger.save()
     assert [type(logger) for logger in second.loggers] == [DistWandbLogger, CSVLogger]
 
 
-def test_where_there_is_no_run_the_experiment_answers_as_lightnings_own() -> None:
+def test_without_a_run_the_experiment_behaves_like_lightnings_own() -> None:
     experiment: Any = NullExperiment(DistWandbLogger()._holder)
     assert issubclass(type(experiment), DummyExperiment)
     assert experiment.something(foo="bar") is None
@@ -436,7 +438,7 @@ def test_where_there_is_no_run_the_experiment_answers_as_lightnings_own() -> Non
     assert not experiment
 
 
-def test_what_a_script_goes_on_with_is_given_back() -> None:
+def test_methods_whose_results_scripts_use_return_objects() -> None:
     experiment: Any = NullExperiment(DistWandbLogger()._holder)
     assert not experiment.use_artifact("net:v0").download(root="x")
     assert not experiment.log_artifact("net").wait().aliases.append("best")
@@ -472,19 +474,19 @@ def test_a_rank_that_is_not_the_first_opens_nothing(
 
 
 def test_a_child_that_cannot_attach_to_its_parents_run_opens_it_anew(
-    wandb: Any, told: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    wandb: Any, fake_run: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As where somebody has put the environment back since the parent opened it."""
+    """As if somebody had restored the environment since the parent opened its run."""
     logger = DistWandbLogger(id="exp")
     logger._holder.launch.parents_run = pickle.dumps((Lost(), {}))
     monkeypatch.setattr(wandb, "run", None)
-    assert logger.experiment is told
+    assert logger.experiment is fake_run
     assert "reopens the run of its parent, because wandb could not attach to it: no such run" in caplog.text
     assert wandb.init.call_args.kwargs["id"] == "exp"
 
 
 class Lost:
-    """What is left of a run where its service is not to be found."""
+    """A run whose service cannot be found."""
 
     @property
     def config(self) -> Any:
@@ -504,7 +506,7 @@ def logger_of(*arguments: str) -> Logger | None:
 def test_the_help_of_a_lightning_cli_documents_all_options(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "300")  # so that no word is broken at its hyphen
+    monkeypatch.setenv("COLUMNS", "300")  # so that words are not broken at hyphens
     with pytest.raises(SystemExit):
         logger_of("--trainer.logger.help=dist_wandb.DistWandbLogger")
     shown = " ".join(capsys.readouterr().out.split())
@@ -567,7 +569,7 @@ def test_an_unknown_mode_is_refused_by_a_lightning_cli(capsys: pytest.CaptureFix
     assert "run_mode" in capsys.readouterr().err
 
 
-# --- whichever is imported first --------------------------------------------------------------------------------------
+# --- order of imports -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -589,7 +591,7 @@ fake.init.return_value.log.assert_called_once_with({"a": 1.0, "trainer/global_st
 
 
 @pytest.mark.parametrize(("primary", "written"), [(True, {"lr": 0.2, "new": 1}), (False, {"new": 1})])
-def test_in_a_shared_run_others_do_not_overwrite_what_the_primary_says(
+def test_in_a_shared_run_others_do_not_overwrite_the_primarys_values(
     monkeypatch: pytest.MonkeyPatch, primary: bool, written: dict[str, Any]
 ) -> None:
     config = mock.MagicMock()

@@ -1,4 +1,4 @@
-"""`DistWandbLogger` on ranks that differ: media where a run is, several loggers in one process, signals in Fabric."""
+"""`DistWandbLogger` on different ranks: media on ranks with a run, several loggers in a process, signals in Fabric."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ pytestmark = pytest.mark.usefixtures("unhandled_sigterm")
 
 SHORT: dict[str, Any] = {
     "limits": Limits(join_timeout=0.1, finish_timeout=1.0)
-}  # limits where the other ranks never come
+}  # limits for jobs whose other ranks never join
 STEP = "trainer/global_step"
 
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The media that were made; each of them would be a file."""
+    """The created media objects; each of them would be a file."""
     kinds: list[str] = []
 
     def stand_in(kind: str) -> Callable[..., tuple[str, object]]:
@@ -46,7 +46,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def as_rank(monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
-    """Set what a launcher of two processes sets."""
+    """Set the variables that a launcher of two processes sets."""
     for variable, value in {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}.items():
         monkeypatch.setenv(variable, str(value))
 
@@ -74,14 +74,14 @@ def test_media_go_where_the_ranks_run_is(
     monkeypatch: pytest.MonkeyPatch, fake_wandb: FakeWandb, made: list[str], mode: Any, rank: int, prefix: str | None
 ) -> None:
     as_rank(monkeypatch, rank)
-    monkeypatch.setenv("PMIX_NAMESPACE", "prterun-1")  # names the job: no store is needed
+    monkeypatch.setenv("PMIX_NAMESPACE", "prterun-1")  # names the job, so no store is needed
     logger = DistWandbLogger(id="exp", run_mode=mode, offline=True, **SHORT)
     log_media(logger)
     session = logger._holder.session
     assert session is not None
     session.finish()
     if prefix is None:
-        assert (made, fake_wandb.runs) == ([], [])  # nothing was written to disk in vain
+        assert (made, fake_wandb.runs) == ([], [])  # nothing was written to disk needlessly
     else:
         assert made == KINDS
         assert [set(row) for row in fake_wandb.runs[0].rows] == [{prefix + name, STEP} for name in NAMES]
@@ -91,7 +91,7 @@ def test_media_go_where_the_ranks_run_is(
     ("per_rank", "reduce", "named"),
     [(True, "auto", NAMES), ("im*", "auto", ["image"]), (False, "auto", []), (True, None, NAMES)],
 )
-def test_in_a_shared_run_per_rank_says_which_media_other_ranks_write(
+def test_in_a_shared_run_per_rank_selects_the_media_of_other_ranks(
     monkeypatch: pytest.MonkeyPatch,
     fake_wandb: FakeWandb,
     made: list[str],
@@ -113,20 +113,20 @@ def test_in_a_shared_run_per_rank_says_which_media_other_ranks_write(
 @pytest.mark.parametrize(
     ("mode", "rank", "watches"), [("auto", 1, False), ("shared", 0, True), ("shared", 1, False), ("new", 1, True)]
 )
-def test_what_is_watched_is_logged_by_who_writes_plain_names(
+def test_watched_values_are_logged_by_the_writer_of_plain_names(
     monkeypatch: pytest.MonkeyPatch, fake_wandb: FakeWandb, mode: Any, rank: int, watches: bool
 ) -> None:
     as_rank(monkeypatch, rank)
     monkeypatch.setenv("PMIX_NAMESPACE", "prterun-1")
     logger = DistWandbLogger(id="exp", run_mode=mode, offline=True, **SHORT)
-    told = mock.Mock()
+    watch = mock.Mock()
     _ = logger.experiment
     for run in fake_wandb.runs:
-        monkeypatch.setattr(run, "watch", told, raising=False)
+        monkeypatch.setattr(run, "watch", watch, raising=False)
     module = BoringModel()
     logger.watch(module, log="all", log_freq=7)
     calls = [mock.call(module, log="all", log_freq=7, log_graph=True)]
-    assert told.call_args_list == (calls if watches else [])
+    assert watch.call_args_list == (calls if watches else [])
 
 
 def test_the_methods_for_media_read_as_the_stock_loggers() -> None:
@@ -138,7 +138,7 @@ def test_the_methods_for_media_read_as_the_stock_loggers() -> None:
 
 
 def live(run: FakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As `wandb.init` does with the first run."""
+    """Set `wandb.run`, as `wandb.init` does with the first run."""
     monkeypatch.setattr(wandb, "run", run)
 
 
@@ -165,7 +165,7 @@ def test_two_loggers_with_ids_have_a_run_each_where_children_go_on_with_them(
 
 
 @pytest.mark.parametrize("run_id", [None, "a"], ids=str)
-def test_a_logger_that_asks_for_no_other_run_uses_the_one_in_progress(
+def test_a_logger_without_an_id_of_its_own_uses_the_run_in_progress(
     monkeypatch: pytest.MonkeyPatch, fake_wandb: FakeWandb, run_id: str | None
 ) -> None:
     first = DistWandbLogger(id="a").experiment
@@ -182,7 +182,7 @@ def test_a_users_own_run_is_used_as_by_the_stock_logger(monkeypatch: pytest.Monk
 
 
 def test_arguments_that_are_none_are_as_if_not_given(monkeypatch: pytest.MonkeyPatch, fake_wandb: FakeWandb) -> None:
-    """LightningCLI passes all arguments of `wandb.init`, most of them as None."""
+    """LightningCLI passes all arguments of `wandb.init`, most of them as `None`."""
     as_rank(monkeypatch, 0)
     monkeypatch.setenv("PMIX_NAMESPACE", "prterun-1")
     unsaid: dict[str, Any] = dict.fromkeys(("reinit", "mode", "resume", "settings", "group", "config", "tags"))
@@ -212,7 +212,7 @@ def test_sigterm_ends_runs_of_several_ranks_in_fabric_where_nobody_handles_it(
     if not in_fabric:
         module._trainer = SimpleNamespace(callbacks=[])  # type: ignore[assignment]
         logger.log_graph(module)
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # the Trainer, which comes now, finds no handler
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # a Trainer that starts now finds no handler
     logger.log_metrics({"loss": 1.0}, 0)
     assert (signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL) is (in_fabric and world > 1)
     registry._sessions[0].finish()

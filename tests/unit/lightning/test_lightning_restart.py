@@ -1,4 +1,4 @@
-"""Lightning's part in restarts: the base id in checkpoints, and before there are ranks."""
+"""Restarts with Lightning: the base id in checkpoints, and before the ranks are known."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ NOTES = Path("wandb") / DIRECTORY
 
 @pytest.fixture(autouse=True)
 def fresh_process(
-    fake_wandb: FakeWandb,  # noqa: ARG001  # goes first
+    fake_wandb: FakeWandb,  # noqa: ARG001  # must run first
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Callable[[], None]:
-    """No logger was made yet; call it to have that again, as in a job's next start."""
+    """Reset the process, as if no logger had been created; call the result to do so again, as in a restarted job."""
 
     def begin() -> None:
         monkeypatch.setattr(session_holder, "_script_ids", ScriptIds(tmp_path))
@@ -75,7 +75,7 @@ def test_of_several_loggers_each_finds_its_own(tmp_path: Path) -> None:
 
 
 class Watching(Callback):
-    """Keeps what the Trainer's callbacks are in the middle of its work."""
+    """Records the Trainer's callbacks while it trains."""
 
     def on_train_start(self, trainer: Trainer, _module: LightningModule) -> None:
         self.seen = list(trainer.callbacks)  # type: ignore[attr-defined]
@@ -106,7 +106,7 @@ TUNING: dict[str, Callable[[Tuner, LightningModule], Any]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("what", TUNING)
 def test_a_trainer_is_as_it_was_after_tuning(tmp_path: Path, what: str) -> None:
-    """As Lightning's own tests ask of its tuner."""
+    """Lightning's own tests check this for its tuner."""
 
     class Tuned(BoringModel):
         batch_size, lr = 2, 0.1
@@ -156,14 +156,14 @@ def test_a_trainer_without_the_logger_loads_such_checkpoints_without_a_word(tmp_
     first = trainer(DistWandbLogger())
     first.fit(BoringModel())
     first.save_checkpoint(tmp_path / "x.ckpt")
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as messages:
         warnings.simplefilter("always")
         trainer(False).fit(BoringModel(), ckpt_path=tmp_path / "x.ckpt")
-    assert not [warning for warning in said if "callbacks" in str(warning.message)]
+    assert not [warning for warning in messages if "callbacks" in str(warning.message)]
 
 
 def test_before_runs_are_open_nothing_is_added(tmp_path: Path) -> None:
-    assert DistWandbLogger(id="a").experiment  # so that there is somebody who would add
+    assert DistWandbLogger(id="a").experiment  # so that a logger exists whose id would be added
     first = trainer(False)
     first.fit(BoringModel())
     first.loggers = [DistWandbLogger(id="b")]
@@ -190,7 +190,7 @@ def test_a_checkpoint_without_an_id_is_refused(tmp_path: Path, content: Any) -> 
         DistWandbLogger.id_in(tmp_path / "x.ckpt")
 
 
-def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
+def test_files_that_are_not_checkpoints_are_refused(tmp_path: Path) -> None:
     (tmp_path / "x.ckpt").write_bytes(b"x" * 100)
     for name in ("x.ckpt", "y.ckpt", "."):
         with pytest.raises(ReadError):
@@ -198,7 +198,7 @@ def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
 
 
 class Unpickled:
-    """Shows that it was unpickled."""
+    """Records that it was unpickled."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _mark, ("1",)
@@ -223,7 +223,7 @@ def test_nothing_that_a_checkpoint_holds_is_executed_unless_it_is_trusted(tmp_pa
     torch.save(content, path, _use_new_zipfile_serialization=is_zip)
     assert DistWandbLogger.id_in(path) == "exp"
     assert unpickled() == "0"
-    if is_zip:  # of older files torch reads none with mmap
+    if is_zip:  # torch cannot read older files with mmap
         assert DistWandbLogger.id_in(path, weights_only=False) == "exp"
         assert unpickled() == "1"
 
@@ -238,7 +238,7 @@ def test_an_id_that_is_none_is_refused(tmp_path: Path, base_id: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["pipe", "device", "link to a device", "directory with a pipe", "nothing"])
-def test_what_is_no_ordinary_file_is_refused_at_once(tmp_path: Path, name: str) -> None:
+def test_paths_that_are_not_regular_files_are_refused_at_once(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     if name == "pipe":
         os.mkfifo(path)
@@ -254,13 +254,13 @@ def test_what_is_no_ordinary_file_is_refused_at_once(tmp_path: Path, name: str) 
 
 
 def test_a_link_to_a_checkpoint_is_followed(tmp_path: Path) -> None:
-    """Lightning's last.ckpt may be one."""
+    """Lightning's last.ckpt may be a link."""
     torch.save({KEY: {"0": "exp"}}, tmp_path / "x.ckpt")
     (tmp_path / "last.ckpt").symlink_to("x.ckpt")
     assert DistWandbLogger.id_in(tmp_path / "last.ckpt") == "exp"
 
 
-# --- before there are ranks -------------------------------------------------------------------------------------------
+# --- before the ranks are known ---------------------------------------------------------------------------------------
 
 
 def leave_note(base_id: str, *, world_size: int = 2, session: str = "DistWandbLogger/0", **arguments: Any) -> None:
@@ -268,17 +268,17 @@ def leave_note(base_id: str, *, world_size: int = 2, session: str = "DistWandbLo
     RestartStore(session, Options("new"), topology, {"dir": ".", "project": "digits", **arguments}).leave(base_id)
 
 
-def test_a_logger_that_may_continue_knows_the_id_before_there_are_ranks(
+def test_a_logger_that_may_continue_knows_the_id_before_the_ranks_are_known(
     fresh_process: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its children, which ddp starts from the script, learn it from their parent."""
+    """Its children, which ddp starts from the script, get the id from their parent."""
     leave_note("earlier")
     logger = DistWandbLogger(project="digits", run_mode="new", resume="auto")
     assert logger._holder.base_id == "earlier"
     leave_note("another one")
     monkeypatch.setenv("NODE_RANK", "0")
     monkeypatch.setenv("LOCAL_RANK", "1")
-    monkeypatch.setattr(os, "getppid", os.getpid)  # as if this were its child
+    monkeypatch.setattr(os, "getppid", os.getpid)  # as if this process were its own child
     fresh_process()
     assert DistWandbLogger(project="digits", run_mode="new", resume="auto").version == "earlier"
 
@@ -297,7 +297,7 @@ def test_a_world_of_one_leaves_resuming_to_wandb(fake_wandb: FakeWandb) -> None:
     assert len(list(NOTES.iterdir())) == 1
 
 
-def test_several_ranks_continue_what_the_note_says(
+def test_several_ranks_continue_the_recorded_run(
     fake_wandb: FakeWandb, fresh_process: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leave_note("earlier")

@@ -1,4 +1,4 @@
-"""The weights behind Lightning's epoch means, read from a real Trainer: with them, ranks give the mean of samples."""
+"""The weights behind Lightning's epoch means, read from a real Trainer: weighted, the ranks' means are exact."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ THREE_AND_TWO: Batches = [[1.0, 1.0, 1.0], [1.0, 1.0]]
 
 
 class Module(LightningModule):
-    """Calls `log_call` with itself and the batch in every step of every stage."""
+    """A module that calls `log_call` with itself and the batch in every step of every stage."""
 
     def __init__(self, log_call: LogCall, at_epoch_end: Callable[[Module], None] = lambda _: None) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class Module(LightningModule):
 
 
 class Recorder(DistWandbLogger):
-    """Keeps the rows that Lightning gives, each with its weights."""
+    """Records the rows that Lightning logs, each with its weights."""
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
@@ -102,14 +102,14 @@ def log_mean(**arguments: Any) -> LogCall:
     return lambda module, batch: module.log("loss", batch.mean(), **arguments)
 
 
-# --- what a rank's row and its weights are ----------------------------------------------------------------------------
+# --- rows and weights -------------------------------------------------------------------------------------------------
 
 
 def test_this_version_of_lightning_still_exposes_the_weights() -> None:
     rows = fit(Module(log_mean(on_epoch=True, on_step=False)), THREE_AND_TWO).rows
     assert rows[-1][1], (
         f"Lightning {lightning.__version__} no longer exposes the batch sizes behind its epoch means where "
-        "lightning_weights.py looks for them: Trainer._results, Trainer._logger_connector._first_loop_iter, "
+        "lightning/weights.py expects them: Trainer._results, Trainer._logger_connector._first_loop_iter, "
         "_ResultMetric.cumulated_batch_size. Until it is adapted, epoch means of uneven ranks are means of means."
     )
 
@@ -141,7 +141,7 @@ def test_a_batch_size_that_the_user_gives_is_the_weight() -> None:
     assert [weights for _, weights in rows] == [{"loss": 14.0}]
 
 
-def test_what_is_no_mean_has_no_weight() -> None:
+def test_values_that_are_not_means_have_no_weight() -> None:
     def log_call(module: Module, batch: Tensor) -> None:
         for reduction in ("sum", "min", "max", "mean"):
             module.log(reduction, batch.mean(), on_step=False, on_epoch=True, reduce_fx=reduction)
@@ -155,7 +155,7 @@ def test_what_is_no_mean_has_no_weight() -> None:
 
 @pytest.fixture
 def group_of_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """A process group, without which Lightning synchronises nothing."""
+    """Create a process group: without one, Lightning does not synchronize."""
     for variable, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "LOCAL_RANK": "0"}.items():
         monkeypatch.setenv(variable, value)
     distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
@@ -164,7 +164,7 @@ def group_of_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[No
 
 
 @pytest.mark.usefixtures("group_of_one")
-def test_what_lightning_synchronises_has_no_weight() -> None:
+def test_values_that_lightning_synchronises_have_no_weight() -> None:
     def log_call(module: Module, batch: Tensor) -> None:
         module.log("synced", batch.mean(), on_step=False, on_epoch=True, sync_dist=True)
         module.log("own", batch.mean(), on_step=False, on_epoch=True)
@@ -188,7 +188,7 @@ def test_of_two_hooks_that_log_one_name_the_later_ones_weight_counts() -> None:
     assert weights == {"mean": 1.0}
 
 
-def test_what_callbacks_log_themselves_has_no_weight() -> None:
+def test_values_that_callbacks_log_have_no_weight() -> None:
     class Own(Callback):
         def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
             trainer.logger.log_metrics({"own": 1.0})  # type: ignore[union-attr]
@@ -209,7 +209,7 @@ def test_a_row_of_the_users_own_within_a_step_has_no_weight_though_lightning_cou
     assert [weights for _, weights in rows] == [{}, {}, {"loss": 5.0}]
 
 
-def test_what_lightning_counted_in_an_earlier_epoch_has_no_weight() -> None:
+def test_counts_of_an_earlier_epoch_are_not_used_as_weights() -> None:
     def log_call(module: Module, batch: Tensor) -> None:
         if module.current_epoch == 0:
             module.log("loss", batch.mean(), on_step=False, on_epoch=True)
@@ -272,7 +272,7 @@ def test_the_test_stage_has_weights_and_log_dict_too() -> None:
 
 
 def mean_over_ranks(ranks: list[Batches]) -> float:
-    """What the weighted mean of the rows is that ranks with these batches log."""
+    """Return the weighted mean of the rows that ranks with these batches log."""
     rows = [fit(Module(log_mean(on_epoch=True, on_step=False)), batches).rows[-1] for batches in ranks]
     weighted = sum(weights["loss"] * row["loss"] for row, weights in rows)
     return float(weighted / sum(weights["loss"] for _, weights in rows))
@@ -293,7 +293,7 @@ def test_the_weighted_mean_over_ranks_is_the_mean_over_all_samples(ranks: list[B
     assert math.isclose(mean_over_ranks(ranks), true_mean, rel_tol=1e-6)
 
 
-# --- where there are none, and what they cost -------------------------------------------------------------------------
+# --- without weights, and their cost ----------------------------------------------------------------------------------
 
 
 def test_without_a_trainer_there_are_no_weights() -> None:
@@ -326,13 +326,13 @@ def results_of_five() -> _ResultCollection:
     return results
 
 
-def test_the_stand_in_for_a_trainer_is_one() -> None:
+def test_the_stand_in_for_a_trainer_works_like_one() -> None:
     assert epoch_weights(trainer_that_holds(results_of_five()), {"loss": 1.0}) == {"loss": 5.0}
 
 
 def test_a_count_on_another_device_is_not_read() -> None:
     results = results_of_five()
-    count = results["training_step.loss"].to("meta").cumulated_batch_size  # to read one of these is an error
+    count = results["training_step.loss"].to("meta").cumulated_batch_size  # reading a meta tensor is an error
     assert epoch_weights(trainer_that_holds(results), {"loss": 1.0})["loss"] is count
 
 
@@ -379,7 +379,7 @@ def test_a_pickle_and_a_copy_are_without_the_module() -> None:
     logger = DistWandbLogger(run_mode="new")
     module = Module(log_mean())
     logger.log_graph(module)
-    assert pickle.loads(pickle.dumps(logger))._module is None  # noqa: S301  # its own
+    assert pickle.loads(pickle.dumps(logger))._module is None  # noqa: S301  # its own pickle
     assert copy.deepcopy(logger)._module is None
     assert logger._module is not None
     assert logger._module() is module

@@ -1,4 +1,4 @@
-"""In a world of one process, `DistWandbLogger` makes the very calls that the stock logger makes."""
+"""In a world of one process, `DistWandbLogger` makes exactly the calls that the stock logger makes."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ ALL_MODES = [
     {"run_mode": mode, "rank_scope": scope} for mode in ("auto", "shared", "new") for scope in ("global", "worker")
 ]
 MODEL = nn.Linear(2, 1)
-ALONE = {"limits": Limits(join_timeout=0.1, finish_timeout=1.0)}  # limits where the other ranks never come
+ALONE = {"limits": Limits(join_timeout=0.1, finish_timeout=1.0)}  # limits for jobs whose other ranks never join
 
 
 class Wandb:
-    """A stand-in for `wandb.init` that remembers its arguments, `WANDB_MODE` at the time, and what the run was told."""
+    """A stand-in for `wandb.init` that records its arguments, `WANDB_MODE` at the time, and the calls of the run."""
 
     def __init__(self, directory: Path) -> None:
         self.arguments: list[dict[str, Any]] = []
@@ -59,7 +59,7 @@ class Wandb:
 
     @property
     def calls(self) -> list[Any]:
-        """What the run was told, in order, in a form that compares by content."""
+        """The calls of the run, in order, in a form that compares by content."""
         return [(name, comparable(args), comparable(kwargs)) for name, args, kwargs in self.run.mock_calls]
 
 
@@ -75,17 +75,17 @@ def comparable(value: Any) -> Any:
 
 @pytest.fixture(autouse=True)
 def _one_process(
-    bare_environment: None,  # noqa: ARG001  # goes first
-    ended_exchanges: None,  # noqa: ARG001  # goes first
+    bare_environment: None,  # noqa: ARG001  # must run first
+    ended_exchanges: None,  # noqa: ARG001  # must run first
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[None]:
     monkeypatch.setattr(registry, "_sessions", [])
     monkeypatch.setattr(wandb, "run", None)
     monkeypatch.chdir(tmp_path)
-    for media in ("Image", "Audio", "Video"):  # they need further packages
+    for media in ("Image", "Audio", "Video"):  # the real classes need further packages
         monkeypatch.setattr(wandb, media, functools.partial(stand_in_for_media, media))
-    with mock.patch.dict(os.environ):  # the stock logger changes it for good
+    with mock.patch.dict(os.environ):  # the stock logger does not restore it
         yield
 
 
@@ -94,7 +94,7 @@ def stand_in_for_media(kind: str, data: object, **details: object) -> tuple[str,
 
 
 def drive_with(logger_class: type[WandbLogger], arguments: dict[str, Any], drive: Drive, directory: Path) -> Wandb:
-    """Make a logger over a stand-in for wandb and use it."""
+    """Create a logger with a stand-in for wandb, and use it."""
     stand_in = Wandb(directory)
 
     @functools.wraps(wandb.init)
@@ -146,7 +146,7 @@ CONSTRUCTORS: dict[str, dict[str, Any]] = {
 
 
 def constructors(*, without: str = "") -> list[Any]:
-    """Their names; the stock logger of Lightning 2.2 takes some of the arguments otherwise, or not at all."""
+    """Names of the cases; the stock logger of Lightning 2.2 treats some arguments differently, or lacks them."""
     newer = ("sync_tensorboard", "log_model")
     names = [name for name in CONSTRUCTORS if name != without]
     return [pytest.param(name, marks=pytest.mark.newest) if name in newer else name for name in names]
@@ -204,7 +204,7 @@ def test_wandbs_variables_count_as_in_the_stock_logger(
 
 
 def with_a_run_in_progress(monkeypatch: pytest.MonkeyPatch) -> Callable[[WandbLogger], None]:
-    """Set W&B's run of this process. The returned function checks that a logger uses it, and warns."""
+    """Set W&B's run of this process. The returned function checks that a logger uses it and warns."""
     running = mock.Mock(spec=Run, id="running", url=None, offline=False, disabled=False)
     monkeypatch.setattr(wandb, "run", running)
 
@@ -225,7 +225,7 @@ def test_a_run_in_progress_is_used_with_a_warning(
 
 @pytest.mark.parametrize("constructor", constructors(without="an injected experiment"))
 def test_name_version_and_save_dir_are_those_of_the_stock_logger(constructor: str, tmp_path: Path) -> None:
-    def told(logger_class: type[WandbLogger]) -> list[Any]:
+    def calls_with(logger_class: type[WandbLogger]) -> list[Any]:
         seen: list[Any] = []
 
         def look(logger: WandbLogger) -> None:
@@ -236,11 +236,11 @@ def test_name_version_and_save_dir_are_those_of_the_stock_logger(constructor: st
         drive_with(logger_class, CONSTRUCTORS[constructor], look, tmp_path)
         return seen
 
-    assert told(DistWandbLogger) == told(WandbLogger)
+    assert calls_with(DistWandbLogger) == calls_with(WandbLogger)
 
 
 @pytest.mark.parametrize("constructor", constructors(without="an injected experiment"))
-def test_what_the_stock_methods_look_at_is_as_they_left_it(constructor: str, tmp_path: Path) -> None:
+def test_attributes_of_the_stock_methods_are_as_they_left_them(constructor: str, tmp_path: Path) -> None:
     stock: list[dict[str, Any]] = []
     drive_with(WandbLogger, CONSTRUCTORS[constructor], lambda logger: stock.append(vars(logger)), tmp_path)
     ours: list[dict[str, Any]] = []
@@ -266,7 +266,7 @@ def test_the_constructor_begins_with_the_stock_parameters_and_ours_are_keyword_o
     assert (ours[-1].name, ours[-1].kind) == (further.name, further.kind)
 
 
-def test_it_is_a_wandb_logger_as_the_trainer_asks() -> None:
+def test_it_is_an_instance_of_the_stock_logger() -> None:
     assert isinstance(DistWandbLogger(), WandbLogger)
 
 
@@ -369,7 +369,7 @@ def test_calls_that_waited_are_made_once(tmp_path: Path) -> None:
 
 
 def through_a_pickle(logger: DistWandbLogger) -> DistWandbLogger:
-    twin = pickle.loads(pickle.dumps(logger))  # noqa: S301  # its own
+    twin = pickle.loads(pickle.dumps(logger))  # noqa: S301  # its own pickle
     assert isinstance(twin, DistWandbLogger)
     return twin
 
@@ -398,10 +398,10 @@ def test_a_pickle_opens_no_run_and_keeps_ids_options_and_waiting_calls(mode: str
 @pytest.mark.parametrize(
     ("statuses", "code"), [(("failed",), 1), (("failed", "success"), 0), (("success", "failed"), 1), (("success",), 0)]
 )
-def test_the_last_stage_of_the_trainer_says_how_the_run_ends(
+def test_the_last_stage_of_the_trainer_decides_how_the_run_ends(
     tmp_path: Path, statuses: tuple[str, ...], code: int
 ) -> None:
-    """A script may catch the exception of a Trainer, and end as if nothing had been."""
+    """A script may catch the exception of a Trainer and end normally."""
 
     def use(logger: WandbLogger) -> None:
         logger.log_metrics({"loss": 0.5}, 1)
@@ -446,11 +446,11 @@ def test_a_pickle_opens_the_run_only_where_it_is_certain_whose_it_is(
     assert len(stand_in.arguments) == opened
 
 
-# --- one of two ranks: what the integration does before and after it knows of them ------------------------------------
+# --- one of two ranks, before and after they are known ----------------------------------------------------------------
 
 
 def as_rank(monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
-    """Set what a launcher of two processes sets."""
+    """Set the variables that a launcher of two processes sets."""
     for variable, value in {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}.items():
         monkeypatch.setenv(variable, str(value))
 
@@ -494,7 +494,7 @@ def test_of_two_ranks_the_second_has_an_experiment_that_accepts_every_use(
 
 @pytest.fixture
 def trainer_starts(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Make torch.distributed say that this process is rank 0 of two, from now on."""
+    """Make torch.distributed report that this process is rank 0 of two from now on."""
 
     def start() -> None:
         ranks = Topology(0, 0, 0, 2, 2, 1)
@@ -523,7 +523,7 @@ def test_a_run_opened_before_the_trainer_started_is_the_run_of_the_job(
 def test_a_run_opened_too_early_for_the_mode_is_an_error(
     mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trainer_starts: Callable[[], None]
 ) -> None:
-    monkeypatch.setenv("PMIX_NAMESPACE", "prterun-1")  # names the job: no store is needed
+    monkeypatch.setenv("PMIX_NAMESPACE", "prterun-1")  # names the job, so no store is needed
 
     def use(logger: WandbLogger) -> None:
         _ = logger.experiment
@@ -545,10 +545,10 @@ def test_a_run_in_progress_is_used_by_the_first_of_two_ranks(tmp_path: Path, mon
     assert drive_with(DistWandbLogger, {}, use, tmp_path).arguments == []
 
 
-def test_variables_that_tell_half_do_not_keep_calls_from_waiting(
+def test_incomplete_variables_do_not_prevent_calls_from_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What Lightning asks for on a cluster without a launcher it knows."""
+    """Lightning requires such variables on a cluster whose launcher it does not know."""
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("NODE_RANK", "1")
     assert (

@@ -1,4 +1,4 @@
-"""Base ids on their way from Lightning's main process to the scripts that its ddp strategy starts."""
+"""Base ids that Lightning's main process passes to the scripts that its ddp strategy starts."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Child = Callable[[], ScriptIds]
 
 @pytest.fixture(autouse=True)
 def _bare(bare_environment: None) -> None:
-    """No variable of a launcher."""
+    """Remove the variables of launchers."""
 
 
 @pytest.fixture
 def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Child:
-    """Be from now on what this process would be to a child of its own, which Lightning started for local rank 1."""
+    """Make this process look like its own child that Lightning has started for local rank 1."""
 
     def be() -> ScriptIds:
         monkeypatch.setenv("LOCAL_RANK", "1")
@@ -88,7 +88,7 @@ def test_a_damaged_file_is_ignored(tmp_path: Path, child: Child, content: str) -
     assert child().take("own") == (0, "own")
 
 
-def test_a_link_that_somebody_put_there_is_neither_followed_nor_written_through(tmp_path: Path, child: Child) -> None:
+def test_a_planted_link_is_neither_followed_nor_written_through(tmp_path: Path, child: Child) -> None:
     shared, elsewhere = tmp_path / "shared", tmp_path / "elsewhere"
     shared.mkdir()
     ScriptIds(shared).take("first")
@@ -116,7 +116,7 @@ def test_nothing_in_its_place_keeps_a_child_waiting(tmp_path: Path, child: Child
     assert time.monotonic() - begun < 20
 
 
-def test_a_strangers_file_is_not_believed(tmp_path: Path, child: Child, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_of_another_user_is_not_trusted(tmp_path: Path, child: Child, monkeypatch: pytest.MonkeyPatch) -> None:
     ScriptIds(tmp_path).take("first")
     give_away(file_in(tmp_path), monkeypatch)
     assert child().take("own") == (0, "own")
@@ -127,7 +127,7 @@ def test_only_this_user_may_read_it(tmp_path: Path) -> None:
     assert file_in(tmp_path).stat().st_mode & 0o077 == 0
 
 
-def test_where_nothing_can_be_written_ids_are_told_later(tmp_path: Path) -> None:
+def test_if_the_file_cannot_be_written_ids_are_passed_later(tmp_path: Path) -> None:
     assert ScriptIds(tmp_path / "missing").take("first") == (0, "first")
 
 
@@ -141,5 +141,5 @@ def test_the_file_goes_with_its_process_and_the_environment_stays(tmp_path: Path
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     command = [sys.executable, "-W", "ignore", "-c", script, str(tmp_path)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.split() == ["1", "1"], "a fork that ends takes nothing away"
+    assert done.stdout.split() == ["1", "1"], "the end of a fork removes nothing"
     assert list(tmp_path.iterdir()) == []

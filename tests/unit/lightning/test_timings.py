@@ -1,4 +1,4 @@
-"""`DistWandbLogger(timings=True)`: in which part of a step Lightning is."""
+"""`DistWandbLogger(timings=True)`: the parts of a step in Lightning."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Model(LightningModule):
 
 
 def fit(model: Model, out: Path, *, timings: bool = True, **arguments: Any) -> Trainer:
-    data: Any = DataLoader(torch.ones(2, 2))  # type: ignore[arg-type]  # it takes what has a length and items
+    data: Any = DataLoader(torch.ones(2, 2))  # type: ignore[arg-type]  # it accepts objects with a length and items
     given = {"limit_val_batches": 0, "enable_checkpointing": False, "max_epochs": 1, "accelerator": "cpu"}
     trainer = Trainer(
         logger=DistWandbLogger(save_dir=out, timings=timings),
@@ -90,7 +90,7 @@ def test_a_value_that_is_no_yes_or_no_is_refused(tmp_path: Path) -> None:
 
 def test_validation_between_batches_is_left_out(parts: list[str | None], tmp_path: Path) -> None:
     fit(Model(), tmp_path, limit_val_batches=1, val_check_interval=1)
-    validated = [*STEP, "data", None]  # to load goes on behind it
+    validated = [*STEP, "data", None]  # loading continues after it
     assert parts == [None, *validated, *validated, "data", None, None]  # the first is the sanity check
 
 

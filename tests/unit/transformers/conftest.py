@@ -1,4 +1,4 @@
-"""Fixtures of the tests of the callback for the Hugging Face Trainer."""
+"""Fixtures for the tests of the callback for the Hugging Face Trainer."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def fresh_state(bare_environment: None) -> Iterator[None]:  # noqa: ARG001  # goes first
-    """Accelerate keeps its state for the whole process."""
-    AcceleratorState._reset_state(True)  # it takes nothing else
+def fresh_state(bare_environment: None) -> Iterator[None]:  # noqa: ARG001  # must run first
+    """Reset Accelerate's state, which it keeps for the whole process."""
+    AcceleratorState._reset_state(True)  # the argument is positional only
     yield
-    AcceleratorState._reset_state(True)  # it takes nothing else
+    AcceleratorState._reset_state(True)  # the argument is positional only
 
 
 @pytest.fixture
 def whole_run(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> FakeWandb:
-    """Runs with what the stock callback uses beside; the module has names for the current one, as wandb's has."""
+    """Add to the runs what the stock callback also uses. The module has names for the current run, as wandb has."""
     fake, open_run = fake_wandb, fake_wandb.init
     done: list[tuple[str, Any]] = []
 
@@ -33,7 +33,7 @@ def whole_run(fake_wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> FakeWan
         run.watch = lambda _model, **how: done.append(("watch", how))
         run.log_artifact = lambda artifact, aliases: done.append((artifact.name, aliases))
         run._telemetry_callback = lambda _message: None
-        run.get_url = lambda: run.url  # in versions 4
+        run.get_url = lambda: run.url  # in transformers 4
         run._label = lambda code: done.append(("label", code))
         for name in ("config", "summary", "watch", "log_artifact", "finish"):
             monkeypatch.setattr(wandb, name, getattr(run, name))

@@ -30,7 +30,7 @@ SHAPE = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "in
 
 def be_second_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make this process look like the second of two, without a process group or a store."""
-    monkeypatch.setenv("PMIX_NAMESPACE", "prterun-1")  # names the job: no store is needed
+    monkeypatch.setenv("PMIX_NAMESPACE", "prterun-1")  # names the job, so no store is needed
     second = {"num_processes": 2, "process_index": 1, "distributed_type": DistributedType.MULTI_CPU}
     for name, value in second.items():
         monkeypatch.setitem(PartialState._shared_state, name, value)
@@ -65,7 +65,7 @@ def trainer_with(*callbacks: Any, out: Path, **arguments: Any) -> Trainer:
 
 
 def used(callback: DistWandbCallback | WandbCallback, whole: FakeWandb, out: Path, **arguments: Any) -> dict[str, Any]:
-    """What came of a training, an evaluation and a prediction with a callback."""
+    """Return the results of a training, an evaluation and a prediction with a callback."""
     before = len(whole.runs)
     trainer = trainer_with(callback, out=out, **arguments)
     trainer.train()
@@ -82,7 +82,7 @@ def used(callback: DistWandbCallback | WandbCallback, whole: FakeWandb, out: Pat
         for name in row.keys() - {"train/global_step"}:
             names.setdefault(name, []).append(row.get("train/global_step", 2))
     done, kept = list(run.done), dict(run.config)  # type: ignore[attr-defined]
-    kept.pop("logging_dir", None)  # in versions 4, made of the time
+    kept.pop("logging_dir", None)  # in transformers 4, contains the time
     run.done.clear()  # type: ignore[attr-defined]
     opened = {name: whole.arguments[before].get(name) for name in ("project", "name", "group")}
     return {"opened": opened, "names": names, "summary": set(run.summary), "config": kept, "done": done}
@@ -95,7 +95,7 @@ def test_all_that_the_stock_callback_does_is_done(
     monkeypatch.setenv("WANDB_LOG_MODEL", log_model)
     monkeypatch.setenv("WANDB_WATCH", "gradients")
     monkeypatch.setenv("WANDB_PROJECT", "bert")
-    others: dict[str, Any] = {} if log_model == "false" else {"eval_strategy": "no"}  # versions 4 could not do both
+    others: dict[str, Any] = {} if log_model == "false" else {"eval_strategy": "no"}  # transformers 4 cannot do both
     others |= {"save_strategy": "steps", "save_steps": 1} if log_model == "checkpoint" else {}
     own = used(DistWandbCallback(id="one"), whole_run, tmp_path, **others)
     stock = used(WandbCallback(), whole_run, tmp_path, **others)
@@ -126,7 +126,7 @@ def test_all_that_the_stock_callback_does_is_done(
 def test_rows_are_the_trainers_log_history(
     whole_run: FakeWandb, tmp_path: Path, arguments: dict[str, Any], steps: list[int]
 ) -> None:
-    """After `test_logging_steps` and others of transformers' `tests/trainer`: when it logs is the Trainer's to say."""
+    """Based on `test_logging_steps` and others in transformers' `tests/trainer`: the Trainer decides when to log."""
     callback = DistWandbCallback()
     trainer = trainer_with(callback, out=tmp_path, max_steps=4, **arguments)
     trainer.train()
@@ -141,10 +141,10 @@ def test_rows_are_the_trainers_log_history(
 
 
 @pytest.mark.parametrize("is_filtered", [True, False])
-def test_a_loss_that_is_not_finite_is_filtered_as_the_trainer_was_told(
+def test_a_loss_that_is_not_finite_is_filtered_as_configured_in_the_trainer(
     whole_run: FakeWandb, tmp_path: Path, *, is_filtered: bool
 ) -> None:
-    """After `test_logging_inf_nan_filter` of transformers' `tests/trainer/test_trainer.py`."""
+    """Based on `test_logging_inf_nan_filter` in transformers' `tests/trainer/test_trainer.py`."""
     callback = DistWandbCallback()
     trainer = trainer_with(callback, out=tmp_path, logging_nan_inf_filter=is_filtered, eval_strategy="no")
     with torch.no_grad():
@@ -158,7 +158,7 @@ def test_a_loss_that_is_not_finite_is_filtered_as_the_trainer_was_told(
 
 
 def test_it_is_added_and_removed_by_its_class(whole_run: FakeWandb, tmp_path: Path) -> None:
-    """After `test_add_remove_callback` of transformers' `tests/trainer/test_trainer_callback.py`."""
+    """Based on `test_add_remove_callback` in transformers' `tests/trainer/test_trainer_callback.py`."""
     trainer = trainer_with(out=tmp_path)
     trainer.add_callback(DistWandbCallback)
     removed = trainer.pop_callback(DistWandbCallback)
@@ -196,7 +196,7 @@ def test_a_session_of_the_script_is_used(whole_run: FakeWandb, tmp_path: Path) -
     assert [run.id for run in whole_run.runs] == ["mine"]
     session.finish()
     losses = {row["train/global_step"]: row["global_step"] for row in whole_run.runs[0].rows if "train/loss" in row}
-    assert losses == {1: 1}, "the stock callback's x axis is there, too"
+    assert losses == {1: 1}, "the stock callback's x axis is logged too"
 
 
 def test_a_training_after_the_end_of_a_run_has_another_one(whole_run: FakeWandb, tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ def test_a_search_by_wandb_is_not_taken_for_a_second_callback(
     assert "also reports to wandb" not in caplog.text
 
 
-def test_what_wandb_init_takes_is_handed_to_it(whole_run: FakeWandb, tmp_path: Path) -> None:
+def test_arguments_of_wandb_init_are_passed_to_it(whole_run: FakeWandb, tmp_path: Path) -> None:
     callback = DistWandbCallback("digits", name="mine", tags=["a"], id="x")
     trainer = trainer_with(out=tmp_path)
     callback.setup(trainer.args, trainer.state, trainer.model)
@@ -287,12 +287,12 @@ def test_arguments_that_cannot_be_honoured_are_refused(arguments: dict[str, Any]
         DistWandbCallback(**arguments)
 
 
-# --- what is reduced already ------------------------------------------------------------------------------------------
+# --- numbers that are reduced already ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["train/loss", "train/grad_norm", "eval/accuracy", "test/loss", "train/epoch"])
 @pytest.mark.parametrize("reduce", ["sum", "nansum", {"*": "sum"}, {"train/own": "max", "*": "nansum"}])
-def test_what_the_trainer_has_brought_together_is_not_summed_again(reduce: Any, name: str) -> None:
+def test_numbers_that_the_trainer_has_reduced_are_not_summed_again(reduce: Any, name: str) -> None:
     kinds = check_reduce(without_second_sum(reduce))
     assert kinds is not None
     assert reduction_of(name, kinds)[1] == "mean"
@@ -306,7 +306,7 @@ def test_other_reductions_stay_as_they_were_given(reduce: Any) -> None:
     assert without_second_sum(reduce) == reduce
 
 
-def test_a_sum_that_is_asked_for_by_name_is_one() -> None:
+def test_a_sum_that_is_requested_by_name_is_a_sum() -> None:
     kinds = check_reduce(without_second_sum({"train/loss": "sum", "*": "sum"}))
     assert kinds is not None
     assert reduction_of("train/loss", kinds)[1] == "sum"
@@ -322,5 +322,5 @@ STOCK_USES: list[Callable[[Any], object]] = [
 
 @pytest.mark.parametrize("use", STOCK_USES, ids=["_initialized", "_log_model", "_wandb"])
 def test_the_stock_callback_has_the_private_names_that_are_used(use: Callable[[Any], object]) -> None:
-    """`DistWandbCallback` sets `_wandb` and asks the others: where one is gone, the stock methods work otherwise."""
+    """`DistWandbCallback` sets `_wandb` and reads the others; if one is missing, the stock methods have changed."""
     use(WandbCallback())

@@ -1,4 +1,4 @@
-"""`DistWandbCallback(timings=True)`: in which part of a step the Trainer is."""
+"""`DistWandbCallback(timings=True)`: the parts of a step in the Trainer."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def train(out: Path, *, callback: DistWandbCallback | None = None, fails: bool =
 
 
 def measured(trainer: Trainer) -> list[Any]:
-    """What of a Trainer is measured by something that was added to it."""
+    """Return the hooks for measuring in a Trainer's optimizer and model."""
     optimizer: Any = trainer.optimizer
     model: Any = trainer.model
     return [*optimizer.optimizer._optimizer_step_pre_hooks.values(), *model._forward_pre_hooks.values()]
@@ -100,6 +100,6 @@ def test_a_model_that_is_compiled_is_left_alone(parts: list[str | None], tmp_pat
     assert [part for part in parts if part is not None] == ["data", "data", "optimizer", "data", "optimizer"]
 
 
-def test_what_is_no_yes_or_no_is_refused() -> None:
+def test_values_that_are_not_booleans_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="timings='data' is neither True nor False"):
         DistWandbCallback(timings="data")  # type: ignore[arg-type]

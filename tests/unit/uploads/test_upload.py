@@ -1,4 +1,4 @@
-"""Uploads by a stand-in for `wandb sync`."""
+"""Uploads with a stand-in for `wandb sync`."""
 
 from __future__ import annotations
 
@@ -30,15 +30,16 @@ log = pathlib.Path(os.environ["WANDB_DIR"], "wandb", "logs", "debug-sync.1.log")
 log.parent.mkdir(exist_ok=True)
 log.write_text((here / "log").read_text())
 source.with_name(source.name + ".synced").touch()
-told = {{name: value for name, value in os.environ.items() if name.startswith("WANDB_")}}
-(here / "told").write_text(json.dumps({{"arguments": sys.argv[1:], "environment": told, "content": source.exists()}}))
+environment = {{name: value for name, value in os.environ.items() if name.startswith("WANDB_")}}
+received = {{"arguments": sys.argv[1:], "environment": environment, "content": source.exists()}}
+(here / "received").write_text(json.dumps(received))
 print("wandb: View run nm at https://server/team/digits/runs/exp")
 """
 
 
 @pytest.fixture
 def wandb_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bare_environment: None) -> Path:  # noqa: ARG001
-    """A stand-in for `wandb sync`: it writes the log that the test left in this directory, and what it was told."""
+    """A stand-in for `wandb sync`: it writes the log that the test put into this directory, and its own arguments."""
     here = tmp_path / "stand-in"
     here.mkdir()
     program = here / "python"
@@ -51,29 +52,29 @@ def wandb_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bare_environment
 def uploaded(here: Path, run: UploadRun, *entries: dict[str, Any], file: int = 0) -> tuple[Outcome, dict[str, Any]]:
     (here / "log").write_text("".join(f"{json.dumps(entry)}\n" for entry in entries))
     outcome = upload(run.files[file])
-    told: dict[str, Any] = json.loads((here / "told").read_text())
-    return outcome, told
+    received: dict[str, Any] = json.loads((here / "received").read_text())
+    return outcome, received
 
 
-def test_a_file_is_uploaded_as_what_it_is(tmp_path: Path, wandb_sync: Path) -> None:
+def test_a_file_is_uploaded_with_its_label_and_role(tmp_path: Path, wandb_sync: Path) -> None:
     run = planned(of_rank(tmp_path, 0), of_rank(tmp_path, 1))
-    outcome, told = uploaded(wandb_sync, run, rows(5), CONFIRMED, *ENDED)
+    outcome, received = uploaded(wandb_sync, run, rows(5), CONFIRMED, *ENDED)
     assert (outcome.problem, outcome.sent.lines.history) == (None, 5)
     assert outcome.url == "https://server/team/digits/runs/exp"
-    assert told["arguments"][:3] == ["-m", "wandb", "sync"]
-    source = Path(told["arguments"][-1])
+    assert received["arguments"][:3] == ["-m", "wandb", "sync"]
+    source = Path(received["arguments"][-1])
     assert (source.name, source.parents[1].parent) == (run.files[0].path.name, FileState(run.files[0].path).directory)
-    assert (told["content"], source.exists()) == (True, False)
-    environment = told["environment"]
+    assert (received["content"], source.exists()) == (True, False)
+    environment = received["environment"]
     assert (environment["WANDB_MODE"], environment["WANDB_X_LABEL"]) == ("shared", "rank-1")
     assert (environment["WANDB_X_PRIMARY"], environment["WANDB_X_UPDATE_FINISH_STATE"]) == ("false", "false")
-    _, told = uploaded(wandb_sync, run, rows(5), CONFIRMED, *ENDED, file=1)
-    environment = told["environment"]
+    _, received = uploaded(wandb_sync, run, rows(5), CONFIRMED, *ENDED, file=1)
+    environment = received["environment"]
     assert (environment["WANDB_X_PRIMARY"], environment["WANDB_X_UPDATE_FINISH_STATE"]) == ("true", "true")
     assert planned(*(file.run for file in run.files)).is_uploaded
 
 
-def test_the_mark_of_wandb_sync_goes_where_the_upload_failed(tmp_path: Path, wandb_sync: Path) -> None:
+def test_the_mark_is_made_only_after_a_successful_upload(tmp_path: Path, wandb_sync: Path) -> None:
     run = planned(stored(tmp_path))
     mark = run.files[0].path.with_name("run-exp.wandb.synced")
     outcome, _ = uploaded(wandb_sync, run, {"level": "ERROR", "msg": "api: HTTP error", "status": 404}, *ENDED)
@@ -99,7 +100,7 @@ def test_the_mark_of_wandb_sync_goes_where_the_upload_failed(tmp_path: Path, wan
         ([rows(4), CONFIRMED], "`wandb sync` ended without uploading it", False),
     ],
 )
-def test_what_went_wrong_is_told(
+def test_problems_are_reported(
     tmp_path: Path, wandb_sync: Path, entries: list[dict[str, Any]], problem: str, concerns_all: bool
 ) -> None:
     outcome, _ = uploaded(wandb_sync, planned(stored(tmp_path)), *entries)
@@ -114,7 +115,7 @@ def test_a_plan_that_is_out_of_date_is_not_carried_out(tmp_path: Path, wandb_syn
         upload(run.files[0])
 
 
-def test_a_state_directory_that_cannot_be_written_to_is_told(
+def test_a_state_directory_that_cannot_be_written_to_is_reported(
     tmp_path: Path,
     wandb_sync: Path,  # noqa: ARG001
     monkeypatch: pytest.MonkeyPatch,
@@ -126,8 +127,8 @@ def test_a_state_directory_that_cannot_be_written_to_is_told(
         upload(run.files[0])
 
 
-def test_whatever_an_upload_brings_about_is_told_of_its_file(tmp_path: Path, wandb_sync: Path) -> None:
-    """A label with a NUL in it ended the uploads of all other runs, with a traceback."""
+def test_any_error_of_an_upload_names_its_file(tmp_path: Path, wandb_sync: Path) -> None:
+    """A label that contains NUL used to end the uploads of all other runs, with a traceback."""
     del wandb_sync
     run = planned(of_rank(tmp_path, 0, world_size=1))
     shared_as = run.files[0].shared_as
@@ -137,10 +138,10 @@ def test_whatever_an_upload_brings_about_is_told_of_its_file(tmp_path: Path, wan
         upload(file)
 
 
-# --- what the run's directory says and holds --------------------------------------------------------------------------
+# --- contents of the run's directory ----------------------------------------------------------------------------------
 
 
-def test_a_mark_in_the_directory_is_not_believed(tmp_path: Path, wandb_sync: Path) -> None:
+def test_a_mark_in_the_directory_is_not_trusted(tmp_path: Path, wandb_sync: Path) -> None:
     run = stored(tmp_path)
     (run.path.parent / "run-exp.wandb.synced").touch()
     plan = planned(run)
@@ -151,7 +152,7 @@ def test_a_mark_in_the_directory_is_not_believed(tmp_path: Path, wandb_sync: Pat
     assert (outcome.problem, outcome.sent.lines.history) == (None, 5)
 
 
-def test_a_log_in_the_directory_of_an_offline_run_is_not_believed(tmp_path: Path) -> None:
+def test_a_log_in_the_directory_of_an_offline_run_is_not_trusted(tmp_path: Path) -> None:
     run = stored(tmp_path)
     log = run.path.parent / "logs" / "debug-internal.log"
     log.parent.mkdir()
@@ -163,7 +164,7 @@ def test_a_log_in_the_directory_of_an_offline_run_is_not_believed(tmp_path: Path
 @pytest.mark.parametrize("name", ["dist-wandb-upload/lock", "dist-wandb-upload", "run-exp.wandb.synced"])
 @pytest.mark.parametrize("trust", [False, True])
 def test_no_link_in_the_directory_is_written_through(tmp_path: Path, wandb_sync: Path, name: str, trust: bool) -> None:
-    """`dist-wandb-upload/lock` was truncated, the mark and the logs were made where the links led."""
+    """`dist-wandb-upload/lock` used to be truncated, and the mark and the logs were created at the targets of links."""
     victim, elsewhere = tmp_path / "authorized_keys", tmp_path / "elsewhere"
     victim.write_text("ssh-ed25519 AAAA me")
     elsewhere.mkdir()
@@ -208,7 +209,7 @@ def test_links_among_the_files_are_refused_unless_trusted(tmp_path: Path, wandb_
     assert planned(run, terms=TRUSTING).dangers == ()
 
 
-def test_what_is_no_file_among_the_files_is_told(tmp_path: Path) -> None:
+def test_entries_that_are_not_files_are_reported(tmp_path: Path) -> None:
     run = stored(tmp_path)
     (run.path.parent / "files").mkdir()
     os.mkfifo(run.path.parent / "files" / "pipe")
@@ -245,12 +246,12 @@ def test_copies_of_uploads_that_were_killed_are_removed_by_the_next_one(tmp_path
     assert [copy.exists() for copy in copies] == [False, True]
 
 
-def test_what_changed_after_its_upload_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_changed_after_its_upload_is_refused(tmp_path: Path) -> None:
     run = stored(tmp_path)
     log_of_attempt(run, rows(5), CONFIRMED, *ENDED)
     with run.path.open("ab") as file:
         file.write(b"more, as the run was still written to")
-    assert planned(run).is_uploaded  # by the number of its rows, which is still five here
+    assert planned(run).is_uploaded  # because the number of its rows is still five
     run.path.write_bytes(b":W&B\xe1\xbe\x01")
     (reason,) = planned(run).refusals
     assert "the file has changed since you uploaded it, so it is unknown which of its rows have arrived" in reason
@@ -281,12 +282,12 @@ def test_the_state_is_for_this_user_alone(tmp_path: Path, wandb_sync: Path, monk
     assert not [path for path in kept if b"PASSWORD" in path.read_bytes()]
 
 
-def test_another_upload_of_the_file_is_told_before_anything_else(tmp_path: Path) -> None:
+def test_another_upload_of_the_file_is_reported_first(tmp_path: Path) -> None:
     run = stored(tmp_path)
-    log_of_attempt(run, rows(2))  # of which it is not known whether they arrived, as they are under way
+    log_of_attempt(run, rows(2))  # in flight, so it is unknown whether they arrived
     with FileState(run.path).locked():
         (reason,) = planned(run).refusals
         assert f"another upload of this file is under way (pid {os.getpid()})" in reason
         with pytest.raises(UploadError, match=rf"another upload of this file is under way \(pid {os.getpid()}\)"):
             upload(planned(run).files[0])
-    assert "of 2 more it is not known whether they arrived" in planned(run).refusals[0]
+    assert ", and may have 2 more: the connection broke" in planned(run).refusals[0]

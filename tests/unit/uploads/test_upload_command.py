@@ -1,4 +1,4 @@
-"""The command dist-wandb sync, with a stand-in for uploads."""
+"""The command ``dist-wandb sync``, with a stand-in for uploads."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_the_command_names_directories_without_runs(
 
 
 class Uploads:
-    """Stands in for `upload.upload`: what it was asked for, and what it answers."""
+    """Stands in for `execution.upload`: the requested uploads, and their outcomes."""
 
     def __init__(self) -> None:
         self.of: list[str] = []
@@ -62,14 +62,14 @@ SERVER = Destination("https://wandb.example", "https://wandb.example", "environm
 def command(
     monkeypatch: pytest.MonkeyPatch, runs: list[StoredRun], *options: str, errors: dict[Path, ReadError] | None = None
 ) -> int:
-    """Run ``dist-wandb sync`` on runs as if they had been read from disk."""
+    """Return a function that runs ``dist-wandb sync`` on runs as if they had been read from disk."""
     monkeypatch.setattr(shared, "find_runs", lambda _directory, **_: [run.path for run in runs])
     monkeypatch.setattr(shared, "read_runs", lambda _paths, **_: (runs, errors or {}))
     monkeypatch.setattr(sync, "destination", lambda **_: SERVER)
     return main(["sync", *options, "somewhere"])
 
 
-def test_the_command_says_what_it_will_do_and_does_it(
+def test_the_command_prints_its_plan_and_executes_it(
     tmp_path: Path, uploads: Uploads, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs = [of_rank(tmp_path, 0), of_rank(tmp_path, 1)]
@@ -90,7 +90,7 @@ def test_the_command_says_what_it_will_do_and_does_it(
     assert capsys.readouterr().out.splitlines() == [*plan, *done, "", "1 run: 1 uploaded"]
 
 
-def test_what_is_refused_is_told_and_can_be_forced(
+def test_refusals_are_reported_and_can_be_forced(
     tmp_path: Path, uploads: Uploads, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command(monkeypatch, [of_rank(tmp_path, 0)]) == 1
@@ -103,7 +103,7 @@ def test_what_is_refused_is_told_and_can_be_forced(
     assert uploads.of == ["exp rank-0"]
 
 
-def test_what_is_uploaded_is_not_uploaded_again_not_even_by_force(
+def test_uploaded_runs_are_not_uploaded_again_even_with_force(
     tmp_path: Path, uploads: Uploads, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = stored(tmp_path)
@@ -129,7 +129,7 @@ def test_nothing_is_uploaded_to_a_server_that_may_not_have_the_key(
     assert "1 run: 1 not uploaded" in out
 
 
-def test_the_owner_is_told(
+def test_the_owner_is_shown(
     tmp_path: Path, uploads: Uploads, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = stored(tmp_path, entity="team")
@@ -162,7 +162,7 @@ def test_a_failure_ends_all_uploads_if_it_concerns_all(
     assert f"2 runs: {'2 not uploaded' if concerns_all else '1 uploaded, 1 not uploaded'}" in out
 
 
-def test_a_file_that_cannot_be_read_is_told_and_the_others_are_uploaded(
+def test_a_file_that_cannot_be_read_is_reported_and_the_others_are_uploaded(
     tmp_path: Path, uploads: Uploads, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     errors = {tmp_path: ReadError("is empty")}
@@ -182,7 +182,7 @@ def test_an_interrupt_has_its_own_exit_code(
     assert "continues where it stopped" in capsys.readouterr().err
 
 
-def test_of_what_was_written_online_the_log_is_named_as_the_source(
+def test_for_an_online_run_the_log_is_named_as_the_source(
     tmp_path: Path, uploads: Uploads, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = stored(tmp_path, "run-1-exp")
@@ -202,7 +202,7 @@ def test_of_what_was_written_online_the_log_is_named_as_the_source(
 def test_a_signal_ends_an_upload_as_an_interrupt_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, code: int
 ) -> None:
-    """It ended this process alone, and the upload went on."""
+    """A signal used to end only this process, and the upload continued."""
     number = signal.Signals[name]
     monkeypatch.setattr(sync, "upload", lambda *_: signal.raise_signal(number))
     before = signal.signal(number, signal.SIG_DFL)
@@ -215,7 +215,7 @@ def test_a_signal_ends_an_upload_as_an_interrupt_does(
 
 
 @pytest.mark.parametrize("options", [["--dry-run"], ["--dry-run", "--force"]])
-def test_whatever_planning_brings_about_is_told_of_its_run_which_is_not_uploaded(
+def test_any_error_of_planning_is_reported_for_its_run_which_is_not_uploaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], options: list[str]
 ) -> None:
     hurt, healthy = stored(tmp_path / "a", run_id="hurt"), stored(tmp_path / "b", run_id="healthy")

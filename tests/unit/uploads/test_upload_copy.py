@@ -1,4 +1,4 @@
-"""The private copy of a run's files: regular files alone, and nothing of the run's own is ever written to."""
+"""The private copy of a run's files: it has only regular files, and the run's own files are never written to."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_pipes_and_sockets_are_left_out_and_never_waited_for(files: Path) -> Non
     with socket.socket(socket.AF_UNIX) as listening:
         directory = os.open(files, os.O_RDONLY)
         try:
-            listening.bind(f"/proc/self/fd/{directory}/socket")  # a path that is short enough
+            listening.bind(f"/proc/self/fd/{directory}/socket")  # a path that is short enough for a socket
         finally:
             os.close(directory)
     assert {entry.path.name: KINDS[entry.kind] for entry in entries_below(files) if not entry.is_file} == {
@@ -85,7 +85,7 @@ def test_pipes_and_sockets_are_left_out_and_never_waited_for(files: Path) -> Non
 
 
 @pytest.mark.parametrize("name", ["link", "media/link"])
-def test_links_are_followed_only_where_that_is_asked_for(files: Path, tmp_path: Path, name: str) -> None:
+def test_links_are_followed_only_on_request(files: Path, tmp_path: Path, name: str) -> None:
     (tmp_path / "saved").write_bytes(b"by wandb.save")
     (files / name).symlink_to(tmp_path / "saved")
     with pytest.raises(UploadError, match="is a symbolic link"):

@@ -1,4 +1,4 @@
-"""What is known of an upload, from logs as wandb 0.31 writes them: confirmed, refused, unknown, killed at any time."""
+"""The state of an upload, from logs in the format of wandb 0.31: confirmed, refused, unknown, killed at any time."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def read(directory: Path, *entries: dict[str, Any], cut: int = 0) -> Sent:
     return read_log(log)
 
 
-def test_what_the_server_confirmed_adds_up(tmp_path: Path) -> None:
+def test_confirmed_lines_add_up(tmp_path: Path) -> None:
     requests = (
         sending(events_offset=0, events_lines=2),
         history(7, 5, console_offset=3, console_lines=4),
@@ -76,7 +76,7 @@ def test_a_console_line_that_is_sent_again_as_it_changed_counts_once(tmp_path: P
     assert sent.lines == Lines(console=4)
 
 
-def test_what_was_under_way_when_the_log_ends_is_not_known(tmp_path: Path) -> None:
+def test_requests_in_flight_at_the_end_of_the_log_are_uncertain(tmp_path: Path) -> None:
     sent = read(tmp_path, history(0, 5), CONFIRMED, history(5, 3))
     assert sent == Sent(Lines(5), unsure=3, attempts=1)
 
@@ -87,9 +87,9 @@ def test_a_line_that_was_not_written_to_its_end_is_passed_over(tmp_path: Path) -
 
 
 SURELY_NOT_THERE: dict[str, list[dict[str, Any]]] = {
-    "said no": [refused(404), fatal("filestream: fatal error: filestream: failed to upload: 404 Not Found")],
-    "said too many, too often": [retrying(429), retrying(429), fatal(f"{GIVING_UP}\nwhile retrying: HTTP 429: x")],
-    "said no, while other requests broke": [
+    "refused": [refused(404), fatal("filestream: fatal error: filestream: failed to upload: 404 Not Found")],
+    "rate limited too often": [retrying(429), retrying(429), fatal(f"{GIVING_UP}\nwhile retrying: HTTP 429: x")],
+    "refused, while other requests broke": [
         {"level": "INFO", "msg": "api: retrying error", "error": 'Post "http://server/graphql": EOF'},
         refused(404),
         fatal("filestream: fatal error: filestream: failed to upload: 404 Not Found"),
@@ -125,19 +125,19 @@ PERHAPS_THERE: dict[str, list[dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("entries", SURELY_NOT_THERE.values(), ids=SURELY_NOT_THERE.keys())
-def test_what_was_refused_may_be_sent_again(tmp_path: Path, entries: list[dict[str, Any]]) -> None:
+def test_refused_rows_may_be_sent_again(tmp_path: Path, entries: list[dict[str, Any]]) -> None:
     sent = read(tmp_path, history(0, 5), CONFIRMED, history(5, 3), *entries, CLOSED)
     assert (sent.lines, sent.unsure, sent.ended) == (Lines(5), 0, True)
     assert sent.problems
 
 
 @pytest.mark.parametrize("entries", PERHAPS_THERE.values(), ids=PERHAPS_THERE.keys())
-def test_what_may_have_arrived_is_told(tmp_path: Path, entries: list[dict[str, Any]]) -> None:
+def test_rows_that_may_have_arrived_are_reported(tmp_path: Path, entries: list[dict[str, Any]]) -> None:
     sent = read(tmp_path, history(0, 5), CONFIRMED, history(5, 3), *entries)
     assert (sent.lines, sent.unsure) == (Lines(5), 3)
 
 
-def test_errors_of_other_requests_say_nothing_of_the_rows(tmp_path: Path) -> None:
+def test_errors_of_other_requests_do_not_concern_the_rows(tmp_path: Path) -> None:
     sent = read(
         tmp_path,
         history(0, 5),
@@ -150,7 +150,7 @@ def test_errors_of_other_requests_say_nothing_of_the_rows(tmp_path: Path) -> Non
     assert sent == Sent(Lines(5), attempts=1, ended=True, problems=("HTTP 404 for PUT /storage/run/config.yaml",))
 
 
-def test_a_problem_is_told_once_and_without_the_errors_that_follow(tmp_path: Path) -> None:
+def test_a_problem_is_reported_once_and_without_the_errors_that_follow(tmp_path: Path) -> None:
     sent = read(
         tmp_path,
         {"level": "ERROR", "msg": "runupserter: failed to init run", "error": "dial tcp: refused\nwhile retrying: so"},
@@ -161,7 +161,7 @@ def test_a_problem_is_told_once_and_without_the_errors_that_follow(tmp_path: Pat
     assert (sent.lines, sent.unsure, sent.problems) == (NOTHING, 0, ("dial tcp: refused",))
 
 
-def test_a_log_that_is_not_there_says_nothing(tmp_path: Path) -> None:
+def test_a_missing_log_counts_as_no_upload(tmp_path: Path) -> None:
     assert read_log(tmp_path / "none.log") == Sent()
 
 
@@ -189,7 +189,7 @@ def write_log(path: Path, *entries: dict[str, Any]) -> None:
     path.write_text("".join(f"{json.dumps(entry)}\n" for entry in entries))
 
 
-# --- what nobody's wandb logs -----------------------------------------------------------------------------------------
+# --- malformed logs ---------------------------------------------------------------------------------------------------
 
 
 def test_values_of_other_types_are_passed_over(tmp_path: Path) -> None:
@@ -232,7 +232,7 @@ def test_a_log_without_an_end_is_not_read_to_its_end(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to("/dev/zero")])
-def test_a_log_that_is_no_file_is_refused_as_nobody_knows_what_arrived(
+def test_a_log_that_is_not_a_file_is_refused_because_it_is_unknown_what_arrived(
     tmp_path: Path, make: Callable[[Path], None]
 ) -> None:
     log = tmp_path / "debug-sync.1.log"

@@ -1,4 +1,4 @@
-"""What is uploaded together, in which order, what is refused and why, and what is uploaded already."""
+"""Planned uploads: which files belong together, their order, reasons to refuse, and earlier uploads."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from dist_wandb.uploads import problems
 from dist_wandb.uploads.execution import remember, upload
 from dist_wandb.uploads.plan import is_uploaded, plan_uploads
 
-# --- what goes together, and in which order ---------------------------------------------------------------------------
+# --- grouping and order -----------------------------------------------------------------------------------------------
 
 
 def test_the_primary_comes_last_and_ends_the_run(tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def test_the_files_of_a_restarted_shared_run_have_one_end(tmp_path: Path) -> Non
     assert run.refusals == ()
 
 
-def test_the_files_of_a_resumed_plain_run_go_on_one_behind_the_other(tmp_path: Path) -> None:
+def test_the_files_of_a_resumed_plain_run_are_sent_one_after_the_other(tmp_path: Path) -> None:
     starts = {"offline-run-1-exp": "2026-01-03", "offline-run-2-exp": "2026-01-01", "offline-run-3-exp": "2026-01-02"}
     run = planned(*(stored(tmp_path, folder, started=f"{day}T00:00:00Z") for folder, day in starts.items()))
     assert order(run) == [f"{tmp_path.name}/offline-run-{number}-exp" for number in (2, 3, 1)]
@@ -67,7 +67,7 @@ def test_other_runs_are_runs_of_their_own(tmp_path: Path) -> None:
     ]
 
 
-# --- what is refused --------------------------------------------------------------------------------------------------
+# --- refusals ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("age", "exit_code", "refused"), [(30, None, True), (90, None, False), (30, 1, False)])
@@ -103,7 +103,7 @@ def test_the_ranks_of_one_node_are_not_counted(tmp_path: Path) -> None:
 
 
 def test_ranks_that_attached_for_hardware_alone_are_not_missed(tmp_path: Path) -> None:
-    """With ``system_metrics="all-nodes"`` one rank of each node has a file; how many nodes there are is not known."""
+    """With ``system_metrics="all-nodes"`` one rank per node has a file, and the number of nodes is unknown."""
     assert planned(of_rank(tmp_path, 0, world_size=8, run_mode="auto")).refusals == ()
 
 
@@ -126,7 +126,7 @@ def test_copies_are_refused(tmp_path: Path) -> None:
     ("problem", "refused"),
     [(NO_RUN_RECORD, True), ("dist-wandb.json: not in dist_wandb's format", True), ("skipped corrupt data", False)],
 )
-def test_damage_is_refused_where_it_is_not_known_what_the_file_is(tmp_path: Path, problem: str, refused: bool) -> None:
+def test_damage_is_refused_if_the_run_of_the_file_is_unknown(tmp_path: Path, problem: str, refused: bool) -> None:
     run = planned(stored(tmp_path, problems=(problem,)))
     assert any(problem in reason for reason in run.refusals) is refused
     assert any(f"the readable part is uploaded, but {problem}" in note for note in run.notes)
@@ -136,7 +136,7 @@ def test_rows_that_may_have_arrived_are_refused(tmp_path: Path) -> None:
     run = stored(tmp_path)
     log_of_attempt(run, rows(2), CONFIRMED, rows(3))
     (reason,) = planned(run).refusals
-    assert "of its 5 rows the server has confirmed 2, and of 3 more it is not known whether they arrived" in reason
+    assert "the server has confirmed 2 of its 5 rows, and may have 3 more" in reason
 
 
 ONLINE_LOGS: dict[str, tuple[list[dict[str, Any]] | None, bool]] = {
@@ -149,7 +149,7 @@ ONLINE_LOGS: dict[str, tuple[list[dict[str, Any]] | None, bool]] = {
 
 
 @pytest.mark.parametrize(("entries", "refused"), ONLINE_LOGS.values(), ids=ONLINE_LOGS.keys())
-def test_an_online_run_is_refused_if_nobody_knows_what_arrived(
+def test_an_online_run_is_refused_if_it_is_unknown_what_arrived(
     tmp_path: Path, entries: list[dict[str, Any]] | None, refused: bool
 ) -> None:
     run = stored(tmp_path, "run-1-exp")
@@ -160,7 +160,7 @@ def test_an_online_run_is_refused_if_nobody_knows_what_arrived(
     assert any("does not show which rows arrived" in reason for reason in planned(run).refusals) is refused
 
 
-def test_unequal_descriptions_are_told(tmp_path: Path) -> None:
+def test_unequal_descriptions_are_reported(tmp_path: Path) -> None:
     run = planned(of_rank(tmp_path, 0), of_rank(tmp_path, 1, name="other", config={"lr": 1}))
     assert run.notes == ("The ranks differ in name, config: the run gets the primary's.",)
     assert run.describing.name == "nm"
@@ -170,7 +170,7 @@ def test_unequal_descriptions_are_told(tmp_path: Path) -> None:
 def test_a_world_of_any_size_is_not_counted_through(
     tmp_path: Path, world_size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The ranks were put into a set: with 10^10 of them, as a file may say, all memory was taken."""
+    """All ranks used to be put into a set: a file that names 10^10 ranks then exhausted the memory."""
     looked_at = 0
 
     def counted(size: int) -> Iterator[int]:
@@ -208,7 +208,7 @@ def test_a_log_that_cannot_be_read_is_the_failure_of_its_run_alone(
         upload(first.files[0])
 
 
-# --- what is uploaded already -----------------------------------------------------------------------------------------
+# --- earlier uploads --------------------------------------------------------------------------------------------------
 
 
 STATES: dict[str, tuple[list[dict[str, Any]], bool, int]] = {
@@ -225,12 +225,12 @@ def test_only_what_the_server_confirmed_is_uploaded(
 ) -> None:
     run = stored(tmp_path)
     log_of_attempt(run, *entries)
-    (run.path.parent / "run-exp.wandb.synced").touch()  # `wandb sync` makes it whatever happened
+    (run.path.parent / "run-exp.wandb.synced").touch()  # `wandb sync` makes the mark in any case
     (file,) = planned(run).files
     assert (file.is_uploaded, file.rows_left) == (uploaded, left)
 
 
-def test_what_wandb_sync_uploaded_is_left_out(tmp_path: Path) -> None:
+def test_files_that_wandb_sync_uploaded_are_left_out(tmp_path: Path) -> None:
     runs = [of_rank(tmp_path, rank) for rank in range(2)]
     (runs[1].path.parent / "run-exp.wandb.synced").touch()
     (reason,) = planned(*runs).refusals
@@ -242,7 +242,7 @@ def test_what_wandb_sync_uploaded_is_left_out(tmp_path: Path) -> None:
     assert [file.is_uploaded for file in planned(*runs).files] == [True, False]
 
 
-def test_against_what_is_uploaded_nothing_is_said(tmp_path: Path) -> None:
+def test_uploaded_files_get_no_refusals(tmp_path: Path) -> None:
     run = of_rank(tmp_path, 0)
     log_of_attempt(run, rows(5), CONFIRMED, *ENDED)
     assert (planned(run).is_uploaded, planned(run).refusals) == (True, ())

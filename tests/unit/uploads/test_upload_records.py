@@ -1,4 +1,4 @@
-"""What a file may make W&B's uploader read, upload, remove and address: honest records pass as they are."""
+"""The files and addresses that records may make W&B's uploader use. Records of real runs pass unchanged."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def written(rules: Rules, *records: Any) -> Path:
 
 
 def as_uploaded(rules: Rules, path: Path) -> list[Any]:
-    """The records as they are uploaded, files being taken from where the copy stands for: below ``copy``."""
+    """Return the records as they are uploaded, with files copied into ``copy``."""
 
     def take(top: Path, below: Path) -> Path:
         copy = rules.directory.parent / "copy"
@@ -108,23 +108,23 @@ HOSTILE: dict[str, tuple[Callable[[Path], Any], str]] = {
 
 
 @pytest.mark.parametrize(("make", "reason"), HOSTILE.values(), ids=HOSTILE.keys())
-def test_what_leads_out_of_the_run_is_refused(
+def test_records_that_lead_out_of_the_run_are_refused(
     tmp_path: Path, rules: Rules, make: Callable[[Path], Any], reason: str
 ) -> None:
     path = written(rules, make(tmp_path))
-    (told,) = violations(path, rules)
-    assert (reason in told, str(path) in told) == (True, True)
+    (found,) = violations(path, rules)
+    assert (reason in found, str(path) in found) == (True, True)
     with pytest.raises(UploadError) as refused:
         as_uploaded(rules, path)
     assert reason in str(refused.value)
 
 
-def test_only_requests_are_refused_of_what_is_trusted(tmp_path: Path, rules: Rules) -> None:
+def test_in_trusted_files_only_requests_are_refused(tmp_path: Path, rules: Rules) -> None:
     trusting = replace(rules, trust=True)
-    told = {name: list(violations(written(rules, make(tmp_path)), trusting)) for name, (make, _) in HOSTILE.items()}
+    found = {name: list(violations(written(rules, make(tmp_path)), trusting)) for name, (make, _) in HOSTILE.items()}
     left_over = {"a request", "a file of the run's, by dots", "a file of the run's, absolute"}
     left_over |= {name for name in HOSTILE if "id" in name.split() or "a project" in name}
-    assert {name for name, reasons in told.items() if reasons} == left_over
+    assert {name for name, reasons in found.items() if reasons} == left_over
 
 
 def test_a_kind_that_is_not_known_is_refused(rules: Rules) -> None:
@@ -139,8 +139,8 @@ def test_a_kind_that_is_not_known_is_refused(rules: Rules) -> None:
             revised(message + unknown, [(17, 0, 0), (kind, 0, 0)], replace(rules, trust=True), lambda *_: None)
 
 
-def test_two_kinds_in_one_record_are_both_looked_at(tmp_path: Path, rules: Rules) -> None:
-    """The later one counts for whoever reads the record as W&B does."""
+def test_two_kinds_in_one_record_are_both_checked(tmp_path: Path, rules: Rules) -> None:
+    """W&B's reader uses the later kind."""
     row = new_record()
     row.history.item.add().value_json = "1"
     both = row.SerializeToString() + artifact(tmp_path / "secret").SerializeToString()
@@ -151,8 +151,8 @@ def test_two_kinds_in_one_record_are_both_looked_at(tmp_path: Path, rules: Rules
 def test_an_unnamed_owner_is_the_default_which_must_be_known(rules: Rules) -> None:
     path = written(rules, of(""))
     assert list(violations(path, rules)) == []
-    (told,) = violations(path, replace(rules, default="attacker"))  # a settings file of the current directory
-    assert "its owner is 'attacker'" in told
+    (reason,) = violations(path, replace(rules, default="attacker"))  # a settings file of the current directory
+    assert "its owner is 'attacker'" in reason
     assert list(violations(path, replace(rules, default="me"))) == []
 
 
@@ -179,7 +179,7 @@ def test_files_of_artifacts_are_uploaded_from_the_copy(rules: Rules) -> None:
 
 
 def test_files_put_aside_for_other_artifacts_are_not_uploaded(rules: Rules) -> None:
-    """A stranger may know the name of such a file, but must know its content."""
+    """A stranger may know the name of such a file, but the record must contain the digest of its content."""
     (rules.staging / "tmp1").write_bytes(b"a model of the user's that is not published")
     path = written(rules, artifact(rules.staging / "tmp1", b"a guess"))
     with pytest.raises(UploadError, match="the content of that file differs from the artifact's"):
