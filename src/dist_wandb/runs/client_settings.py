@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from configparser import ConfigParser
 from configparser import Error as ParserError
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,12 +22,14 @@ def client_settings() -> wandb.Settings:
     """Return W&B's settings outside of any run, which W&B reads once per process.
 
     Raises:
-        ConfigurationError: A settings file of the current directory is not a regular file of a few kilobytes.
+        ConfigurationError: A settings file of the current directory is not a regular file of a few kilobytes, or a
+            setting is invalid.
     """
     import wandb
 
     check_workspace()
-    return wandb.setup().settings
+    with hidden_values():
+        return wandb.setup().settings
 
 
 def check_workspace() -> None:
@@ -87,13 +89,36 @@ def setting_in(path: Path, name: str, read: Callable[[Path], bytes]) -> str | No
         return None
 
 
+@contextmanager
+def hidden_values() -> Iterator[None]:
+    """Replace pydantic's errors about W&B's settings: they repeat the values, such as the password of an address.
+
+    Raises:
+        ConfigurationError: W&B refuses a setting. It names the setting without its value.
+    """
+    try:
+        yield
+    except ValueError as error:
+        if refusal := _refusal(error):
+            raise refusal from None
+        raise
+
+
 def without_values(error: Exception) -> str:
     """Return the message of an error on one line, without the values that pydantic repeats: they may be secrets."""
+    return str(_refusal(error) or one_line(error))
+
+
+def _refusal(error: Exception) -> ConfigurationError | None:
+    """Return an error that names the invalid settings of pydantic's error without their values; `None` for others."""
     errors = getattr(error, "errors", None)
     if not callable(errors):
-        return one_line(error)
-    problems = (f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in errors())
-    return f"W&B refuses its settings (WANDB_*, settings=, its settings files): {'; '.join(problems)}"
+        return None
+    problems = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in errors())
+    return ConfigurationError(
+        f"W&B refuses its settings: {problems}. Correct them where they are set: in WANDB_* variables, settings=, or "
+        "W&B's settings files."
+    )
 
 
 def one_line(error: BaseException) -> str:

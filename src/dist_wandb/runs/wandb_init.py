@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from dist_wandb.errors import UnavailableError
 from dist_wandb.runs import sweeps
-from dist_wandb.runs.client_settings import check_workspace, one_line
+from dist_wandb.runs.client_settings import check_workspace, hidden_values, one_line
 from dist_wandb.runs.console import sets_verbosity, with_warnings_alone
 from dist_wandb.runs.current_server import warn_of_workspace
 from dist_wandb.runs.directories import wandb_directory
@@ -76,6 +76,7 @@ def open_run(
 
     Raises:
         UnavailableError: W&B could not open the run: its server does not answer, or refuses.
+        ConfigurationError: W&B refuses a setting.
         wandb.Error: wandb does not accept the arguments.
     """
     if not plan.opens_run and not plan.attaches:
@@ -117,7 +118,8 @@ def _init(arguments: Mapping[str, Any]) -> Run:
     import wandb
 
     try:
-        return wandb.init(**_without_stale(arguments))
+        with hidden_values():
+            return wandb.init(**_without_stale(arguments))
     except (TypeError, ValueError):  # unknown arguments or settings
         raise
     except wandb.errors.UsageError as error:
@@ -164,7 +166,8 @@ def _planned_arguments(plan: RunPlan, topology: Topology, given: Mapping[str, An
 def _copied_settings(given: wandb.Settings | Mapping[str, Any] | None) -> wandb.Settings:
     import wandb
 
-    return wandb.Settings(**given) if isinstance(given, Mapping) else (given or wandb.Settings()).model_copy()
+    with hidden_values():
+        return wandb.Settings(**given) if isinstance(given, Mapping) else (given or wandb.Settings()).model_copy()
 
 
 def _settings_with_limits(given: wandb.Settings | Mapping[str, Any] | None, upload_timeout: float) -> wandb.Settings:

@@ -121,7 +121,7 @@ def test_layout_that_only_the_ranks_together_find_out_is_no_error(say: Any) -> N
         ({"WANDB_MODE": ""}, "WANDB_MODE is set but empty"),
         ({"WANDB_MODE": "ofline"}, "'ofline' is unknown"),
         ({"RANK": "0", "WORLD_SIZE": "2", "TORCHELASTIC_RESTART_COUNT": "x"}, "TORCHELASTIC_RESTART_COUNT='x'"),
-        ({"WANDB_BASE_URL": "http://joe:pw@host:abc"}, "): base_url: Input should be a valid URL, invalid port"),
+        ({"WANDB_BASE_URL": "http://joe:pw@host:abc"}, "settings: base_url: Input should be a valid URL, invalid port"),
         ({"DIST_WANDB_RUN_MODE": "share"}, "DIST_WANDB_RUN_MODE is not valid: run_mode='share' is unknown"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,9 @@ import wandb
 from dist_wandb.errors import ConfigurationError
 from dist_wandb.runs import requested
 from dist_wandb.runs.requested import wanted_mode
+from dist_wandb.runs.wandb_init import open_run
+from dist_wandb.settings.plan import plan_run
+from dist_wandb.topology.model import Topology
 
 WANTED: list[tuple[Callable[[dict[str, Any]], str | None], str, str, str]] = [
     (requested.wanted_id, "id", "run_id", "WANDB_RUN_ID"),
@@ -21,9 +25,16 @@ WANTED: list[tuple[Callable[[dict[str, Any]], str | None], str, str, str]] = [
     (partial(requested.wanted, name="group"), "group", "run_group", "WANDB_RUN_GROUP"),
     (partial(requested.wanted, name="name"), "name", "run_name", "WANDB_NAME"),
 ]
+BAD_ADDRESS = "http://user:hunter2@127.0.0.1:1/a b"
 OF_USER = pytest.param("settings", marks=pytest.mark.newest, id="user")  # wandb 0.19 does not find it there
 
 pytestmark = pytest.mark.usefixtures("bare_environment")
+
+
+def open_offline(upload_timeout: float | None = None, **arguments: Any) -> None:
+    alone = Topology(0, 0, 0, 1, 1, 1)
+    plan = plan_run(alone, "auto", "global", "exp")
+    open_run(plan, alone, {"mode": "offline", **arguments}, upload_timeout=upload_timeout)
 
 
 @pytest.mark.parametrize(("wanted", "argument", "setting", "variable"), WANTED)
@@ -100,3 +111,22 @@ def test_the_mode_that_wandb_offline_wrote_is_respected(fresh_wandb: Path, file:
 @pytest.mark.usefixtures("fresh_wandb")
 def test_by_default_wandb_is_online() -> None:
     assert wanted_mode({}) == "online"
+
+
+@pytest.mark.usefixtures("fresh_wandb")
+@pytest.mark.parametrize("read", [lambda: requested.init_timeout({}), lambda: wanted_mode({}), open_offline])
+def test_errors_about_settings_do_not_repeat_their_values(
+    read: Callable[[], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_BASE_URL", BAD_ADDRESS)
+    with pytest.raises(ConfigurationError, match=r"W&B refuses its settings: base_url: .*Correct them") as caught:
+        read()
+    assert "hunter2" not in "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.usefixtures("fresh_wandb")
+@pytest.mark.parametrize("upload_timeout", [None, 1.0])
+def test_errors_about_given_settings_do_not_repeat_their_values(upload_timeout: float | None) -> None:
+    with pytest.raises(ConfigurationError, match=r"W&B refuses its settings: base_url: .*Correct them") as caught:
+        open_offline(upload_timeout, settings={"base_url": BAD_ADDRESS})
+    assert "hunter2" not in "".join(traceback.format_exception(caught.value))
