@@ -59,7 +59,7 @@ def import_gloo() -> None:
         importlib.import_module("dist_wandb.exchange.transport.tree")  # which imports that of one group
 
 
-def find_store(context: Context, find: Callable[[], JobStore | None], is_in_vain: Callable[[], bool]) -> JobStore:
+def find_store(context: Context, find: Callable[[], JobStore | None], gives_up: Callable[[], bool]) -> JobStore:
     """The job's store, waiting until there is one.
 
     Raises:
@@ -69,7 +69,7 @@ def find_store(context: Context, find: Callable[[], JobStore | None], is_in_vain
     limit, lifecycle = context.limits.join_timeout, context.lifecycle
     deadline = time.monotonic() + limit
     while (found := find()) is None:
-        if is_in_vain():
+        if gives_up():
             raise Stopped
         if time.monotonic() > deadline or lifecycle.is_closing:  # who finishes makes no process group any more
             waited = "until it finished" if lifecycle.is_closing else f"within {limit:g} s"
@@ -105,13 +105,13 @@ class Forming:
         self._context = context
         self._unformed = 0
 
-    def form(self, membership: Membership, generation: Generation, is_broken_off: Callable[[], bool]) -> Group:
+    def form(self, membership: Membership, generation: Generation, should_abort: Callable[[], bool]) -> Group:
         """The group of a generation's members.
 
         Args:
             membership: How they meet.
             generation: The generation.
-            is_broken_off: Asked while an exchange waits for the others: whether it is in vain.
+            should_abort: Asked while an exchange waits for the others: whether it is in vain.
 
         Raises:
             BrokenError: The members did not find each other.
@@ -121,7 +121,7 @@ class Forming:
             return Alone()
         groups: list[GlooGroup] = []
         try:
-            group = self._form_tree(membership, generation, is_broken_off, groups)
+            group = self._form_tree(membership, generation, should_abort, groups)
         except BaseException as error:
             for formed in groups:
                 formed.close()
@@ -138,7 +138,7 @@ class Forming:
         self,
         membership: Membership,
         generation: Generation,
-        is_broken_off: Callable[[], bool],
+        should_abort: Callable[[], bool],
         groups: list[GlooGroup],
     ) -> Group:
         """Form the groups that this rank is in, which are added to `groups`, from the lowest level upwards."""
@@ -155,7 +155,7 @@ class Forming:
             size, address = len(place.members), membership.meeting.address()
             try:
                 store = membership.meeting.store_of(generation, place)
-                return gloo.GlooGroup(store, place.position, size, patience, is_broken_off, address, forming)
+                return gloo.GlooGroup(store, place.position, size, patience, should_abort, address, forming)
             except BrokenError as error:
                 raise _UnformedError(str(error), place.members) from error
 

@@ -58,13 +58,13 @@ class Participation:
     # Joining
 
     def arrive(
-        self, find: Callable[[], JobStore | None], is_in_vain: Callable[[], bool], is_over: Callable[[], bool]
+        self, find: Callable[[], JobStore | None], gives_up: Callable[[], bool], is_over: Callable[[], bool]
     ) -> Generation:
         """The first generation of the unit.
 
         Args:
             find: Finds the job's store; asked until there is one.
-            is_in_vain: Whether waiting for other ranks has no point any more.
+            gives_up: Whether waiting for other ranks has no point any more.
             is_over: Whether the coordinator has ended this session already.
 
         Raises:
@@ -73,11 +73,11 @@ class Participation:
             RendezvousError: There is no store, or it is gone.
         """
         lifecycle, limits, unit = self._context.lifecycle, self._context.limits, self._context.unit
-        job_store = find_store(self._context, find, is_in_vain)
+        job_store = find_store(self._context, find, gives_up)
         # Who comes back from a network that was cut off takes part again; until then nobody waits for this rank.
         within = limits.join_timeout + limits.peer_timeout
         caller = TimedCaller(within, lambda: lifecycle.is_stopped or lifecycle.phase is Phase.LEAVING)
-        self.membership = Membership(unit, job_store.beside(keys_of(unit), caller), is_in_vain)
+        self.membership = Membership(unit, job_store.beside(keys_of(unit), caller), gives_up)
         self._context.rows.writing.global_rank_of = self.membership.presence.global_rank
         is_ending = self._context.rows.writes
         return self.membership.arrive(limits.join_timeout, lambda: lifecycle.is_closing and is_ending, is_over)
@@ -115,12 +115,12 @@ class Participation:
         membership.presence.global_ranks.update(state["ranks"])
         return generation
 
-    def form(self, is_broken_off: Callable[[], bool]) -> Group:
+    def form(self, should_abort: Callable[[], bool]) -> Group:
         """The group of this generation's members: see `Forming.form`."""
         membership, generation = self._joined(), self.generation
         if generation is None:
             raise RuntimeError("no generation was entered yet")
-        return self._forming.form(membership, generation, is_broken_off)
+        return self._forming.form(membership, generation, should_abort)
 
     # The end of a generation
 

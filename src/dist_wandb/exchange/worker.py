@@ -124,7 +124,7 @@ class Worker:
     def _take_part(self) -> None:
         """Go through generations until all ranks that take part have closed, and all that they logged is finished."""
         generation: Generation | None
-        generation = self.participation.arrive(self._hooks.find, self._is_in_vain, self._hooks.is_over)
+        generation = self.participation.arrive(self._hooks.find, self._gives_up_waiting, self._hooks.is_over)
         while generation is not None:
             generation = self._go_through(generation)
 
@@ -135,7 +135,7 @@ class Worker:
             return None
         generation = participation.enter(generation)
         try:
-            group = participation.form(self._is_broken_off)
+            group = participation.form(self._should_abort)
             self.cycle.begin(group, participation.learn_ranks)
             while True:
                 outcome = self._round()
@@ -193,7 +193,7 @@ class Worker:
         may_come = self.output.keeps_rows and self._context.lifecycle.phase is not Phase.ALONE
         return may_come and self.participation.may_primary_come()
 
-    def _is_in_vain(self) -> bool:
+    def _gives_up_waiting(self) -> bool:
         """Whether waiting for other ranks to come has no point any more."""
         lifecycle = self._context.lifecycle
         if lifecycle.is_stopped:
@@ -203,7 +203,7 @@ class Worker:
         self.inbox.drain()  # a rank that has nothing to say, and nothing to write, need not wait for the others to come
         return not self._rounds.outbox.pending and not self.inbox.computing
 
-    def _is_broken_off(self) -> bool:
+    def _should_abort(self) -> bool:
         """Asked while a round waits for the others: whether it is in vain."""
         if self._context.lifecycle.is_stopped:
             return True
