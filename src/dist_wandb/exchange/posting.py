@@ -104,7 +104,7 @@ class Posting:
         values = known(contribution.metrics)
         unit, others, mine = self._sorted(values, self._weights(contribution.weight), rounds)
         calls = min(contribution.calls, MOST_CALLS)
-        rounds.aside.mingles = rounds.aside.mingles or not contribution.in_order
+        rounds.side_data.interleaved = rounds.side_data.interleaved or not contribution.in_order
         keys = rounds.post({**unit, **dict.fromkeys(others, _NO_NUMBER)}, contribution.step, calls)
         if calls == MOST_CALLS and self._writes:
             self._held.x_axis.keep_far(keys, contribution.calls)

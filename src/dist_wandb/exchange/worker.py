@@ -174,9 +174,9 @@ class Worker:
 
     def _await_turn(self) -> None:
         destroy_closed()
-        self._hooks.look(self._rounds.aside.heard)
+        self._hooks.look(self._rounds.side_data.most_published)
         self.turns.wait(has_more=self.cycle.has_more, awaits_primary=self._awaits_primary)
-        self._rounds.aside.news = self._hooks.news()
+        self._rounds.side_data.published = self._hooks.news()
 
     def _post(self, contribution: Contribution) -> None:
         try:

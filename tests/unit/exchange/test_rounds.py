@@ -425,12 +425,12 @@ def test_all_ranks_hear_with_the_next_round_how_often_one_of_them_has_published_
     unit = Unit.of(3)
     unit.log_on_all({"loss": 1.0}, 0)
     settle(unit)
-    assert [machine.aside.heard for machine in unit.machines] == [0.0, 0.0, 0.0]
-    unit.machines[1].aside.news = 2
-    unit.machines[2].aside.news = 1
+    assert [machine.side_data.most_published for machine in unit.machines] == [0.0, 0.0, 0.0]
+    unit.machines[1].side_data.published = 2
+    unit.machines[2].side_data.published = 1
     unit.log_on_all({"loss": 1.0}, 1)
     settle(unit)
-    assert [machine.aside.heard for machine in unit.machines] == [2.0, 2.0, 2.0]
+    assert [machine.side_data.most_published for machine in unit.machines] == [2.0, 2.0, 2.0]
 
 
 def test_a_rank_that_does_not_log_a_name_is_no_zero() -> None:
@@ -542,46 +542,46 @@ def test_a_value_that_all_ranks_have_passed_is_finished() -> None:
     assert unit.written["val", 0, 1].totals.reduced("mean") == 2.0
 
 
-@pytest.mark.parametrize("mingles", [False, True])
-def test_a_rank_that_logs_from_several_threads_has_not_passed_a_row_by_speaking_in_a_later_one(mingles: bool) -> None:
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_a_rank_that_logs_from_several_threads_has_not_passed_a_row_by_speaking_in_a_later_one(interleaved: bool) -> None:
     """The loss of rank 1 comes behind what workers of its data loader, which are ahead of it, log for later steps."""
     unit = Unit.of(2)
-    unit.machines[1].aside.mingles = mingles
+    unit.machines[1].side_data.interleaved = interleaved
     unit.log(0, {"loss": 1.0}, 0)
     settle(unit)
     unit.log_on_all({"by_worker": 2.0}, 1)
     settle(unit)
-    assert (("loss", 0, 0) in unit.written) is not mingles
+    assert (("loss", 0, 0) in unit.written) is not interleaved
     late = Rounds(2, 3)
     late.restore(json.loads(json.dumps(unit.machines[0].snapshot())))
-    assert late.snapshot()["mingled"] is mingles
+    assert late.snapshot()["interleaved"] is interleaved
     unit.log(1, {"loss": 3.0}, 0)
     settle(unit)
     assert unit.written["loss", 0, 0].totals.reduced("mean") == 2.0
-    assert unit.written["loss", 0, 0].corrects is not mingles
+    assert unit.written["loss", 0, 0].corrects is not interleaved
 
 
-@pytest.mark.parametrize("mingles", [False, True])
-def test_steps_of_a_rank_that_logs_from_several_threads_may_come_in_another_order(mingles: bool) -> None:
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_steps_of_a_rank_that_logs_from_several_threads_may_come_in_another_order(interleaved: bool) -> None:
     """Its worker had something for step 2 first, so that rank 0 is at step 2 with its loss before it is at step 1."""
     unit = Unit.of(2)
-    unit.machines[0].aside.mingles = mingles
+    unit.machines[0].side_data.interleaved = interleaved
     unit.log_on_all({"loss": 0.0}, 0)
     settle(unit)
     unit.log(0, {"loss": 1.0}, 2)
     settle(unit)
     unit.log_on_all({"loss": 5.0}, 1)
     settle(unit)
-    assert (("loss", 2, 0) in unit.written) is not mingles
+    assert (("loss", 2, 0) in unit.written) is not interleaved
     unit.log(1, {"loss": 3.0}, 2)
     settle(unit)
     assert unit.written["loss", 2, 0].totals.reduced("mean") == 2.0
-    assert unit.written["loss", 2, 0].corrects is not mingles
+    assert unit.written["loss", 2, 0].corrects is not interleaved
 
 
 def test_a_step_that_a_rank_leaves_out_is_passed_after_some_time_where_ranks_log_from_several_threads() -> None:
     unit = Unit.of(2)
-    unit.machines[0].aside.mingles = True
+    unit.machines[0].side_data.interleaved = True
     unit.log_on_all({"val": 0.0}, 0)
     settle(unit)
     unit.log(0, {"val": 1.0}, 1)

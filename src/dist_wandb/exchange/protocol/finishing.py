@@ -10,7 +10,7 @@ An open cell is finished when
   those of which it is known how many ranks contribute;
 - all ranks pause or close.
 
-Where a rank logs from several threads or processes (*mingled*; workers of a DataLoader) its order proves nothing: then
+Where a rank logs from several threads or processes (*interleaved*; workers of a DataLoader) its order proves nothing: then
 what would be passed waits for patience. A cell of a metric is not given up before the primary has contributed to it,
 because nobody else can compute it, and by then the states of others may be gone with them.
 
@@ -59,7 +59,7 @@ class Finishing:
     def __init__(self, ledger: Ledger, needs_primary: Callable[[str], bool]) -> None:
         self.recheck: bool = False  # cells that nothing is contributed to now may be complete
         self.reflags: bool = False  # a rank is lost that may have been about to contribute
-        self.has_mingled = False  # some rank: then to be in a later row is not to have passed the earlier ones
+        self.is_interleaved = False  # some rank: then to be in a later row is not to have passed the earlier ones
         self.silent: tuple[Key, ...] = ()  # cells given up in the last round that lack this rank
         self._ledger = ledger
         self._needs_primary = needs_primary
@@ -147,7 +147,7 @@ class Finishing:
     def _passed(self, touched: Sequence[Key]) -> list[Key]:
         """Open cells of new names that all ranks have passed: each has contributed to a later row."""
         ledger, cells = self._ledger, self._ledger.open
-        by_all = [] if self.has_mingled else [key for key in touched if ledger.is_by_all(cells[key])]
+        by_all = [] if self.is_interleaved else [key for key in touched if ledger.is_by_all(cells[key])]
         if not by_all:
             return []
         latest = max(by_all, key=lambda key: cells[key].number)
@@ -163,7 +163,7 @@ class Finishing:
     def _ready(self, touched: set[Key], header: Header) -> list[_Ready]:
         """Cells to finish now: complete ones, those that all ranks have passed or gave up, all in a common pause."""
         ledger, cells = self._ledger, self._ledger.open
-        everything = header.speaking == 0
+        everything = header.contributing == 0
         suspects = cells.keys() if self.recheck else touched
         self.recheck = False
         complete = {key for key in suspects if ledger.is_complete(key, cells[key])}
@@ -181,7 +181,7 @@ class Finishing:
         for key in cells if everything else self._candidates(complete, header):
             cell = cells[key]
             is_behind = cell.number < newest.get(key.name, -1)  # a rank logs a name in order: all have passed this one
-            in_order = bool(key.place.counted) or not self.has_mingled  # else it is likely, once it is some time ago
+            in_order = bool(key.place.counted) or not self.is_interleaved  # else it is likely, once it is some time ago
             passed = is_behind and (in_order or cell.born <= header.give_up_new)
             passed_by_all = in_order and cell.number < proof.get(key.name, -1)
             is_new = ledger.names[key.name].is_new

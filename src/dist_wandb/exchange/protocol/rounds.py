@@ -67,18 +67,18 @@ class Intent(Enum):
 
 
 @dataclass
-class Aside:
+class SideData:
     """What a rank says beside its numbers, and hears.
 
     Args:
-        mingles: Whether its contributions come from several threads or processes, each in its order.
-        news: How often it has published something through the job's store.
-        heard: The most that any rank had published, by the last round.
+        interleaved: Whether its contributions come from several threads or processes, each in its order.
+        published: How often it has published something through the job's store.
+        most_published: The most that any rank had published, by the last round.
     """
 
-    mingles: bool = False
-    news: int = 0
-    heard: float = 0.0
+    interleaved: bool = False
+    published: int = 0
+    most_published: float = 0.0
 
 
 class Rounds:
@@ -102,7 +102,7 @@ class Rounds:
         remembered: int = 32_768,
     ) -> None:
         self.intent = Intent.OPEN
-        self.aside: Aside = Aside()
+        self.side_data: SideData = SideData()
         self.outbox: Outbox = Outbox(rank, remembered)
         self.ledger: Ledger = Ledger(size, Names(spread), remembered)
         self.finishing: Finishing = Finishing(self.ledger, needs_primary)
@@ -157,9 +157,9 @@ class Rounds:
             give_up_all=self._gives_up[1],
             more=float(bool(waiting)),  # also where it is another rank's turn
             regroup=float(regroup),
-            speaking=float(self.intent is Intent.OPEN or bool(waiting)),
-            mingled=float(self.aside.mingles),
-            news=float(self.aside.news),
+            contributing=float(self.intent is Intent.OPEN or bool(waiting)),
+            interleaved=float(self.side_data.interleaved),
+            published=float(self.side_data.published),
         )
         if negotiation.batch is not None:
             left = self.outbox.pending - negotiation.rows_offered()
@@ -182,12 +182,12 @@ class Rounds:
         """
         header, names, negotiation = header_of(maxima), self.ledger.names, self.negotiation
         self.ledger.round += 1
-        self.aside.heard = header.news
+        self.side_data.most_published = header.published
         self._contributed = []
         batch, negotiation.batch = negotiation.batch, None
         written = self._take_spreads(sums, maxima)
         regroup = header.regroup > 0
-        self.finishing.has_mingled = self.finishing.has_mingled or header.mingled > 0
+        self.finishing.is_interleaved = self.finishing.is_interleaved or header.interleaved > 0
         needs_names = header.unknown > 0
         if needs_names and batch is None:
             return Outcome(written, needs_names=True, more=True, regroup=regroup)
@@ -202,7 +202,7 @@ class Rounds:
             received, self._contributed = negotiation.received_in(batch, sums, maxima)
         self._remove_contributed()
         finished, late, lost = self.finishing.conclude(received, [key for key, *_ in self._contributed], header)
-        closed, paused = header.busy == 0 and not regroup, header.speaking == 0
+        closed, paused = header.busy == 0 and not regroup, header.contributing == 0
         awaits = any(value.spread for value in finished)
         self.spreads.awaiting += finished if awaits else ()
         negotiation.look_ahead(header.backlog, names)
@@ -267,7 +267,7 @@ class Rounds:
             **self.ledger.snapshot(),
             **self.negotiation.snapshot(),
             "awaiting": awaiting,
-            "mingled": self.finishing.has_mingled,
+            "interleaved": self.finishing.is_interleaved,
         }
 
     def restore(self, snapshot: Mapping[str, Any]) -> None:
@@ -275,7 +275,7 @@ class Rounds:
         self.ledger.restore(snapshot)
         self.negotiation.restore(snapshot)
         self.spreads.awaiting = [Finished.from_list(value) for value in snapshot["awaiting"]]
-        self.finishing.has_mingled = bool(snapshot["mingled"])
+        self.finishing.is_interleaved = bool(snapshot["interleaved"])
 
     # Whether there is more to do
 

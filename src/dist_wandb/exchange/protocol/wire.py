@@ -40,10 +40,10 @@ class Header(NamedTuple):
         give_up_all: And all cells.
         more: Whether it has more to contribute.
         regroup: Whether the ranks that take part are to be agreed on anew.
-        speaking: Whether it may contribute more: not, if it closes or pauses and has nothing left.
+        contributing: Whether it may contribute more: not, if it closes or pauses and has nothing left.
         backlog: How many more rows wait on it.
-        mingled: Whether it logs from several threads or processes, each of which has an order of its own.
-        news: How often it has published something through the job's store.
+        interleaved: Whether it logs from several threads or processes, each of which has an order of its own.
+        published: How often it has published something through the job's store.
     """
 
     unknown: float = NOTHING
@@ -52,10 +52,10 @@ class Header(NamedTuple):
     give_up_all: float = NOTHING
     more: float = NOTHING
     regroup: float = NOTHING
-    speaking: float = NOTHING
+    contributing: float = NOTHING
     backlog: float = NOTHING
-    mingled: float = NOTHING
-    news: float = NOTHING
+    interleaved: float = NOTHING
+    published: float = NOTHING
 
 
 class Proposal(NamedTuple):
