@@ -27,7 +27,7 @@ from dist_wandb.settings.plan import Unit
 
 _LAST_WORDS = 2.0  # seconds that the thread is given to write what is there, when its time is over
 _LAST_ROUND = 1.0  # seconds that a process which ends gives the others to end as well
-_LOOK_AGAIN = 0.5  # seconds between two looks whether others still need this process
+_POLL_INTERVAL = 0.5  # seconds between two looks whether others still need this process
 _MORE_TIME = 1.2  # times as much time is left at the end to write what the others do not know
 _MOST_WRITING = 0.5  # of the time for `finish`, at most
 
@@ -155,7 +155,7 @@ class CollectiveExchange:
     def _stay_while_needed(self, within: float) -> None:
         """Wait until others that are behind have asked for all that belongs to the values this rank has logged."""
         deadline = time.monotonic() + within
-        while self._lifecycle.is_needed and time.monotonic() < deadline and not self._lifecycle.ended.wait(_LOOK_AGAIN):
+        while self._lifecycle.is_needed and time.monotonic() < deadline and not self._lifecycle.ended.wait(_POLL_INTERVAL):
             pass
 
     @property

@@ -41,7 +41,7 @@ from dist_wandb.topology.ranges import named
 if TYPE_CHECKING:
     from dist_wandb.exchange.transport.gloo import GlooGroup
 
-_LOOK_FOR_STORE = 0.05  # seconds between two looks whether there is a store
+_STORE_POLL_INTERVAL = 0.05  # seconds between two looks whether there is a store
 _FORMING_PER_MEMBER = 0.005  # seconds that a group gets to connect beyond its own limit, for each member of all groups
 _PAIR = 2  # members that hand each other their numbers
 _MOST_UNFORMED = 3  # groups one after the other that could not be formed, though all members had come
@@ -77,7 +77,7 @@ def find_store(context: Context, find: Callable[[], JobStore | None], gives_up: 
                 f"Rank {context.rank} found no store of the job {waited}, so its numbers cannot be "
                 "brought together with those of other ranks. Call init_process_group."
             )
-        time.sleep(_LOOK_FOR_STORE)
+        time.sleep(_STORE_POLL_INTERVAL)
     return found
 
 

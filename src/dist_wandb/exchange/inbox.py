@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 
-from dist_wandb.exchange.interface import LOOK_AT_DEVICES, Flush
+from dist_wandb.exchange.interface import DEVICE_POLL_INTERVAL, Flush
 from dist_wandb.exchange.posting import Contribution
 
 _MANY_AT_ONCE = 256  # contributions that were not read yet, from which on the thread does not linger
@@ -77,7 +77,7 @@ class Inbox:
         deadline = time.monotonic() + timeout
         while True:
             left = max(0.0, deadline - time.monotonic())
-            has_read = self._read(min(left, LOOK_AT_DEVICES) if self._computing else left)
+            has_read = self._read(min(left, DEVICE_POLL_INTERVAL) if self._computing else left)
             if self._post_computed() or has_read:
                 return True
             if not left:

@@ -15,7 +15,7 @@ from dist_wandb.exchange.posting import Contribution
 from dist_wandb.store.timed_caller import settle
 
 WITHOUT_FINISH = 10.0  # seconds that a process which ends waits at most for others, if nobody finished its session
-LOOK_AT_DEVICES = 0.005  # seconds between two looks whether a device has computed what was logged
+DEVICE_POLL_INTERVAL = 0.005  # seconds between two looks whether a device has computed what was logged
 _SLICE = 0.2  # seconds between two looks whether waiting is to end
 _LAST_ANSWERS = 3.0  # seconds that calls of the store which were given up get to come back, when the process ends
 

@@ -8,14 +8,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 
-from dist_wandb.exchange.interface import LOOK_AT_DEVICES, Flush
+from dist_wandb.exchange.interface import DEVICE_POLL_INTERVAL, Flush
 from dist_wandb.exchange.lifecycle import Lifecycle
 from dist_wandb.exchange.posting import Contribution
 from dist_wandb.exchange.rows import Rows
 from dist_wandb.notices import Notices
 from dist_wandb.settings.limits import Limits
 
-_LOOK_AGAIN = 0.1  # seconds between two looks whether all writers are there
+_POLL_INTERVAL = 0.1  # seconds between two looks whether all writers are there
 _STANDSTILL = 1.0  # seconds after which a row that is being written is not waited for
 
 
@@ -81,7 +81,7 @@ class OwnRows:
                 )
                 self._lost += 1
                 return False
-            time.sleep(LOOK_AT_DEVICES)
+            time.sleep(DEVICE_POLL_INTERVAL)
         return True
 
     def warn_of_lost(self) -> bool:
@@ -115,7 +115,7 @@ class OwnRows:
         while has_all_writers is not None and time.monotonic() < until and len(self._waiting) < most:
             if has_all_writers() or lifecycle.is_closing:
                 break
-            time.sleep(_LOOK_AGAIN)
+            time.sleep(_POLL_INTERVAL)
         self._has_all_writers = None
 
     def _write_waiting(self) -> None:
@@ -136,7 +136,7 @@ class OwnRows:
             while not contribution.has_arrived():
                 if self._lifecycle.is_stopped:
                     return False
-                time.sleep(LOOK_AT_DEVICES)
+                time.sleep(DEVICE_POLL_INTERVAL)
         return True
 
     def _write(self, contribution: Contribution) -> None:

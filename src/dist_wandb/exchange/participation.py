@@ -24,7 +24,7 @@ from dist_wandb.store.polling import interval
 from dist_wandb.store.timed_caller import TimedCaller
 
 _GRACE = 5.0  # seconds that a member of a broken generation is given for its checkpoint; more in very large units
-_LOOK_FOR_BROKEN = 0.5  # seconds between two looks, while waiting for others, whether one of them broke off
+_BROKEN_POLL_INTERVAL = 0.5  # seconds between two looks, while waiting for others, whether one of them broke off
 PRIMARY = 0  # its index in the unit
 
 
@@ -52,8 +52,8 @@ class Participation:
         self._cycle = cycle
         self._output = output
         self._forming = Forming(context)
-        self._look_for_broken = Interval(interval(_LOOK_FOR_BROKEN, context.unit.size))
-        self._look_for_joining = Interval(context.limits.heartbeat)
+        self._broken_poll = Interval(interval(_BROKEN_POLL_INTERVAL, context.unit.size))
+        self._joining_poll = Interval(context.limits.heartbeat)
 
     # Joining
 
@@ -137,7 +137,7 @@ class Participation:
 
     def recover(self, generation: Generation) -> Generation:
         """The generation after one that broke."""
-        grace = max(_GRACE, 2 * interval(_LOOK_FOR_BROKEN, self._context.unit.size))
+        grace = max(_GRACE, 2 * interval(_BROKEN_POLL_INTERVAL, self._context.unit.size))
         grace = min(grace, self._context.limits.peer_timeout)
         return self._joined().regroup(generation, self._cycle.checkpoint(), grace)
 
@@ -184,13 +184,13 @@ class Participation:
             return False
         if len(generation.members) + len(membership.presence.departures.left) >= self._context.unit.size:
             return False
-        is_time = self._look_for_joining.is_over(time.monotonic())
+        is_time = self._joining_poll.is_over(time.monotonic())
         return (is_time or self._rounds.intent is Intent.CLOSING) and bool(membership.joining(generation))
 
     def is_broken(self) -> bool:
         """Whether another member has broken off; looked up now and then."""
         generation, membership = self.generation, self.membership
-        if generation is None or membership is None or not self._look_for_broken.is_over(time.monotonic()):
+        if generation is None or membership is None or not self._broken_poll.is_over(time.monotonic()):
             return False
         return membership.generations.is_broken(generation)
 
