@@ -153,6 +153,6 @@ class Messages:
                 f"{unwritten} rows of rank {rank} are not written: the time for finish was over. Pass a larger "
                 "finish_timeout, or log less often.",
             )
-        unsaid = self._context.reports.unsaid("too late")
-        if unsaid:
-            self._context.warn("too late in all", f"{unsaid} more values of rank {rank} came too late.")
+        unreported = self._context.reports.unreported("too late")
+        if unreported:
+            self._context.warn("too late in all", f"{unreported} more values of rank {rank} came too late.")

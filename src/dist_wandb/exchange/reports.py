@@ -25,13 +25,13 @@ class _Event:
 
     Args:
         last: When it was seen last.
-        said: How many messages were logged of it, or of earlier ones of its kind.
-        unsaid: How many values are in no message.
+        reported: How many messages were logged of it, or of earlier ones of its kind.
+        unreported: How many values are in no message.
     """
 
     last: float
-    said: int = 1
-    unsaid: int = 0
+    reported: int = 1
+    unreported: int = 0
 
 
 class Reports:
@@ -64,11 +64,11 @@ class Reports:
         if not keys:
             return
         if self._goes_on(kind):
-            self._events[kind].unsaid += len(keys)
+            self._events[kind].unreported += len(keys)
             return
         event = self._begin(kind)
-        before = f" Since the last message of this kind there were {event.unsaid} more." if event.unsaid else ""
-        event.unsaid = 0
+        before = f" Since the last message of this kind there were {event.unreported} more." if event.unreported else ""
+        event.unreported = 0
         _log.warning("dist_wandb: %s%s", message(_named(keys)), before)
 
     def follows(self, kind: str, cause: str) -> bool:
@@ -82,20 +82,20 @@ class Reports:
         """Do not report a kind of event next time: another message covers it."""
         self._begin(kind)
 
-    def unsaid(self, kind: str) -> int:
+    def unreported(self, kind: str) -> int:
         """How many values of a kind are in no message."""
-        return self._events[kind].unsaid if kind in self._events else 0
+        return self._events[kind].unreported if kind in self._events else 0
 
     def _begin(self, kind: str) -> _Event:
         event = self._events.setdefault(kind, _Event(0.0, 0))
-        event.last, event.said = self._clock(), event.said + 1
+        event.last, event.reported = self._clock(), event.reported + 1
         return event
 
     def _goes_on(self, kind: str) -> bool:
         event, now = self._events.get(kind), self._clock()
         if event is None:
             return False
-        quiet = self._quiet * 2 ** min(event.said - 1, _MOST_DOUBLINGS)
+        quiet = self._quiet * 2 ** min(event.reported - 1, _MOST_DOUBLINGS)
         if now - event.last > quiet:
             return False
         event.last = now

@@ -64,13 +64,13 @@ def test_what_goes_on_is_one_event_and_the_next_is_told_with_what_was_not(
         reports.values("late", cells("a", "b", step=step), late)
         clock.now += 9
     assert told(caplog) == ["dist_wandb: late with 'a', 'b' at step 0."]
-    assert reports.unsaid("late") == 8
+    assert reports.unreported("late") == 8
     clock.now += 20
     reports.values("late", cells("a", step=7), late)
     assert told(caplog) == [
         "dist_wandb: late with 'a' at step 7. Since the last message of this kind there were 8 more."
     ]
-    assert reports.unsaid("late") == reports.unsaid("never seen") == 0
+    assert reports.unreported("late") == reports.unreported("never seen") == 0
 
 
 def test_what_comes_again_and_again_is_told_ever_less_often(
