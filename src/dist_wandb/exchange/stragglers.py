@@ -28,7 +28,7 @@ class Stragglers:
         )  # the busiest rank, and by how much of the others' time
         self._more = 0.0
 
-    def see(self, busiest: int, largest: float, others: float) -> None:
+    def add(self, busiest: int, largest: float, others: float) -> None:
         """Note the next row.
 
         Args:
@@ -39,7 +39,7 @@ class Stragglers:
         self._more = largest - others
         self._rows.append((busiest, self._more / others if others > 0 else float(self._more > 0)))
 
-    def found(self, seconds: float | None) -> dict[str, float]:
+    def detect(self, seconds: float | None) -> dict[str, float]:
         """What the last row says of the rank that holds the others up; nothing where none does.
 
         Args:

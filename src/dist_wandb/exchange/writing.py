@@ -89,13 +89,13 @@ class Writing:
             if name == BUSY and totals.contributors > 1:
                 largest, ranks = row[f"{name}/max"], totals.contributors
                 others = (ranks * row[name] - largest) / (ranks - 1)
-                self._stragglers.see(row[f"{name}/argmax_rank"], largest, others)
+                self._stragglers.add(row[f"{name}/argmax_rank"], largest, others)
 
     def _write(self, row: dict[str, Any], value: Finished) -> None:
         if not row:
             return
         if BUSY in row:
-            row.update(self._stragglers.found(row.get(STEP)))
+            row.update(self._stragglers.detect(row.get(STEP)))
         if self.is_over:
             self.unwritten += 1
             return

@@ -21,8 +21,8 @@ def named(ranks: int, rows: int, seed: int, noise: float, slow: dict[int, float]
         busiest = max(range(ranks), key=busy.__getitem__)
         shares = [seconds / step for seconds in busy]
         others = (sum(shares) - shares[busiest]) / (ranks - 1)
-        stragglers.see(busiest, shares[busiest], others)
-        found.append(stragglers.found(step).get(RANK))
+        stragglers.add(busiest, shares[busiest], others)
+        found.append(stragglers.detect(step).get(RANK))
     return found  # type: ignore[return-value]
 
 
@@ -45,16 +45,16 @@ def test_where_ranks_are_alike_nobody_is_named(ranks: int, noise: float) -> None
 def test_by_how_much_is_said_in_seconds_of_the_row() -> None:
     stragglers = Stragglers()
     for row in range(18):
-        stragglers.see(3, 0.75, 0.5)
-        assert stragglers.found(2.0) == ({RANK: 3, EXCESS: 0.5} if row == 17 else {})
-    stragglers.see(1, 0.75, 0.5)
-    assert stragglers.found(2.0) == {}
+        stragglers.add(3, 0.75, 0.5)
+        assert stragglers.detect(2.0) == ({RANK: 3, EXCESS: 0.5} if row == 17 else {})
+    stragglers.add(1, 0.75, 0.5)
+    assert stragglers.detect(2.0) == {}
 
 
 def test_without_a_row_that_says_how_long_it_was_nobody_is_named() -> None:
     stragglers = Stragglers()
-    assert stragglers.found(1.0) == {}
+    assert stragglers.detect(1.0) == {}
     for _ in range(20):
-        stragglers.see(0, 1.0, 0.0)
-    assert stragglers.found(None) == {}
-    assert stragglers.found(1.0) == {RANK: 0, EXCESS: 1.0}
+        stragglers.add(0, 1.0, 0.0)
+    assert stragglers.detect(None) == {}
+    assert stragglers.detect(1.0) == {RANK: 0, EXCESS: 1.0}
