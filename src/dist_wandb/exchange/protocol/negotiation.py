@@ -33,7 +33,7 @@ _SPARED = 8  # rounds after which there is room for as many rows as these have n
 _new = tuple.__new__  # of named tuples, without a call in between: it is on the way of every number
 
 
-_Taken = tuple[list[Contributed], list[Contributed]]  # by all ranks together, and by this rank
+_Received = tuple[list[Contributed], list[Contributed]]  # by all ranks together, and by this rank
 
 
 class _Last(NamedTuple):
@@ -129,7 +129,7 @@ class Negotiation:
             rows.append(row)
         return rows
 
-    def received(self, names: Names, sums: Sequence[float], maxima: Sequence[float]) -> _Taken:
+    def received(self, names: Names, sums: Sequence[float], maxima: Sequence[float]) -> _Received:
         """What all ranks together contributed in a round for rows, up to where they are not in step."""
         received: dict[Key, Contributed] = {}
         own: list[Contributed] = []
@@ -196,7 +196,7 @@ class Negotiation:
         """How many rows this rank contributes to a round for many cells."""
         return len({one.origin if key.place.counted else key.place for key, one in self.offered.items()})
 
-    def received_in(self, batch: Sequence[Key], sums: Sequence[float], maxima: Sequence[float]) -> _Taken:
+    def received_in(self, batch: Sequence[Key], sums: Sequence[float], maxima: Sequence[float]) -> _Received:
         """What all ranks together contributed in a round for many cells, and which part of it this rank did."""
         self._focus = ()  # whose turn it is, and which position is to be next, was of what may be contributed by now
         self._turns.clear()
