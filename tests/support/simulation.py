@@ -282,20 +282,20 @@ class Store:
         return Store(self.values, self.counts, f"{self.prefix}{prefix}/")
 
     def set(self, key: str, value: str | bytes) -> None:
-        self.values[self._asked(key, value)] = _bytes(value)
+        self.values[self._count(key, value)] = _bytes(value)
 
     def get(self, key: str) -> bytes:
-        value = self.values[self._asked(key)]  # nobody waits for one that is not there
+        value = self.values[self._count(key)]  # nobody waits for one that is not there
         self.counts["bytes"] += len(value)
         return value
 
     def add(self, key: str, amount: int) -> int:
-        key = self._asked(key, b"12345678")
+        key = self._count(key, b"12345678")
         self.values[key] = str(int(self.values.get(key, 0)) + amount).encode()
         return int(self.values[key])
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        key, expected, desired = self._asked(key, expected, desired), _bytes(expected), _bytes(desired)
+        key, expected, desired = self._count(key, expected, desired), _bytes(expected), _bytes(desired)
         known = self.values.get(key)
         if known == expected or (known is None and not expected):
             known = self.values[key] = desired
@@ -304,15 +304,15 @@ class Store:
         return known
 
     def check(self, keys: list[str]) -> bool:
-        return {self._asked(key) for key in keys} <= self.values.keys()
+        return {self._count(key) for key in keys} <= self.values.keys()
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
         return [self.get(key) for key in keys]
 
     def delete_key(self, key: str) -> bool:
-        return self.values.pop(self._asked(key), None) is not None
+        return self.values.pop(self._count(key), None) is not None
 
-    def _asked(self, key: str, *values: str | bytes) -> str:
+    def _count(self, key: str, *values: str | bytes) -> str:
         self.counts["keys"] += 1
         self.counts["bytes"] += len(self.prefix) + len(key) + sum(map(len, values))
         return self.prefix + key
@@ -474,7 +474,7 @@ class ProcessGroup:
 
     def _send(self, tensor: torch.Tensor, members: Sequence[int]) -> None:
         world, room = self.world, self.room
-        told = tensor.clone()
+        sent = tensor.clone()
         failed = None
         for member in members:
             arrives = world.now
@@ -485,8 +485,8 @@ class ProcessGroup:
                     continue
                 arrives += world.message_takes()
                 world.messages[self.owner] += 1
-                world.sent[self.owner] += told.nbytes
-            room.mail[self.number, self.rank, member] = (arrives, told)
+                world.sent[self.owner] += sent.nbytes
+            room.mail[self.number, self.rank, member] = (arrives, sent)
             if member in room.waiting and member != self.rank:
                 world.wake(room.waiting[member], arrives)
         if failed is not None:
@@ -507,8 +507,8 @@ class ProcessGroup:
 
 
 def _copy(given: list[torch.Tensor], to: list[torch.Tensor]) -> None:
-    for tensor, told in zip(to, given, strict=True):
-        tensor.copy_(told)
+    for target, tensor in zip(to, given, strict=True):
+        target.copy_(tensor)
 
 
 # Surroundings
