@@ -437,7 +437,7 @@ def test_a_rank_that_opens_its_session_after_all_others_have_ended_is_told_so_an
     unit.log(late, {"loss": 5.0}, 0)
     assert not unit.exchanges[late].close()  # it says itself that this is lost
     (told,) = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
-    assert f"rank {late} opened its session when the other ranks had ended theirs" in told
+    assert f"rank {late} opened its session after the other ranks had ended theirs" in told
     assert unit.last("loss") == {0: 1.0}
 
 
@@ -718,7 +718,7 @@ def test_a_rank_that_writes_nothing_goes_on_without_the_store(
     monkeypatch.setattr(membership.Membership, "arrive", ask)
     monkeypatch.setattr(Presence, "gone", ask)
     unit = ranks(2, 1)
-    eventually(lambda: "goes on alone" in caplog.text)
+    eventually(lambda: "continues alone" in caplog.text)
     for step in range(2):
         unit.log(1, {"loss": 1.0}, step)
         eventually(functools.partial(is_empty, unit.exchanges[1]))
@@ -741,8 +741,8 @@ def test_a_rank_that_comes_back_when_the_others_have_ended_says_that_it_was_away
 
     monkeypatch.setattr(unit.exchanges[1]._worker.participation.membership, "regroup", regroup)
     unit.die(0)
-    eventually(lambda: "rank 1 stood still" in caplog.text)
-    assert "opened its session when" not in caplog.text
+    eventually(lambda: "rank 1 stalled" in caplog.text)
+    assert "opened its session after" not in caplog.text
 
 
 def test_ranks_that_have_all_closed_miss_nobody_at_the_end(ranks: Callable[..., Ranks]) -> None:
@@ -768,7 +768,7 @@ def test_an_exchange_that_is_beyond_help_says_so(
 
     monkeypatch.setattr(unit.exchanges[0].rounds, "pack", fail)
     unit.log(0, {"loss": 1.0}, 1)
-    eventually(lambda: "rank 0 can bring no more rows to W&B" in caplog.text)
+    eventually(lambda: "rank 0 can no longer write rows to W&B" in caplog.text)
     unit.log(0, {"loss": 1.0}, 2)
     assert unit.exchanges[0].flush(1) is False
     assert unit.exchanges[0].close(1) is False

@@ -58,7 +58,8 @@ def test_rows_lack_a_rank_that_went_before_it_was_heard(
     assert unit.last("loss")[2] == 2.0
     assert unit.flagged() == {1: 1, 2: 1}
     assert unit.exchanges[0].lost == frozenset(), "it has not failed, either"
-    assert messages(caplog, "Rank 1 ended after step 0, before the others had all that it logged (see finish_timeout)")
+    what = "Rank 1 ended after step 0, before the others had received all that it logged (see finish_timeout)"
+    assert messages(caplog, what)
     assert not messages(caplog, "Lost rank"), "it is well"
     assert messages(caplog, "what rank 1 logged after step 0 may be lost: these rows (about ")
 

@@ -44,7 +44,7 @@ class Attendance:
             self._context.warn(
                 "accompanied",
                 f"{others} opened a session {round(presence.waited, 1):g} s after rank {self._context.rank}, and "
-                f"{'is' if is_one else 'are'} taken in. Rows from before are written again where "
+                f"{'has' if is_one else 'have'} joined. Earlier rows are written again if "
                 f"{'it logs' if is_one else 'they log'} at their steps.",
             )
         absent = set() if self.is_only_one else presence.absent(generation.members)
@@ -76,7 +76,7 @@ class Attendance:
         where = self._context.rows.writing.last_place
         departure = presence.departures.known.get(index)
         if departure is not None and departure.how == "undelivered":
-            return f"{{}} ended after {where}, before the others had all that it logged (see finish_timeout)"
+            return f"{{}} ended after {where}, before the others had received all that it logged (see finish_timeout)"
         return f"lost {{}} after {where}"
 
     def _named(self, presence: Presence, indices: Iterable[int]) -> str:
@@ -93,8 +93,8 @@ class Attendance:
             return False
         self._context.warn(
             "only one",
-            f"no other rank has opened a session, so the run has rank {self._context.rank}'s own numbers. To have "
-            "those of all ranks, open the run on all of them, without a rank guard around it; if that is not wanted, "
-            "pass reduce=None.",
+            f"no other rank has opened a session, so the run has rank {self._context.rank}'s own numbers. To include "
+            "all ranks, open the run on each of them, without a rank guard. To keep one rank's numbers, pass "
+            "reduce=None.",
         )
         return True

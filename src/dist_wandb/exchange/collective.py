@@ -155,7 +155,9 @@ class CollectiveExchange:
     def _stay_while_needed(self, within: float) -> None:
         """Wait until others that are behind have asked for all that belongs to the values this rank has logged."""
         deadline = time.monotonic() + within
-        while self._lifecycle.is_needed and time.monotonic() < deadline and not self._lifecycle.ended.wait(_POLL_INTERVAL):
+        while (
+            self._lifecycle.is_needed and time.monotonic() < deadline and not self._lifecycle.ended.wait(_POLL_INTERVAL)
+        ):
             pass
 
     @property

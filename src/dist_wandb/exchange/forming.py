@@ -74,8 +74,8 @@ def find_store(context: Context, find: Callable[[], JobStore | None], gives_up: 
         if time.monotonic() > deadline or lifecycle.is_closing:  # who finishes makes no process group any more
             waited = "until it finished" if lifecycle.is_closing else f"within {limit:g} s"
             raise RendezvousError(
-                f"Rank {context.rank} found no store of the job {waited}, so its numbers cannot be "
-                "brought together with those of other ranks. Call init_process_group."
+                f"Rank {context.rank} found no store of the job {waited}, so its numbers cannot be combined with those "
+                "of other ranks. Call init_process_group."
             )
         time.sleep(_STORE_POLL_INTERVAL)
     return found
@@ -182,6 +182,6 @@ class Forming:
             else f"reaches most ranks through others, which cannot connect to each other {attempts}."
         )
         return (
-            f"Rank {self._context.rank} {what} Ports between the hosts may be closed, or GLOO_SOCKET_IFNAME name an "
-            "interface by which they do not reach each other."
+            f"Rank {self._context.rank} {what} Ports between the hosts may be closed, or GLOO_SOCKET_IFNAME may name "
+            "an interface through which they cannot reach each other."
         )

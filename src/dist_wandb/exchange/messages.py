@@ -31,8 +31,8 @@ class Messages:
             "silent",
             [key for key in usual if key.place.counted or not key.occurrence],
             lambda values: (
-                f"rank {rank} has not logged {values} within {patience:g} s of the first rank, as it usually does. "
-                "Rows are written without it, and corrected if it logs them later."
+                f"rank {rank} has not logged {values} within {patience:g} s of the first rank, although it usually "
+                "does. Rows are written without it, and corrected if it logs them later."
             ),
         )
 
@@ -48,8 +48,8 @@ class Messages:
             "too late",
             lost,
             lambda values: (
-                f"rank {rank} logged {values} so long after the others that their part is forgotten. "
-                "Rows stay without it. Their number is reported at the end."
+                f"rank {rank} logged {values} so long after the other ranks that their values are no longer stored. "
+                "The rows remain without this rank. The number of such values is reported at the end."
             ),
         )
         if late and not reports.follows("late", "silent"):
@@ -67,7 +67,7 @@ class Messages:
         self._context.warn(
             "pending",
             f"more than {self._context.limits.max_pending_rows} rows wait for ranks that have not logged them yet, or "
-            "are behind. The oldest are written without these, and written again once they log them. See "
+            "are behind. The oldest rows are written without these ranks, and again once they log them. See "
             "max_pending_rows.",
         )
 
@@ -76,8 +76,8 @@ class Messages:
         self._context.warn(
             "outbox",
             f"rank {self._context.rank} logs rows faster than the ranks exchange them: more than "
-            f"{self._context.limits.max_pending_rows} wait. None is lost by that, but they take memory, and time at "
-            "the end (finish_timeout). Log less often.",
+            f"{self._context.limits.max_pending_rows} wait. None is lost, but they take memory, and time at the end "
+            "(finish_timeout). Log less often.",
         )
 
     def too_late(self, *, has_taken_part: bool) -> None:
@@ -85,12 +85,12 @@ class Messages:
         rank, where = self._context.rank, self._context.rows.writing.last_place
         self._context.warn(
             "lost",
-            f"rank {rank} stood still, or was cut off, after {where}, and came back when the "
-            "other ranks had ended their sessions. What it logged meanwhile is not brought together with their numbers."
+            f"rank {rank} stalled, or was disconnected, after {where}, and returned after the other ranks had ended "
+            "their sessions. What it logged meanwhile is not combined with their numbers."
             if has_taken_part
-            else f"rank {rank} opened its session when the other ranks had ended theirs, so nothing that it logs is "
-            "brought together with their numbers. Open the same runs in the same order on all ranks: a guard such as "
-            "`if rank == 0` may stay around log, but not around an init that further ones follow.",
+            else f"rank {rank} opened its session after the other ranks had ended theirs, so nothing that it logs is "
+            "combined with their numbers. Open the same runs in the same order on all ranks: a guard such as "
+            "`if rank == 0` may stay around log, but not around an init that is followed by others.",
         )
 
     def primary_is_unreachable(self) -> None:
@@ -112,7 +112,7 @@ class Messages:
         self._context.warn(
             "lost",
             f"what rank {self._context.rank} logged after {kept_after} may be lost: rank "
-            f"{self._context.unit.global_rank_of(0)}, which writes it, was lost, and has not come back within "
+            f"{self._context.unit.global_rank_of(0)}, which writes it, was lost, and did not return within "
             f"finish_timeout ({limit:.3g} s).",
         )
 
@@ -127,8 +127,8 @@ class Messages:
         if not backlog:
             self._context.warn(
                 "finish",
-                f"rank {rank} waited {limit:.3g} s for the other ranks to finish, and goes on without them. Rows that "
-                "lack a rank are flagged. See finish_timeout.",
+                f"rank {rank} waited {limit:.3g} s for the other ranks to finish, and continues without them. Rows "
+                "that lack a rank are flagged. See finish_timeout.",
             )
             return
         within = f"within finish_timeout ({limit:.3g} s). Pass a larger finish_timeout, or log less often."
@@ -142,7 +142,7 @@ class Messages:
     def not_computed(self, number: int) -> None:
         """A device has not computed rows in time."""
         lost = f"{number} rows of rank {self._context.rank} are lost"
-        self._context.warn("device", f"{lost}: the device has not computed what is in them, or it is not encoded.")
+        self._context.warn("device", f"{lost}: the device has not computed their values, or images are not encoded.")
 
     def at_end(self) -> None:
         """What no message has reported yet."""
@@ -150,7 +150,7 @@ class Messages:
         if unwritten:
             self._context.warn(
                 "unwritten in time",
-                f"{unwritten} rows of rank {rank} are not written: the time for finish was over. Pass a larger "
+                f"{unwritten} rows of rank {rank} were not written before finish_timeout expired. Pass a larger "
                 "finish_timeout, or log less often.",
             )
         unreported = self._context.reports.unreported("too late")

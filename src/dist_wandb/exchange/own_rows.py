@@ -77,7 +77,7 @@ class OwnRows:
                 self._notices.warn(
                     "full",
                     f"more than {most} rows of rank {self._rank} wait for wandb's own process, or a device, which "
-                    "stands still. Further ones are lost until it goes on. See max_pending_rows.",
+                    "has stalled. Further rows are lost until it continues. See max_pending_rows.",
                 )
                 self._lost += 1
                 return False
@@ -90,8 +90,8 @@ class OwnRows:
         if unwritten:
             self._notices.warn(
                 "unwritten",
-                f"{unwritten} rows of rank {self._rank} are lost: wandb's own process did not take them in time, or a "
-                "device has not computed what is in them.",
+                f"{unwritten} rows of rank {self._rank} are lost: wandb's own process did not accept them in time, or "
+                "a device has not computed their values.",
             )
         return bool(unwritten)
 

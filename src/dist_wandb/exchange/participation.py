@@ -105,7 +105,7 @@ class Participation:
     def _ask_in(self, membership: Membership, generation: Generation) -> Generation:
         """The generation in which this rank takes part, after one that the others began without it."""
         if not membership.has_ended(generation):
-            self._context.warn("late", f"rank {self._context.rank} was not there in time, and asks to be taken in.")
+            self._context.warn("late", f"rank {self._context.rank} did not arrive in time, and asks to join.")
             self._context.reports.expect("late")
         generation = membership.join(generation, self._context.limits.join_timeout + self._context.limits.peer_timeout)
         self.generation = None

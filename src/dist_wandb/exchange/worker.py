@@ -101,10 +101,10 @@ class Worker:
             self.messages.too_late(has_taken_part=self.participation.generation is not None)
             self._go_on_alone()
         except RendezvousError as error:
-            self._context.warn("store", f"{error} Rank {self._context.rank} goes on alone.")
+            self._context.warn("store", f"{error} Rank {self._context.rank} continues alone.")
             self._go_on_alone()
         except Exception:  # noqa: BLE001  # the training must not suffer, and nothing that was logged be lost
-            _log.exception("dist_wandb: the exchange of rank %d failed; it goes on alone", self._context.rank)
+            _log.exception("dist_wandb: the exchange of rank %d failed; it continues alone", self._context.rank)
             self._go_on_alone()
         finally:
             self._write_rest(is_closed=is_closed)
@@ -183,7 +183,7 @@ class Worker:
             self.messages.contributed(self._context.rows.posting.post(contribution, self._rounds))
         except Exception:  # noqa: BLE001  # one row that cannot be understood must not end the others
             _log.exception(
-                "dist_wandb: a row of rank %d could not be taken and is lost: %r",
+                "dist_wandb: a row of rank %d could not be processed and is lost: %r",
                 self._context.rank,
                 list(contribution.metrics),
             )
@@ -232,7 +232,7 @@ class Worker:
                 self.turns.answer_flushes(is_paused=True, has_more=False)
         except Exception:  # noqa: BLE001  # as in run
             lifecycle.phase = Phase.BROKEN
-            _log.exception("dist_wandb: rank %d can bring no more rows to W&B", self._context.rank)
+            _log.exception("dist_wandb: rank %d can no longer write rows to W&B", self._context.rank)
 
     def _write_all(self) -> None:
         if not self._context.rows.writes and self._rounds.outbox.pending:

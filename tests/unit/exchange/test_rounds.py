@@ -543,7 +543,9 @@ def test_a_value_that_all_ranks_have_passed_is_finished() -> None:
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
-def test_a_rank_that_logs_from_several_threads_has_not_passed_a_row_by_speaking_in_a_later_one(interleaved: bool) -> None:
+def test_a_rank_that_logs_from_several_threads_has_not_passed_a_row_by_speaking_in_a_later_one(
+    interleaved: bool,
+) -> None:
     """The loss of rank 1 comes behind what workers of its data loader, which are ahead of it, log for later steps."""
     unit = Unit.of(2)
     unit.machines[1].side_data.interleaved = interleaved
