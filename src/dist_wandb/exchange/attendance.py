@@ -1,4 +1,4 @@
-"""Which ranks are missing from a generation, and what is said of it."""
+"""The ranks that are missing from a generation, and the warnings about them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,11 @@ from dist_wandb.topology.ranges import named
 
 
 class Attendance:
-    """Who takes part with this rank, generation after generation.
-
-    Args:
-        context: What the parts of the exchange share.
+    """The ranks that participate together with this one, generation after generation.
 
     Attributes:
-        is_only_one: Whether no other rank has opened a session, though it has had the time to.
-        lost: Indices in the unit of ranks that took part, and are gone without having finished.
+        is_only_one: Whether no other rank has opened a session in the time that it had for this.
+        lost: Indices in the unit of ranks that participated, and are gone without having finished.
     """
 
     def __init__(self, context: Context) -> None:
@@ -28,15 +25,15 @@ class Attendance:
         self._context = context
 
     def enter(self, presence: Presence, before: Generation | None, generation: Generation) -> int:
-        """Begin a generation, and warn of ranks that are missing.
+        """Begin a generation, and warn about missing ranks.
 
         Args:
-            presence: Which ranks are here.
-            before: The generation in which this rank took part last.
+            presence: The ranks that are present.
+            before: The generation in which this rank participated last.
             generation: The one that begins.
 
         Returns:
-            How many ranks are missing.
+            The number of missing ranks.
         """
         was_only_one, self.is_only_one = self.is_only_one, self.finds_itself_alone(presence)
         if was_only_one and not self.is_only_one:
@@ -83,13 +80,13 @@ class Attendance:
         return named(map(presence.global_rank, indices), self._context.unit.ranks_per_node)
 
     def finds_itself_alone(self, presence: Presence) -> bool:
-        """Whether the rank that writes is the only one that has opened a session: the others were not asked to."""
+        """Return whether this rank writes and no other rank has opened a session within `join_timeout`."""
         if not self._context.rows.writes:
             return False
         try:
             if not presence.is_only_one(self._context.limits.join_timeout):
                 return False
-        except RendezvousError:  # who cannot ask does not know
+        except RendezvousError:  # the store cannot be reached, so this is not known
             return False
         self._context.warn(
             "only one",

@@ -1,4 +1,4 @@
-"""The texts of what the exchange of one rank warns of. Each event is reported once: see `Reports`."""
+"""The texts of one rank's warnings about its exchange. Each event is reported once: see `Reports`."""
 
 from __future__ import annotations
 
@@ -9,22 +9,18 @@ from dist_wandb.exchange.protocol.cells import Key
 
 
 class Messages:
-    """Warnings about what this rank logs.
-
-    Args:
-        context: What the parts of the exchange share.
-    """
+    """Warnings about what this rank logs."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._names: set[str] = set()  # that this rank has contributed to
 
     def contributed(self, names: Iterable[str]) -> None:
-        """Note names that this rank logs."""
+        """Record names that this rank logs."""
         self._names.update(names)
 
     def silent(self, keys: Iterable[Key]) -> None:
-        """This rank has kept the others waiting for these cells."""
+        """Warn that this rank kept the others waiting for these cells."""
         rank, patience = self._context.rank, self._context.limits.peer_timeout
         usual = [key for key in keys if key.name in self._names]
         self._context.reports.values(
@@ -37,11 +33,11 @@ class Messages:
         )
 
     def late(self, late: Sequence[Key], lost: Sequence[Key]) -> None:
-        """This rank contributed after cells were finished.
+        """Warn that this rank contributed to cells that were finished already.
 
         Args:
             late: Cells that are corrected.
-            lost: Cells that are not, because what the others gave to them is forgotten.
+            lost: Cells that are not corrected, because the others' contributions are forgotten.
         """
         rank, reports = self._context.rank, self._context.reports
         reports.values(
@@ -63,7 +59,7 @@ class Messages:
             )
 
     def many_open(self) -> None:
-        """More rows wait for other ranks than may."""
+        """Warn that more rows wait for other ranks than `max_pending_rows`."""
         self._context.warn(
             "pending",
             f"more than {self._context.limits.max_pending_rows} rows wait for ranks that have not logged them yet, or "
@@ -72,7 +68,7 @@ class Messages:
         )
 
     def many_unsent(self) -> None:
-        """This rank logs faster than the ranks exchange."""
+        """Warn that this rank logs faster than the ranks exchange."""
         self._context.warn(
             "outbox",
             f"rank {self._context.rank} logs rows faster than the ranks exchange them: more than "
@@ -81,7 +77,7 @@ class Messages:
         )
 
     def too_late(self, *, has_taken_part: bool) -> None:
-        """The others have ended their sessions; this is the only report of what is lost by it."""
+        """Warn that the others have ended their sessions; no other message reports what is lost by this."""
         rank, where = self._context.rank, self._context.rows.writing.last_place
         self._context.warn(
             "lost",
@@ -94,7 +90,7 @@ class Messages:
         )
 
     def primary_is_unreachable(self) -> None:
-        """This rank writes nothing, and the rank that does cannot be reached."""
+        """Warn that the rank that writes this rank's rows cannot be reached."""
         where = self._context.rows.writing.last_place
         self._context.warn(
             "lost",
@@ -103,11 +99,11 @@ class Messages:
         )
 
     def primary_stays_away(self, limit: float, kept_after: str) -> None:
-        """The session is finished, and the rank that writes has not come back for what the others have for it.
+        """Warn, at the end of the session, that the rank that writes has not returned for the rows kept for it.
 
         Args:
             limit: How long it was waited for, in seconds.
-            kept_after: Behind which place that lies.
+            kept_after: The position after which the rows were kept.
         """
         self._context.warn(
             "lost",
@@ -117,11 +113,11 @@ class Messages:
         )
 
     def time_is_over(self, limit: float, backlog: int) -> None:
-        """The session is finished before the others know all.
+        """Warn that the session ends before the others have received everything.
 
         Args:
-            limit: How long it was waited for, in seconds.
-            backlog: About how many rows of this rank the others do not know.
+            limit: How long they were waited for, in seconds.
+            backlog: Approximate number of rows of this rank that the others have not received.
         """
         rank, rows = self._context.rank, self._context.rows
         if not backlog:
@@ -140,12 +136,12 @@ class Messages:
             self._context.warn("lost", f"{what} had not been exchanged {within}")
 
     def not_computed(self, number: int) -> None:
-        """A device has not computed rows in time."""
+        """Warn that a device has not computed rows in time."""
         lost = f"{number} rows of rank {self._context.rank} are lost"
         self._context.warn("device", f"{lost}: the device has not computed their values, or images are not encoded.")
 
     def at_end(self) -> None:
-        """What no message has reported yet."""
+        """Warn about everything that no message has reported yet."""
         rank, unwritten = self._context.rank, self._context.rows.writing.unwritten
         if unwritten:
             self._context.warn(

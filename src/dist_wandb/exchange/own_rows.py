@@ -1,4 +1,4 @@
-"""The thread that writes a rank's own rows, so that neither a device nor wandb's process holds up the training."""
+"""The thread that writes a rank's own rows, so that neither a device nor wandb's process delays the training."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from dist_wandb.exchange.rows import Rows
 from dist_wandb.notices import Notices
 from dist_wandb.settings.limits import Limits
 
-_POLL_INTERVAL = 0.1  # seconds between two looks whether all writers are there
-_STANDSTILL = 1.0  # seconds after which a row that is being written is not waited for
+_POLL_INTERVAL = 0.1  # seconds between two checks whether all writers are attached
+_STANDSTILL = 1.0  # seconds after which a row that is being written is no longer waited for
 
 
 class OwnRows:
-    """Rows that wait to be written, in their order, and what the thread does that writes them.
+    """The queue of rows to write, and the work of the thread that writes them in order.
 
     Args:
         rows: Makes rows of contributions.
         limits: See `DirectExchange`.
         rank: This rank's index in the job, for messages.
-        lifecycle: What is asked of the thread.
+        lifecycle: The demands on the thread.
         has_all_writers: See `DirectExchange`.
     """
 
@@ -45,32 +45,32 @@ class OwnRows:
         self._has_all_writers = has_all_writers
         self._notices = Notices()
         self._waiting: deque[Contribution | Flush] = deque()  # each until it is written
-        self._awake: SimpleQueue[None] = SimpleQueue()  # its `put` may be interrupted by itself
-        self._written_at = time.monotonic()  # when the thread began, or ended, to write a row last
+        self._awake: SimpleQueue[None] = SimpleQueue()  # its `put` is reentrant
+        self._written_at = time.monotonic()  # when the thread last began or ended to write a row
         self._lost = 0
 
     # On the user's threads
 
     @property
     def is_empty(self) -> bool:
-        """Whether all that was put is written."""
+        """Whether everything that was put is written."""
         return not self._waiting
 
     def put(self, item: Contribution | Flush) -> None:
-        """Have something written behind what waits; a flush is set then."""
+        """Add a row, or a flush, which is set when everything before it is written."""
         self._waiting.append(item)
         self.wake()
 
     def wake(self) -> None:
-        """Let the thread see what is asked of it."""
+        """Make the thread check the demands on it."""
         self._awake.put(None)
 
     def begin(self) -> None:
-        """Note that the thread begins."""
+        """Record that the thread begins."""
         self._written_at = time.monotonic()
 
     def has_room(self) -> bool:
-        """Whether another row may wait. Waits for it as long as rows are being written, as with wandb alone."""
+        """Return whether another row may wait. While rows are being written, block until it may, as wandb does."""
         most = self._limits.max_pending_rows
         while len(self._waiting) >= most:
             if time.monotonic() - self._written_at > _STANDSTILL and self._has_all_writers is None:
@@ -85,7 +85,7 @@ class OwnRows:
         return True
 
     def warn_of_lost(self) -> bool:
-        """At the end, warn if rows are lost; whether any is."""
+        """Warn, at the end, if rows are lost; return whether any are."""
         unwritten = self._lost + sum(isinstance(item, Contribution) for item in self._waiting.copy())
         if unwritten:
             self._notices.warn(
@@ -98,7 +98,7 @@ class OwnRows:
     # On the thread
 
     def run(self) -> None:
-        """Write what is put, until nothing more comes."""
+        """Write rows until no more come."""
         lifecycle = self._lifecycle
         try:
             self._await_writers()
@@ -128,11 +128,11 @@ class OwnRows:
             elif self._has_arrived(item):
                 self._write(item)
                 self._written_at = time.monotonic()
-                self._waiting.popleft()  # only now, so that no row that comes later is written before it
+                self._waiting.popleft()  # only now, so that no later row is written before it
 
     def _has_arrived(self, contribution: Contribution) -> bool:
-        """Wait for the devices; whether all of it is there, or never will be."""
-        with suppress(Exception):  # of a device; it shows when the row is written
+        """Wait for the devices; return whether the contribution can be written, or has failed."""
+        with suppress(Exception):  # of a device; writing the row raises it again
             while not contribution.has_arrived():
                 if self._lifecycle.is_stopped:
                     return False

@@ -1,4 +1,4 @@
-"""Rows made of what the unit has finished: one of the values of one position, which `x_axis` knows."""
+"""The rows of the unit's finished values: one row for the values of one position, which `x_axis` determines."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ DEGRADED = "dist_wandb/degraded"
 
 
 class Writing:
-    """Turns finished values into rows of this rank's run, if it writes those of its unit.
+    """Turns finished values into rows of this rank's run, if this rank writes the rows of its unit.
 
     Args:
         writer: Writes rows into this rank's run.
-        held: What waits for its row.
+        held: The values that wait for their row.
         rank: This rank's index in the job, for messages.
 
     Attributes:
         is_over: Whether the run is being finished: nothing more is written.
-        unwritten: How many rows came later than that.
+        unwritten: Number of rows that came after that.
         last_place: The position of the last row, for messages.
         global_rank_of: Returns the index in the job of a rank of the unit.
     """
@@ -45,7 +45,7 @@ class Writing:
         self._stragglers = Stragglers()
 
     def write_finished(self, values: Sequence[Finished]) -> None:
-        """Write finished values: those of one place as one row, unless a name comes twice."""
+        """Write finished values: those of one position as one row, unless a name occurs twice."""
         if values and self._writer.is_primary:
             row: dict[str, Any] = {}
             last, place = values[0], self._held.x_axis.row_of(values[0])
@@ -61,7 +61,7 @@ class Writing:
             self.last_place = self._held.x_axis.shown(values[-1])
 
     def write_left_over(self) -> None:
-        """Write what waited for numbers that never came."""
+        """Write values whose row's numbers never came."""
         for own, x in self._held.extras.values():
             self._writer.write_plain(own, x)
         self._held.extras.clear()
@@ -74,7 +74,7 @@ class Writing:
         if not totals.number:
             taken = self._held.attachments.take(value)
             if taken is None:
-                return  # what was written before it is better
+                return  # a better value was written before
             row.update(taken[0])
             missing = max(missing, taken[1])
         else:
@@ -101,7 +101,7 @@ class Writing:
             return
         try:
             self._writer.write_plain(row, self._held.x_axis.x_of(value))
-        except Exception as error:  # noqa: BLE001  # a row that W&B does not take must not end the others
+        except Exception as error:  # noqa: BLE001  # a row that W&B rejects must not stop the later ones
             if self._notices.is_first(type(error)):
                 _log.exception(
                     "dist_wandb: rank %d could not write a row; it is lost. More errors of this kind are not reported",

@@ -68,8 +68,9 @@ class Finishing:
             own: The cells among them to which this rank contributed.
             header: The reduced header of the round.
 
-        Returns: The finished values, the cells that were finished before this rank contributed to them, and those of
-        them whose earlier contributions are forgotten.
+        Returns:
+            The finished values, the cells that were finished before this rank contributed to them, and those of them
+                whose earlier contributions are forgotten.
         """
         ledger, self.silent = self._ledger, ()
         if not ledger.open and not self.reflags and self._is_all(received):  # the usual case: all ranks are in step
