@@ -28,4 +28,4 @@ class Context:
 
     def warn(self, kind: str, message: str) -> None:
         """Log a warning, once for its kind."""
-        self.reports.once(kind, message)
+        self.reports.warn(kind, message)

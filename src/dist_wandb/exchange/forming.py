@@ -82,12 +82,7 @@ def find_store(context: Context, find: Callable[[], JobStore | None], gives_up: 
 
 
 class _UnformedError(BrokenError):
-    """Members that have met could not connect to each other.
-
-    Args:
-        message: The reason.
-        members: Their indices in the unit; empty if they are in groups of others.
-    """
+    """Members that have met could not connect to each other: some of `members`, or, if empty, of other groups."""
 
     def __init__(self, message: str, members: Sequence[int] = ()) -> None:
         super().__init__(message)

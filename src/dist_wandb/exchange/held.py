@@ -33,10 +33,7 @@ class RowWriter(Protocol):
 
 
 class Reductions:
-    """The reduction of each name.
-
-    Args:
-        reduce: Name patterns and reductions; the first match applies. `None` for no reduction.
+    """The reduction of each name, by patterns as in `Rows`.
 
     Attributes:
         unused: The patterns that no name has matched yet.

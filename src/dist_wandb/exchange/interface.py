@@ -68,11 +68,7 @@ class Exchange(Protocol):
 
 
 class Flush(threading.Event):
-    """A pending flush request; set when everything that was put before it is written.
-
-    Args:
-        together: Whether all ranks flush at the same point.
-    """
+    """A pending flush request, of all ranks `together` or not; set when everything put before it is written."""
 
     def __init__(self, *, together: bool = False) -> None:
         super().__init__()
@@ -80,16 +76,7 @@ class Flush(threading.Event):
 
 
 def is_set_within(event: threading.Event, seconds: float, gives_up: Callable[[], bool]) -> bool:
-    """Wait for an event.
-
-    Args:
-        event: The event.
-        seconds: How long to wait.
-        gives_up: Called repeatedly: returns whether to stop waiting.
-
-    Returns:
-        Whether the event is set.
-    """
+    """Wait for an event, up to `seconds` or until `gives_up` returns true; return whether the event is set."""
     deadline = time.monotonic() + seconds
     while not event.wait(min(_SLICE, max(0.0, deadline - time.monotonic()))):
         if gives_up() or time.monotonic() >= deadline:
@@ -107,11 +94,7 @@ def remember(exchange: Exchange) -> None:
 
 
 def end_all(*, failed: bool) -> None:
-    """End all exchanges at process exit: the threads of finished sessions may still serve other ranks.
-
-    Args:
-        failed: Whether the process ends by a failure, so that no other rank is waited for.
-    """
+    """End all exchanges at process exit: those of finished sessions may still serve other ranks."""
     for exchange in reversed(_live):
         exchange.leave(failed=failed)
     settle(_LAST_ANSWERS)

@@ -20,15 +20,7 @@ _STANDSTILL = 1.0  # seconds after which a row that is being written is no longe
 
 
 class OwnRows:
-    """The queue of rows to write, and the work of the thread that writes them in order.
-
-    Args:
-        rows: Makes rows of contributions.
-        limits: See `DirectExchange`.
-        rank: This rank's index in the job, for messages.
-        lifecycle: The demands on the thread.
-        has_all_writers: See `DirectExchange`.
-    """
+    """The queue of rows to write, and the work of the thread that writes them; arguments as of `DirectExchange`."""
 
     def __init__(
         self,

@@ -64,15 +64,7 @@ class Contribution:
 
 
 class Posting:
-    """Turns contributions into totals; writes this rank's own values, or keeps them for their row.
-
-    Args:
-        writer: Writes rows into this rank's run.
-        held: The values that wait for their row.
-        per_rank: Names that each rank of a shared run also writes under its label.
-        rank: This rank's index in the job, for messages.
-        is_first: Whether it is the first rank of its unit.
-    """
+    """Turns contributions into totals; writes this rank's own values, or keeps them. Arguments as of `Rows`."""
 
     def __init__(self, writer: RowWriter, held: Held, per_rank: PerRankNames, rank: int, *, is_first: bool) -> None:
         self._writes = writer.is_primary

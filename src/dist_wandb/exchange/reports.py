@@ -28,7 +28,7 @@ class _Event:
     unreported: int = 0  # number of values that no message covers
 
 
-class Reports:
+class Reports(Notices):
     """The warnings of one rank's exchange.
 
     Args:
@@ -38,14 +38,10 @@ class Reports:
     """
 
     def __init__(self, quiet: float, clock: Callable[[], float]) -> None:
+        super().__init__()
         self._quiet = quiet
         self._clock = clock
-        self._notices = Notices()
         self._events: dict[str, _Event] = {}
-
-    def once(self, kind: str, message: str) -> None:
-        """Log a warning, once for its kind."""
-        self._notices.warn(kind, message)
 
     def values(self, kind: str, keys: Sequence[Key], message: Callable[[str], str]) -> None:
         """Warn about values, unless an earlier message covers them.

@@ -21,11 +21,6 @@ DEGRADED = "dist_wandb/degraded"
 class Writing:
     """Turns finished values into rows of this rank's run, if this rank writes the rows of its unit.
 
-    Args:
-        writer: Writes rows into this rank's run.
-        held: The values that wait for their row.
-        rank: This rank's index in the job, for messages.
-
     Attributes:
         is_over: Whether the run is being finished: nothing more is written.
         unwritten: Number of rows that came after that.

@@ -97,5 +97,5 @@ def test_what_follows_from_something_that_was_told_is_not_told(
 
 def test_the_rest_is_said_once(reports: Reports, caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(2):
-        reports.once("kind", "it is so")
+        reports.warn("kind", "it is so")
     assert told(caplog) == ["dist_wandb: it is so"]

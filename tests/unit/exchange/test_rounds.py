@@ -79,9 +79,11 @@ class Unit:
 
     def die(self, rank: int) -> None:
         """What the rank has not told the others by now is lost; the others go on without it."""
-        pending = self.machines[rank].outbox.cells()
-        for name, step, occurrence in pending:
-            del self.contributed[name, step, occurrence][rank, self._lives[rank]]
+        for place, values in self.machines[rank].outbox.waiting.items():
+            for name, queue in values.items():
+                for contributed in queue:
+                    cell = name, None if place.counted else place.step, contributed.key.occurrence
+                    del self.contributed[cell][rank, self._lives[rank]]
         self.dead.add(rank)
         self.stalled.discard(rank)
         self._resize()

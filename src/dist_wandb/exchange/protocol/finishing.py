@@ -43,12 +43,7 @@ Conclusion = tuple[tuple[Finished, ...], tuple[Key, ...]]  # values; cells whose
 
 
 class Finishing:
-    """Finishes the cells of a ledger.
-
-    Args:
-        ledger: The cells.
-        needs_primary: Returns whether a name's values can be computed only by the primary, and only if it contributes.
-    """
+    """Finishes the cells of a ledger; `needs_primary` as in `Rounds`."""
 
     def __init__(self, ledger: Ledger, needs_primary: Callable[[str], bool]) -> None:
         self.recheck: bool = False  # cells without new contributions may be complete

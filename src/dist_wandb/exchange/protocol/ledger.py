@@ -80,11 +80,7 @@ class OpenCells(OrderedDict[Key, Cell]):
 
 
 class FinishedCells(OrderedDict[Key, tuple[Totals, float]]):
-    """The totals and origins of finished cells; the oldest are forgotten.
-
-    Args:
-        remembered: Number of cells that are kept.
-    """
+    """The totals and origins of finished cells; beyond `remembered` of them, the oldest are forgotten."""
 
     def __init__(self, remembered: int) -> None:
         super().__init__()
@@ -120,12 +116,7 @@ class Assumed(NamedTuple):
 
 
 class AssumedCells(OrderedDict[Key, Assumed]):
-    """Cells that were finished by assumption, in the order in which they were finished; the oldest are forgotten.
-
-    Args:
-        names: The names that the ranks have agreed on.
-        most: Number of cells that are kept.
-    """
+    """Cells that were finished by assumption, in the order in which they were finished; at most `most`, the newest."""
 
     def __init__(self, names: Names, most: int) -> None:
         super().__init__()

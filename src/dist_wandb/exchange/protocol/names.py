@@ -28,11 +28,7 @@ class Name:
 
 
 class Names(dict[str, Name]):
-    """The names in the order in which they were agreed on.
-
-    Args:
-        spread: Patterns of names whose spread over ranks is wanted.
-    """
+    """The names in the order in which they were agreed on; `spread` has patterns of those whose spread is wanted."""
 
     def __init__(self, spread: Sequence[str]) -> None:
         super().__init__()

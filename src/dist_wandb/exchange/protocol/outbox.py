@@ -126,15 +126,6 @@ class Outbox:
         """Return the waiting names that are not in `known`, in the order in which they were logged."""
         return [name for name in self.names if name not in known]
 
-    def cells(self) -> list[tuple[str, int | None, int]]:
-        """Return the waiting cells, as (name, step, occurrence), in the order of their positions."""
-        return [
-            (name, None if place.counted else place.step, contributed.key.occurrence)
-            for place, values in self.waiting.items()
-            for name, queue in values.items()
-            for contributed in queue
-        ]
-
     def next_place(self, focus: tuple[int, ...]) -> Place | None:
         """Return the oldest position that begins with `focus`, which is empty unless ranks are looking for a row."""
         return next((place for place in self.waiting if place[: len(focus)] == focus), None)

@@ -38,12 +38,7 @@ class Overdue(NamedTuple):
 
 
 class Pacer:
-    """The pace of one rank's exchange.
-
-    Args:
-        limits: The time limits.
-        now: The time, in seconds, as in all methods.
-    """
+    """The pace of one rank's exchange; `now` is the time in seconds, in all methods."""
 
     def __init__(self, limits: Limits, now: float) -> None:
         self.new_name_patience: float = NEW_NAME_HEARTBEATS * limits.heartbeat
@@ -76,15 +71,12 @@ class Pacer:
         return self._limits.linger if is_quick else 0.0
 
     def begin_round(self, now: float, number: int, oldest: int | None) -> Overdue:
-        """Record the start of a round.
+        """Record the start of a round, and return the overdue cells.
 
         Args:
             now: The time.
             number: Number of earlier rounds.
             oldest: The round in which the oldest open cell was opened; `None` if none is open.
-
-        Returns:
-            The overdue cells.
         """
         overdue = Overdue()
         if oldest is None:
@@ -138,11 +130,7 @@ class Pacer:
 
 
 class Interval:
-    """Permits an action once per interval.
-
-    Args:
-        seconds: The length of the interval.
-    """
+    """Permits an action once every `seconds`."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds

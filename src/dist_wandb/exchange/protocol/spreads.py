@@ -16,11 +16,7 @@ from dist_wandb.exchange.protocol.cells import NOTHING, Counted, Finished, Key, 
 
 
 class Spreads:
-    """Finished values that await their spread, and this rank's contributions to them.
-
-    Args:
-        rank: Index of this rank in the unit.
-    """
+    """Finished values that await their spread, and the contributions to them of this rank, by its index in the unit."""
 
     def __init__(self, rank: int) -> None:
         self.awaiting: list[Finished] = []
