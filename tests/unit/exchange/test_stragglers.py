@@ -1,4 +1,4 @@
-"""Who holds the others up: named where one rank does, and nobody where they are alike."""
+"""Stragglers: a rank that delays the others is detected, and none if all ranks are equally fast."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from dist_wandb.exchange.stragglers import EXCESS, RANK, Stragglers
 
 
 def named(ranks: int, rows: int, seed: int, noise: float, slow: dict[int, float]) -> list[int | None]:
-    """Row after row who is named, of ranks that compute with noise and wait for each other; in 4 % one stalls."""
+    """Return the detected rank of each row, for ranks with noisy times that wait for each other; one stalls in 4 %."""
     drawn, stragglers, found = random.Random(seed), Stragglers(), []
     for _ in range(rows):
         busy = [
             slow.get(rank, 1.0) * drawn.lognormvariate(0.0, noise) * (3.0 if drawn.random() < 0.04 / ranks else 1.0)
             for rank in range(ranks)
         ]
-        step = max(busy) + 0.2  # of the gradients
+        step = max(busy) + 0.2  # time to reduce the gradients
         busiest = max(range(ranks), key=busy.__getitem__)
         shares = [seconds / step for seconds in busy]
         others = (sum(shares) - shares[busiest]) / (ranks - 1)
