@@ -229,7 +229,7 @@ def test_ranks_that_come_late_are_taken_in(ranks: Callable[..., Ranks]) -> None:
 def test_a_slow_network_is_no_dead_rank(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All pieces together take longer than the timeout for one rank; members of the lowest level wait for those above."""
+    """All pieces together take longer than the timeout for one; members of the lowest level wait for those above."""
     monkeypatch.setattr(layout, "FAN_OUT", 2)
     monkeypatch.setattr(gloo, "PIECE", 4000)
     send = GlooGroup.send_to_first

@@ -518,7 +518,7 @@ def _copy(given: list[torch.Tensor], to: list[torch.Tensor]) -> None:
 
 @functools.lru_cache(maxsize=1)
 def _uses(_: int) -> list[tuple[Any, str]]:
-    """Return the modules of the product and the names in them by which threads wait, until another module is imported."""
+    """Return the product's modules and the names in them by which threads wait; cached until another is imported."""
     real = {"time": time, "threading": threading, "SimpleQueue": queue.SimpleQueue, "Flush": interface.Flush}
     ours = [module for name, module in list(sys.modules.items()) if name.startswith("dist_wandb.")]
     return [
