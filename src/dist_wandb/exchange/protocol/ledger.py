@@ -48,9 +48,7 @@ class Members(NamedTuple):
 
     size: int  # number of participating ranks
     absent: int = 0  # number of ranks that should participate, but do not
-    doubts: bool = (
-        False  # whether the absent ranks are alive but no longer waited for, and may log names they never logged
-    )
+    doubts: bool = False  # whether the absent ranks are alive, but no longer waited for: see `Rounds.resize`
     has_lost: bool = False  # whether a rank that participated is gone
 
 
