@@ -31,7 +31,7 @@ _NO_MAXIMA = (NOTHING,) * _PER_NAME
 
 
 class Header(NamedTuple):
-    """The flags and counts that a rank sends in addition to its numbers; reduced by maximum over the ranks."""
+    """The flags and counts that a rank sends in addition to its numbers; by maximum, so any rank's flag applies to all."""
 
     unknown: float = NOTHING  # whether it has names that are not agreed on
     busy: float = NOTHING  # whether it continues: it is not closing, or has contributions left
@@ -39,9 +39,7 @@ class Header(NamedTuple):
     give_up_all: float = NOTHING  # the round up to which it gives up all cells
     more: float = NOTHING  # whether it has more to contribute
     regroup: float = NOTHING  # whether it requests a new generation
-    contributing: float = (
-        NOTHING  # whether it may contribute more: it neither pauses nor closes, or has contributions left
-    )
+    contributing: float = NOTHING  # whether it may contribute more: it is open, or has contributions left
     backlog: float = NOTHING  # number of further rows that wait on it
     interleaved: float = NOTHING  # whether it logs from several threads or processes, each in its own order
     published: float = NOTHING  # how often it has published something through the job's store
