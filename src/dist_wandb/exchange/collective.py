@@ -39,7 +39,7 @@ class CollectiveExchange:
         unit: The unit, seen from this rank.
         hooks: The session's functions that the thread calls.
         rows: Makes totals of contributions, and rows of finished values.
-        limits: Timeouts, and limits of what waits.
+        limits: Timeouts and queue limits.
         spread: Patterns of names whose spread over ranks is wanted.
     """
 

@@ -16,7 +16,7 @@ class Context:
     """The objects that all parts of one rank's exchange share."""
 
     unit: Unit  # the unit, seen from this rank
-    limits: Limits  # timeouts, and limits of what waits
+    limits: Limits  # timeouts and queue limits
     rows: Rows  # makes totals of contributions, and rows of finished values
     reports: Reports  # this rank's warnings
     lifecycle: Lifecycle  # the requests to the exchange, and its phase

@@ -22,7 +22,7 @@ class Demand(IntEnum):
     """A demand on the exchange; each includes those before it."""
 
     NONE = auto()
-    CLOSE = auto()  # nothing more comes
+    CLOSE = auto()  # nothing more is put
     STOP = auto()  # wait for no other rank
     ABORT = auto()  # the process has failed
 

@@ -76,7 +76,7 @@ class Turns:
             rounds.give_up(oldest, new_only=False)
 
     def answer_flushes(self, *, is_paused: bool, has_more: bool) -> None:
-        """Answer the flushes of what this rank logged, but give other ranks the chance to pause as well.
+        """Answer this rank's flush requests, but give other ranks the chance to pause as well.
 
         When all ranks pause, cells with contributions of only some of them are finished. A rank without open cells
         waits a little for that if others have open cells or more to contribute.

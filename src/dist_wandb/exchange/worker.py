@@ -81,7 +81,7 @@ class Worker:
         self.turns: Turns = Turns(context, rounds, self.inbox, self.pacer, self.messages)
 
     def run(self) -> None:
-        """Take part until the end."""
+        """Take part in rounds until all ranks close; then write the remaining rows."""
         is_closed = False
         try:
             with suppress(Stopped):
@@ -232,7 +232,7 @@ class Worker:
         self.cycle.write_all()
 
     def _write_rest(self, *, is_closed: bool) -> None:
-        """Write, at the end, what was not combined with other ranks, or report it as lost."""
+        """Write, at the end, the values that were not combined with other ranks, or report them as lost."""
         self.cycle.go_alone()
         try:
             while self.inbox.drain(_LAST_LOOK if self.inbox.computing else 0.0):

@@ -74,7 +74,7 @@ class Cell:
     origin: float = NOTHING  # -(rank * 2**32 + calls): the lowest rank that contributed, and its number of calls
     corrects: bool = False  # whether it was finished before
     number: int = 0  # number of cells opened before it
-    gone: int = 0  # number of its contributors that no longer participate; the others have yet to contribute
+    gone: int = 0  # number of its contributors that have left, so that other ranks have yet to contribute
 
 
 @dataclass(slots=True)

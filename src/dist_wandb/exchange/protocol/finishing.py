@@ -222,7 +222,7 @@ class Finishing:
             value = ledger.finish(
                 key, cell.totals, cell.origin, gone=cell.gone, corrects=cell.corrects, gave_up=gave_up
             )
-            is_of_others = ledger.members.size == 1 and not is_own  # who are gone
+            is_of_others = ledger.members.size == 1 and not is_own  # of ranks that are gone
             has_gone = bool(cell.gone) or (cell.corrects and ledger.members.has_lost) or is_of_others
             finished.append(value._replace(spread=None) if has_gone else value)
             ledger.assumed.note(finished[-1], cell.number, cell.origin, ledger.members.size, sure=sure)

@@ -39,7 +39,7 @@ _MOST_ASSUMED = 4  # assumed cells that are kept, as a multiple of the finished 
 
 
 def row_of(key: Key, origin: float) -> tuple[Place, float]:
-    """Return what the cells of one row have in common; without a step, each call is a row of its own."""
+    """Return the key of a cell's row; without a step, each call is a row of its own."""
     return key.place, origin if key.place.counted else 0.0
 
 

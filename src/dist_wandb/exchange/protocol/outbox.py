@@ -18,7 +18,7 @@ _WITHOUT_STEP = Place(1, 0)
 
 _new = tuple.__new__  # of named tuples, without a call in between: it is called for every number
 _Counts = tuple[tuple[str, int], ...]
-_Queue = list[Contributed] | deque[Contributed]  # short where steps are given
+_Queue = list[Contributed] | deque[Contributed]  # with a step a list, because it is short
 
 
 class Outbox:
@@ -101,7 +101,7 @@ class Outbox:
                     del self.waiting[place]
 
     def put_back(self, contributions: Iterable[Contributed]) -> None:
-        """Put back in front what was removed last, given in the order of removal."""
+        """Put the contributions that were removed last back in front, given in the order of removal."""
         for contributed in reversed([*contributions]):
             key = contributed.key
             queue = self.waiting.setdefault(key.place, {}).setdefault(key.name, deque() if key.place.counted else [])

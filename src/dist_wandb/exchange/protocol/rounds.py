@@ -61,7 +61,7 @@ class Intent(Enum):
 
 @dataclass
 class SideData:
-    """What a rank sends and receives in addition to its numbers."""
+    """The data that a rank sends and receives in addition to its numbers."""
 
     interleaved: bool = False  # whether its contributions come from several threads or processes, each in its order
     published: int = 0  # how often it has published something through the job's store
@@ -102,7 +102,7 @@ class Rounds:
     # Contributions of this rank
 
     def post(self, values: Mapping[str, Totals], step: int | None, calls: int = 0) -> list[Key]:
-        """Put what this rank logged in one call into the outbox.
+        """Put the values of one `log` call into the outbox.
 
         Args:
             values: This rank's contribution by name.

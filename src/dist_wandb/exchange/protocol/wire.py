@@ -31,7 +31,7 @@ _NO_MAXIMA = (NOTHING,) * _PER_NAME
 
 
 class Header(NamedTuple):
-    """The flags and counts that a rank sends in addition to its numbers; by maximum, so any rank's flag applies to all."""
+    """The flags and counts that a rank sends with its numbers; reduced by maximum: any rank's flag applies to all."""
 
     unknown: float = NOTHING  # whether it has names that are not agreed on
     busy: float = NOTHING  # whether it continues: it is not closing, or has contributions left
