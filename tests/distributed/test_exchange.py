@@ -657,7 +657,7 @@ def test_what_others_log_while_the_primary_is_away_is_written_when_it_is_back(
         unit.log(1, {"own": float(step)}, step)
     for rank in (1, 2):
         eventually(functools.partial(goes_on_with, unit.exchanges[rank], 2))
-        wait_for_peers(unit.exchanges[rank], 1.0)  # wait for rank 0 to give up on `own`, which only rank 1 logs
+        wait_for_peers(unit.exchanges[rank], 1.0)  # the patience with `own`, which only rank 1 logs
     eventually(lambda: kept(unit.exchanges[1]) >= 10)
     stall.over.set()
     unit.close()
