@@ -17,7 +17,7 @@ _TERMINATED = 143
 
 
 # What a rank says whose numbers are not brought together with the others': it came too late, or came back too late.
-_ALONE = ("nothing that it logs is brought together", "logged meanwhile is not brought together")
+_ALONE = ("nothing that it logs is combined", "logged meanwhile is not combined")
 
 
 @dataclass(frozen=True)

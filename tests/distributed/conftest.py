@@ -10,6 +10,6 @@ from units import Ranks, making
 
 @pytest.fixture
 def ranks() -> Iterator[Callable[..., Ranks]]:
-    """Makes units, and ends their threads."""
+    """Create units; their threads are ended after the test."""
     with making() as make:
         yield make

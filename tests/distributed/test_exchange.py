@@ -39,7 +39,7 @@ def has_rows(unit: Ranks, number: int) -> bool:
 
 
 def is_empty(exchange: CollectiveExchange) -> bool:
-    """Whether all that was put has come to the rounds."""
+    """Return whether all contributions have reached the rounds."""
     return exchange._worker.inbox.is_empty
 
 
@@ -47,7 +47,7 @@ def goes_on_with(exchange: CollectiveExchange, size: int) -> bool:
     return exchange.rounds.ledger.members.size == size and exchange.group is not None
 
 
-# --- ranks that are well ----------------------------------------------------------------------------------------------
+# --- healthy ranks ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", [2, 3, 5])
@@ -65,7 +65,7 @@ def test_a_row_covers_all_ranks_and_costs_two_collectives(ranks: Callable[..., R
             unit.log(rank, {"loss": float(rank + step), "epoch": 3}, step)
         eventually(functools.partial(has_rows, unit, step + 1))
     rounds = [exchange.rounds.ledger.round - old for exchange, old in zip(unit.exchanges.values(), before, strict=True)]
-    assert max(rounds) <= 20 + 3 + 10 * (time.monotonic() - start)  # heartbeats may fall between two rows
+    assert max(rounds) <= 20 + 3 + 10 * (time.monotonic() - start)  # heartbeats may occur between two rows
     unit.close()
     rounds = [exchange.rounds.ledger.round - old for exchange, old in zip(unit.exchanges.values(), before, strict=True)]
     for group, old in zip(groups, collectives, strict=True):
@@ -90,7 +90,7 @@ def test_weights_reductions_and_spread(ranks: Callable[..., Ranks]) -> None:
 
 def test_ranks_with_nan_have_no_part_in_a_mean_nor_in_its_spread(ranks: Callable[..., Ranks]) -> None:
     unit = ranks(3, reduce={"reward": "nanmean", "*": "mean"}, spread=["reward"])
-    for step in range(3):  # at the last one nobody has a number
+    for step in range(3):  # at the last step no rank has a number
         for rank in range(3):
             is_nan = step in (2, rank)
             unit.log(rank, {"reward": math.nan if is_nan else float(-rank), "clipped": None if is_nan else 1.0}, step)
@@ -105,7 +105,7 @@ def test_ranks_with_nan_have_no_part_in_a_mean_nor_in_its_spread(ranks: Callable
 
 
 def test_nothing_is_looked_up_to_write_a_row(ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The store may be gone by then, with its host, and those who are left are to go on."""
+    """The store may be gone by then, with its host, and the remaining ranks have to continue."""
     unit = ranks(3, spread=["loss"], first=10)
     for rank in range(3):
         unit.log(rank, {"loss": float(-rank)}, 0)
@@ -149,7 +149,7 @@ def test_metrics_are_merged_from_their_states(ranks: Callable[..., Ranks]) -> No
     assert unit.last("loss") == dict.fromkeys(range(3), 1.0)
 
 
-# Their states, or what they keep beside them, are others after the first update.
+# Their states, or other attributes, change with the first update.
 LEARNING = {"ExplainedVariance", "MeanIoU", "MulticlassExactMatch", "R2Score", "RootMeanSquaredErrorUsingSlidingWindow"}
 REMEMBERING = {"MinMaxMetric", "NormalizedRootMeanSquaredError", "RunningMean"}
 
@@ -238,13 +238,13 @@ def test_a_secondary_may_finish_long_before_the_others(ranks: Callable[..., Rank
         unit.log(rank, {"loss": float(rank)}, 2)
     unit.close(0, 1)
     assert unit.last("loss") == {0: 1.0, 1: 0.5, 2: 0.5}
-    assert not unit.flagged(), "who leaves with a word is not missed"
+    assert not unit.flagged(), "a rank that leaves with notice is not missing"
 
 
 def test_a_rank_whose_process_ends_stays_until_others_have_asked_for_all_it_logged(
     ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A mean needs nothing more, but spreads, metrics' states and tables are asked for when all ranks have logged."""
+    """A mean needs nothing more, but spreads, metric states and tables are requested when all ranks have logged."""
     monkeypatch.setattr(collective, "_LAST_ROUND", 0.01)
     unit = ranks(3, spread=["spread"])
     for rank in range(3):
@@ -259,7 +259,7 @@ def test_a_rank_whose_process_ends_stays_until_others_have_asked_for_all_it_logg
     end = threading.Thread(target=unit.exchanges[2].leave, daemon=True)
     end.start()
     end.join(1.0)
-    assert end.is_alive(), "it has more to tell"
+    assert end.is_alive(), "the others still need it"
     for rank in range(2):
         unit.log(rank, parts[rank], 1)
     unit.close(0, 1)
@@ -273,7 +273,7 @@ def test_a_rank_whose_process_ends_stays_until_others_have_asked_for_all_it_logg
 
 
 def test_a_flush_on_all_ranks_finishes_what_only_some_said(ranks: Callable[..., Ranks]) -> None:
-    """Lightning's ThroughputMonitor has rank 0 alone log `epoch` a second time at each step."""
+    """With Lightning's ThroughputMonitor, rank 0 alone logs `epoch` a second time at each step."""
     unit = ranks(2)
     for step in range(3):
         for rank in range(2):
@@ -301,7 +301,7 @@ def test_a_flush_that_waits_for_a_silent_rank_ends_in_time(ranks: Callable[..., 
     assert unit.last("loss") == {0: 1.0, 1: 3.0}
 
 
-# --- ranks that are not -----------------------------------------------------------------------------------------------
+# --- failing ranks ----------------------------------------------------------------------------------------------------
 
 
 def test_survivors_go_on_without_a_rank_that_dies(
@@ -319,9 +319,9 @@ def test_survivors_go_on_without_a_rank_that_dies(
     unit.close(0, 1)
     assert unit.last("ones") == {step: 3 if step < 5 else 2 for step in range(10)}
     assert unit.flagged() == dict.fromkeys(range(5, 10), 1)
-    told = [record.message for record in caplog.records if "Lost rank 2 after" in record.message]
-    assert len(told) == 2, "each survivor says it once"
-    assert all("step 4" in message for message in told)
+    reported = [record.message for record in caplog.records if "Lost rank 2 after" in record.message]
+    assert len(reported) == 2, "each survivor reports it once"
+    assert all("step 4" in message for message in reported)
 
 
 def test_a_rank_that_stalls_is_gone_on_without_and_comes_back(
@@ -350,7 +350,7 @@ def test_a_rank_that_stalls_is_gone_on_without_and_comes_back(
             unit.log(rank, {"ones": 1}, step)
     unit.close()
     assert unit.last("ones") == dict.fromkeys(range(9), 3)
-    assert unit.flagged().keys() == set(range(3, 6)), "rows after it came back are whole"
+    assert unit.flagged().keys() == set(range(3, 6)), "rows after its return are complete"
 
 
 def test_ranks_that_come_late_are_taken_in(ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture) -> None:
@@ -367,22 +367,22 @@ def test_ranks_that_come_late_are_taken_in(ranks: Callable[..., Ranks], caplog: 
         unit.log(rank, {"ones": 1}, 4)
     eventually(lambda: [unit.last("ones").get(step) for step in (0, 1, 2, 4)] == [3, 3, 3, 3])
     unit.close()
-    told = [record.message for record in caplog.records if "Rank 2 did not open a session within" in record.message]
-    assert len(told) == 2, "each of the others says it once"
+    reported = [record.message for record in caplog.records if "Rank 2 did not open a session within" in record.message]
+    assert len(reported) == 2, "each of the others reports it once"
 
 
 def test_a_rank_that_is_the_only_one_writes_its_own_numbers_without_a_flag(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As with `init` under `if rank == 0`: nobody else was asked to."""
+    """As with `init` under `if rank == 0`: the other ranks do not open a session."""
     unit = ranks(3, 0, limits=replace(QUICK, join_timeout=0.3))
     unit.log(0, {"loss": 2.0}, 0)
     eventually(lambda: len(unit.run.rows) == 1)
     unit.close(0)
     assert unit.last("loss") == {0: 2.0}
     assert not unit.flagged()
-    (told,) = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
-    assert "no other rank has opened a session, so the run has rank 0's own numbers" in told
+    (message,) = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
+    assert "no other rank has opened a session, so the run has rank 0's own numbers" in message
 
 
 def test_a_rank_that_is_the_only_one_ends_soon(
@@ -406,7 +406,7 @@ def test_a_rank_that_only_opens_its_session_slowly_is_waited_for(
     unit.log(0, {"loss": 1.0}, 0)
     assert not unit.exchanges[0]._lifecycle.ended.is_set()
     unit.exchanges[0].detach()
-    time.sleep(0.5)  # several looks
+    time.sleep(0.5)  # several polls
     unit.open(1)
     unit.log(1, {"loss": 2.0}, 0)
     unit.close()
@@ -414,7 +414,7 @@ def test_a_rank_that_only_opens_its_session_slowly_is_waited_for(
 
 
 def arrived(exchange: CollectiveExchange) -> int:
-    """How many ranks have come, as one of them sees it."""
+    """Return the number of ranks that have arrived, as seen by one of them."""
     membership = exchange._worker.participation.membership
     return 0 if membership is None else membership.presence._arrivals.count()
 
@@ -432,12 +432,12 @@ def test_a_rank_that_opens_its_session_after_all_others_have_ended_is_told_so_an
     unit.close(*range(late))
     eventually(lambda: all(unit.exchanges[rank].has_ended for rank in range(late)))
     unit.limits = replace(QUICK, join_timeout=600, peer_timeout=600, finish_timeout=600)
-    caplog.clear()  # its thread may be told at once
+    caplog.clear()  # its thread may learn it at once
     unit.open(late)
     unit.log(late, {"loss": 5.0}, 0)
-    assert not unit.exchanges[late].close()  # it says itself that this is lost
-    (told,) = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
-    assert f"rank {late} opened its session when the other ranks had ended theirs" in told
+    assert not unit.exchanges[late].close()  # it reports this loss itself
+    (message,) = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
+    assert f"rank {late} opened its session after the other ranks had ended theirs" in message
     assert unit.last("loss") == {0: 1.0}
 
 
@@ -454,7 +454,7 @@ def test_ranks_that_come_to_one_that_was_alone_are_taken_in(
         unit.log(1, {"ones": 1}, step)
     unit.log(0, {"ones": 1}, 3)
     eventually(lambda: [unit.last("ones").get(step) for step in range(4)] == [2, 2, 2, 2])
-    assert unit.flagged()[3] == 1, "from now on the third one is missed"
+    assert unit.flagged()[3] == 1, "from now on the third rank is missing"
     assert "rank 1 opened a session" in caplog.text
     assert "Rank 2 did not open a session within" in caplog.text
     unit.open(2)
@@ -492,13 +492,13 @@ def test_a_rank_that_stops_logging_a_name_is_named_and_not_waited_for_for_ever(
     eventually(lambda: 1 in unit.last("loss"))
     assert unit.last("loss")[1] == 5.0
     assert unit.flagged() == {1: 1}
-    eventually(lambda: "has not logged 'loss' at step 1" in caplog.text)  # rank 1 says so, when the row may be written
+    eventually(lambda: "has not logged 'loss' at step 1" in caplog.text)  # once the row may be written
     (message,) = [record.message for record in caplog.records if "has not logged 'loss' at step 1" in record.message]
     assert "rank 1" in message
     unit.log(1, {"loss": 7.0}, 1)
     unit.close()
     assert unit.last("loss")[1] == 6.0
-    assert "a corrected row follows" not in caplog.text.lower(), "it has been said that it would be"
+    assert "a corrected row follows" not in caplog.text.lower(), "an earlier message announced the correction"
 
 
 def test_a_stall_is_told_once_whatever_the_number_of_names_and_steps(
@@ -526,7 +526,7 @@ def test_a_stall_is_told_once_whatever_the_number_of_names_and_steps(
 def test_names_that_change_with_each_step_are_told_of_once(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Rank 1 is late with each of them, as they are new."""
+    """Rank 1 is late with each of them, because they are new."""
     unit = ranks(2, kind=CollectiveExchange)
 
     def is_written(step: int, value: float) -> bool:
@@ -563,7 +563,7 @@ def test_nobody_waits_after_a_failure(ranks: Callable[..., Ranks]) -> None:
     start = time.monotonic()
     unit.exchanges[0].close(failed=True)
     assert time.monotonic() - start < SOON
-    assert unit.last("loss") == {0: 0.5, 1: 5.0}, "what is there is written"
+    assert unit.last("loss") == {0: 0.5, 1: 5.0}, "the present values are written"
 
 
 def test_a_failing_row_does_not_end_the_others(ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture) -> None:
@@ -657,7 +657,7 @@ def test_what_others_log_while_the_primary_is_away_is_written_when_it_is_back(
         unit.log(1, {"own": float(step)}, step)
     for rank in (1, 2):
         eventually(functools.partial(goes_on_with, unit.exchanges[rank], 2))
-        wait_for_peers(unit.exchanges[rank], 1.0)  # patience with `own`, which only rank 1 logs
+        wait_for_peers(unit.exchanges[rank], 1.0)  # the patience with `own`, which only rank 1 logs
     eventually(lambda: kept(unit.exchanges[1]) >= 10)
     stall.over.set()
     unit.close()
@@ -668,7 +668,7 @@ def test_what_others_log_while_the_primary_is_away_is_written_when_it_is_back(
 def test_what_a_rank_said_in_a_round_that_the_others_had_broken_off_is_said_again(
     ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It comes while what they gave to that round is still under way, and so it has the round to itself."""
+    """It arrives while the contributions to that round are still under way, and so has the round to itself."""
     monkeypatch.setattr(participation, "_GRACE", 1.5)
     unit = ranks(2, reduce="sum")
     for step in range(2):
@@ -718,7 +718,7 @@ def test_a_rank_that_writes_nothing_goes_on_without_the_store(
     monkeypatch.setattr(membership.Membership, "arrive", ask)
     monkeypatch.setattr(Presence, "gone", ask)
     unit = ranks(2, 1)
-    eventually(lambda: "goes on alone" in caplog.text)
+    eventually(lambda: "continues alone" in caplog.text)
     for step in range(2):
         unit.log(1, {"loss": 1.0}, step)
         eventually(functools.partial(is_empty, unit.exchanges[1]))
@@ -736,17 +736,17 @@ def test_a_rank_that_comes_back_when_the_others_have_ended_says_that_it_was_away
         unit.log(rank, {"loss": 1.0}, 0)
     unit.flush()
 
-    def regroup(*_: object) -> None:  # as when it finds no generation with itself in it, and nobody of the last one
+    def regroup(*_: object) -> None:  # as if it found no generation that contains it, and no member of the last one
         raise membership.Over
 
     monkeypatch.setattr(unit.exchanges[1]._worker.participation.membership, "regroup", regroup)
     unit.die(0)
-    eventually(lambda: "rank 1 stood still" in caplog.text)
-    assert "opened its session when" not in caplog.text
+    eventually(lambda: "rank 1 stalled" in caplog.text)
+    assert "opened its session after" not in caplog.text
 
 
 def test_ranks_that_have_all_closed_miss_nobody_at_the_end(ranks: Callable[..., Ranks]) -> None:
-    """Not even where one has yet to read that the others have left: rows would be flagged anew that lack nobody."""
+    """Not even if one has yet to read that the others have left: complete rows would be flagged again."""
     unit = ranks(3)
     for rank in range(3):
         unit.log(rank, {"loss": 1.0}, 0)
@@ -768,7 +768,7 @@ def test_an_exchange_that_is_beyond_help_says_so(
 
     monkeypatch.setattr(unit.exchanges[0].rounds, "pack", fail)
     unit.log(0, {"loss": 1.0}, 1)
-    eventually(lambda: "rank 0 can bring no more rows to W&B" in caplog.text)
+    eventually(lambda: "rank 0 can no longer write rows to W&B" in caplog.text)
     unit.log(0, {"loss": 1.0}, 2)
     assert unit.exchanges[0].flush(1) is False
     assert unit.exchanges[0].close(1) is False
@@ -791,7 +791,7 @@ def test_rows_that_follow_quickly_wait_for_the_next_unless_somebody_waits_for_th
     for rank in range(2):
         unit.log(rank, {"loss": 1.0}, 5)
     time.sleep(0.5)
-    assert len(unit.run.rows) == 5, "the row waits for the next"
+    assert len(unit.run.rows) == 5, "the row waits for the next one"
     start = time.monotonic()
     unit.flush()
     assert time.monotonic() - start < SOON
@@ -799,7 +799,7 @@ def test_rows_that_follow_quickly_wait_for_the_next_unless_somebody_waits_for_th
 
 
 def test_whatever_log_is_interrupted_at_a_signal_handler_may_log(ranks: Callable[..., Ranks]) -> None:
-    """At each instruction of Python on its way, with so many rows waiting that the thread is told to hurry."""
+    """At each bytecode instruction of `put`, with enough waiting rows to end the lingering of the thread."""
     unit = ranks(2, 0)
     for step in range(300):
         unit.log(0, {"loss": 1.0}, step)
@@ -821,7 +821,7 @@ def test_whatever_log_is_interrupted_at_a_signal_handler_may_log(ranks: Callable
     thread = threading.Thread(target=log, daemon=True)
     thread.start()
     thread.join(SOON)
-    assert not thread.is_alive(), "the handler waits for a lock of the thread that it has interrupted"
+    assert not thread.is_alive(), "the handler waits for a lock that the interrupted thread holds"
     assert len(handled) > 10
 
 

@@ -1,4 +1,4 @@
-"""Exchanges that break off at random, with real gloo groups: ranks are threads of this process."""
+"""Exchanges with random failures, with real gloo groups: ranks are threads of this process."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _log_level(caplog: pytest.LogCaptureFixture) -> None:
 
 
 class Faults:
-    """Breaks exchanges off at random, on one rank before it took part or after: its result is lost to it."""
+    """Makes exchanges fail at random, on one rank before or after it took part; it then loses the result."""
 
     def __init__(self, seed: int, often: float) -> None:
         self._random = random.Random(seed)
@@ -87,7 +87,7 @@ def test_faults_lose_nothing_and_count_nothing_twice(
 def test_faults_in_a_burst_lose_nothing_and_count_nothing_twice(
     ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    """Most rounds are for many rows: the list of what waits has been told, or has not, or the numbers have."""
+    """Most rounds are for many rows: they fail before or after the offers, or after the numbers, were exchanged."""
     monkeypatch.setattr(negotiation, "_MOST_CELLS", 50)
     faults = Faults(seed, often=0.1)
     for name in ("reduce", "reduce_tensors", "gather", "send_to_first", "receive_from_first"):

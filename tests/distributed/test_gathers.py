@@ -27,7 +27,7 @@ from dist_wandb.payloads.media import pictures
 
 
 class Looking(RecordingRun):
-    """Looks at images when they are logged, as W&B does: their captions, and their first pixel."""
+    """Reads images when they are logged, as W&B does: their captions, and their first pixel."""
 
     def log(self, row: Row) -> None:
         seen = {name: self._seen(value) for name, value in row.items()}
@@ -53,7 +53,7 @@ def whole(*numbers: int) -> list[list[Any]]:
 
 
 def written(unit: Ranks, name: str = "table") -> dict[int, list[list[Any]]]:
-    """By step the rows of the table that was written last."""
+    """Return, by step, the rows of the table that was written last."""
     return {step: found.data for step, found in unit.last(name).items()}
 
 
@@ -61,7 +61,7 @@ def images(color: int, number: int = 1) -> list[np.ndarray[Any, Any]]:
     return [np.full((4, 6, 3), color + place, dtype=np.uint8) for place in range(number)]
 
 
-# --- ranks that are well ----------------------------------------------------------------------------------------------
+# --- healthy ranks ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("numbers", [(2, 3), (0, 4, 1), (3, 0, 2, 1)])
@@ -93,7 +93,7 @@ def test_one_panel_of_all_ranks_with_their_captions_and_pixels(
             "samples": [("rank 1: cat", (50,) * 3), ("rank 2: cat", (100,) * 3), ("rank 2", (101,) * 3)],
         }
     ]
-    assert not list(tmp_path.iterdir()), "files on their way to W&B are removed"
+    assert not list(tmp_path.iterdir()), "temporary files for W&B are removed"
 
 
 def test_images_in_cells_dates_and_numbers_that_are_not_finite_arrive(ranks: Callable[..., Ranks]) -> None:
@@ -230,7 +230,7 @@ def test_nothing_is_kept_of_what_all_ranks_have_passed_but_for_the_last(ranks: C
     unit.close()
 
 
-# --- ranks that are not -----------------------------------------------------------------------------------------------
+# --- failing ranks ----------------------------------------------------------------------------------------------------
 
 
 def test_a_call_on_one_rank_is_written_and_others_numbers_go_on(ranks: Callable[..., Ranks]) -> None:

@@ -1,4 +1,4 @@
-"""The benchmark of an exchange's growth, which uses the exchange as no other one does."""
+"""The benchmark of an exchange's growth, which uses the exchange directly, unlike the other benchmarks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks that reach the job's store but not each other, and what is said of those that could not say all they had."""
+"""Ranks that reach the job's store but not each other, and reports of ranks that could not contribute everything."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def messages(caplog: pytest.LogCaptureFixture, words: str) -> list[str]:
 def test_ranks_that_cannot_connect_say_so_and_go_on_alone(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ports between hosts are closed, or gloo was given the wrong interface: it would fail again for ever."""
+    """Ports between hosts are closed, or gloo was given the wrong interface: it would keep failing forever."""
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nosuch0")
     unit = ranks(2)
     for step in range(3):
@@ -34,7 +34,7 @@ def test_ranks_that_cannot_connect_say_so_and_go_on_alone(
     (said,) = messages(caplog, "Rank 0 cannot connect to rank 1 in 3 attempts")
     assert "nosuch0" in said
     assert "GLOO_SOCKET_IFNAME" in said
-    eventually(lambda: messages(caplog, "Rank 1 cannot connect to rank 0"))  # both try, and say so on their own
+    eventually(lambda: messages(caplog, "Rank 1 cannot connect to rank 0"))  # both try, and each reports it
     assert [unit.exchanges[rank].close() for rank in range(2)] == [True, False]
     assert messages(caplog, "what rank 1 logged after the start may be lost")
 
@@ -42,7 +42,7 @@ def test_ranks_that_cannot_connect_say_so_and_go_on_alone(
 def test_rows_lack_a_rank_that_went_before_it_was_heard(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its `finish` waited in vain: what it said is lost, so it has not finished as one has that is not missed."""
+    """Its `finish` timed out: its contributions are lost, so it does not count as a rank that finished."""
     unit = ranks(2)
     for rank in range(2):
         unit.log(rank, {"loss": float(rank)}, 0)
@@ -58,15 +58,16 @@ def test_rows_lack_a_rank_that_went_before_it_was_heard(
     assert unit.last("loss")[2] == 2.0
     assert unit.flagged() == {1: 1, 2: 1}
     assert unit.exchanges[0].lost == frozenset(), "it has not failed, either"
-    assert messages(caplog, "Rank 1 ended after step 0, before the others had all that it logged (see finish_timeout)")
-    assert not messages(caplog, "Lost rank"), "it is well"
+    what = "Rank 1 ended after step 0, before the others had received all that it logged (see finish_timeout)"
+    assert messages(caplog, what)
+    assert not messages(caplog, "Lost rank"), "it is healthy"
     assert messages(caplog, "what rank 1 logged after step 0 may be lost: these rows (about ")
 
 
 def test_while_nobody_can_speak_nobody_is_said_to_be_silent(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The exchange waits for a rank that is gone; those who stay have logged meanwhile, and were not asked."""
+    """The exchange waits for a rank that is gone; the remaining ranks have logged meanwhile, without a round."""
     monkeypatch.setattr(participation, "_GRACE", 1.5)
     unit = ranks(3)
     for rank in range(3):
@@ -76,7 +77,7 @@ def test_while_nobody_can_speak_nobody_is_said_to_be_silent(
     for exchange in unit.exchanges.values():
         wait_for_peers(exchange, 4.0)
     unit.log(0, {"loss": 4.0}, 1)
-    eventually(lambda: bool(unit.exchanges[1].rounds.ledger.open))  # it is known that rank 0 has said this
+    eventually(lambda: bool(unit.exchanges[1].rounds.ledger.open))  # rank 1 knows that rank 0 has contributed this
     stall = Stall()
     unit.log(2, {"loss": stall.number()}, 1)
     time.sleep(0.5)  # the others wait for it
@@ -95,7 +96,7 @@ def test_while_nobody_can_speak_nobody_is_said_to_be_silent(
 def test_who_is_gone_does_not_speak_for_who_has_yet_to(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Two of three have spoken, and one of them dies: two are left, but one of those has not spoken yet."""
+    """Two of three have contributed, and one of them dies: two remain, but one of those has not contributed yet."""
     unit = ranks(3)
 
     def log(rank: int, loss: float, step: int) -> None:
@@ -113,7 +114,7 @@ def test_who_is_gone_does_not_speak_for_who_has_yet_to(
     time.sleep(0.5)
     log(0, 6.0, 1)
     unit.close(0, 1)
-    assert unit.last("loss") == {0: 1.0, 1: 3.0}, "what a rank said before it died counts"
+    assert unit.last("loss") == {0: 1.0, 1: 3.0}, "contributions of a rank before its death count"
     assert [row[-1] for row in unit.last("table")[1].data] == [0, 1]
     assert len(unit.run.rows) == 2, "written once, not corrected"
     assert not messages(caplog, "after its row was written")
@@ -122,7 +123,7 @@ def test_who_is_gone_does_not_speak_for_who_has_yet_to(
 def test_a_rank_that_goes_while_the_others_form_anew_is_not_waited_for(
     ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its checkpoint is there, so the others count on it; that it goes is not said yet."""
+    """Its checkpoint is there, so the others expect it; its departure is not announced yet."""
     publish = JobStore.publish
 
     def publish_slowly(self: JobStore, key: str, value: Any) -> None:

@@ -1,4 +1,4 @@
-"""The network to the job's store is cut off while ranks exchange numbers. Ranks are threads, with real gloo groups."""
+"""The network to the job's store fails while ranks exchange numbers. Ranks are threads, with real gloo groups."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from dist_wandb.store.job_store import JobStore
 from dist_wandb.store.shared_list import SharedList
 from dist_wandb.topology.model import Topology
 
-SOON = 20.0  # seconds, on a busy machine; whoever waited for a limit that is not to be reached waits for longer
+SOON = 20.0  # seconds, on a busy machine; shorter than the timeouts that must not be reached
 SHORT = replace(QUICK, join_timeout=2.0, peer_timeout=1.0, finish_timeout=1.0)
 
 
@@ -49,7 +49,7 @@ def limits() -> Limits:
 
 @pytest.fixture
 def unit(wire: Wire, limits: Limits) -> Iterator[Ranks]:
-    """Two ranks that reach their store by the wire, and have written a row."""
+    """Two ranks that reach their store through the `Wire`, and have written a row."""
     with making() as make:
         made = make(2, store=wire.client(), limits=limits)
         log(made, 0)
@@ -72,7 +72,7 @@ def test_ranks_that_reach_each_other_go_on_without_the_store(unit: Ranks, wire: 
     stall = Stall()
     unit.log(1, {"loss": stall.number()}, 1)
     unit.log(0, {"loss": 1.0}, 1)
-    time.sleep(2.0)  # rank 0 waits, and asks the store in vain whether the exchange was broken off
+    time.sleep(2.0)  # rank 0 waits, and polls the unresponsive store for whether the exchange was broken off
     stall.over.set()
     began = time.monotonic()
     eventually(lambda: unit.last("loss").get(1) == 0.5)
@@ -99,7 +99,7 @@ def test_a_rank_that_cannot_reach_the_one_that_writes_says_what_is_lost(
 ) -> None:
     caplog.set_level(logging.WARNING, logger="dist_wandb")
     wire.cut()
-    unit.exchanges[0]._lifecycle.ask(Demand.STOP)  # as if it were on the other side
+    unit.exchanges[0]._lifecycle.ask(Demand.STOP)  # as if it were on the other side of the cut
     unit.log(1, {"loss": 7.0}, 1)
     unit.exchanges[1].close(0.5)
     eventually(lambda: "what rank 1 logged after step 0 may be lost" in caplog.text)
@@ -139,11 +139,11 @@ def test_a_store_that_is_gone_is_an_error_for_hints_as_well_and_is_asked_once(
         with pytest.raises(RendezvousError):
             asking.try_get_soon("key")
     traces = [line for line in capfd.readouterr().err.splitlines() if "TCPStore.cpp" in line and "SocketImpl" in line]
-    assert sum(f":{wire.port})" in line for line in traces) <= 1, traces  # torch writes one each time
+    assert sum(f":{wire.port})" in line for line in traces) <= 1, traces  # torch writes a trace each time
 
 
 def test_a_store_whose_host_has_ended_is_not_touched_any_more(capfd: pytest.CaptureFixture[str]) -> None:
-    """torch would write a stack trace. Known where there is a connection of one's own, which can be looked at."""
+    """torch would write a stack trace. This is detected if the rank has its own connection, which can be inspected."""
     with wired_store() as (_, wire):
         asking = job_store(wire.client())
         part = asking.beside("part")
@@ -161,14 +161,14 @@ def test_to_a_store_that_is_gone_no_second_connection_is_tried() -> None:
         asking = job_store(wire.client(), 30.0)
         asking.publish("key", 1)
     with contextlib.suppress(RuntimeError):
-        asking._store.set("key", "2")  # mostly it is written into the connection before its end is noticed
+        asking._store.set("key", "2")  # usually written into the connection before its end is detected
     began = time.monotonic()
     with pytest.raises(RendezvousError, match="may have ended"):
         asking.beside("part")
     assert time.monotonic() - began < SOON
 
 
-# --- by which address ranks reach each other --------------------------------------------------------------------------
+# --- the addresses by which ranks reach each other --------------------------------------------------------------------
 
 
 def test_a_rank_knows_from_which_address_it_reaches_its_store(wire: Wire) -> None:
@@ -176,18 +176,18 @@ def test_a_rank_knows_from_which_address_it_reaches_its_store(wire: Wire) -> Non
     assert job_store(dist.HashStore()).connection.own_address() is None
 
 
-@pytest.mark.parametrize(("told", "wanted"), [("10.0.0.2", "10.0.0.1"), ("10.0.0.1", None)])
+@pytest.mark.parametrize(("reported", "wanted"), [("10.0.0.2", "10.0.0.1"), ("10.0.0.1", None)])
 def test_members_tell_each_other_their_addresses_when_they_meet(
-    monkeypatch: pytest.MonkeyPatch, told: str, wanted: str | None
+    monkeypatch: pytest.MonkeyPatch, reported: str, wanted: str | None
 ) -> None:
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     monkeypatch.setattr(StoreConnection, "own_address", lambda _: "10.0.0.1")
     store, generation, place = dist.HashStore(), Generation(0, (0, 1)), Place(0, (0, 1), 0)
-    assert not SharedList(job_store(store), "met/0/0/0").append_one_of([1, told], 2)
+    assert not SharedList(job_store(store), "met/0/0/0").append_one_of([1, reported], 2)
     meeting = Membership(Unit("", 0, 2, 0, range(2)), job_store(store), lambda: False).meeting
     assert meeting.wait(generation, place, SOON)
     assert meeting.address() == wanted
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "net0")  # the user has said it
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "net0")  # set by the user
     assert meeting.address() is None
 
 

@@ -1,4 +1,4 @@
-"""What the exchange asks of the job's store, by how many ranks there are. They are threads, over a store in memory."""
+"""The cost of the exchange at the job's store, by the number of ranks. Ranks are threads, over a store in memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SIZES = [2, 8, 64]
 
 @pytest.fixture
 def ranks() -> Iterator[Callable[..., Ranks]]:
-    """Makes units, and ends their threads."""
+    """Create units; their threads are ended after the test."""
     with groups_in_memory(), making() as make:
         yield make
 

@@ -24,25 +24,25 @@ from dist_wandb.exchange.transport.gloo import GlooGroup
 from dist_wandb.exchange.transport.group import BrokenError
 from dist_wandb.exchange.transport.tree import OneGroup, TreeGroup
 
-SOON = 20.0  # seconds, on a busy machine; whoever waited for other ranks waits for longer
+SOON = 20.0  # seconds, on a busy machine; shorter than the timeouts for other ranks
 
 
 @pytest.fixture
 def ranks() -> Iterator[Callable[..., Ranks]]:
-    """Makes units, and ends their threads."""
+    """Create units; their threads are ended after the test."""
     with making() as make:
         yield make
 
 
 @pytest.fixture(params=[2, 3])
 def fan_out(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """How many members a group has at most."""
+    """The maximum number of members of a group."""
     monkeypatch.setattr(layout, "FAN_OUT", request.param)
     return int(request.param)
 
 
 def log_all_kinds(unit: Ranks) -> None:
-    """Numbers that all ranks log, or some, in other orders; a metric; a table; spreads."""
+    """Numbers that all or some ranks log, in different orders; a metric; a table; spreads."""
     schedule = random.Random(0)
     metrics = [torchmetrics.MeanMetric() for _ in range(unit.size)]
     for step in range(5):
@@ -85,7 +85,7 @@ def test_rows_are_those_of_one_group(
 
 
 class Faults:
-    """Breaks single collectives of groups off at random, on one member before it took part or after."""
+    """Makes single collectives of groups fail at random, on one member before or after it took part."""
 
     def __init__(self, seed: int, often: float) -> None:
         self._random = random.Random(seed)
@@ -112,7 +112,7 @@ class Faults:
 def test_faults_of_members_and_leaders_lose_nothing_and_count_nothing_twice(
     ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch, fan_out: int, seed: int
 ) -> None:
-    """A result on its way down reaches some and not others; then it is in the checkpoints of those."""
+    """A result on its way down reaches some members and not others; it is then in the checkpoints of the former."""
     size = 2 * fan_out + 1
     faults = Faults(seed, often=0.003)
     for name in ("send_to_first", "receive_from_first", "collect"):
@@ -147,7 +147,7 @@ def test_faults_of_members_and_leaders_lose_nothing_and_count_nothing_twice(
 def test_survivors_go_on_without_a_rank_that_dies(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, lost: int
 ) -> None:
-    """Whether it is the first of a node, of a level above, or of nothing."""
+    """Whether the rank is the first of a node, of a level above, or of no group."""
     unit = ranks(9, reduce="sum", per_node=3)
     others = [rank for rank in range(9) if rank != lost]
     for step in range(3):
@@ -172,7 +172,7 @@ def test_survivors_go_on_without_a_rank_that_dies(
 def test_without_the_rank_that_writes_all_others_say_what_is_lost(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is the first of all groups, and dies without a word. They wait for it, as it may come back."""
+    """It is the first of all groups, and dies without notice. The others wait for it, because it may return."""
     monkeypatch.setattr(participation, "_GRACE", 0.5)
     unit = ranks(9, per_node=3)
     others = range(1, 9)
@@ -229,7 +229,7 @@ def test_ranks_that_come_late_are_taken_in(ranks: Callable[..., Ranks]) -> None:
 def test_a_slow_network_is_no_dead_rank(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All pieces together take longer than a rank may; members of the lowest level wait for those above."""
+    """All pieces together take longer than the timeout for one; members of the lowest level wait for those above."""
     monkeypatch.setattr(layout, "FAN_OUT", 2)
     monkeypatch.setattr(gloo, "PIECE", 4000)
     send = GlooGroup.send_to_first
@@ -263,7 +263,7 @@ def test_a_slow_network_is_no_dead_rank(
 def test_ranks_that_cannot_connect_in_an_upper_level_go_on_alone(
     ranks: Callable[..., Ranks], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also those whose own groups have formed, after as many attempts."""
+    """This includes ranks whose own groups have formed, after the same number of attempts."""
     monkeypatch.setattr(layout, "FAN_OUT", 3)
 
     store_of = Meeting.store_of
@@ -281,7 +281,7 @@ def test_ranks_that_cannot_connect_in_an_upper_level_go_on_alone(
     unit.together(lambda exchange: exchange.flush())
     assert time.monotonic() - began < SOON
     assert unit.last("loss") == {0: 0.0}
-    alone = [record.message for record in caplog.records if "goes on alone" in record.message]
+    alone = [record.message for record in caplog.records if "continues alone" in record.message]
     assert len(alone) == 9
     assert sum("Rank 0 cannot connect to ranks 3, 6 in 3 attempts" in message for message in alone) == 1
     assert sum("through others, which cannot connect to each other in 3 attempts" in message for message in alone) == 6

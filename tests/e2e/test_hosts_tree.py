@@ -181,7 +181,7 @@ def check_messages(text: str, history: History, survivors: frozenset[int]) -> No
     expected = {f"ranks 12-15 (node {CUT})": len(survivors) + 1, f"rank {KILLED}": len(survivors)}
     assert {what: lost.count(what) for what in expected} == expected
     assert len(lost) == sum(expected.values())
-    found = re.findall(r"rank (\d+) (?:logged|stood still, or was cut off,) after step (\d+)", text)
+    found = re.findall(r"rank (\d+) (?:logged|stalled, or was disconnected,) after step (\d+)", text)
     unheard = {int(rank): int(step) for rank, step in found}
     assert unheard.keys() == set(ON_CUT)
     for rank, step in unheard.items():

@@ -208,7 +208,7 @@ def test_a_rank_that_opens_its_session_late_is_taken_in_and_loses_nothing(plain:
     assert not found.is_flagged, "a rank that has not opened a session was not asked to"
     assert found.last("ones") == at(range(15), 2)
     assert {step: found.written("ones")[step] for step in range(10, 15)} == at(range(10, 15), 1)
-    assert "rank 1 was not there in time" in finished.output
+    assert "rank 1 did not arrive in time" in finished.output
 
 
 def test_rows_beyond_the_bound_are_written_early_and_corrected(plain: tuple[Path, Finished]) -> None:
@@ -251,7 +251,7 @@ def test_rank_0_that_is_the_only_one_to_open_a_session_waits_for_nobody(plain: t
     assert found.last("loss") == {step: float(step) for step in range(STEPS)}
     assert not found.is_flagged
     assert finished.output.count("no other rank has opened a session") == 2  # here, and where one came late
-    assert finished.output.count("s after rank 0, and is taken in") == 1
+    assert finished.output.count("s after rank 0, and has joined") == 1
 
 
 def break_a_rank(directory: Path, how: str) -> tuple[History, Finished]:

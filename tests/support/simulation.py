@@ -1,16 +1,16 @@
-"""A job of any number of ranks in one thread, on a clock of its own: the product's own code, with other surroundings.
+"""A job of any number of ranks in one thread, on a simulated clock: the real code, in a simulated environment.
 
-Each thread of each rank is a greenlet. Where one waits, for a time, an event, a queue or another rank, the next one in
+Each thread of each rank is a greenlet. When one waits, for a time, an event, a queue or another rank, the next one in
 order of time runs, and the clock jumps to its time. So a job of thousands of ranks fits into one process, minutes of
-waiting cost nothing, and the same seed plays the same schedule again.
+waiting cost nothing, and the same seed replays the same schedule.
 
-What is replaced is what threads wait by (`time`, `threading`, `SimpleQueue`), the threads that call the store, the
-store itself (a dictionary), and gloo's process group (messages between members, with delays). All above them is what
-runs in a job: sessions, membership, forming, trees of `GlooGroup`, the rounds and their protocol.
+Replaced are the primitives by which threads wait (`time`, `threading`, `SimpleQueue`), the threads that call the store,
+the store itself (a dictionary), and gloo's process group (messages between members, with delays). Everything above them
+is the code of a real job: sessions, membership, forming, trees of `GlooGroup`, the rounds and their protocol.
 
-Ranks can be killed: by name, or by themselves at the n-th thing that others see of them, a call of the store or a
-message, such as between two messages of one broadcast. A rank that is killed leaves no word. The others see its
-connections closed, as with a real process; messages that it has sent still arrive.
+Ranks can be killed by name, or at their n-th effect that others can see: a call of the store, or a message, such as
+between two messages of one broadcast. A rank that is killed gives no notice. The others see its connections closed, as
+with a real process; messages that it has sent still arrive.
 """
 
 from __future__ import annotations
@@ -46,35 +46,35 @@ class Task(greenlet):  # type: ignore[misc]  # it ships no types
     """One thread of one rank.
 
     Args:
-        world: Where it runs.
-        rank: Whose thread it is.
-        function: What it does.
+        world: The world in which it runs.
+        rank: The rank of the thread.
+        function: Its function.
     """
 
     def __init__(self, world: World, rank: int, function: Callable[[], Any]) -> None:
         super().__init__(function, world.hub)
         self.rank = rank
-        self.turn = 0  # counts how often it has waited: of several reasons to go on the first one counts
+        self.turn = 0  # number of its waits: of several wake-ups, only the first one counts
 
 
 class World:
-    """The clock, and what is due when.
+    """The clock, and the schedule of tasks.
 
     Args:
-        seed: Of all that is drawn by chance.
-        message: How long a message is on its way, in seconds; up to twice as long, by chance.
-        call: Likewise, a call of the store.
-        is_random: Whether these times are drawn by chance, or always the same.
+        seed: Seed of all random choices.
+        message: Latency of a message, in seconds; random latencies are up to twice as long.
+        call: The same for a call of the store.
+        is_random: Whether these latencies are random, or constant.
 
     Attributes:
         now: The time, in seconds.
         spent: Seconds of real time in which each rank has run.
-        messages: How many each rank has sent.
+        messages: Number of messages that each rank has sent.
         sent: Bytes that each rank has sent.
-        dead: When ranks were killed, by rank.
+        dead: The time at which ranks were killed, by rank.
         closing: Seconds until others see that a connection was closed.
-        effects: How often others could have seen something of each rank.
-        doomed: Of ranks that are to die by themselves: at which of these.
+        effects: Number of effects of each rank that others could have seen.
+        doomed: The number of effects at which a rank is to die, by rank.
     """
 
     def __init__(self, seed: int = 0, message: float = 0.0, call: float = 0.0, *, is_random: bool = False) -> None:
@@ -99,14 +99,14 @@ class World:
     # Tasks
 
     def start(self, rank: int, function: Callable[[], Any], after: float = 0.0) -> Task:
-        """Let a rank do something from some time on."""
+        """Run a function on a rank, after a delay."""
         task = Task(self, rank, function)
         self._tasks.append(task)
         self._push(self.now + after, task, 0, is_woken=False)
         return task
 
     def run(self, until: Callable[[], bool] = lambda: False, within: float = float("inf")) -> None:
-        """Let the ranks go on until a condition holds, none of them has anything to do, or the time is over."""
+        """Run tasks until a condition holds, no task is left to run, or the time is over."""
         deadline = self.now + within
         while self._due and not until() and self._due[0][0] <= deadline:
             at, _, task, turn, is_woken = heapq.heappop(self._due)
@@ -119,7 +119,7 @@ class World:
             self.spent[task.rank] += time.thread_time() - began
 
     def pause(self, seconds: float | None) -> bool:
-        """Wait, on a task, until it is woken; whether it was woken before the time was over."""
+        """Wait, on a task, until it is woken; return whether it was woken before the time was over."""
         task = getcurrent()
         if self.is_over or not isinstance(task, Task):
             raise GreenletExit
@@ -129,17 +129,17 @@ class World:
         return bool(self.hub.switch())
 
     def wake(self, task: Task, at: float | None = None) -> None:
-        """Let a task that waits go on."""
+        """Resume a waiting task."""
         self._push(self.now if at is None else at, task, task.turn, is_woken=True)
 
     def _push(self, at: float, task: Task, turn: int, *, is_woken: bool) -> None:
         self._number += 1
         heapq.heappush(self._due, (at, self._number, task, turn, is_woken))
 
-    # What others see of a rank
+    # Effects of a rank that others see
 
     def seen(self) -> None:
-        """Note that others are about to see something of the rank that runs; it may be doomed to die before."""
+        """Count an effect of the running rank that others will see; kill the rank first if it is doomed."""
         task = getcurrent()
         if self.is_over:
             raise GreenletExit
@@ -150,34 +150,34 @@ class World:
                 self.pause(None)
 
     def kill(self, *ranks: int) -> None:
-        """End ranks as a SIGKILL does."""
+        """Kill ranks, like SIGKILL."""
         self.dead.update(dict.fromkeys(ranks, self.now))
         for rank in ranks:
             for group in self.groups_of.pop(rank, ()):
                 group.leave()
 
     def use_store(self) -> None:
-        """Before each call of the store."""
+        """Account for a call of the store, before it is made."""
         self.seen()
         if self._call:
             self.pause(self._delay(self._call))
 
     def message_takes(self) -> float:
-        """How long the next message is on its way."""
+        """Return the latency of the next message, in seconds."""
         return self._delay(self._message)
 
     def _delay(self, seconds: float) -> float:
         return seconds * self.random.uniform(0.0, 2.0) if self._is_random else seconds
 
     def end(self) -> None:
-        """End all tasks that have not ended, without anybody seeing it."""
+        """End all tasks that have not ended, without visible effects."""
         self.is_over = True
         for task in self._tasks:
             if task and not task.dead:
                 task.throw()
 
 
-# What threads wait by
+# Primitives by which threads wait
 
 
 class _Event:
@@ -250,7 +250,7 @@ class _Thread:
 
 
 class _Instead:
-    """A module, but for some of its names."""
+    """A module with some names replaced."""
 
     def __init__(self, module: Any, **names: Any) -> None:
         self._module = module
@@ -264,12 +264,12 @@ class _Instead:
 
 
 class Store:
-    """The keys of a job in memory, or those below a prefix, as one rank uses them; what it asks for is counted.
+    """The keys of a job in memory, or those below a prefix, as one rank uses them; its requests are counted.
 
     Args:
-        values: All keys.
-        counts: Keys and bytes that the rank has asked for.
-        prefix: Before each key.
+        values: All keys and their values.
+        counts: Keys and bytes that the rank has requested.
+        prefix: Prefix of each key.
     """
 
     def __init__(self, values: dict[str, bytes], counts: Counter[str], prefix: str = "") -> None:
@@ -282,20 +282,20 @@ class Store:
         return Store(self.values, self.counts, f"{self.prefix}{prefix}/")
 
     def set(self, key: str, value: str | bytes) -> None:
-        self.values[self._asked(key, value)] = _bytes(value)
+        self.values[self._count(key, value)] = _bytes(value)
 
     def get(self, key: str) -> bytes:
-        value = self.values[self._asked(key)]  # nobody waits for one that is not there
+        value = self.values[self._count(key)]  # no rank waits for a missing key
         self.counts["bytes"] += len(value)
         return value
 
     def add(self, key: str, amount: int) -> int:
-        key = self._asked(key, b"12345678")
+        key = self._count(key, b"12345678")
         self.values[key] = str(int(self.values.get(key, 0)) + amount).encode()
         return int(self.values[key])
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        key, expected, desired = self._asked(key, expected, desired), _bytes(expected), _bytes(desired)
+        key, expected, desired = self._count(key, expected, desired), _bytes(expected), _bytes(desired)
         known = self.values.get(key)
         if known == expected or (known is None and not expected):
             known = self.values[key] = desired
@@ -304,15 +304,15 @@ class Store:
         return known
 
     def check(self, keys: list[str]) -> bool:
-        return {self._asked(key) for key in keys} <= self.values.keys()
+        return {self._count(key) for key in keys} <= self.values.keys()
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
         return [self.get(key) for key in keys]
 
     def delete_key(self, key: str) -> bool:
-        return self.values.pop(self._asked(key), None) is not None
+        return self.values.pop(self._count(key), None) is not None
 
-    def _asked(self, key: str, *values: str | bytes) -> str:
+    def _count(self, key: str, *values: str | bytes) -> str:
         self.counts["keys"] += 1
         self.counts["bytes"] += len(self.prefix) + len(key) + sum(map(len, values))
         return self.prefix + key
@@ -326,7 +326,7 @@ def _bytes(value: str | bytes) -> bytes:
 
 
 class _Connecting:
-    """A `TimedCaller` that forms a process group: it is given up soon when waiting is to end."""
+    """A `TimedCaller` that forms a process group: it gives up soon after waiting is to end."""
 
     def __init__(self, world: World, _: float, is_over: Callable[[], bool], **_known: bool) -> None:
         self._world, self._is_over = world, is_over
@@ -348,10 +348,10 @@ class _Connecting:
 
 
 class Room:
-    """Where the members of one process group leave messages for each other.
+    """The place where the members of one process group leave messages for each other.
 
     Args:
-        size: How many they are.
+        size: Number of members.
     """
 
     def __init__(self, size: int) -> None:
@@ -363,7 +363,7 @@ class Room:
 
 
 class _Work:
-    """A collective under way: it ends when what it needs of others has come, one of these is gone, or time is over."""
+    """A collective in progress: it ends when the messages it needs have arrived, a sender is gone, or it times out."""
 
     def __init__(
         self, group: ProcessGroup, needs: Sequence[int], take: Callable[[list[Any]], None], within: timedelta
@@ -375,7 +375,7 @@ class _Work:
         self._failure: str | None = None
 
     def is_completed(self) -> bool:
-        """Whether it has ended, well or not."""
+        """Return whether it has ended, successfully or not."""
         if self._group.world.is_over:
             return True
         room, now = self._group.room, self._group.world.now
@@ -411,11 +411,13 @@ class _Work:
 
 
 def _nothing(_: list[Any]) -> None:
-    """It was taken before."""
+    """Discard the messages, which were taken before."""
 
 
 class ProcessGroup:
-    """A `ProcessGroupGloo` of ranks of a world: nobody has a result before those it depends on have taken part."""
+    """A `ProcessGroupGloo` of simulated ranks: no rank has a result before the ranks that it depends on have taken
+    part.
+    """
 
     def __init__(self, world: World, store: Store, rank: int, size: int, within: timedelta) -> None:
         self.world, self.rank, self.size, self.number = world, rank, size, 0
@@ -431,11 +433,11 @@ class ProcessGroup:
         self._store = store
 
     def is_connected(self) -> bool:
-        """Whether all members have come."""
+        """Return whether all members have arrived."""
         return len(self.room.here) == self.size and not self.room.gone
 
     def connect(self) -> None:
-        """What it asks of the store: it waits for each member's address, and reads it."""
+        """Make its requests to the store: wait for each member's address, and read it."""
         for member in range(self.size):
             self._store.counts["keys"] += 1
             self._store.get(f"0/{member}")
@@ -474,7 +476,7 @@ class ProcessGroup:
 
     def _send(self, tensor: torch.Tensor, members: Sequence[int]) -> None:
         world, room = self.world, self.room
-        told = tensor.clone()
+        sent = tensor.clone()
         failed = None
         for member in members:
             arrives = world.now
@@ -485,8 +487,8 @@ class ProcessGroup:
                     continue
                 arrives += world.message_takes()
                 world.messages[self.owner] += 1
-                world.sent[self.owner] += told.nbytes
-            room.mail[self.number, self.rank, member] = (arrives, told)
+                world.sent[self.owner] += sent.nbytes
+            room.mail[self.number, self.rank, member] = (arrives, sent)
             if member in room.waiting and member != self.rank:
                 world.wake(room.waiting[member], arrives)
         if failed is not None:
@@ -496,7 +498,7 @@ class ProcessGroup:
         """Close the connections."""
         if self.rank in self.room.gone:
             return
-        seen = self.room.gone[self.rank] = self.world.now + self.world.closing  # not by chance: Python chooses when
+        seen = self.room.gone[self.rank] = self.world.now + self.world.closing  # not random: Python chooses the time
         for member, waiting in self.room.waiting.items():
             if member != self.rank:
                 self.world.wake(waiting, seen)
@@ -507,16 +509,16 @@ class ProcessGroup:
 
 
 def _copy(given: list[torch.Tensor], to: list[torch.Tensor]) -> None:
-    for tensor, told in zip(to, given, strict=True):
-        tensor.copy_(told)
+    for target, tensor in zip(to, given, strict=True):
+        target.copy_(tensor)
 
 
-# Surroundings
+# Environment
 
 
 @functools.lru_cache(maxsize=1)
 def _uses(_: int) -> list[tuple[Any, str]]:
-    """Modules of the product, and the names in them by which threads wait, as long as no further one is imported."""
+    """Return the product's modules and the names in them by which threads wait; cached until another is imported."""
     real = {"time": time, "threading": threading, "SimpleQueue": queue.SimpleQueue, "Flush": interface.Flush}
     ours = [module for name, module in list(sys.modules.items()) if name.startswith("dist_wandb.")]
     return [
@@ -529,7 +531,7 @@ def _uses(_: int) -> list[tuple[Any, str]]:
 
 @contextmanager
 def simulated(world: World) -> Iterator[None]:
-    """Have the product's code run in a world; what it keeps for its process alone it does not keep."""
+    """Run the product's code in a world; process-wide registrations are skipped."""
 
     class Flush(_Event):
         def __init__(self, *, together: bool = False) -> None:

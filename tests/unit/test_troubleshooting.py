@@ -45,7 +45,7 @@ def test_messages_are_found_in_the_source() -> None:
     assert len(texts) > 250
     assert any("is a DTensor of which rank … has only a part" in text for text in texts)  # of an f-string
     assert any(text.startswith("dist_wandb: rank … could not open its run: ….") for text in texts)  # of logging
-    assert any("came back when the other ranks had ended" in text for text in texts)  # of a variable
+    assert any("returned after the other ranks had ended" in text for text in texts)  # of a variable
 
 
 @pytest.mark.slow

@@ -1,1 +1,1 @@
-"""How the numbers of all ranks become one."""
+"""The exchange: it combines the numbers of all ranks."""

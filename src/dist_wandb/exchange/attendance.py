@@ -1,4 +1,4 @@
-"""Which ranks are missing from a generation, and what is said of it."""
+"""The ranks that are missing from a generation, and the warnings about them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,11 @@ from dist_wandb.topology.ranges import named
 
 
 class Attendance:
-    """Who takes part with this rank, generation after generation.
-
-    Args:
-        context: What the parts of the exchange share.
+    """The ranks that participate together with this one, generation after generation.
 
     Attributes:
-        is_only_one: Whether no other rank has opened a session, though it has had the time to.
-        lost: Indices in the unit of ranks that took part, and are gone without having finished.
+        is_only_one: Whether no other rank has opened a session in the time that it had for this.
+        lost: Indices in the unit of ranks that participated, and are gone without having finished.
     """
 
     def __init__(self, context: Context) -> None:
@@ -28,15 +25,15 @@ class Attendance:
         self._context = context
 
     def enter(self, presence: Presence, before: Generation | None, generation: Generation) -> int:
-        """Begin a generation, and warn of ranks that are missing.
+        """Begin a generation, and warn about missing ranks.
 
         Args:
-            presence: Which ranks are here.
-            before: The generation in which this rank took part last.
+            presence: The ranks that are present.
+            before: The generation in which this rank participated last.
             generation: The one that begins.
 
         Returns:
-            How many ranks are missing.
+            The number of missing ranks.
         """
         was_only_one, self.is_only_one = self.is_only_one, self.finds_itself_alone(presence)
         if was_only_one and not self.is_only_one:
@@ -44,7 +41,7 @@ class Attendance:
             self._context.warn(
                 "accompanied",
                 f"{others} opened a session {round(presence.waited, 1):g} s after rank {self._context.rank}, and "
-                f"{'is' if is_one else 'are'} taken in. Rows from before are written again where "
+                f"{'has' if is_one else 'have'} joined. Earlier rows are written again if "
                 f"{'it logs' if is_one else 'they log'} at their steps.",
             )
         absent = set() if self.is_only_one else presence.absent(generation.members)
@@ -76,25 +73,25 @@ class Attendance:
         where = self._context.rows.writing.last_place
         departure = presence.departures.known.get(index)
         if departure is not None and departure.how == "undelivered":
-            return f"{{}} ended after {where}, before the others had all that it logged (see finish_timeout)"
+            return f"{{}} ended after {where}, before the others had received all that it logged (see finish_timeout)"
         return f"lost {{}} after {where}"
 
     def _named(self, presence: Presence, indices: Iterable[int]) -> str:
         return named(map(presence.global_rank, indices), self._context.unit.ranks_per_node)
 
     def finds_itself_alone(self, presence: Presence) -> bool:
-        """Whether the rank that writes is the only one that has opened a session: the others were not asked to."""
+        """Return whether this rank writes and no other rank has opened a session within `join_timeout`."""
         if not self._context.rows.writes:
             return False
         try:
             if not presence.is_only_one(self._context.limits.join_timeout):
                 return False
-        except RendezvousError:  # who cannot ask does not know
+        except RendezvousError:  # the store cannot be reached, so this is not known
             return False
         self._context.warn(
             "only one",
-            f"no other rank has opened a session, so the run has rank {self._context.rank}'s own numbers. To have "
-            "those of all ranks, open the run on all of them, without a rank guard around it; if that is not wanted, "
-            "pass reduce=None.",
+            f"no other rank has opened a session, so the run has rank {self._context.rank}'s own numbers. To include "
+            "all ranks, open the run on each of them, without a rank guard. To keep one rank's numbers, pass "
+            "reduce=None.",
         )
         return True

@@ -1,4 +1,4 @@
-"""The exchange that brings the ranks' numbers together, as the user's threads see it.
+"""The exchange that combines the numbers of several ranks, as the user's threads see it.
 
 Its thread takes part in rounds (`worker`). Nothing here performs a collective or waits for another rank, except `flush`
 and `close`, which have a time limit.
@@ -25,11 +25,11 @@ from dist_wandb.exchange.worker import Hooks, Worker
 from dist_wandb.settings.limits import Limits
 from dist_wandb.settings.plan import Unit
 
-_LAST_WORDS = 2.0  # seconds that the thread is given to write what is there, when its time is over
-_LAST_ROUND = 1.0  # seconds that a process which ends gives the others to end as well
-_LOOK_AGAIN = 0.5  # seconds between two looks whether others still need this process
-_MORE_TIME = 1.2  # times as much time is left at the end to write what the others do not know
-_MOST_WRITING = 0.5  # of the time for `finish`, at most
+_LAST_WORDS = 2.0  # seconds that the thread gets to write the remaining rows after the timeout
+_LAST_ROUND = 1.0  # seconds that an exiting process gives the others to end as well
+_POLL_INTERVAL = 0.5  # seconds between two checks whether others still need this process
+_MORE_TIME = 1.2  # factor on the estimated time to write the rows that the others have not received
+_MOST_WRITING = 0.5  # maximum share of the time for `finish` that is reserved for it
 
 
 class CollectiveExchange:
@@ -37,20 +37,13 @@ class CollectiveExchange:
 
     Args:
         unit: The unit, seen from this rank.
-        hooks: What its thread calls of the session.
-        rows: Makes totals of contributions, and rows of what is finished.
-        limits: How long, and how much, to wait.
+        hooks: The session's functions that the thread calls.
+        rows: Makes totals of contributions, and rows of finished values.
+        limits: Timeouts and queue limits.
         spread: Patterns of names whose spread over ranks is wanted.
     """
 
-    def __init__(
-        self,
-        unit: Unit,
-        hooks: Hooks,
-        rows: Rows,
-        limits: Limits,
-        spread: Sequence[str] = (),
-    ) -> None:
+    def __init__(self, unit: Unit, hooks: Hooks, rows: Rows, limits: Limits, spread: Sequence[str] = ()) -> None:
         self.rounds: Rounds = Rounds(
             unit.index, unit.size, spread=spread, needs_primary=rows.held.attachments.needs_primary
         )
@@ -65,7 +58,7 @@ class CollectiveExchange:
         self._thread = threading.Thread(target=self._worker.run, name=f"dist_wandb-{unit.name or 'unit'}", daemon=True)
 
     def start(self) -> None:
-        """Start the thread; what it calls of the session has to be able to from now on."""
+        """Start the thread; from now on, it calls the session's functions."""
         import_gloo()
         self._thread.start()
         remember(self)
@@ -76,16 +69,7 @@ class CollectiveExchange:
             self._inbox.put(contribution)
 
     def flush(self, timeout: float | None = None, *, together: bool = False) -> bool:
-        """Wait until all that this rank has logged so far is finished, and, if this rank writes it, written.
-
-        Args:
-            timeout: How long to wait, in seconds; `None` for `finish_timeout`.
-            together: Whether all ranks flush at this point, so that it ends once all of them have come to it, and all
-                that any of them logged is finished.
-
-        Returns:
-            Whether it is.
-        """
+        """Wait until everything that this rank has logged is finished; see `Exchange.flush`."""
         if self._is_foreign() or self._lifecycle.ended.is_set():
             return self._lifecycle.has_kept_all
         flush = Flush(together=together)
@@ -94,14 +78,9 @@ class CollectiveExchange:
         return is_set_within(flush, limit, self._lifecycle.ended.is_set) and self._lifecycle.has_kept_all
 
     def close(self, timeout: float | None = None, *, failed: bool = False) -> bool:
-        """Say that nothing more comes. A rank that writes waits for all others; the rest until all is delivered.
+        """End the exchange. A rank that writes waits for all others, any other rank until everything is delivered.
 
-        Args:
-            timeout: How long to wait, in seconds; `None` for `finish_timeout`.
-            failed: Whether to wait for nobody.
-
-        Returns:
-            Whether all that this rank logged is written, or delivered to the rank that writes it.
+        See `Exchange.close`.
         """
         if self._is_foreign():
             return True
@@ -121,25 +100,25 @@ class CollectiveExchange:
         return False
 
     def _await_end(self, limit: float) -> bool:
-        """Wait until all is written or delivered; leave time to write what the others lack."""
+        """Wait until everything is written or delivered; reserve time to write what the others have not received."""
         ended = self._lifecycle.ended if self._rows.writes else self._lifecycle.delivered
         deadline = time.monotonic() + limit
         return is_set_within(ended, limit, lambda: deadline - time.monotonic() <= self._time_to_write(limit))
 
     def _time_to_write(self, limit: float) -> float:
-        """How long this rank gets to write what it has without waiting for others any more."""
+        """Return how long this rank may write its rows without waiting for others any longer, in seconds."""
         rows = self._worker.turns.unwritten if self._rows.writes else 0
         return min(_MORE_TIME * self._worker.output.seconds_per_row * rows, _MOST_WRITING * limit)
 
     def detach(self) -> None:
-        """Say that nothing more comes, without waiting; the thread goes through the rounds until all ranks close."""
+        """End without waiting; the thread goes through the rounds until all ranks close."""
         if not self._is_foreign():
             self._ask(Demand.CLOSE)
 
     def leave(self, *, failed: bool = False) -> None:
-        """End with this process.
+        """End at process exit.
 
-        A thread that is in native code when Python goes down aborts the process. So it must have ended by then.
+        A thread in native code at interpreter shutdown aborts the process, so the thread must have ended by then.
         """
         if self._is_foreign():
             return
@@ -153,24 +132,26 @@ class CollectiveExchange:
         self._thread.join(_LAST_WORDS)
 
     def _stay_while_needed(self, within: float) -> None:
-        """Wait until others that are behind have asked for all that belongs to the values this rank has logged."""
+        """Wait until ranks that are behind have requested everything that belongs to this rank's values."""
         deadline = time.monotonic() + within
-        while self._lifecycle.is_needed and time.monotonic() < deadline and not self._lifecycle.ended.wait(_LOOK_AGAIN):
+        while (
+            self._lifecycle.is_needed and time.monotonic() < deadline and not self._lifecycle.ended.wait(_POLL_INTERVAL)
+        ):
             pass
 
     @property
     def group(self) -> Group | None:
-        """The ranks that take part; `None` as long as there are none."""
+        """The participating ranks; `None` if there are none yet."""
         return self._worker.cycle.group
 
     @property
     def lost(self) -> frozenset[int]:
-        """Indices in the unit of ranks that took part, and are gone without having finished."""
+        """Indices in the unit of ranks that participated, and are gone without having finished."""
         return self._worker.participation.attendance.lost
 
     @property
     def is_only_one(self) -> bool:
-        """Whether it has ended without any other rank having opened a session."""
+        """Whether the exchange has ended without any other rank having opened a session."""
         return self._worker.participation.attendance.is_only_one and self._lifecycle.ended.is_set()
 
     @property
@@ -188,5 +169,5 @@ class CollectiveExchange:
             self._rows.writing.is_over = True
 
     def _is_foreign(self) -> bool:
-        """Whether this process is a fork, in which the thread does not exist."""
+        """Return whether this process is a fork, in which the thread does not exist."""
         return os.getpid() != self._pid

@@ -1,4 +1,4 @@
-"""What the parts of one rank's exchange share."""
+"""The objects that all parts of one rank's exchange share."""
 
 from __future__ import annotations
 
@@ -13,27 +13,19 @@ from dist_wandb.settings.plan import Unit
 
 @dataclass(frozen=True)
 class Context:
-    """What all parts of one rank's exchange share.
+    """The objects that all parts of one rank's exchange share."""
 
-    Args:
-        unit: The unit, seen from this rank.
-        limits: How long, and how much, to wait.
-        rows: Makes totals of contributions, and rows of what is finished.
-        reports: What this rank warns of.
-        lifecycle: What is asked of the exchange, and where it is.
-    """
-
-    unit: Unit
-    limits: Limits
-    rows: Rows
-    reports: Reports
-    lifecycle: Lifecycle
+    unit: Unit  # the unit, seen from this rank
+    limits: Limits  # timeouts and queue limits
+    rows: Rows  # makes totals of contributions, and rows of finished values
+    reports: Reports  # this rank's warnings
+    lifecycle: Lifecycle  # the requests to the exchange, and its phase
 
     @property
     def rank(self) -> int:
-        """Index in the job of this rank."""
+        """The index of this rank in the job."""
         return self.unit.global_rank
 
     def warn(self, kind: str, message: str) -> None:
-        """Log a warning, unless there was one of its kind."""
-        self.reports.once(kind, message)
+        """Log a warning, once for its kind."""
+        self.reports.warn(kind, message)

@@ -1,9 +1,9 @@
-"""One round of an exchange: the same whether ranks take part together or one is alone.
+"""One round of an exchange, the same for ranks together and for one rank alone.
 
-A round reduces what the members pack into two lists, and takes the result. What follows from it is done by all members
-alike: names are exchanged, metric states, tables and images of finished cells are exchanged, finished values are
-written. What is still to be done when the exchange breaks (`_names_due`, `_due`) is done by the next generation, which
-begins with a greeting in which members exchange what that is.
+A round reduces the two lists that the members pack, and takes the result. Its consequences are the same on all members:
+they exchange names, exchange metric states, tables and images of finished cells, and write finished values. Work that
+remains when the exchange breaks (`_names_due`, `_due`) is done by the next generation. That begins with a greeting in
+which the members exchange what remains.
 """
 
 from __future__ import annotations
@@ -24,17 +24,11 @@ from dist_wandb.exchange.transport.group import Alone, Group
 
 
 class Cycle:
-    """Carries one rank's rounds over a group.
-
-    Args:
-        context: What the parts of the exchange share.
-        rounds: The state machine of this rank.
-        output: Takes what is finished.
-        pacer: Does not count the time that attachments take.
+    """Carries out one rank's rounds over a group.
 
     Attributes:
-        group: The members that take part; `None` between two generations.
-        has_more: Whether some rank has more to say at once, by the last round.
+        group: The participating members; `None` between two generations.
+        has_more: Whether some rank has more to contribute at once, as of the last round.
     """
 
     def __init__(self, context: Context, rounds: Rounds, output: Output, pacer: Pacer) -> None:
@@ -44,20 +38,21 @@ class Cycle:
         self._unit = context.unit
         self._rounds = rounds
         self._output = output
-        self._pacer = pacer
+        self._pacer = pacer  # does not count the time that attachments take
         self._result: tuple[list[float], list[float]] | None = None  # of the last round
         self._due: tuple[Finished, ...] = ()  # finished, but not written yet
         self._names_due = False
 
     def begin(self, group: Group, learn_ranks: Callable[[dict[int, int]], None]) -> None:
-        """Begin a generation: do what some members had yet to do when the last one broke.
+        """Begin a generation: do the work that remained on some members when the last one broke.
 
         Args:
             group: Its members.
-            learn_ranks: Called with the indices in the job of those that are not where `Unit.global_rank_of` has them.
+            learn_ranks: Called with the index in the job, by index in the unit, of members for which
+                `Unit.global_rank_of` is wrong.
 
         Raises:
-            BrokenError: The exchange did not come about.
+            BrokenError: The exchange failed.
         """
         self.group = group
         rounds = self._rounds
@@ -65,11 +60,11 @@ class Cycle:
         state = [ledger.round, list(ledger.names)]
         own = {"state": state, "names": self._names_due, "due": _cells_of(self._due)}
         own["contributed"], own["held"] = ledger.contributed(), rounds.spreads.held()
-        unit = self._unit  # as a rule its ranks are known, and greetings of thousands of members are equal
+        unit = self._unit  # its ranks are usually known, so that greetings of thousands of members are equal
         own["rank"] = None if unit.global_rank_of(unit.index) == unit.global_rank else [unit.index, unit.global_rank]
         counted = [(json.loads(text), count) for text, count in group.tally(json.dumps(own).encode()).items()]
         greetings = [greeting for greeting, _ in counted]
-        if any(greeting["state"] != state for greeting in greetings):  # gloo would abort the process over it
+        if any(greeting["state"] != state for greeting in greetings):  # gloo would abort the process
             raise RuntimeError(f"the members disagree at the beginning of a generation: {greetings}")
         rounds.recount(*([(greeting[kind], count) for greeting, count in counted] for kind in ("contributed", "held")))
         learn_ranks(dict(greeting["rank"] for greeting in greetings if greeting["rank"]))
@@ -80,13 +75,13 @@ class Cycle:
         self._write_due()
 
     def round(self, *, regroup: bool = False) -> Outcome:
-        """Take part in one round, and do what follows from it.
+        """Take part in one round, and do the work that follows from it.
 
         Args:
-            regroup: Whether to ask for the ranks that take part to be agreed on anew after it.
+            regroup: Whether to request a new generation after it.
 
         Raises:
-            BrokenError: The exchange did not come about.
+            BrokenError: The exchange failed.
         """
         group = self.group
         if group is None:
@@ -122,14 +117,14 @@ class Cycle:
         for attachment, keys in self._rows.held.attachments.due(due, has_primary=self._output.has_primary):
             began = time.monotonic()
             attachment.exchange(keys, group)
-            self._pacer.exclude(time.monotonic() - began)  # on a slow network it is long
+            self._pacer.exclude(time.monotonic() - began)  # it is long on a slow network
 
     def _write_due(self) -> None:
         due, self._due = self._due, ()
         self._output.write(due)
 
     def is_awaited(self) -> bool:
-        """Whether the others will ask for more than numbers of what this rank contributed: states, tables, spreads."""
+        """Return whether the others will request more than numbers of this rank: states, tables or spreads."""
         ledger, spreads = self._rounds.ledger, self._rounds.spreads
         names = spreads.awaited_of_own() | {key.name for key in ledger.own}
         return any(is_attached(name) or ledger.names.has_spread(name) for name in names)
@@ -137,11 +132,11 @@ class Cycle:
     # Between generations
 
     def checkpoint(self) -> Checkpoint:
-        """What this rank knows."""
+        """Return this rank's state."""
         return Checkpoint(self._rounds.ledger.round, list(self._rounds.ledger.names), self._result)
 
     def catch_up(self, checkpoint: Checkpoint) -> bool:
-        """Come to where the others were: one round ahead at most, or some names.
+        """Catch up with the others, who are at most one round, or some names, ahead.
 
         Returns:
             Whether all ranks were done then.
@@ -155,11 +150,11 @@ class Cycle:
         return is_closed
 
     def snapshot(self) -> dict[str, Any]:
-        """What the members know together, for a rank that joins."""
+        """Return the shared state of the members, for a joining rank."""
         return {**self._rounds.snapshot(), "unwritten": self._output.snapshot()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over what the others know, also what they finished while the primary was away."""
+        """Take over the others' state, including values that they finished while the primary was away."""
         self._rounds.restore(state)
         self._due += self._output.restore(state["unwritten"])
 
@@ -172,13 +167,13 @@ class Cycle:
     # Alone
 
     def go_alone(self) -> None:
-        """Take part in rounds of this rank only."""
+        """Switch to rounds of this rank only."""
         self.close()
         self.group = Alone()
         self.has_more = False
 
     def write_all(self) -> None:
-        """Finish and write all that this rank has; for one that is alone."""
+        """Finish and write everything that this rank has; for a rank that is alone."""
         self._write_due()
         rounds = self._rounds
         while rounds.busy or self._names_due:
@@ -189,5 +184,5 @@ class Cycle:
 
 
 def _cells_of(values: Iterable[Finished]) -> list[Key]:
-    """The cells of finished values; not of those which only get a flag."""
+    """Return the cells of finished values, except of those that are only flagged."""
     return [value.key for value in values if value.totals.contributors]

@@ -1,15 +1,15 @@
-"""Rows that are one rank's own, on their way into its run: nothing is brought together with other ranks.
+"""The exchange of a rank that writes its own rows only: nothing is combined with other ranks.
 
-So it is in a world of one, in a unit of one rank, with ``reduce=None``, and with ``run_mode="new"`` without a
+It is used in a world of one, in a unit of one rank, with ``reduce=None``, and with ``run_mode="new"`` without a
 reduction.
 
-In a job of several ranks a thread of the session writes them, so that neither a device nor wandb's own process, should
-one of them stop, holds up the training. In a world of one they are written on the calling thread, as with wandb alone
-(`run.summary` has them at once), unless a device has yet to compute what is in them: then the thread writes them, and
-what comes after them until it is done. In both cases in the order in which they were put.
+In a job of several ranks, a thread of the session writes the rows, so that neither a stalled device nor a stalled wandb
+process delays the training. In a world of one, they are written on the calling thread, as with wandb alone
+(`run.summary` has them at once), unless a device has yet to compute their values: then the thread writes these rows,
+and those that follow until it is done. In both cases, rows are written in the order in which they were put.
 
-In a shared run rows are kept until all writers are attached: a writer that attaches after rows were sent may make the
-server lose some (wandb issue 12269). With a `CollectiveExchange` the first generation begins after that.
+In a shared run, rows are kept until all writers are attached: a writer that attaches after rows were sent may make the
+server lose some (wandb issue 12269). With a `CollectiveExchange`, the first generation begins after that.
 """
 
 from __future__ import annotations
@@ -27,23 +27,22 @@ from dist_wandb.exchange.posting import Contribution
 from dist_wandb.exchange.rows import Rows
 from dist_wandb.settings.limits import Limits
 
-_LAST_WORDS = 2.0  # seconds that the thread is given to write what is there, when its time is over
+_LAST_WORDS = 2.0  # seconds that the thread gets to write the remaining rows after the timeout
 
 
 class DirectExchange:
-    """The exchange of a rank whose rows are its own.
+    """The exchange of a rank that writes its own rows only.
 
-    Nothing in `put` takes a lock that a signal handler would wait for which interrupts it and logs.
+    `put` takes no lock for which a signal handler that interrupts it and logs would wait.
 
     Args:
         rows: Makes rows of contributions.
-        limits: `finish_timeout` says how long `flush` and `close` wait; `max_pending_rows` how many rows may wait for
-            wandb's own process; `join_timeout` how long other writers are waited for.
+        limits: `finish_timeout` limits `flush` and `close`, `max_pending_rows` the rows that wait for wandb's own
+            process, `join_timeout` the time to wait for other writers.
         rank: This rank's index in the job, for messages.
-        at_once: Whether rows are written on the calling thread, as long as nothing in them has to be waited for.
-        has_all_writers: Asked on the thread, now and then, before anything is written: whether the other writers of a
-            shared run are there. One that attaches after rows were sent may make the server lose rows (wandb issue
-            12269). `None` where there are none to wait for.
+        at_once: Whether rows are written on the calling thread, unless a value has to be waited for.
+        has_all_writers: Called on the thread, repeatedly, before anything is written: returns whether the other writers
+            of a shared run are attached. `None` if there are none to wait for.
     """
 
     def __init__(
@@ -60,13 +59,13 @@ class DirectExchange:
         self._at_once = at_once
         self._lifecycle = Lifecycle()
         self._waiting = OwnRows(rows, limits, rank, self._lifecycle, has_all_writers)
-        self._writing_here: int | None = None  # the thread of the user that writes a row
+        self._writing_here: int | None = None  # the user's thread that is writing a row
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._waiting.run, name="dist_wandb-own-rows", daemon=True)
-        self._unstarted = deque([self._thread])  # whoever takes it starts it
+        self._unstarted = deque([self._thread])  # the caller that pops it starts it
 
     def start(self) -> None:
-        """Start the thread, where it is sure to be needed."""
+        """Start the thread if it is certain to be needed."""
         if not self._at_once and self._rows.has_run:
             self._start_thread()
 
@@ -99,15 +98,7 @@ class DirectExchange:
             remember(self)
 
     def flush(self, timeout: float | None = None, *, together: bool = False) -> bool:
-        """Wait until all that was put is written.
-
-        Args:
-            timeout: How long to wait, in seconds; `None` for `finish_timeout`.
-            together: Makes no difference: nothing is brought together.
-
-        Returns:
-            Whether it is.
-        """
+        """Wait until everything that was put is written; see `Exchange.flush`. `together` has no effect."""
         if self._is_foreign() or self._waiting.is_empty or self._lifecycle.ended.is_set():
             return True
         flush = Flush(together=together)
@@ -116,15 +107,7 @@ class DirectExchange:
         return is_set_within(flush, limit, self._lifecycle.ended.is_set)
 
     def close(self, timeout: float | None = None, *, failed: bool = False) -> bool:
-        """As `flush`; then all is written, whichever other writers are there, and the thread ends.
-
-        Args:
-            timeout: How long to wait, in seconds; `None` for `finish_timeout`.
-            failed: Whether to wait for no other rank, nor long for anything else.
-
-        Returns:
-            Whether all that was put is written.
-        """
+        """Flush, write all rows even if other writers are missing, and end the thread; see `Exchange.close`."""
         if self._is_foreign():
             return True
         if not failed:
@@ -137,11 +120,11 @@ class DirectExchange:
         return not self._waiting.warn_of_lost()
 
     def detach(self) -> None:
-        """Say that nothing more comes, without waiting."""
+        """End without waiting."""
         self._ask(Demand.CLOSE)
 
     def leave(self, *, failed: bool = False) -> None:
-        """End with this process."""
+        """End at process exit."""
         if self._is_foreign():
             return
         if not self._lifecycle.is_closing:
@@ -156,14 +139,14 @@ class DirectExchange:
 
     @property
     def lost(self) -> frozenset[int]:
-        """Nobody else takes part."""
+        """Always empty: no other rank participates."""
         return frozenset()
 
     @property
     def has_ended(self) -> bool:
-        """Whether no thread is at work."""
+        """Whether no thread is running."""
         return not self._thread.is_alive()
 
     def _is_foreign(self) -> bool:
-        """Whether this process is a fork, in which the thread does not exist."""
+        """Return whether this process is a fork, in which the thread does not exist."""
         return os.getpid() != self._pid

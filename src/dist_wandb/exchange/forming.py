@@ -1,21 +1,21 @@
 """How a rank finds the job's store, and how the members of a generation form a group.
 
-Many members form a tree of groups (`transport.layout`). All groups of one level form at the same time: each rank forms
-those that it is in from the lowest level upwards, so who comes to a group has formed the ones below it. In the end
-member 0 lets all others know, group by group, that the tree has formed; where a group cannot be formed, those below it
-learn that instead. Time limits: `peer_timeout` for the members of a group to come, and in each level above the time to
-form the groups below, which is 10 s (`peer_timeout`, if that is less), 5 ms more for each member of the generation, as
-all of them use one store, and 2 s. Nobody waits for the whole tree longer than twice `peer_timeout` and that time for
-each level.
+Many members form a tree of groups (`transport.layout`). All groups of one level form at the same time. Each rank forms
+its groups from the lowest level upwards, so a rank that arrives at a group has formed the ones below it. Finally,
+member 0 informs all others, group by group, that the tree has formed; if a group cannot be formed, the ranks below it
+are informed of that instead. Time limits: `peer_timeout` for the members of a group to arrive and, for each level
+above, the time to form the groups below. That time is 10 s plus 5 ms for each member of the generation (all of them use
+one store), at most `peer_timeout`, plus 2 s. No rank waits for the whole tree longer than twice `peer_timeout` plus
+that time for each level.
 
-The members of a group meet first (`membership.meeting`), because forming it cannot be broken off; a member that has
-gone since the generation was claimed is not waited for. Members that meet but cannot connect (closed ports, a wrong
-`GLOO_SOCKET_IFNAME`) try it three times. Then each goes on alone, and so do those below them in the tree, with a
-warning that has gloo's reason.
+The members of a group meet first (`membership.meeting`), because forming it cannot be interrupted. A member that has
+left since the generation was claimed is not waited for. Members that meet but cannot connect (closed ports, a wrong
+`GLOO_SOCKET_IFNAME`) try three times. Then each continues alone, and so do those below them in the tree, with a warning
+that contains gloo's reason.
 
-gloo takes the address that the host's name resolves to: on many hosts loopback, or none. So members of a group give
-each other from which address they reach the job's store, and, if these differ, each forms the group at its own
-(`store.addresses`). A `GLOO_SOCKET_IFNAME` of the user's takes precedence; on one host nothing is changed.
+gloo uses the address to which the host's name resolves: on many hosts loopback, or none. Therefore the members of a
+group exchange the addresses from which they reach the job's store, and if these differ, each forms the group at its own
+(`store.addresses`). The user's `GLOO_SOCKET_IFNAME` takes precedence; on one host nothing is changed.
 """
 
 from __future__ import annotations
@@ -41,53 +41,48 @@ from dist_wandb.topology.ranges import named
 if TYPE_CHECKING:
     from dist_wandb.exchange.transport.gloo import GlooGroup
 
-_LOOK_FOR_STORE = 0.05  # seconds between two looks whether there is a store
-_FORMING_PER_MEMBER = 0.005  # seconds that a group gets to connect beyond its own limit, for each member of all groups
-_PAIR = 2  # members that hand each other their numbers
-_MOST_UNFORMED = 3  # groups one after the other that could not be formed, though all members had come
+_STORE_POLL_INTERVAL = 0.05  # seconds between two checks whether there is a store
+_FORMING_PER_MEMBER = 0.005  # additional seconds that a group gets to connect, for each member of the generation
+_PAIR = 2  # members that exchange their numbers directly
+_MOST_UNFORMED = 3  # consecutive failures to form a group although all members had arrived
 
 
 def import_gloo() -> None:
-    """Import what forms groups, where torch is there already: on the thread that opens the session.
+    """Import the transport, if torch is imported already, on the thread that opens the session.
 
-    Left to the exchange's thread, the import might come while Python ends after Ctrl-C. Making classes evaluates code,
-    and by that Python forgets the Ctrl-C: the process would end with exit code 1 instead of by SIGINT
+    If the exchange's thread imported it, that might happen while Python exits after Ctrl-C. Creating classes evaluates
+    code, and Python then forgets the Ctrl-C: the process would exit with code 1 instead of by SIGINT
     (`_Py_UnhandledKeyboardInterrupt`, reset by `run_eval_code_obj` in CPython's Python/pythonrun.c).
     """
     torch_distributed = sys.modules.get("torch.distributed")
     if torch_distributed is not None and torch_distributed.is_available():
-        importlib.import_module("dist_wandb.exchange.transport.tree")  # which imports that of one group
+        importlib.import_module("dist_wandb.exchange.transport.tree")  # which imports `gloo`
 
 
-def find_store(context: Context, find: Callable[[], JobStore | None], is_in_vain: Callable[[], bool]) -> JobStore:
-    """The job's store, waiting until there is one.
+def find_store(context: Context, find: Callable[[], JobStore | None], gives_up: Callable[[], bool]) -> JobStore:
+    """Return the job's store; wait until there is one.
 
     Raises:
-        Stopped: Waiting was to end.
+        Stopped: The wait was ended.
         RendezvousError: There is none within the time limit, or before the session is finished.
     """
     limit, lifecycle = context.limits.join_timeout, context.lifecycle
     deadline = time.monotonic() + limit
     while (found := find()) is None:
-        if is_in_vain():
+        if gives_up():
             raise Stopped
-        if time.monotonic() > deadline or lifecycle.is_closing:  # who finishes makes no process group any more
+        if time.monotonic() > deadline or lifecycle.is_closing:  # a finishing rank creates no process group
             waited = "until it finished" if lifecycle.is_closing else f"within {limit:g} s"
             raise RendezvousError(
-                f"Rank {context.rank} found no store of the job {waited}, so its numbers cannot be "
-                "brought together with those of other ranks. Call init_process_group."
+                f"Rank {context.rank} found no store of the job {waited}, so its numbers cannot be combined with those "
+                "of other ranks. Call init_process_group."
             )
-        time.sleep(_LOOK_FOR_STORE)
+        time.sleep(_STORE_POLL_INTERVAL)
     return found
 
 
 class _UnformedError(BrokenError):
-    """Members that have met could not connect to each other.
-
-    Args:
-        message: Why.
-        members: Their indices in the unit; none if they are in groups of others.
-    """
+    """Members that have met could not connect to each other: some of `members`, or, if empty, of other groups."""
 
     def __init__(self, message: str, members: Sequence[int] = ()) -> None:
         super().__init__(message)
@@ -95,33 +90,29 @@ class _UnformedError(BrokenError):
 
 
 class Forming:
-    """Forms the groups of generations.
-
-    Args:
-        context: What the parts of the exchange share.
-    """
+    """Forms the groups of generations."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._unformed = 0
 
-    def form(self, membership: Membership, generation: Generation, is_broken_off: Callable[[], bool]) -> Group:
-        """The group of a generation's members.
+    def form(self, membership: Membership, generation: Generation, should_abort: Callable[[], bool]) -> Group:
+        """Return the group of a generation's members.
 
         Args:
-            membership: How they meet.
+            membership: Used by the members to meet.
             generation: The generation.
-            is_broken_off: Asked while an exchange waits for the others: whether it is in vain.
+            should_abort: Called repeatedly while an exchange waits for the others: returns whether to abort it.
 
         Raises:
-            BrokenError: The members did not find each other.
-            RendezvousError: Time and again they cannot connect to each other.
+            BrokenError: The members did not meet.
+            RendezvousError: They could not connect to each other, repeatedly.
         """
         if len(generation.members) == 1:
             return Alone()
         groups: list[GlooGroup] = []
         try:
-            group = self._form_tree(membership, generation, is_broken_off, groups)
+            group = self._form_tree(membership, generation, should_abort, groups)
         except BaseException as error:
             for formed in groups:
                 formed.close()
@@ -138,10 +129,10 @@ class Forming:
         self,
         membership: Membership,
         generation: Generation,
-        is_broken_off: Callable[[], bool],
+        should_abort: Callable[[], bool],
         groups: list[GlooGroup],
     ) -> Group:
-        """Form the groups that this rank is in, which are added to `groups`, from the lowest level upwards."""
+        """Form this rank's groups, which are appended to `groups`, from the lowest level upwards."""
         from dist_wandb.exchange.transport import gloo, tree
 
         members, index, patience = generation.members, self._context.unit.index, self._context.limits.peer_timeout
@@ -155,7 +146,7 @@ class Forming:
             size, address = len(place.members), membership.meeting.address()
             try:
                 store = membership.meeting.store_of(generation, place)
-                return gloo.GlooGroup(store, place.position, size, patience, is_broken_off, address, forming)
+                return gloo.GlooGroup(store, place.position, size, patience, should_abort, address, forming)
             except BrokenError as error:
                 raise _UnformedError(str(error), place.members) from error
 
@@ -182,6 +173,6 @@ class Forming:
             else f"reaches most ranks through others, which cannot connect to each other {attempts}."
         )
         return (
-            f"Rank {self._context.rank} {what} Ports between the hosts may be closed, or GLOO_SOCKET_IFNAME name an "
-            "interface by which they do not reach each other."
+            f"Rank {self._context.rank} {what} Ports between the hosts may be closed, or GLOO_SOCKET_IFNAME may name "
+            "an interface through which they cannot reach each other."
         )

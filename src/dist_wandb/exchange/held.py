@@ -1,4 +1,4 @@
-"""What waits on a rank for the row that it belongs to, and how the numbers of that row become one."""
+"""Values that wait on a rank for their row, and the reductions of the row's numbers."""
 
 from __future__ import annotations
 
@@ -14,36 +14,26 @@ from dist_wandb.settings.reduction import TIMES, Reduction, reduction_of
 
 
 class RowWriter(Protocol):
-    """Writes rows into the run of one rank.
+    """Writes rows into the run of one rank."""
 
-    Attributes:
-        label: This rank's label in a shared run; `None` in any other.
-        is_primary: Whether the plain names are this rank's to write.
-        has_own_run: Whether each rank has a run of its own.
-        step_metric: Name of the x axis in every row; `None` for none.
-    """
-
-    label: str | None
-    is_primary: bool
-    has_own_run: bool
-    step_metric: str | None
+    label: str | None  # this rank's label in a shared run; `None` in any other
+    is_primary: bool  # whether this rank writes the plain names
+    has_own_run: bool  # whether each rank has a run of its own
+    step_metric: str | None  # name of the x axis in every row; `None` for none
 
     @property
     def has_run(self) -> bool:
-        """Whether there is a run to write into."""
+        """Whether there is a run to write to."""
 
     def write_plain(self, row: Mapping[str, Any], x: int | None) -> None:
-        """Write one row as it is, at `x` on the x axis; `None` leaves the x axis out of the row."""
+        """Write one row unchanged, at `x` on the x axis; `None` leaves the x axis out of the row."""
 
     def write(self, metrics: Mapping[str, Any], step: int | None, *, commit: bool | None = None) -> None:
         """Write one row at `step` on the x axis; `commit` as in `wandb.Run.log`."""
 
 
 class Reductions:
-    """How the ranks' numbers of each name become one.
-
-    Args:
-        reduce: Name patterns and reductions, the first that matches counts; `None` for no reduction.
+    """The reduction of each name, by patterns as in `Rows`.
 
     Attributes:
         unused: The patterns that no name has matched yet.
@@ -55,9 +45,9 @@ class Reductions:
         self._known: dict[str, Reduction] = {}
 
     def of(self, name: str) -> Reduction:
-        """How the ranks' numbers of a name become one: by the first pattern that matches, else their mean."""
+        """Return the reduction of a name: that of the first matching pattern, or the mean."""
         if name not in self._known:
-            is_time = name.startswith(TIMES)  # what holds for all names does not hold for seconds
+            is_time = name.startswith(TIMES)  # general patterns do not apply to times
             reduce = {one: kind for one, kind in self._reduce.items() if not is_time or one.startswith(TIMES)}
             pattern, self._known[name] = reduction_of(name, reduce)
             self.unused.pop(pattern, None)
@@ -66,16 +56,10 @@ class Reductions:
 
 @dataclass(frozen=True)
 class Held:
-    """What totals and rows are made with.
+    """The state with which totals and rows are made."""
 
-    Args:
-        reductions: How the ranks' numbers of each name become one.
-        attachments: States of metrics, tables and images.
-        x_axis: Where rows lie.
-        extras: By the cell in whose row they are to be: this rank's own values, and their position on the x axis.
-    """
-
-    reductions: Reductions
-    attachments: Attachments
-    x_axis: XAxis
+    reductions: Reductions  # how the ranks' numbers of each name are reduced
+    attachments: Attachments  # metric states, tables and images
+    x_axis: XAxis  # the positions of rows
+    # by the cell whose row they join: this rank's own values, and their position on the x axis
     extras: OrderedDict[Key, tuple[dict[str, Any], int | None]] = field(default_factory=OrderedDict)

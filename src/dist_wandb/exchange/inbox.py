@@ -1,7 +1,7 @@
-"""Contributions of the user's threads on their way to the thread of the exchange, in their order, and flush requests.
+"""The queue from the user's threads to the thread of the exchange: contributions, in their order, and flush requests.
 
-A contribution is ready once the event that was recorded on its device is. Those behind one that is not wait too, so
-rows keep their order.
+A contribution is ready when the event that was recorded on its device is. Those behind one that is not ready wait too,
+so that rows keep their order.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from collections.abc import Callable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 
-from dist_wandb.exchange.interface import LOOK_AT_DEVICES, Flush
+from dist_wandb.exchange.interface import DEVICE_POLL_INTERVAL, Flush
 from dist_wandb.exchange.posting import Contribution
 
-_MANY_AT_ONCE = 256  # contributions that were not read yet, from which on the thread does not linger
+_MANY_AT_ONCE = 256  # unread contributions that end the thread's lingering
 _MOST_AT_ONCE = 1024  # contributions read before the next round
 
 
 class Inbox:
-    """Contributions on their way to the rounds.
+    """The contributions that have not reached the rounds yet.
 
-    `put` and `wake` are called on the user's threads. They take no lock that a signal handler would wait for which
-    interrupts them and logs: `SimpleQueue.put` may be interrupted by itself, `Event.set` may not.
+    `put` and `wake` are called on the user's threads, where a signal handler that logs may interrupt them. They take no
+    lock for which that handler would wait: `SimpleQueue.put` is reentrant, `Event.set` is not.
 
     Args:
-        post: Called, on the thread of the exchange, with each contribution that devices have computed. Nothing waits
-            for a device, because other ranks would wait as well.
+        post: Called, on the thread of the exchange, with each contribution whose values are computed. The thread never
+            blocks on a device, because other ranks would then wait as well.
     """
 
     def __init__(self, post: Callable[[Contribution], None]) -> None:
@@ -35,49 +35,49 @@ class Inbox:
         self._post = post
         self._unread: SimpleQueue[Contribution | Flush | None] = SimpleQueue()
         self._computing: deque[Contribution] = deque()
-        self._urgent: SimpleQueue[None] = SimpleQueue()  # somebody waits: no lingering
+        self._urgent: SimpleQueue[None] = SimpleQueue()  # an item ends the lingering
 
     # On the user's threads
 
     def put(self, contribution: Contribution) -> None:
-        """Take a contribution."""
+        """Add a contribution."""
         self._unread.put(contribution)
         if self._unread.qsize() > _MANY_AT_ONCE:
             self._hurry()
 
     def wake(self, flush: Flush | None = None) -> None:
-        """Wake the thread, with a request to flush or without."""
+        """Wake the thread, optionally with a flush request."""
         self._unread.put(flush)
         self._hurry()
 
     def _hurry(self) -> None:
-        """Let the thread not linger. Called after what it is to hurry for was put into the inbox."""
+        """End the thread's lingering. Called after the reason for it was put into the inbox."""
         if self._urgent.empty():
             self._urgent.put(None)
 
     @property
     def unread(self) -> int:
-        """About how many contributions were not read yet."""
+        """Approximate number of contributions that were not read yet."""
         return self._unread.qsize()
 
     @property
     def computing(self) -> int:
-        """How many contributions wait for a device, or for those before them."""
+        """Number of contributions that wait for a device, or for those before them."""
         return len(self._computing)
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing that was put is still on its way to the rounds."""
+        """Whether no contribution is on its way to the rounds."""
         return self._unread.empty() and not self._computing
 
     # On the thread of the exchange
 
     def drain(self, timeout: float = 0.0) -> bool:
-        """Post what was put; whether something was put, or a device is done with what was."""
+        """Post the contributions that are ready; return whether there was anything to read or post."""
         deadline = time.monotonic() + timeout
         while True:
             left = max(0.0, deadline - time.monotonic())
-            has_read = self._read(min(left, LOOK_AT_DEVICES) if self._computing else left)
+            has_read = self._read(min(left, DEVICE_POLL_INTERVAL) if self._computing else left)
             if self._post_computed() or has_read:
                 return True
             if not left:
@@ -106,23 +106,23 @@ class Inbox:
         return has_posted
 
     def linger(self, seconds: float, *, is_open: Callable[[], bool]) -> None:
-        """Let more contributions come, unless somebody waits for what is there.
+        """Wait for further contributions, unless a caller waits for the present ones.
 
         Args:
-            seconds: How long.
-            is_open: Whether more may come.
+            seconds: How long to wait.
+            is_open: Returns whether further contributions may come.
         """
         with suppress(Empty):
             while True:
                 self._urgent.get_nowait()
-        self.drain()  # what was put before that was emptied
+        self.drain()  # contributions from before the queue was emptied
         if seconds and is_open() and not self.flushes:
             with suppress(Empty):
                 self._urgent.get(timeout=seconds)
             self.drain()
 
     def answer(self, flushes: list[Flush]) -> None:
-        """Tell those who wait for some flushes that all is written."""
+        """Complete flush requests."""
         for flush in flushes:
             flush.set()
             self.flushes.remove(flush)

@@ -1,7 +1,7 @@
-"""What a session uses an exchange by, and what all exchanges share: waiting for a flush, and the end with the process.
+"""The interface between a session and its exchange, and code that all exchanges share: flush requests, process exit.
 
-An exchange brings what a rank logs to the rows of a run. `CollectiveExchange` brings the ranks' numbers together,
-`DirectExchange` writes one rank's own.
+An exchange brings a rank's contributions into the rows of a run. `CollectiveExchange` combines the numbers of several
+ranks, `DirectExchange` writes the rows of one rank.
 """
 
 from __future__ import annotations
@@ -14,36 +14,53 @@ from typing import Protocol
 from dist_wandb.exchange.posting import Contribution
 from dist_wandb.store.timed_caller import settle
 
-WITHOUT_FINISH = 10.0  # seconds that a process which ends waits at most for others, if nobody finished its session
-LOOK_AT_DEVICES = 0.005  # seconds between two looks whether a device has computed what was logged
-_SLICE = 0.2  # seconds between two looks whether waiting is to end
-_LAST_ANSWERS = 3.0  # seconds that calls of the store which were given up get to come back, when the process ends
+WITHOUT_FINISH = 10.0  # maximum seconds that an exiting process waits for others if its session was not finished
+DEVICE_POLL_INTERVAL = 0.005  # seconds between two checks whether a device has computed the logged values
+_SLICE = 0.2  # seconds between two checks whether to stop waiting
+_LAST_ANSWERS = 3.0  # seconds at process exit for abandoned calls of the store to return
 
 
 class Exchange(Protocol):
-    """Takes the contributions of one rank and sees to it that finished rows are written, in order."""
+    """Takes the contributions of one rank, and has finished rows written in order."""
 
     def start(self) -> None:
         """Begin, once the session is complete."""
 
     def put(self, contribution: Contribution) -> None:
-        """Take a contribution. Does not wait for other ranks."""
+        """Add a contribution, without waiting for other ranks."""
 
     def flush(self, timeout: float | None = None, *, together: bool = False) -> bool:
-        """Wait up to `timeout` seconds until all that was put, or all that any rank put, is written; whether it is."""
+        """Wait until everything that was put is finished, and written if this rank writes it.
+
+        Args:
+            timeout: How long to wait, in seconds; `None` for `finish_timeout`.
+            together: Whether all ranks flush at this point. The flush then ends once all of them have reached it, and
+                everything that any of them put is finished.
+
+        Returns:
+            Whether it is finished.
+        """
 
     def close(self, timeout: float | None = None, *, failed: bool = False) -> bool:
-        """As `flush`; nothing may be put afterwards. After a failure nobody is waited for."""
+        """Wait as `flush` does, and end; nothing may be put afterwards.
+
+        Args:
+            timeout: How long to wait, in seconds; `None` for `finish_timeout`.
+            failed: Whether to wait for no other rank, because the process has failed.
+
+        Returns:
+            Whether everything that was put is written, or delivered to the rank that writes it.
+        """
 
     def detach(self) -> None:
-        """Say that nothing more comes, without waiting: there is no run to write into any more."""
+        """End without waiting: nothing more is put, and there is no run to write to."""
 
     def leave(self, *, failed: bool = False) -> None:
-        """End with this process, after a failure or not."""
+        """End at process exit, after a failure or not."""
 
     @property
     def lost(self) -> frozenset[int]:
-        """Indices in the unit of ranks that took part, and are gone without having finished."""
+        """Indices in the unit of ranks that participated, and are gone without having finished."""
 
     @property
     def has_ended(self) -> bool:
@@ -51,11 +68,7 @@ class Exchange(Protocol):
 
 
 class Flush(threading.Event):
-    """A pending flush request; set when all that was put before it is written.
-
-    Args:
-        together: Whether all ranks flush at the same point.
-    """
+    """A pending flush request, of all ranks `together` or not; set when everything put before it is written."""
 
     def __init__(self, *, together: bool = False) -> None:
         super().__init__()
@@ -63,16 +76,7 @@ class Flush(threading.Event):
 
 
 def is_set_within(event: threading.Event, seconds: float, gives_up: Callable[[], bool]) -> bool:
-    """Wait for an event.
-
-    Args:
-        event: The event.
-        seconds: How long to wait.
-        gives_up: Asked now and then: whether waiting is to end.
-
-    Returns:
-        Whether the event is set.
-    """
+    """Wait for an event, up to `seconds` or until `gives_up` returns true; return whether the event is set."""
     deadline = time.monotonic() + seconds
     while not event.wait(min(_SLICE, max(0.0, deadline - time.monotonic()))):
         if gives_up() or time.monotonic() >= deadline:
@@ -84,17 +88,13 @@ _live: list[Exchange] = []
 
 
 def remember(exchange: Exchange) -> None:
-    """Have the thread of an exchange ended with the process, should it still be there."""
+    """Register an exchange, whose thread is to end with the process."""
     _live[:] = [known for known in _live if not known.has_ended]
     _live.append(exchange)
 
 
 def end_all(*, failed: bool) -> None:
-    """End the threads of this process, because it ends: those of finished sessions may still serve other ranks.
-
-    Args:
-        failed: Whether the process ends by a failure, so that nobody is waited for.
-    """
+    """End all exchanges at process exit: those of finished sessions may still serve other ranks."""
     for exchange in reversed(_live):
         exchange.leave(failed=failed)
     settle(_LAST_ANSWERS)

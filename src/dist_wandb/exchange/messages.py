@@ -1,4 +1,4 @@
-"""The texts of what the exchange of one rank warns of. Each event is reported once: see `Reports`."""
+"""The texts of one rank's warnings about its exchange. Each event is reported once: see `Reports`."""
 
 from __future__ import annotations
 
@@ -9,47 +9,43 @@ from dist_wandb.exchange.protocol.cells import Key
 
 
 class Messages:
-    """Warnings about what this rank logs.
-
-    Args:
-        context: What the parts of the exchange share.
-    """
+    """Warnings about what this rank logs."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._names: set[str] = set()  # that this rank has contributed to
 
     def contributed(self, names: Iterable[str]) -> None:
-        """Note names that this rank logs."""
+        """Record names that this rank logs."""
         self._names.update(names)
 
     def silent(self, keys: Iterable[Key]) -> None:
-        """This rank has kept the others waiting for these cells."""
+        """Warn that this rank kept the others waiting for these cells."""
         rank, patience = self._context.rank, self._context.limits.peer_timeout
         usual = [key for key in keys if key.name in self._names]
         self._context.reports.values(
             "silent",
             [key for key in usual if key.place.counted or not key.occurrence],
             lambda values: (
-                f"rank {rank} has not logged {values} within {patience:g} s of the first rank, as it usually does. "
-                "Rows are written without it, and corrected if it logs them later."
+                f"rank {rank} has not logged {values} within {patience:g} s of the first rank, although it usually "
+                "does. Rows are written without it, and corrected if it logs them later."
             ),
         )
 
     def late(self, late: Sequence[Key], lost: Sequence[Key]) -> None:
-        """This rank contributed after cells were finished.
+        """Warn that this rank contributed to cells that were finished already.
 
         Args:
             late: Cells that are corrected.
-            lost: Cells that are not, because what the others gave to them is forgotten.
+            lost: Cells that are not corrected, because the others' contributions are forgotten.
         """
         rank, reports = self._context.rank, self._context.reports
         reports.values(
             "too late",
             lost,
             lambda values: (
-                f"rank {rank} logged {values} so long after the others that their part is forgotten. "
-                "Rows stay without it. Their number is reported at the end."
+                f"rank {rank} logged {values} so long after the other ranks that their values are no longer stored. "
+                "The rows remain without this rank. The number of such values is reported at the end."
             ),
         )
         if late and not reports.follows("late", "silent"):
@@ -63,38 +59,38 @@ class Messages:
             )
 
     def many_open(self) -> None:
-        """More rows wait for other ranks than may."""
+        """Warn that more rows wait for other ranks than `max_pending_rows`."""
         self._context.warn(
             "pending",
             f"more than {self._context.limits.max_pending_rows} rows wait for ranks that have not logged them yet, or "
-            "are behind. The oldest are written without these, and written again once they log them. See "
+            "are behind. The oldest rows are written without these ranks, and again once they log them. See "
             "max_pending_rows.",
         )
 
     def many_unsent(self) -> None:
-        """This rank logs faster than the ranks exchange."""
+        """Warn that this rank logs faster than the ranks exchange."""
         self._context.warn(
             "outbox",
             f"rank {self._context.rank} logs rows faster than the ranks exchange them: more than "
-            f"{self._context.limits.max_pending_rows} wait. None is lost by that, but they take memory, and time at "
-            "the end (finish_timeout). Log less often.",
+            f"{self._context.limits.max_pending_rows} wait. None is lost, but they take memory, and time at the end "
+            "(finish_timeout). Log less often.",
         )
 
     def too_late(self, *, has_taken_part: bool) -> None:
-        """The others have ended their sessions; this is the only report of what is lost by it."""
+        """Warn that the others have ended their sessions; no other message reports what is lost by this."""
         rank, where = self._context.rank, self._context.rows.writing.last_place
         self._context.warn(
             "lost",
-            f"rank {rank} stood still, or was cut off, after {where}, and came back when the "
-            "other ranks had ended their sessions. What it logged meanwhile is not brought together with their numbers."
+            f"rank {rank} stalled, or was disconnected, after {where}, and returned after the other ranks had ended "
+            "their sessions. What it logged meanwhile is not combined with their numbers."
             if has_taken_part
-            else f"rank {rank} opened its session when the other ranks had ended theirs, so nothing that it logs is "
-            "brought together with their numbers. Open the same runs in the same order on all ranks: a guard such as "
-            "`if rank == 0` may stay around log, but not around an init that further ones follow.",
+            else f"rank {rank} opened its session after the other ranks had ended theirs, so nothing that it logs is "
+            "combined with their numbers. Open the same runs in the same order on all ranks: a guard such as "
+            "`if rank == 0` may stay around log, but not around an init that is followed by others.",
         )
 
     def primary_is_unreachable(self) -> None:
-        """This rank writes nothing, and the rank that does cannot be reached."""
+        """Warn that the rank that writes this rank's rows cannot be reached."""
         where = self._context.rows.writing.last_place
         self._context.warn(
             "lost",
@@ -103,32 +99,32 @@ class Messages:
         )
 
     def primary_stays_away(self, limit: float, kept_after: str) -> None:
-        """The session is finished, and the rank that writes has not come back for what the others have for it.
+        """Warn, at the end of the session, that the rank that writes has not returned for the rows kept for it.
 
         Args:
             limit: How long it was waited for, in seconds.
-            kept_after: Behind which place that lies.
+            kept_after: The position after which the rows were kept.
         """
         self._context.warn(
             "lost",
             f"what rank {self._context.rank} logged after {kept_after} may be lost: rank "
-            f"{self._context.unit.global_rank_of(0)}, which writes it, was lost, and has not come back within "
+            f"{self._context.unit.global_rank_of(0)}, which writes it, was lost, and did not return within "
             f"finish_timeout ({limit:.3g} s).",
         )
 
     def time_is_over(self, limit: float, backlog: int) -> None:
-        """The session is finished before the others know all.
+        """Warn that the session ends before the others have received everything.
 
         Args:
-            limit: How long it was waited for, in seconds.
-            backlog: About how many rows of this rank the others do not know.
+            limit: How long they were waited for, in seconds.
+            backlog: Approximate number of rows of this rank that the others have not received.
         """
         rank, rows = self._context.rank, self._context.rows
         if not backlog:
             self._context.warn(
                 "finish",
-                f"rank {rank} waited {limit:.3g} s for the other ranks to finish, and goes on without them. Rows that "
-                "lack a rank are flagged. See finish_timeout.",
+                f"rank {rank} waited {limit:.3g} s for the other ranks to finish, and continues without them. Rows "
+                "that lack a rank are flagged. See finish_timeout.",
             )
             return
         within = f"within finish_timeout ({limit:.3g} s). Pass a larger finish_timeout, or log less often."
@@ -140,19 +136,19 @@ class Messages:
             self._context.warn("lost", f"{what} had not been exchanged {within}")
 
     def not_computed(self, number: int) -> None:
-        """A device has not computed rows in time."""
+        """Warn that a device has not computed rows in time."""
         lost = f"{number} rows of rank {self._context.rank} are lost"
-        self._context.warn("device", f"{lost}: the device has not computed what is in them, or it is not encoded.")
+        self._context.warn("device", f"{lost}: the device has not computed their values, or images are not encoded.")
 
     def at_end(self) -> None:
-        """What no message has reported yet."""
+        """Warn about everything that no message has reported yet."""
         rank, unwritten = self._context.rank, self._context.rows.writing.unwritten
         if unwritten:
             self._context.warn(
                 "unwritten in time",
-                f"{unwritten} rows of rank {rank} are not written: the time for finish was over. Pass a larger "
+                f"{unwritten} rows of rank {rank} were not written before finish_timeout expired. Pass a larger "
                 "finish_timeout, or log less often.",
             )
-        unsaid = self._context.reports.unsaid("too late")
-        if unsaid:
-            self._context.warn("too late in all", f"{unsaid} more values of rank {rank} came too late.")
+        unreported = self._context.reports.unreported("too late")
+        if unreported:
+            self._context.warn("too late in all", f"{unreported} more values of rank {rank} came too late.")

@@ -1,7 +1,7 @@
-"""What the ranks have finished, on its way into the run: written here, or kept for a primary that is away.
+"""The finished values on their way into the run: written here, or kept for a primary that is away.
 
-While the primary is away (it stalled, and may come back) the others go on, keep finished values up to a limit, and hand
-them over with the common state when it joins. A rank that finishes meanwhile waits for it within `finish_timeout`.
+While the primary is away (it stalled, and may return), the others continue, keep finished values up to a limit, and
+hand them over with the shared state when it joins. A rank that finishes meanwhile waits for it within `finish_timeout`.
 """
 
 from __future__ import annotations
@@ -18,32 +18,23 @@ from dist_wandb.exchange.protocol.cells import Finished
 _log = logging.getLogger("dist_wandb")
 
 _MOST_KEPT = 20_000  # values kept for a primary that is away
-_MANY = 256  # values written at once, from which on the time for each is measured
-_FIRST_GUESS = 0.0003  # seconds that it takes to write a row, as long as nothing was measured
+_MANY = 256  # minimum number of values written at once for which the time is measured
+_FIRST_GUESS = 0.0003  # assumed seconds to write a row until this was measured
 
 
 class Output:
-    """Writes finished values, if this rank does; else keeps them as long as the primary is away.
-
-    Args:
-        context: What the parts of the exchange share.
-
-    Attributes:
-        has_primary: Whether the primary takes part.
-        kept_after: Behind which place lies what is kept for the primary.
-        seconds_per_row: About how long it takes to write one.
-    """
+    """Writes finished values if this rank is the primary; otherwise keeps them while the primary is away."""
 
     def __init__(self, context: Context) -> None:
-        self.has_primary: bool = False
-        self.kept_after: str = ""
-        self.seconds_per_row: float = _FIRST_GUESS
+        self.has_primary: bool = False  # the primary participates
+        self.kept_after: str = ""  # the position after which values are kept for the primary
+        self.seconds_per_row: float = _FIRST_GUESS  # approximate time to write a row
         self._context = context
         self._kept: deque[Finished] = deque(maxlen=_MOST_KEPT)
 
     @property
     def keeps_rows(self) -> bool:
-        """Whether there is something for a primary that is away."""
+        """Whether values are kept for a primary that is away."""
         return bool(self._kept) and not self.has_primary
 
     def write(self, values: Sequence[Finished]) -> None:
@@ -62,25 +53,25 @@ class Output:
             rows.writing.write_finished(values)
             if len(values) >= _MANY:
                 self.seconds_per_row = (time.monotonic() - began) / len(values)
-        except Exception:  # noqa: BLE001  # what was not understood must not end the others
+        except Exception:  # noqa: BLE001  # rows that cannot be written must not stop the later ones
             _log.exception("dist_wandb: rank %d could not write rows; they are lost", self._context.rank)
 
     def meet_primary(self, *, has_primary: bool) -> None:
-        """Note whether the primary takes part from now on; it has got what was kept for it when it joined."""
+        """Record whether the primary participates from now on; it received the kept values when it joined."""
         self.has_primary = has_primary
         if has_primary:
             self.forget()
 
     def forget(self) -> None:
-        """Keep nothing for the primary any more."""
+        """Discard the values kept for the primary."""
         self._kept.clear()
 
     def snapshot(self) -> list[Any]:
-        """What is kept, as JSON can hold it."""
+        """Return the kept values as JSON values."""
         return [value.as_list() for value in self._kept]
 
     def restore(self, snapshot: Iterable[Sequence[Any]]) -> tuple[Finished, ...]:
-        """Take over what the others keep; what of it this rank is to write."""
+        """Take over the values that the others keep; return those that this rank has to write."""
         values = tuple(map(Finished.from_list, snapshot))
         if self._context.rows.writes:
             return values

@@ -1,4 +1,4 @@
-"""The thread that writes a rank's own rows, so that neither a device nor wandb's process holds up the training."""
+"""The thread that writes a rank's own rows, so that neither a device nor wandb's process delays the training."""
 
 from __future__ import annotations
 
@@ -8,27 +8,19 @@ from collections.abc import Callable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 
-from dist_wandb.exchange.interface import LOOK_AT_DEVICES, Flush
+from dist_wandb.exchange.interface import DEVICE_POLL_INTERVAL, Flush
 from dist_wandb.exchange.lifecycle import Lifecycle
 from dist_wandb.exchange.posting import Contribution
 from dist_wandb.exchange.rows import Rows
 from dist_wandb.notices import Notices
 from dist_wandb.settings.limits import Limits
 
-_LOOK_AGAIN = 0.1  # seconds between two looks whether all writers are there
-_STANDSTILL = 1.0  # seconds after which a row that is being written is not waited for
+_POLL_INTERVAL = 0.1  # seconds between two checks whether all writers are attached
+_STANDSTILL = 1.0  # seconds after which a row that is being written is no longer waited for
 
 
 class OwnRows:
-    """Rows that wait to be written, in their order, and what the thread does that writes them.
-
-    Args:
-        rows: Makes rows of contributions.
-        limits: See `DirectExchange`.
-        rank: This rank's index in the job, for messages.
-        lifecycle: What is asked of the thread.
-        has_all_writers: See `DirectExchange`.
-    """
+    """The queue of rows to write, and the work of the thread that writes them; arguments as of `DirectExchange`."""
 
     def __init__(
         self,
@@ -45,60 +37,60 @@ class OwnRows:
         self._has_all_writers = has_all_writers
         self._notices = Notices()
         self._waiting: deque[Contribution | Flush] = deque()  # each until it is written
-        self._awake: SimpleQueue[None] = SimpleQueue()  # its `put` may be interrupted by itself
-        self._written_at = time.monotonic()  # when the thread began, or ended, to write a row last
+        self._awake: SimpleQueue[None] = SimpleQueue()  # its `put` is reentrant
+        self._written_at = time.monotonic()  # when the thread last began or ended to write a row
         self._lost = 0
 
     # On the user's threads
 
     @property
     def is_empty(self) -> bool:
-        """Whether all that was put is written."""
+        """Whether everything that was put is written."""
         return not self._waiting
 
     def put(self, item: Contribution | Flush) -> None:
-        """Have something written behind what waits; a flush is set then."""
+        """Add a row, or a flush, which is set when everything before it is written."""
         self._waiting.append(item)
         self.wake()
 
     def wake(self) -> None:
-        """Let the thread see what is asked of it."""
+        """Make the thread check the demands on it."""
         self._awake.put(None)
 
     def begin(self) -> None:
-        """Note that the thread begins."""
+        """Record that the thread begins."""
         self._written_at = time.monotonic()
 
     def has_room(self) -> bool:
-        """Whether another row may wait. Waits for it as long as rows are being written, as with wandb alone."""
+        """Return whether another row may wait. While rows are being written, block until it may, as wandb does."""
         most = self._limits.max_pending_rows
         while len(self._waiting) >= most:
             if time.monotonic() - self._written_at > _STANDSTILL and self._has_all_writers is None:
                 self._notices.warn(
                     "full",
                     f"more than {most} rows of rank {self._rank} wait for wandb's own process, or a device, which "
-                    "stands still. Further ones are lost until it goes on. See max_pending_rows.",
+                    "has stalled. Further rows are lost until it continues. See max_pending_rows.",
                 )
                 self._lost += 1
                 return False
-            time.sleep(LOOK_AT_DEVICES)
+            time.sleep(DEVICE_POLL_INTERVAL)
         return True
 
     def warn_of_lost(self) -> bool:
-        """At the end, warn if rows are lost; whether any is."""
+        """Warn, at the end, if rows are lost; return whether any are."""
         unwritten = self._lost + sum(isinstance(item, Contribution) for item in self._waiting.copy())
         if unwritten:
             self._notices.warn(
                 "unwritten",
-                f"{unwritten} rows of rank {self._rank} are lost: wandb's own process did not take them in time, or a "
-                "device has not computed what is in them.",
+                f"{unwritten} rows of rank {self._rank} are lost: wandb's own process did not accept them in time, or "
+                "a device has not computed their values.",
             )
         return bool(unwritten)
 
     # On the thread
 
     def run(self) -> None:
-        """Write what is put, until nothing more comes."""
+        """Write rows until no more come."""
         lifecycle = self._lifecycle
         try:
             self._await_writers()
@@ -115,7 +107,7 @@ class OwnRows:
         while has_all_writers is not None and time.monotonic() < until and len(self._waiting) < most:
             if has_all_writers() or lifecycle.is_closing:
                 break
-            time.sleep(_LOOK_AGAIN)
+            time.sleep(_POLL_INTERVAL)
         self._has_all_writers = None
 
     def _write_waiting(self) -> None:
@@ -128,15 +120,15 @@ class OwnRows:
             elif self._has_arrived(item):
                 self._write(item)
                 self._written_at = time.monotonic()
-                self._waiting.popleft()  # only now, so that no row that comes later is written before it
+                self._waiting.popleft()  # only now, so that no later row is written before it
 
     def _has_arrived(self, contribution: Contribution) -> bool:
-        """Wait for the devices; whether all of it is there, or never will be."""
-        with suppress(Exception):  # of a device; it shows when the row is written
+        """Wait for the devices; return whether the contribution can be written, or has failed."""
+        with suppress(Exception):  # of a device; writing the row raises it again
             while not contribution.has_arrived():
                 if self._lifecycle.is_stopped:
                     return False
-                time.sleep(LOOK_AT_DEVICES)
+                time.sleep(DEVICE_POLL_INTERVAL)
         return True
 
     def _write(self, contribution: Contribution) -> None:

@@ -1,4 +1,4 @@
-"""How a rank comes to take part in its unit's exchange, and comes back: it arrives, forms groups, recovers, admits."""
+"""One rank's way through the generations of its unit: it arrives, enters, forms groups, recovers, and admits others."""
 
 from __future__ import annotations
 
@@ -23,24 +23,18 @@ from dist_wandb.store.job_store import JobStore
 from dist_wandb.store.polling import interval
 from dist_wandb.store.timed_caller import TimedCaller
 
-_GRACE = 5.0  # seconds that a member of a broken generation is given for its checkpoint; more in very large units
-_LOOK_FOR_BROKEN = 0.5  # seconds between two looks, while waiting for others, whether one of them broke off
+_GRACE = 5.0  # seconds that a member of a broken generation gets to publish its checkpoint; more in very large units
+_BROKEN_POLL_INTERVAL = 0.5  # seconds between two checks, while waiting for others, whether one of them broke off
 PRIMARY = 0  # its index in the unit
 
 
 class Participation:
     """One rank's way through generations.
 
-    Args:
-        context: What the parts of the exchange share.
-        rounds: The state machine of this rank.
-        cycle: Has what this rank knows at the end of a generation.
-        output: Told whether the primary takes part.
-
     Attributes:
-        attendance: Who is missing.
-        generation: The one in which this rank takes part, or took part last.
-        membership: This rank's part in agreeing on who takes part; `None` before there is a store.
+        attendance: The missing ranks.
+        generation: The one in which this rank participates, or participated last.
+        membership: This rank's part in agreeing on the participants; `None` before there is a store.
     """
 
     def __init__(self, context: Context, rounds: Rounds, cycle: Cycle, output: Output) -> None:
@@ -52,49 +46,49 @@ class Participation:
         self._cycle = cycle
         self._output = output
         self._forming = Forming(context)
-        self._look_for_broken = Interval(interval(_LOOK_FOR_BROKEN, context.unit.size))
-        self._look_for_joining = Interval(context.limits.heartbeat)
+        self._broken_poll = Interval(interval(_BROKEN_POLL_INTERVAL, context.unit.size))
+        self._joining_poll = Interval(context.limits.heartbeat)
 
     # Joining
 
     def arrive(
-        self, find: Callable[[], JobStore | None], is_in_vain: Callable[[], bool], is_over: Callable[[], bool]
+        self, find: Callable[[], JobStore | None], gives_up: Callable[[], bool], is_over: Callable[[], bool]
     ) -> Generation:
-        """The first generation of the unit.
+        """Return the first generation of the unit.
 
         Args:
-            find: Finds the job's store; asked until there is one.
-            is_in_vain: Whether waiting for other ranks has no point any more.
-            is_over: Whether the coordinator has ended this session already.
+            find: Finds the job's store; called until it returns one.
+            gives_up: Returns whether to stop waiting for other ranks.
+            is_over: Returns whether the coordinator has ended this session already.
 
         Raises:
-            Stopped: Waiting was to end.
-            Over: There is nobody left to wait for.
+            Stopped: The wait was ended.
+            Over: There is no rank left to wait for.
             RendezvousError: There is no store, or it is gone.
         """
         lifecycle, limits, unit = self._context.lifecycle, self._context.limits, self._context.unit
-        job_store = find_store(self._context, find, is_in_vain)
-        # Who comes back from a network that was cut off takes part again; until then nobody waits for this rank.
+        job_store = find_store(self._context, find, gives_up)
+        # A rank that was disconnected rejoins after its network returns; until then no other rank waits for it.
         within = limits.join_timeout + limits.peer_timeout
         caller = TimedCaller(within, lambda: lifecycle.is_stopped or lifecycle.phase is Phase.LEAVING)
-        self.membership = Membership(unit, job_store.beside(keys_of(unit), caller), is_in_vain)
+        self.membership = Membership(unit, job_store.beside(keys_of(unit), caller), gives_up)
         self._context.rows.writing.global_rank_of = self.membership.presence.global_rank
         is_ending = self._context.rows.writes
         return self.membership.arrive(limits.join_timeout, lambda: lifecycle.is_closing and is_ending, is_over)
 
     def enter(self, generation: Generation) -> Generation:
-        """Begin a generation; if this rank is not in it, the next one in which it is.
+        """Begin a generation, or, if this rank is not in it, the next one in which it is.
 
         Raises:
-            Stopped: Waiting was to end.
+            Stopped: The wait was ended.
             Over: The others have ended.
-            RendezvousError: The store is gone, or nobody takes this rank in.
+            RendezvousError: The store is gone, or no rank admits this one.
         """
         membership = self._joined()
         if self._context.unit.index not in generation.members:
             if generation.follows(self.generation) and self._rounds.ledger.round > generation.last_round:
-                self._rounds.take_back()  # of a round that the members of this generation had broken off
-            generation = self._ask_in(membership, membership.generations.latest(generation))
+                self._rounds.take_back()  # the contributions to a round that this generation's members broke off
+            generation = self._rejoin(membership, membership.generations.latest(generation))
         membership.presence.departures.learn(generation.gone)
         before, self.generation = self.generation, generation
         absent = self.attendance.enter(membership.presence, before, generation)
@@ -102,10 +96,10 @@ class Participation:
         self._output.meet_primary(has_primary=PRIMARY in generation.members)
         return generation
 
-    def _ask_in(self, membership: Membership, generation: Generation) -> Generation:
-        """The generation in which this rank takes part, after one that the others began without it."""
+    def _rejoin(self, membership: Membership, generation: Generation) -> Generation:
+        """Return the generation in which this rank participates, after one that the others began without it."""
         if not membership.has_ended(generation):
-            self._context.warn("late", f"rank {self._context.rank} was not there in time, and asks to be taken in.")
+            self._context.warn("late", f"rank {self._context.rank} did not arrive in time, and asks to join.")
             self._context.reports.expect("late")
         generation = membership.join(generation, self._context.limits.join_timeout + self._context.limits.peer_timeout)
         self.generation = None
@@ -115,17 +109,17 @@ class Participation:
         membership.presence.global_ranks.update(state["ranks"])
         return generation
 
-    def form(self, is_broken_off: Callable[[], bool]) -> Group:
-        """The group of this generation's members: see `Forming.form`."""
+    def form(self, should_abort: Callable[[], bool]) -> Group:
+        """Form the group of this generation's members: see `Forming.form`."""
         membership, generation = self._joined(), self.generation
         if generation is None:
             raise RuntimeError("no generation was entered yet")
-        return self._forming.form(membership, generation, is_broken_off)
+        return self._forming.form(membership, generation, should_abort)
 
     # The end of a generation
 
     def catch_up(self, generation: Generation) -> bool:
-        """Come to where the others were when a generation began.
+        """Catch up with the state of the others when a generation began.
 
         Returns:
             Whether all ranks were done then.
@@ -136,13 +130,13 @@ class Participation:
         return checkpoint is not None and self._cycle.catch_up(checkpoint)
 
     def recover(self, generation: Generation) -> Generation:
-        """The generation after one that broke."""
-        grace = max(_GRACE, 2 * interval(_LOOK_FOR_BROKEN, self._context.unit.size))
+        """Return the generation after one that broke."""
+        grace = max(_GRACE, 2 * interval(_BROKEN_POLL_INTERVAL, self._context.unit.size))
         grace = min(grace, self._context.limits.peer_timeout)
         return self._joined().regroup(generation, self._cycle.checkpoint(), grace)
 
     def admit(self, generation: Generation) -> Generation:
-        """The generation with those who want to join, after a round in which all members have learnt of them."""
+        """Return the generation with the joining ranks, after a round in which all members have learnt of them."""
         membership = self._joined()
         if self.attendance.is_only_one:
             self._rounds.ledger.names.forget_usual()
@@ -156,8 +150,8 @@ class Participation:
         """Announce that this rank leaves.
 
         Args:
-            is_delivered: Whether they know all that it has logged.
-            is_closed: Whether all leave after the same round.
+            is_delivered: Returns whether the others have received everything that it logged.
+            is_closed: Whether all ranks leave after the same round.
         """
         if self.membership is None:
             return
@@ -166,47 +160,43 @@ class Participation:
             self.attendance.is_only_one = self.attendance.finds_itself_alone(self.membership.presence)
         lifecycle.phase = Phase.LEAVING
         with suppress(RendezvousError):  # the job is over
-            has_failed, delivered = lifecycle.demand is Demand.ABORT, is_delivered()
+            has_failed, checkpoint = lifecycle.demand is Demand.ABORT, self._cycle.checkpoint()
             self.membership.leave(
-                self.generation,
-                self._cycle.checkpoint(),
-                failed=has_failed,
-                delivered=delivered,
-                is_closed=is_closed,
+                self.generation, checkpoint, failed=has_failed, delivered=is_delivered(), is_closed=is_closed
             )
 
-    # What is asked during rounds
+    # Queries during rounds
 
     def is_somebody_waiting(self) -> bool:
-        """Whether a rank outside wants to take part; looked up by one member, now and then."""
+        """Return whether a rank outside wants to join; one member checks this, at intervals."""
         generation, membership = self.generation, self.membership
         if generation is None or membership is None or generation.members[0] != self._context.unit.index:
             return False
         if len(generation.members) + len(membership.presence.departures.left) >= self._context.unit.size:
             return False
-        is_time = self._look_for_joining.is_over(time.monotonic())
+        is_time = self._joining_poll.is_over(time.monotonic())
         return (is_time or self._rounds.intent is Intent.CLOSING) and bool(membership.joining(generation))
 
     def is_broken(self) -> bool:
-        """Whether another member has broken off; looked up now and then."""
+        """Return whether another member has broken off; checked at intervals."""
         generation, membership = self.generation, self.membership
-        if generation is None or membership is None or not self._look_for_broken.is_over(time.monotonic()):
+        if generation is None or membership is None or not self._broken_poll.is_over(time.monotonic()):
             return False
         return membership.generations.is_broken(generation)
 
     def may_primary_come(self) -> bool:
-        """Whether the primary, which is away, has not announced that it left."""
+        """Return whether the primary, which is away, has not announced that it left."""
         return not self._joined().presence.departures.is_gone(PRIMARY)
 
     def learn_ranks(self, ranks: Mapping[int, int]) -> None:
-        """Keep indices in the job of members of this generation, by their indices in the unit."""
+        """Record indices in the job of members of this generation, by their indices in the unit."""
         self._joined().presence.global_ranks.update(ranks)
 
     def be_alone(self, *, doubts: bool = False) -> None:
         """Continue the rounds without other ranks.
 
         Args:
-            doubts: Whether others are present, but not waited for any more.
+            doubts: Whether other ranks are alive, but no longer waited for.
         """
         gone = len(self.membership.presence.departures.left) if self.membership is not None else 0
         absent = 0 if self.attendance.is_only_one else max(0, self._context.unit.size - 1 - gone)

@@ -1,8 +1,8 @@
-"""Totals made of what a rank logs, on their way to the other ranks.
+"""The totals of a rank's logged values, on their way to the other ranks.
 
-Values that are no numbers, or are reduced by ``"first"``, stay on the primary, tied to the first number of the same
-call. In a shared run a rank's own numbers are written under its label: the primary's in the reduced row, those of
-others at once.
+Values that are not numbers, or are reduced by ``"first"``, stay on the primary, attached to the first number of the
+same call. In a shared run, a rank's own numbers are written under its label: the primary's in the reduced row, those of
+other ranks at once.
 """
 
 from __future__ import annotations
@@ -21,21 +21,22 @@ from dist_wandb.payloads.devices import Later, LaterValue, known
 from dist_wandb.payloads.scalars import is_number
 from dist_wandb.settings.reduction import WITHOUT_NANS, PerRankNames
 
-_NO_NUMBER = Totals(contributors=1)  # what metrics, tables and images are in the rounds, and numbers that do not count
+_NO_NUMBER = Totals(contributors=1)  # stands for metrics, tables, images, and numbers that do not count
 
 
 @dataclass(frozen=True)
 class Contribution:
-    """What one rank says in one call of `log`.
+    """The values of one `log` call on one rank.
 
     Args:
         metrics: Values by name.
-        step: Place on the x axis; `None` for none.
+        step: Position on the x axis; `None` for none.
         commit: As in `wandb.Run.log`; `None` leaves it to wandb.
-        weight: Of the values in means: a number, a mapping of names to numbers, or `None` for 1.
-        calls: How often this rank had called `log` before, or `calls_at` the step it was at: the x axis of rows without
-            a step.
-        in_order: Whether it comes from the thread that logs first, so that it is behind all that this one said before.
+        weight: Weight of the values in means: a number, a mapping of names to numbers, or `None` for 1.
+        calls: Number of earlier `log` calls on this rank, or `calls_at` its last step: the x axis of rows without a
+            step.
+        in_order: Whether it comes from the first thread that logged, and therefore follows all its earlier
+            contributions.
     """
 
     metrics: Mapping[str, Any]
@@ -46,7 +47,7 @@ class Contribution:
     in_order: bool = True
 
     def is_ready(self) -> bool:
-        """Whether all of it can be sent without waiting for a device, or for the encoding of images."""
+        """Return whether it can be sent without waiting for a device, or for the encoding of images."""
         weights = self.weight.values() if isinstance(self.weight, dict) else (self.weight,)
         return all(
             value.is_ready()
@@ -56,22 +57,14 @@ class Contribution:
         )
 
     def has_arrived(self) -> bool:
-        """Whether all of it can be written, as this rank's own, without waiting for a device."""
+        """Return whether it can be written, as this rank's own row, without waiting for a device."""
         return all(
             value.has_arrived() for value in self.metrics.values() if isinstance(value, (Later, LaterValue, *ATTACHED))
         )
 
 
 class Posting:
-    """Turns contributions into totals; writes, or keeps for its row, what is this rank's own.
-
-    Args:
-        writer: Writes rows into this rank's run.
-        held: What waits for its row.
-        per_rank: Names that each rank of a shared run also writes under its label.
-        rank: This rank's index in the job, for messages.
-        is_first: Whether it is the first of its unit.
-    """
+    """Turns contributions into totals; writes this rank's own values, or keeps them. Arguments as of `Rows`."""
 
     def __init__(self, writer: RowWriter, held: Held, per_rank: PerRankNames, rank: int, *, is_first: bool) -> None:
         self._writes = writer.is_primary
@@ -82,7 +75,7 @@ class Posting:
         self._is_first = is_first
 
     def write_own(self, contribution: Contribution) -> None:
-        """Write what this rank says as a row, without other ranks: the first of a unit under plain names."""
+        """Write a contribution as a row without other ranks; plain names are written by the first rank of a unit."""
         metrics = known(contribution.metrics)
         if any(isinstance(value, ATTACHED) for value in metrics.values()):
             alone = [self._held.attachments.alone(name, value) for name, value in metrics.items()]
@@ -96,15 +89,15 @@ class Posting:
             self._writer.write(row, contribution.step, commit=contribution.commit)
 
     def post(self, contribution: Contribution, rounds: Rounds) -> Iterable[str]:
-        """Hand what this rank says to the rounds; write, or keep for its row, what is this rank's own.
+        """Post a contribution to the rounds; write this rank's own values, or keep them for their row.
 
         Returns:
-            The names that were handed over.
+            The names that were posted.
         """
         values = known(contribution.metrics)
         unit, others, mine = self._sorted(values, self._weights(contribution.weight), rounds)
         calls = min(contribution.calls, MOST_CALLS)
-        rounds.aside.mingles = rounds.aside.mingles or not contribution.in_order
+        rounds.side_data.interleaved = rounds.side_data.interleaved or not contribution.in_order
         keys = rounds.post({**unit, **dict.fromkeys(others, _NO_NUMBER)}, contribution.step, calls)
         if calls == MOST_CALLS and self._writes:
             self._held.x_axis.keep_far(keys, contribution.calls)
@@ -117,7 +110,7 @@ class Posting:
         return unit
 
     def settle(self, rounds: Rounds) -> None:
-        """After the ranks agreed on names: what waits for a cell that has another key by this goes with it."""
+        """Move the values whose cell got another key when the ranks agreed on names."""
         for old, new in self._held.attachments.settle(rounds.outbox, rounds.ledger.names):
             if old in self._held.extras:
                 self._held.extras[new] = self._held.extras.pop(old)
@@ -125,10 +118,10 @@ class Posting:
     def _sorted(
         self, values: Mapping[str, Any], weights: Any, rounds: Rounds
     ) -> tuple[dict[str, Totals], dict[str, Any], dict[str, Any]]:
-        """What is to be brought together with other ranks', numbers and what has none, and what is this rank's own.
+        """Split values into numbers to reduce, attachments to combine, and this rank's own values.
 
-        This rank's own is on the primary what is not brought together, in a shared run what has its label: the numbers
-        of every rank, and of ranks other than the primary also what is no number.
+        The primary's own values are those that are not combined with other ranks. In a shared run, the values under
+        this rank's label are added: on every rank its numbers, on ranks other than the primary also its other values.
         """
         unit: dict[str, Totals] = {}
         others: dict[str, Any] = {}
@@ -139,7 +132,7 @@ class Posting:
                 totals = Totals.of(value, weights.get(name, 1.0) if by_name else weights)
                 unit[name] = totals.without_nan() if kind in WITHOUT_NANS else totals
             elif value is None and self._held.reductions.of(name) != "first":
-                unit[name] = _NO_NUMBER  # a rank without a part, which the others need not wait for
+                unit[name] = _NO_NUMBER  # the other ranks need not wait for this one
             elif is_number(value) and self._writer.has_own_run:  # all runs get the number of the unit's first rank
                 unit[name] = Totals.of(value) if self._is_first else _NO_NUMBER
             elif isinstance(value, ATTACHED):
@@ -149,7 +142,7 @@ class Posting:
         return unit, others, {**mine, **self._labelled(values)}
 
     def _labelled(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """What this rank writes under its label in a shared run: numbers, and unless it is the primary all else."""
+        """Return the values under this rank's label in a shared run: numbers and, except on the primary, all others."""
         label, names, axis = self._writer.label, self._per_rank, self._writer.step_metric
         if label is None or not names.patterns:
             return {}

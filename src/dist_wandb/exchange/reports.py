@@ -1,7 +1,7 @@
-"""What an exchange warns of: one event, one message, whatever the number of names, steps and rounds it takes.
+"""The warnings of an exchange: one message per event, however many names, steps and rounds it involves.
 
-The rank concerned reports: one that was expected and contributed nothing, or contributed after the row was written. An
-event that occurs again and again is reported ever less often.
+The rank concerned reports: it was expected and contributed nothing, or contributed after the row was written. A
+recurring event is reported less and less often.
 """
 
 from __future__ import annotations
@@ -21,81 +21,71 @@ _MOST_DOUBLINGS = 10
 
 @dataclass(slots=True)
 class _Event:
-    """What happens for some time.
+    """An event that lasts for some time."""
 
-    Args:
-        last: When it was seen last.
-        said: How many messages were logged of it, or of earlier ones of its kind.
-        unsaid: How many values are in no message.
-    """
-
-    last: float
-    said: int = 1
-    unsaid: int = 0
+    last: float  # when it was detected last
+    reported: int = 1  # number of messages about it, or about earlier events of its kind
+    unreported: int = 0  # number of values that no message covers
 
 
-class Reports:
+class Reports(Notices):
     """The warnings of one rank's exchange.
 
     Args:
-        quiet: Seconds without anything of a kind, after which the next of it is another event. It is doubled by each
-            message of the kind: what occurs again and again is reported ever less often.
-        clock: Tells the time, in seconds.
+        quiet: Seconds without an occurrence after which the next one of its kind is a new event. Each message of the
+            kind doubles it, so a recurring event is reported less and less often.
+        clock: Returns the time, in seconds.
     """
 
     def __init__(self, quiet: float, clock: Callable[[], float]) -> None:
+        super().__init__()
         self._quiet = quiet
         self._clock = clock
-        self._notices = Notices()
         self._events: dict[str, _Event] = {}
-
-    def once(self, kind: str, message: str) -> None:
-        """Log a warning, once for its kind."""
-        self._notices.warn(kind, message)
 
     def values(self, kind: str, keys: Sequence[Key], message: Callable[[str], str]) -> None:
         """Warn about values, unless an earlier message covers them.
 
         Args:
-            kind: What the warning is about.
-            keys: Their cells.
-            message: Makes the message, given names and place of these values.
+            kind: The kind of the warning.
+            keys: The cells of the values.
+            message: Makes the message, given the names and position of the values.
         """
         if not keys:
             return
         if self._goes_on(kind):
-            self._events[kind].unsaid += len(keys)
+            self._events[kind].unreported += len(keys)
             return
         event = self._begin(kind)
-        before = f" Since the last message of this kind there were {event.unsaid} more." if event.unsaid else ""
-        event.unsaid = 0
+        before = f" Since the last message of this kind there were {event.unreported} more." if event.unreported else ""
+        event.unreported = 0
         _log.warning("dist_wandb: %s%s", message(_named(keys)), before)
 
     def follows(self, kind: str, cause: str) -> bool:
-        """Whether what happens belongs to a reported event of another kind; then it is not reported itself."""
+        """Return whether an occurrence belongs to a reported event of another kind, and need not be reported itself."""
         if cause not in self._events or not self._goes_on(cause):
             return False
         self._events.setdefault(kind, _Event(0.0)).last = self._clock()
         return True
 
     def expect(self, kind: str) -> None:
-        """Do not report a kind of event next time: another message covers it."""
+        """Do not report the next event of a kind: another message covers it."""
         self._begin(kind)
 
-    def unsaid(self, kind: str) -> int:
-        """How many values of a kind are in no message."""
-        return self._events[kind].unsaid if kind in self._events else 0
+    def unreported(self, kind: str) -> int:
+        """Return the number of values of a kind that no message covers."""
+        return self._events[kind].unreported if kind in self._events else 0
 
     def _begin(self, kind: str) -> _Event:
         event = self._events.setdefault(kind, _Event(0.0, 0))
-        event.last, event.said = self._clock(), event.said + 1
+        event.last, event.reported = self._clock(), event.reported + 1
         return event
 
     def _goes_on(self, kind: str) -> bool:
         event, now = self._events.get(kind), self._clock()
         if event is None:
             return False
-        quiet = self._quiet * 2 ** min(event.said - 1, _MOST_DOUBLINGS)
+        quiet = self._quiet * 2 ** min(event.reported - 1, _MOST_DOUBLINGS)
         if now - event.last > quiet:
             return False
         event.last = now
@@ -103,12 +93,12 @@ class Reports:
 
 
 def place_of(key: Key) -> str:
-    """Where a rank logged a value, in words."""
+    """Return the position at which a rank logged a value, in words."""
     return f"its call {key.occurrence + 1} without a step" if key.place.counted else f"step {key.place.step}"
 
 
 def _named(keys: Sequence[Key]) -> str:
-    """Names and places in words: all of the first place, and how many others there are."""
+    """Return names and positions in words: the first names and the first position, and the number of others."""
     names = list(dict.fromkeys(key.series.name for key in keys))
     what = ", ".join(map(repr, names[:_MOST_NAMES]))
     if len(names) > _MOST_NAMES:

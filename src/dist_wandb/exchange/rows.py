@@ -1,4 +1,4 @@
-"""Both ends of the exchange: totals made of what a rank logs, and rows made of what the unit finished."""
+"""Both ends of the exchange: totals of a rank's contributions, and rows of the unit's finished values."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from dist_wandb.settings.reduction import PerRankNames, Reduction
 
 
 class Rows:
-    """What becomes of contributions and of finished values on one rank.
+    """Processes the contributions and the finished values of one rank.
 
     Args:
         writer: Writes rows into this rank's run.
-        reduce: Name patterns and reductions, the first that matches counts; `None` for no reduction.
+        reduce: Name patterns and reductions; the first match applies. `None` for no reduction.
         per_rank: Names that each rank of a shared run also writes under its label.
-        counts: Whether rows without a step lie at the count of calls on the x axis.
-        first: Place on the x axis of the first row without a step, in this rank's run.
+        counts: Whether rows without a step lie at the number of calls on the x axis.
+        first: Position on the x axis of the first row without a step, in this rank's run.
         rank: This rank's index in the job, for messages.
-        is_first: Whether it is the first of its unit.
+        is_first: Whether it is the first rank of its unit.
 
     Attributes:
         writes: Whether this rank writes the rows of its unit.
-        held: What waits for its row.
-        posting: Takes contributions.
-        writing: Takes finished values.
+        held: The values that wait for their row.
+        posting: Processes contributions.
+        writing: Processes finished values.
     """
 
     def __init__(
         self,
         writer: RowWriter,
         reduce: Mapping[str, Reduction] | None,
-        per_rank: PerRankNames = PerRankNames(),  # noqa: B008  # cannot be changed
+        per_rank: PerRankNames = PerRankNames(),  # noqa: B008  # immutable
         *,
         counts: bool = True,
         first: int = 0,
@@ -63,5 +63,5 @@ class Rows:
 
     @property
     def has_run(self) -> bool:
-        """Whether there is a run to write into."""
+        """Whether there is a run to write to."""
         return self._writer.has_run

@@ -1,9 +1,10 @@
-"""Which rank holds the others up, of rows that say how busy the ranks were (`session.sections`). Pure.
+"""Detection of the rank that delays the others, from rows with busy times of all ranks (`session.sections`). Pure.
 
-Of each row is known, over the ranks, the largest share of the time in which a rank was busy, whose it is, and the mean
-of the others. A rank is named when it was the busiest one in 18 of the last 20 rows, and in their middle at least a
-tenth busier than the others. Of ranks that are alike another one is the busiest in each row: that the same of 2 is it
-in 18 of 20 has a chance of 0.04 %, and it does not differ from the other by a tenth then, unless times vary a lot.
+Each row contains the largest share of the time in which a rank was busy, that rank, and the mean share of the others. A
+rank is reported if it was the busiest one in 18 of the last 20 rows, and at the median of these rows busier than the
+others by at least a tenth. Among equally fast ranks, the busiest one changes from row to row: that the same of 2 ranks
+is the busiest in 18 of 20 rows has a probability of 0.04 %, and it then differs from the other by less than a tenth,
+unless times vary a lot.
 """
 
 from __future__ import annotations
@@ -15,35 +16,34 @@ from dist_wandb.settings.reduction import TIMES
 
 RANK, EXCESS = f"{TIMES}straggler_rank", f"{TIMES}straggler_excess"
 _ROWS = 20
-_OFTEN = 18  # of these
+_OFTEN = 18  # of these rows
 _LEAST = 0.1  # of the others' time
 
 
 class Stragglers:
-    """The last rows with timings."""
+    """The last rows with busy times."""
 
     def __init__(self) -> None:
-        self._rows: deque[tuple[int, float]] = deque(
-            maxlen=_ROWS
-        )  # the busiest rank, and by how much of the others' time
+        # the busiest rank, and how much longer it was busy, as a fraction of the others' time
+        self._rows: deque[tuple[int, float]] = deque(maxlen=_ROWS)
         self._more = 0.0
 
-    def see(self, busiest: int, largest: float, others: float) -> None:
-        """Note the next row.
+    def add(self, busiest: int, largest: float, others: float) -> None:
+        """Add the next row.
 
         Args:
             busiest: The rank that was busy longest.
-            largest: Which share of the time it was busy.
+            largest: The share of the time in which it was busy.
             others: Mean share of the other ranks.
         """
         self._more = largest - others
         self._rows.append((busiest, self._more / others if others > 0 else float(self._more > 0)))
 
-    def found(self, seconds: float | None) -> dict[str, float]:
-        """What the last row says of the rank that holds the others up; nothing where none does.
+    def detect(self, seconds: float | None) -> dict[str, float]:
+        """Return the straggler's columns for the last row; empty if no rank delays the others.
 
         Args:
-            seconds: What the row covers; mean over ranks. `None` where it is not known.
+            seconds: The time that the row covers, as a mean over ranks; `None` if it is not known.
 
         Returns:
             The rank, and how many seconds longer than the others it was busy.

@@ -1,4 +1,4 @@
-"""What a rank does before and after its part in a round: it waits for its turn, gives up waiting, answers flushes."""
+"""A rank's actions before and after a round: it waits for its turn, gives up on ranks, and answers flushes."""
 
 from __future__ import annotations
 
@@ -14,15 +14,7 @@ from dist_wandb.exchange.protocol.rounds import Intent, Rounds
 
 
 class Turns:
-    """One rank's turns in the rounds.
-
-    Args:
-        context: What the parts of the exchange share.
-        rounds: The state machine of this rank.
-        inbox: What this rank has logged.
-        pacer: Says when the next round is due, and what is overdue.
-        messages: Warnings about what this rank logs.
-    """
+    """One rank's turns in the rounds."""
 
     def __init__(self, context: Context, rounds: Rounds, inbox: Inbox, pacer: Pacer, messages: Messages) -> None:
         self._context = context
@@ -30,24 +22,25 @@ class Turns:
         self._inbox = inbox
         self._pacer = pacer
         self._messages = messages
-        self._unsent = self._doubtful = 0  # as of the last turn: the user's threads do not look into the rounds
+        self._unsent = self._doubtful = 0  # as of the last turn: the user's threads do not access the rounds
 
     @property
     def backlog(self) -> int:
-        """About how many rows of this rank the others do not know."""
+        """Approximate number of rows of this rank that the others have not received."""
         return self._inbox.unread + self._inbox.computing + self._unsent
 
     @property
     def unwritten(self) -> int:
-        """About how many rows this rank has to write if it waits for no other rank any more."""
+        """Approximate number of rows that this rank has to write if it stops waiting for other ranks."""
         return self.backlog + self._doubtful
 
     def wait(self, *, has_more: bool, awaits_primary: Callable[[], bool]) -> None:
         """Wait for contributions, for peers, or for the next heartbeat.
 
         Args:
-            has_more: Whether some rank has more to say at once.
-            awaits_primary: Whether the rank that writes is away, but may come back: then this rank does not close yet.
+            has_more: Whether some rank has more to contribute at once.
+            awaits_primary: Returns whether the rank that writes is away but may return: then this rank does not close
+                yet.
         """
         lifecycle, rounds = self._context.lifecycle, self._rounds
         is_ending = lifecycle.is_closing and not awaits_primary()
@@ -59,7 +52,7 @@ class Turns:
                 self._inbox.linger(seconds, is_open=lambda: lifecycle.demand is Demand.NONE)
         rounds.intent = Intent.OPEN
         if self._inbox.is_empty:
-            if lifecycle.is_closing and not awaits_primary():  # it may have been asked to close meanwhile
+            if lifecycle.is_closing and not awaits_primary():  # close may have been called meanwhile
                 rounds.intent = Intent.CLOSING
             elif self._inbox.flushes:
                 rounds.intent = Intent.PAUSING
@@ -69,7 +62,7 @@ class Turns:
             self._messages.many_unsent()
 
     def give_up_overdue(self) -> None:
-        """Give up waiting for ranks that do not contribute where others did."""
+        """Stop waiting for ranks that do not contribute to cells that have contributions of others."""
         rounds, limit = self._rounds, self._context.limits.max_pending_rows
         ledger, cells = rounds.ledger, rounds.ledger.open
         oldest = next(iter(cells.values())).born if cells else None
@@ -83,14 +76,14 @@ class Turns:
             rounds.give_up(oldest, new_only=False)
 
     def answer_flushes(self, *, is_paused: bool, has_more: bool) -> None:
-        """Answer those who wait for what this rank logged, but give others the chance to pause as well.
+        """Answer this rank's flush requests, but give other ranks the chance to pause as well.
 
-        When all ranks pause, what only some of them logged is finished. Who has nothing open waits for that a little,
-        if others have something open, or more to say.
+        When all ranks pause, cells with contributions of only some of them are finished. A rank without open cells
+        waits a little for that if others have open cells or more to contribute.
 
         Args:
             is_paused: Whether all ranks have paused.
-            has_more: Whether some rank has more to say at once.
+            has_more: Whether some rank has more to contribute at once.
         """
         flushes = self._inbox.flushes
         is_settled = bool(flushes) and self._rounds.settled and self._inbox.is_empty

@@ -1,16 +1,19 @@
-"""The thread of an exchange: it takes part in rounds until all ranks close, and writes what is left at the end.
+"""The thread of an exchange: it takes part in rounds until all ranks close, then writes the remaining rows.
 
-It is in the phases of `lifecycle`. While it takes part it goes from generation to generation of `membership`: it enters
-one, forms a group, and goes through rounds until all close, a member breaks off, or a rank wants to join. A rank enters
-a round when it has contributions, when cells are open, or when it was idle for a heartbeat (`protocol.pacing`).
+`lifecycle` describes its phases. While it participates, it goes from generation to generation of `membership`: it
+enters one, forms a group, and goes through rounds until all ranks close, a member breaks off, or a rank wants to join.
+A rank enters a round when it has contributions, when cells are open, or when it was idle for a heartbeat
+(`protocol.pacing`).
 
-It never blocks on a device: that may itself wait for other ranks (a checkpoint, a validation on one of them), and these
-must not wait for this thread. `inbox` asks whether values are ready, and rounds go on meanwhile.
+The thread never blocks on a device. The device may itself be waiting for other ranks (a checkpoint, a validation on one
+of them), and these must not wait for this thread. `inbox` polls whether values are ready, and rounds continue
+meanwhile.
 
-It is a daemon, because a thread that is not one would keep a failed process alive. But a thread in native code while
-Python goes down aborts the process, so it is stopped and joined at exit (`interface`). A process that ends normally
-without `finish` waits at most 10 s for the others; one that ends by an exception waits for nobody, and writes what it
-has. After `finish` it stays as long, if ranks that are behind have yet to ask for states, tables or spreads of it.
+It is a daemon thread, because a non-daemon thread would keep a failed process alive. But a thread in native code at
+interpreter shutdown aborts the process, so it is stopped and joined at exit (`interface`). A process that ends normally
+without `finish` waits at most 10 s for the others; a process that ends by an exception waits for no rank, and writes
+what it has. After `finish`, it also stays up to 10 s if ranks that are behind have yet to request its states, tables or
+spreads.
 """
 
 from __future__ import annotations
@@ -42,39 +45,27 @@ from dist_wandb.store.job_store import JobStore
 
 _log = logging.getLogger("dist_wandb")
 
-_LAST_LOOK = 0.5  # seconds that a device, or the encoding of images, is given when the thread ends
+_LAST_LOOK = 0.5  # seconds that a device, or the encoding of images, gets when the thread ends
 
 
 @dataclass(frozen=True)
 class Hooks:
-    """What the thread calls of its session.
+    """The session's functions that the thread calls."""
 
-    Args:
-        find: Finds the job's store; asked until there is one.
-        look: Called now and then, with how often any rank has published something through the job's store.
-        is_over: Whether the coordinator has ended this session already.
-        news: How often this rank has.
-    """
-
-    find: Callable[[], JobStore | None] = lambda: None
-    look: Callable[[float], None] = lambda _: None
-    is_over: Callable[[], bool] = lambda: False
-    news: Callable[[], int] = lambda: 0
+    find: Callable[[], JobStore | None] = lambda: None  # finds the job's store; called until it returns one
+    look: Callable[[float], None] = lambda _: None  # called between rounds, with the most publications of any rank
+    is_over: Callable[[], bool] = lambda: False  # whether the coordinator has ended this session already
+    news: Callable[[], int] = lambda: 0  # number of publications of this rank through the job's store
 
 
 class Worker:
-    """What the thread of an exchange does.
-
-    Args:
-        context: What the parts of the exchange share.
-        rounds: The state machine of this rank.
-        hooks: What is called of the session.
+    """The work of an exchange's thread.
 
     Attributes:
-        inbox: Where the user's threads put contributions.
-        messages: What is warned of.
-        turns: Has what is not written yet.
-        output: Has how long it takes to write.
+        inbox: The contributions of the user's threads.
+        messages: The warnings.
+        turns: Counts the rows that are not written yet.
+        output: Measures how long it takes to write a row.
     """
 
     def __init__(self, context: Context, rounds: Rounds, hooks: Hooks) -> None:
@@ -90,7 +81,7 @@ class Worker:
         self.turns: Turns = Turns(context, rounds, self.inbox, self.pacer, self.messages)
 
     def run(self) -> None:
-        """Take part until the end."""
+        """Take part in rounds until all ranks close; then write the remaining rows."""
         is_closed = False
         try:
             with suppress(Stopped):
@@ -101,10 +92,10 @@ class Worker:
             self.messages.too_late(has_taken_part=self.participation.generation is not None)
             self._go_on_alone()
         except RendezvousError as error:
-            self._context.warn("store", f"{error} Rank {self._context.rank} goes on alone.")
+            self._context.warn("store", f"{error} Rank {self._context.rank} continues alone.")
             self._go_on_alone()
-        except Exception:  # noqa: BLE001  # the training must not suffer, and nothing that was logged be lost
-            _log.exception("dist_wandb: the exchange of rank %d failed; it goes on alone", self._context.rank)
+        except Exception:  # noqa: BLE001  # the training must continue, and no logged row may be lost
+            _log.exception("dist_wandb: the exchange of rank %d failed; it continues alone", self._context.rank)
             self._go_on_alone()
         finally:
             self._write_rest(is_closed=is_closed)
@@ -114,7 +105,7 @@ class Worker:
             self._detach()
 
     def _detach(self) -> None:
-        """Let connections to the store be closed: in circles of references they last until Python looks for those."""
+        """Release the store: in reference cycles, its connections would stay open until garbage collection."""
         self.participation.membership = None
         self._hooks = Hooks()
         self._context.rows.writing.global_rank_of = int
@@ -122,20 +113,20 @@ class Worker:
     # Together
 
     def _take_part(self) -> None:
-        """Go through generations until all ranks that take part have closed, and all that they logged is finished."""
+        """Go through generations until all participating ranks have closed and all their values are finished."""
         generation: Generation | None
-        generation = self.participation.arrive(self._hooks.find, self._is_in_vain, self._hooks.is_over)
+        generation = self.participation.arrive(self._hooks.find, self._gives_up_waiting, self._hooks.is_over)
         while generation is not None:
             generation = self._go_through(generation)
 
     def _go_through(self, generation: Generation) -> Generation | None:
-        """Take part in a generation; what comes after it, or `None` if all ranks are done."""
+        """Take part in a generation; return the next one, or `None` if all ranks are done."""
         participation = self.participation
         if participation.catch_up(generation):
             return None
         generation = participation.enter(generation)
         try:
-            group = participation.form(self._is_broken_off)
+            group = participation.form(self._should_abort)
             self.cycle.begin(group, participation.learn_ranks)
             while True:
                 outcome = self._round()
@@ -174,37 +165,37 @@ class Worker:
 
     def _await_turn(self) -> None:
         destroy_closed()
-        self._hooks.look(self._rounds.aside.heard)
+        self._hooks.look(self._rounds.side_data.most_published)
         self.turns.wait(has_more=self.cycle.has_more, awaits_primary=self._awaits_primary)
-        self._rounds.aside.news = self._hooks.news()
+        self._rounds.side_data.published = self._hooks.news()
 
     def _post(self, contribution: Contribution) -> None:
         try:
             self.messages.contributed(self._context.rows.posting.post(contribution, self._rounds))
-        except Exception:  # noqa: BLE001  # one row that cannot be understood must not end the others
+        except Exception:  # noqa: BLE001  # a row that cannot be processed must not stop the later ones
             _log.exception(
-                "dist_wandb: a row of rank %d could not be taken and is lost: %r",
+                "dist_wandb: a row of rank %d could not be processed and is lost: %r",
                 self._context.rank,
                 list(contribution.metrics),
             )
 
     def _awaits_primary(self) -> bool:
-        """Whether the rank that writes is away, but may come back for what the others have for it."""
+        """Return whether the rank that writes is away, but may return for the values kept for it."""
         may_come = self.output.keeps_rows and self._context.lifecycle.phase is not Phase.ALONE
         return may_come and self.participation.may_primary_come()
 
-    def _is_in_vain(self) -> bool:
-        """Whether waiting for other ranks to come has no point any more."""
+    def _gives_up_waiting(self) -> bool:
+        """Return whether there is no reason to wait for other ranks to arrive."""
         lifecycle = self._context.lifecycle
         if lifecycle.is_stopped:
             return True
         if self.participation.generation is not None or self._context.rows.writes or not lifecycle.is_closing:
             return False
-        self.inbox.drain()  # a rank that has nothing to say, and nothing to write, need not wait for the others to come
+        self.inbox.drain()  # a rank without contributions and rows to write need not wait for the others to arrive
         return not self._rounds.outbox.pending and not self.inbox.computing
 
-    def _is_broken_off(self) -> bool:
-        """Asked while a round waits for the others: whether it is in vain."""
+    def _should_abort(self) -> bool:
+        """Return whether to abort a round that waits for the others."""
         if self._context.lifecycle.is_stopped:
             return True
         is_held_up = self.cycle.group is not None and self.pacer.is_held_up(time.monotonic())
@@ -212,14 +203,14 @@ class Worker:
         return is_full or self.participation.is_broken()
 
     def _has_delivered(self) -> bool:
-        """Whether the others know all that this rank has logged."""
-        self.inbox.drain()  # who stops this thread wakes it
+        """Return whether the others have received everything that this rank logged."""
+        self.inbox.drain()  # stopping this thread also wakes it
         return not self._rounds.outbox.pending and self.inbox.is_empty and not self.cycle.is_awaited()
 
     # Alone
 
     def _go_on_alone(self) -> None:
-        """Write what this rank logs until it finishes."""
+        """Write this rank's rows, without the others, until it finishes."""
         lifecycle = self._context.lifecycle
         lifecycle.phase = Phase.ALONE
         self.cycle.go_alone()
@@ -232,7 +223,7 @@ class Worker:
                 self.turns.answer_flushes(is_paused=True, has_more=False)
         except Exception:  # noqa: BLE001  # as in run
             lifecycle.phase = Phase.BROKEN
-            _log.exception("dist_wandb: rank %d can bring no more rows to W&B", self._context.rank)
+            _log.exception("dist_wandb: rank %d can no longer write rows to W&B", self._context.rank)
 
     def _write_all(self) -> None:
         if not self._context.rows.writes and self._rounds.outbox.pending:
@@ -241,7 +232,7 @@ class Worker:
         self.cycle.write_all()
 
     def _write_rest(self, *, is_closed: bool) -> None:
-        """At the end: what was not brought together is written as it is here, or said to be lost."""
+        """Write, at the end, the values that were not combined with other ranks, or report them as lost."""
         self.cycle.go_alone()
         try:
             while self.inbox.drain(_LAST_LOOK if self.inbox.computing else 0.0):
@@ -253,5 +244,5 @@ class Worker:
             self._rounds.intent = Intent.CLOSING
             self._write_all()
             self._context.rows.writing.write_left_over()
-        except Exception:  # noqa: BLE001  # an end must not be spoilt
+        except Exception:  # noqa: BLE001  # the thread must end normally
             _log.exception("dist_wandb: the last rows of rank %d could not be written", self._context.rank)

@@ -1,4 +1,4 @@
-"""Rows made of what the unit has finished: one of the values of one position, which `x_axis` knows."""
+"""The rows of the unit's finished values: one row for the values of one position, which `x_axis` determines."""
 
 from __future__ import annotations
 
@@ -19,16 +19,11 @@ DEGRADED = "dist_wandb/degraded"
 
 
 class Writing:
-    """Turns finished values into rows of this rank's run, if it writes those of its unit.
-
-    Args:
-        writer: Writes rows into this rank's run.
-        held: What waits for its row.
-        rank: This rank's index in the job, for messages.
+    """Turns finished values into rows of this rank's run, if this rank writes the rows of its unit.
 
     Attributes:
         is_over: Whether the run is being finished: nothing more is written.
-        unwritten: How many rows came later than that.
+        unwritten: Number of rows that came after that.
         last_place: The position of the last row, for messages.
         global_rank_of: Returns the index in the job of a rank of the unit.
     """
@@ -45,7 +40,7 @@ class Writing:
         self._stragglers = Stragglers()
 
     def write_finished(self, values: Sequence[Finished]) -> None:
-        """Write finished values: those of one place as one row, unless a name comes twice."""
+        """Write finished values: those of one position as one row, unless a name occurs twice."""
         if values and self._writer.is_primary:
             row: dict[str, Any] = {}
             last, place = values[0], self._held.x_axis.row_of(values[0])
@@ -61,7 +56,7 @@ class Writing:
             self.last_place = self._held.x_axis.shown(values[-1])
 
     def write_left_over(self) -> None:
-        """Write what waited for numbers that never came."""
+        """Write values whose row's numbers never came."""
         for own, x in self._held.extras.values():
             self._writer.write_plain(own, x)
         self._held.extras.clear()
@@ -74,7 +69,7 @@ class Writing:
         if not totals.number:
             taken = self._held.attachments.take(value)
             if taken is None:
-                return  # what was written before it is better
+                return  # a better value was written before
             row.update(taken[0])
             missing = max(missing, taken[1])
         else:
@@ -89,19 +84,19 @@ class Writing:
             if name == BUSY and totals.contributors > 1:
                 largest, ranks = row[f"{name}/max"], totals.contributors
                 others = (ranks * row[name] - largest) / (ranks - 1)
-                self._stragglers.see(row[f"{name}/argmax_rank"], largest, others)
+                self._stragglers.add(row[f"{name}/argmax_rank"], largest, others)
 
     def _write(self, row: dict[str, Any], value: Finished) -> None:
         if not row:
             return
         if BUSY in row:
-            row.update(self._stragglers.found(row.get(STEP)))
+            row.update(self._stragglers.detect(row.get(STEP)))
         if self.is_over:
             self.unwritten += 1
             return
         try:
             self._writer.write_plain(row, self._held.x_axis.x_of(value))
-        except Exception as error:  # noqa: BLE001  # a row that W&B does not take must not end the others
+        except Exception as error:  # noqa: BLE001  # a row that W&B rejects must not stop the later ones
             if self._notices.is_first(type(error)):
                 _log.exception(
                     "dist_wandb: rank %d could not write a row; it is lost. More errors of this kind are not reported",

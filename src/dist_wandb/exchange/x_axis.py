@@ -1,8 +1,8 @@
 """The positions of rows on the x axis.
 
-A row without a step lies at the last step that its rank gave, as long as there is none at the rank's number of calls.
-Between ranks, one or the other travels in the place of the number of calls (`calls_at`). A resumed run's first position
-is added when a row is written; ranks count their calls from 0 always.
+A row without a step lies at the last step that its rank logged; if there is none, at the rank's number of calls. Ranks
+exchange one or the other in the field for the number of calls (`calls_at`). The first position of a resumed run is
+added when a row is written; ranks always count their calls from 0.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from collections.abc import Iterable
 
 from dist_wandb.exchange.protocol.cells import Finished, Key
 
-MOST_CALLS = 2**32 - 1  # what rounds can send to other ranks
-_AT_STEP = 2**31  # what is beyond it in a count of calls is a step: that at which a row without one goes on
+MOST_CALLS = 2**32 - 1  # the largest number that rounds can send
+_AT_STEP = 2**31  # a number of calls from here on is a step: the position of a row without one
 _MOST_FAR = 32_768
 
 
 def calls_at(step: int) -> int:
-    """What a row without a step has as its number of calls, so that it lies at the last step before it."""
+    """Return the number of calls that stands for a row without a step at the last step before it."""
     return _AT_STEP + step
 
 
 class XAxis:
-    """Tells where the rows of this rank's run lie on the x axis.
+    """The positions of the rows of this rank's run on the x axis.
 
     Args:
-        counts: Whether rows without a step lie at the count of calls.
+        counts: Whether rows without a step lie at the number of calls.
         first: Position of the first row without a step.
     """
 
@@ -37,30 +37,30 @@ class XAxis:
         self._farthest = MOST_CALLS
 
     def keep_far(self, keys: Iterable[Key], calls: int) -> None:
-        """Keep steps that are too large to be sent to other ranks, for the rows that this rank writes."""
+        """Remember steps that are too large to be sent to other ranks, for the rows that this rank writes."""
         self._far.update(dict.fromkeys(keys, calls))
         self._farthest = max(self._farthest, calls)
         while len(self._far) > _MOST_FAR:
             self._far.popitem(last=False)
 
     def x(self, step: int | None, calls: int) -> int | None:
-        """The position of a row; `None` for none."""
+        """Return the position of a row; `None` for none."""
         if step is None and calls >= _AT_STEP:
             return calls - _AT_STEP
         return self._first + calls if step is None and self._counts else step
 
     def x_of(self, value: Finished) -> int | None:
-        """The position of the row of a finished value."""
+        """Return the position of the row of a finished value."""
         place = value.key.place
         return self.x(None if place.counted else place.step, self._calls(value))
 
     def row_of(self, value: Finished) -> tuple[int, int]:
-        """What finished values of one row have in common."""
+        """Return a key that the finished values of one row share."""
         place = value.key.place
         return (1, self._calls(value)) if place.counted else (0, place.step)
 
     def shown(self, value: Finished) -> str:
-        """The position of a finished value, for messages."""
+        """Return the position of a finished value, for messages."""
         place, calls = value.key.place, value.calls
         if place.counted and calls < _AT_STEP:
             return f"row {calls + 1}"

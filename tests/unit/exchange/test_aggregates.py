@@ -101,7 +101,7 @@ def test_lanes_hold_everything(value: float, weight: float) -> None:
     original = Totals.of(value, weight)
     summed, largest = original.lanes()
     lanes = (9.0, *summed), (9.0, 9.0, *largest)
-    assert repr(Totals.from_lanes(lanes[0], 1, lanes[1], 2)) == repr(original)  # by text, as NaN is not equal to itself
+    assert repr(Totals.from_lanes(lanes[0], 1, lanes[1], 2)) == repr(original)  # by text: NaN is not equal to itself
 
 
 def test_patterns_tell_upper_and_lower_case_apart() -> None:

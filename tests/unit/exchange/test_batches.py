@@ -1,4 +1,4 @@
-"""What waits on several ranks, as one list in an order that agrees with that of each rank."""
+"""The contributions that wait on several ranks, merged in an order that agrees with the order on each rank."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ cells = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=1, ma
 
 @st.composite
 def rows(draw: st.DrawFn) -> list[Row]:
-    """What one rank has to say."""
+    """The rows that one rank offers."""
     found = draw(st.lists(st.tuples(places, cells), max_size=8))
     return [tuple(Slot(*place, *cell) for cell in row) for place, row in found]
 
 
 def lines(first: int, last: int, *names: int, stride: int = 1, step: bool = True) -> list[Row]:
-    """A row for each step, or for each count."""
+    """One row per step, or per count."""
     return [
         tuple(Slot(0, at, name, 0) if step else Slot(1, 0, name, at) for name in names)
         for at in range(first, last, stride)
@@ -37,9 +37,9 @@ def one_by_one(offers: Sequence[Sequence[Row]]) -> list[list[Slot]]:
 
 @given(rows())
 @settings(deadline=None)
-def test_rows_are_told_and_understood(told: list[Row]) -> None:
-    cells = sum(map(len, told))
-    assert decoded((Run(*run) for run in json.loads(json.dumps(encoded(told)))), cells) == told
+def test_rows_are_told_and_understood(rows: list[Row]) -> None:
+    cells = sum(map(len, rows))
+    assert decoded((Run(*run) for run in json.loads(json.dumps(encoded(rows)))), cells) == rows
 
 
 @pytest.mark.parametrize("number", [-1, 1.0, True, "2", None, 12, 10**12, 10**400])

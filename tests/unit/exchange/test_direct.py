@@ -1,4 +1,4 @@
-"""Rows that are one rank's own: in order, as they were, never waited for, and none lost in silence."""
+"""A rank's own rows: in order, unchanged, without delaying the training, and never lost silently."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ QUICK = Limits(join_timeout=30.0, finish_timeout=30.0)
 
 
 class Written:
-    """A run that remembers its rows, and may stand still, as a stopped process of wandb's does."""
+    """A run that remembers its rows, and may stall like a stopped wandb process."""
 
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
@@ -55,7 +55,7 @@ class Written:
 
 
 class Own:
-    """Own rows over a run that remembers them."""
+    """An exchange of own rows, over a run that remembers them."""
 
     def __init__(self, *, at_once: bool, limits: Limits = QUICK, run: Any = None, **others: Any) -> None:
         self.run: Any = Written()
@@ -126,7 +126,7 @@ def test_the_thread_ends_with_the_session(make: Callable[..., Own]) -> None:
     assert own.exchange.close()
     assert own.steps == [0]
     eventually(lambda: own_threads() == before)
-    own.log(1)  # as wandb is asked to write it, which says what it thinks of that
+    own.log(1)  # passed to wandb unchanged, which warns about it
     assert own.steps == [0, 1]
 
 
@@ -231,7 +231,7 @@ def test_of_a_world_of_one_a_step_is_checked_as_elsewhere(fake_wandb: FakeWandb)
         assert type(fake_wandb.runs[0].rows[0]["loss"]) is float
 
 
-# --- wandb's own process stands still ---------------------------------------------------------------------------------
+# --- wandb's own process stalls ---------------------------------------------------------------------------------------
 
 
 def test_a_stopped_process_of_wandbs_holds_up_nobody_who_logs(make: Callable[..., Own]) -> None:
@@ -297,7 +297,7 @@ def test_an_error_over_one_row_costs_that_row_alone(make: Callable[..., Own], ca
 
 def test_a_signal_handler_that_logs_in_the_middle_of_a_row_waits_for_nothing(make: Callable[..., Own]) -> None:
     own = make(at_once=True)
-    in_wandb = threading.Lock()  # as wandb has in the middle of a row
+    in_wandb = threading.Lock()  # as wandb holds while it writes a row
     own.run.during_a_row = lambda: signal.raise_signal(signal.SIGUSR1)
     write = own.run.log
 

@@ -1,4 +1,4 @@
-"""The exchange of metrics' states when it is broken off, repeated, or comes too late: ranks in one process."""
+"""The exchange of metric states when it is interrupted, repeated, or too late: ranks in one process."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from dist_wandb.topology.model import Topology
 
 
 class BrokenError(Exception):
-    """The exchange did not come about."""
+    """The exchange failed."""
 
 
 class Listening:
-    """A group that hears what a member gives, and breaks off."""
+    """A group that records what a member contributes, and then fails."""
 
     def __init__(self) -> None:
         self.heard: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -41,7 +41,7 @@ class Listening:
 
 
 class Answering:
-    """A group that gives what the members' numbers come to."""
+    """A group that returns the reduced numbers of the members."""
 
     def __init__(self, heard: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
         self._sums = torch.stack([sums for sums, _ in heard]).sum(0)
@@ -55,7 +55,7 @@ class Answering:
 
 
 class Unit:
-    """Ranks that log one `SumMetric` each, which says 1 + rank at step 0, as much again at step 1, and so on."""
+    """Ranks that log one `SumMetric` each: its value is 1 + rank at step 0, twice that at step 1, and so on."""
 
     def __init__(self, size: int) -> None:
         self.written: list[dict[str, Any]] = []
@@ -70,7 +70,7 @@ class Unit:
         self.written.append(row)
 
     def keep(self, step: int, ranks: Sequence[int] | None = None) -> Key:
-        """The ranks log their metric; the cell it is in."""
+        """Log the metric on the ranks; return its cell."""
         for rank, metric in enumerate(self._metrics):
             metric.update(1.0 + rank)
             snapshot = take_snapshot(metric)
@@ -80,7 +80,7 @@ class Unit:
         return key
 
     def keep_late(self, rank: int, key: Key) -> None:
-        """A rank logs 5 in a cell that the others had finished without it."""
+        """Log 5 on a rank, in a cell that the others had finished without it."""
         metric = torchmetrics.SumMetric()
         metric.update(5.0)
         self.fused(rank).keep(key, take_snapshot(metric))
@@ -91,7 +91,7 @@ class Unit:
         return found
 
     def exchange(self, key: Key, members: Sequence[int], broken_on: Sequence[int] = ()) -> None:
-        """Some ranks exchange the states of a cell; on some of them the result does not arrive."""
+        """Exchange the states of a cell between some ranks; on some of them the result does not arrive."""
         listening: Any = Listening()
         for rank in members:
             with pytest.raises(BrokenError):
@@ -102,14 +102,14 @@ class Unit:
                 self.fused(rank).exchange([key], answering)
 
     def finish(self, key: Key, contributors: int, *, corrects: bool = False) -> dict[str, Any]:
-        """Rank 0 writes a cell; the row."""
+        """Write a cell on rank 0; return the row."""
         before = len(self.written)
         self.ranks[0].writing.write_finished([Finished(key, Totals(contributors=contributors), 0, corrects, 0)])
         return self.written[before] if len(self.written) > before else {}
 
 
 class Shaped(torchmetrics.Metric):
-    """A state whose shape is that of the data."""
+    """A state with the shape of the data."""
 
     total: torch.Tensor
 
@@ -125,7 +125,7 @@ class Shaped(torchmetrics.Metric):
 
 
 def shaped(*rows: Sequence[float]) -> list[Shaped]:
-    """The metrics of ranks; those with an empty row have no data."""
+    """Return the metrics of ranks; ranks with an empty row have no data."""
     metrics = [Shaped() for _ in rows]
     for metric, row in zip(metrics, rows, strict=True):
         if row:
@@ -172,7 +172,7 @@ def test_a_metric_that_cannot_be_computed_alone_leaves_the_rest_of_the_row(caplo
     assert "'curve' (BinaryAUROC) is left out of its row: rank 0 could not compute it from its states" in message
 
 
-MANY = 20  # more than are kept of those that all ranks have exchanged
+MANY = 20  # more than the number of exchanged metrics that are kept
 
 
 def test_an_exchange_that_broke_on_one_rank_is_repeated_with_the_states_of_all() -> None:
@@ -221,7 +221,7 @@ def test_a_value_is_not_overwritten_by_a_correction_without_the_states_that_it_h
 
 
 class Refusing(Answering):
-    """A group in which a member says that it sends more than anybody takes, or sends something else."""
+    """A group in which a member announces more bytes than are accepted, or sends something else."""
 
     def __init__(self, heard: Sequence[tuple[torch.Tensor, torch.Tensor]], sent: bytes | None) -> None:
         super().__init__(heard)
@@ -245,7 +245,7 @@ def test_states_that_a_peer_makes_up_cost_their_own_value_alone(
     one.keep(key, snapshot)
     listening = Listening()
     with pytest.raises(BrokenError):
-        one.exchange([key], listening)  # type: ignore[arg-type]  # as much of a group as is needed
+        one.exchange([key], listening)  # type: ignore[arg-type]  # implements only the methods that are needed
     one.exchange([key], Refusing(listening.heard, sent))  # type: ignore[arg-type]
     assert one.take_values(key)[0] == {}
     assert "'cat': left out of their rows on rank 0" in caplog.text

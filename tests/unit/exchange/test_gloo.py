@@ -1,4 +1,4 @@
-"""Exchanges over gloo groups whose members are threads of this process, which meet at a store in memory."""
+"""Exchanges over gloo groups whose members are threads of this process, with a store in memory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SOON = 20.0  # seconds, on a busy machine
 
 @pytest.fixture
 def form(on_ranks: OnRanks) -> Iterator[Form]:
-    """Form a group of threads; closed after the test."""
+    """Form a group of threads, which is closed after the test."""
     formed: list[GlooGroup] = []
 
     def form_all(size: int, timeout: float = 30.0, is_over: Callable[[], bool] = lambda: False) -> list[GlooGroup]:
@@ -47,7 +47,7 @@ def form(on_ranks: OnRanks) -> Iterator[Form]:
 
 @contextmanager
 def taking(least: float, most: float) -> Iterator[None]:
-    """Check how many seconds something takes."""
+    """Check the duration of a block, in seconds."""
     start = time.monotonic()
     yield
     assert least <= time.monotonic() - start <= most
@@ -57,7 +57,7 @@ def reduce_alone(group: GlooGroup) -> tuple[list[float], list[float]]:
     return group.reduce([1.0], [1.0])
 
 
-# --- what all members give --------------------------------------------------------------------------------------------
+# --- collectives of all members ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", [2, 3])
@@ -99,7 +99,7 @@ def test_tensors_are_reduced_in_place(form: Form, on_ranks: OnRanks, size: int) 
 
 
 @pytest.mark.parametrize(
-    "told",
+    "sent",
     [
         [b"zero", b"one", b"two longer"],
         [b"", b"a", b""],
@@ -110,10 +110,10 @@ def test_tensors_are_reduced_in_place(form: Form, on_ranks: OnRanks, size: int) 
     ids=["lengths", "some empty", "all empty", "zeros", "long"],
 )
 def test_bytes_of_any_length_are_gathered_in_the_order_of_members(
-    form: Form, on_ranks: OnRanks, told: list[bytes]
+    form: Form, on_ranks: OnRanks, sent: list[bytes]
 ) -> None:
     groups = form(3)
-    assert on_ranks(3, lambda rank: groups[rank].gather(told[rank])) == [told] * 3
+    assert on_ranks(3, lambda rank: groups[rank].gather(sent[rank])) == [sent] * 3
 
 
 @pytest.mark.parametrize("how", ["gather", "collect"])
@@ -168,7 +168,7 @@ def test_of_one_member_the_result_is_what_it_gives() -> None:
     assert alone.reduce([], []) == ([], [])
 
 
-# --- what comes between -----------------------------------------------------------------------------------------------
+# --- interruptions ----------------------------------------------------------------------------------------------------
 
 
 def test_members_that_do_not_find_each_other_in_time_are_broken() -> None:
@@ -179,7 +179,7 @@ def test_members_that_do_not_find_each_other_in_time_are_broken() -> None:
 @pytest.mark.parametrize("use", [reduce_alone, lambda group: group.gather(b"x")], ids=["reduce", "gather"])
 def test_a_member_that_does_not_come_in_time_breaks_the_others(form: Form, use: Callable[[GlooGroup], Any]) -> None:
     first, _ = form(2)
-    first._timeout = 0.4  # not while they find each other, which may take longer
+    first._timeout = 0.4  # not while they connect, which may take longer
     with taking(0.3, SOON), pytest.raises(BrokenError):
         use(first)
 
@@ -191,7 +191,7 @@ def test_a_member_that_comes_within_the_time_is_waited_for(form: Form, on_ranks:
 
     def is_over() -> bool:
         looked.append(time.monotonic())
-        if len(looked) == 3:  # slices of waiting that were over did no harm
+        if len(looked) == 3:  # expired slices of waiting did no harm
             second_may_go.set()
         return False
 
@@ -256,7 +256,7 @@ def test_a_group_with_a_collective_under_way_is_closed_at_once_without_holding_u
 
 
 class LateWork:
-    """A collective that comes to its end just after the slice in which it was waited for."""
+    """A collective that ends just after the slice of waiting for it."""
 
     def __init__(self, failure: RuntimeError | None = None) -> None:
         self.slices = 0
@@ -274,12 +274,12 @@ class LateWork:
 
 
 def threads_of_gloo() -> int:
-    """How many threads of this process wait for what other members send."""
+    """Return the number of threads of this process that wait for messages of other members."""
     return sum(path.read_text() == "gloo_tcp_loop\n" for path in Path("/proc/self/task").glob("*/comm"))
 
 
 def test_a_closed_group_is_destroyed_once_its_collectives_have_ended() -> None:
-    """One of three members dies: gloo's thread spins then on what another one has sent to what has failed by it."""
+    """One of three members dies: gloo's thread then spins on a message of another member to the failed collective."""
     store = dist.HashStore()
     with ThreadPoolExecutor(3) as pool:
         groups = list(pool.map(lambda rank: GlooGroup(store, rank, 3, 2.0, lambda: False), range(3)))
@@ -288,7 +288,7 @@ def test_a_closed_group_is_destroyed_once_its_collectives_have_ended() -> None:
     collectives = [group._group for group in others]
     first.close()
     for group, native in zip(others, collectives, strict=True):
-        group._pending = [native.barrier()]  # what waits for a member that is gone, in part
+        group._pending = [native.barrier()]  # waits, in part, for a member that is gone
         group.close()
     del groups, first, others, group, native
     collectives.clear()
@@ -311,7 +311,7 @@ def test_a_collective_that_ends_just_after_a_slice_has_not_failed() -> None:
 
 
 def test_a_fork_has_no_groups_to_destroy() -> None:
-    """Their threads are not in the child: a destructor would wait for them for ever."""
+    """Their threads do not exist in the child: a destructor would wait for them forever."""
     undestroyed.append(lambda: False)
     child = os.fork()
     if child == 0:

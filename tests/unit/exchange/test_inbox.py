@@ -36,7 +36,7 @@ def test_contributions_are_posted_in_their_order_and_none_overtakes_one_on_a_dev
 def test_flushes_are_answered_once_and_a_wake_is_noticed() -> None:
     inbox, flushes = Inbox(lambda _: None), [Flush(), Flush(together=True)]
     inbox.wake()
-    assert inbox.drain(60.0), "who wakes the thread does so at once"
+    assert inbox.drain(60.0), "waking the thread takes effect at once"
     for flush in flushes:
         inbox.wake(flush)
     inbox.drain()

@@ -1,4 +1,4 @@
-"""Trees of groups: which groups there are, and that all members compute the same ones."""
+"""Trees of groups: their groups, and that all members compute the same ones."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_each_member_is_connected_to_the_first_of_all(nodes: list[int], fan_out:
         assert tree.path[-1].level < tree.levels
         assert [place.position for place in tree.path[:-1]] == [0] * (len(tree.path) - 1)
         assert (tree.path[-1].position == 0) == (member == members[0])
-        for place in tree.path:  # the others of each group see the same group
+        for place in tree.path:  # all members of each group see the same group
             assert 2 <= len(place.members) <= fan_out
             for other in place.members:
                 assert place.members in [seen.members for seen in trees[other].path if seen.name == place.name]

@@ -1,4 +1,4 @@
-"""What a unit knows of its cells: contributors that are gone, flags of what was finished by a guess."""
+"""The ledger of a unit: contributors that are gone, and flags of cells that were finished by assumption."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def key(step: int, name: str = "loss") -> Key:
 
 
 def contributed(ranks: int, number: int | None = None) -> Totals:
-    """Of so many ranks, which all gave 1."""
+    """The totals of that many ranks, which all contributed 1."""
     count = ranks if number is None else number
     return Totals(
         weighted=count, weight=count, plain=count, contributors=ranks, number=count, largest=1.0, smallest=1.0
@@ -79,7 +79,7 @@ def test_what_all_have_passed_rests_on_no_guess(ledger: Ledger) -> None:
     for number, name in enumerate(("loss", "acc", "loss")):
         ledger.assumed[key(number, name)] = Assumed(number, -1.0 - number, 2)
     ledger.assumed.prove(key(9), 2, -9.0)
-    assert list(ledger.assumed) == [key(2)], "only what was opened before"
+    assert list(ledger.assumed) == [key(2)], "only cells that were opened before"
     assert ledger.names["loss"].proven
     assert ledger.names["acc"].proven
 

@@ -1,4 +1,4 @@
-"""What is asked of an exchange's thread never goes back, and its end is told whatever phase it was in."""
+"""The demand on an exchange's thread never decreases, and its end is signalled in every phase."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who takes part, as ranks agree on it through a store in memory: late ranks, elections, deaths of who is elected."""
+"""Agreement on the participants through a store in memory: late ranks, elections, deaths of elected ranks."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from dist_wandb.settings.plan import Unit, unit_of
 from dist_wandb.store.job_store import JobStore
 from dist_wandb.topology.model import Topology
 
-LONG = 60.0  # seconds; who waited for so long would fail the test
+LONG = 60.0  # seconds; a rank that waits this long fails the test
 SHORT = 0.3
 
 pytestmark = pytest.mark.usefixtures("bare_environment")
 
 
 class Job:
-    """Ranks of one unit, over a store in memory."""
+    """The ranks of one unit, over a store in memory."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -78,7 +78,7 @@ def brief_terms(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_when_all_have_come_the_last_one_claims_the_first_generation() -> None:
     job = Job(16)
     assert job.begin() == on_one_node(0, tuple(range(16)))
-    assert max(job.counts.of(rank) for rank in range(16)) <= 16 + 40, "the last one reads who has come"
+    assert max(job.counts.of(rank) for rank in range(16)) <= 16 + 40, "only the last rank reads who has arrived"
 
 
 def test_of_ranks_that_have_waited_long_enough_one_reads_who_is_here() -> None:
@@ -118,7 +118,7 @@ def test_a_rank_that_arrives_twice_does_not_count_for_another() -> None:
 def test_a_rank_that_was_held_up_while_it_arrived_claims_the_first_generation_itself(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It has its place, but its value comes when the others are there, and have left: they had nothing to say."""
+    """It has its position, but its value arrives after the others have arrived and left, without contributions."""
     job = Job(3)
     publish = JobStore.publish
 
@@ -132,7 +132,7 @@ def test_a_rank_that_was_held_up_while_it_arrived_claims_the_first_generation_it
 
     monkeypatch.setattr(JobStore, "publish", publish_late)
     monkeypatch.setattr(membership.Membership, "_elected", None)
-    assert job.rank(0).arrive(LONG).members == (0, 1, 2), "none had to be elected for want of a last one"
+    assert job.rank(0).arrive(LONG).members == (0, 1, 2), "no rank had to be elected for lack of a last one"
 
 
 def test_ranks_that_have_gone_before_are_not_members_and_all_learn_how() -> None:
@@ -174,7 +174,7 @@ def test_when_a_generation_breaks_one_rank_reads_the_words_and_claims_the_next()
     following = set_of(job.together(lambda rank: rank.regroup(before, knows(9, "a"), LONG), *range(32)))
     assert following == on_one_node(1, before.members, (), 9, following.source)
     asked = sorted(job.counts.of(rank) - counted[rank] for rank in range(32))
-    assert asked[-2] <= 40, "all but one look at one key, again and again"
+    assert asked[-2] <= 40, "all but one poll a single key"
 
 
 def test_the_source_is_one_of_the_last_round_that_knows_most_names() -> None:
@@ -200,17 +200,17 @@ def test_a_rank_that_dies_is_waited_for_as_long_as_it_may_take_and_is_lost() -> 
     following = set_of(job.together(lambda rank: rank.regroup(before, knows(6), SHORT), 0, 1))
     assert (following.members, following.lost, following.gone) == ((0, 1), (2,), {})
     again = set_of(job.together(lambda rank: rank.regroup(following, knows(8), SHORT), 0, 1))
-    assert (again.number, again.lost) == (2, (2,)), "those who come later are told of it, too"
+    assert (again.number, again.lost) == (2, (2,)), "later ranks learn of it, too"
 
 
 @pytest.mark.usefixtures("brief_terms")
 def test_where_the_one_that_reads_the_words_dies_another_one_does() -> None:
     job = Job(4)
     before = job.begin()
-    job.rank(3).generations.words(before).append(Word(3, 6, 0))  # the first; and then it dies
+    job.rank(3).generations.words(before).append(Word(3, 6, 0))  # the first one; then it dies
     began = time.monotonic()
     following = set_of(job.together(lambda rank: rank.regroup(before, knows(6), SHORT), 0, 1, 2))
-    assert following.members == (0, 1, 2, 3), "its word was there, so the next generation finds that it is gone"
+    assert following.members == (0, 1, 2, 3), "its checkpoint was there, so the next generation finds that it is gone"
     assert time.monotonic() - began < LONG / 2
 
 
@@ -257,7 +257,7 @@ def test_a_rank_that_leaves_after_the_last_round_of_all_breaks_off_nobody_who_wa
 
 @pytest.mark.parametrize("is_closed", [False, True])
 def test_a_rank_that_leaves_breaks_the_generation_that_was_claimed_with_it_meanwhile(*, is_closed: bool) -> None:
-    """It has said its word, so the others count on it; those that form their groups need not ask who is gone."""
+    """It has published its checkpoint, so the others expect it; members forming groups need not ask who is gone."""
     job = Job(3)
     before = job.begin()
     for rank in range(3):
@@ -269,7 +269,7 @@ def test_a_rank_that_leaves_breaks_the_generation_that_was_claimed_with_it_meanw
 
 
 def test_a_rank_that_leaves_breaks_the_generation_that_it_was_taken_into_meanwhile() -> None:
-    """It has asked to join, and goes before it has seen that it was taken in."""
+    """It has asked to join, and leaves before it has seen that it was admitted."""
     job = Job(3)
     before = set_of(job.together(lambda rank: rank.arrive(SHORT), 0, 1))
     late = job.rank(2)
@@ -280,7 +280,7 @@ def test_a_rank_that_leaves_breaks_the_generation_that_it_was_taken_into_meanwhi
     assert not job.rank(1).generations.is_broken(following)
     late.leave(None, knows(0), failed=True, delivered=False)
     assert job.rank(1).generations.is_broken(following)
-    assert not job.rank(1).generations.is_broken(before)  # it was no member of it
+    assert not job.rank(1).generations.is_broken(before)  # it was not a member
 
 
 def test_a_generation_whose_member_leaves_while_it_is_claimed_is_broken_at_once(

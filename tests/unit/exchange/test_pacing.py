@@ -1,4 +1,4 @@
-"""The pace of rounds, and patience: what is due when. Time is an argument, so nothing waits."""
+"""The pace of rounds, and patience. Time is an argument, so nothing waits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def pacer() -> Pacer:
 
 
 def pass_time(pacer: Pacer, until: float, *, oldest: int | None, start: float = 0.0) -> Overdue:
-    """What is overdue after rounds without a gap: one in half a second, the first of them number 1."""
+    """Return the overdue cells after rounds without a gap: one every half second, the first with number 1."""
     overdue = Overdue()
     for number in range(1, int(2 * (until - start)) + 2):
         overdue = pacer.begin_round(start + (number - 1) / 2, number, oldest)
@@ -130,11 +130,11 @@ def test_what_is_noted_begins_with_the_oldest_cells_round_or_the_last_one_before
 ) -> None:
     for number in (0, 4, 8):
         pacer.begin_round(number / 4, number, 0)
-    pacer.begin_round(2.01, 9, oldest)  # too soon to be noted
+    pacer.begin_round(2.01, 9, oldest)  # too soon to be recorded
     assert next(number for number, _ in pacer._rounds) == first
 
 
-# --- flushes, and what is done once in a while ------------------------------------------------------------------------
+# --- flushes and intervals --------------------------------------------------------------------------------------------
 
 
 def test_a_rank_that_flushes_waits_two_heartbeats_for_the_others(pacer: Pacer) -> None:
@@ -142,7 +142,7 @@ def test_a_rank_that_flushes_waits_two_heartbeats_for_the_others(pacer: Pacer) -
     assert not pacer.has_flushed_alone(2.0, is_settled=True)
     assert pacer.has_flushed_alone(2.1, is_settled=True)
     assert not pacer.has_flushed_alone(2.2, is_settled=False)
-    assert not pacer.has_flushed_alone(2.3, is_settled=True), "anew, since there was something open again"
+    assert not pacer.has_flushed_alone(2.3, is_settled=True), "from the start, because cells were open again"
 
 
 def test_an_interval_begins_when_the_last_one_was_over() -> None:

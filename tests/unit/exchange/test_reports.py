@@ -1,4 +1,4 @@
-"""Warnings of an exchange: each event once."""
+"""Warnings of an exchange: each event is reported once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dist_wandb.exchange.reports import Reports
 
 
 class Clock:
-    """Tells the time that it is set to."""
+    """Returns the time that it is set to."""
 
     now = 1000.0
 
@@ -35,7 +35,7 @@ def late(values: str) -> str:
     return f"late with {values}."
 
 
-def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
     messages = [record.message for record in caplog.records]
     caplog.clear()
     return messages
@@ -48,7 +48,7 @@ def test_names_and_places_are_told_a_few_by_name(reports: Reports, caplog: pytes
     reports.values("without a step", [Key(Place(1, 0), "loss", 6)], late)
     reports.values("metric", cells("accuracy\0metric\0[1, 2]"), late)
     reports.values("nothing", [], late)
-    assert told(caplog) == [
+    assert logged(caplog) == [
         "dist_wandb: late with 'loss' at step 3.",
         "dist_wandb: late with 'a', 'b' at step 3 and in 2 more rows.",
         "dist_wandb: late with 5 names ('a', 'b', 'c', …) at step 0.",
@@ -63,14 +63,14 @@ def test_what_goes_on_is_one_event_and_the_next_is_told_with_what_was_not(
     for step in range(5):
         reports.values("late", cells("a", "b", step=step), late)
         clock.now += 9
-    assert told(caplog) == ["dist_wandb: late with 'a', 'b' at step 0."]
-    assert reports.unsaid("late") == 8
+    assert logged(caplog) == ["dist_wandb: late with 'a', 'b' at step 0."]
+    assert reports.unreported("late") == 8
     clock.now += 20
     reports.values("late", cells("a", step=7), late)
-    assert told(caplog) == [
+    assert logged(caplog) == [
         "dist_wandb: late with 'a' at step 7. Since the last message of this kind there were 8 more."
     ]
-    assert reports.unsaid("late") == reports.unsaid("never seen") == 0
+    assert reports.unreported("late") == reports.unreported("never seen") == 0
 
 
 def test_what_comes_again_and_again_is_told_ever_less_often(
@@ -79,7 +79,7 @@ def test_what_comes_again_and_again_is_told_ever_less_often(
     for _ in range(1000):
         reports.values("late", cells("a"), late)
         clock.now += 30
-    assert len(told(caplog)) == 3  # after 0, 10 and 20 quiet seconds; 40 there are not
+    assert len(logged(caplog)) == 3  # after 0, 10 and 20 quiet seconds; 40 never pass
 
 
 def test_what_follows_from_something_that_was_told_is_not_told(
@@ -92,10 +92,10 @@ def test_what_follows_from_something_that_was_told_is_not_told(
     assert not reports.follows("late", "silent")
     reports.expect("other")
     reports.values("other", cells("a"), late)
-    assert len(told(caplog)) == 1
+    assert len(logged(caplog)) == 1
 
 
 def test_the_rest_is_said_once(reports: Reports, caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(2):
-        reports.once("kind", "it is so")
-    assert told(caplog) == ["dist_wandb: it is so"]
+        reports.warn("kind", "it is so")
+    assert logged(caplog) == ["dist_wandb: it is so"]

@@ -1,4 +1,4 @@
-"""The exchange as a state machine: ranks in one process, reduced by hand, under schedules made by hypothesis."""
+"""The exchange as a state machine: ranks in one process, reduced by hand, with schedules by hypothesis."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from dist_wandb.exchange.protocol.rounds import Intent, Rounds
 from dist_wandb.exchange.protocol.wire import Lists
 
 Cell = tuple[str, int | None, int]  # name, step, occurrence
-Life = tuple[int, int]  # a rank, and how often it had been started anew
+Life = tuple[int, int]  # a rank, and how often it was restarted
 NAMES = ("loss", "tokens", "lr")
 MOST_ROUNDS = 2000
 
 
 def reduced(packed: Sequence[Lists]) -> Lists:
-    """The lists of all ranks, reduced as a group does."""
+    """Reduce the lists of all ranks, as a group does."""
     sums = [sum(column) for column in zip(*(lists[0] for lists in packed), strict=True)]
     maxima = [max(column) for column in zip(*(lists[1] for lists in packed), strict=True)]
     return sums, maxima
@@ -34,7 +34,7 @@ def reduced(packed: Sequence[Lists]) -> Lists:
 
 @dataclass
 class Unit:
-    """Ranks of one unit, joined by an exchange in memory, and what they should arrive at."""
+    """The ranks of one unit, connected by an exchange in memory, and the expected values."""
 
     machines: list[Rounds]
     contributed: dict[Cell, dict[Life, tuple[float, float]]] = field(default_factory=lambda: defaultdict(dict))
@@ -74,31 +74,33 @@ class Unit:
             self.log(rank, values, step)
 
     def give_up(self, rank: int, *, new_only: bool) -> None:
-        """Let a rank wait no longer for what was logged before this round."""
+        """Let a rank give up waiting for cells of earlier rounds."""
         self.machines[rank].give_up(self.machines[rank].ledger.round, new_only=new_only)
 
     def die(self, rank: int) -> None:
-        """What the rank has not told the others by now is lost; the others go on without it."""
-        pending = self.machines[rank].outbox.cells()
-        for name, step, occurrence in pending:
-            del self.contributed[name, step, occurrence][rank, self._lives[rank]]
+        """Kill a rank: its pending contributions are lost, and the others continue without it."""
+        for place, values in self.machines[rank].outbox.waiting.items():
+            for name, queue in values.items():
+                for contributed in queue:
+                    cell = name, None if place.counted else place.step, contributed.key.occurrence
+                    del self.contributed[cell][rank, self._lives[rank]]
         self.dead.add(rank)
         self.stalled.discard(rank)
         self._resize()
 
     def stall(self, rank: int) -> None:
-        """The others go on without the rank, which may come back and say what it has not told them by now."""
+        """Stall a rank: the others continue without it; it may return and contribute what is pending."""
         self.stalled.add(rank)
         self._resize()
 
     def come_back(self, rank: int) -> None:
-        """A rank that stalled goes on with the others; one that died, as a process that knows nothing of before."""
+        """Let a stalled rank rejoin the others; one that died rejoins as a new process without state."""
         if rank in self.dead:
             self._lives[rank] += 1
             spread = self.machines[rank].ledger.names.spread
             self.machines[rank] = Rounds(rank, len(self.machines), spread=spread)
-        told = json.dumps(self.machines[self.living[0]].snapshot())
-        self.machines[rank].restore(json.loads(told))
+        state = json.dumps(self.machines[self.living[0]].snapshot())
+        self.machines[rank].restore(json.loads(state))
         self.dead.discard(rank)
         self.stalled.discard(rank)
         self._resize()
@@ -123,9 +125,9 @@ class Unit:
         outcomes = [machine.take(sums, maxima) for machine in machines]
         self.rounds += 1
         if outcomes[0].needs_names:
-            told = [machine.outbox.unknown(machine.ledger.names) for machine in machines]
+            unknown = [machine.outbox.unknown(machine.ledger.names) for machine in machines]
             for machine in machines:
-                machine.learn(told)
+                machine.learn(unknown)
         self.check_equal(machines, outcomes)
         for value in outcomes[0].finished:
             cell = (value.key.name, None if value.key.place.counted else value.key.place.step, value.key.occurrence)
@@ -135,13 +137,13 @@ class Unit:
         return outcomes[0]
 
     def check_equal(self, machines: list[Rounds], outcomes: list[Outcome]) -> None:
-        """All ranks know the same, and have drawn the same conclusions."""
+        """Check that all ranks have the same state and reached the same conclusions."""
         assert all(outcome == outcomes[0] for outcome in outcomes)
         known = machines[0].snapshot()
         assert all(machine.snapshot() == known for machine in machines)
 
     def close(self) -> None:
-        """Let all ranks close, and go on until nothing is left."""
+        """Let all ranks close, and run rounds until nothing remains."""
         for rank in self.living:
             self.machines[rank].intent = Intent.CLOSING
         while not self.closed:
@@ -149,14 +151,14 @@ class Unit:
             assert self.rounds < MOST_ROUNDS, "the rounds do not end"
 
     def end(self) -> None:
-        """Let those that stalled come back if they still can, and all close."""
+        """Let stalled ranks return if they still can, and all ranks close."""
         for rank in sorted(self.stalled):
             self.die(rank) if self.closed else self.come_back(rank)
         if not self.closed:
             self.close()
 
     def check_written(self, spread: Iterable[str] = ()) -> None:
-        """The last value of every cell is exact, and there is none that nobody contributed to."""
+        """Check that the last value of every cell is exact, and every cell has a contributor."""
         contributed = {cell: said for cell, said in self.contributed.items() if said}
         assert self.written.keys() == contributed.keys()
         for cell, said in contributed.items():
@@ -204,7 +206,7 @@ def come_or_go(unit: Unit, action: str, rank: int, data: st.DataObject) -> None:
         unit.die(rank)
     elif action == "stall" and len(unit.living) > 1:
         unit.stall(rank)
-    elif action == "a stalled one logs" and unit.stalled:  # and knows nothing of the others
+    elif action == "a stalled one logs" and unit.stalled:  # without knowing the state of the others
         step, values, weight = data.draw(rows())
         unit.log(min(unit.stalled), values, step, weight)
     elif action == "come back" and gone:
@@ -213,7 +215,7 @@ def come_or_go(unit: Unit, action: str, rank: int, data: st.DataObject) -> None:
 
 @st.composite
 def bursts(draw: st.DrawFn) -> list[tuple[int | None, dict[str, float], float]]:
-    """Many calls of `log` at once, in steps that go on, or back, or without; perhaps with names of their own."""
+    """Many calls of `log` at once, with increasing, decreasing or no steps; perhaps with names of their own."""
     first, stride = draw(st.integers(0, 9)), draw(st.sampled_from([-1, 0, 1, 1, 2]))
     counted = draw(st.booleans())
     found = [draw(rows()) for _ in range(draw(st.integers(1, 3)))]
@@ -231,10 +233,10 @@ def bursts(draw: st.DrawFn) -> list[tuple[int | None, dict[str, float], float]]:
 def test_any_schedule_ends_with_equal_tables_and_exact_values(
     data: st.DataObject, size: int, spread: tuple[str, ...], many: int, most: int
 ) -> None:
-    """Ranks log what and when they like, join late, lose patience, close early, stall, die or start anew.
+    """Ranks log anything at any time, join late, give up waiting, close early, stall, die or restart.
 
-    What the others were told of them counts, and all that those say who are there at the end. Rows go one by one, or
-    many in one round.
+    Contributions that the others have received count, and all contributions of the ranks that remain at the end. A
+    round is for one row or for many.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(negotiation, "MANY", many)
@@ -270,7 +272,7 @@ def go_through(unit: Unit, data: st.DataObject, spread: tuple[str, ...]) -> None
 @given(st.integers(1, 5), st.integers(0, 12), st.booleans())
 @settings(max_examples=100, deadline=None)
 def test_in_lockstep_a_row_takes_one_round(size: int, number: int, with_steps: bool) -> None:
-    """Two collectives, that is, whatever the number of names and ranks; learning the names takes one round more."""
+    """That is, two collectives for any number of names and ranks; learning the names takes one more round."""
     unit = Unit.of(size)
     for row in range(number):
         for rank in range(size):
@@ -318,7 +320,7 @@ def test_room_that_is_not_needed_goes_after_a_while() -> None:
 
 
 def test_a_row_that_one_rank_has_beside_the_others_does_not_take_another_round() -> None:
-    """Then two rows of one round have values of one cell."""
+    """Two rows of one round then have values of the same cell."""
     unit = Unit.of(2)
     unit.log_on_all({"loss": 1.0, "own": 1.0}, None)
     settle(unit)
@@ -365,7 +367,7 @@ def test_in_lockstep_the_spread_comes_with_the_next_row() -> None:
 
 
 def test_no_spread_is_written_that_lacks_a_rank_which_is_gone() -> None:
-    """It would say how far those who are left are from a mean that the lost one has a part in."""
+    """It would describe the deviation of the remaining ranks from a mean that includes the lost rank."""
     unit = Unit.of(3, spread=["loss"])
     for row in range(2):
         for rank in range(3):
@@ -389,7 +391,7 @@ def test_no_spread_is_written_of_what_only_a_lost_rank_logged() -> None:
     unit.log(1, {"loss": 1.0}, 0)
     while unit.machines[1].outbox.pending:
         unit.exchange()
-    unit.machines[0].resize(1, 1)  # as who is alone at the end: nobody is asked what is there
+    unit.machines[0].resize(1, 1)  # as a rank that is alone at the end, without a recount
     unit.machines[0].intent = Intent.CLOSING
     sums, maxima = unit.machines[0].pack()
     (value,) = unit.machines[0].take(sums, maxima).finished
@@ -407,7 +409,7 @@ def test_a_spread_waits_for_those_who_contributed_whoever_else_has_come() -> Non
     assert [value.spread is None for value in first.spreads.awaiting] == [False]
     first.recount(
         [([], 2)], [(first.spreads.held(), 1), (second.spreads.held(), 1)]
-    )  # the second has not come to the end of the round: it has none
+    )  # the second has not completed the round: it has no outcome
     assert [value.spread is None for value in first.spreads.awaiting] == [True]
 
 
@@ -415,7 +417,7 @@ def test_a_spread_waits_for_those_who_contributed_whoever_else_has_come() -> Non
 
 
 def settle(unit: Unit) -> None:
-    """Rounds until nobody has anything to say."""
+    """Run rounds until no rank has anything to contribute."""
     while any(unit.machines[rank].outbox.pending for rank in unit.living):
         unit.exchange()
         assert unit.rounds < MOST_ROUNDS, "the rounds do not end"
@@ -425,12 +427,12 @@ def test_all_ranks_hear_with_the_next_round_how_often_one_of_them_has_published_
     unit = Unit.of(3)
     unit.log_on_all({"loss": 1.0}, 0)
     settle(unit)
-    assert [machine.aside.heard for machine in unit.machines] == [0.0, 0.0, 0.0]
-    unit.machines[1].aside.news = 2
-    unit.machines[2].aside.news = 1
+    assert [machine.side_data.most_published for machine in unit.machines] == [0.0, 0.0, 0.0]
+    unit.machines[1].side_data.published = 2
+    unit.machines[2].side_data.published = 1
     unit.log_on_all({"loss": 1.0}, 1)
     settle(unit)
-    assert [machine.aside.heard for machine in unit.machines] == [2.0, 2.0, 2.0]
+    assert [machine.side_data.most_published for machine in unit.machines] == [2.0, 2.0, 2.0]
 
 
 def test_a_rank_that_does_not_log_a_name_is_no_zero() -> None:
@@ -445,7 +447,7 @@ def test_a_rank_that_does_not_log_a_name_is_no_zero() -> None:
 def test_a_new_name_of_which_the_primary_alone_makes_something_waits_for_the_primary(
     present: tuple[int, int], number: int
 ) -> None:
-    """It is slow at first: by then the others, and what belongs to it, may be gone."""
+    """The primary may be slow at first; by then the others, and their states, may be gone."""
     unit = Unit([Rounds(rank, 3, needs_primary=lambda name: name == "metric") for rank in range(3)])
     for rank in present:
         unit.log(rank, {"metric": 1.0, "loss": 1.0}, 0)
@@ -467,7 +469,7 @@ def test_an_incomplete_value_waits_until_patience_runs_out() -> None:
     assert not unit.written
     unit.give_up(1, new_only=True)
     unit.exchange()
-    assert unit.written["loss", 0, 0].missing == 0  # nobody knows that rank 1 would say it
+    assert unit.written["loss", 0, 0].missing == 0  # it is not known that rank 1 logs it
 
 
 def test_a_name_that_one_rank_logs_is_not_waited_for_after_the_first_time() -> None:
@@ -529,7 +531,7 @@ def test_a_late_contribution_corrects_the_row() -> None:
 
 
 def test_a_value_that_all_ranks_have_passed_is_finished() -> None:
-    """Uneven validation loaders: rank 0 has a batch more, and both are at the next epoch's."""
+    """Uneven validation loaders: rank 0 has one batch more, and both continue with the next epoch."""
     unit = Unit.of(2)
     for step in (0, 1):
         unit.log_on_all({"val": 1.0}, step)
@@ -542,46 +544,48 @@ def test_a_value_that_all_ranks_have_passed_is_finished() -> None:
     assert unit.written["val", 0, 1].totals.reduced("mean") == 2.0
 
 
-@pytest.mark.parametrize("mingles", [False, True])
-def test_a_rank_that_logs_from_several_threads_has_not_passed_a_row_by_speaking_in_a_later_one(mingles: bool) -> None:
-    """The loss of rank 1 comes behind what workers of its data loader, which are ahead of it, log for later steps."""
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_a_rank_that_logs_from_several_threads_has_not_passed_a_row_by_speaking_in_a_later_one(
+    interleaved: bool,
+) -> None:
+    """The loss of rank 1 follows values that its data loader workers, which are ahead, log for later steps."""
     unit = Unit.of(2)
-    unit.machines[1].aside.mingles = mingles
+    unit.machines[1].side_data.interleaved = interleaved
     unit.log(0, {"loss": 1.0}, 0)
     settle(unit)
     unit.log_on_all({"by_worker": 2.0}, 1)
     settle(unit)
-    assert (("loss", 0, 0) in unit.written) is not mingles
+    assert (("loss", 0, 0) in unit.written) is not interleaved
     late = Rounds(2, 3)
     late.restore(json.loads(json.dumps(unit.machines[0].snapshot())))
-    assert late.snapshot()["mingled"] is mingles
+    assert late.snapshot()["interleaved"] is interleaved
     unit.log(1, {"loss": 3.0}, 0)
     settle(unit)
     assert unit.written["loss", 0, 0].totals.reduced("mean") == 2.0
-    assert unit.written["loss", 0, 0].corrects is not mingles
+    assert unit.written["loss", 0, 0].corrects is not interleaved
 
 
-@pytest.mark.parametrize("mingles", [False, True])
-def test_steps_of_a_rank_that_logs_from_several_threads_may_come_in_another_order(mingles: bool) -> None:
-    """Its worker had something for step 2 first, so that rank 0 is at step 2 with its loss before it is at step 1."""
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_steps_of_a_rank_that_logs_from_several_threads_may_come_in_another_order(interleaved: bool) -> None:
+    """Its worker logged at step 2 first, so the loss of rank 0 reaches step 2 before step 1."""
     unit = Unit.of(2)
-    unit.machines[0].aside.mingles = mingles
+    unit.machines[0].side_data.interleaved = interleaved
     unit.log_on_all({"loss": 0.0}, 0)
     settle(unit)
     unit.log(0, {"loss": 1.0}, 2)
     settle(unit)
     unit.log_on_all({"loss": 5.0}, 1)
     settle(unit)
-    assert (("loss", 2, 0) in unit.written) is not mingles
+    assert (("loss", 2, 0) in unit.written) is not interleaved
     unit.log(1, {"loss": 3.0}, 2)
     settle(unit)
     assert unit.written["loss", 2, 0].totals.reduced("mean") == 2.0
-    assert unit.written["loss", 2, 0].corrects is not mingles
+    assert unit.written["loss", 2, 0].corrects is not interleaved
 
 
 def test_a_step_that_a_rank_leaves_out_is_passed_after_some_time_where_ranks_log_from_several_threads() -> None:
     unit = Unit.of(2)
-    unit.machines[0].aside.mingles = True
+    unit.machines[0].side_data.interleaved = True
     unit.log_on_all({"val": 0.0}, 0)
     settle(unit)
     unit.log(0, {"val": 1.0}, 1)
@@ -609,7 +613,7 @@ def test_names_in_one_call_may_stand_at_different_occurrences() -> None:
 
 
 def test_a_rank_ahead_with_a_name_lets_the_others_catch_up() -> None:
-    """Rank 0 said its first number of step 0 long ago, and has another one; rank 1 comes with its first."""
+    """Rank 0 contributed its first number of step 0 long ago, and has a second one; rank 1 has its first one."""
     unit = Unit.of(2)
     unit.log(0, {"loss": 1.0}, 0)
     settle(unit)
@@ -639,7 +643,7 @@ def test_a_correction_says_nothing_about_other_rows() -> None:
 
 
 def test_rows_are_written_in_the_order_in_which_they_were_finished() -> None:
-    """Two values of one name wait for their spread, which takes a round each; a row that needs none comes after."""
+    """Two values of one name await their spread, one round each; a row without a spread follows."""
     unit = Unit.of(2, spread=["loss"])
     unit.log(0, {"loss": 1.0, "lr": 0.1}, 0)
     settle(unit)
@@ -686,7 +690,7 @@ def test_survivors_go_on_without_a_dead_rank() -> None:
 
 
 def test_survivors_do_not_wait_for_the_turn_of_a_dead_rank() -> None:
-    """Rank 0 said its first number of step 0 and has another one; it is rank 1's turn with its first, but it dies."""
+    """Rank 0 contributed its first number of step 0 and has a second one; it is rank 1's turn, but rank 1 dies."""
     unit = Unit.of(2)
     unit.log(0, {"loss": 1.0}, 0)
     settle(unit)
@@ -718,7 +722,7 @@ def test_a_pending_place_is_counted_until_it_is_told() -> None:
     assert not any(machine.busy for machine in unit.machines)
 
 
-# --- what is missing, late, or to come --------------------------------------------------------------------------------
+# --- missing, late and pending contributions --------------------------------------------------------------------------
 
 
 def test_ranks_that_are_absent_are_missing() -> None:
@@ -794,18 +798,18 @@ def test_who_was_late_is_told_and_nobody_else() -> None:
     sums, maxima = reduced(packed)
     outcomes = [machine.take(sums, maxima) for machine in unit.machines]
     assert [outcome.late for outcome in outcomes] == [(), (Key(Place(0, 7), "loss", 0),)]
-    assert outcomes[0] == outcomes[1]  # for the rest
+    assert outcomes[0] == outcomes[1]  # apart from `late`
 
 
 def test_who_has_more_to_say_is_not_waited_for() -> None:
     unit = Unit.of(2)
     for step in range(3):
         unit.log(1, {"loss": 1.0}, step)
-    assert unit.exchange().more  # the names are to be learnt
+    assert unit.exchange().more  # the names have to be learnt
     assert [unit.exchange().more for _ in range(2)] == [True, False]  # the last two go together
     unit.log(0, {"loss": 1.0}, 1)
     unit.log(1, {"loss": 1.0}, 3)
-    assert unit.exchange().more  # they have not agreed on a place
+    assert unit.exchange().more  # they have not agreed on a position
     while unit.exchange().more:
         assert unit.rounds < MOST_ROUNDS
     assert not any(machine.outbox.pending for machine in unit.machines)
@@ -836,11 +840,11 @@ def test_one_rank_asks_for_all_to_regroup() -> None:
     assert [(outcome.regroup, outcome.closed) for outcome in exchange(None)] == [(False, True)] * 3
 
 
-# --- what only some ranks log -----------------------------------------------------------------------------------------
+# --- names that only some ranks log -----------------------------------------------------------------------------------
 
 
 def finish_together(unit: Unit, number: int) -> list[list[Cell]]:
-    """What each of some rounds finished."""
+    """Run some rounds; return the values that each of them finished."""
     return [
         [(key.name, None if key.place.counted else key.place.step, key.occurrence) for key, *_ in outcome.finished]
         for outcome in (unit.exchange() for _ in range(number))
@@ -849,14 +853,14 @@ def finish_together(unit: Unit, number: int) -> list[list[Cell]]:
 
 @pytest.mark.parametrize("with_steps", [True, False])
 def test_what_one_rank_logs_beside_the_others_is_in_their_row_from_the_second_time_on(with_steps: bool) -> None:
-    """Fabric's ThroughputMonitor on rank 0, in one `log_dict` with the loss: nobody waits for the others to log it."""
+    """Fabric's ThroughputMonitor on rank 0, in one `log_dict` with the loss: the other ranks are not waited for."""
     unit = Unit.of(2)
     found = []
     for row in range(4):
         step = row if with_steps else None
         unit.log(0, {"loss": 1.0, "throughput": 5.0}, step)
         unit.log(1, {"loss": 1.0}, step)
-        found += finish_together(unit, 2 if row == 0 else 1)  # the first one takes the names
+        found += finish_together(unit, 2 if row == 0 else 1)  # the first round exchanges the names
     cells = [
         [(name, row, 0) if with_steps else (name, None, row) for name in ("loss", "throughput")] for row in range(4)
     ]
@@ -890,8 +894,8 @@ def row_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(negotiation, "_MOST_CELLS", 1)
 
 
-def behind(logged: int, told: int, size: int = 2, remembered: int = 32_768) -> Unit:
-    """The last rank is held up before its first row; the others' rows were written, and it has told some of its own."""
+def behind(logged: int, contributed: int, size: int = 2, remembered: int = 32_768) -> Unit:
+    """The last rank is delayed before its first row; the others' rows were written, and it has contributed some."""
     unit = forgetful(size, remembered)
     for step in range(logged):
         for rank in range(size - 1):
@@ -902,24 +906,26 @@ def behind(logged: int, told: int, size: int = 2, remembered: int = 32_768) -> U
     assert {unit.written["loss", step, 0].missing for step in range(logged)} == {0}
     for step in range(logged):
         unit.log(size - 1, {"loss": 3.0}, step)
-    while unit.machines[size - 1].outbox.pending > logged - told:
+    while unit.machines[size - 1].outbox.pending > logged - contributed:
         unit.exchange()
     return unit
 
 
 @pytest.mark.usefixtures("row_by_row")
-@pytest.mark.parametrize("told", [1, 3, 19])
+@pytest.mark.parametrize("contributed", [1, 3, 19])
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("remembered", [32_768, 6])
-def test_rows_that_lack_a_rank_which_was_about_to_log_them_are_flagged(told: int, size: int, remembered: int) -> None:
-    """Nobody knew that it would, as it had said nothing at all before; then the others' time is over, or it dies."""
-    unit = behind(20, told, size, remembered)
+def test_rows_that_lack_a_rank_which_was_about_to_log_them_are_flagged(
+    contributed: int, size: int, remembered: int
+) -> None:
+    """This was not known, because it had contributed nothing before; then the others give up on it, or it dies."""
+    unit = behind(20, contributed, size, remembered)
     unit.die(size - 1)
     unit.close()
     for step in range(20):
         value = unit.written["loss", step, 0]
         assert value.missing == 1 or value.totals.number == size, f"step {step}"
-    assert {unit.written["loss", step, 0].totals.number for step in range(told)} <= {0, size}
+    assert {unit.written["loss", step, 0].totals.number for step in range(contributed)} <= {0, size}
 
 
 @pytest.mark.usefixtures("row_by_row")
@@ -953,7 +959,7 @@ def test_what_a_rank_logs_alone_is_not_flagged_when_another_one_is_lost() -> Non
 def test_rows_that_lack_a_rank_are_flagged_where_the_others_log_on_while_it_catches_up(
     going_on: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each round for many rows brings some of its first rows, and the others' newest ones."""
+    """Each round for many rows contains some of its first rows, and the others' newest ones."""
     monkeypatch.setattr(negotiation, "_MOST_CELLS", 10)
     unit = behind(100, 0)
     for step in range(100, 100 + going_on):
@@ -968,7 +974,7 @@ def test_rows_that_lack_a_rank_are_flagged_where_the_others_log_on_while_it_catc
 
 
 def test_who_does_not_wait_any_more_flags_what_others_may_be_about_to_log() -> None:
-    """Rank 1 is held up before its first row, until the time of rank 0 is over; it has passed `own` once, though."""
+    """Rank 1 is delayed before its first row, until rank 0 gives up on it; but it has passed `own` once."""
     unit = Unit.of(2)
     unit.log(0, {"loss": 1.0, "own": 1.0}, 0)
     unit.log_on_all({"both": 1.0}, 1)
@@ -993,7 +999,7 @@ def test_who_does_not_wait_any_more_flags_what_others_may_be_about_to_log() -> N
 
 
 def test_rows_that_all_ranks_have_passed_are_not_flagged_later() -> None:
-    """Rank 1 logs `val` from step 5 on only; it has said other things in between."""
+    """Rank 1 logs `val` only from step 5 on; it has contributed other names in between."""
     unit = Unit.of(2)
     for step in range(10):
         for rank in (0, 1):
@@ -1005,11 +1011,11 @@ def test_rows_that_all_ranks_have_passed_are_not_flagged_later() -> None:
     assert {unit.written["val", step, 0].missing for step in range(10)} == {0}
 
 
-# --- a rank that takes over what the others know ----------------------------------------------------------------------
+# --- a rank that takes over the state of the others -------------------------------------------------------------------
 
 
 def in_the_midst() -> Unit:
-    """Ranks that have open, finished and awaited cells, look for a place to agree on, and let names take turns."""
+    """Ranks with open, finished and awaited cells, that look for a common position and let names take turns."""
     unit = Unit.of(3, spread=["loss"])
     for rank in range(3):
         unit.log(rank, {"loss": float(rank), "lr": math.inf}, 0)
@@ -1044,10 +1050,10 @@ def test_a_snapshot_as_json_holds_everything(rounds: int) -> None:
     for _ in range(rounds):
         unit.exchange()
     machine = unit.machines[0]
-    told = json.dumps(machine.snapshot())
+    state = json.dumps(machine.snapshot())
     heir = Rounds(2, 3, spread=["loss"])
-    heir.restore(json.loads(told))
-    assert json.dumps(heir.snapshot()) == told
+    heir.restore(json.loads(state))
+    assert json.dumps(heir.snapshot()) == state
     assert (heir.ledger.round, list(heir.ledger.names), heir.ledger.open) == (
         machine.ledger.round,
         list(machine.ledger.names),
@@ -1119,7 +1125,7 @@ def test_a_machine_says_under_another_name_what_the_others_do_not_know_yet() -> 
     }
 
 
-# --- what comes after memory has ended --------------------------------------------------------------------------------
+# --- contributions to forgotten cells ---------------------------------------------------------------------------------
 
 
 def forgetful(size: int, remembered: int) -> Unit:

@@ -1,4 +1,4 @@
-"""From contributions to rows: ranks in one process, whose rounds are reduced by hand."""
+"""From contributions to rows: ranks in one process, with rounds reduced by hand."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Written:
 
 
 class Unit:
-    """The ranks of a unit, with a run each where the mode gives them one."""
+    """The ranks of a unit, each with a run if the mode gives it one."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Unit:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """Those of the primary."""
+        """The rows of the primary."""
         return self.runs[0].rows
 
     def log(self, rank: int, metrics: Mapping[str, Any], step: int | None = None, weight: Any = None) -> list[str]:
@@ -90,15 +90,15 @@ class Unit:
         maxima = [max(column) for column in zip(*(lists[1] for lists in packed), strict=True)]
         outcomes = [machine.take(sums, maxima) for machine in self.rounds]
         if outcomes[0].needs_names:
-            told = [machine.outbox.unknown(machine.ledger.names) for machine in self.rounds]
+            unknown = [machine.outbox.unknown(machine.ledger.names) for machine in self.rounds]
             for machine in self.rounds:
-                machine.learn(told)
+                machine.learn(unknown)
         for rows, outcome in zip(self.ranks, outcomes, strict=True):
             rows.writing.write_finished(outcome.finished)
         return outcomes[0].closed
 
     def close(self) -> list[dict[str, Any]]:
-        """Go on until nothing is left; the primary's rows."""
+        """Run rounds until nothing remains; return the primary's rows."""
         for machine in self.rounds:
             machine.intent = Intent.CLOSING
         while not self.exchange():
@@ -196,8 +196,8 @@ def test_patterns_that_decide_about_nothing_are_remembered_in_their_order() -> N
 
 def test_numbers_that_are_the_firsts_and_what_is_no_number_travel_with_the_primarys_row() -> None:
     unit = Unit(reduce={"lr": "first", "*": "mean"})
-    told = [unit.log(rank, {"text": f"of {rank}", "lr": rank + 0.5, "loss": rank}, 3) for rank in range(2)]
-    assert told == [["loss"], ["loss"]]
+    posted = [unit.log(rank, {"text": f"of {rank}", "lr": rank + 0.5, "loss": rank}, 3) for rank in range(2)]
+    assert posted == [["loss"], ["loss"]]
     assert unit.rows == []
     assert unit.close() == [{"text": "of 0", "lr": 0.5, "loss": 0.5, "global_step": 3}]
 
@@ -424,7 +424,7 @@ def test_who_gives_a_number_no_weight_has_no_part_in_the_spread() -> None:
         unit.log(rank, {"x": value}, 0, weight=weight)
     (row,) = unit.close()
     assert row["x"] == pytest.approx(5 / 3)
-    assert row["x/std"] == pytest.approx(math.sqrt(2) / 3)  # where 1 and 2 twice are what was seen
+    assert row["x/std"] == pytest.approx(math.sqrt(2) / 3)  # of 1, 2 and 2
     assert (row["x/min"], row["x/max"], row["x/argmax_rank"]) == (1.0, 2.0, 1)
 
 
@@ -444,7 +444,7 @@ def test_the_spread_of_some_ranks_is_that_of_those_who_spoke() -> None:
     assert (row["x"], row["x/std"], row["x/argmax_rank"]) == (2.0, 1.0, 2)
 
 
-# --- what a row is made of --------------------------------------------------------------------------------------------
+# --- the content of a row ---------------------------------------------------------------------------------------------
 
 
 def test_values_of_one_place_are_one_row() -> None:
@@ -609,10 +609,10 @@ def test_a_rows_own_contribution_is_written_as_it_is() -> None:
 
 
 def test_what_is_no_number_follows_a_metric_that_takes_over_the_layout_of_another_rank() -> None:
-    """Its cell has another name by this; the row's text stood under the old one until the end."""
+    """Its cell is renamed by this; the row's text stayed under the old name until the end."""
     unit = Unit(run_mode="new", reduce="mean")
     metrics = [MetricCollection({name: MulticlassAccuracy(4) for name in "ab"}) for _ in unit.ranks]
-    metrics[1].update(torch.arange(4), torch.arange(4))  # which finds out that both have the same states
+    metrics[1].update(torch.arange(4), torch.arange(4))  # which shows that both have the same states
     for rank, metric in enumerate(metrics):
         unit.log(rank, {"accuracy": take_snapshot(metric), "text": f"of rank {rank}"}, 3)
     unit.exchange()

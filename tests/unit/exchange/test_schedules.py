@@ -1,6 +1,6 @@
-"""Any schedule of ranks in trees of small groups: who dies when, leaders too, and who comes late. See `simulation`.
+"""Arbitrary schedules of ranks in trees of small groups: deaths, also of leaders, and late ranks. See `simulation`.
 
-What is exchanged is a sum in which each rank has a digit of its own, so it shows who is in it, and how often.
+The ranks exchange a sum in which each rank has its own digit, which shows how often each rank is included.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from dist_wandb.exchange.transport.group import Alone
 from dist_wandb.exchange.writing import DEGRADED
 from dist_wandb.settings.limits import Limits
 
-pytestmark = pytest.mark.newest  # what it plays has none of the packages that `make test-oldest` has in other versions
+pytestmark = pytest.mark.newest  # it uses no package of which `make test-oldest` has another version
 
 LIMITS = Limits(join_timeout=4.0, peer_timeout=4.0, finish_timeout=20.0, heartbeat=1.0)
-LATE = 4.3  # seconds after which a rank comes for which the others have not waited
-LONGEST = 1000.0  # seconds in which all has ended, by the clock of the world
+LATE = 4.3  # seconds after which a rank arrives for which the others have not waited
+LONGEST = 1000.0  # seconds of the simulated clock within which all ranks have ended
 NAMES = ("loss", "lr")
 
 
 class Job:
-    """Ranks that log rows, some of which die; what each of them has taken and what was written.
+    """Ranks that log rows, some of which die; the results that each rank took, and the written rows.
 
     Args:
-        size: How many there are.
-        per_node: How many are on each node.
-        seed: Of delays.
+        size: Number of ranks.
+        per_node: Number of ranks on each node.
+        seed: Seed of the delays.
     """
 
     def __init__(self, size: int, per_node: int, seed: int, open_until: float) -> None:
@@ -62,21 +62,21 @@ class Job:
         self.behind = 0  # ranks that took the result of a broken round from another rank's checkpoint
 
     def use(self, rank: int, rows: Sequence[Row]) -> None:
-        """What a rank does, a call of `log` for each row."""
+        """The actions of a rank: one call of `log` per row."""
         self.ranks.open(rank)
         exchange = self.ranks.exchanges[rank]
         rounds, take, take_back = exchange.rounds, exchange.rounds.take, exchange.rounds.take_back
 
         def taking(sums: list[float], maxima: list[float]) -> Any:
             outcome = take(sums, maxima)
-            is_last = outcome.paused and not outcome.finished  # all have given everything, and who has it may leave
+            is_last = outcome.paused and not outcome.finished  # the end: a rank with the result may leave
             if not (isinstance(exchange.group, Alone) or is_last):
                 self.taken[rank][rounds.ledger.round] = (sums, maxima)
             return outcome
 
         def taking_back() -> None:
             take_back()
-            self.taken[rank].pop(rounds.ledger.round, None)  # the others go on from before it
+            self.taken[rank].pop(rounds.ledger.round, None)  # the others continue from before it
 
         def go_on_alone() -> None:
             self.alone.add(rank)
@@ -97,7 +97,7 @@ class Job:
             self.ranks.log(rank, dict.fromkeys(names, 4.0**rank), step)
         self.world.pause(self.open_until - self.world.now)
         self.closing.append(self.world.now)
-        closed = exchange.close(1.0 if 0 in self.world.dead else None)  # then nobody writes what it logged
+        closed = exchange.close(1.0 if 0 in self.world.dead else None)  # then no rank writes its rows
         exchange.leave()
         self.closed[rank] = closed
 
@@ -113,11 +113,11 @@ class Job:
         tables: dict[int, Any] = {}
         for rank in self.living:
             assert self.ranks.exchanges[rank].has_ended
-            # who is alone gives nothing to others, and nobody takes anything where the primary is gone or alone
+            # a lone rank delivers nothing, and nothing can be delivered to a primary that is gone or alone
             is_without = not {0, rank}.isdisjoint(self.alone) or 0 in self.world.dead
             assert self.closed[rank] or is_without, f"rank {rank} did not deliver"
             if 0 in self.world.dead:
-                continue  # nobody writes; ranks that have closed may leave with a last round that others repeat
+                continue  # no rank writes; ranks that have closed may leave with a last round that others repeat
             for number, lists in self.taken[rank].items():
                 assert tables.setdefault(number, lists) == lists, f"round {number} of rank {rank}"
         if 0 not in self.world.dead.keys() | self.alone:
@@ -135,7 +135,7 @@ class Job:
             assert found <= contributors
             lacking = contributors - found
             assert lacking <= self.world.dead.keys() | self.alone, f"{name} at {step} lacks {lacking}"
-            # Who dies before it says anything of a name is not missed in it, once others have left.
+            # A rank that dies before it contributes to a name is not counted as missing in it once others have left.
             known = {rank for rank in lacking if self.world.dead.get(rank, LONGEST) <= min(self.closing)}
             assert not known or not found or step in flagged, f"{name} at {step} lacks {known}, unflagged"
 
@@ -149,17 +149,17 @@ Row = tuple[int, tuple[str, ...], float]  # step, names, and how long the rank w
 
 @dataclass(frozen=True)
 class Schedule:
-    """What happens in a job.
+    """The events of a job.
 
     Args:
-        size: How many ranks there are.
-        per_node: How many of them are on each node.
-        rows: What all ranks log.
-        other_rows: What some log instead.
-        deaths: After how many things that others see of it, calls of the store and messages, a rank dies. They are
-            counted from when all groups have formed.
-        late: A rank that comes when the others have begun without it.
-        seed: Of how long messages and calls of the store take.
+        size: Number of ranks.
+        per_node: Number of ranks on each node.
+        rows: The rows that all ranks log.
+        other_rows: The rows that some ranks log instead.
+        deaths: By rank: the number of effects that others can see, store calls and messages, after which it dies.
+            They are counted from the time when all groups have formed.
+        late: A rank that arrives when the others have begun without it.
+        seed: Seed of the durations of messages and store calls.
     """
 
     size: int
@@ -171,7 +171,7 @@ class Schedule:
     seed: int = 0
 
     def play(self, fan_out: int) -> Job:
-        """Play it with groups of so many members at most, and check what it leads to."""
+        """Run it with groups of at most that many members, and check the result."""
         job = Job(self.size, self.per_node, self.seed, 0.0 if self.late is None else LATE + 1.0)
         world = job.world
         early = set(range(self.size)) - {self.late}
@@ -184,7 +184,7 @@ class Schedule:
             patch.setattr(logging.getLogger("dist_wandb"), "disabled", True)
 
             patch.setattr(layout, "FAN_OUT", fan_out)
-            patch.setattr(participation, "_GRACE", 0.5)  # as short, beside the limits, as it is beside the usual ones
+            patch.setattr(participation, "_GRACE", 0.5)  # scaled like the other limits
             for rank in range(self.size):
                 after = world.random.uniform(0.0, 0.1) + (LATE if rank == self.late else 0.0)
                 world.start(rank, functools.partial(job.use, rank, self.other_rows.get(rank, self.rows)), after)
@@ -219,7 +219,7 @@ def schedules(draw: st.DrawFn) -> Schedule:
 
 
 def test_what_a_primary_that_goes_on_alone_did_not_take_counts_as_lost() -> None:
-    """It comes as the leader of the other node and a rank of its own die, and the others are about to close."""
+    """It arrives while the leader of the other node and a rank of its own die, and the others are about to close."""
     deaths = {4: 1, 1: 5}
     job = Schedule(size=8, per_node=4, rows=[(0, NAMES, 0.0)], deaths=deaths, late=0).play(2)
     assert job.alone == {0}
@@ -227,7 +227,7 @@ def test_what_a_primary_that_goes_on_alone_did_not_take_counts_as_lost() -> None
 
 
 def test_who_leaves_in_good_order_does_not_stand_in_for_a_rank_that_is_lost() -> None:
-    """Rank 5 dies when three of those that logged a row have left; rank 4 came late, so no row was ever whole."""
+    """Rank 5 dies when three of the ranks that logged a row have left; rank 4 was late, so no row was ever whole."""
     rows = [(0, ("loss",), 0.7), (1, NAMES, 0.7), (2, NAMES, 0.7), (3, ("loss",), 0.7)]
     Schedule(6, 1, rows, deaths={5: 4}, late=4, seed=187).play(3)
 
@@ -247,17 +247,17 @@ def test_any_schedule_of_a_tree_ends_with_equal_tables_and_exact_sums(fan_out: i
 
 @pytest.mark.parametrize("lost", [0, 3, 4])
 def test_a_rank_dies_at_any_moment_of_some_rounds(lost: int) -> None:
-    """Ranks 0 and 3 are the first of their groups: they may have the result, or have given it to some of theirs."""
+    """Ranks 0 and 3 are the first of their groups: they may have the result, or have passed it to some members."""
     log_rows = [(step, NAMES, 0.05) for step in range(4)]
     jobs = [Schedule(9, 3, log_rows, deaths={lost: seen}).play(3) for seen in range(1, 21)]
     assert not any(job.alone for job in jobs)
     assert all(lost in job.world.dead for job in jobs[:8])
     behind = sum(job.behind > 0 for job in jobs)
-    assert behind or lost == 4, "the others were never apart"
+    assert behind or lost == 4, "the others never diverged"
 
 
 def test_ranks_that_wait_for_a_primary_which_is_gone_take_their_time() -> None:
-    """It may come back until their time to finish is over; meanwhile they look at each other once in a heartbeat."""
+    """It may return until their finish_timeout expires; meanwhile they have one round per heartbeat."""
     job = Schedule(4, 1, [(0, NAMES, 0.05), (1, NAMES, 0.7)], deaths={0: 5}).play(3)
     assert set(job.world.dead) == {0}
     assert job.world.now > 1.5

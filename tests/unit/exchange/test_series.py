@@ -1,4 +1,4 @@
-"""What ranks agree on: texts of numbers and of attachments."""
+"""The texts on which ranks agree: of numbers and of attachments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs of many ranks, simulated: what a rank asks of the store and sends for a row does not depend on their number."""
+"""Simulated jobs of many ranks: the store calls and bytes per rank and row do not depend on their number."""
 
 from __future__ import annotations
 

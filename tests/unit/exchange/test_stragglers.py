@@ -1,4 +1,4 @@
-"""Who holds the others up: named where one rank does, and nobody where they are alike."""
+"""Stragglers: a rank that delays the others is detected, and none if all ranks are equally fast."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from dist_wandb.exchange.stragglers import EXCESS, RANK, Stragglers
 
 
 def named(ranks: int, rows: int, seed: int, noise: float, slow: dict[int, float]) -> list[int | None]:
-    """Row after row who is named, of ranks that compute with noise and wait for each other; in 4 % one stalls."""
+    """Return the detected rank of each row, for ranks with noisy times that wait for each other; one stalls in 4 %."""
     drawn, stragglers, found = random.Random(seed), Stragglers(), []
     for _ in range(rows):
         busy = [
             slow.get(rank, 1.0) * drawn.lognormvariate(0.0, noise) * (3.0 if drawn.random() < 0.04 / ranks else 1.0)
             for rank in range(ranks)
         ]
-        step = max(busy) + 0.2  # of the gradients
+        step = max(busy) + 0.2  # time to reduce the gradients
         busiest = max(range(ranks), key=busy.__getitem__)
         shares = [seconds / step for seconds in busy]
         others = (sum(shares) - shares[busiest]) / (ranks - 1)
-        stragglers.see(busiest, shares[busiest], others)
-        found.append(stragglers.found(step).get(RANK))
+        stragglers.add(busiest, shares[busiest], others)
+        found.append(stragglers.detect(step).get(RANK))
     return found  # type: ignore[return-value]
 
 
@@ -45,16 +45,16 @@ def test_where_ranks_are_alike_nobody_is_named(ranks: int, noise: float) -> None
 def test_by_how_much_is_said_in_seconds_of_the_row() -> None:
     stragglers = Stragglers()
     for row in range(18):
-        stragglers.see(3, 0.75, 0.5)
-        assert stragglers.found(2.0) == ({RANK: 3, EXCESS: 0.5} if row == 17 else {})
-    stragglers.see(1, 0.75, 0.5)
-    assert stragglers.found(2.0) == {}
+        stragglers.add(3, 0.75, 0.5)
+        assert stragglers.detect(2.0) == ({RANK: 3, EXCESS: 0.5} if row == 17 else {})
+    stragglers.add(1, 0.75, 0.5)
+    assert stragglers.detect(2.0) == {}
 
 
 def test_without_a_row_that_says_how_long_it_was_nobody_is_named() -> None:
     stragglers = Stragglers()
-    assert stragglers.found(1.0) == {}
+    assert stragglers.detect(1.0) == {}
     for _ in range(20):
-        stragglers.see(0, 1.0, 0.0)
-    assert stragglers.found(None) == {}
-    assert stragglers.found(1.0) == {RANK: 0, EXCESS: 1.0}
+        stragglers.add(0, 1.0, 0.0)
+    assert stragglers.detect(None) == {}
+    assert stragglers.detect(1.0) == {RANK: 0, EXCESS: 1.0}

@@ -1,4 +1,4 @@
-"""Trees of gloo groups whose members are threads of this process, which meet at a store in memory."""
+"""Trees of gloo groups whose members are threads of this process, with a store in memory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SHAPES = [(5, 2), (7, 3), (9, 3), (12, 3)]  # members and fan-out: two or three 
 
 @pytest.fixture
 def form(on_ranks: OnRanks) -> Iterator[Form]:
-    """Form a tree of threads; closed after the test."""
+    """Form a tree of threads, which is closed after the test."""
     formed: list[TreeGroup] = []
 
     def form_all(size: int, fan_out: int, timeout: float = 30.0, per_node: int = 2) -> list[TreeGroup]:
@@ -77,7 +77,7 @@ def test_numbers_that_are_not_finite_show(form: Form, on_ranks: OnRanks) -> None
     inf, nan = float("inf"), float("nan")
     results = on_ranks(5, lambda rank: groups[rank].reduce([inf if rank == 3 else 0.0, [0.0, nan][rank == 2]], [-inf]))
     for sums, maxima in results:
-        assert (sums[0], sums[1] != sums[1], maxima) == (inf, True, [-inf])  # that is how NaN shows
+        assert (sums[0], sums[1] != sums[1], maxima) == (inf, True, [-inf])  # NaN is not equal to itself
 
 
 @pytest.mark.parametrize(("piece", "serial"), [(6, 1000), (6, 5), (1000, 15), (1000, 1)])
@@ -109,16 +109,16 @@ def test_bytes_of_any_length_are_gathered_in_the_order_of_members(
 ) -> None:
     monkeypatch.setattr(gloo, "PIECE", piece)
     groups = form(size, fan_out, per_node=3)
-    told = [bytes([rank]) * (rank % 3 * 40) for rank in range(size)]
+    sent = [bytes([rank]) * (rank % 3 * 40) for rank in range(size)]
     nothing = [b""] * size
 
     def give(rank: int) -> list[Any]:
         group = groups[rank]
-        return [group.gather(told[rank]), group.collect(told[rank]), group.gather(b""), group.collect(b"")]
+        return [group.gather(sent[rank]), group.collect(sent[rank]), group.gather(b""), group.collect(b"")]
 
     first, *others = on_ranks(size, give)
-    assert first == [told, told, nothing, nothing]
-    assert others == [[told, [], nothing, []]] * (size - 1)
+    assert first == [sent, sent, nothing, nothing]
+    assert others == [[sent, [], nothing, []]] * (size - 1)
 
 
 @pytest.mark.slow
@@ -169,7 +169,7 @@ def test_nobody_takes_more_than_is_ever_sent_and_the_group_goes_on(
 @pytest.mark.parametrize("lost", [0, 1, 2, 4, 8])
 @pytest.mark.parametrize("how", ["reduce", "gather", "tally", "collect"])
 def test_all_others_see_that_a_member_is_gone(form: Form, on_ranks: OnRanks, lost: int, how: str) -> None:
-    """As in the exchange, who sees it closes its groups."""
+    """As in the exchange, a member that detects it closes its groups."""
     groups = form(9, 3, timeout=60.0)
     calls: dict[str, Callable[[TreeGroup], Any]] = {
         "reduce": lambda group: group.reduce([1.0], [1.0]),

@@ -1,4 +1,4 @@
-"""When a rank takes its turn, with what it logged and what it waits for; the rounds are reduced by hand."""
+"""The times of a rank's turns, by what it logged and what it waits for; the rounds are reduced by hand."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from dist_wandb.settings.limits import Limits
 
 
 class Empty:
-    """An inbox into which nothing is put.
+    """An inbox that stays empty.
 
     Attributes:
-        waited: How long it was waited for contributions, in seconds.
+        waited: The timeouts with which it was drained, in seconds.
     """
 
     is_empty = True
@@ -35,13 +35,13 @@ class Empty:
 
 
 def waiting(rounds: Rounds, flushes: int = 0) -> list[float]:
-    """How long a rank waits, four times in a row, before it takes part in a round."""
+    """Return how long a rank waits before each of four consecutive rounds, in seconds."""
     limits, inbox = Limits(heartbeat=3.0), Empty()
     inbox.flushes = [object()] * flushes
     context: Any = SimpleNamespace(lifecycle=Lifecycle(), limits=limits)
     unused: Any = None
-    told: Any = inbox
-    turns = Turns(context, rounds, told, Pacer(limits, 0.0), unused)
+    empty: Any = inbox
+    turns = Turns(context, rounds, empty, Pacer(limits, 0.0), unused)
     for _ in range(4):
         turns.wait(has_more=False, awaits_primary=lambda: False)
     return inbox.waited
@@ -57,7 +57,7 @@ def exchange(ranks: list[Rounds]) -> None:
 
 @pytest.fixture
 def ranks() -> list[Rounds]:
-    """Two of them, that both log a loss; the first has done so at a step at which the second has not."""
+    """Two ranks that log a loss; the first has logged it at a step at which the second has not."""
     both = [Rounds(rank, 2) for rank in range(2)]
     for step in range(2):
         for rank in both[: 2 - step]:

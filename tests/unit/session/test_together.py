@@ -136,7 +136,7 @@ def test_a_rank_that_opens_what_is_over_is_told_why_it_logs_in_vain(
         for rank in (0, 1):
             with open_session(options, {}, integration="test", topology=TWO[rank], number=number) as session:
                 session.log({"loss": 0.5})
-        assert caplog.text.count("rank 1 opened its session when the other ranks had ended theirs") == told
+        assert caplog.text.count("rank 1 opened its session after the other ranks had ended theirs") == told
 
 
 def test_a_rank_whose_leading_rank_ended_without_any_exchange_waits_for_nobody(
@@ -148,7 +148,7 @@ def test_a_rank_whose_leading_rank_ended_without_any_exchange_waits_for_nobody(
     options = Options(limits=Limits(join_timeout=600, peer_timeout=600, finish_timeout=600))
     with open_session(options, {}, integration="test", topology=TWO[1], number=1) as session:
         session.log({"loss": 0.5})
-    assert caplog.text.count("rank 1 opened its session when the other ranks had ended theirs") == 1
+    assert caplog.text.count("rank 1 opened its session after the other ranks had ended theirs") == 1
 
 
 @pytest.mark.parametrize("reduce", ["mean", "sum", {"loss": "max"}])

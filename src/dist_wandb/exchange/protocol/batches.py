@@ -1,7 +1,7 @@
-"""What waits on several ranks, as one list for one round. Pure.
+"""The contributions that wait on several ranks, merged into one list for one round. Pure.
 
-Where many rows wait, each rank sends the others which cells it has something for, as runs of equal rows; all of them
-make the same list of what they received, in an order that agrees with that of each rank.
+If many rows wait, each rank sends the others the cells that it has contributions for, as runs of similar rows. All
+ranks merge what they received into the same list, in an order that agrees with the order on each rank.
 """
 
 from __future__ import annotations
@@ -12,46 +12,30 @@ from typing import NamedTuple
 
 
 class Slot(NamedTuple):
-    """A cell, in numbers.
+    """A cell, in numbers."""
 
-    Args:
-        counted: 0 where the user gave a step, else 1.
-        step: The step.
-        name: Position of the name among those the ranks have agreed on.
-        occurrence: How often a rank had logged the name there before.
-    """
-
-    counted: int
-    step: int
-    name: int
-    occurrence: int
+    counted: int  # 0 if the user gave a step, else 1
+    step: int  # the step
+    name: int  # position of the name in the list that the ranks have agreed on
+    occurrence: int  # how often a rank had logged the name there before
 
 
 Row = tuple[Slot, ...]
 
 
 class Run(NamedTuple):
-    """Rows that differ by their step, or by their count, alone; as JSON a list.
+    """Rows that differ only by their step, or by their count; a list in JSON."""
 
-    Args:
-        counted: As of the first row's slots.
-        step: Likewise.
-        stride: By how many steps each follows the one before it.
-        number: How many there are.
-        names: Of the first row's slots.
-        occurrences: Likewise.
-    """
-
-    counted: int
-    step: int
-    stride: int
-    number: int
-    names: list[int]
-    occurrences: list[int]
+    counted: int  # of the slots of the first row
+    step: int  # of the slots of the first row
+    stride: int  # difference between the steps of consecutive rows
+    number: int  # number of rows
+    names: list[int]  # of the slots of the first row
+    occurrences: list[int]  # of the slots of the first row
 
 
 def encoded(rows: Iterable[Row]) -> list[Run]:
-    """Rows as few numbers."""
+    """Encode rows compactly."""
     runs: list[Run] = []
     before: Row = ()
     for row in rows:
@@ -68,7 +52,7 @@ def encoded(rows: Iterable[Row]) -> list[Run]:
 
 
 def _stride(before: Row, row: Row) -> int | None:
-    """By how many steps a row follows another one that is like it; `None` if it is not."""
+    """Return the difference in steps between two rows of the same form; `None` if their forms differ."""
     if len(before) != len(row):
         return None
     stride = row[0].step - before[0].step
@@ -79,14 +63,14 @@ def _stride(before: Row, row: Row) -> int | None:
 
 
 def decoded(runs: Iterable[Run], most: int) -> list[Row]:
-    """The inverse of `encoded`.
+    """Return the inverse of `encoded`.
 
     Args:
         runs: What a rank sent.
-        most: How many slots there may be, beside one row.
+        most: Maximum number of slots, not counting one row.
 
     Raises:
-        ValueError: They are more, or no rows.
+        ValueError: There are more slots than that, or the runs are invalid.
     """
     runs = list(runs)
     if any(type(run.number) is not int or run.number < 0 or not run.names for run in runs):
@@ -105,14 +89,15 @@ def decoded(runs: Iterable[Run], most: int) -> list[Row]:
 
 
 def merged(offers: Sequence[Sequence[Row]], most: int) -> list[Slot]:
-    """What some ranks have to say, each slot once, in an order that agrees with that of each rank.
+    """Merge the offers of several ranks: each slot once, in an order that agrees with the order on each rank.
 
-    Where ranks contradict each other there is none. Of what may come next the smallest step does: so a rank that is
-    behind catches up. Slots of one step stand together, as they are written as one row.
+    If ranks contradict each other, no such order exists. Among the slots that may come next, the one with the smallest
+    step is chosen, so that a rank that is behind catches up. Slots of one step stay together, because they are written
+    as one row.
 
     Args:
         offers: By rank, its rows in their order.
-        most: No more rows are begun after so many slots.
+        most: Number of slots after which no further row is begun.
     """
     starts = {row[0] for rows in offers for row in rows}
     each = [dict.fromkeys(slot for row in rows for slot in row) for rows in offers if rows]
@@ -126,8 +111,8 @@ def merged(offers: Sequence[Sequence[Row]], most: int) -> list[Slot]:
 
 
 def _in_order(lists: Sequence[Sequence[Slot]]) -> list[Slot]:
-    """The lists as one; a slot comes after those before it in any list, but where lists contradict each other."""
-    ahead = Counter(slot for slots in lists for slot in slots)  # in how many lists it is yet to come
+    """Merge lists; a slot comes after its predecessors in every list, unless lists contradict each other."""
+    ahead = Counter(slot for slots in lists for slot in slots)  # number of lists in which it is still ahead
     at = [0] * len(lists)
     order: dict[Slot, None] = {}
     while True:
@@ -144,7 +129,7 @@ def _in_order(lists: Sequence[Sequence[Slot]]) -> list[Slot]:
 
 
 def _by_step(slots: Sequence[Slot]) -> list[Slot]:
-    """Slots of one step together, where the first of them stood."""
+    """Group the slots of one step at the position of the first of them."""
     rows: dict[object, list[Slot]] = {}
     for slot in slots:
         rows.setdefault(slot if slot.counted else slot.step, []).append(slot)

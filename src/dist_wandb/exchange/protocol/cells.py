@@ -1,4 +1,4 @@
-"""The data of the protocol: cells, what one rank and all ranks contribute to them, and what is finished. Pure."""
+"""The data of the protocol: cells, the contributions of one rank or of all ranks to them, and finished values. Pure."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ from dist_wandb.exchange.protocol.series import Series, series_of
 NOTHING = -math.inf  # the maximum of no numbers
 CALLS = 2**32  # more than a rank ever logs; with ranks below 2**20, origins are exact in float64
 
-
 Counted: TypeAlias = "tuple[Sequence[int], int]"
-"""Positions, and how many ranks gave them."""
+"""Positions, and the number of ranks that sent them."""
 
 
 def total_of(counted: Iterable[Counted]) -> Counter[int]:
-    """How many ranks gave each position."""
+    """Return the number of ranks that sent each position."""
     total: Counter[int] = Counter()
     for positions, count in counted:
         for position in positions:
@@ -29,104 +28,73 @@ def total_of(counted: Iterable[Counted]) -> Counter[int]:
 
 
 class Place(NamedTuple):
-    """Where a row belongs.
+    """The position of a row."""
 
-    Args:
-        counted: 0 where the user gave a step; 1 where none was given: contributions are then counted by name.
-        step: The step; 0 where none was given.
-    """
-
-    counted: int
-    step: int
+    counted: int  # 0 if the user gave a step; 1 if not: contributions are then counted by name
+    step: int  # the step; 0 if there is none
 
 
 class Key(NamedTuple):
-    """A cell: what all ranks say of one name at one place, each for the same time.
+    """A cell: the contributions of all ranks to one name at one position, for the same occurrence."""
 
-    Args:
-        place: Where it belongs.
-        name: The text of the series: for a number its name.
-        occurrence: How often a rank had logged the series there before.
-    """
-
-    place: Place
-    name: str
-    occurrence: int
+    place: Place  # its position
+    name: str  # the text of the series; for a number, its name
+    occurrence: int  # how often a rank had logged the series there before
 
     @property
     def series(self) -> Series:
-        """The series: the name that the user gave, of what kind it is, and its layout."""
+        """The series: the name that the user gave, its kind, and its layout."""
         return series_of(self.name)
 
     @classmethod
     def of(cls, items: Sequence[Any]) -> Key:
-        """The key of which JSON has made lists."""
+        """Return a key that JSON has turned into lists."""
         (counted, step), name, occurrence = items
         return cls(Place(counted, step), name, occurrence)
 
 
 class Contributed(NamedTuple):
-    """What one rank, or all of them together, contribute to one cell in a round.
+    """The contribution of one rank, or of all ranks together, to one cell in a round."""
 
-    Args:
-        key: The cell.
-        totals: What is contributed.
-        origin: As in `Cell`.
-    """
-
-    key: Key
-    totals: Totals
-    origin: float
+    key: Key  # the cell
+    totals: Totals  # the contribution
+    origin: float  # as in `Cell`
 
     def with_later(self, other: Contributed) -> Contributed:
-        """Together with what ranks contributed in a later row of the round, as they had others to contribute before."""
+        """Merge with the contributions of ranks that had to contribute other rows of the round first."""
         return Contributed(self.key, self.totals + other.totals, max(self.origin, other.origin))
 
 
 @dataclass(slots=True)
 class Cell:
-    """What the unit knows of one name at one place while it is open.
+    """The state of an open cell."""
 
-    Args:
-        born: The round in which it was opened.
-        totals: What was contributed.
-        origin: Who contributed first in the order of ranks, and its count of calls: -(rank * 2**32 + calls).
-        corrects: Whether it was finished before.
-        number: How many were opened before it.
-        gone: How many of its contributors are of ranks that are gone, so that others have yet to speak.
-    """
-
-    born: int
-    totals: Totals = Totals()  # noqa: RUF009  # cannot be changed
-    origin: float = NOTHING
-    corrects: bool = False
-    number: int = 0
-    gone: int = 0
+    born: int  # the round in which it was opened
+    totals: Totals = Totals()  # noqa: RUF009  # cannot be changed  # all contributions so far
+    origin: float = NOTHING  # -(rank * 2**32 + calls): the lowest rank that contributed, and its number of calls
+    corrects: bool = False  # whether it was finished before
+    number: int = 0  # number of cells opened before it
+    gone: int = 0  # number of its contributors that have left, so that other ranks have yet to contribute
 
 
 @dataclass(slots=True)
 class Spread:
-    """How a name's numbers spread over the ranks; known one round after its cell is finished.
+    """The spread of a name's numbers over the ranks; known one round after its cell is finished."""
 
-    Args:
-        squares: Sum of w * (x - mean)**2.
-        largest_at: The lowest rank that has the largest number, or a NaN where there is one.
-    """
-
-    squares: float = 0.0
-    largest_at: int = -1
+    squares: float = 0.0  # sum of w * (x - mean)**2
+    largest_at: int = -1  # the lowest rank that has the largest number, or a NaN if there is one
 
 
 class Finished(NamedTuple):
-    """A value to be written: all that was contributed to one cell.
+    """A value to be written: all contributions to one cell.
 
     Args:
         key: The cell.
-        totals: What was contributed; of no rank where a value that was written, and is forgotten, is flagged.
-        calls: Count of `log` calls of the lowest rank that contributed: the x axis of rows without a step.
-        corrects: Whether a value of this cell was finished before; this one takes its place.
-        missing: How many ranks are missing that usually contribute: they have left without a word, or patience ran out.
-        spread: The spread over ranks, for names of which it is wanted.
+        totals: All contributions. Empty, without contributors, if this only flags a written value that is forgotten.
+        calls: Number of `log` calls of the lowest contributing rank: the x axis of rows without a step.
+        corrects: Whether a value of this cell was finished before; this one replaces it.
+        missing: Number of missing ranks that usually contribute: they left without notice, or a rank gave up waiting.
+        spread: The spread over ranks, for names whose spread is wanted.
     """
 
     key: Key
@@ -136,38 +104,32 @@ class Finished(NamedTuple):
     missing: int
     spread: Spread | None = None
 
-    def without_spread(self) -> Finished:
-        """The value, of which the spread cannot be known, as a rank that contributed is gone."""
-        return self._replace(spread=None)
-
     def as_list(self) -> list[Any]:
-        """As JSON can hold it."""
-        spread = None if self.spread is None else [self.spread.squares, self.spread.largest_at]
-        return [*self.key.place, *self.key[1:], list(self.totals), self.calls, self.corrects, self.missing, spread]
+        """Return it as JSON values."""
+        return [*self[:-1], None if self.spread is None else [self.spread.squares, self.spread.largest_at]]
 
     @classmethod
     def from_list(cls, items: Sequence[Any]) -> Finished:
-        """The inverse of `as_list`."""
-        counted, step, name, occurrence, totals, calls, corrects, missing, spread = items
-        key = Key(Place(counted, step), name, occurrence)
-        return cls(key, Totals(*totals), calls, corrects, missing, None if spread is None else Spread(*spread))
+        """Return the inverse of `as_list`."""
+        key, totals, calls, corrects, missing, spread = items
+        return cls(Key.of(key), Totals(*totals), calls, corrects, missing, None if spread is None else Spread(*spread))
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a round led to; the same on all ranks.
+    """The result of a round; the same on all ranks, except for `late`, `lost` and `silent`.
 
     Args:
-        finished: Values to be written, in this order. Those of one place belong into one row.
+        finished: Values to write, in this order. Values of one position belong in one row.
         needs_names: Whether names must be exchanged before the next round: `unknown` on every rank, then `learn`.
-        closed: Whether all ranks are closing and nothing is left: no further round takes place.
-        paused: Whether all ranks have paused: all that any of them said is finished.
-        more: Whether some rank has more to say at once: the next round need not wait for anything.
-        regroup: Whether a rank asked for the ranks that take part to be agreed on anew before the next round.
-        late: Of what this rank contributed in this round, what came after its value was finished.
-        lost: What this rank contributed so late that the others' part is forgotten: it is not written.
-        silent: What was finished as a rank did not wait any longer for those that usually contribute, this one among
-            them.
+        closed: Whether all ranks are closing and nothing remains: no further round takes place.
+        paused: Whether all ranks have paused, and all their contributions are finished.
+        more: Whether some rank has more to contribute: the next round need not wait for anything.
+        regroup: Whether a rank requested a new generation before the next round.
+        late: Cells to which this rank contributed in this round after they were finished.
+        lost: Cells to which this rank contributed so late that the others' contributions are forgotten: not written.
+        silent: Cells without a contribution of this rank that were finished because a rank gave up waiting for the
+            ranks that usually contribute.
     """
 
     finished: tuple[Finished, ...] = ()
@@ -182,12 +144,11 @@ class Outcome:
 
 
 def cell_as_list(key: Key, cell: Cell) -> list[Any]:
-    """A cell as JSON can hold it."""
-    return [*key.place, *key[1:], cell.born, list(cell.totals), cell.origin, cell.corrects, cell.number]
+    """Return a cell as JSON values."""
+    return [key, cell.born, cell.totals, cell.origin, cell.corrects, cell.number]
 
 
 def cell_from_list(items: Sequence[Any]) -> tuple[Key, Cell]:
-    """The inverse of `cell_as_list`."""
-    counted, step, name, occurrence, born, totals, origin, corrects, number = items
-    cell = Cell(born, Totals(*totals), origin, corrects=corrects, number=number)
-    return Key(Place(counted, step), name, occurrence), cell
+    """Return the inverse of `cell_as_list`."""
+    key, born, totals, *rest = items
+    return Key.of(key), Cell(born, Totals(*totals), *rest)

@@ -1,15 +1,15 @@
-"""The cells of a unit: open, finished, and finished by a guess. Pure, and equal on all ranks but for `own`.
+"""The cells of a unit: open, finished, and finished by assumption. Pure, and equal on all ranks except for `own`.
 
-A cell is one name at one position (step, or none) and occurrence there.
+A cell is one name at one position (a step, or none) and occurrence.
 
-States of a cell: *open*, from the first contribution until it is finished; *finished*, and remembered (the last
-32,768); *forgotten*, known only by how far back memory does not reach. A late contribution to a finished cell opens it
-again from its totals, and the corrected value is written again. One to a forgotten cell opens it from nothing: if ranks
-are missing that had contributed before, it is not written, because a better value stands there already.
+States of a cell: *open*, from the first contribution until it is finished; *finished* and remembered (the last 32,768);
+*forgotten*, known only as lying before the limit of memory. A late contribution to a finished cell reopens it with its
+totals, and the corrected value is written again. A late contribution to a forgotten cell opens it from nothing. If
+ranks are missing that had contributed before, the new value is not written, because a better one was written already.
 
-A finished cell is *assumed* where nothing proves that the silent ranks have passed it. That ends when all ranks have
-contributed to a later row. If one of them turns out to log the name but is lost before it has contributed, the value is
-written again with a flag.
+A finished cell is *assumed* if nothing proves that the silent ranks have passed it. This ends when all ranks have
+contributed to a later row. If one of the silent ranks turns out to log the name but is lost before it has contributed,
+the value is written again with a flag.
 """
 
 from __future__ import annotations
@@ -33,30 +33,23 @@ from dist_wandb.exchange.protocol.cells import (
 )
 from dist_wandb.exchange.protocol.names import Name, Names
 
-_new = tuple.__new__  # of named tuples, without a call in between: it is on the way of every number
-_STALE_NOTED = 65_536  # of how many names and occurrences it is noted what was forgotten
-_MOST_ASSUMED = 4  # times as many finished cells as are remembered: of how many it is known that they rest on a guess
+_new = tuple.__new__  # of named tuples, without a call in between: it is called for every number
+_STALE_NOTED = 65_536  # names and occurrences for which the largest forgotten step is kept
+_MOST_ASSUMED = 4  # assumed cells that are kept, as a multiple of the finished cells that are remembered
 
 
 def row_of(key: Key, origin: float) -> tuple[Place, float]:
-    """What the cells of one row have in common: without a step, each call is a row of its own."""
+    """Return the key of a cell's row; without a step, each call is a row of its own."""
     return key.place, origin if key.place.counted else 0.0
 
 
 class Members(NamedTuple):
-    """The ranks of the unit.
+    """The ranks of the unit."""
 
-    Args:
-        size: How many take part.
-        absent: How many should, but do not.
-        doubts: Whether these are there, but not waited for any more, so that they may log what they never did.
-        has_lost: Whether a rank that took part is gone.
-    """
-
-    size: int
-    absent: int = 0
-    doubts: bool = False
-    has_lost: bool = False
+    size: int  # number of participating ranks
+    absent: int = 0  # number of ranks that should participate, but do not
+    doubts: bool = False  # whether the absent ranks are alive, but no longer waited for: see `Rounds.resize`
+    has_lost: bool = False  # whether a rank that participated is gone
 
 
 class OpenCells(OrderedDict[Key, Cell]):
@@ -72,7 +65,7 @@ class OpenCells(OrderedDict[Key, Cell]):
         self.by_name.setdefault(key.name, {})[key] = cell
 
     def count_rows(self) -> int:
-        """Number of rows that the cells belong to."""
+        """Return the number of rows that the cells belong to."""
         return len({(key.place, key.occurrence if key.place.counted else 0) for key in self})
 
     def close(self, key: Key) -> Cell:
@@ -85,26 +78,22 @@ class OpenCells(OrderedDict[Key, Cell]):
 
 
 class FinishedCells(OrderedDict[Key, tuple[Totals, float]]):
-    """What was contributed to finished cells, and the origin; the oldest are forgotten.
-
-    Args:
-        remembered: How many are kept.
-    """
+    """The totals and origins of finished cells; beyond `remembered` of them, the oldest are forgotten."""
 
     def __init__(self, remembered: int) -> None:
         super().__init__()
-        self.stale: dict[tuple[str, int], int] = {}  # by name and occurrence: the largest step that was forgotten
+        self.stale: dict[tuple[str, int], int] = {}  # the largest forgotten step, by name and occurrence
         self._remembered = remembered
 
     def is_stale(self, key: Key) -> bool:
-        """Whether a cell may have been finished and forgotten, as one that lies behind it was."""
+        """Return whether a cell may have been finished and forgotten, because one at its position or later was."""
         if key.place.counted:
             return key.occurrence <= self.stale.get((key.name, -1), -1)
         step = self.stale.get((key.name, key.occurrence))
         return step is not None and key.place.step <= step
 
     def forget(self, least: int) -> None:
-        """Keep the memory bounded, at `least` cells; note how far it does not reach."""
+        """Forget the oldest cells, but keep at least `least`; record the largest steps that were forgotten."""
         while len(self) > max(self._remembered, least):
             key, _ = self.popitem(last=False)
             if key.place.counted:
@@ -117,26 +106,15 @@ class FinishedCells(OrderedDict[Key, tuple[Totals, float]]):
 
 
 class Assumed(NamedTuple):
-    """Of a cell that was finished as if the silent ranks never logged its name.
+    """A cell that was finished on the assumption that the silent ranks never log its name."""
 
-    Args:
-        number: How many cells were opened before it.
-        origin: As of the cell.
-        contributors: How many ranks had contributed to it.
-    """
-
-    number: int
-    origin: float
-    contributors: int
+    number: int  # number of cells opened before it
+    origin: float  # as of the cell
+    contributors: int  # number of ranks that had contributed to it
 
 
 class AssumedCells(OrderedDict[Key, Assumed]):
-    """Cells that were finished by a guess, in the order in which they were finished; the oldest are forgotten.
-
-    Args:
-        names: The names that the ranks have agreed on.
-        most: How many are kept.
-    """
+    """Cells that were finished by assumption, in the order in which they were finished; at most `most`, the newest."""
 
     def __init__(self, names: Names, most: int) -> None:
         super().__init__()
@@ -144,7 +122,7 @@ class AssumedCells(OrderedDict[Key, Assumed]):
         self._most = most
 
     def note(self, value: Finished, number: int, origin: float, size: int, *, sure: bool) -> None:
-        """Note of a finished cell whether nothing but a guess says that nobody is missing."""
+        """Record whether a finished cell is complete by assumption only."""
         self.pop(value.key, None)
         if sure:
             self._names[value.key.name].proven = True
@@ -154,7 +132,7 @@ class AssumedCells(OrderedDict[Key, Assumed]):
                 self.popitem(last=False)
 
     def prove(self, key: Key, number: int, origin: float) -> None:
-        """All ranks have contributed to a cell: rows before it rest on no guess any more."""
+        """Drop the assumption about earlier rows, because all ranks have contributed to this cell."""
         row = row_of(key, origin)
         while self:
             oldest, assumed = next(iter(self.items()))
@@ -164,17 +142,17 @@ class AssumedCells(OrderedDict[Key, Assumed]):
             self._names[oldest.name].proven = True
 
     def disproved(self) -> list[Key]:
-        """Cells of names to which more ranks contribute than had to the cell."""
+        """Return cells of names that have more contributors than the cell had."""
         return [key for key, assumed in self.items() if self._names[key.name].most > assumed.contributors]
 
 
 class Ledger:
-    """The cells of a unit and what is usual in them.
+    """The cells of a unit and the usual contributors of its names.
 
     Args:
         size: Number of ranks in the unit.
         names: The names that the ranks have agreed on.
-        remembered: How many finished cells are kept for contributions that come late.
+        remembered: Number of finished cells kept for late contributions.
     """
 
     def __init__(self, size: int, names: Names, remembered: int) -> None:
@@ -189,14 +167,14 @@ class Ledger:
         self.own: set[Key] = set()  # open cells that this rank contributed to
 
     def resize(self, size: int, absent: int, *, doubts: bool) -> None:
-        """Go on with other ranks than before; see `Rounds.resize`."""
+        """Continue with other ranks; see `Rounds.resize`."""
         has_lost = self.members.has_lost or size < self.members.size
         self.members = Members(size, absent, doubts, has_lost)
 
     # Open cells
 
     def open_cell(self, key: Key) -> Cell:
-        """The open cell, opened if it was not."""
+        """Return the open cell of a key, opening it if necessary."""
         cell = self.open.get(key)
         if cell is None:
             before = self.finished.pop(key, None)
@@ -207,15 +185,15 @@ class Ledger:
         return cell
 
     def expected(self, name: str) -> int:
-        """How many ranks are waited for: as many as contributed when the name was finished last."""
+        """Return the number of awaited ranks: as many as contributed when the name was finished last."""
         return min(self.members.size, self.names[name].usual or self.members.size)
 
     def is_complete(self, key: Key, cell: Cell) -> bool:
-        """Whether all have contributed who are waited for."""
+        """Return whether all awaited ranks have contributed."""
         return cell.totals.contributors - cell.gone >= self.expected(key.name)
 
     def is_by_all(self, cell: Cell) -> bool:
-        """Whether all ranks have contributed to a cell in its turn, so that they have passed all rows before it."""
+        """Return whether all ranks have contributed to a cell in order, so that they have passed all earlier rows."""
         return not cell.corrects and cell.totals.contributors - cell.gone >= self.members.size > 1
 
     @property
@@ -224,19 +202,19 @@ class Ledger:
         return len(self.own) < len(self.open)
 
     def contributed(self) -> list[int]:
-        """Positions, among the open cells, of those to which this rank has contributed."""
+        """Return the positions, among the open cells, of those to which this rank has contributed."""
         return [position for position, key in enumerate(self.open) if key in self.own]
 
     def recount(self, contributed: Iterable[Counted]) -> None:
-        """Count, in open cells, the contributors that are gone apart from those that take part."""
+        """Count the contributors of open cells that no longer participate."""
         present = total_of(contributed)
-        for position, cell in enumerate(self.open.values()):  # of a correction, the earlier contributors are not known
+        for position, cell in enumerate(self.open.values()):  # a correction's earlier contributors are not known
             cell.gone = 0 if cell.corrects else max(0, cell.totals.contributors - present[position])
 
     # Finished cells
 
     def is_too_late(self, key: Key, cell: Cell) -> bool:
-        """Whether what was finished of a cell before, and is forgotten, is better than what was contributed now."""
+        """Return whether the forgotten value of a cell is better than the value of its new contributions."""
         if cell.corrects or not self.finished.is_stale(key):
             return False
         return key in self.assumed or cell.totals.contributors < self.names[key.name].whole
@@ -244,7 +222,7 @@ class Ledger:
     def finish(
         self, key: Key, totals: Totals, origin: float, *, gone: int = 0, corrects: bool = False, gave_up: bool = False
     ) -> Finished:
-        """Note what is finished, and what is usual by it; `gone` of the contributors do not take part any more."""
+        """Record a finished cell and the usual contributors of its name; `gone` of its contributors have left."""
         name, contributors = self.names[key.name], totals.contributors
         missing = self._missing(name, contributors, gone, gave_up=gave_up)
         name.usual = contributors
@@ -256,12 +234,12 @@ class Ledger:
         return _new(Finished, (key, totals, int(-origin) % CALLS, corrects, missing, spread))
 
     def _missing(self, known: Name, contributors: int, gone: int, *, gave_up: bool) -> int:
-        """How many ranks are missing: of those whom patience ran out with, or at most those that are not there."""
+        """Return the number of missing ranks: those that were given up on, or at most those that are absent."""
         size, absent, doubts, _ = self.members
-        if contributors == known.whole and not (known.lacking or gave_up or doubts):  # as nearly always
+        if contributors == known.whole and not (known.lacking or gave_up or doubts):  # the usual case
             return 0
-        have_left = self.unit - size - absent  # with a word, after all that they contribute
-        absent -= max(0, gone - have_left)  # those of them that have contributed
+        have_left = self.unit - size - absent  # with notice, after all their contributions
+        absent -= max(0, gone - have_left)  # those that have contributed
         if doubts and not known.proven:
             return min(absent, self.unit - contributors)
         fewer = max(0, (known.whole or self.unit) - contributors)
@@ -269,17 +247,17 @@ class Ledger:
         return fewer if known.lacking else min(absent, fewer)
 
     def flag(self, key: Key) -> Finished:
-        """A finished value anew, with a flag; without the value where it is forgotten, or has no number."""
+        """Return a finished value again, with a flag; without the value if it is forgotten or has no number."""
         _, origin, contributors = self.assumed.pop(key)
         totals, _ = self.finished.get(key, (Totals(), 0.0))
         missing = max(1, min(self.members.absent, self.names[key.name].most - contributors))
         known = totals if totals.number else Totals()
         return Finished(key, known, int(-origin) % CALLS, corrects=True, missing=missing)
 
-    # What a rank that joins needs to go on
+    # The state that a joining rank takes over
 
     def snapshot(self) -> dict[str, Any]:
-        """As JSON can hold it."""
+        """Return the state as JSON values."""
         return {
             "round": self.round,
             "names": self.names.as_list(),
@@ -292,7 +270,7 @@ class Ledger:
         }
 
     def restore(self, snapshot: Mapping[str, Any]) -> None:
-        """Take over what others know."""
+        """Take over the state of the other ranks."""
         self.round = int(snapshot["round"])
         self.names.restore(snapshot["names"])
         self.open.clear()

@@ -11,25 +11,15 @@ from dist_wandb.settings.reduction import matches_any
 
 @dataclass(slots=True)
 class Name:
-    """What all ranks know of one name.
+    """The shared state of one name."""
 
-    Args:
-        index: How many names were agreed on before it.
-        has_spread: Whether the spread of its numbers over the ranks is wanted.
-        usual: How many ranks contributed when it was finished last; 0 where it never was.
-        whole: How many did when it was finished last with none missing; 0 where it never was.
-        most: The most that ever did.
-        lacking: Whether it was given up, and was not whole since.
-        proven: Whether all ranks have once passed a cell of it that some did not contribute to.
-    """
-
-    index: int
-    has_spread: bool
-    usual: int = 0
-    whole: int = 0
-    most: int = 0
-    lacking: bool = False
-    proven: bool = False
+    index: int  # number of names agreed on before it
+    has_spread: bool  # whether the spread of its numbers over the ranks is wanted
+    usual: int = 0  # number of ranks that contributed when it was finished last; 0 if it never was
+    whole: int = 0  # the same, when it was finished last with no rank missing; 0 if it never was
+    most: int = 0  # largest number of ranks that ever contributed
+    lacking: bool = False  # whether it was given up, and not whole since
+    proven: bool = False  # whether all ranks have once passed a cell of it to which some did not contribute
 
     @property
     def is_new(self) -> bool:
@@ -38,40 +28,34 @@ class Name:
 
 
 class Names(dict[str, Name]):
-    """The names in the order in which they were agreed on.
-
-    Args:
-        spread: Patterns of names whose spread over ranks is wanted.
-    """
+    """The names in the order in which they were agreed on; `spread` has patterns of those whose spread is wanted."""
 
     def __init__(self, spread: Sequence[str]) -> None:
         super().__init__()
         self.spread: tuple[str, ...] = tuple(spread)
 
     def learn(self, names: Iterable[str]) -> None:
-        """Add those that are not known, in this order."""
+        """Add the unknown names among these, in this order."""
         for name in names:
             if name not in self:
                 self[name] = Name(len(self), matches_any(name, self.spread))
 
     def has_spread(self, name: str) -> bool:
-        """Whether the spread of a name over the ranks is wanted."""
+        """Return whether the spread of a name over the ranks is wanted."""
         known = self.get(name)
         return known is not None and known.has_spread
 
     def forget_usual(self) -> None:
-        """Forget how many ranks contribute, because that was learnt from too few of them."""
+        """Forget how many ranks contribute, because this was learnt from too few of them."""
         for known in self.values():
             known.usual = known.whole = 0
 
     def as_list(self) -> list[list[Any]]:
-        """As JSON can hold it."""
-        return [
-            [name, known.usual, known.whole, known.most, known.lacking, known.proven] for name, known in self.items()
-        ]
+        """Return the names as JSON values."""
+        return [[name, one.usual, one.whole, one.most, one.lacking, one.proven] for name, one in self.items()]
 
     def restore(self, items: Iterable[Sequence[Any]]) -> None:
-        """Take over what others know, given by `as_list`."""
+        """Take over the names of the other ranks, given by `as_list`."""
         self.clear()
         for name, *counts in items:
             self[name] = Name(len(self), matches_any(name, self.spread), *counts)

@@ -1,17 +1,18 @@
-"""Which rows the next round is for. Pure, and equal on all ranks: it changes by reduced numbers alone.
+"""The choice of the rows that the next round is for. Pure, and equal on all ranks: it depends on reduced numbers only.
 
 States:
 
-- *In step* (the usual one): each rank proposes the positions of the oldest rows that it has, as many as the round has
-  `room` for. Up to the first row for which they do not propose the same, the round is for these rows: it is as if each
-  had a round. There is room for as many as waited on some rank at the last round, and for fewer again after a while.
-- *Looking for the next row*: the first proposals were not the same, and `focus` holds what the next ones must begin
-  with: the smallest `counted`, then the smallest step. Each round without an agreement makes it longer, so the third
-  one agrees. Names for which ranks contribute different occurrences at a position take `turns`: the smallest one is
-  next. Meanwhile a round is for one row.
+- *In step* (the usual state): each rank proposes the positions of its oldest rows, as many as the round has `room` for.
+  The round is for the rows before the first one for which the proposals differ, as if each row had a round of its own.
+  There is room for as many rows as waited on some rank at the last round; the room shrinks again after some rounds.
+- *Looking for the next row*: the first proposals differed, and `focus` holds what the next ones must begin with: the
+  smallest `counted`, then the smallest step. Each round without agreement makes `focus` longer, so the third one
+  agrees. Names for which ranks contribute different occurrences at a position take `turns`: the smallest occurrence is
+  next. In this state a round is for one row.
 - *Many cells* (`many_wait`): eight rows or more wait on some rank, and the ranks are not in step, or have too many
-  names for room. Before the round each rank sends in which cells it has something (`offer`); all make the same list of
-  these (`agree`), and the round is for the cells of this `batch`. It ends what `focus` and `turns` were looking for.
+  names for room. Before the round, each rank sends the cells that it has contributions for (`offer`). All ranks merge
+  these into the same list (`agree`), and the round is for the cells of this `batch`. It ends the search by `focus` and
+  `turns`.
 """
 
 from __future__ import annotations
@@ -27,75 +28,68 @@ from dist_wandb.exchange.protocol.outbox import Outbox
 from dist_wandb.exchange.protocol.series import is_attached
 from dist_wandb.exchange.protocol.wire import proposals, read_batch, read_row
 
-MANY = 8  # rows that wait on some rank, from which on a round for many cells is worth its three or four collectives
-_MOST_CELLS = 1024  # that a rank contributes to a round; a row that was begun is contributed whole
-_SPARED = 8  # rounds after which there is room for as many rows as these have needed
-_new = tuple.__new__  # of named tuples, without a call in between: it is on the way of every number
+MANY = 8  # waiting rows on some rank that make a round for many cells worth its three or four collectives
+_MOST_CELLS = 1024  # cells that a rank contributes to a round; the last row may exceed it
+_SPARED = 8  # rounds after which the room shrinks to what these rounds have needed
+_new = tuple.__new__  # of named tuples, without a call in between: it is called for every number
 
-
-_Taken = tuple[list[Contributed], list[Contributed]]  # by all ranks together, and by this rank
+_Received = tuple[list[Contributed], list[Contributed]]  # by all ranks together, and by this rank
 
 
 class _Last(NamedTuple):
-    """What the last round shows about the next one.
+    """Facts about the last round that decide about the next one."""
 
-    Args:
-        rows: For how many rows there were proposals.
-        left: How many of these wait for the ranks to agree.
-        in_step: Whether the ranks contributed the same rows.
-    """
-
-    rows: int = 0
-    left: int = 0
-    in_step: bool = True
+    rows: int = 0  # number of rows with proposals
+    left: int = 0  # how many of these wait until the ranks agree
+    in_step: bool = True  # whether the ranks contributed the same rows
 
 
 def _most_rows(names: Names) -> int:
-    """For how many rows there may be room."""
+    """Return the maximum number of rows for which there may be room."""
     return max(1, _MOST_CELLS // max(1, len(names)))
 
 
 def _attached(names: Iterable[str]) -> set[str]:
-    """Those that stand for attachments, which have an exchange of their own: each once in a round for many."""
+    """Return the names that stand for attachments, of which a round for several rows may contain each only once."""
     return set(filter(is_attached, names))
 
 
 class Negotiation:
-    """Finds out which rows the next round is for, and what this rank contributes to it."""
+    """Chooses the rows of the next round, and this rank's contributions to it."""
 
     def __init__(self) -> None:
-        self.many_wait: bool = False  # on some rank: the next round is one for many cells
-        self.batch: list[Key] | None = None  # its cells
-        self.needs_names: bool = False  # for the next thing that this rank would contribute
-        self._proposed: list[dict[str, Contributed]] = []  # what this rank contributes to the next round, row by row
-        self.offered: dict[Key, Contributed] = {}  # and to one for many cells
+        self.many_wait: bool = False  # on some rank: the next round is for many cells
+        self.batch: list[Key] | None = None  # the cells of that round
+        self.needs_names: bool = False  # this rank's next contribution has a name that is not agreed on
+        self._proposed: list[dict[str, Contributed]] = []  # this rank's contributions to the next round, by row
+        self.offered: dict[Key, Contributed] = {}  # this rank's contributions to a round for many cells
         self._focus: tuple[int, ...] = ()
         self._turns: dict[tuple[Place, str], int] = {}
         self._last = _Last()
-        self._room = 1  # how many rows any other round is for, if there are not too many names
-        self._needed = (0, 0)  # rows that the last few rounds needed room for, and how many rounds these are
+        self._room = 1  # number of rows of any other round, unless there are too many names
+        self._needed = (0, 0)  # rows that the last few rounds needed room for, and the number of these rounds
 
     @property
     def is_under_way(self) -> bool:
-        """Whether the next round has to go on with what the last one began."""
+        """Whether the next round has to continue a search that the last one began."""
         return bool(self._focus or self._turns)
 
     def room(self, names: Names) -> int:
-        """How many rows the next round is for, unless it is one for many cells."""
+        """Return the number of rows of the next round, unless it is for many cells."""
         return min(self._room, _most_rows(names))
 
     def begin_anew(self) -> None:
-        """Forget what was looked for: it may have been a lost rank's."""
+        """Reset the search, which may have been for the row of a lost rank."""
         self._focus = ()
         self._turns.clear()
         self.batch = None
 
     def look_ahead(self, backlog: float, names: Names) -> None:
-        """Decide what the next round is for.
+        """Choose the kind and the room of the next round.
 
         Args:
-            backlog: How many rows wait on some rank, beside those of the last round.
-            names: The names that are agreed on.
+            backlog: Number of rows that wait on some rank, excluding those of the last round.
+            names: The names that the ranks have agreed on.
         """
         last = self._last
         needed, rounds = max(self._needed[0], min(last.rows + int(backlog), _MOST_CELLS), 1), self._needed[1] + 1
@@ -107,7 +101,7 @@ class Negotiation:
     # Rows
 
     def propose(self, outbox: Outbox, names: Names) -> list[tuple[Place, dict[str, Contributed]]]:
-        """The rows that this rank would contribute in a round for rows."""
+        """Return this rank's rows for a round for rows."""
         place = outbox.next_place(self._focus)
         self.needs_names = place is not None and not outbox.waiting[place].keys() <= names.keys()
         rows = []
@@ -118,7 +112,7 @@ class Negotiation:
         return rows
 
     def _upcoming(self, outbox: Outbox, names: Names) -> list[tuple[Place, dict[str, Contributed]]]:
-        """The oldest rows, as many as there is room for."""
+        """Return the oldest rows, as many as there is room for."""
         rows = []
         apart: set[str] = set()
         for row in islice(outbox.rows(names), self.room(names)):
@@ -129,8 +123,8 @@ class Negotiation:
             rows.append(row)
         return rows
 
-    def received(self, names: Names, sums: Sequence[float], maxima: Sequence[float]) -> _Taken:
-        """What all ranks together contributed in a round for rows, up to where they are not in step."""
+    def received(self, names: Names, sums: Sequence[float], maxima: Sequence[float]) -> _Received:
+        """Return all ranks' and this rank's contributions in a round for rows, up to where the proposals differ."""
         received: dict[Key, Contributed] = {}
         own: list[Contributed] = []
         rows = proposals(names, self.room(names), maxima)
@@ -161,7 +155,7 @@ class Negotiation:
     # Many cells
 
     def offer(self, outbox: Outbox, names: Names) -> list[Run]:
-        """In which cells this rank has something to contribute, as JSON can hold it."""
+        """Return the cells that this rank has contributions for, as JSON values."""
         offered: dict[Key, Contributed] = {}
         self.needs_names = False
         rows: list[Row] = []
@@ -181,7 +175,7 @@ class Negotiation:
         return encoded(rows)
 
     def agree(self, offers: Iterable[Iterable[Sequence[Any]]], names: Iterable[str]) -> None:
-        """Make the next round one for the cells that the ranks offered, given in the order of ranks."""
+        """Make the next round one for the cells that the ranks offered, given in rank order."""
         rows = [decoded((Run(*run) for run in runs), 2 * _MOST_CELLS) for runs in offers]
         by_index = list(names)
         self.batch = [
@@ -193,31 +187,26 @@ class Negotiation:
         self._last = _Last(in_step=all(longest[: len(row)] == row for row in rows))
 
     def rows_offered(self) -> int:
-        """How many rows this rank contributes to a round for many cells."""
+        """Return the number of rows that this rank contributes to a round for many cells."""
         return len({one.origin if key.place.counted else key.place for key, one in self.offered.items()})
 
-    def received_in(self, batch: Sequence[Key], sums: Sequence[float], maxima: Sequence[float]) -> _Taken:
-        """What all ranks together contributed in a round for many cells, and which part of it this rank did."""
-        self._focus = ()  # whose turn it is, and which position is to be next, was of what may be contributed by now
+    def received_in(self, batch: Sequence[Key], sums: Sequence[float], maxima: Sequence[float]) -> _Received:
+        """Return all ranks' and this rank's contributions in a round for many cells."""
+        self._focus = ()  # the search may have been for contributions that this round has taken
         self._turns.clear()
         received, offered = read_batch(batch, sums, maxima), self.offered
         return received, [offered[key] for key, *_ in received if key in offered]
 
-    # What a rank that joins needs to go on
+    # The state that a joining rank takes over
 
     def snapshot(self) -> dict[str, Any]:
-        """As JSON can hold it."""
+        """Return the state as JSON values."""
         turns = [[*place, name, turn] for (place, name), turn in self._turns.items()]
-        return {
-            "many_wait": self.many_wait,
-            "room": self._room,
-            "needed": self._needed,
-            "focus": self._focus,
-            "turns": turns,
-        }
+        state = {"many_wait": self.many_wait, "room": self._room, "needed": self._needed}
+        return {**state, "focus": self._focus, "turns": turns}
 
     def restore(self, snapshot: Mapping[str, Any]) -> None:
-        """Take over what others know."""
+        """Take over the state of the other ranks."""
         self.many_wait = bool(snapshot["many_wait"])
         self._room = int(snapshot["room"])
         self._needed = tuple(snapshot["needed"])

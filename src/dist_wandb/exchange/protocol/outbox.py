@@ -1,8 +1,8 @@
-"""What a rank has logged and not yet contributed to a round. Pure.
+"""The contributions of one rank that wait for a round. Pure.
 
-Contributions wait by position, in the order in which positions were first logged; at one position by name, each name in
-a queue of its own. The occurrence of a contribution is counted when it is posted, never again: so a rank that says
-something in another order than others still contributes to the same cells.
+Contributions wait by position, in the order in which the positions were first logged; at one position they wait by
+name, each name in its own queue. The occurrence of a contribution is counted once, when it is posted, so a rank that
+logs in a different order than the others still contributes to the same cells.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dist_wandb.exchange.protocol.aggregates import Totals
 from dist_wandb.exchange.protocol.cells import CALLS, Contributed, Key, Place
 
-_STEPS_PER_CELL = 2  # a cell must be forgotten long before a rank counts its occurrences anew
+_STEPS_PER_CELL = 2  # a cell must be forgotten long before a rank restarts the count of its occurrences
 _WITHOUT_STEP = Place(1, 0)
 
-_new = tuple.__new__  # of named tuples, without a call in between: it is on the way of every number
+_new = tuple.__new__  # of named tuples, without a call in between: it is called for every number
 _Counts = tuple[tuple[str, int], ...]
-_Queue = list[Contributed] | deque[Contributed]  # short where steps are given
+_Queue = list[Contributed] | deque[Contributed]  # with a step a list, because it is short
 
 
 class Outbox:
@@ -26,20 +26,20 @@ class Outbox:
 
     Args:
         rank: Index of this rank in the unit.
-        remembered: How many finished cells are kept, which limits for how many steps occurrences are counted.
+        remembered: Number of finished cells that are kept; it limits the number of steps with counted occurrences.
     """
 
     def __init__(self, rank: int, remembered: int) -> None:
         self.waiting: OrderedDict[Place, dict[str, _Queue]] = OrderedDict()
-        self.contributions: int = 0  # that wait
+        self.contributions: int = 0  # number of those that wait
         self._rank = rank
         self._remembered = remembered
         self._occurrences: OrderedDict[int, _Counts] = OrderedDict()  # by step: how often each name was logged
-        self._calls: dict[str, int] = {}  # and without a step
-        self._same: dict[_Counts, _Counts] = {}  # most steps have the same counts: they are kept once
+        self._calls: dict[str, int] = {}  # how often each name was logged without a step
+        self._same: dict[_Counts, _Counts] = {}  # most steps have equal counts, which are stored once
 
     def post(self, values: Mapping[str, Totals], step: int | None, calls: int) -> list[Key]:
-        """Add what this rank logged in one call; see `Rounds.post`."""
+        """Add the values of one `log` call; see `Rounds.post`."""
         place = _WITHOUT_STEP if step is None else Place(0, step)
         origin = -float(self._rank * CALLS + calls)
         if not values:
@@ -58,7 +58,7 @@ class Outbox:
         return keys
 
     def _count(self, step: int | None, names: Iterable[str]) -> list[int]:
-        """How often each name was logged at a step before; count it. What was counted longest ago is forgotten."""
+        """Count an occurrence of each name at a step; return the counts before. The oldest counts are forgotten."""
         counts = self._calls if step is None else dict(self._occurrences.pop(step, ()))
         occurrences = [counts.get(name, 0) for name in names]
         counts.update((name, occurrence + 1) for name, occurrence in zip(names, occurrences, strict=True))
@@ -72,10 +72,10 @@ class Outbox:
         return occurrences
 
     def rename(self, old: str, new: str) -> list[tuple[Key, Key]]:
-        """Contribute under another name what waits under one of which the others know nothing.
+        """Move contributions that wait under a name to another name.
 
         Returns:
-            The cells it would have gone into, and those that it goes into now.
+            The former and the new cell of each contribution.
         """
         renamed = []
         for place, values in self.waiting.items():
@@ -88,20 +88,20 @@ class Outbox:
         return renamed
 
     def remove(self, contributions: Sequence[Contributed]) -> None:
-        """Remove what was contributed in a round."""
+        """Remove contributions after a round."""
         self.contributions -= len(contributions)
         for contributed in contributions:
             place, name, _ = contributed.key
             values = self.waiting[place]
             queue = values[name]
-            queue.remove(contributed)  # the first one, but where ranks contradict each other in their order
+            queue.remove(contributed)  # the first one, unless ranks contradict each other in their order
             if not queue:
                 del values[name]
                 if not values:
                     del self.waiting[place]
 
     def put_back(self, contributions: Iterable[Contributed]) -> None:
-        """Put back in front what was removed last, given in the order in which it was removed."""
+        """Put the contributions that were removed last back in front, given in the order of removal."""
         for contributed in reversed([*contributions]):
             key = contributed.key
             queue = self.waiting.setdefault(key.place, {}).setdefault(key.name, deque() if key.place.counted else [])
@@ -109,38 +109,29 @@ class Outbox:
             self.contributions += 1
             self.waiting.move_to_end(key.place, last=False)
 
-    # What is there
+    # Queries
 
     @property
     def pending(self) -> int:
-        """Number of rows."""
+        """Number of waiting rows."""
         without_step = self.waiting.get(_WITHOUT_STEP)
         return len(self.waiting) + (max(map(len, without_step.values())) - 1 if without_step else 0)
 
     @property
     def names(self) -> list[str]:
-        """Names, in the order in which they were logged."""
+        """Waiting names, in the order in which they were logged."""
         return list(dict.fromkeys(name for values in self.waiting.values() for name in values))
 
     def unknown(self, known: Container[str]) -> list[str]:
-        """Names that are not known, in the order in which they were logged."""
+        """Return the waiting names that are not in `known`, in the order in which they were logged."""
         return [name for name in self.names if name not in known]
 
-    def cells(self) -> list[tuple[str, int | None, int]]:
-        """Cells, as (name, step, occurrence), in the order of their positions."""
-        return [
-            (name, None if place.counted else place.step, contributed.key.occurrence)
-            for place, values in self.waiting.items()
-            for name, queue in values.items()
-            for contributed in queue
-        ]
-
     def next_place(self, focus: tuple[int, ...]) -> Place | None:
-        """The oldest position; while ranks look for one to agree on, the oldest that begins with `focus`."""
+        """Return the oldest position that begins with `focus`, which is empty unless ranks are looking for a row."""
         return next((place for place in self.waiting if place[: len(focus)] == focus), None)
 
     def due(self, place: Place, turns: Mapping[tuple[Place, str], int]) -> dict[str, Contributed]:
-        """By name the oldest contribution at a position, but for names where it is an earlier occurrence's turn."""
+        """Return the oldest contribution of each name at a position, unless it is an earlier occurrence's turn."""
         due = {
             name: queue[0]
             for name, queue in self.waiting[place].items()
@@ -149,7 +140,7 @@ class Outbox:
         return _oldest(due) if place.counted and due else due
 
     def rows(self, known: Container[str]) -> Iterator[tuple[Place, dict[str, Contributed]] | None]:
-        """Rows in the order in which they are contributed; `None`, at the end, for one with an unknown name."""
+        """Yield rows in the order in which they are contributed; `None`, at the end, for a row with an unknown name."""
         for place, values in self.waiting.items():
             if not all(name in known for name in values):
                 yield None
@@ -168,6 +159,6 @@ class Outbox:
 
 
 def _oldest(due: Mapping[str, Contributed]) -> dict[str, Contributed]:
-    """Of what was logged without a step, what stood in the oldest call: each is a row of its own."""
+    """Return the values of the oldest call among values without a step: each call is a row of its own."""
     oldest = max(contributed.origin for contributed in due.values())
     return {name: contributed for name, contributed in due.items() if contributed.origin == oldest}

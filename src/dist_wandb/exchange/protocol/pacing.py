@@ -1,15 +1,15 @@
-"""When a rank takes part in the next round, and which ranks were waited for long enough. Pure: time is an argument.
+"""The times of a rank's rounds, and the limits of its patience with other ranks. Pure: time is an argument.
 
-*Due.* A rank with contributions takes part at once, but for a short wait for more where rows follow each other quickly
-and nobody flushes: rounds in a row find warm caches and wake fewer threads, so they cost a busy machine half. While
-cells are open to which an idle rank has contributed, or somebody flushes there, it takes part after a pause that
-doubles from `_FIRST_PAUSE` up to a heartbeat, and waits in the round for the others; otherwise once in a heartbeat. So
-the rank that others wait for decides when the round takes place, mostly by what it contributes.
+*Due.* A rank with contributions takes part in a round at once, except that it waits briefly for more if rows follow
+each other quickly and nobody flushes: consecutive rounds find warm caches and wake fewer threads, so they cost a busy
+machine half as much. An idle rank takes part once per heartbeat. If it has contributed to cells that are open, or has a
+pending flush, it takes part after a pause that doubles from `_FIRST_PAUSE` up to a heartbeat, and waits in the round
+for the others. So the rank that others wait for decides when the round takes place, mostly by contributing.
 
-*Patience.* It is noted when rounds take place, as long as cells are open. Cells opened in a round that is longer ago
-than the patience are overdue: after a few heartbeats those of names that were never finished, after `peer_timeout` all.
-Time in which the exchange stands still does not count, because no rank could contribute in it: of a gap between two
-rounds two heartbeats count, of an exchange of tables and images nothing.
+*Patience.* The times of rounds are recorded while cells are open. Cells that were opened in a round longer ago than the
+patience are overdue: after a few heartbeats those of names that were never finished, after `peer_timeout` all. Time in
+which the exchange stands still does not count, because no rank could contribute in it: of a gap between two rounds, two
+heartbeats count; of an exchange of tables and images, nothing.
 """
 
 from __future__ import annotations
@@ -22,33 +22,23 @@ from typing import NamedTuple
 
 from dist_wandb.settings.limits import Limits
 
-NEW_NAME_HEARTBEATS = 5  # patience with a name that was never finished before
+NEW_NAME_HEARTBEATS = 5  # patience with a name that was never finished
 _FIRST_PAUSE = 0.01  # seconds until the next round while others are waited for
 _QUICK = 0.1  # seconds between rows that follow each other quickly
-_FLUSH_HEARTBEATS = 2  # how long a rank that flushes waits for others to do so as well
-_STANDSTILL_HEARTBEATS = 2  # beyond that between two rounds, the exchange stands still
-_APART = 0.02  # seconds between two notes of when a round took place
+_FLUSH_HEARTBEATS = 2  # how long a flushing rank waits for others to flush as well
+_STANDSTILL_HEARTBEATS = 2  # longer gaps between two rounds are a standstill
+_APART = 0.02  # minimum seconds between two recorded times of rounds
 
 
 class Overdue(NamedTuple):
-    """Cells that were waited for long enough, by the round in which they were opened, or an earlier one.
+    """The latest rounds whose cells, and all cells opened before them, are overdue; `None` if there are none."""
 
-    Args:
-        new: Of names that were never finished; `None` for none.
-        usual: Of all names; `None` for none.
-    """
-
-    new: int | None = None
-    usual: int | None = None
+    new: int | None = None  # for cells of names that were never finished
+    usual: int | None = None  # for cells of all names
 
 
 class Pacer:
-    """The pace of one rank's exchange.
-
-    Args:
-        limits: How long to wait.
-        now: The time, in seconds, as in all methods.
-    """
+    """The pace of one rank's exchange; `now` is the time in seconds, in all methods."""
 
     def __init__(self, limits: Limits, now: float) -> None:
         self.new_name_patience: float = NEW_NAME_HEARTBEATS * limits.heartbeat
@@ -60,10 +50,11 @@ class Pacer:
         self._settled_since: float | None = None
 
     def pause(self, *, awaits_others: bool) -> float:
-        """How long an idle rank waits for contributions before it takes part in the next round.
+        """Return how long an idle rank waits for contributions before the next round, in seconds.
 
         Args:
-            awaits_others: Whether cells are open that lack others only, or somebody waits for a flush.
+            awaits_others: Whether cells are open, none of which lacks this rank, or a flush is pending.
+
         """
         if not awaits_others:
             self._pause = _FIRST_PAUSE
@@ -72,7 +63,7 @@ class Pacer:
         return pause
 
     def contributed(self, now: float, *, was_idle: bool) -> float:
-        """Note that contributions came; how long to wait for more before the next round."""
+        """Record that contributions came; return how long to wait for more before the next round, in seconds."""
         self._pause = _FIRST_PAUSE
         if not was_idle:
             return 0.0
@@ -80,15 +71,12 @@ class Pacer:
         return self._limits.linger if is_quick else 0.0
 
     def begin_round(self, now: float, number: int, oldest: int | None) -> Overdue:
-        """Note that a round begins.
+        """Record the start of a round, and return the overdue cells.
 
         Args:
             now: The time.
-            number: How many rounds there were.
+            number: Number of earlier rounds.
             oldest: The round in which the oldest open cell was opened; `None` if none is open.
-
-        Returns:
-            What is overdue.
         """
         overdue = Overdue()
         if oldest is None:
@@ -118,20 +106,20 @@ class Pacer:
         self._rounds = deque((number, at + seconds) for number, at in self._rounds)
 
     def exclude(self, seconds: float) -> None:
-        """Do not count time in which no rank could contribute, though none was silent."""
+        """Exclude a time in which no rank could contribute, though none was silent."""
         self._move_rounds(seconds)
         self._last_round += seconds
 
     def is_held_up(self, now: float) -> bool:
-        """Whether the round that began last takes so long that some rank seems to be held up."""
+        """Return whether the current round takes so long that some rank seems to be held up."""
         return now - self._last_round > NEW_NAME_HEARTBEATS * self._limits.heartbeat
 
     def has_flushed_alone(self, now: float, *, is_settled: bool) -> bool:
-        """Whether a rank that flushes has given the others enough time to flush as well.
+        """Return whether a flushing rank has given the others enough time to flush as well.
 
         Args:
             now: The time.
-            is_settled: Whether all that this rank logged is finished.
+            is_settled: Whether everything that this rank logged is finished.
         """
         if not is_settled:
             self._settled_since = None
@@ -142,18 +130,14 @@ class Pacer:
 
 
 class Interval:
-    """Allows something once in a while.
-
-    Args:
-        seconds: How long after one time the next one is.
-    """
+    """Permits an action once every `seconds`."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._last = -math.inf
 
     def is_over(self, now: float) -> bool:
-        """Whether it is time again; then the next interval begins."""
+        """Return whether the interval is over; if so, begin the next one."""
         if now - self._last < self._seconds:
             return False
         self._last = now

@@ -1,9 +1,9 @@
-"""What ranks agree on before they contribute to it: a number under a name, or an attachment. Pure.
+"""The series that ranks agree on before they contribute: a number under a name, or an attachment. Pure.
 
-An attachment is what the ranks bring together by an exchange of its own: states of a metric, a table, images. The
-rounds have it as a series without numbers, to find out which ranks have one, and when all have. Ranks agree on series
-as texts: that of a number is its name; that of an attachment has its kind and layout as well, because ranks whose
-metrics have other states cannot bring these together.
+An attachment is a value that the ranks combine by an exchange of its own: states of a metric, a table, images. The
+rounds treat it as a series without numbers, to find out which ranks have one, and when all of them do. Ranks agree on
+series as texts. The text of a number is its name; the text of an attachment also contains its kind and layout, because
+ranks whose metrics have different states cannot combine them.
 """
 
 from __future__ import annotations
@@ -16,37 +16,26 @@ _SEPARATOR = "\0"  # in no name that a user may give
 
 
 class Series(NamedTuple):
-    """What contributions of all ranks belong to.
+    """The common series of the ranks' contributions."""
 
-    Args:
-        name: As the user gave it.
-        kind: `NUMBER`, or of what kind the attachment is.
-        layout: Of what it consists, where ranks have to agree on that.
-    """
-
-    name: str
-    kind: str = NUMBER
-    layout: str = ""
+    name: str  # as the user gave it
+    kind: str = NUMBER  # `NUMBER`, or the kind of the attachment
+    layout: str = ""  # its structure, if ranks have to agree on it
 
     @property
     def text(self) -> str:
-        """By what ranks agree on it."""
+        """The text on which ranks agree."""
         return self.name if self.kind == NUMBER else _SEPARATOR.join(self)
-
-    @property
-    def is_attached(self) -> bool:
-        """Whether it is an attachment."""
-        return self.kind != NUMBER
 
 
 @lru_cache(maxsize=4096)
 def series_of(text: str) -> Series:
-    """The series that ranks have agreed on by a text; one that names no kind is a number's."""
+    """Return the series of a text; a text without a kind is the name of a number."""
     name, _, rest = text.partition(_SEPARATOR)
     kind, separator, layout = rest.partition(_SEPARATOR)
     return Series(name, kind, layout) if separator else Series(text)
 
 
 def is_attached(text: str) -> bool:
-    """Whether the series of a text is an attachment."""
+    """Return whether the series of a text is an attachment."""
     return _SEPARATOR in text

@@ -1,12 +1,12 @@
-"""The two lists of numbers of a round: one is summed over the ranks, the other one reduced by maximum. Pure.
+"""The two lists of numbers of a round: one is summed over the ranks, the other is reduced by maximum. Pure.
 
-The second list begins with a `Header`. In a round for rows there follow, for each row that the round has room for, the
-lanes of each name that is agreed on: its totals, in the second list after a `Proposal`, and with its occurrence, as a
-pair. In a round for many cells there follow the lanes of each cell instead: its totals, and in the second list its
-origin. At the end of both are, of each value that awaits its spread, the sum of squares, and where its largest number
-is.
+The second list begins with a `Header`. In a round for rows, each row that the round has room for follows: in the second
+list a `Proposal`, then in both lists the lanes of each name that is agreed on. These are its totals and, in the second
+list, its occurrence as a pair. In a round for many cells, the lanes of each cell follow instead: its totals and, in the
+second list, its origin. The lists end with the spreads of the values that await theirs: the sum of squares in the first
+list, and the rank of the largest number in the second.
 
-A pair holds (x, -x), so that its maxima are the largest and, negated, the smallest x.
+A pair holds (x, -x), so its maxima are the largest x and, negated, the smallest x.
 """
 
 from __future__ import annotations
@@ -24,66 +24,45 @@ Lists = tuple[list[float], list[float]]
 
 _PER_NAME = MAX_LANES + 2
 _PER_CELL = MAX_LANES + 1
-_CONTRIBUTORS = 3  # where the sums of a name have how many ranks contributed
+_CONTRIBUTORS = 3  # position of the number of contributors in the sums of a name
 
 _NO_SUMS = (0.0,) * SUM_LANES
 _NO_MAXIMA = (NOTHING,) * _PER_NAME
 
 
 class Header(NamedTuple):
-    """What a rank says beside its numbers; reduced by maximum, so that what holds for any rank holds for all.
+    """The flags and counts that a rank sends with its numbers; reduced by maximum: any rank's flag applies to all."""
 
-    Args:
-        unknown: Whether it has names that are not agreed on.
-        busy: Whether it goes on: not, if it closes and has nothing left.
-        give_up_new: Up to which round it gives up cells of names that were never finished.
-        give_up_all: And all cells.
-        more: Whether it has more to contribute.
-        regroup: Whether the ranks that take part are to be agreed on anew.
-        speaking: Whether it may contribute more: not, if it closes or pauses and has nothing left.
-        backlog: How many more rows wait on it.
-        mingled: Whether it logs from several threads or processes, each of which has an order of its own.
-        news: How often it has published something through the job's store.
-    """
-
-    unknown: float = NOTHING
-    busy: float = NOTHING
-    give_up_new: float = NOTHING
-    give_up_all: float = NOTHING
-    more: float = NOTHING
-    regroup: float = NOTHING
-    speaking: float = NOTHING
-    backlog: float = NOTHING
-    mingled: float = NOTHING
-    news: float = NOTHING
+    unknown: float = NOTHING  # whether it has names that are not agreed on
+    busy: float = NOTHING  # whether it continues: it is not closing, or has contributions left
+    give_up_new: float = NOTHING  # the round up to which it gives up cells of names that were never finished
+    give_up_all: float = NOTHING  # the round up to which it gives up all cells
+    more: float = NOTHING  # whether it has more to contribute
+    regroup: float = NOTHING  # whether it requests a new generation
+    contributing: float = NOTHING  # whether it may contribute more: it is open, or has contributions left
+    backlog: float = NOTHING  # number of further rows that wait on it
+    interleaved: float = NOTHING  # whether it logs from several threads or processes, each in its own order
+    published: float = NOTHING  # how often it has published something through the job's store
 
 
 class Proposal(NamedTuple):
-    """Which row a rank contributes in one of the places of a round; reduced by maximum.
+    """The row that a rank contributes in one of the row slots of a round; reduced by maximum."""
 
-    Args:
-        last_counted: Of its position, as `Place.counted`; a pair with the next one.
-        first_counted: The same, negated.
-        last_step: Its step; a pair with the next one.
-        first_step: The same, negated.
-        origin: As in `Cell`.
-    """
-
-    last_counted: float = NOTHING
-    first_counted: float = NOTHING
-    last_step: float = NOTHING
-    first_step: float = NOTHING
-    origin: float = NOTHING
+    last_counted: float = NOTHING  # of its position, as `Place.counted`; a pair with the next field
+    first_counted: float = NOTHING  # the same, negated
+    last_step: float = NOTHING  # its step; a pair with the next field
+    first_step: float = NOTHING  # the same, negated
+    origin: float = NOTHING  # as in `Cell`
 
     @classmethod
     def of(cls, place: Place, due: Mapping[str, Contributed]) -> Proposal:
-        """That of a row."""
+        """Return the proposal of a row."""
         counted, step = map(float, place)
         origin = max((one.origin for one in due.values()), default=NOTHING)
         return cls(counted, -counted, step, -step, origin)
 
     def agreed(self) -> tuple[Place | None, tuple[int, ...]]:
-        """The position that all proposed who proposed one; else what the next proposals have to begin with."""
+        """Return the position that all proposals share; otherwise `None`, and what the next ones must begin with."""
         if self.last_counted == NOTHING:
             return None, ()
         counted, step = int(-self.first_counted), int(-self.first_step)
@@ -97,7 +76,7 @@ _PROPOSAL = len(Proposal._fields)
 
 
 def header_of(maxima: Sequence[float]) -> Header:
-    """The header of a reduced second list."""
+    """Return the header of a reduced second list."""
     return Header._make(maxima[:_HEADER])
 
 
@@ -107,7 +86,7 @@ def header_of(maxima: Sequence[float]) -> Header:
 def row_lists(
     header: Header, names: Names, rows: Sequence[tuple[Place, Mapping[str, Contributed]]], room: int, spreads: Spreads
 ) -> Lists:
-    """A rank's lists in a round for rows, given what it contributes to each of them by name."""
+    """Return a rank's lists for a round for rows, given its contributions to each row by name."""
     sums: list[float] = []
     maxima: list[float] = [*header]
     for place, due in rows:
@@ -132,7 +111,7 @@ def _per_row(names: Names) -> int:
 
 
 def proposals(names: Names, room: int, maxima: Sequence[float]) -> list[Proposal]:
-    """The reduced proposals of the rows that were proposed."""
+    """Return the reduced proposals of the rows that were proposed."""
     starts = (_HEADER + row * _per_row(names) for row in range(room))
     return [Proposal._make(maxima[start : start + _PROPOSAL]) for start in starts if maxima[start] != NOTHING]
 
@@ -140,7 +119,7 @@ def proposals(names: Names, room: int, maxima: Sequence[float]) -> list[Proposal
 def read_row(
     names: Names, row: int, sums: Sequence[float], maxima: Sequence[float]
 ) -> Iterator[tuple[str, int, int, Totals]]:
-    """Of names to which ranks contributed in one row of a round: the first and the last occurrence, and its totals."""
+    """Yield the first and last occurrence and the totals of each name with contributions in one row of a round."""
     start, largest = row * SUM_LANES * len(names), _HEADER + row * _per_row(names) + _PROPOSAL
     contributors = sums[start + _CONTRIBUTORS : start + SUM_LANES * len(names) : SUM_LANES]
     for index, name in compress(enumerate(names), contributors):
@@ -153,7 +132,7 @@ def read_row(
 
 
 def _add_spreads(sums: list[float], maxima: list[float], spreads: Spreads) -> None:
-    """Add this rank's part in the spread of all values that await theirs."""
+    """Append this rank's part in the spreads of all values that await theirs."""
     for value in spreads.awaiting:
         squares, largest_at = spreads.part(value)
         sums.append(squares)
@@ -176,7 +155,7 @@ def read_spreads(values: Sequence[Finished], sums: Sequence[float], maxima: Sequ
 def batch_lists(
     header: Header, batch: Sequence[Key], contributions: Mapping[Key, Contributed], spreads: Spreads
 ) -> Lists:
-    """A rank's lists in a round for many cells, given what it contributes by cell."""
+    """Return a rank's lists for a round for many cells, given its contributions by cell."""
     sums: list[float] = []
     maxima: list[float] = [*header]
     for key in batch:
@@ -194,7 +173,7 @@ def batch_lists(
 
 
 def read_batch(batch: Sequence[Key], sums: Sequence[float], maxima: Sequence[float]) -> list[Contributed]:
-    """What all ranks together contributed to the cells of a round for many cells."""
+    """Return the contributions of all ranks together to the cells of a round for many cells."""
     received = []
     start, largest = 0, _HEADER
     for key in batch:
