@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import date, datetime
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 from dist_wandb.errors import ConfigurationError
@@ -27,6 +27,7 @@ from dist_wandb.payloads.media.cells import (
 from dist_wandb.payloads.media.pictures import MakeImage
 
 _RANK, _RANK_OTHERWISE = "rank", "global_rank"  # the column, and its name where users have one of that name
+_LISTS = frozenset({list, tuple})
 _DEFAULT_COLUMNS = ("Input", "Output", "Expected")  # W&B's own, where none are given
 
 
@@ -60,16 +61,24 @@ def copied_table(
         ConfigurationError: A row of another length than `columns`, or something else than a table.
     """
     names, rows, total = _columns_and_rows(columns, data, most)
+    if not (_LISTS.issuperset(map(type, rows)) and {len(names)}.issuperset(map(len, rows))):
+        _check_rows(rows, names)
+    if PLAIN.issuperset(map(type, chain.from_iterable(rows))):  # one pass over all cells; most tables end here
+        return names, [list(row) for row in rows], total
+    kept = [
+        list(row) if PLAIN.issuperset(map(type, row)) else [copied_cell(cell, copies) for cell in row] for row in rows
+    ]
+    return names, kept, total
+
+
+def _check_rows(rows: Sequence[Any], names: Columns) -> None:
+    """Raise an error for the first row that is not a sequence of one cell for each column."""
     for number, row in enumerate(rows):
         if isinstance(row, (str, Mapping)) or not hasattr(row, "__len__") or len(row) != len(names):
             what = f"has {len(row)} cells" if isinstance(row, (list, tuple)) else f"is {type(row).__name__}"
             raise ConfigurationError(
                 f"Row {number} of the table {what}, but its columns are {names}. Pass equal lists."
             )
-    kept = [
-        list(row) if PLAIN.issuperset(map(type, row)) else [copied_cell(cell, copies) for cell in row] for row in rows
-    ]
-    return names, kept, total
 
 
 def _columns_and_rows(columns: Sequence[str | int] | None, data: Any, most: int) -> tuple[Columns, Sequence[Any], int]:
