@@ -411,7 +411,7 @@ class Peer:
 
     def collect(self, own: bytes) -> list[bytes]:
         if self._data is None:
-            raise ConfigurationError("Member 1 of the group says that it sends 9 bytes")
+            raise ConfigurationError("Member 1 of the group announced 9 bytes")
         return [own, self._data]
 
 
