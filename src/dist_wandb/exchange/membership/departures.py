@@ -1,4 +1,4 @@
-"""Which ranks of a unit are gone, and how: each rank says so of itself in the job's store."""
+"""The ranks of a unit that are gone, and how they ended: each rank publishes its own departure in the job's store."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from dist_wandb.store.job_store import JobStore
 from dist_wandb.store.polling import interval
 from dist_wandb.store.shared_list import SharedList
 
-_LOOK = 0.5  # seconds between two looks where it does not matter much
+_LOOK = 0.5  # seconds between two polls in `is_gone`
 
 
-class LastWords(NamedTuple):
-    """What a rank publishes when it goes.
+class DepartureRecord(NamedTuple):
+    """The record that a rank publishes when it leaves.
 
     Args:
-        member: Its index in the unit.
-        how: As of `Departure`.
-        global_rank: Its index in the job.
-        number: Of the generation that it was in; `None` if it was in none.
-        round: As of `Word`.
-        names: As of `Word`.
+        member: Index of the rank in the unit.
+        how: As in `Departure`.
+        global_rank: Index of the rank in the job.
+        number: Number of its last generation; `None` if it was in none.
+        round: As in `Word`.
+        names: As in `Word`.
     """
 
     member: int
@@ -37,15 +37,15 @@ class LastWords(NamedTuple):
 
 
 class Departures:
-    """One rank's view of which ranks are gone.
+    """The departed ranks, as far as this rank has read their records.
 
     Args:
-        unit: The unit, seen from this rank.
+        unit: The unit, from the view of this rank.
         keys: Keys of the unit in the job's store.
 
     Attributes:
-        known: How each rank has gone that has said so, as far as this rank has read it.
-        words: What those ranks said of their checkpoints, by generation and rank.
+        known: The departures, by index of the rank in the unit.
+        words: Summaries of the last checkpoints of these ranks, by generation and rank.
     """
 
     def __init__(self, unit: Unit, keys: JobStore) -> None:
@@ -57,47 +57,47 @@ class Departures:
 
     @property
     def left(self) -> set[int]:
-        """Ranks that are gone because they had finished."""
+        """Ranks that have finished, after they delivered everything."""
         return {index for index, departure in self.known.items() if departure.how == "finished"}
 
     @property
     def undelivered(self) -> set[int]:
-        """Ranks that are gone likewise, but before the others knew all that they had logged."""
+        """Ranks that have finished before the others had received everything that they logged."""
         return {index for index, departure in self.known.items() if departure.how == "undelivered"}
 
     def leave(self, *, failed: bool, delivered: bool, number: int | None, checkpoint: Checkpoint) -> None:
-        """Say that this rank is gone.
+        """Publish that this rank is gone.
 
         Args:
             failed: Whether it has failed.
-            delivered: Whether the others know all that it has logged.
-            number: Of the generation that it was in, if it was in one.
-            checkpoint: What it knew.
+            delivered: Whether the others have received everything that it logged.
+            number: Number of its generation, if it was in one.
+            checkpoint: Its last checkpoint.
         """
         how = "failed" if failed else "finished" if delivered else "undelivered"
-        unit = self._unit
-        names = len(checkpoint.names)
-        self._entries.append(LastWords(unit.index, how, unit.global_rank, number, checkpoint.round, names))
+        unit, names = self._unit, len(checkpoint.names)
+        self._entries.append(DepartureRecord(unit.index, how, unit.global_rank, number, checkpoint.round, names))
 
     def among(self, ranks: Iterable[int]) -> set[int]:
-        """Those of some ranks that have said that they are gone."""
+        """Return those of some ranks that have published their departure. Reads new records."""
         for entry in self._entries.news():
-            last = LastWords(*entry)
-            self.known[last.member] = Departure(last.how, last.global_rank)
-            if last.number is not None:
-                self.words.setdefault(last.number, {})[last.member] = Word(last.member, last.round, last.names)
+            record = DepartureRecord(*entry)
+            self.known[record.member] = Departure(record.how, record.global_rank)
+            if record.number is not None:
+                word = Word(record.member, record.round, record.names)
+                self.words.setdefault(record.number, {})[record.member] = word
         return self.known.keys() & set(ranks)
 
     def are_gone(self, ranks: Collection[int]) -> bool:
-        """Whether all of some ranks have said that they are gone."""
+        """Return whether all of some ranks have published their departure."""
         return self._entries.count() >= len(ranks) and self.among(ranks) == set(ranks)
 
     def is_gone(self, rank: int) -> bool:
-        """Whether a rank has said that it is gone; looked up now and then."""
+        """Return whether a rank has published its departure. Polls the store at intervals only."""
         if self._look.is_over(time.monotonic()):
             self.among([rank])
         return rank in self.known
 
     def learn(self, departures: Mapping[int, Departure]) -> None:
-        """Keep what others have read."""
+        """Add departures that other ranks have read."""
         self.known.update(departures)
