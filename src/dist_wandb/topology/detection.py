@@ -1,4 +1,4 @@
-"""Which launcher started this process, and what the launchers that agree with it add."""
+"""Detection of the launcher that started this process, and completion of its values from other launchers."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dist_wandb.topology.launchers import LAUNCHERS, Environ, Launcher, Readings
 
 
 def started_by(environ: Environ) -> tuple[Launcher, Readings] | None:
-    """The first launcher that gives the ranks, and its readings; `None` where no launcher is present.
+    """Return the first launcher that gives the ranks, and its readings; `None` if no launcher is present.
 
-    An incomplete launcher counts for nothing but an error, unless a later one gives the same in full: a batch script
-    that exports WORLD_SIZE for its srun leaves such an incomplete set.
+    An incomplete launcher leads to an error, unless a later one agrees with it and is complete. For example, a batch
+    script that exports WORLD_SIZE for its srun leaves such an incomplete set.
 
     Raises:
         TopologyError: The variables cannot be read, or are incomplete.
@@ -23,7 +23,7 @@ def started_by(environ: Environ) -> tuple[Launcher, Readings] | None:
             continue
         if incomplete is None:
             readings = launcher.read(environ)
-            if readings.values == {"world_size": 1}:  # so much is true of any process that nobody started
+            if readings.values == {"world_size": 1}:  # also true of a process without a launcher
                 continue
             if not readings.missing or readings.complete_on_first_node():
                 return launcher, readings
@@ -39,13 +39,13 @@ def started_by(environ: Environ) -> tuple[Launcher, Readings] | None:
 
 
 def complete(readings: Readings, environ: Environ) -> Readings:
-    """Complete readings from every launcher that gives the same ranks. A variable belongs to the first that has it."""
+    """Complete readings from every launcher that agrees with them. Each variable counts for one launcher only."""
     taken: set[str] = set()
     for launcher in LAUNCHERS:
         if not launcher.is_present(environ) or not taken.isdisjoint(launcher.variables.values()):
             continue
         taken.update(launcher.variables.values())
-        with suppress(TopologyError):  # another launcher's leftovers: nothing depends on them
+        with suppress(TopologyError):  # stale variables of another launcher, which are not needed
             other = launcher.read(environ)
             if readings.agrees_with(other):
                 readings.complete_from(other)

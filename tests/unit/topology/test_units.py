@@ -51,7 +51,7 @@ def test_a_rank_outside_of_the_mesh_is_in_no_unit() -> None:
 
 
 def test_a_dimension_that_the_mesh_does_not_have_is_refused(mesh: DeviceMesh) -> None:
-    with pytest.raises(ConfigurationError, match=r"unit='data' is no dimension of the mesh\. .* 'pp', 'dp', 'tp'"):
+    with pytest.raises(ConfigurationError, match=r"unit='data' is not a dimension of the mesh\. .* 'pp', 'dp', 'tp'"):
         dimension_of(mesh, "data")
 
 
