@@ -189,7 +189,7 @@ def test_a_table_of_wandbs_a_frame_and_an_array_are_taken() -> None:
         (lambda: gathered(3), "given int, but takes"),
         (lambda: gathered([object()]), "given object among images"),
         (lambda: gathered([np.zeros((2, 2))], caption=["a", "b"]), "caption has 2 items for 1 images"),
-        (lambda: gathered([np.zeros((2, 2))], masks=[{}]), "'masks' does not go to the primary"),
+        (lambda: gathered([np.zeros((2, 2))], masks=[{}]), "'masks' is not an argument that can be gathered"),
     ],
 )
 def test_what_cannot_be_gathered_is_refused_at_once(log: Callable[[], Any], message: str) -> None:
