@@ -27,19 +27,12 @@ _MOST_KEPT = 200  # sessions that some rank has not left; the keys of older ones
 
 @dataclass
 class _Leftover:
-    """The keys that this rank has set for a session that it has ended.
+    """The keys that this rank has set for a session that it has ended."""
 
-    Args:
-        namespace: Prefix of the keys.
-        keys: Names of the keys; more may be added later.
-        has_ended: Returns whether all threads of the session have ended.
-        is_counted: Whether this rank is counted as having left the session.
-    """
-
-    namespace: str
-    keys: set[str]
-    has_ended: Callable[[], bool]
-    is_counted: bool = False
+    namespace: str  # prefix of the keys
+    keys: set[str]  # names of the keys; more may be added later
+    has_ended: Callable[[], bool]  # returns whether all threads of the session have ended
+    is_counted: bool = False  # whether this rank is counted as having left the session
 
 
 _leftovers: list[_Leftover] = []

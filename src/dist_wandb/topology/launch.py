@@ -16,27 +16,17 @@ from dist_wandb.topology.model import Topology
 
 @dataclass(frozen=True)
 class Launch:
-    """The launcher's variables about the whole job.
+    """The launcher's variables about the whole job."""
 
-    Args:
-        agent_store: Address of the store of torchrun's agent, as `(host, port)`.
-        attempt: Number of restarts of the job's processes by the launcher.
-        requeues: Number of restarts of the job by SLURM.
-        torchrun_start: A name of this start of torchrun on this node, equal for all restarts of its processes.
-        slurm_step: SLURM's name of the job and, within an srun, of the step; equal for all restarts of the job.
-        parent_pid: Process id of the parent, which is the script that started this process under Lightning.
-        node_rank: The node rank from `NODE_RANK` or `GROUP_RANK`, which may be set before there are ranks.
-        is_lightning_child: Whether Lightning has started this script again for another rank of the first node.
-    """
-
-    agent_store: tuple[str, int] | None
-    attempt: int
-    requeues: int
-    torchrun_start: str | None
+    agent_store: tuple[str, int] | None  # address of the store of torchrun's agent, as `(host, port)`
+    attempt: int  # number of restarts of the job's processes by the launcher
+    requeues: int  # number of restarts of the job by SLURM
+    torchrun_start: str | None  # a name of this start of torchrun on this node, equal for all restarts of its processes
+    # SLURM's name of the job and, within an srun, of the step; equal for all restarts of the job
     slurm_step: str | None
-    parent_pid: int
-    node_rank: int | None
-    is_lightning_child: bool
+    parent_pid: int  # process id of the parent, which is the script that started this process under Lightning
+    node_rank: int | None  # the node rank from `NODE_RANK` or `GROUP_RANK`, which may be set before there are ranks
+    is_lightning_child: bool  # whether Lightning has started this script again for another rank of the first node
 
     @classmethod
     def detect(cls, environ: Environ | None = None) -> Launch:

@@ -69,17 +69,11 @@ class Readings:
 
 @dataclass(frozen=True)
 class Launcher:
-    """The variables of one launcher.
+    """The variables of one launcher."""
 
-    Args:
-        name: Name of the launcher, for messages.
-        present: Variables of which any one shows that this launcher has started the process.
-        variables: The variable of each topology field.
-    """
-
-    name: str
-    present: tuple[str, ...]
-    variables: Mapping[str, str]
+    name: str  # name of the launcher, for messages
+    present: tuple[str, ...]  # variables of which any one shows that this launcher has started the process
+    variables: Mapping[str, str]  # the variable of each topology field
 
     def is_present(self, environ: Environ) -> bool:
         """Return whether this launcher has started the process."""

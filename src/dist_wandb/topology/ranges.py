@@ -93,19 +93,15 @@ def named(ranks: Iterable[int], ranks_per_node: int | None = None) -> str:
 
 
 def _texts(first: int, last: int, ranks_per_node: int | None) -> list[str]:
-    if last - first + 1 < _LEAST and not _are_nodes(first, last, ranks_per_node):
+    nodes = _nodes(first, last, ranks_per_node or 1)
+    if last - first + 1 < _LEAST and not nodes:
         return [str(rank) for rank in range(first, last + 1)]
-    return [f"{first}-{last}{_nodes(first, last, ranks_per_node)}"]
+    return [f"{first}-{last}{nodes}"]
 
 
-def _are_nodes(first: int, last: int, ranks_per_node: int | None) -> bool:
-    many = ranks_per_node or 1
-    return many > 1 and first % many == 0 and (last + 1) % many == 0
-
-
-def _nodes(first: int, last: int, ranks_per_node: int | None) -> str:
-    if not _are_nodes(first, last, ranks_per_node):
+def _nodes(first: int, last: int, ranks_per_node: int) -> str:
+    """Return the nodes of ranks, as text; empty if they are not whole nodes of several ranks."""
+    if ranks_per_node == 1 or first % ranks_per_node or (last + 1) % ranks_per_node:
         return ""
-    many = ranks_per_node or 1
-    node, last_node = first // many, last // many
+    node, last_node = first // ranks_per_node, last // ranks_per_node
     return f" (node {node})" if node == last_node else f" (nodes {node}-{last_node})"

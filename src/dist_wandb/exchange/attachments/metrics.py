@@ -238,19 +238,12 @@ class FusedMetrics:
 
 
 class _Reduced(NamedTuple):
-    """The reduced numbers of a cell.
+    """The reduced numbers of a cell."""
 
-    Args:
-        contributors: Number of ranks that have contributed.
-        needs_more: Whether ranks send complete states: some state does not fit, or the computing rank has no data.
-        sums: The sums over ranks, one-dimensional.
-        maxima: The maxima over ranks, one-dimensional.
-    """
-
-    contributors: int
-    needs_more: bool
-    sums: torch.Tensor
-    maxima: torch.Tensor
+    contributors: int  # number of ranks that have contributed
+    needs_more: bool  # whether ranks send complete states: some state does not fit, or the computing rank has no data
+    sums: torch.Tensor  # the sums over ranks, one-dimensional
+    maxima: torch.Tensor  # the maxima over ranks, one-dimensional
 
 
 def _head(snapshot: Snapshot | None, layout: Layout, *, computes: bool) -> list[float]:

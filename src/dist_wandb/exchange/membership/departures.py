@@ -17,23 +17,14 @@ _LOOK = 0.5  # seconds between two polls in `is_gone`
 
 
 class DepartureRecord(NamedTuple):
-    """The record that a rank publishes when it leaves.
+    """The record that a rank publishes when it leaves."""
 
-    Args:
-        member: Index of the rank in the unit.
-        how: As in `Departure`.
-        global_rank: Index of the rank in the job.
-        number: Number of its last generation; `None` if it was in none.
-        round: As in `Word`.
-        names: As in `Word`.
-    """
-
-    member: int
-    how: str
-    global_rank: int
-    number: int | None
-    round: int
-    names: int
+    member: int  # index of the rank in the unit
+    how: str  # as in `Departure`
+    global_rank: int  # index of the rank in the job
+    number: int | None  # number of its last generation; `None` if it was in none
+    round: int  # as in `Word`
+    names: int  # as in `Word`
 
 
 class Departures:

@@ -14,43 +14,27 @@ from dist_wandb.topology.ranges import blocks_of, numbers_in, spans_of, values_i
 
 
 class Word(NamedTuple):
-    """A summary of a member's checkpoint.
+    """A summary of a member's checkpoint."""
 
-    Args:
-        member: Index of the member in the unit.
-        round: Number of the last round that it took part in.
-        names: Number of names that it knows.
-    """
-
-    member: int
-    round: int
-    names: int
+    member: int  # index of the member in the unit
+    round: int  # number of the last round that it took part in
+    names: int  # number of names that it knows
 
 
 class Departure(NamedTuple):
-    """How a rank has left.
+    """How a rank has left."""
 
-    Args:
-        how: `"finished"`, `"undelivered"` or `"failed"`.
-        global_rank: Index of the rank in the job.
-    """
-
-    how: str
-    global_rank: int
+    how: str  # `"finished"`, `"undelivered"` or `"failed"`
+    global_rank: int  # index of the rank in the job
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The state of a member at the end of a generation: the last round that it took part in, with its result.
+    """The state of a member at the end of a generation: the last round that it took part in, with its result."""
 
-    Args:
-        round: Number of that round.
-        names: All names that the member knows, in order.
-        result: The reduced lists of that round; `None` before the first round.
-    """
-
-    round: int
-    names: list[str]
+    round: int  # number of that round
+    names: list[str]  # all names that the member knows, in order
+    # the reduced lists of that round; `None` before the first round
     result: tuple[Sequence[float], Sequence[float]] | None
 
     def as_json(self) -> dict[str, Any]:
@@ -67,27 +51,18 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Generation:
-    """A period in which the same ranks take part in all rounds.
+    """A period in which the same ranks take part in all rounds."""
 
-    Args:
-        number: 0, 1, 2, ...
-        members: Indices of the members in the unit.
-        joined: Members that were not in the previous generation. They take over the state of the others.
-        last_round: Number of the last round before this generation.
-        source: Member of the previous generation that has the result of that round, and the names known after it.
-        lost: Former members that have gone without publishing their departure.
-        gone: Published departures, by index of the rank.
-        nodes: The node rank of each member; -1 if unknown.
-    """
-
-    number: int
-    members: tuple[int, ...]
+    number: int  # counted from 0
+    members: tuple[int, ...]  # indices of the members in the unit
+    # members that were not in the previous generation, and take over the state of the others
     joined: tuple[int, ...] = ()
-    last_round: int = 0
+    last_round: int = 0  # number of the last round before this generation
+    # member of the previous generation that has the result of that round, and the names known after it
     source: int | None = None
-    lost: tuple[int, ...] = ()
-    gone: Mapping[int, Departure] = field(default_factory=dict)
-    nodes: tuple[int, ...] = ()
+    lost: tuple[int, ...] = ()  # former members that have gone without publishing their departure
+    gone: Mapping[int, Departure] = field(default_factory=dict)  # published departures, by index of the rank
+    nodes: tuple[int, ...] = ()  # the node rank of each member; -1 if unknown
 
     def follows(self, other: Generation | None) -> bool:
         """Return whether this generation immediately follows another one."""

@@ -23,15 +23,10 @@ _LOOK_FOR_LEAVING = 0.2  # seconds between two checks whether the generation is 
 
 
 class Endpoint(NamedTuple):
-    """The entry that a member publishes when it is ready to form a group.
+    """The entry that a member publishes when it is ready to form a group."""
 
-    Args:
-        member: Index of the member in the unit.
-        address: The address at which it is reachable; `None` if unknown.
-    """
-
-    member: int
-    address: str | None
+    member: int  # index of the member in the unit
+    address: str | None  # the address at which it is reachable; `None` if unknown
 
 
 class Meeting:

@@ -17,17 +17,11 @@ _OPENED, _ACCOMPANIED = "opened", "accompanied"  # keys
 
 
 class Arrival(NamedTuple):
-    """The entry that a rank publishes when it arrives, or requests to join.
+    """The entry that a rank publishes when it arrives, or requests to join."""
 
-    Args:
-        member: Index of the rank in the unit.
-        global_rank: Index of the rank in the job.
-        node: Its node rank; -1 if unknown.
-    """
-
-    member: int
-    global_rank: int
-    node: int
+    member: int  # index of the rank in the unit
+    global_rank: int  # index of the rank in the job
+    node: int  # its node rank; -1 if unknown
 
 
 def keys_of(unit: Unit) -> str:

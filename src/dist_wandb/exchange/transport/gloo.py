@@ -185,9 +185,6 @@ class GlooGroup(Group):
 
         Run two concurrent collectives. Two members need only one, with the same traffic: each sends its numbers to the
         other, as in a ring.
-
-        Raises:
-            BrokenError: A member is gone or too late, or waiting was stopped.
         """
         if self.size == _PAIR:
             return self._reduce_lists_between_two(sums, maxima)
@@ -236,12 +233,7 @@ class GlooGroup(Group):
         return sums, maxima
 
     def gather(self, data: bytes) -> list[bytes]:
-        """Return the data of all members, in their order, by two collectives.
-
-        Raises:
-            BrokenError: A member is gone or too late, or waiting was stopped.
-            ConfigurationError: A member's data exceeds the limit. All members raise it, and the group stays usable.
-        """
+        """Return the data of all members, in their order, by two collectives."""
         lengths = self._lengths(data, MOST_GATHERED)
         longest = max(lengths)
         if longest == 0:
@@ -261,10 +253,6 @@ class GlooGroup(Group):
             data: The data of this member.
             deadline: When to stop waiting for members that are still collecting their data, on the monotonic clock, in
                 seconds. Given only if all members already know that no member exceeds its limit.
-
-        Raises:
-            BrokenError: A member is gone or too late, or waiting was stopped.
-            ConfigurationError: A member's data exceeds the limit. All members raise it, and the group stays usable.
         """
         lengths = self._lengths(data, MOST_COLLECTED if deadline is None else _MOST_PASSED_ON, deadline)
         pieces: list[list[bytes]] = [[] for _ in lengths]
@@ -284,9 +272,6 @@ class GlooGroup(Group):
             own: The numbers of this member.
             received: On the first member, one output tensor per member; empty on the others.
             deadline: When to stop waiting, on the monotonic clock, in seconds; `None` for the timeout of the group.
-
-        Raises:
-            BrokenError: A member is gone or too late, or waiting was stopped.
         """
         outputs = [received] if self.rank == 0 else []
         self._wait(lambda group: [group.gather(outputs, [own], self._options.to_first)], own.nbytes, deadline)
@@ -297,9 +282,6 @@ class GlooGroup(Group):
         Args:
             numbers: The numbers of the first member; on the others, the output tensor.
             deadline: As in `send_to_first`; it may be later than the timeout of the group.
-
-        Raises:
-            BrokenError: A member is gone or too late, or waiting was stopped.
         """
         options = _with_deadline(self._options.from_first, deadline)
         self._wait(lambda group: [group.broadcast([numbers], options)], numbers.nbytes, deadline)

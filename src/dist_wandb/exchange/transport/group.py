@@ -36,6 +36,10 @@ def destroy_closed() -> None:
 class Group(Protocol):
     """The members of a generation, from the view of one of them.
 
+    All methods except `close` raise a `BrokenError` if a member is gone or too late, or waiting was stopped. `gather`,
+    `tally` and `collect` raise a `ConfigurationError` on all members if the data of a member, or of all together,
+    exceeds a limit; the group stays usable then.
+
     Attributes:
         rank: Index of this member.
     """

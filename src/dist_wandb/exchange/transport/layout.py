@@ -16,17 +16,12 @@ FAN_OUT = 16  # maximum number of members in a group
 
 
 class Place(NamedTuple):
-    """The membership of one member in one group of the tree.
+    """The membership of one member in one group of the tree."""
 
-    Args:
-        level: Level of the group, 0 for the lowest.
-        members: Indices in the unit of the group's members. The first represents the group in the next level.
-        position: Index of this member in `members`.
-    """
-
-    level: int
+    level: int  # level of the group, 0 for the lowest
+    # indices in the unit of the group's members; the first represents the group in the next level
     members: tuple[int, ...]
-    position: int
+    position: int  # index of this member in `members`
 
     @property
     def name(self) -> str:
@@ -35,15 +30,11 @@ class Place(NamedTuple):
 
 
 class Tree(NamedTuple):
-    """The tree of groups, from the view of one member.
+    """The tree of groups, from the view of one member."""
 
-    Args:
-        path: The groups of this member, from the lowest level upwards. It is the first member of all but the last.
-        levels: Number of levels of the whole tree.
-    """
-
+    # the groups of this member, from the lowest level upwards; it is the first member of all but the last
     path: tuple[Place, ...]
-    levels: int
+    levels: int  # number of levels of the whole tree
 
 
 def tree_of(members: Sequence[int], nodes: Sequence[int], own: int, fan_out: int) -> Tree:

@@ -35,15 +35,10 @@ _HEAD = struct.Struct("<IQ")  # precedes the data of a member: its index, and th
 
 
 class _Table(NamedTuple):
-    """The receive buffer of the first member of a group.
+    """The receive buffer of the first member of a group."""
 
-    Args:
-        numbers: One row per member.
-        rows: Views of the rows.
-    """
-
-    numbers: torch.Tensor
-    rows: list[torch.Tensor]
+    numbers: torch.Tensor  # one row per member
+    rows: list[torch.Tensor]  # views of the rows
 
     def reduce(self, into: torch.Tensor, summed: int) -> None:
         """Reduce over members, the first `summed` numbers by sum, the rest by maximum: in parts, on this thread."""
@@ -76,11 +71,7 @@ class TreeGroup(Group):
         self._tables: dict[GlooGroup, _Table] = {}
 
     def reduce(self, sums: Sequence[float], maxima: Sequence[float]) -> tuple[list[float], list[float]]:
-        """Return the elementwise sums and maxima over all members.
-
-        Raises:
-            BrokenError: A member is gone or too late, or waiting was stopped.
-        """
+        """Return the elementwise sums and maxima over all members."""
         own = array("d", [*sums, *maxima])
         if len(self._buffer.numbers) != len(own):
             self._buffer = Buffer(len(own))
@@ -131,13 +122,7 @@ class TreeGroup(Group):
         return bytes(handed)
 
     def gather(self, data: bytes) -> list[bytes]:
-        """Return the data of all members, in their order.
-
-        Raises:
-            BrokenError: A member is gone or too late, or waiting was stopped.
-            ConfigurationError: The data of one member, or of all together, exceeds the limit. All members raise it, and
-                the group stays usable.
-        """
+        """Return the data of all members, in their order."""
         length = self._length(data, gloo.MOST_GATHERED)
         _check_together(length)
         if not length:
@@ -151,10 +136,6 @@ class TreeGroup(Group):
 
         The first member of each group merges equal contents. So the amount of data that a member handles grows with
         the number of distinct contents, not with the number of members.
-
-        Raises:
-            BrokenError: As in `gather`.
-            ConfigurationError: As in `gather`.
         """
         deadline = _deadline(self._timeout, self._length(data, gloo.MOST_GATHERED))
         counted = {data: 1}
@@ -172,10 +153,6 @@ class TreeGroup(Group):
         """Return the data of all members, in their order, on member 0, and an empty list on the others.
 
         The others wait until member 0 has all data.
-
-        Raises:
-            BrokenError: A member is gone or too late, or waiting was stopped.
-            ConfigurationError: A member's data exceeds the limit. All members raise it, and the group stays usable.
         """
         deadline = _deadline(self._timeout, self._length(data, gloo.MOST_COLLECTED))
         together = self._collected(data, deadline)

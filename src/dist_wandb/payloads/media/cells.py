@@ -25,36 +25,23 @@ _PLAIN_ARRAYS = "biufU"  # kinds of numpy arrays whose `tolist` returns plain va
 
 
 class Picture(NamedTuple):
-    """An image that was logged, or received from another rank.
+    """An image that was logged, or received from another rank."""
 
-    Args:
-        value: An argument of `wandb.Image`; from another rank, the bytes of a PNG file.
-        pixels: Arguments of `wandb.Image` that determine the pixels.
-        beside: Other arguments of `wandb.Image`, such as the caption.
-    """
-
-    value: Any
-    pixels: Mapping[str, Any]
-    beside: Mapping[str, Any]
+    value: Any  # an argument of `wandb.Image`; from another rank, the bytes of a PNG file
+    pixels: Mapping[str, Any]  # arguments of `wandb.Image` that determine the pixels
+    beside: Mapping[str, Any]  # other arguments of `wandb.Image`, such as the caption
 
 
 Columns = list[str | int]
 
 
 class Part(NamedTuple):
-    """The contribution of one rank.
+    """The contribution of one rank."""
 
-    Args:
-        rank: Index of the rank in the job.
-        columns: Names of a table's columns; empty for images.
-        total: Number of rows or images that it logged.
-        items: The rows or images within the limit.
-    """
-
-    rank: int
-    columns: Columns
-    total: int
-    items: list[Any]
+    rank: int  # index of the rank in the job
+    columns: Columns  # names of a table's columns; empty for images
+    total: int  # number of rows or images that it logged
+    items: list[Any]  # the rows or images within the limit
 
 
 class Copies:

@@ -41,21 +41,13 @@ MOST: dict[Kind, int] = {"table": 10_000, "images": 108}  # W&B's own limits for
 
 
 class Encoded(NamedTuple):
-    """The encoded contribution of a rank.
+    """The encoded contribution of a rank."""
 
-    Args:
-        items: The bytes of each row or image.
-        size: Number of bytes of all items.
-        columns: Names of a table's columns; empty for images.
-        total: Number of rows or images that were logged.
-        limit: Maximum number of items of all ranks together, as given on this rank.
-    """
-
-    items: list[bytes]
-    size: int
-    columns: Columns
-    total: int
-    limit: int
+    items: list[bytes]  # the bytes of each row or image
+    size: int  # number of bytes of all items
+    columns: Columns  # names of a table's columns; empty for images
+    total: int  # number of rows or images that were logged
+    limit: int  # maximum number of items of all ranks together, as given on this rank
 
     def within(self, size: int, number: int | None = None) -> Encoded:
         """Return the first items that have at most `size` bytes together, and at most `number` of them."""

@@ -32,15 +32,10 @@ _DEFAULT_COLUMNS = ("Input", "Output", "Expected")  # W&B's own default
 
 
 class MergedTable(NamedTuple):
-    """The table of some ranks. It is converted to W&B's when its row is written.
+    """The table of some ranks. It is converted to W&B's when its row is written."""
 
-    Args:
-        columns: Names of the columns.
-        rows: Rows of JSON values, dates and `Picture`s.
-    """
-
-    columns: Columns
-    rows: list[list[Any]]
+    columns: Columns  # names of the columns
+    rows: list[list[Any]]  # rows of JSON values, dates and `Picture`s
 
 
 def copied_table(

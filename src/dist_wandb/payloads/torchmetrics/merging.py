@@ -27,33 +27,20 @@ _MOMENTS = ("total", "mean_val", "var_val", "min_val", "max_val", "target_square
 
 
 class Packed(NamedTuple):
-    """The contribution of one rank.
+    """The contribution of one rank."""
 
-    Args:
-        sums: Numbers to sum over ranks; one-dimensional, float64, on the CPU.
-        maxima: Numbers whose maximum over ranks is taken; in the same form.
-        blob: Bytes to gather in the order of ranks.
-    """
-
-    sums: Tensor
-    maxima: Tensor
-    blob: bytes
+    sums: Tensor  # numbers to sum over ranks; one-dimensional, float64, on the CPU
+    maxima: Tensor  # numbers whose maximum over ranks is taken; in the same form
+    blob: bytes  # bytes to gather in the order of ranks
 
 
 class Node(NamedTuple):
-    """A metric, or one of the metrics in a collection or a wrapper.
+    """A metric, or one of the metrics in a collection or a wrapper."""
 
-    Args:
-        path: Path of the metric in the logged object.
-        metric: Name of its class.
-        same_as: Index of an earlier node with identical states, which are sent only once; -1 if there is none.
-        states: Its own states in a fixed order.
-    """
-
-    path: str
-    metric: str
-    same_as: int
-    states: tuple[State, ...]
+    path: str  # path of the metric in the logged object
+    metric: str  # name of its class
+    same_as: int  # index of an earlier node with identical states, which are sent only once; -1 if there is none
+    states: tuple[State, ...]  # its own states in a fixed order
 
 
 class Layout:
@@ -143,21 +130,13 @@ def _state_of(name: Any, kind: Any, shape: Any, dtype: Any) -> State:
 
 
 class InFull(NamedTuple):
-    """The states and attributes of one node that a rank sends in addition to the reduced numbers.
+    """The states and attributes of one node that a rank sends in addition to the reduced numbers."""
 
-    Args:
-        rank: Index of the rank in the job.
-        order: Its position in the order of ranks.
-        position: Index of the node in the layout.
-        attributes: Other attributes of the metric.
-        states: Its states in full if they do not fit the layout; otherwise empty.
-    """
-
-    rank: int
-    order: int
-    position: int
-    attributes: dict[str, Any]
-    states: list[tuple[State, Any]]
+    rank: int  # index of the rank in the job
+    order: int  # its position in the order of ranks
+    position: int  # index of the node in the layout
+    attributes: dict[str, Any]  # other attributes of the metric
+    states: list[tuple[State, Any]]  # its states in full if they do not fit the layout; otherwise empty
 
 
 def read_in_full(blobs: Sequence[bytes]) -> list[InFull]:
@@ -176,17 +155,11 @@ def read_in_full(blobs: Sequence[bytes]) -> list[InFull]:
 
 
 class Part(NamedTuple):
-    """A state of one rank.
+    """A state of one rank."""
 
-    Args:
-        order: The rank's position in the order of ranks.
-        rank: Index of the rank in the job, for messages.
-        value: The state, in the form of `Snapshot`.
-    """
-
-    order: int
-    rank: int
-    value: Any
+    order: int  # the rank's position in the order of ranks
+    rank: int  # index of the rank in the job, for messages
+    value: Any  # the state, in the form of `Snapshot`
 
 
 class Merging:

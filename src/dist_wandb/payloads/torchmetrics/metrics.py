@@ -52,19 +52,12 @@ def is_metric(value: object) -> bool:
 
 
 class Found(NamedTuple):
-    """A logged metric, or one of the metrics in a collection or a wrapper, at the time of logging.
+    """A logged metric, or one of the metrics in a collection or a wrapper, at the time of logging."""
 
-    Args:
-        states: Its own states in a fixed order.
-        values: Copies of the states, by name.
-        updates: How often it was updated.
-        attributes: Its other attributes.
-    """
-
-    states: tuple[State, ...]
-    values: dict[str, Any]
-    updates: int
-    attributes: dict[str, Any]
+    states: tuple[State, ...]  # its own states in a fixed order
+    values: dict[str, Any]  # copies of the states, by name
+    updates: int  # how often it was updated
+    attributes: dict[str, Any]  # its other attributes
 
 
 class Snapshot:

@@ -27,20 +27,14 @@ _WINDOW_COUNT = "_num_vals_seen"  # `Running` resets the metric that it wraps, a
 
 
 class State(NamedTuple):
-    """One state of a metric.
+    """One state of a metric."""
 
-    Args:
-        name: Name of the state in the metric.
-        kind: How states of many ranks are merged: `"sum"`, `"mean"`, `"max"`, `"min"`; `"cat"` for lists whose tensors
-            are concatenated, `"list"` for other lists, `"stack"` for tensors that are gathered.
-        shape: Its shape; empty for lists.
-        dtype: Name of its dtype, such as `"float32"`; empty for lists.
-    """
-
-    name: str
+    name: str  # name of the state in the metric
+    # how states of many ranks are merged: `"sum"`, `"mean"`, `"max"`, `"min"`; `"cat"` for lists whose tensors
+    # are concatenated, `"list"` for other lists, `"stack"` for tensors that are gathered
     kind: str
-    shape: tuple[int, ...] = ()
-    dtype: str = ""
+    shape: tuple[int, ...] = ()  # its shape; empty for lists
+    dtype: str = ""  # name of its dtype, such as `"float32"`; empty for lists
 
     @property
     def numel(self) -> int:
