@@ -60,11 +60,7 @@ class DetectedLauncher:
 
 
 def detected_launchers(environ: Environ | None = None) -> list[DetectedLauncher]:
-    """Return all launchers that have variables in the environment, by descending priority.
-
-    Args:
-        environ: The environment variables to read; those of this process if `None`.
-    """
+    """Return all launchers that have variables in `environ` (by default, the process's), by descending priority."""
     environ = os.environ if environ is None else environ
     found: list[DetectedLauncher] = []
     used: tuple[Launcher, Readings] | None = None

@@ -74,10 +74,7 @@ def node_identity(environ: Environ | None = None) -> str:
     """Return a name of this node that is equal for all its processes and differs between nodes.
 
     The host name is not sufficient: containers share names, and two nodes of a test may share a host. So the name
-    includes the kernel's boot id and the launcher's node rank, if there is one.
-
-    Args:
-        environ: The environment variables to read; those of this process if `None`.
+    includes the kernel's boot id and, from `environ` (by default the process's), the launcher's node rank.
     """
     environ = os.environ if environ is None else environ
     node_rank = environ.get("NODE_RANK", environ.get("GROUP_RANK", "0"))  # like Lightning's environment

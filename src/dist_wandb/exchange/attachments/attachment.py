@@ -25,17 +25,9 @@ ATTACHED = (Snapshot, Gathered)  # types of values that are attachments
 class Attachment(Protocol):
     """One rank's part in merging the values of some kinds."""
 
-    @property
-    def kinds(self) -> Collection[str]:
-        """The kinds, as in the series."""
-
-    @property
-    def needs_own_part(self) -> bool:
-        """Whether the primary needs its own contribution to merge those of the others."""
-
-    @property
-    def is_for_primary(self) -> bool:
-        """Whether exchanges are useless while the primary is away."""
+    kinds: Collection[str]  # as in the series
+    needs_own_part: bool  # whether the primary needs its own contribution to merge those of the others
+    is_for_primary: bool  # whether exchanges are useless while the primary is away
 
     def series(self, name: str, value: Any, known: Iterable[str]) -> str:
         """Return the text of the series of a value.
@@ -52,12 +44,13 @@ class Attachment(Protocol):
     def keep(self, key: Key, value: Any) -> None:
         """Keep this rank's contribution to a cell."""
 
-    def settle(self, outbox: Outbox, known: Collection[str]) -> list[tuple[Key, Key]]:
+    def settle(self, outbox: Outbox, known: Collection[str]) -> list[tuple[Key, Key]]:  # noqa: ARG002  # a default
         """Move pending values to other series if they fit, after the ranks have agreed on series.
 
         Returns:
             The moved cells: each the old key and the new one.
         """
+        return []
 
     def exchange(self, keys: Sequence[Key], group: Group) -> None:
         """Exchange and merge the contributions to some cells. All ranks call it with the same cells.

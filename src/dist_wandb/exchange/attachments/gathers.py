@@ -17,12 +17,12 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from dist_wandb.errors import ConfigurationError
+from dist_wandb.exchange.attachments.attachment import Attachment
 from dist_wandb.exchange.protocol.cells import Key
-from dist_wandb.exchange.protocol.outbox import Outbox
 from dist_wandb.exchange.protocol.series import Series
 from dist_wandb.notices import Notices
 from dist_wandb.payloads.framing import framed, unframed
@@ -42,8 +42,8 @@ _MOST_HELD = 128 * 2**20  # maximum bytes that a rank keeps for cells that are n
 _REMEMBERED, _MOST_REMEMBERED = 8, 16 * 2**20  # maximum number of cells, and bytes, that are kept for late ranks
 
 
-class FusedGathers:
-    """One rank's part in merging tables and images: an `Attachment`.
+class FusedGathers(Attachment):
+    """One rank's part in merging tables and images. All tables fit together, and all images.
 
     Args:
         rank: Index of this rank in the job.
@@ -83,10 +83,6 @@ class FusedGathers:
         parts = [value.part(self._rank)]
         self._warn_of_cuts(name, value.kind, parts)
         return _named(name, whole(value.kind, parts))
-
-    def settle(self, outbox: Outbox, known: Collection[str]) -> list[tuple[Key, Key]]:  # noqa: ARG002  # an `Attachment`
-        """Do nothing: all tables fit together, and all images."""
-        return []
 
     def keep(self, key: Key, value: Gathered) -> None:
         """Keep this rank's contribution to a cell."""

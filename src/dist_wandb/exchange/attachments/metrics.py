@@ -23,6 +23,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dist_wandb.errors import ConfigurationError
+from dist_wandb.exchange.attachments.attachment import Attachment
 from dist_wandb.exchange.protocol.cells import Key
 from dist_wandb.exchange.protocol.outbox import Outbox
 from dist_wandb.exchange.protocol.series import Series, series_of
@@ -49,8 +50,8 @@ class _LeftOutError(Exception):
     """The data of the ranks cannot be used. All ranks raise it."""
 
 
-class FusedMetrics:
-    """One rank's part in the exchange of metric states: an `Attachment`.
+class FusedMetrics(Attachment):
+    """One rank's part in the exchange of metric states.
 
     Args:
         rank: Index of this rank in the job, for messages.

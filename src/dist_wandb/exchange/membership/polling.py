@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from dist_wandb.store.polling import first_pause, next_pause
+from dist_wandb.store.polling import poll
 
 _T = TypeVar("_T")
 _LONGEST_PAUSE = 0.05  # seconds between two polls of the store at first, and between two checks whether to stop
@@ -35,11 +35,7 @@ def look_until(
     Raises:
         Stopped: Waiting was stopped.
     """
-    began = time.monotonic()
-    pause = first_pause(_LONGEST_PAUSE, ranks)
-    while (found := look()) is None and (waited := time.monotonic() - began) < within:
-        _rest(min(pause, within - waited), is_stopped, is_urgent)
-        pause = next_pause(pause, waited, _LONGEST_PAUSE, ranks)
+    found = poll(look, within, _LONGEST_PAUSE, ranks, lambda seconds: _rest(seconds, is_stopped, is_urgent))
     if found is None and is_stopped():
         raise Stopped
     return found

@@ -117,8 +117,9 @@ class TreeGroup(Group):
     def _hand_down_bytes(self, data: bytes, length: int, deadline: float) -> bytes:
         """Return the bytes of member 0 on all members, which know their length."""
         handed = bytearray(data[:length].ljust(length, b"\0"))
-        for piece in torch.frombuffer(handed, dtype=torch.uint8).split(gloo.PIECE):
-            self._hand_down(piece, deadline)
+        numbers = torch.frombuffer(handed, dtype=torch.uint8)
+        for start in range(0, length, gloo.PIECE):
+            self._hand_down(numbers[start : start + gloo.PIECE], deadline)
         return bytes(handed)
 
     def gather(self, data: bytes) -> list[bytes]:
