@@ -28,10 +28,6 @@ def checked_weight(argument: str, weight: float, rank: int) -> float:
 def check_row(metrics: object, rank: int) -> None:
     """Refuse a row that is not a mapping of names to values.
 
-    Args:
-        metrics: The argument of `log`.
-        rank: The rank that logs, for messages.
-
     Raises:
         ConfigurationError: It is not a mapping, or a name is not text that W&B can store.
     """
@@ -65,10 +61,6 @@ def check_name(name: object, rank: int) -> None:
 
 def checked_step(step: object, rank: int) -> int:
     """Return the step as an integer.
-
-    Args:
-        step: The argument of `log`.
-        rank: The rank that logs, for messages.
 
     Raises:
         ConfigurationError: It is not an integer, negative, or too large to be exact in a float64.

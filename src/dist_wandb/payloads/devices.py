@@ -61,12 +61,7 @@ class HostCopy:
 
 
 class Later:
-    """A number that is known once its copy has arrived on the host.
-
-    Args:
-        copy: The copy that contains it.
-        index: Index of the number in the copy.
-    """
+    """The number at an index of a copy, which is known once the copy has arrived on the host."""
 
     __slots__ = ("_copy", "_index")
 
@@ -88,12 +83,7 @@ class Later:
 
 
 class LaterValue:
-    """A vector, or a container of vectors, that is known once its copies have arrived on the host.
-
-    Args:
-        value: A `HostCopy`, or lists, tuples and mappings with `HostCopy`s in place of tensors.
-        copies: All copies in the value.
-    """
+    """A `HostCopy`, or containers with `HostCopy`s in place of tensors, known once all copies have arrived."""
 
     __slots__ = ("_copies", "_value")
 

@@ -17,11 +17,7 @@ def framed(*parts: bytes) -> bytes:
 
 
 def unframed(data: bytes, what: str = "a table or images") -> list[bytes]:
-    """Split bytes into the parts that `framed` joined.
-
-    Args:
-        data: The bytes.
-        what: The expected content, for the message.
+    """Split bytes into the parts that `framed` joined; `what` is their expected content, for messages.
 
     Raises:
         ConfigurationError: The bytes are malformed.
@@ -39,11 +35,7 @@ def unframed(data: bytes, what: str = "a table or images") -> list[bytes]:
 
 @contextmanager
 def parsing(data: bytes, what: str) -> Iterator[None]:
-    """Turn errors in the block, which parses bytes from a rank, into an error for users.
-
-    Args:
-        data: The bytes.
-        what: The expected content, for the message.
+    """Turn errors in the block, which parses bytes from a rank, into an error for users; `what` as in `unframed`.
 
     Raises:
         ConfigurationError: The bytes are malformed.

@@ -76,14 +76,10 @@ def _copied_others(metrics: Mapping[str, Any], rank: int, *, flat: bool) -> dict
 
 
 def copied_weight(weight: object, rank: int) -> Any:
-    """Check and copy a weight.
-
-    Args:
-        weight: A number, a mapping of names to numbers, or `None`.
-        rank: This rank, for messages.
+    """Check and copy a weight: a number, a mapping of names to numbers, or `None`.
 
     Returns:
-        `None`, a number, or a mapping of names to numbers; `Later` for numbers on a device.
+        The same with Python numbers, or `Later` for numbers on a device.
 
     Raises:
         ConfigurationError: The weight has another type, or a number is negative or not finite.

@@ -20,10 +20,6 @@ def address_towards(host: str, port: int = _ANY_PORT) -> str | None:
     """Return the address from which this host reaches another one; `None` if there is no route.
 
     Nothing is sent: connecting a datagram socket only selects a route.
-
-    Args:
-        host: Name or address of the other host.
-        port: A port of the other host.
     """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)

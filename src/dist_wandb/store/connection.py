@@ -23,13 +23,9 @@ _LEAST_PATIENCE = 2.0  # minimum timeout of the store, in seconds, even if other
 
 
 class _State:
-    """State that all connections of a session to the job's store share.
+    """State that all connections of a session to the job's store share."""
 
-    Attributes:
-        gone: The error that shows that the store's host has ended, if any.
-    """
-
-    gone: RuntimeError | None = None
+    gone: RuntimeError | None = None  # shows that the store's host has ended
 
 
 class StoreConnection:

@@ -81,11 +81,7 @@ def _publish_layout(job_store: JobStore, names: Sequence[str]) -> list[list[int]
 
 
 def _missed_layout(job_store: JobStore, nodes: RankValues) -> list[list[int]]:
-    """Find the reason for a missing layout. An elected rank does this for all; if it is gone, each rank does.
-
-    Raises:
-        RendezvousError: Some ranks did not publish their node.
-    """
+    """Find the reason for a missing layout. An elected rank does this for all; if it is gone, each rank does."""
     rank, world_size = job_store.topology.global_rank, job_store.topology.world_size
     if job_store.claim(f"{_LAYOUT}/elected", rank) != rank:
         within = interval(_TERM, world_size)
@@ -160,12 +156,7 @@ def wait_base_id(job_store: JobStore, topology: Topology, within: float | None =
 
 
 def id_of_job(session_name: str, topology: Topology) -> str | None:
-    """Return a base id that is made from the launcher's name for this start of the job; `None` if there is no name.
-
-    Args:
-        session_name: Name of the session, equal on all ranks.
-        topology: The topology of this rank.
-    """
+    """Return a base id from the launcher's name for this start of the job, if any, and the name of the session."""
     name = job_name(topology)
     if name is None:
         return None

@@ -39,25 +39,16 @@ _leftovers: list[_Leftover] = []
 
 
 def leave(job_store: JobStore, has_ended: Callable[[], bool]) -> None:
-    """Schedule the keys of an ended session for deletion.
-
-    Args:
-        job_store: The session's keys.
-        has_ended: Returns whether its threads have ended, too.
-    """
+    """Schedule the keys of an ended session for deletion, once `has_ended` returns that its threads have ended, too."""
     del _leftovers[:-_MOST_KEPT]
     _leftovers.append(_Leftover(job_store.namespace, job_store.own_keys, has_ended))
 
 
 def clear_away(job_store: JobStore, world_size: int) -> None:
-    """Delete the keys that this rank has set for sessions that all ranks have left.
+    """Delete the keys that this rank has set for sessions that all ranks have left, when it opens a new session.
 
     Ranks open the sessions of an integration in the same order. So a rank that has left a session has left, or skipped,
     all earlier ones.
-
-    Args:
-        job_store: The keys of a session that begins, in the same store.
-        world_size: Number of ranks.
     """
     with suppress(RendezvousError):  # then the store is gone, with its keys
         for leftover in [known for known in _leftovers if not known.is_counted and known.has_ended()]:

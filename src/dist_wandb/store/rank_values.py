@@ -19,12 +19,7 @@ class RankValue(NamedTuple):
 
 
 class RankValues:
-    """One rank's access to the values of all ranks. Only one rank should read them, and publish a summary.
-
-    Args:
-        job_store: The job's store.
-        key: The common key, equal on all ranks.
-    """
+    """One rank's access to the values of all ranks. Only one rank should read them, and publish a summary."""
 
     def __init__(self, job_store: JobStore, key: str) -> None:
         self._job_store = job_store

@@ -17,10 +17,6 @@ class SharedList:
     in between leaves an index without a value. A rank may append several values, for example if a session is opened
     again under the same name.
 
-    Args:
-        keys: The keys of the list in the job's store.
-        name: Name of the list, equal on all ranks.
-
     Attributes:
         values: All values that this rank has read.
     """

@@ -90,12 +90,7 @@ class Generation:
 
 
 class GenerationStore:
-    """One rank's access to the generations in the job's store.
-
-    Args:
-        keys: Keys of the unit in the job's store.
-        index: Index of this rank in the unit.
-    """
+    """One rank's access to the generations of a unit in the job's store."""
 
     def __init__(self, keys: JobStore, index: int) -> None:
         self._keys = keys

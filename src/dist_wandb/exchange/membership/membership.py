@@ -72,6 +72,8 @@ class Over(Exception):  # noqa: N818  # not an error either: this rank is late
 class Membership:
     """One rank's part in the agreement on members.
 
+    Methods that wait raise `Stopped` if waiting was stopped, and a `RendezvousError` if the store is gone.
+
     Args:
         unit: The unit, from the view of this rank.
         keys: Keys of the unit in the job's store, on a dedicated connection.
@@ -105,9 +107,7 @@ class Membership:
             The first generation. This rank may be too late to be a member.
 
         Raises:
-            Stopped: Waiting was stopped.
             Over: There is no rank left to wait for.
-            RendezvousError: The store is gone.
         """
         is_last = self.presence.arrive()
         look_for_over = Interval(interval(_LOOK_FOR_OVER, self._unit.size))
@@ -147,10 +147,6 @@ class Membership:
             generation: The generation that broke.
             checkpoint: The checkpoint of this rank.
             within: How long to wait for the summaries of the other members, in seconds.
-
-        Raises:
-            Stopped: Waiting was stopped.
-            RendezvousError: The store is gone.
         """
         self.generations.publish_checkpoint(generation, checkpoint)
         self.generations.mark_broken(generation)
@@ -216,9 +212,8 @@ class Membership:
             A generation of which this rank is a member.
 
         Raises:
-            Stopped: Waiting was stopped.
             Over: All members of the newest generation are gone.
-            RendezvousError: The store is gone, or no rank answers.
+            RendezvousError: No rank answers.
         """
         while self._unit.index not in generation.members:
             if self.has_ended(generation):

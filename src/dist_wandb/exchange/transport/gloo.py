@@ -93,10 +93,6 @@ class _Undestroyed:
 
     Its destructor waits for them, and blocks all other Python threads meanwhile. It must not run at the end of the
     process either, so the group gets an additional reference, which is never released in that case.
-
-    Args:
-        group: The gloo process group.
-        pending: Handles of the running collectives.
     """
 
     def __init__(self, group: Any, pending: list[Any]) -> None:

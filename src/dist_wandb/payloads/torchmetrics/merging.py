@@ -258,11 +258,7 @@ class Merging:
 def _from_numbers(
     state: State, reduced: Tensor | None, holders: int, in_full: Sequence[Part], metric: Metric
 ) -> Tensor | None:
-    """Merge a state from the reduced numbers and from ranks that sent it in full; `None` if no rank has data.
-
-    Raises:
-        ConfigurationError: The states of ranks differ in shape.
-    """
+    """Merge a state from the reduced numbers and from ranks that sent it in full; `None` if no rank has data."""
     import torch
 
     if reduced is not None and not in_full:  # the usual case
@@ -282,11 +278,7 @@ def _from_numbers(
 
 
 def _from_parts(state: State, parts: Sequence[Part], metric: Metric) -> Any:
-    """Merge a gathered state from the ranks that have data; `None` if there are none.
-
-    Raises:
-        ConfigurationError: The states of ranks differ in kind or shape.
-    """
+    """Merge a gathered state from the ranks that have data; `None` if there are none."""
     parts = sorted(parts, key=lambda part: part.order)
     if not parts:
         return None
