@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 _MOST_SHARES = 10  # maximum number of shares in a message
 _MOST_BYTES = 64 * 2**20  # maximum bytes that all ranks together send in an exchange
-_MOST_HELD = 128 * 2**20  # maximum bytes that a rank keeps for cells that are not finished
+_MOST_HELD = 128 * 2**20  # maximum bytes that wait on a rank for other ranks
 _REMEMBERED, _MOST_REMEMBERED = 8, 16 * 2**20  # maximum number of cells, and bytes, that are kept for late ranks
 
 

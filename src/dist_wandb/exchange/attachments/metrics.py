@@ -234,7 +234,7 @@ class FusedMetrics(Attachment):
         self._notices.warn(
             f"compute {name}",
             f"{name!r} ({snapshot.metric}) is left out of its row: rank {self._rank} could not compute it from "
-            f"{states}, {reason}. Log it once some rank has data; else log what its compute() returns.",
+            f"{states}, {reason}. Log it once some rank has data; otherwise log the result of its compute().",
         )
 
 

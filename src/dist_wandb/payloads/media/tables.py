@@ -72,7 +72,7 @@ def _check_rows(rows: Sequence[Any], names: Columns) -> None:
         if isinstance(row, (str, Mapping)) or not hasattr(row, "__len__") or len(row) != len(names):
             what = f"has {len(row)} cells" if isinstance(row, (list, tuple)) else f"is {type(row).__name__}"
             raise ConfigurationError(
-                f"Row {number} of the table {what}, but its columns are {names}. Pass equal lists."
+                f"Row {number} of the table {what}, but its columns are {names}. Pass rows of that length."
             )
 
 
