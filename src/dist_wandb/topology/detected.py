@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dist_wandb.errors import TopologyError
-from dist_wandb.topology.detection import started_by
-from dist_wandb.topology.launchers import LAUNCHERS, RANKS_ALONE, SLURM, Environ, Launcher, Readings
+from dist_wandb.topology.launchers import LAUNCHERS, RANKS_ALONE, SLURM, Environ, Launcher, Readings, started_by
 from dist_wandb.topology.model import Topology
 
 Status = Literal[

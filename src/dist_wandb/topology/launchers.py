@@ -1,4 +1,4 @@
-"""Launchers and their environment variables: names, conditions and parsing.
+"""Launchers and their environment variables: names, conditions, parsing, and detection of the launcher in use.
 
 `LAUNCHERS` is the table. Special rules of torchrun and SLURM are in subclasses. To support another launcher, add a line
 to the table.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from dist_wandb.errors import TopologyError
@@ -192,6 +193,50 @@ RANKS_ALONE = {
 """Variables with a rank, by launchers that do not set the number of ranks."""
 
 
+def started_by(environ: Environ) -> tuple[Launcher, Readings] | None:
+    """Return the first launcher that gives the ranks, and its readings; `None` if no launcher is present.
+
+    An incomplete launcher leads to an error, unless a later one agrees with it and is complete. For example, a batch
+    script that exports WORLD_SIZE for its srun leaves such an incomplete set.
+
+    Raises:
+        TopologyError: The variables cannot be read, or are incomplete.
+    """
+    incomplete: Readings | None = None
+    for launcher in LAUNCHERS:
+        if not launcher.is_present(environ):
+            continue
+        if incomplete is None:
+            readings = launcher.read(environ)
+            if readings.values == {"world_size": 1}:  # also true of a process without a launcher
+                continue
+            if not readings.missing or readings.complete_on_first_node():
+                return launcher, readings
+            incomplete = readings
+            continue
+        with suppress(TopologyError):
+            readings = launcher.read(environ)
+            if not readings.missing and readings.agrees_with(incomplete):
+                return launcher, readings
+    if incomplete is not None:
+        raise _error_of(incomplete)
+    return None
+
+
+def complete(readings: Readings, environ: Environ) -> Readings:
+    """Complete readings from every launcher that agrees with them. Each variable counts for one launcher only."""
+    taken: set[str] = set()
+    for launcher in LAUNCHERS:
+        if not launcher.is_present(environ) or not taken.isdisjoint(launcher.variables.values()):
+            continue
+        taken.update(launcher.variables.values())
+        with suppress(TopologyError):  # stale variables of another launcher, which are not needed
+            other = launcher.read(environ)
+            if readings.agrees_with(other):
+                readings.complete_from(other)
+    return readings
+
+
 def integer(variable: str, text: str) -> int:
     """Parse a variable as a whole number.
 
@@ -233,3 +278,11 @@ def _tasks_per_node(variable: str, text: str) -> list[int]:
             raise TopologyError(f"{variable}={text[:_SHOWN]!r} is not of SLURM's form '4(x2),3'. {HINT}")
         tasks += [int(match[1])] * int(match[2] or 1)
     return tasks
+
+
+def _error_of(readings: Readings) -> TopologyError:
+    known = ", ".join(f"{source}={readings.values[name]}" for name, source in readings.sources.items())
+    return TopologyError(
+        f"The environment gives {known}, but not the {' and '.join(readings.missing)} of this process. These variables "
+        "are incomplete, or stale. Initialise torch.distributed first, start the script with torchrun, or unset them."
+    )

@@ -14,8 +14,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
 from dist_wandb.errors import ConfigurationError, TopologyError
-from dist_wandb.topology.detection import complete, started_by
-from dist_wandb.topology.launchers import HINT, Environ, Readings
+from dist_wandb.topology.launchers import HINT, Environ, Readings, complete, started_by
 
 Leader = Literal["first", "last"]
 
